@@ -1,4 +1,4 @@
-"""A request's place in the KV pool: where what it attends to lies, what is left to compute of it, and its open tail."""
+"""A request's allocation in the KV pool: the KV that it reads, the tokens left to compute, and its open tail."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ from inlay.slots import SlotRange, cut, join, total
 
 @dataclass(eq=False, slots=True)
 class SequenceStates:
-    """What a model that is served without reuse keeps of a running request.
+    """The state of a running request for a model that is served without reuse.
 
-    cache: as transformers' code returns it; None before the first pass. tokens: how many it has been given.
-    waiting: the last of them that have not run yet, as they have to run with those that follow.
+    Attributes:
+        cache: from transformers' code; None before the first pass.
+        tokens: the number of tokens that it has been given.
+        waiting: the last of them that have not run yet, because they must run with the tokens that follow.
     """
 
     cache: Any = None
@@ -39,10 +41,11 @@ class SequenceStates:
 class Work:
     """Tokens to run through the model, and the rows that they fill.
 
-    mass: who wants to know what they attend to; None for nobody. check: whether they go through the first layers only,
-        to find how their keys change where they stand here.
-    adapter: the digest of the one that computes them; b"" for the model alone.
-    states: of the request, for models that are served without reuse; others do not look at it.
+    Attributes:
+        mass: records the attention that they pay; None for no record.
+        check: True if they run through the first layers only, to measure how their keys change at this place.
+        adapter: the digest of the adapter to use; b"" for the model alone.
+        states: the request's state, used only by models that are served without reuse.
     """
 
     ids: tuple[int, ...]
@@ -53,25 +56,27 @@ class Work:
     states: SequenceStates | None = None
 
     def split(self, tokens: int) -> tuple[Work, Work]:
-        """The first ``tokens`` tokens, and the rest, which sees them as context."""
+        """Split into the first ``tokens`` tokens and the rest, which sees them as context."""
         first, rest = self.part.split(tokens)
         return replace(self, ids=self.ids[:tokens], part=first), replace(self, ids=self.ids[tokens:], part=rest)
 
     def goes_on_in(self, behind: Work) -> bool:
-        """Whether other work of the same request, which sees this as context, may be computed as one with it."""
+        """True if later work of the same request, which sees this as context, may be computed in one piece with it."""
         alike = self.adapter == behind.adapter and self.check == behind.check and self.states is behind.states
         return alike and self.mass is None and behind.mass is None and self.part.positions[-1] < behind.part.start
 
 
 @dataclass(eq=False, slots=True)
 class Prefill:
-    """A part of a prompt that is computed: a module that was not stored, or a run of the request's own tokens.
+    """A part of a prompt to compute: a module that was not stored, or a run of the request's own tokens.
 
-    left: what is not computed yet; None for nothing.
-    keep: the run that the store keeps when this is computed, in ``slots``: this part and what was stored in front of
-        it, so that a stored segment that goes on otherwise is cut where they part. None for nothing.
-    pending: what of that this part computes.
-    key: the module's that it is; empty for a run of the request's own text.
+    Attributes:
+        left: the tokens that are not computed yet; None for none.
+        keep: the run to store, in ``slots``, when this is computed; None for none. It includes the stored prefix, so
+            that
+            a stored segment that continues differently is cut at the right token.
+        pending: the part of ``keep`` that is computed here.
+        key: the module's key; empty for the request's own text.
     """
 
     left: Work | None
@@ -82,7 +87,7 @@ class Prefill:
 
     @property
     def module(self) -> bool:
-        """Whether it is a module's, not the request's own text."""
+        """True for a module, False for the request's own text."""
         return bool(self.key)
 
     @property
@@ -91,18 +96,18 @@ class Prefill:
 
     @property
     def computed(self) -> int:
-        """How many of the tokens that it computes for others, too, are computed."""
+        """The number of computed tokens among those that will be stored."""
         return 0 if self.pending is None else len(self.pending.ids) - self.tokens_left
 
     def begun(self) -> tuple[TokenRun, tuple[SlotRange, ...]] | None:
-        """What the store may keep of what is computed to some token and no further."""
+        """The computed part of ``keep`` and its slots, if it may be stored already."""
         if self.left is None or self.keep is None or not self.computed:
             return None
         done = len(self.keep.ids) - self.tokens_left
         return self.keep.beginning(done), cut(self.slots, 0, done)
 
     def take(self, tokens: int) -> Work:
-        """The next part of at most that many tokens."""
+        """Take the next part, of at most ``tokens`` tokens."""
         assert self.left is not None, "nothing is left to take"
         if self.left.part.rows <= tokens:
             taken, self.left = self.left, None
@@ -113,16 +118,21 @@ class Prefill:
 
 @dataclass(eq=False, slots=True)
 class SequenceAllocation:
-    """A running request's place in the pool; an empty one for a request that waits.
+    """A running request's allocation in the pool; empty for a waiting request.
 
-    modules: slots that it owns for modules that it computes. tail: those of its own tokens, stored and to come.
-    tokens: how many slots of the tail are taken. decoded: how many of them by tokens said since it was admitted.
-    context: what the token behind its prompt sees. hold: the stored segments that it reads.
-    prefill: parts that are not computed, or not known to be. since: when it was admitted, seconds of ``perf_counter``.
-    last: the run of tokens that an answer carries on, with its slots; None where nothing may be kept of it.
-    states: see Work.
-    arrivals: segments among those that it reads which are still on their way up; arrived: the slots of those and of
-        earlier ones, which it owns a share of.
+    Attributes:
+        modules: its own slots for modules that it computes.
+        tail: its own slots for its text, computed and to come.
+        tokens: the number of used slots of the tail.
+        decoded: how many of these hold tokens generated since admission.
+        context: the KV that the token behind its prompt attends to.
+        hold: the stored segments that it reads.
+        prefill: the parts that are not computed, or not known to be.
+        since: the time of admission, in seconds of ``perf_counter``.
+        last: the run that the answer continues, with its slots; None if it must not be stored.
+        states: see Work.
+        arrivals: segments that it reads while they are still loading.
+        arrived: the slots of these and of earlier arrivals, of which it owns a share.
     """
 
     modules: tuple[SlotRange, ...] = ()
@@ -136,14 +146,14 @@ class SequenceAllocation:
     states: SequenceStates = field(default_factory=SequenceStates)
     arrivals: tuple[Arrival, ...] = ()
     arrived: tuple[SlotRange, ...] = ()
-    _chunks: tuple[tuple[SlotRange, ...], frozenset[int]] | None = None  # of a tail: its chunks and the modules'
+    _chunks: tuple[tuple[SlotRange, ...], frozenset[int]] | None = None  # (tail, chunks of the tail and the modules)
     _row: Part | None = None  # of the last decode step
-    _computed: bool = False  # whether that step has run
+    _computed: bool = False  # True if that step has run
     since: float = field(default_factory=time.perf_counter)
 
     @property
     def room(self) -> int:
-        """Slots of the tail."""
+        """The number of slots of the tail."""
         return total(self.tail)
 
     def chunks(self, pool: KVPool) -> frozenset[int]:
@@ -157,9 +167,9 @@ class SequenceAllocation:
         return sum(prefill.tokens_left for prefill in self.prefill)
 
     def take(self, tokens: int) -> tuple[list[Work], list[Prefill]]:
-        """The prompt's next tokens as work, and the parts that this completes."""
+        """Take the prompt's next tokens. Returns the work, and the parts that it completes."""
         modules: list[Work] = []
-        own: list[list[Work]] = []  # in stretches that are computed as one
+        own: list[list[Work]] = []  # groups that are computed in one piece
         completed: list[Prefill] = []
         for prefill in self.prefill:
             if tokens <= 0:
@@ -179,11 +189,11 @@ class SequenceAllocation:
         return [*modules, *map(_as_one, own)], completed
 
     def extend(self, ranges: tuple[SlotRange, ...]) -> None:
-        """More slots behind the tail."""
+        """Append slots to the tail."""
         self.tail = join((*self.tail, *ranges))
 
     def next_row(self, position: int) -> Part:
-        """The row of the token said last, which is to be computed at ``position``; kept from step to step."""
+        """The row of the last generated token, to compute at ``position``. Kept from step to step."""
         slots = cut(self.tail, self.tokens, 1)
         if self._row is None:
             self._row = Part.of(position, 1, self.context.table, slots)
@@ -192,13 +202,17 @@ class SequenceAllocation:
         return self._row
 
     def decode(self) -> None:
-        """Note that the row of ``next_row`` is computed."""
+        """Record that the row of ``next_row`` is computed."""
         self._computed = True
         self.tokens += 1
         self.decoded += 1
 
     def kept(self, said: tuple[int, ...]) -> tuple[TokenRun, tuple[SlotRange, ...]] | None:
-        """What the store may keep of an answer. said: all its tokens since it was admitted, computed or not."""
+        """The run of the answer that may be stored, with its slots.
+
+        Args:
+            said: all tokens generated since admission, computed or not.
+        """
         if self.last is None or self.prefill or not self.decoded:
             return None
         run, slots = self.last
@@ -207,7 +221,7 @@ class SequenceAllocation:
 
 
 def pieces(found: Found, start: int, tokens: int) -> tuple[Item, ...]:
-    """The first ``tokens`` tokens of what was found, read from position ``start`` on, as a plan sees them."""
+    """The first ``tokens`` tokens of a prefix match as plan items, read from position ``start`` on."""
     read: tuple[Item, ...] = ()
     for each in found.part(0, tokens).ranges:
         read += items_at(each.slots, each.start, start - each.start)
@@ -216,7 +230,7 @@ def pieces(found: Found, start: int, tokens: int) -> tuple[Item, ...]:
 
 
 def without(items: Sequence[Item], offsets: Sequence[int]) -> tuple[Item, ...]:
-    """Items as they are read where some of their tokens are not. offsets: increasing, counted from the first token."""
+    """Items without some of their tokens. ``offsets`` are increasing and count from the first token."""
     if not offsets:
         return tuple(items)
     left, at, numbers = [], 0, np.asarray(offsets)
@@ -229,9 +243,11 @@ def without(items: Sequence[Item], offsets: Sequence[int]) -> tuple[Item, ...]:
 
 
 def scattered(ranges: Sequence[SlotRange], positions: Table) -> tuple[Item, ...]:
-    """Keys that lie side by side and were encoded at any increasing positions, as stretches of consecutive ones.
+    """Adjacent slots with any increasing positions, as items of consecutive positions.
 
-    positions: of each. ranges: as many slots.
+    Args:
+        ranges: the slots.
+        positions: one per slot.
     """
     items: list[Item] = []
     at = 0
@@ -251,7 +267,7 @@ def allocation_of(
     hold: Hold,
     adapter: bytes,
 ) -> SequenceAllocation:
-    """The allocation of a splice: what it reads, and what it computes. adapter: what computes its own text."""
+    """The allocation of a composed prompt: the KV it reads and the work to compute. ``adapter`` is for its own text."""
     allocation = SequenceAllocation(modules=modules, tail=tail, hold=hold)
     encoded = _lay_modules(lookup, modules, allocation)
     for part, found in zip(splice, lookup.beginnings, strict=True):
@@ -268,11 +284,11 @@ def allocation_of(
 def _lay_modules(
     lookup: Lookup, slots: tuple[SlotRange, ...], allocation: SequenceAllocation
 ) -> dict[bytes, tuple[SlotRange, ...]]:
-    """Prefill work for what is missing of modules, side by side; returns where that goes."""
+    """Add prefill work for missing modules, side by side in ``slots``. Returns the slots of each by key."""
     encoded: dict[bytes, tuple[SlotRange, ...]] = {}
     at = 0
     context = Context()
-    laid: tuple[SegmentSpec, ...] = ()  # what that is of: most modules see what the one before does, and more
+    laid: tuple[SegmentSpec, ...] = ()  # the modules in ``context``; most modules extend the context of the one before
     for spec, found in lookup.missing:
         done, left = found.tokens, len(spec.ids) - found.tokens
         own = encoded[spec.key] = cut(slots, at, left)
@@ -291,7 +307,9 @@ def _lay_modules(
 def _module_pieces(
     spec: SegmentSpec, lookup: Lookup, encoded: dict[bytes, tuple[SlotRange, ...]], start: int, first: int, length: int
 ) -> tuple[Item, ...]:
-    """Tokens of a module from ``first`` on, read from ``start`` on: what is stored of them, and what is computed."""
+    """``length`` tokens of a module from ``first`` on, read from position ``start`` on: stored ones, then computed
+    ones.
+    """
     found = lookup.modules[spec.key][1]
     done = max(first, found.tokens)
     rest = cut(encoded.get(spec.key, ()), done - found.tokens, max(0, first + length - done))
@@ -300,7 +318,7 @@ def _module_pieces(
 
 
 def _lay_fresh(part: Fresh, found: Found | None, allocation: SequenceAllocation, adapter: bytes) -> None:
-    """A run of the request's own tokens: read what is stored of it, compute the rest."""
+    """Add a run of the request's own tokens: read the stored part and compute the rest."""
     done = 0 if found is None else found.tokens
     if found is not None and done:
         allocation.context.extend(pieces(found, part.start, done))
@@ -319,13 +337,14 @@ def _lay_fresh(part: Fresh, found: Found | None, allocation: SequenceAllocation,
 
 
 def _lay_repaired(part: Repaired, found: Found, allocation: SequenceAllocation, adapter: bytes) -> None:
-    """Tokens of a module computed anew, in slots of the request's own, where they are not stored."""
+    """Add recomputed tokens of a module: read the stored ones and compute the rest in the request's own slots."""
     done, positions = found.tokens, np.array(part.positions)
     allocation.context.extend(scattered(found.slots, positions[:done]))
     if done == len(part.ids):
         return
     slots = cut(allocation.tail, allocation.tokens, len(part.ids) - done)
-    rows = Part.at(positions[done:], allocation.context.table, slots, among=True)  # the module's others, between them
+    # the module's other tokens lie between them
+    rows = Part.at(positions[done:], allocation.context.table, slots, among=True)
     work = Work(part.ids[done:], rows, adapter=adapter, states=allocation.states)
     allocation.prefill.append(Prefill(work, part.run, found.slots + slots, part.run.rest(done)))
     allocation.context.extend(scattered(slots, positions[done:]))
@@ -333,7 +352,7 @@ def _lay_repaired(part: Repaired, found: Found, allocation: SequenceAllocation, 
 
 
 def _as_one(works: list[Work]) -> Work:
-    """Work that goes on from one to the next, with one part: a prompt of many pieces then costs what one piece does."""
+    """Join consecutive work into one part, so that a prompt of many pieces costs no more than one piece."""
     if len(works) == 1:
         return works[0]
     ids = tuple(token for work in works for token in work.ids)
@@ -343,7 +362,7 @@ def _as_one(works: list[Work]) -> Work:
 def _whole(
     part: Fresh, found: Found | None, slots: tuple[SlotRange, ...]
 ) -> tuple[TokenRun, tuple[SlotRange, ...]] | None:
-    """A run with all its slots, stored and own: what the store keeps, and what an answer carries on."""
+    """A run with all its slots, stored and own, for the store and for the answer to continue. None if it has no run."""
     if part.run is None:
         return None
     return part.run, (() if found is None else found.slots) + slots

@@ -1,6 +1,6 @@
-"""One answer: how its next token is chosen, what it has said, and what ends it in the engine.
+"""One answer: its sampling state, its generated tokens, and the conditions that end it in the engine.
 
-The engine knows tokens alone. What a stop string ends is found where there is text (output/), and ended from there.
+The engine handles tokens only. Stop strings are detected on text (output/), which then ends the answer.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ from inlay.sampling_params import SamplingParams
 
 @dataclass(eq=False, slots=True)
 class SamplingState:
-    """How the tokens of one answer are chosen, and which of them end it.
+    """The sampling state of one answer, and its end conditions.
 
-    row: its row in a pass's sampling, with its guide. stop_ids: the model's end-of-sequence tokens, where they count.
-    limit: the most tokens that may be generated. forced: the tokens that it has to say, where they are given.
+    Attributes:
+        row: its row in the sampler, with its guide.
+        stop_ids: the model's end-of-sequence tokens; empty if they are ignored.
+        limit: the most tokens to generate.
+        forced: the given tokens of the answer, if it is not sampled.
     """
 
     params: SamplingParams
@@ -34,7 +37,7 @@ class SamplingState:
     forced: Sequence[int] = ()
 
     def choose(self, sampled: Sampled | InlayError, said: int) -> Sampled | InlayError:
-        """The token behind ``said`` others: the one sampled, unless the answer is given."""
+        """The token behind ``said`` others: the sampled one, or the forced one if the answer is given."""
         if not self.forced or isinstance(sampled, InlayError):
             return sampled
         return Sampled(self.forced[said])
@@ -42,12 +45,13 @@ class SamplingState:
 
 @dataclass(eq=False, slots=True)
 class Answer:
-    """What one request has said so far, and what of that is still to be told.
+    """The tokens of one request's answer, and which of them have been emitted.
 
-    told: of how many tokens its listener has heard. logprobs, distributions: of those behind them; see TokenEvent.
-    ended: whether it has ended in a way that its listener has not heard of.
-    first_token_at, last_at: when its first token was there, and its last one or its end, on the clock of
-    ``time.perf_counter``.
+    Attributes:
+        told: the number of tokens that the listener has acknowledged.
+        logprobs, distributions: of the tokens behind these; see TokenEvent.
+        ended: True if it has ended and the listener does not know.
+        first_token_at, last_at: times of its first token, and of its last one or its end, on ``time.perf_counter``.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -61,7 +65,7 @@ class Answer:
     last_at: float = 0.0
 
     def add(self, sampled: Sampled, sampling: SamplingState, logits: Tensor, now: float) -> None:
-        """Take the next token, and end where it ends the answer. logits: that it was chosen from, (vocabulary,)."""
+        """Append the next token and check for the end. ``logits``, (vocabulary,), are those it was chosen from."""
         self.first_token_at = self.first_token_at or now
         self.last_at = now
         self.token_ids.append(sampled.token_id)
@@ -72,11 +76,11 @@ class Answer:
         self._check_end(sampled.token_id, sampling)
 
     def finish(self, reason: Literal["stop", "length"], now: float) -> None:
-        """End it."""
+        """End the answer."""
         self.finish_reason, self.last_at, self.ended = reason, now, True
 
     def event(self, request_id: str, index: int, error: BaseException | None, arrival: float) -> TokenEvent:
-        """What is to be told. error: what ended it before its time."""
+        """The event for the listener. ``error`` is the fault that ended the request early, if any."""
         return TokenEvent(
             request_id,
             index,
@@ -91,7 +95,7 @@ class Answer:
         )
 
     def heard(self) -> None:
-        """Note that its listener has heard of all that."""
+        """Record that the listener has received the event."""
         self.told, self.ended = len(self.token_ids), False
         if self.logprobs:
             self.logprobs = []
@@ -106,7 +110,7 @@ class Answer:
         elif may_end and token in sampling.stop_ids:
             self.finish_reason = "stop"
         elif guide is not None and guide.complete:
-            self.finish_reason = "stop"  # even before min_tokens: nothing can follow
+            self.finish_reason = "stop"  # even before min_tokens, because no token can follow
         elif said >= sampling.limit:
             self.finish_reason = "length"
         self.ended = self.finish_reason is not None

@@ -1,9 +1,9 @@
-"""How far answers are from full prefill, by salt, schema and policy; and the safer policy where that is too far.
+"""The divergence of answers from full prefill, by salt, schema and policy, and the fallback to a safer policy.
 
-What is counted is nats a token of an answer, KL(full prefill ‖ as it was given), the mean over its tokens. At every
-32nd answer of one salt, schema and policy it is looked at: where the lower 95% bound of the mean over the latest 256 is
-above the threshold, requests get the next safer policy from then on. So a few odd answers decide nothing, and there are
-few looks, each of which may err.
+Divergence is KL(full prefill ‖ given answer) in nats per token, averaged over the answer's tokens. It is checked at
+every 32nd answer of one salt, schema and policy. If the lower 95% bound of the mean over the latest 256 answers exceeds
+the threshold, later requests get the next safer policy. So single outliers decide nothing, and few checks limit false
+alarms.
 """
 
 from __future__ import annotations
@@ -23,30 +23,37 @@ from inlay.types import DRIFT_BOUNDS, DriftStats, DriftTotals
 
 logger = logging.getLogger(__name__)
 
-#: Answers from one look at a mean to the next, and those that it is over at most.
+#: Answers between two checks, and the most answers in a mean.
 LOOK, _LATEST = 32, 256
-#: So many standard errors are the 95% bounds of a mean away from it.
+#: Standard errors between a mean and its 95% bounds.
 _Z95 = 1.96
-#: So many salts' schemas under a policy are known at most, and so many schemas under a policy are counted apart.
+#: Limits of subjects, and of schemas under a policy with totals of their own.
 MOST_KNOWN, _MOST_TOTALS = 1024, 256
 _OTHER = "(other)"
 
 
 def divergences(reference: Tensor, other: Tensor) -> Tensor:
-    """KL(reference ‖ other) in nats, of each token; (tokens,), fp64.
+    """KL(reference ‖ other) of each token in nats, (tokens,), fp64.
 
-    reference, other: (tokens, vocabulary), natural log-probabilities.
+    Args:
+        reference, other: natural log-probabilities, (tokens, vocabulary).
     """
     expected, found = reference.double(), other.double()
     weights = expected.exp()
     terms = torch.where(weights > 0, weights * (expected - found), 0.0)
-    # Rounding may take the divergence of almost equal distributions below zero, where none is.
+    # Rounding may make the divergence of almost equal distributions negative.
     return terms.sum(dim=-1).clamp(min=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Answers that are counted together. salt: whose. schema, digest: see EngineRequest. policy: as it was taken."""
+    """Answers that are counted together.
+
+    Attributes:
+        salt: the cache salt.
+        schema, digest: see EngineRequest.
+        policy: the policy in effect.
+    """
 
     salt: str
     schema: str
@@ -56,8 +63,9 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One answer beside full prefill. kl: nats a token. agreeing: of its steps, at how many the likeliest token is the
-    same."""
+    """One answer compared with full prefill. ``kl`` is in nats per token; ``agreeing`` counts steps with equal top
+    tokens.
+    """
 
     kl: float
     steps: int
@@ -66,7 +74,7 @@ class Comparison:
 
 @dataclass(eq=False, slots=True)
 class _Record:
-    """What is known of a subject. latest: nats a token, of the last answers. taken: see DriftStats."""
+    """The state of a subject. ``latest`` is the divergence of the last answers; ``taken``: see DriftStats."""
 
     latest: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
     samples: int = 0
@@ -81,7 +89,7 @@ class _Record:
         self.agreeing += comparison.agreeing
 
     def bounds(self) -> tuple[float, float, float]:
-        """The mean of the latest, and its 95% bounds."""
+        """The mean of the latest divergences, and its 95% bounds."""
         count, mean = len(self.latest), statistics.fmean(self.latest)
         if count < 2:
             return mean, 0.0, math.inf
@@ -108,20 +116,22 @@ class _Total:
 
 
 class DriftLog:
-    """Counts comparisons, and says which policy requests get. Any thread may ask.
+    """Counts comparisons and decides the policy of requests. Thread-safe.
 
-    threshold: nats a token, beyond which they get a safer one; None for none. profiles: whether modules have any.
+    Args:
+        threshold: nats per token above which requests get a safer policy; None for none.
+        profiles: True if modules have deviation profiles.
     """
 
     def __init__(self, threshold: float | None, *, profiles: bool) -> None:
         self._threshold = threshold
         self._profiles = profiles
-        self._records: OrderedDict[Subject, _Record] = OrderedDict()  # the one counted last at the end
+        self._records: OrderedDict[Subject, _Record] = OrderedDict()  # the last counted at the end
         self._totals: dict[tuple[str, str], _Total] = {}
         self._lock = Lock()
 
     def add(self, subject: Subject, comparison: Comparison, tenant: str = "") -> None:
-        """Count an answer. tenant: what the log calls the one whose it is."""
+        """Count an answer. ``tenant`` is its name in the log."""
         with self._lock:
             record = self._records.setdefault(subject, _Record())
             self._records.move_to_end(subject)
@@ -132,7 +142,7 @@ class DriftLog:
                 self._look(subject, record, tenant)
 
     def taken(self, policy: ReusePolicy, salt: str, schema: str, digest: str) -> ReusePolicy:
-        """The policy that a request gets that asks for this one."""
+        """The policy in effect for a request with this policy."""
         with self._lock:
             while True:
                 record = self._records.get(Subject(salt, schema, digest, policy))
@@ -141,21 +151,21 @@ class DriftLog:
                 policy = record.taken
 
     def lift(self, salt: str, schema: str | None = None) -> int:
-        """Forget what is known of a salt's answers, of one schema or of all; returns how many policies were replaced.
+        """Forget a salt's records, of one schema or of all. Returns how many policies had been replaced.
 
-        What was asked for is given again, and counted from the start.
+        Requests get their own policy again, and counting starts over.
         """
         with self._lock:
             gone = [each for each in self._records if each.salt == salt and schema in (None, each.schema)]
             return sum(self._records.pop(each).taken is not None for each in gone)
 
     def of(self, salt: str) -> tuple[DriftStats, ...]:
-        """What is known of a salt's answers."""
+        """The statistics of a salt's answers."""
         with self._lock:
             return tuple(_stats(subject, record) for subject, record in self._records.items() if subject.salt == salt)
 
     def totals(self) -> tuple[DriftTotals, ...]:
-        """What is known of everybody's."""
+        """The totals over all salts."""
         with self._lock:
             fallen = Counter(_name(subject) for subject, record in self._records.items() if record.taken is not None)
             return tuple(
@@ -172,9 +182,10 @@ class DriftLog:
         return self._totals.setdefault(name, _Total())
 
     def _trim(self) -> None:
-        """Forget what is too much: of the salt that has most, what was not counted for longest, a replaced policy last.
+        """Drop a record above the limit: of the largest salt, the least recently counted one. Replaced policies go
+        last.
 
-        So nobody's traffic brings back the policy that another one's answers have replaced.
+        So the traffic of one tenant never restores a policy that another tenant's answers have replaced.
         """
         if len(self._records) > MOST_KNOWN:
             salt, _ = Counter(subject.salt for subject in self._records).most_common(1)[0]

@@ -1,9 +1,8 @@
 """Encoding: computing the KV of segments that are not stored yet, as a job among the requests.
 
-An encoding stands in the scheduler's line like a request, and its tokens are computed in the same passes. It is done in
-batches of modules: each waits for room, holds it while it is computed, and leaves it to the store, so that a large
-schema never holds more than a share of the pool, others get their turn between two batches, and what is done stays
-whenever it ends.
+An encoding waits in the scheduler's queue like a request and shares its passes. It runs in batches of modules. Each
+batch waits for room, occupies it while it runs, and then leaves its KV to the store. So a large schema never occupies
+more than a share of the pool, other jobs run between batches, and finished modules stay stored.
 """
 
 from __future__ import annotations
@@ -23,14 +22,20 @@ from inlay.kv.tiers.tier import Kept
 
 @dataclass(eq=False)
 class Encoding:
-    """Segments that are to be stored, with what the missing ones attend to.
+    """Segments to store. The missing ones are computed, with the context that they attend to.
 
-    name: what messages call it. specs: the segments; context may be left out. id: what events call it.
-    sent: when it was made, on the clock of ``arrival``, which is later for each further batch.
-    tenant, weight, sequences: see jobs.Job. left: what is not known to be stored, by key. complete: whether all
-    has been. error: what ended it before its time. waits_for: see Request.
-    ttl_s: for how many seconds the segments are to be found from when they are stored; None for as long as there is
-    room. claimed: the keys of those that have been given that time.
+    Attributes:
+        name: its name in messages.
+        specs: the segments; their context may be left out.
+        id: its name in events.
+        sent: its creation time on the clock of ``arrival``, which is later for each further batch.
+        tenant, weight, sequences: see jobs.Job.
+        left: the segments that are not known to be stored, by key.
+        complete: True if all are stored.
+        error: the fault that ended it early.
+        waits_for: see Request.
+        ttl_s: lifetime of the stored segments in seconds; None for no limit.
+        claimed: the keys of the segments that have this lifetime already.
     """
 
     name: str
@@ -63,11 +68,11 @@ class Encoding:
 
     @property
     def done(self) -> int:
-        """How many of the ``total`` tokens are computed, or were stored."""
+        """How many of the ``total`` tokens are computed or stored."""
         begun = sum(len(p.keep.ids) - p.tokens_left for p in self.allocation.prefill if p.key in self.left and p.keep)
         return sum(len(spec.ids) for spec in self.specs if spec.key not in self.left) + begun
 
-    # What the engine's thread asks of a request, whose answers may be several.
+    # The interface that the engine's thread also uses for requests, which may have several answers.
 
     @property
     def leader(self) -> None:
@@ -87,11 +92,11 @@ class Encoding:
 
     @property
     def failure(self) -> BaseException | None:
-        """What ended it before its time."""
+        """The fault that ended it early."""
         return self.error
 
     def batch(self, stored: Callable[[SegmentSpec], bool], tokens: int) -> list[SegmentSpec]:
-        """The next segments that are not stored: of at most that many tokens, but one where there is any."""
+        """The next segments that are not stored, of at most ``tokens`` tokens together; at least one if any is left."""
         chosen: list[SegmentSpec] = []
         for key, spec in list(self.left.items()):
             if stored(spec):
@@ -108,11 +113,11 @@ class Encoding:
         return kept is Kept.ALL or not spec.before.private
 
     def computed(self, prefill: Prefill) -> None:
-        """Note that a segment is stored."""
+        """Record that a segment is stored."""
         self.left.pop(prefill.key, None)
 
     def events(self) -> list[EncodeEvent]:
-        """How far it is."""
+        """Its progress."""
         error = None if self.error is None else Fault.of(self.error)
         return [EncodeEvent(self.id, self.done, self.total, self.finished, error)]
 
@@ -121,12 +126,12 @@ class Encoding:
         return self.events()
 
     def heard(self) -> None:
-        """Its listener has heard of all of ``events``."""
+        """Does nothing: events are not acknowledged."""
 
     def refuse(self, error: Exception) -> None:
-        """End it, since it can never go on."""
+        """End it with an error, because it can never continue."""
         self.error = error
 
 
-#: What runs in the passes of an engine.
+#: A job in the engine's passes.
 Task = Request | Encoding

@@ -1,4 +1,4 @@
-"""From a request as it was prepared to the state of its answers in the engine."""
+"""Makes engine requests, with the state of their answers, from prepared requests."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ from inlay.sampling_params import SamplingParams
 
 
 class RequestFactory:
-    """Makes the requests of one model. Any thread may ask.
+    """Makes the requests of one model. Thread-safe.
 
-    entropy: what seeds come from where requests bring none. adapters: the digests of those that it has.
-    forms: of a segment, those that modules may be read in, most exact first (see Residency); None where they are read
-    as they were computed alone.
+    Args:
+        entropy: the source of seeds for requests without one.
+        adapters: the digests of the loaded adapters.
+        forms: the forms of a segment that may be read, most exact first (see Residency); None for computed ones only.
     """
 
     def __init__(
@@ -45,22 +46,30 @@ class RequestFactory:
         self._forms = forms
         self.stop_ids = stop_ids(loaded)
         self.grammars = Grammars(loaded.tokenizer, loaded.spec.vocab_size, self.stop_ids)
-        self._rules: dict[int, TokenRules] = {}  # by the identity of parameters that somebody still has
-        self._numbers = count()  # of requests, for their seeds; on whatever thread
+        self._rules: dict[int, TokenRules] = {}  # by id() of live parameters
+        self._numbers = count()  # request numbers for seeds; used from any thread
 
     def guide(self, params: SamplingParams, salt: str = "") -> Guide | None:
-        """The start of an answer in the language that it has to be in; a grammar is compiled for that.
+        """The initial guide of an answer with a grammar; None without one. Compiles the grammar.
 
-        salt: whose request it is. Raises ParameterError.
+        Args:
+            salt: the cache salt of the request.
+
+        Raises:
+            ParameterError: the grammar is invalid.
         """
         if params.structured_outputs is None:
             return None
         return self.grammars.guide(params.structured_outputs, salt)
 
     def make(self, prepared: EngineRequest, guide: Guide | None = None) -> Request:
-        """The first of a prompt's answers; the others, where ``n`` asks for more, follow it.
+        """Make the first answer of a prompt. If ``n`` asks for more, the others are its followers.
 
-        guide: of ``guide``, where it is known already. Raises ParameterError.
+        Args:
+            guide: the result of ``guide``, if it was called already.
+
+        Raises:
+            ParameterError: the request was prepared for another model or for an unknown adapter.
         """
         if prepared.fingerprint != fingerprint_under(self._loaded.fingerprint, prepared.adapter):
             raise ParameterError("the request was prepared for another model; prepare it for this one")
@@ -82,12 +91,12 @@ class RequestFactory:
         return leader
 
     def _rules_of(self, params: SamplingParams) -> TokenRules:
-        """Made once for the prompts that come with these parameters, whose fields may be long."""
+        """The token rules of these parameters, made once because their fields may be long."""
         rules = self._rules.get(id(params))
         if rules is None:
             words = tokenized(params.bad_words, self._loaded.tokenizer)
             stops = () if params.ignore_eos else self.stop_ids
-            # A grammar offers end-of-sequence wherever the answer is whole; ignore_eos goes on while it can.
+            # A grammar allows end-of-sequence wherever the answer is complete; ignore_eos continues while it can.
             never = self.stop_ids if params.structured_outputs is not None and params.ignore_eos else ()
             rules = TokenRules(params, stops, never, BadWords(words) if words else None)
             self._rules[id(params)] = rules

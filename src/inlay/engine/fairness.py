@@ -1,12 +1,12 @@
-"""Who gets how much: shares of tenants in the tokens of passes, and within a tenant shares of newcomers.
+"""Fairness: how tenants share the tokens of passes, and how the jobs of one tenant share its part.
 
-Tenants share by weight, as in "Fairness in Serving Large Language Models" (arXiv 2401.00588): each has a counter of
-the tokens that were computed for it, divided by weight, and the one with the lowest is served next. A tenant that comes
-anew starts where the lowest of the others is, so nobody saves up a claim by staying away.
+Tenants share by weight, as in "Fairness in Serving Large Language Models" (arXiv 2401.00588). Each tenant has a counter
+of its computed tokens divided by its weight. The tenant with the lowest counter is served next. A returning tenant
+starts at the lowest counter of the others, so absence earns no credit.
 
-Within a tenant, the job that is first in line gets at least a quarter of what its tenant gets, and others of its
-priority share three quarters, those with the least left to compute first: a short prompt has its first token after a
-pass or two, however long the prompts before it are, and no prompt stands still. The less urgent share a quarter.
+Within a tenant, the first job of the queue gets at least a quarter. Other jobs of its priority share three quarters,
+shortest remaining prompt first. So a short prompt has its first token after a pass or two, and every prompt advances.
+Jobs of lower priority share a quarter.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import heapq
 from collections.abc import Sequence, Set
 from typing import Protocol, TypeVar
 
-#: The smallest part of a pass that tenants take turns with, in tokens.
+#: The smallest portion of a pass that a tenant gets at a time, in tokens.
 _LEAST = 16
 
 
 class Sharer(Protocol):
-    """A job as far as shares go. See jobs.Job."""
+    """The fields of a job that fairness needs. See jobs.Job."""
 
     priority: int
     tenant: str
@@ -34,17 +34,17 @@ S = TypeVar("S", bound=Sharer)
 
 
 class Shares:
-    """What has been computed for whom, in tokens divided by weight."""
+    """Computed tokens per tenant, divided by weight."""
 
     def __init__(self) -> None:
         self._served: dict[str, float] = {}
 
     def join(self, tenant: str, active: Set[str]) -> None:
-        """A tenant without jobs has one again. active: the tenants that have some."""
+        """Called when a tenant without jobs gets one. ``active`` are the tenants with jobs."""
         lowest = min((self._served.get(other, 0.0) for other in active), default=None)
         if lowest is None:
-            self._served.clear()  # nobody is owed anything
-        else:  # who is below the others starts level with them, so there is nothing to remember of it
+            self._served.clear()  # no tenant is owed anything
+        else:  # absent tenants below the lowest counter would start level anyway, so they are dropped
             self._served = {name: served for name, served in self._served.items() if served > lowest or name in active}
             self._served[tenant] = max(lowest, self._served.get(tenant, 0.0))
 
@@ -55,7 +55,7 @@ class Shares:
         self._served[job.tenant] = self.of(job.tenant) + tokens / job.weight
 
     def split(self, jobs: Sequence[S], budget: int) -> dict[S, int]:
-        """How many tokens of a pass each prompt gets. jobs: in the order of the line."""
+        """The number of tokens of a pass for each prompt. ``jobs`` are in queue order."""
         if sum(job.prompt_left for job in jobs) <= budget:
             given = {job: job.prompt_left for job in jobs}
             for job, tokens in given.items():
@@ -84,7 +84,7 @@ class Shares:
 
 
 def _within(jobs: Sequence[S], tokens: int, given: dict[S, int]) -> dict[S, int]:
-    """A tenant's part of a pass among its prompts. given: what they have of it already."""
+    """Split a tenant's part of a pass among its prompts. ``given`` are their earlier parts of the same pass."""
     left = {job: job.prompt_left - given.get(job, 0) for job in jobs}
     waiting = [job for job in jobs if left[job]]
     newcomers = sorted(waiting[1:], key=lambda job: (job.priority, left[job]))
@@ -104,10 +104,14 @@ def _within(jobs: Sequence[S], tokens: int, given: dict[S, int]) -> dict[S, int]
 
 
 def crowded_out(counts: dict[str, tuple[int, float]], tenant: str, weight: float) -> str | None:
-    """Who has to give up a place to a tenant, where all places are taken; None where it has its share already.
+    """The tenant that must give up a slot to ``tenant`` when all slots are taken; None if ``tenant`` has its share.
 
-    counts: of each tenant with places, how many, and its weight. A place moves from the tenant that has most of them
-    for its weight, and only where afterwards the other has no more than it.
+    The slot comes from the tenant with the most slots for its weight. It moves only if that tenant still has at least
+    as
+    many for its weight afterwards.
+
+    Args:
+        counts: (slots, weight) of each tenant with slots.
     """
     have = counts.get(tenant, (0, weight))[0]
     name = max(counts, key=lambda name: counts[name][0] / counts[name][1], default=None)

@@ -1,4 +1,4 @@
-"""Faults of passes, of commands and of listeners, as those who wait for an answer are told of them."""
+"""Converts faults of passes, commands and listeners into errors for waiting callers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from inlay.errors import DeviceMemoryError
 
 
 def fault_of(error: BaseException) -> Exception:
-    """A fault as those who wait for an answer can be told of it.
+    """The error to report to a waiting caller.
 
-    What is no Exception, such as a panic in a library written in Rust, would end whoever it is raised to.
+    A BaseException, such as a panic in a library written in Rust, would end the caller's thread; it becomes a
+    RuntimeError.
     """
     if isinstance(error, torch.OutOfMemoryError):
-        torch.cuda.empty_cache()  # of what the pass held; nothing, where no device was used
+        torch.cuda.empty_cache()  # frees the memory of the failed pass; no effect without a device
         out = DeviceMemoryError(
             "the device had no memory left for this pass; set a smaller kv_memory or max_num_batched_tokens"
         )

@@ -1,6 +1,6 @@
-"""One forward pass as the engine lays it out, and who is told of it.
+"""One forward pass as the engine prepares it, and its observers.
 
-An observer sees what every pass computes, on the thread that steps the engine: benchmarks take their figures from it.
+An observer sees the results of every pass, on the thread that steps the engine. Benchmarks measure with it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from inlay.models.device import upload
 
 @dataclass
 class ForwardPass:
-    """One forward pass: work in row order, whose it is, what it completes, and which row each new token comes from.
+    """One forward pass: its work in row order, the owners of the work, and the tasks it advances.
 
-    decode: requests that compute the token they said last; their work comes first.
-    sampled: requests with the row that their next token is chosen from, in the order of the rows of logits.
-    scored: requests that are told the log-probabilities of their prompts: from which token on, and which rows.
-    ended: requests that want no token.
-    checks: work for the first layers alone, which comes behind the other; owners are of that, too, and checked of it
-        alone.
-    selected: requests for which it ends the pass that chooses what is computed anew of their modules.
-    arrivals: what comes up from the host tier layer by layer while the pass reads it, with whose it is.
-    waited_s: for how long the host has waited for layers.
+    Attributes:
+        decode: requests that compute their last generated token; their work comes first.
+        completed: the prefills that it completes.
+        sampled: requests with the row for their next token, in the order of the logits.
+        scored: requests with prompt log-probabilities: (request, first token, rows).
+        ended: requests that want no token.
+        checks: work for the first layers only, behind the other work. ``owners`` includes its owners; ``checked`` lists
+            only these.
+        selected: requests that finish their token selection in this pass.
+        arrivals: segments that load layer by layer while the pass reads them.
+        waited_s: seconds that the host has waited for layers.
     """
 
     work: list[Work] = field(default_factory=list)
@@ -50,15 +52,15 @@ class ForwardPass:
     rows: int = 0
 
     def await_layer(self, layer: int) -> None:
-        """Let the device wait for a layer of what is on its way up; the host does until its copy has begun."""
+        """Make the device wait for a layer of all arrivals. The host waits until the layer's copy has begun."""
         since = time.perf_counter()
         for _, arrival in self.arrivals:
             arrival.wait(layer)
         self.waited_s += time.perf_counter() - since
 
     def settle_arrivals(self, layers: int) -> list[Request]:
-        """Note that all layers have been read. Returns the requests that have read what was not there as it should."""
-        self.await_layer(layers - 1)  # also where no attention has
+        """Finish the arrivals after all layers. Returns the requests that have read incomplete data."""
+        self.await_layer(layers - 1)  # needed for models whose last layers have no attention
         lost = dict.fromkeys(request for request, arrival in self.arrivals if arrival.failed)
         for request, _ in self.arrivals:
             if request not in lost:
@@ -67,16 +69,16 @@ class ForwardPass:
 
     @property
     def encodings(self) -> list[Encoding]:
-        """Those that it computes a part of."""
+        """The encodings in this pass."""
         return [task for task in dict.fromkeys(self.owners) if isinstance(task, Encoding)]
 
     @property
     def wanted(self) -> list[int]:
-        """The rows whose logits are looked at: those of prompts, then those that tokens are sampled from."""
+        """The rows with logits: first the scored prompts' rows, then the sampled ones."""
         return [row for _, _, rows in self.scored for row in rows] + [row for _, row in self.sampled]
 
     def drop(self, requests: Collection[Task], logits: Tensor) -> Tensor:
-        """Forget what requests have computed here, none of which are scored. Returns the logits of the others."""
+        """Remove requests, none of them scored, from the pass. Returns the remaining logits."""
         if not requests:
             return logits
         left = [place for place, (request, _) in enumerate(self.sampled) if request not in requests]
@@ -116,10 +118,10 @@ class ForwardPass:
 
 
 class PassPlans:
-    """The plans of passes: while the same requests go on answering, the last one with its lengths advanced."""
+    """The plans of passes. While the same requests decode, the last plan is advanced instead of rebuilt."""
 
     def __init__(self) -> None:
-        self._decoding: tuple[list[Task], Plan] | None = None  # the last pass's, where it was decoding alone
+        self._decoding: tuple[list[Task], Plan] | None = None  # the last pass, if it was pure decoding
 
     def plan_of(self, made: ForwardPass) -> Plan:
         """The plan of the next pass."""
@@ -136,26 +138,27 @@ class PassPlans:
         return plan
 
     def forget(self, task: Task | None = None) -> None:
-        """Make the next plan anew, where the last one has anything of a task, or whatever it has."""
+        """Rebuild the next plan if the last one involves ``task``, or in any case for None."""
         if task is None or (self._decoding is not None and task in self._decoding[0]):
             self._decoding = None
 
 
 def _follows(plan: Plan, work: Sequence[Work]) -> bool:
-    """Whether every request's next slot lies right behind its last one."""
+    """True if each request's next slot follows its last one."""
     return bool((plan.slots + 1).tolist() == [after.part.first_slot for after in work])
 
 
 class StepObserver:
-    """Told of an engine's steps by whoever takes them; it must be quick, and what it raises fails the step."""
+    """Observes an engine's steps on the stepping thread. It must be quick; an exception fails the step."""
 
     def computed(self, made: ForwardPass, logits: Tensor, running: Sequence[Task], seconds: float) -> None:
-        """The model has run, and nothing is chosen yet.
+        """Called after the model has run and before tokens are chosen.
 
-        logits: (len(made.sampled), vocabulary), in the model's dtype; to be copied where they are kept.
-        running: all that have a place in the pool, whether or not this pass computes something of theirs.
-        seconds: of the call of the model, with the attention's planning.
+        Args:
+            logits: (len(made.sampled), vocabulary), in the model's dtype; copy them to keep them.
+            running: all tasks with slots in the pool, in this pass or not.
+            seconds: the duration of the model call, including attention planning.
         """
 
     def stepped(self, seconds: float) -> None:
-        """The step of the pass told of last is over. seconds: of all of it, from scheduling on."""
+        """Called at the end of the step. ``seconds`` is its whole duration, scheduling included."""

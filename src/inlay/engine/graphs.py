@@ -1,11 +1,11 @@
-"""Passes that are recorded once for each padded number of rows, and played again: CUDA graphs.
+"""Records passes as CUDA graphs, once for each padded number of rows, and replays them.
 
-A pass of few rows takes a GPU less time than launching its kernels takes Python. What a recorded pass reads lies in
-memory that stays where it is: ids, positions, the rows whose logits are wanted, and the backend's tables, which are
-overwritten before it is played. A pass with fewer rows is filled up with rows that belong to nobody and store nothing.
+A GPU runs a pass of few rows faster than Python can launch its kernels. A recorded pass reads from fixed memory: ids,
+positions, the rows with logits, and the backend's tables. These are overwritten before each replay. A smaller pass is
+padded with rows that belong to no request and store nothing.
 
-Decode steps are recorded as they come. Other passes, as of the new text of a prompt, come in more shapes, and recording
-one takes as long as some passes do: it is recorded when its shape comes a second time.
+Decode steps are recorded on first use. Other passes have more shapes, and a recording can take as long as several
+passes. They are recorded when their shape comes a second time.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from inlay.models.device import upload
 
 logger = logging.getLogger(__name__)
 
-#: The numbers of rows that passes are recorded for; larger ones are not.
+#: Recorded numbers of rows; larger passes are not recorded.
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 
-#: Recordings of one shape, for plans whose tables differ much; others are computed as they come.
+#: Recordings per shape, for plans whose tables differ much; further plans run without recording.
 _MOST_RECORDINGS = 4
 
-#: A forward pass: ids (rows,), positions (rows,), a plan, and the rows whose logits are wanted, (wanted,), or None for
-#: all of them → logits (wanted, vocabulary).
+#: A forward pass: ids (rows,), positions (rows,), a plan, and the rows with logits, (wanted,), or None for all → logits
+#: (wanted, vocabulary).
 Forward = Callable[[Tensor, Tensor, Plan, Tensor | None], Tensor]
 
-#: What records a pass: it calls it, and returns what plays it again.
+#: Records a pass: calls it and returns a function that replays it.
 Record = Callable[[Callable[[], None]], Callable[[], None]]
 
 
 class _Shape(NamedTuple):
-    """rows: of the pass, filled up. wanted: the rows that logits are made of, filled up; None for all."""
+    """The padded number of rows, and the padded number of rows with logits; None for all."""
 
     rows: int
     wanted: int | None
@@ -49,11 +49,7 @@ class _Shape(NamedTuple):
 
 @dataclass(slots=True)
 class _Recorded:
-    """A pass that was recorded.
-
-    inputs: (3, rows): ids, positions, and first of all in the third row the rows that are wanted. logits: where a pass
-    leaves them.
-    """
+    """A recorded pass. ``inputs``, (3, rows), are ids, positions and the rows with logits, padded."""
 
     tables: Recording
     inputs: Tensor
@@ -62,9 +58,10 @@ class _Recorded:
 
 
 class PassGraphs:
-    """Recordings of passes by their shape.
+    """Recordings of passes by shape.
 
-    record: makes a recording of a pass; what ``cuda_recorder`` gives, or in tests something simpler.
+    Args:
+        record: records a pass; ``cuda_recorder()``, or something simpler in tests.
     """
 
     def __init__(self, backend: RecordingBackend, forward: Forward, record: Record) -> None:
@@ -73,13 +70,16 @@ class PassGraphs:
         self._record = record
         self._recorded: dict[_Shape, list[_Recorded]] = {}
         self._works = True
-        self.played = self.played_prefills = 0  # passes so far, and those of them that were no decode steps
+        self.played = self.played_prefills = 0  # replayed passes, and those of them that were not decode steps
 
     def run(self, ids: Sequence[int] | Tensor, plan: Plan, wanted: Sequence[int]) -> Tensor | None:
-        """The logits of the rows wanted, (wanted, vocabulary), valid until the next pass; None where it has to be
-        computed.
+        """Replay a pass. Returns the logits of the wanted rows, (wanted, vocabulary), valid until the next pass.
 
-        ids: (rows,), on the device where they are a tensor.
+        Args:
+            ids: (rows,); a tensor must be on the device.
+
+        Returns:
+            None if there is no recording; then compute the pass.
         """
         if plan.rows > SIZES[-1] or not self._works:
             return None
@@ -103,9 +103,9 @@ class PassGraphs:
         return found.logits[: len(wanted)]
 
     def _fitting(self, shape: _Shape, plan: Plan) -> _Recorded | None:
-        """A recording whose tables are this plan's now."""
+        """A recording that holds this plan's tables now."""
         if shape.wanted is not None and shape not in self._recorded:
-            self._recorded[shape] = []  # it may never come again
+            self._recorded[shape] = []  # the shape may never come again
             return None
         known = self._recorded.setdefault(shape, [])
         with torch.inference_mode():
@@ -114,7 +114,7 @@ class PassGraphs:
             return found
         try:
             made = self._make(shape, plan)
-        except torch.OutOfMemoryError:  # this pass fails, and the next one may find memory
+        except torch.OutOfMemoryError:  # only this pass fails; the next one may find memory
             raise
         except RuntimeError as error:
             self._works = False
@@ -140,25 +140,25 @@ class PassGraphs:
 
 
 def _size(count: int) -> int:
-    """The next of ``SIZES``."""
+    """The next larger of ``SIZES``."""
     return SIZES[bisect_left(SIZES, count)]
 
 
 def pass_graphs(backend: Backend, forward: Forward, record: Record | None) -> PassGraphs | None:
-    """Recordings of a backend's passes; None where there is nothing to record with, or no GPU."""
+    """The recordings of a backend's passes; None without a recording backend or a GPU."""
     if not isinstance(backend, RecordingBackend) or (record is None and backend.device.type != "cuda"):
         return None
     return PassGraphs(backend, forward, record or cuda_recorder())
 
 
 def cuda_recorder() -> Record:
-    """Records passes as CUDA graphs, which share the memory that they work in: one is played at a time."""
+    """Records passes as CUDA graphs. They share working memory, so only one may run at a time."""
     pool = torch.cuda.graph_pool_handle()
 
     def record(step: Callable[[], None]) -> Callable[[], None]:
         beside, here = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
         beside.wait_stream(here)
-        with torch.cuda.stream(beside):  # kernels are compiled, and memory is taken that must not be in the graph
+        with torch.cuda.stream(beside):  # compiles kernels and allocates memory outside the graph
             step()
             step()
         here.wait_stream(beside)
@@ -171,4 +171,4 @@ def cuda_recorder() -> Record:
 
 
 def _nothing() -> None:
-    """In place of a pass that is not recorded yet."""
+    """Placeholder before the pass is recorded."""

@@ -1,4 +1,4 @@
-"""Tokens that a device has chosen, or is choosing, and the host does not know yet."""
+"""Tokens that a device has chosen or is choosing, and that the host does not know yet."""
 
 from __future__ import annotations
 
@@ -16,29 +16,31 @@ from inlay.models.device import upload
 class InFlight:
     """The next tokens of some requests.
 
-    requests: who gets one, in the order of the rows. choice: the tokens. logits: that they are chosen from,
-    (rows, vocabulary).
+    Args:
+        requests: in the order of the rows.
+        choice: the tokens.
+        logits: the logits that they are chosen from, (rows, vocabulary).
     """
 
     def __init__(self, requests: Sequence[Request], choice: Choice, logits: Tensor) -> None:
         self._rows = list(requests)
         self._choice = choice
         self._logits = logits
-        #: Those who are still under way.
+        #: The requests that have not ended meanwhile.
         self.requests = dict.fromkeys(requests)
 
     @property
     def may_wait(self) -> bool:
-        """Whether the next step may be computed before they are known here: a device has them, and all are its own."""
+        """True if the next step may run before the host knows the tokens: a device has them, and none is forced."""
         return self._choice.there is not None and not any(request.sampling.forced for request in self._rows)
 
     @property
     def leaving(self) -> set[Request]:
-        """Those who end with their token, whichever it is."""
+        """The requests that reach their token limit with this token."""
         return {each for each in self.requests if len(each.token_ids) + 1 >= each.sampling.limit}
 
     def ids(self, requests: Sequence[Request]) -> Tensor:
-        """The tokens of some of them on the device, (requests,), int64."""
+        """The tokens of some requests on the device, (requests,), int64."""
         there = self._choice.there
         assert there is not None, "they are on a device"
         if requests == self._rows:
@@ -47,12 +49,12 @@ class InFlight:
         return there.index_select(0, upload(np.array([places[each] for each in requests]), there.device))
 
     def forget(self, task: Task) -> None:
-        """Let one who has ended meanwhile get none."""
+        """Drop a request that has ended meanwhile."""
         if isinstance(task, Request):
             self.requests.pop(task, None)
 
     def accept(self) -> list[Request]:
-        """Tell them their tokens, as soon as they are there; returns those who were told."""
+        """Wait for the tokens and give them to their requests. Returns these requests."""
         if not self.requests:
             return []
         told = []

@@ -1,4 +1,4 @@
-"""What others want done between two steps of an engine: put by anybody at any moment, carried out by who steps it."""
+"""Commands from other threads that run between two steps of an engine."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from inlay.errors import InlayError
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Something to do between two steps.
-
-    fail: called with the reason, in place of ``do`` or after it has raised.
+    """A command to run between two steps. ``fail`` is called with the reason instead of ``do``, or after ``do`` has
+    raised.
     """
 
     do: Callable[[], None]
@@ -23,39 +22,39 @@ class Command:
 
 
 class Inbox:
-    """A queue that ends: whatever was put into it is carried out or fails.
+    """A queue of commands that can be closed: every command runs or fails.
 
-    ``put`` and ``check_open`` take no lock and wait for nobody, so a finalizer may call them.
+    ``put`` and ``check_open`` take no lock and never block, so a finalizer may call them.
 
-    interruptible: whether what stops a program, such as KeyboardInterrupt, is raised again behind the failure of the
-        command that it came from.
+    Args:
+        interruptible: raise KeyboardInterrupt and the like again after failing the command that caused it.
     """
 
     def __init__(self, *, interruptible: bool) -> None:
         self._interruptible = interruptible
-        self._queue: SimpleQueue[Command] = SimpleQueue()  # its put may be called in the middle of another one
+        self._queue: SimpleQueue[Command] = SimpleQueue()  # its put is reentrant
         self._refusal: Callable[[], InlayError] | None = None
         self.closed = False
 
     @property
     def waiting(self) -> bool:
-        """Whether there is something to carry out."""
+        """True if commands are queued."""
         return not self._queue.empty()
 
     def check_open(self) -> None:
-        """Raises InlayError, with the reason, where nothing more is taken."""
+        """Raise InlayError, with the reason, if no more commands are accepted."""
         if self._refusal is not None:
             raise self._refusal()
 
     def put(self, command: Command) -> None:
-        """Have something done, or failed where nobody does anything any more."""
+        """Queue a command. Fails it at once after close."""
         self._queue.put(command)
-        if self.closed:  # maybe since the caller's last look, and whoever closed it does not look again
+        if self.closed:  # it may have closed after the caller's check, and close() does not look again
             assert self._refusal is not None, "it is closed for a reason"
             self._fail_all(self._refusal())
 
     def wait(self, timeout: float | None = None) -> None:
-        """Until there is something to carry out, or so many seconds are over; for a thread that does nothing else."""
+        """Wait for a command, at most ``timeout`` seconds, and run it. For a thread that does nothing else."""
         try:
             command = self._queue.get(timeout=timeout)
         except Empty:
@@ -63,17 +62,17 @@ class Inbox:
         self._carry_out(command)
 
     def carry_out(self) -> None:
-        """Do all that has been put."""
+        """Run all queued commands."""
         with suppress(Empty):
             while True:
                 self._carry_out(self._queue.get_nowait())
 
     def refuse(self, refusal: Callable[[], InlayError]) -> None:
-        """Take nothing more from now on. refusal: makes what ``check_open`` raises."""
+        """Accept no more commands. ``refusal`` makes the error of ``check_open``."""
         self._refusal = refusal
 
     def close(self, error: InlayError) -> None:
-        """Carry out nothing more, behind ``refuse``: what is left fails with this error."""
+        """Run no more commands; the queued ones fail with this error. Call ``refuse`` first."""
         self.closed = True
         self._fail_all(error)
 

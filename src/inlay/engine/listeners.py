@@ -1,4 +1,4 @@
-"""Who hears of the requests under way, and how each of these ends: whole, given up, aborted, or by a fault."""
+"""The listeners of running requests, and the ways a request ends: complete, dropped, aborted, or by a fault."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from inlay.errors import AbortedError, ParameterError
 
 logger = logging.getLogger(__name__)
 
-#: Called by whoever steps the engine, with what is new of a request, at most once a step. It must be quick and must not
+#: Called on the stepping thread with the new events of a request, at most once a step. It must be quick and must not
 #: raise.
 Listener = Callable[[Any], None]
 
 
 class Listeners:
-    """The requests under way by their ids, each with who hears of it. For who has the engine's turn; see thread.py.
+    """The running requests by id, each with its listener. Call with the engine lock held; see thread.py.
 
-    interruptible: whether what stops a program, such as Ctrl-C on a caller's thread, is raised again.
+    Args:
+        interruptible: raise Ctrl-C and the like on a caller's thread again.
     """
 
     def __init__(self, engine: Engine, *, interruptible: bool) -> None:
@@ -35,19 +36,19 @@ class Listeners:
         return len(self._known)
 
     def add(self, request: Task, listener: Listener) -> None:
-        """Queue a request. Raises ParameterError where its id is taken."""
+        """Queue a request. Raises ParameterError if its id is in use."""
         if request.id in self._known:
             raise ParameterError(f"request_id '{request.id}' is taken by a request that is under way; give another one")
         self._known[request.id] = request, listener
         self._engine.add(request)
 
     def refuse(self, request: Task, listener: Listener, error: Exception) -> None:
-        """End a request that could not be queued, and tell."""
+        """Fail a request that could not be queued, and report it."""
         self._fail(request, error)
         self._deliver(request, listener)
 
     def drop(self, request_id: str) -> None:
-        """Give a request up, wherever it stands; nobody hears of it."""
+        """Remove a request in any state, without an event."""
         request, _ = self._known.pop(request_id, (None, None))
         if request is not None:
             for member in request.family:
@@ -55,7 +56,7 @@ class Listeners:
                     self._release(member)
 
     def finish(self, request_id: str, index: int) -> None:
-        """End one answer of a request, which is whole; nobody hears of it."""
+        """End one answer that is complete, without an event."""
         request, _ = self._known.get(request_id, (None, None))
         if not isinstance(request, Request):
             return
@@ -67,7 +68,7 @@ class Listeners:
             self._forget(request)
 
     def abort(self, request_id: str, error: Exception) -> None:
-        """End a request with an error, and tell."""
+        """End a request with an error, and report it."""
         request, _ = self._known.get(request_id, (None, None))
         if request is not None:
             self._end(request, error)
@@ -79,17 +80,17 @@ class Listeners:
     def _fail(self, request: Task, error: Exception) -> None:
         for member in request.family:
             if not member.finished:
-                member.error = error  # first: of what failed in the middle of a step, the store keeps nothing
+                member.error = error  # set first, so that the store keeps nothing from a failed step
                 self._release(member)
 
     def _release(self, member: Task) -> None:
         try:
             self._engine.release(member)
-        except Exception:  # whoever waits for it hears of its end all the same
+        except Exception:  # the waiting caller still gets the end event
             logger.exception("request %s could not be taken out of the engine", member.id)
 
     def _listener_of(self, request: Task) -> Listener | None:
-        """Who hears of it; None where it was given up, though another one may go by its id by now."""
+        """The request's listener; None if the request was dropped, even if its id is in use again."""
         named, listener = self._known.get(request.id, (None, None))
         return listener if named is request else None
 
@@ -98,7 +99,7 @@ class Listeners:
             del self._known[request.id]
 
     def tell(self, request: Task) -> None:
-        """Tell what is new of a request, if anybody hears of it."""
+        """Report the new events of a request, if it has a listener."""
         listener = self._listener_of(request)
         if listener is not None:
             self._deliver(request, listener)
@@ -107,12 +108,12 @@ class Listeners:
         try:
             self._hand_over(request, listener)
         except BaseException as error:
-            if self._interrupts(error):  # the listener may have heard of a part
+            if self._interrupts(error):  # the listener may have received some events
                 self._lose(request, AbortedError(f"request {request.id}: its pass was interrupted"))
                 raise
             logger.exception("there is no telling of request %s; it ends", request.id)
             self._lose(request, fault_of(error))
-            with suppress(Exception):  # somebody's event loop may have gone
+            with suppress(Exception):  # the listener's event loop may be closed
                 listener(request.failures())
         if request.answered:
             self._forget(request)
@@ -123,14 +124,17 @@ class Listeners:
             request.heard()
 
     def _lose(self, request: Task, error: Exception) -> None:
-        """End a request whose listener has failed: all its answers, since some may have ended without being told."""
+        """End a request whose listener has failed. All its answers fail, since some ends may be unreported."""
         self._fail(request, error)
         for member in request.family:
             member.error = error
 
     def tell_leader(self, member: Task) -> None:
-        """Tell of one that has left before the pass. Where that fails, it is told again behind the pass: its other
-        answers may be in it, and must not be ended now."""
+        """Report an answer that left before the pass.
+
+        A failure is ignored here and reported after the pass: other answers of the request may be in it and must not
+        end now.
+        """
         request = member.leader or member
         listener = self._listener_of(request)
         if listener is None:
@@ -145,16 +149,16 @@ class Listeners:
             self._forget(request)
 
     def fail_all(self, error: Exception) -> None:
-        """End all that are under way with an error, and tell."""
+        """End all running requests with an error, and report it."""
         for request, _ in list(self._known.values()):
             self._end(request, error)
 
     def tell_ended(self) -> None:
-        """Tell of those that are over, where a step was interrupted."""
+        """Report the requests that have ended, after an interrupted step."""
         for request, _ in list(self._known.values()):
             if request.answered or request.failure is not None:
                 self.tell(request)
 
     def _interrupts(self, error: BaseException) -> bool:
-        """Whether it is no fault, but Ctrl-C or the like on a caller's thread, who is to stop."""
+        """True for Ctrl-C and the like on a caller's thread, which must stop the caller."""
         return self._interruptible and not isinstance(error, Exception)

@@ -1,4 +1,4 @@
-"""What the store has of a splice: what of it can be read, what is missing, and the room that takes."""
+"""Looks up a composed prompt in the store: the stored parts, the missing parts, and the room these need."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from inlay.prompt.splice import Cached, Fresh, Repaired, Splice
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """What of a splice the store has.
+    """The stored parts of a composed prompt.
 
-    modules: every module segment that the splice reads or encodes behind, and what is stored of its beginning.
-    beginnings: for each part of the splice, what is stored of the beginning of a run of the request's own tokens; None
-        for modules.
+    Attributes:
+        modules: by key, every module that it reads or needs as context, with the stored prefix.
+        beginnings: per part, the stored prefix of a run of the request's own tokens; None for modules.
     """
 
     modules: dict[bytes, tuple[SegmentSpec, Found]]
@@ -34,7 +34,7 @@ class Lookup:
 
     @property
     def missing(self) -> list[tuple[SegmentSpec, Found]]:
-        """Modules that are not wholly stored, each with what is."""
+        """Modules that are not wholly stored, each with its stored prefix."""
         return [(spec, found) for spec, found in self.modules.values() if found.tokens < len(spec.ids)]
 
     @property
@@ -43,7 +43,7 @@ class Lookup:
 
 
 def look_up(store: SegmentStore, splice: Splice, *, find: bool = True) -> Lookup:
-    """What is stored of a splice; nothing of it where ``find`` is False."""
+    """Look up a composed prompt; finds nothing if ``find`` is False."""
     specs = [part.spec for part in splice if isinstance(part, Cached)]
     beginnings = [
         store.longest(part.run, most=most) if find and not isinstance(part, Cached) and part.run else None
@@ -53,7 +53,7 @@ def look_up(store: SegmentStore, splice: Splice, *, find: bool = True) -> Lookup
 
 
 def look_up_modules(store: SegmentStore, specs: Sequence[SegmentSpec], *, find: bool = True) -> Lookup:
-    """What is stored of modules, and of what the missing ones attend to."""
+    """Look up modules, and the context of those that are missing."""
     wanted = {spec.key for spec in specs}
     ordered = in_encoding_order(specs)
     lookup = Lookup({spec.key: (spec, begun(store, spec) if find else Found(())) for spec in ordered}, ())
@@ -68,7 +68,7 @@ def begun(store: SegmentStore, spec: SegmentSpec) -> Found:
 
 
 def knows_last(store: SegmentStore, splice: Splice, lookup: Lookup) -> bool:
-    """Whether the KV of a prompt's last token is stored, and computed again for the logits behind it."""
+    """True if the KV of a prompt's last token is stored, so that the token is recomputed only for its logits."""
     last, found = splice[-1], lookup.beginnings[-1]
     if isinstance(last, Fresh) and last.run is not None:
         almost = found is not None and found.tokens == len(last.ids) - 1
@@ -79,13 +79,15 @@ def knows_last(store: SegmentStore, splice: Splice, lookup: Lookup) -> bool:
 
 
 def chunks_needed(pool: KVPool, splice: Splice, lookup: Lookup) -> int:
-    """The chunks that it holds when it is admitted, those of what it finds and those of its own."""
+    """The chunks that the prompt needs at admission: those it finds and its own."""
     held = {chunk for found in lookup.found for chunk in pool.chunks_of(found.slots)}
     return len(held) + pool.chunks_for(lookup.missing_tokens) + pool.chunks_for(tail_tokens(splice, lookup))
 
 
 def check_capacity(pool: KVPool, chunks: int, who: str, most: int) -> None:
-    """Refuse what needs more chunks than it may have. who: what messages call it. Raises CapacityError."""
+    """Check that ``chunks`` does not exceed ``most``. ``who`` names the request in the message. Raises
+    CapacityError.
+    """
     if chunks > most:
         pinned = pool.chunks - most
         beside = f", {pinned * pool.chunk_size} of them pinned; unpin some, or" if pinned else ";"
@@ -97,14 +99,14 @@ def check_capacity(pool: KVPool, chunks: int, who: str, most: int) -> None:
 
 
 def tail_tokens(splice: Splice, lookup: Lookup) -> int:
-    """What a request computes of its own text, and its next token; an encoding has neither."""
+    """The tokens that a request computes of its own text, plus its next token; 0 for an encoding."""
     found = zip(splice, lookup.beginnings, strict=True)
     own = [len(part.ids) - (begun.tokens if begun else 0) for part, begun in found if not isinstance(part, Cached)]
     return sum(own) + 1 if own else 0
 
 
 def wanted_runs(splice: Splice, lookup: Lookup) -> Iterator[tuple[TokenRun, int, int]]:
-    """What is read and not stored, as runs: with how many of their tokens are stored, and how many are read."""
+    """The runs that are read but not wholly stored, each with its stored tokens and the tokens it reads."""
     for spec, found in lookup.missing:
         yield spec, found.tokens, len(spec.ids)
     for part, begun, most in zip(splice, lookup.beginnings, readable_tokens(splice), strict=True):
@@ -113,13 +115,13 @@ def wanted_runs(splice: Splice, lookup: Lookup) -> Iterator[tuple[TokenRun, int,
 
 
 def readable_tokens(splice: Splice) -> list[int]:
-    """How many own tokens of each part may be read from the store: somebody has to compute the last logits."""
+    """How many own tokens of each part may come from the store. The last one must be computed for its logits."""
     lengths = [0 if isinstance(part, Cached) else len(part.ids) for part in splice]
     return [*lengths[:-1], lengths[-1] - 1] if lengths else []
 
 
 def count_misses(residency: Residency, splice: Splice, lookup: Lookup) -> dict[str, int]:
-    """How many tokens of modules that a splice reads are computed, by why they are missing."""
+    """The tokens of modules to compute, counted by the reason why they are missing."""
     missing = {spec.key: (spec, found.tokens) for spec, found in lookup.missing}
     counts: dict[str, int] = {}
     for part in splice:

@@ -1,4 +1,4 @@
-"""What the tiers below the pool have to do with requests: what they bring up, are asked for and are given."""
+"""The lower tiers' part in a request: loading from them, asking them, and writing to them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from inlay.prompt.contexts import in_encoding_order
 
 
 class LowerTiers:
-    """The tiers below the pool of one store, for those who are admitted to it. All of it on the engine's turn.
+    """The tiers below one store's pool, as the admission of requests uses them. Call with the engine lock held.
 
     kept: which segments they may hold.
     """
@@ -30,25 +30,27 @@ class LowerTiers:
         self._kept = kept
 
     def is_whole(self, spec: SegmentSpec) -> bool:
-        """Whether a segment is stored, in whatever form."""
+        """True if the pool has the segment in any form."""
         return any(self._store.get(form) is not None for form in self._residency.forms(spec))
 
     def nearest(self, spec: SegmentSpec) -> SegmentSpec:
-        """The most exact form of a segment that a lower tier has; itself where none has any."""
+        """The most exact form of a segment in a lower tier; the segment itself if there is none."""
         return next((form for form in self._residency.forms(spec) if self._residency.below(form.key)), spec)
 
     def at_hand(self, specs: Iterable[SegmentSpec]) -> frozenset[bytes]:
-        """The keys of those segments that need not be computed."""
+        """The keys of the segments that need not be computed."""
         return frozenset(
             spec.key for spec in specs if self._residency.below(spec.key) or self._store.get(spec) is not None
         )
 
     def in_pool(self, specs: Iterable[SegmentSpec]) -> frozenset[bytes]:
-        """The keys of those segments that are in the pool."""
+        """The keys of the segments in the pool."""
         return frozenset(spec.key for spec in specs if self._store.get(spec) is not None)
 
     def is_sought(self, task: Task, specs: Iterable[SegmentSpec]) -> bool:
-        """Have the tiers that others fill asked for what they may have; returns whether to wait for that."""
+        """Ask tiers that other servers fill for these segments. Returns True if the request should wait for the
+        answer.
+        """
         if not self._residency.tiers:
             return False
         unsure = [spec for spec in specs if self._residency.unsure(spec.key)]
@@ -57,9 +59,13 @@ class LowerTiers:
         return bool(missing) and self._residency.seek(missing)
 
     def bring_up(self, wanted: Sequence[SegmentSpec], lookup: Lookup) -> Admission | None:
-        """Have what is missing of modules, and of what others are encoded behind, brought up where a tier has it.
+        """Start loading the missing modules, and the context of those to compute, from the lower tiers.
 
-        wanted: the modules that are read or encoded. Returns what to say to who has to wait for that; None for nothing.
+        Args:
+            wanted: the modules that are read or encoded.
+
+        Returns:
+            The reason to wait; None for no wait.
         """
         if not self._residency.tiers or not lookup.missing:
             return None
@@ -69,14 +75,18 @@ class LowerTiers:
         coming = [(spec, found) for spec, found in lookup.missing if spec.key in needed]
         coming = [(spec, found) for spec, found in coming if self._residency.below(spec.key)]
         answer = self._residency.bring_up(coming) if coming else Coming.NOT
-        if answer is Coming.FREEING:  # nobody who comes later takes that room
+        if answer is Coming.FREEING:  # keeps the room from later requests
             return Admission.FREEING
         return None if answer is Coming.NOT else Admission.COMING
 
     def by_layer(self, wanted: Sequence[SegmentSpec], lookup: Lookup) -> tuple[Lookup, tuple[Arrival, ...]] | None:
-        """What is stored together with what comes up layer by layer, as if that were there, and the latter.
+        """The lookup as if all loading layers were resident, and the arrivals it then needs.
 
-        wanted: the modules that are read. None where some are missing that do not come so, or not yet.
+        Args:
+            wanted: the modules that are read.
+
+        Returns:
+            None if a missing module is not loading layer by layer yet.
         """
         modules: dict[bytes, tuple[SegmentSpec, Found]] = {}
         arrivals: list[Arrival] = []
@@ -92,7 +102,7 @@ class LowerTiers:
         return Lookup(modules, lookup.beginnings), tuple(arrivals)
 
     def write_behind(self, task: Task, run: TokenRun) -> None:
-        """Have a module that was computed written to the tiers below, where these may hold it."""
+        """Write a computed module to the lower tiers, if they may store it."""
         if not isinstance(run, SegmentSpec):
             return
         self._residency.computed(run)
@@ -101,7 +111,7 @@ class LowerTiers:
         found = self._store.get(run)
         if found is None:
             return
-        if isinstance(task, Request):  # the host tier may get them, whatever they are
+        if isinstance(task, Request):  # recorded for any module, because the host tier may get it
             task.prefill.encoded += [form.key for form in self._residency.forms(run)]
         own = isinstance(task, Request) and run.lossless.key not in task.prompt.public
         if own and _uses(found) < 2 and not self._residency.has_room:
@@ -123,7 +133,7 @@ class LowerTiers:
                 self._residency.save(spec)
 
     def _is_at_hand(self, spec: SegmentSpec) -> bool:
-        """Whether a segment need not be computed, since it is stored or known to be below, in whatever form."""
+        """True if a segment need not be computed, because the pool or a lower tier has it in some form."""
         return self.is_whole(spec) or any(self._residency.below(form.key) for form in self._residency.forms(spec))
 
 

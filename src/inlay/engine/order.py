@@ -1,12 +1,11 @@
-"""The order of a prompt's free sets: the one whose beginning is stored furthest, and else the one asked for most.
+"""Chooses the order of a prompt's free sets: the order with the longest stored prefix, or else the most requested one.
 
-What is stored of an order is followed member by member, token by token, in the prefix index. A set is not tried in all
-its orders: only what is stored is followed, so many times at most. Where nothing more is stored, the member that was
-asked for most at this place goes first, then the one that was asked for most in any set, then as it is written; so
-those who ask for the same come to the same order, and read it from then on.
+The stored part of an order is followed in the prefix index, member by member and token by token. Only stored orders are
+followed, and only up to a limit. Behind the stored part, members are ordered by their number of requests at this place,
+then by their requests in any set, then as written. So equal requests converge on one order and reuse it.
 
-Orders are a salt's own. What is asked for is counted for each, and what is followed of a request with a salt is its
-owner's, also over a public schema (``prompt/beginning.py``; the processor's parts under ``exact``).
+Orders belong to one salt. Requests are counted per salt. Lookups for a request with a salt use its private text, even
+over a public schema (``prompt/beginning.py``; the processor's parts under ``exact``).
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from inlay.prompt.free_order import cut_at, in_line, placed_at
 from inlay.prompt.request import EngineRequest, PromptPart
 from inlay.prompt.splice import Fresh, InPlace, splice_parts
 
-#: How often the index is asked what is stored: for one set, and for all of a request; sets behind those stay as they
-#: are written. A border between modules and what is read in their place counts as so many, and more where much stands
-#: before it: the record of that is made for it.
+#: Limits of index lookups, for one set and for all sets of a request; later sets stay as written. A border between
+#: modules and the text read in their place counts as ``_BORDER`` lookups, and more if much text precedes it, because
+#: its record must be built.
 _MOST_LOOKS, MOST_FOR_ALL, _BORDER, _BORDER_TOKENS = 1_024, 2_048, 16, 256
 
-#: How much choosing a request may cost altogether while it waits: its looks, and each time its parts.
+#: Limit of all work for a waiting request: its lookups, plus its parts each time.
 MOST_WORK = 16_384
 
 Orders = tuple[tuple[int, ...], ...]
@@ -38,18 +37,18 @@ Orders = tuple[tuple[int, ...], ...]
 
 @dataclass(slots=True)
 class Work:
-    """What was spent on choosing the orders of one request: looks, and parts that were walked."""
+    """The work spent on one request's orders: lookups, and parts that were visited."""
 
     done: int = 0
 
     @property
     def spent(self) -> bool:
-        """Whether the last choice has to do."""
+        """True if the last choice must be used."""
         return self.done >= MOST_WORK
 
 
 class OrderChooser:
-    """Chooses orders by what one store has, and counts them. On the engine's turn."""
+    """Chooses orders by the contents of one store, and counts them. Call with the engine lock held."""
 
     def __init__(self, store: SegmentStore) -> None:
         self._store = store
@@ -57,11 +56,11 @@ class OrderChooser:
 
     @property
     def version(self) -> tuple[int, int]:
-        """It changes with what is stored, but for what takes another's place."""
+        """Changes with the stored contents, unless a segment replaces another of equal length."""
         return len(self._store), self._store.tokens
 
     def choose(self, request: EngineRequest, work: Work | None = None) -> Orders:
-        """Of each free set of a request, the numbers of its members in the order to take. work: is added to."""
+        """The order of each free set of a request, as member numbers. Adds the effort to ``work``."""
         search = _Search(self._store, self.counts, request)
         orders = search.orders()
         if work is not None:
@@ -69,7 +68,7 @@ class OrderChooser:
         return orders
 
     def asked(self, request: EngineRequest) -> None:
-        """Note the orders that a request has been given; it is one that stands in them."""
+        """Count the orders of a request that is already ordered."""
         root = _Root()
         for between, members in zip(*cut_at(request.parts, in_line(request.free_sets)), strict=False):
             root.add(between)
@@ -81,11 +80,11 @@ class OrderChooser:
 
 @dataclass(slots=True)
 class _State:
-    """What stands before the next member. end: the position behind it.
+    """The text before the next member.
 
-    cursor: in what is stored of it; None where something is missing.
-    modules: as long as all of it is exact as modules, where these are read; else None. parts: as long, what it is.
-    known: as long, whether the cursor was looked for, at which something else may follow.
+    ``end`` is the position behind it. ``cursor`` is its place in the store; None if a part is missing.
+    ``modules`` is set while all of it is exact as modules, where these are read; ``parts`` is then the text itself, and
+    ``known`` is True once its cursor was looked up.
     """
 
     end: int
@@ -96,9 +95,10 @@ class _State:
 
 
 class _Search:
-    """Looks for the orders of a request's sets, from first to last: what stands before one says what is stored of it.
+    """Searches the orders of a request's sets, from first to last, because the lookup of a set depends on the text
+    before it.
 
-    looks: how many there were.
+    ``looks`` counts the lookups.
     """
 
     def __init__(self, store: SegmentStore, counts: Counts, request: EngineRequest) -> None:
@@ -110,22 +110,22 @@ class _Search:
         self._heals = request.policy.heals
         self._whose = None if beginning is None else beginning.whose
         self.looks = 0
-        # Of what stands before the next set, settled: its parts, their name, and what is stored of them.
+        # The settled text before the next set: its parts, its name, and its place in the store.
         self._before: list[PromptPart] = []
         self._root = _Root()
         self._modules = AsModules.none(self._salt, request.adapter) if self._heals else None
         self._cursor: Cursor | None = None
-        # Of the set that is looked at.
+        # The set that is being ordered.
         self._members: list[tuple[PromptPart, ...]] = []
         self._keys: list[bytes] = []
         self._behind: tuple[PromptPart, ...] = ()
         self._most = 0
 
     def orders(self) -> Orders:
-        """The orders to take, of each free set of the request."""
+        """The order of each free set of the request."""
         written = [tuple(range(len(each.members))) for each in self._request.free_sets]
         if self._heals and self._whose is None:
-            return tuple(written)  # nothing of it is read in place of modules, or could be
+            return tuple(written)  # no stored text can replace its modules
         line = sorted(range(len(written)), key=lambda number: self._request.free_sets[number].start)
         sets = [self._request.free_sets[number] for number in line]
         between, inside = cut_at(self._request.parts, sets)
@@ -142,7 +142,7 @@ class _Search:
     def _order(
         self, start: int, members: list[tuple[PromptPart, ...]], behind: tuple[PromptPart, ...]
     ) -> tuple[int, ...]:
-        """The order of the set that starts there."""
+        """The order of the set that starts at ``start``."""
         self._members, self._behind = members, behind
         self._keys = [_key(parts) for parts in members]
         self._most = min(self.looks + _MOST_LOOKS, MOST_FOR_ALL)
@@ -153,7 +153,7 @@ class _Search:
         return (*begun, *self._by_popularity(tuple(number for number in every if number not in begun), path))
 
     def _settle(self, parts: Sequence[PromptPart], *, first: bool = False) -> None:
-        """Go on behind what stands next, as it stands. first: whether a set follows that is the first one."""
+        """Advance behind the next parts in their final order. ``first`` is True if the first set follows."""
         self._most = MOST_FOR_ALL
         self._root.add(parts)
         parts = [part for part in parts if part.ids]
@@ -164,7 +164,7 @@ class _Search:
                 self._modules = modules
                 return
             self._modules, first = None, True
-        if first or not all(part.kept for part in parts):  # behind what is not kept, what is stored begins anew
+        if first or not all(part.kept for part in parts):  # text that is not stored starts a new lookup behind it
             self._cursor = self._border(self._before)
             return
         for part in parts:
@@ -174,9 +174,9 @@ class _Search:
             self._cursor = behind if found == len(part.ids) else None
 
     def _best(self, state: _State, left: tuple[int, ...], path: bytes) -> tuple[int, tuple[int, ...]]:
-        """How many tokens are stored of the best order of these members, and that order, as far as it matters to that.
+        """The stored tokens of the best order of these members, and the part of that order that matters.
 
-        path: what names what stands before them.
+        ``path`` names the text before them.
         """
         if not left:
             self.looks += 1
@@ -190,7 +190,7 @@ class _Search:
                 more, order = self._best(behind, _without(left, number), paths[number])
                 tokens += more
             ranked.append((tokens, number, order))
-        # Of those that are alike the first one: it was asked for most, or is written first.
+        # max() keeps the first of equals: the most requested one, or the one written first.
         tokens, number, order = max(ranked, key=lambda one: one[0])
         return tokens, (number, *order)
 
@@ -202,11 +202,11 @@ class _Search:
             left, path = _without(left, number), paths[number]
 
     def _asked(self, number: int, path: bytes) -> tuple[int, int]:
-        """How often a member was asked for at this place, and how often in any set. path: what names it here."""
+        """How often a member was requested at this place, and in any set. ``path`` names it here."""
         return self._counts.of(self._request.salt, path), self._counts.of(self._request.salt, self._keys[number])
 
     def _step(self, state: _State, member: tuple[PromptPart, ...]) -> tuple[int, _State | None]:
-        """How many tokens of a member are stored behind others, and the state behind it where all of them are."""
+        """How many tokens of a member are stored here, and the state behind it if all are."""
         self.looks += 1
         if self.looks > self._most:
             return 0, None
@@ -226,11 +226,11 @@ class _Search:
         tokens, behind = self._follow(cursor, parts)
         if behind is not None:
             return tokens, _State(end, behind)
-        # A part of what is read in place of modules is worth nothing, nor are a few words that many texts begin with.
+        # A partial match is useless in place of modules, and below a chunk it is only a common phrase.
         return 0 if self._heals or tokens < self._store.pool.chunk_size else tokens, None
 
     def _border(self, parts: Sequence[PromptPart]) -> Cursor | None:
-        """Where what follows these parts is stored, or None where they are not."""
+        """The place in the store behind these parts; None if they are not stored."""
         self.looks += _BORDER + sum(1 + len(part.ids) // _BORDER_TOKENS for part in parts)
         if self.looks > self._most:
             return None
@@ -243,15 +243,17 @@ class _Search:
         last = splice_parts(longer, salt=self._salt, in_place=in_place, adapter=adapter)[-1]
         assert isinstance(last, Fresh), "a part without candidates is computed"
         assert last.run is not None, "it is kept"
-        ids = last.run.ids[:-1]  # of what one run has in front of it
+        ids = last.run.ids[:-1]  # the run may begin with earlier tokens
         found, cursor = self._store.follow(self._store.cursor(last.run), ids)
         return cursor if found == len(ids) else None
 
     def _follow(self, cursor: Cursor | None, parts: Sequence[PromptPart]) -> tuple[int, Cursor | None]:
-        """How many tokens of parts are stored behind a cursor, and where one is behind all of them; else None."""
+        """How many tokens of the parts are stored behind a cursor, and the cursor behind all of them; None if any is
+        missing.
+        """
         tokens = 0
         for number, part in enumerate(parts):
-            self.looks += bool(number)  # whoever follows the first one has counted it
+            self.looks += bool(number)  # the caller has counted the first one
             if cursor is None or not part.kept or self.looks > self._most:
                 return tokens, None
             found, cursor = self._store.follow(cursor, part.ids)
@@ -266,12 +268,12 @@ def _without(numbers: tuple[int, ...], number: int) -> tuple[int, ...]:
 
 
 def _key(parts: Sequence[PromptPart]) -> bytes:
-    """What names a member, wherever it stands."""
+    """The name of a member, independent of its place."""
     return _hash(b"member", b"".join(np.asarray(part.ids, "<u4").tobytes() for part in parts))
 
 
 class _Root:
-    """What names a place in a prompt at which a set begins, by all that stands before it."""
+    """The name of the place where a set begins: a hash of all text before it."""
 
     def __init__(self) -> None:
         self._said = hashlib.sha256(b"root ")
@@ -281,13 +283,13 @@ class _Root:
         return self._said.digest()
 
     def add(self, parts: Iterable[PromptPart]) -> None:
-        """These stand next."""
+        """Append parts."""
         for part in parts:
             self._said.update(np.asarray(part.ids, "<u4").tobytes())
 
 
 def _path(before: bytes, member: bytes) -> bytes:
-    """What names a member behind what stands before it."""
+    """The name of a member behind a path."""
     return _hash(b"path", before + member)
 
 

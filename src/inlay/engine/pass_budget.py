@@ -1,42 +1,41 @@
-"""How many prompt tokens go into one forward pass, so that none takes long.
+"""The number of prompt tokens in a forward pass, chosen so that no pass takes too long.
 
-Whoever is past a deadline, gives a request up or shuts the engine down waits for the pass that is under way. How long
-one takes depends on model, machine and context, so every pass that has prompt tokens is measured.
+Deadlines, cancellations and shutdown take effect after the current pass. The duration of a pass depends on model,
+machine and context, so every pass with prompt tokens is measured.
 
-A pass of u tokens that took t seconds, where T are allowed, says that u · T / t tokens are about right. A part of t is
-the same for any number of tokens: reading the weights, and the answers in the same pass. So where t is more than T this
-number lies between u and the right one, from above, and where t is less, from below. Taken as it is, it comes closer
-with every pass, and follows contexts that grow and answers that join without a model of either.
+If u tokens took t seconds and T are allowed, u · T / t estimates the right number. A part of t is fixed: reading the
+weights, and the answers in the same pass. If t exceeds T, the estimate therefore lies between the right number and u;
+if
+t is below T, it lies between u and the right number. So it improves with every pass. It also follows growing contexts
+and joining answers, without a model of either.
 """
 
 from __future__ import annotations
 
-#: Prompt tokens that any pass may have: also where that takes too long, a prompt gets on.
+#: Minimum of prompt tokens per pass, so that every prompt advances.
 FLOOR = 32
-#: A pass says nothing about one of more than so many times its tokens, whose attention costs more a token.
+#: Estimates are limited to this multiple of the measured tokens, because attention costs more per token in longer
+#: passes.
 _FURTHEST = 4
 
 
 class PassBudget:
-    """The prompt tokens of the next pass.
-
-    max_s: the most seconds that a pass should take; None for any time.
-    """
+    """The prompt tokens of the next pass. ``max_s`` is the target duration in seconds; None for no limit."""
 
     def __init__(self, max_s: float | None) -> None:
         self._max_s = max_s
-        self._tokens = FLOOR  # of a pass that takes max_s, as far as has been seen
+        self._tokens = FLOOR  # current estimate for a pass of max_s seconds
 
     def tokens(self, most: int) -> int:
-        """How many prompt tokens the next pass may have. most: what else bounds them."""
+        """How many prompt tokens the next pass may have, and at most ``most``."""
         return most if self._max_s is None else min(most, self._tokens)
 
     def took(self, tokens: int, seconds: float) -> None:
-        """Take in how long a pass took. tokens: its prompt tokens; a pass without them says nothing about them."""
+        """Record the duration of a pass. ``tokens`` are its prompt tokens; passes without any are ignored."""
         if self._max_s is None or not tokens:
             return
         right = int(min(tokens * self._max_s / max(seconds, 1e-9), _FURTHEST * tokens))
         if seconds > self._max_s:
             self._tokens = max(FLOOR, min(self._tokens, right))
-        else:  # a short prompt does not say that a long pass would take too long
+        else:  # a short prompt is no reason to lower the estimate
             self._tokens = max(self._tokens, right)

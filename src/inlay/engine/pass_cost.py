@@ -1,7 +1,7 @@
-"""What prefill costs on this machine, measured when a model is loaded: for evictions that weigh what they would cost.
+"""Measures the cost of prefill on this machine when a model is loaded, for eviction by cost.
 
-Three passes of the same few tokens: one that is not counted, one with nothing before them, and one with a context,
-whose keys and values need not be computed for that, since what they are changes no time.
+The same tokens run in a warm-up pass, in passes without context, and in passes with a context. The context's KV is not
+computed, because its values do not affect the time.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from inlay.models.spec import ModelSpec
 from inlay.slots import cut
 
 _TOKENS = 64
-_CONTEXT = 2048  # as far as pool and model allow
-_TIMES = 2  # of each pass; the shorter one counts, since whatever else runs makes passes longer only
+_CONTEXT = 2048  # if pool and model allow it
+_TIMES = 2  # runs per pass; the shortest counts, since other load only adds time
 
 
 def measured_cost(
     spec: ModelSpec, runner: Runner, pool: KVPool, clock: Callable[[], float] = time.perf_counter
 ) -> PassCost:
-    """The cost of a token, and of each that it attends to. What is in the pool is overwritten.
+    """Measure the cost of a token, and of each token that it attends to. Overwrites KV in the pool.
 
-    Where the pool holds too little to measure it, the default. clock: in seconds.
+    Returns the default if the pool is too small to measure. ``clock`` returns seconds.
     """
     context = min(_CONTEXT, pool.slots - _TOKENS - 2 * pool.chunk_size, spec.max_positions - _TOKENS)
     runs = pool.allocate(context + _TOKENS) if context >= _TOKENS else None
@@ -40,7 +40,7 @@ def measured_cost(
 
     def seconds(work: Work) -> float:
         begun = clock()
-        runner.run([work], [_TOKENS - 1]).float().sum().item()  # which waits for a device
+        runner.run([work], [_TOKENS - 1]).float().sum().item()  # item() waits for the device
         return clock() - begun
 
     try:

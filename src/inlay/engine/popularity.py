@@ -1,4 +1,4 @@
-"""Which beginnings of prompts are asked for again, and what of them was encoded for that: apart for each salt."""
+"""Counts requested prompt prefixes, and tracks the promoted ones, separately for each salt."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import TypeVar
 from inlay.kv.identity import TokenRun
 from inlay.prompt.beginning import Beginning, Node
 
-#: So often a beginning is asked for before it is encoded.
+#: Requests for a prefix before it is promoted.
 _AGAIN = 2
-#: So many parts of beginnings are counted, and beginnings of so many tokens wait to be encoded. What was not asked for
-#: for longest goes first, of the salt that has most: nobody takes the others' place.
+#: Limits for counted nodes, and for tokens of prefixes that wait for promotion. The least recently requested ones of
+#: the largest salt are dropped, so no salt displaces another.
 MOST_NODES, MOST_WAITING = 2**14, 2**20
-#: So many salts are known. Who has least goes first, and of those who was not there for longest: many that come once
-#: do not push out those that come again.
+#: Limit for salts. The smallest goes first, and of equals the least recent one. So many one-time salts do not displace
+#: returning ones.
 MOST_SALTS = 256
 
 _T = TypeVar("_T")
@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A beginning that is to be encoded, up to and with its node of that number. tokens: of all its nodes."""
+    """A prefix to encode, up to and including node number ``last``. ``tokens`` counts all its nodes."""
 
     salt: str
     beginning: Beginning
@@ -41,13 +41,13 @@ class Target:
         return self.beginning.nodes[self.last].key
 
     def reads(self, keys: frozenset[bytes]) -> bool:
-        """Whether any of it is text of these segments."""
+        """True if any of it is text of these segments."""
         return any(not keys.isdisjoint(node.segments) for node in self.nodes)
 
 
 @dataclass(frozen=True, slots=True)
 class _Promoted:
-    """A node that was encoded. slots: of the pool, how many it takes, those that stay empty behind it among them."""
+    """A promoted node. ``slots`` of the pool include the empty ones behind it."""
 
     node: Node
     slots: int
@@ -55,11 +55,12 @@ class _Promoted:
 
 @dataclass(eq=False, slots=True)
 class _Table:
-    """What is known of one salt. Of a beginning the last part goes first: what follows a part is found behind it alone.
+    """The state of one salt. Prefixes are dropped from their end, because a node is reachable only through the one
+    before.
 
-    asked: how often each node was, by its key, the one not asked for for longest first. promoted: those that were
-    encoded, in the same order. waiting: by the key of their last node.
-    slots: of those that are promoted. waiting_tokens: of those that wait.
+    ``asked`` counts requests per node key, least recent first. ``promoted`` has the same order. ``waiting`` is keyed by
+    the
+    last node. ``slots`` counts promoted nodes, and ``waiting_tokens`` counts waiting prefixes.
     """
 
     asked: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
@@ -69,7 +70,7 @@ class _Table:
     waiting_tokens: int = 0
 
     def wait(self, target: Target) -> None:
-        """Let a beginning wait behind the others; the latest one of those that end alike does."""
+        """Append a prefix to the queue. It replaces a waiting one with the same end."""
         self.stop_waiting(target.key)
         self.waiting[target.key] = target
         self.waiting_tokens += target.tokens
@@ -80,9 +81,11 @@ class _Table:
 
 
 class Popularity:
-    """Counts of beginnings, and which were promoted. slots: of the pool, how many all that are take.
+    """Request counts of prefixes, and the promoted ones. ``slots`` are the pool slots of all promoted nodes.
 
-    forget: called with what is no more. is_stored: whether all of a run is.
+    Args:
+        forget: called with each run that is dropped.
+        is_stored: returns True if all of a run is stored.
     """
 
     def __init__(self, forget: Callable[[TokenRun], None], is_stored: Callable[[TokenRun], bool]) -> None:
@@ -95,13 +98,13 @@ class Popularity:
         return sum(table.slots for table in self._tables.values())
 
     def slots_of(self, nodes: Iterable[Node], salt: str) -> int:
-        """How many of a salt's are those of these nodes."""
+        """The number of slots that a salt's promoted nodes take, among these nodes."""
         table = self._tables.get(salt)
         known = [] if table is None else [table.promoted.get(node.key) for node in nodes]
         return sum(each.slots for each in known if each is not None)
 
     def ask(self, salt: str, beginning: Beginning, stored: int) -> None:
-        """Note that somebody has asked for a beginning. stored: how many of its nodes are, from the first on."""
+        """Record a request for a prefix. ``stored`` is the number of its first nodes that are stored."""
         table = self._table(salt)
         nodes = beginning.nodes
         for node in nodes:
@@ -115,18 +118,18 @@ class Popularity:
         self._trim()
 
     def next(self) -> Target | None:
-        """What to encode next: of the salt that has least so far, what was asked for again first."""
+        """The next prefix to encode: the first in the queue of the salt with the fewest slots."""
         waiting = [table for table in self._tables.values() if table.waiting]
         return next(iter(min(waiting, key=_slots).waiting.values())) if waiting else None
 
     def done(self, target: Target) -> None:
-        """Take it out of those that wait: it is encoded, or cannot be."""
+        """Remove a prefix from the queue, because it is encoded or cannot be."""
         table = self._tables.get(target.salt)
         if table is not None:
             table.stop_waiting(target.key)
 
     def give_up(self, target: Target) -> None:
-        """The same where there is no room for it: it counts again from the start."""
+        """Remove a prefix for which there is no room. Its count starts again."""
         self.done(target)
         table = self._tables.get(target.salt)
         for node in target.nodes if table is not None else ():
@@ -134,9 +137,11 @@ class Popularity:
                 table.asked.pop(node.key, None)
 
     def promoted(self, target: Target, node: Node, padding: int) -> None:
-        """Note that one of its nodes was encoded, behind those before it.
+        """Record that a node of the prefix was encoded behind those before it.
 
-        padding: slots that stay empty behind it and those encoded with it, as a pool gives whole chunks.
+        Args:
+            padding: slots that stay empty behind it and the nodes encoded with it, because the pool allocates whole
+                chunks.
         """
         table = self._table(target.salt)
         if node.key not in table.promoted:
@@ -145,9 +150,9 @@ class Popularity:
         self._touch(table, target.nodes)
 
     def make_room(self, slots: int, target: Target) -> bool:
-        """Forget what takes so many slots, of those salts that have most, but nothing of the target's own beginning.
+        """Drop promoted nodes of this many slots, from the largest salts first. Nodes of the target itself stay.
 
-        Returns whether that was possible.
+        Returns True if enough was dropped.
         """
         own = {node.key for node in target.nodes}
         while slots > 0 and self._tables:
@@ -160,7 +165,7 @@ class Popularity:
         return slots <= 0
 
     def forget_modules(self, keys: frozenset[bytes]) -> None:
-        """Forget what was encoded of modules, and what is to be. keys: of segments that these may be read from."""
+        """Drop promoted and waiting prefixes that contain these modules. ``keys`` name all forms of the modules."""
         for table in self._tables.values():
             for target in [target for target in table.waiting.values() if target.reads(keys)]:
                 table.stop_waiting(target.key)
@@ -168,7 +173,7 @@ class Popularity:
             for node in gone:
                 self._drop(table, node.key)
             for each in [*table.promoted.values()] if gone else ():
-                if not self._is_stored(each.node.run):  # it stood behind one of them
+                if not self._is_stored(each.node.run):  # it followed a dropped node
                     self._unmark(table, each.node.key)
 
     def forget_salt(self, salt: str) -> None:
@@ -176,7 +181,7 @@ class Popularity:
         self._tables.pop(salt, None)
 
     def clear(self) -> None:
-        """Forget all of it; what was encoded may have gone."""
+        """Forget everything. The store may have been cleared."""
         self._tables.clear()
 
     def _table(self, salt: str) -> _Table:
@@ -189,7 +194,7 @@ class Popularity:
         return table
 
     def _trim(self) -> None:
-        """Forget what is too much."""
+        """Enforce the limits."""
         tables = self._tables.values()
         over = sum(len(table.asked) for table in tables) - MOST_NODES
         for salt in _in_turns({salt: len(table.asked) for salt, table in self._tables.items()}, over):
@@ -205,7 +210,7 @@ class Popularity:
                     known.move_to_end(node.key)
 
     def _drop(self, table: _Table, key: bytes) -> None:
-        """Forget a node, and what was encoded of it."""
+        """Forget a node and its promoted KV."""
         table.asked.pop(key, None)
         node = self._unmark(table, key)
         if node is not None:
@@ -220,19 +225,19 @@ class Popularity:
 
 
 class Counts:
-    """How often something was asked for, apart for each salt. What was not for longest is forgotten first."""
+    """Request counts, separately for each salt. The least recently requested keys are dropped first."""
 
     def __init__(self) -> None:
         self._tables: OrderedDict[str, OrderedDict[bytes, int]] = OrderedDict()
         self._size = 0
 
     def of(self, salt: str, key: bytes) -> int:
-        """How often this was asked for with that salt."""
+        """The count of a key under a salt."""
         table = self._tables.get(salt)
         return 0 if table is None else table.get(key, 0)
 
     def ask(self, salt: str, keys: Iterable[bytes]) -> None:
-        """Note that these were asked for once more."""
+        """Count one request for each key."""
         table = self._tables.setdefault(salt, OrderedDict())
         self._tables.move_to_end(salt)
         for key in keys:
@@ -247,18 +252,18 @@ class Counts:
             self._size -= 1
 
     def clear(self) -> None:
-        """Forget all of it."""
+        """Forget everything."""
         self._tables.clear()
         self._size = 0
 
 
 def _least(tables: Mapping[str, _T], but: str, size: Callable[[_T], int]) -> str:
-    """The salt that has least, other than one."""
+    """The smallest salt other than ``but``."""
     return min((salt for salt in tables if salt != but), key=lambda salt: size(tables[salt]))
 
 
 def _in_turns(sizes: Mapping[str, int], count: int) -> Iterator[str]:
-    """The salts that one thing is taken from, ``count`` times in all: each time the one that has most by then."""
+    """The salts to take one item from, ``count`` times: each time the largest at that point."""
     if count <= 0:
         return
     heap = [(-size, salt) for salt, size in sizes.items()]

@@ -1,6 +1,6 @@
-"""How much each token of a module moves when other text stands before it, as far as that is known.
+"""Deviation profiles: how much each token of a module changes behind other text.
 
-A profile is kept beside its segment, under the segment's key, whose KV may go and come back meanwhile.
+A profile is kept by its segment's key, while the segment's KV may be evicted and return.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 import numpy.typing as npt
 
-#: So many tokens' figures are kept at most, 2 bytes each; those that were unused for longest go first.
+#: Limit in tokens, 2 bytes each; the least recently used profiles go first.
 _MOST_TOKENS = 2**22
 
 
-#: How much each token of one segment moves, (tokens,), as a share of how large its values are.
+#: The deviation of each token of one segment, (tokens,), relative to the size of its values.
 Profile = npt.NDArray[np.float16]
 
 
 class KnownProfiles(Mapping[bytes, Profile]):
-    """Profiles, (tokens,), by the key of their segment. version: changes with them. tokens: of all of them."""
+    """Profiles, (tokens,), by segment key. ``version`` changes with them; ``tokens`` counts all of them."""
 
     def __init__(self, most: int = _MOST_TOKENS) -> None:
         self._by_key: dict[bytes, Profile] = {}
@@ -28,14 +28,14 @@ class KnownProfiles(Mapping[bytes, Profile]):
 
     def __getitem__(self, key: bytes) -> Profile:
         found = self._by_key.pop(key)
-        self._by_key[key] = found  # the one used last
+        self._by_key[key] = found  # moves it to the most recent end
         return found
 
     def __contains__(self, key: object) -> bool:
         return key in self._by_key
 
     def __iter__(self) -> Iterator[bytes]:
-        return iter(tuple(self._by_key))  # looking one up moves it
+        return iter(tuple(self._by_key))  # a copy, because lookups reorder the dict
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -47,7 +47,7 @@ class KnownProfiles(Mapping[bytes, Profile]):
         self.version += bool(gone)
 
     def add(self, key: bytes, profile: Profile) -> None:
-        """Keep a profile, and let others go where there are too many."""
+        """Store a profile, and drop the least recently used ones above the limit."""
         before = self._by_key.pop(key, None)
         self._by_key[key] = profile
         self.tokens += profile.size - (0 if before is None else before.size)

@@ -1,11 +1,11 @@
-"""Promotion: beginnings of prompts that are asked for again, encoded exactly while there is nothing else to do.
+"""Promotion: in idle time, prompt prefixes that were requested again are encoded exactly.
 
-Modules are encoded without each other, and a prompt that combines them reads an approximation. Where a combination is
-asked for a second time, its beginning is encoded as full prefill has it, some parts after the other, and the next
-request with it in front reads that (``ReusePolicy.heals``). So answers come to those of full prefill by themselves.
+Modules are encoded without each other, so a prompt that combines them reads an approximation. On the second request for
+a combination, its prefix is encoded as in full prefill, one stretch after another. The next request with this prefix
+reads the result (``ReusePolicy.heals``). So answers approach those of full prefill.
 
-Nobody waits for it: where a request comes, what is begun goes on later. It takes a share of the pool at most, whole
-chunks counted, for which what was unused for longest goes, as for a request.
+Requests never wait for promotion; it pauses when one arrives. It takes at most a share of the pool, counted in whole
+chunks. It evicts the least recently used KV, as a request does.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from inlay.kv.store import SegmentStore
 from inlay.prompt.beginning import Beginning, Node
 from inlay.slots import SlotRange, cut
 
-#: So many tokens of a beginning have one place in the pool, in as many parts as these are.
+#: Most tokens of a prefix that are allocated at once, in one or more parts.
 _STRETCH = 512
 
 
 @dataclass(eq=False, slots=True)
 class _Begun:
-    """Parts of a beginning, one behind the other, of which something is computed.
+    """Consecutive parts of a prefix that are being computed.
 
-    runs: what is computed, with what is stored in front of it. kept: how many of the parts are stored by now, each by
-    itself, as each may be let go. padding: slots of the pool that stay empty behind them.
+    ``runs`` is the work, including the stored text in front. ``kept`` counts the parts that are stored already, each by
+    itself, so that each may be dropped. ``padding`` is the number of empty slots behind them.
     """
 
     target: Target
@@ -46,7 +46,7 @@ class _Begun:
     kept: int = 0
 
     def next(self) -> tuple[TokenRun, tuple[SlotRange, ...]] | None:
-        """The next part to be stored, and where it lies, once all of it is computed."""
+        """The next part to store and its slots, if it is wholly computed."""
         if self.kept == len(self.nodes):
             return None
         run = self.nodes[self.kept].run
@@ -59,7 +59,7 @@ class _Begun:
 
 
 class Promoter(IdleWorker):
-    """Encodes what is asked for again of one store's prompts. share: of the pool, how much it may take."""
+    """Encodes the repeated prefixes of one store's prompts. ``share`` is the part of the pool that it may take."""
 
     failure = "a combination of modules could not be encoded: it is read as its modules are"
 
@@ -68,16 +68,16 @@ class Promoter(IdleWorker):
         self._most = int(share * store.pool.chunks * store.pool.chunk_size)
         self.popularity = Popularity(self._forget, self._is_stored)
         self._begun: _Begun | None = None
-        self._done: Node | None = None  # the first of the parts that were computed last
+        self._done: Node | None = None  # the first part of the last computed stretch
 
     def asked(self, salt: str, beginning: Beginning) -> None:
-        """Note that a request has asked for a beginning. salt: whose it is."""
+        """Record a request for a prefix. ``salt`` is the request's cache salt."""
         self.popularity.ask(salt, beginning, self._stored(beginning))
 
     def forget_modules(self, keys: frozenset[bytes]) -> None:
-        """Forget what was encoded of modules whose time is over. keys: of segments that these may be read from."""
+        """Drop promoted text of expired modules. ``keys`` name all forms of the modules."""
         if self._begun is not None and self._begun.target.reads(keys):
-            self._give_back()  # without what is computed of it
+            self._give_back()  # without storing the computed part
         self.give_up()
         self.popularity.forget_modules(keys)
 
@@ -89,12 +89,14 @@ class Promoter(IdleWorker):
         self.popularity.forget_salt(salt)
 
     def clear(self) -> None:
-        """Forget what was asked for, as the store forgets what it has."""
+        """Forget all requests and promotions, because the store is being cleared."""
         self.give_up()
         self.popularity.clear()
 
     def give_up(self) -> None:
-        """Give back what the pool has lent, since others need the time: what was begun goes on later."""
+        """Release pool slots, because requests need the time. The computed part is stored, and the rest continues
+        later.
+        """
         if self._begun is not None:
             for prefill in self._begun.allocation.prefill:
                 computed = prefill.begun()
@@ -104,7 +106,7 @@ class Promoter(IdleWorker):
 
     def _drop(self) -> None:
         target = self.popularity.next() if self._begun is None else self._begun.target
-        self._give_back()  # without what the pass was to compute
+        self._give_back()  # without storing the failed pass
         if target is not None:
             self.popularity.give_up(target)
 
@@ -128,7 +130,7 @@ class Promoter(IdleWorker):
                 continue
             nodes = self._stretch(target, number)
             allocation = None if not nodes or nodes[0] is self._done else self._allocate(target, nodes)
-            if allocation is None:  # there is no room for it, or what was computed of it could not be kept
+            if allocation is None:  # no room, or the store could not keep the computed part
                 self.popularity.give_up(target)
                 continue
             tokens = sum(len(node.run.ids) for node in nodes)
@@ -137,8 +139,9 @@ class Promoter(IdleWorker):
         return False
 
     def _stretch(self, target: Target, first: int) -> tuple[Node, ...]:
-        """The parts to encode next, from that number on, as many as fit beside those before them; none where one is
-        too long."""
+        """The next parts to encode from number ``first`` on, as many as the share allows. Empty if one part is too
+        long.
+        """
         room = self._most - self.popularity.slots_of(target.nodes[:first], target.salt)
         count = tokens = 0
         for node in target.nodes[first:]:
@@ -149,17 +152,17 @@ class Promoter(IdleWorker):
         return target.nodes[first : first + count]
 
     def _slots(self, tokens: int) -> int:
-        """How many slots of the pool so many tokens take."""
+        """The slots of the whole chunks for that many tokens."""
         return self._store.pool.chunks_for(tokens) * self._store.pool.chunk_size
 
     def _allocate(self, target: Target, nodes: tuple[Node, ...]) -> SequenceAllocation | None:
-        """A place in the pool for parts, behind what stands before them; None where there is none."""
+        """Allocate slots for parts behind the text before them; None if there is no room."""
         over = self.popularity.slots + self._slots(sum(len(node.run.ids) for node in nodes)) - self._most
         if over > 0 and not self.popularity.make_room(over, target):
             return None
         splice = target.beginning.splice(nodes[-1].parts)
         lookup = look_up(self._store, splice)
-        if lookup.missing:  # modules that begin it are encoded when they are asked for
+        if lookup.missing:  # its leading modules are encoded only for a request
             return None
         with ExitStack() as undo:
             hold = undo.enter_context(self._store.hold(*lookup.found))
@@ -195,5 +198,5 @@ class Promoter(IdleWorker):
         return self._store.longest(run).tokens == len(run.ids)
 
     def _forget(self, run: TokenRun) -> None:
-        """Let go what is stored of a part, and said behind it, but for what others share or somebody holds."""
+        """Forget a stored part and the text behind it, except what is shared or has references."""
         self._store.discard(self._store.own_ends(run))

@@ -1,8 +1,7 @@
-"""Log-probabilities of the tokens of a prompt, pass by pass as they are computed.
+"""Log-probabilities of a prompt's tokens, collected pass by pass.
 
-Of cached keys and values there are no logits, so such a prompt reads nothing from the store. All logits of a prompt
-are never there at once: a pass computes so many of its tokens as their logits fit into a bound, and they are looked
-at block by block.
+Cached KV has no logits, so a scored prompt reads nothing from the store. The logits of a whole prompt never exist at
+once: a pass is limited to the tokens whose logits fit a bound, and processes them in blocks.
 """
 
 from __future__ import annotations
@@ -15,16 +14,18 @@ from torch import Tensor
 from inlay.errors import InlayError
 from inlay.logprobs import FlatLogprobs, Logprob, RankedLogprob
 
-PASS_LOGITS = 2**26  # of one pass: 256 MiB in fp32
-BLOCK = 64  # rows that are looked at together
+PASS_LOGITS = 2**26  # logits per pass: 256 MiB in fp32
+BLOCK = 64  # rows per block
 
 
 class PromptScores:
-    """What the model expected at every token of one prompt but the first.
+    """The log-probabilities of every token of one prompt but the first.
 
-    ids: of the prompt. top: how many of the most probable tokens to keep beside the token itself.
-    entries: of each token so far, itself first, then the most probable others; None for the first one.
-    told: whether the request's listener has heard of them.
+    Attributes:
+        ids: of the prompt.
+        top: the number of most probable tokens to report.
+        entries: per token, itself first, then the most probable others; None for the first token.
+        told: True if the listener has received them.
     """
 
     def __init__(self, ids: Sequence[int], top: int) -> None:
@@ -35,15 +36,15 @@ class PromptScores:
 
     @property
     def complete(self) -> bool:
-        """Whether all of them are there: passes compute a prompt from its beginning on."""
+        """True if all tokens are scored. A prompt is scored from its start on."""
         return len(self.entries) == len(self._ids)
 
     def wanted(self, first: int, rows: int) -> int:
-        """How many of the rows of tokens ``first`` and on are of use: not the last token's, nor those of an answer."""
+        """How many rows from token ``first`` on are needed: none for the prompt's last token or for the answer."""
         return max(0, min(rows, len(self._ids) - 1 - first))
 
     def add(self, first: int, logits: Tensor) -> None:
-        """Take the logits of tokens ``first`` and on, (rows, vocabulary). Raises InlayError where they are damaged."""
+        """Add the logits of the tokens from ``first`` on, (rows, vocabulary). Raises InlayError if they are damaged."""
         for at in range(0, len(logits), BLOCK):
             self._add(first + at, logits[at : at + BLOCK].float())
 
@@ -65,10 +66,10 @@ class PromptScores:
             for place, (value, other) in enumerate(zip(*(each[row - first - 1] for each in others), strict=True), 1):
                 if other != token and value > -torch.inf:
                     entry.append((other, value, place))
-            if row == len(self.entries):  # not where it was preempted, and is computed once more
+            if row == len(self.entries):  # False for rows that are recomputed after a preemption
                 self.entries.append(entry)
 
 
 def most_rows(vocabulary: int) -> int:
-    """How many tokens a pass may compute in which a prompt is scored."""
+    """The most tokens in a pass that scores a prompt."""
     return max(1, PASS_LOGITS // vocabulary)

@@ -1,4 +1,4 @@
-"""One answer on its way through the engine: where it stands, and what its listener hears of it."""
+"""One answer on its way through the engine: its state, and the events for its listener."""
 
 from __future__ import annotations
 
@@ -28,19 +28,24 @@ from inlay.types import RequestMetrics, Usage
 
 @dataclass(eq=False)
 class Request:
-    """One answer on its way.
+    """One answer in the engine.
 
-    Of several answers to one prompt, the first leads and the others follow it: each is a request of its own, and they
-    share the prompt through the store like any others.
+    Of several answers to one prompt, the first is the leader and the others are its followers. Each is a request of its
+    own
+    and shares the prompt through the store.
 
-    index: which of the prompt's answers it is. priority: who goes first; a lower number does.
-    deadline: when it ends in any case, on the clock of ``arrival``. tenant, weight, sequences: see jobs.Job.
-    waits_for: what somebody else computes, where it was last found to need that.
-    tokens_attached: how many tokens it had said when it was given its allocation.
-    scores: the log-probabilities of its prompt's tokens, where they are asked for; the first answer has them.
-    selection: the pass that chooses what is computed anew of its modules, while it runs.
-    damaged: whether its logits were no numbers to choose from. error: what ended it before its time.
-    error_told, reported: what of that, and of how the prompt came about, its listener has heard.
+    Attributes:
+        index: the number of the answer within its prompt.
+        priority: lower numbers go first.
+        deadline: end of the request, on the clock of ``arrival``.
+        tenant, weight, sequences: see jobs.Job.
+        waits_for: KV that another job computes, as of the last check.
+        tokens_attached: the number of generated tokens at the last admission.
+        scores: the log-probabilities of its prompt's tokens, if requested; only the first answer has them.
+        selection: the running token selection for selective recomputation.
+        damaged: True if its logits were NaN or allowed no token.
+        error: the fault that ended it early.
+        error_told, reported: the error and the prompt's figures that the listener has received.
     """
 
     id: str
@@ -75,12 +80,12 @@ class Request:
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """The prompt's."""
+        """The token ids of the prompt."""
         return self.prompt.request.ids
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """The prompt's."""
+        """The positions of the prompt's tokens."""
         return self.prompt.request.positions
 
     @property
@@ -94,7 +99,7 @@ class Request:
 
     @property
     def token_ids(self) -> list[int]:
-        """What it has said."""
+        """The generated tokens."""
         return self.answer.token_ids
 
     @property
@@ -108,7 +113,9 @@ class Request:
 
     @property
     def computed_tokens(self) -> int:
-        """How many tokens of its prompt, and of what it had said before it was preempted, a pass has or will have."""
+        """How many tokens of the prompt, and of the answer before a preemption, are computed, including those in
+        this pass.
+        """
         return len(self.ids) + self.tokens_attached - self.prompt_left
 
     @property
@@ -117,25 +124,25 @@ class Request:
 
     @property
     def family(self) -> tuple[Request, ...]:
-        """It and the answers that follow it."""
+        """The request and its followers."""
         return (self, *self.followers)
 
     @property
     def answered(self) -> bool:
-        """Whether it and all that follow it have finished."""
+        """True if the request and all its followers have finished."""
         if not self.followers:
             return self.finished
         return all(member.finished for member in self.family)
 
     @property
     def failure(self) -> BaseException | None:
-        """What ended it, or one that follows it, before its time."""
+        """The first error among the request and its followers."""
         return next((member.error for member in self.family if member.error is not None), None)
 
     def splice_now(self) -> Splice:
-        """What it attends to, all that it has said included: after a preemption that is computed again.
+        """The composed prompt with all generated tokens, which are recomputed after a preemption.
 
-        As long as it has to be found out what is computed anew of its modules, what the pass for that attends to.
+        During token selection, this is the input of the selecting pass.
         """
         splice, said = self.prompt.selecting or self.prompt.splice, tuple(self.token_ids)
         if not said:
@@ -147,18 +154,18 @@ class Request:
         return (*splice[:-1], Fresh(last.ids + said, last.start, longer))
 
     def attach(self, allocation: SequenceAllocation) -> None:
-        """Take a place in the pool."""
+        """Take an allocation in the pool."""
         self.allocation, self.tokens_attached = allocation, len(self.token_ids)
         self.prompt.settle()
         self.prefill.admitted_at = self.prefill.admitted_at or time.perf_counter()
 
     def read_again(self) -> None:
-        """Forget how its prompt came about: what it has read was not what it should be, so it is admitted anew."""
+        """Reset the usage, because the request read invalid KV and is admitted again."""
         if not self.token_ids:
             self.prefill.usage = None
 
     def wait_for(self, keys: frozenset[bytes]) -> None:
-        """Note that segments come up from a lower tier for it, or are sought there."""
+        """Record that segments are loading from a lower tier for it, or are looked up there."""
         self.prefill.awaited |= keys
         self.prefill.waited_since = self.prefill.waited_since or time.perf_counter()
 
@@ -178,13 +185,16 @@ class Request:
         misses: Mapping[str, int],
         came_from: Callable[[bytes], str | None],
     ) -> None:
-        """Say how the prompt's tokens came about.
+        """Set the usage of the prompt's tokens.
 
-        modules, beginnings: what was stored; see lookup.py. known: whether the last token was, too. misses: tokens
-        of modules that were not, by why. came_from: the tier that gave a segment, by its key.
+        Args:
+            modules, beginnings: the stored parts; see lookup.py.
+            known: True if the last token was stored too.
+            misses: the missing tokens of modules, by reason.
+            came_from: returns the tier that delivered a segment, by key.
         """
         if self.prefill.usage is None:
-            earlier = self.prefill.found  # what a selecting pass has computed was not stored for it
+            earlier = self.prefill.found  # KV that the selecting pass computed does not count as stored
             stored = {key: min(found.tokens, earlier.get(key, found.tokens)) for key, (_, found) in modules.items()}
             begun = [
                 0 if found is None else min(found.tokens, earlier.get(_place(part), found.tokens))
@@ -204,9 +214,11 @@ class Request:
             )
 
     def begin_selecting(self, lookup: Lookup, misses: Mapping[str, int]) -> None:
-        """Run the pass that chooses what is computed anew of its modules; it has its allocation for that.
+        """Start the token selection for selective recomputation. The request has its allocation for it.
 
-        lookup: what was stored. misses: see ``count``.
+        Args:
+            lookup: the stored parts.
+            misses: see ``count``.
         """
         prompt, prefill = self.prompt, self.prefill
         assert prompt.selecting is not None, "nothing is to be chosen"
@@ -221,25 +233,26 @@ class Request:
                     prefill.found[_place(part)] = found.tokens
 
     def end_selecting(self) -> None:
-        """Forget that pass, whether or not it has come to its end."""
+        """Discard the token selection, finished or not."""
         if self.selection is not None:
             self.selection = self.prompt.selector = None
 
     def decode_work(self, *, ahead: bool = False) -> Work:
-        """The step that computes the KV of the token said last, and the logits behind it.
+        """The decode step: it computes the KV of the last generated token, and the logits behind it.
 
-        ahead: whether that token is one more than is known here, as a device has it; its id is 0 then.
+        Args:
+            ahead: True if that token is known only to the device; its id is then 0.
         """
         row = self.allocation.next_row(self.positions[-1] + len(self.token_ids) + ahead)
         ids = (0 if ahead else self.token_ids[-1],)
         return Work(ids, row, adapter=self.adapter, states=self.allocation.states)
 
     def decoded(self) -> None:
-        """Note that the step of ``decode_work`` has run."""
+        """Record that the step of ``decode_work`` has run."""
         self.allocation.decode()
 
     def score(self, first: int, logits: Tensor) -> None:
-        """Take the logits of the prompt's tokens ``first`` and on, (rows, vocabulary)."""
+        """Add the logits of the prompt's tokens from ``first`` on, (rows, vocabulary)."""
         assert self.scores is not None, "nobody asked for them"
         try:
             self.scores.add(first, logits)
@@ -247,7 +260,7 @@ class Request:
             self._damage(error)
 
     def accept(self, logits: Tensor, sampled: Sampled | InlayError) -> None:
-        """Take the next token, and end where it ends the answer, or where there is none. logits: (vocabulary,)."""
+        """Append the next token, and end the answer if it is the last one or an error. ``logits`` are (vocabulary,)."""
         if self.error is not None:
             return
         chosen = self.sampling.choose(sampled, len(self.token_ids))
@@ -266,9 +279,9 @@ class Request:
         self.damaged = True
 
     def refuse(self, error: Exception) -> None:
-        """End it, since it can never run again.
+        """End the request, because it can never run again.
 
-        An answer of no given length that has outgrown the pool is as long as it gets: what it has said stays.
+        If an answer without ``max_tokens`` has outgrown the pool, it ends with its length and keeps its tokens.
         """
         if isinstance(error, CapacityError) and self.token_ids and self.params.max_tokens is None:
             self.answer.finish("length", time.perf_counter())
@@ -276,12 +289,12 @@ class Request:
             self.error = error
 
     def finish(self) -> None:
-        """End it as it is, where its listener has found that it is whole."""
+        """End the answer as complete, at its listener's request."""
         self.answer.finish("stop", time.perf_counter())
         self.answer.heard()
 
     def events(self) -> list[TokenEvent]:
-        """What a leader's listener has not heard of yet: an event of each answer that has news."""
+        """The new events of a leader: one for each answer with news."""
         events = []
         for member in self.family:
             answer, error = member.answer, member.error
@@ -292,12 +305,12 @@ class Request:
         return events
 
     def failures(self) -> list[TokenEvent]:
-        """An event of each answer that has failed, with nothing else: where ``events`` cannot be told."""
+        """An error event for each failed answer, used when ``events`` cannot be delivered."""
         errors = [(member.index, member.error) for member in self.family]
         return [TokenEvent(self.id, index, error=Fault.of(error)) for index, error in errors if error is not None]
 
     def heard(self) -> None:
-        """Note that its listener has heard of all of ``events``."""
+        """Record that the listener has received ``events``."""
         for member in self.family:
             member.answer.heard()
             member.error_told = member.error
@@ -305,8 +318,8 @@ class Request:
             self.scores.told = self.scores.complete
 
     def _report(self, event: TokenEvent) -> None:
-        """Say with an event how the prompt came about, where that has changed."""
-        scores = self.scores  # another answer may have its first token before the prompt is scored
+        """Add the prompt's figures to an event, if they have changed."""
+        scores = self.scores  # another answer may have its first token earlier
         if scores is not None and scores.complete and not scores.told and self.error is None:
             event.prompt_logprobs = scores.entries
         prefill, admitted = self.prefill, self.prefill.admitted_at

@@ -1,9 +1,8 @@
 """Forward passes of the stock model over packed work, with our attention in every layer.
 
-The load-time probe: does reading a segment at a shift give what computing it there would give?
-
-It holds for rotary positions and for ALiBi, because scores depend on differences alone, and without positions. A model
-that does anything to its keys after the rotation fails the probe, and shifts are refused for it.
+The probe at load time checks that reading a segment at a shift gives the same result as computing it there. That holds
+for rotary positions, for ALiBi, and without positions, because scores depend on distances only. A model that changes
+its keys after the rotation fails the probe, and shifts are refused for it.
 """
 
 from __future__ import annotations
@@ -33,11 +32,14 @@ from inlay.slots import SlotRange, cut
 
 
 class Runner:
-    """Runs work through the model. Keys and values go to the backend's pool; logits come back where asked for.
+    """Runs work through the model. KV goes to the backend's pool, and the requested logits are returned.
 
-    slots: how many token slots that pool has. record: what records passes of few rows; None for CUDA graphs, on a GPU.
-    adapters: what work may name; None for none. kv_dtype: of keys and values in the pool; None for the model's.
-    compile: whether the model runs through ``torch.compile``, where ``check_compilable`` lets it.
+    Args:
+        slots: the pool's number of token slots.
+        record: records passes of few rows; None for CUDA graphs on a GPU.
+        adapters: the adapters that work may name; None for none.
+        kv_dtype: of the KV in the pool; None for the model's dtype.
+        compile: run the model through ``torch.compile`` where ``check_compilable`` allows it.
     """
 
     def __init__(
@@ -55,7 +57,7 @@ class Runner:
         self.backend = backend
         self._adapters = adapters or Adapters(loaded.model, ())
         self.storage = backend.make_pool(loaded.spec.shapes, kv_dtype or loaded.model.dtype, slots)
-        self.graphs = pass_graphs(backend, self._forward, record)  # None where passes are not recorded
+        self.graphs = pass_graphs(backend, self._forward, record)  # None if passes are not recorded
 
     @property
     def vocabulary(self) -> int:
@@ -70,13 +72,16 @@ class Runner:
         ids: Tensor | None = None,
         await_layer: Callable[[int], None] | None = None,
     ) -> Tensor:
-        """One forward pass over packed work.
+        """Run one forward pass over packed work.
 
-        rows: the packed rows whose logits are wanted.
-        plan: the plan of just this work, where the caller has it already.
-        ids: the work's, (rows,), int64, on the device, where the host does not know them.
-        await_layer: see PassContext; a pass with it is launched as it is, neither recorded nor compiled.
-        Returns (len(rows), vocabulary) in the model's dtype.
+        Args:
+            rows: the packed rows with logits.
+            plan: the plan of this work, if the caller has it.
+            ids: the token ids, (rows,), int64, on the device, if the host does not know them.
+            await_layer: see PassContext. A pass with it is neither recorded nor compiled.
+
+        Returns:
+            Logits, (len(rows), vocabulary), in the model's dtype.
         """
         plan = plan or build_plan([w.part for w in work])
         watched, first = [], 0
@@ -97,17 +102,22 @@ class Runner:
 
     @property
     def check_layer(self) -> int:
-        """The layer whose keys tell how tokens change where they stand (CacheBlend, arXiv 2405.16444): a third of the
-        way up, but not the first one, whose keys follow from the token alone, if there is another."""
+        """The layer whose keys measure how tokens change in context (CacheBlend, arXiv 2405.16444): a third of the way
+        up.
+
+        It is not the first layer unless there is only one, because the first layer's keys depend on the token alone.
+        """
         layers = len(self.storage.keys)
         return min(max(1, layers // 3), layers - 1)
 
     def check_cost(self, tokens: int) -> int:
-        """How many tokens through all layers take as long as these through the ones below the check layer."""
+        """The number of tokens through all layers that costs as much as these through the layers below the check
+        layer.
+        """
         return -(-tokens * self.check_layer // len(self.storage.keys))
 
     def run_to_check(self, work: Sequence[Work]) -> None:
-        """Run packed work to the keys of the check layer: keys and values of the layers above are not written."""
+        """Run packed work up to the keys of the check layer. No KV is written for higher layers."""
         plan = build_plan([w.part for w in work])
         context = PassContext(self.backend, self.storage, plan, self._loaded.spec, last_layer=self.check_layer)
         with on_device(self.backend.device), suppress(EndOfPassError):
@@ -116,7 +126,9 @@ class Runner:
     def key_deviation(
         self, here: npt.NDArray[np.int64], stored: npt.NDArray[np.int64], shift: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.float32]:  # (tokens,)
-        """How far keys of the check layer are apart in two places, slots (tokens,), the first ``shift`` further on."""
+        """The distance between the check layer's keys at two places, given as slots (tokens,). The first is
+        ``shift`` further on.
+        """
         kv_heads, _, head_dim = self.storage.keys[self.check_layer].shape
         some = max(1, BLOCK_BYTES // (4 * kv_heads * head_dim))
         blocks = [slice(at, at + some) for at in range(0, len(here), some)]
@@ -136,16 +148,17 @@ class Runner:
         return moved
 
     def _adapted(self, work: Sequence[Work]) -> list[tuple[bytes, int]]:
-        """The adapter of each stretch of rows, and how many these are; none where nobody can have named one."""
+        """(adapter, number of rows) for each piece of work; empty without adapters."""
         return [(w.adapter, w.part.rows) for w in work] if self._adapters else []
 
     def _run(
         self, ids: list[int] | Tensor, rows: Sequence[int], context: PassContext, adapted: Sequence[tuple[bytes, int]]
     ) -> Tensor:
-        """adapted: see ``_adapted``."""
+        """Upload the inputs and run the model. ``adapted``: see ``_adapted``."""
         self.backend.prepare(context.plan)
         device = self.backend.device
-        positions = upload(context.plan.positions.copy(), device)  # which grows in place, step by step
+        # copied, because the plan's array is advanced in place
+        positions = upload(context.plan.positions.copy(), device)
         wanted = upload(np.array(rows, dtype=np.int64), device)
         known = ids if isinstance(ids, Tensor) else upload(np.array(ids, dtype=np.int64), device)
         with self._adapters.applied(adapted, rows):
@@ -156,10 +169,10 @@ class Runner:
         return self._compute(ids, positions, PassContext(self.backend, self.storage, plan, self._loaded.spec), rows)
 
     def _compute(self, ids: Tensor, positions: Tensor, context: PassContext, rows: Tensor | None) -> Tensor:
-        """The model's logits. ids, positions: (rows,). rows: the ones wanted; None for all."""
+        """The model's logits. ``ids`` and ``positions`` are (rows,); ``rows`` have logits, None for all."""
         whole = context.plain and context.await_layer is None
         model, name = self._loaded.model, IMPLEMENTATION
-        if self._compiled is not None and whole:  # others leave the layers on their way, or wait there
+        if self._compiled is not None and whole:  # other passes stop between layers or wait there
             model, name = self._compiled, OPAQUE
         with torch.inference_mode(), attention_implementation(self._loaded.model, name):
             output = model(
@@ -176,29 +189,34 @@ class Runner:
 _HEAD, _TAIL = 16, 8
 _START, _SHIFT = 53, 41
 
-#: How many texts may fail: rounding can choose other experts for a token, wrong frequencies are wrong for every text.
+#: Number of probe texts, of which one must pass. Rounding can change a token's experts in single texts; wrong
+#: frequencies fail all texts.
 _TEXTS = 8
 
-#: How far logits may be off, as a share of their spread. Rounding alone gives 1e-5 in fp32 and 0.03 in bf16
-#: and int8, and 0.03 to 0.24 in fp8, where the least of some texts is within the same.
+#: Tolerated error of logits, as a share of their spread. Rounding alone gives 1e-5 in fp32 and 0.03 in bf16 and int8.
+#: In fp8 it gives 0.03 to 0.24, and the least over some texts stays within the same bound.
 TOLERANCE = {torch.float32: 1e-3} | dict.fromkeys((torch.bfloat16, torch.int8, torch.float8_e4m3fn), 0.15)
 
 
 def check_compiled(spec: ModelSpec, runner: Runner, pool: KVPool) -> None:
-    """Raise ParameterError where a compiled model does not run, or gives other logits than it does uncompiled.
+    """Check that the compiled model runs and gives the same logits as the uncompiled one.
 
-    That compiles it, for passes of several rows and of one. Raises CapacityError where the pool cannot hold the passes.
+    This compiles it for passes of several rows and of one.
+
+    Raises:
+        ParameterError: compiling fails or changes the logits.
+        CapacityError: the pool is too small for the passes.
     """
     runs = pool.allocate(_HEAD)
     if runs is None:
         raise _too_small(pool, _HEAD)
     model, graphs, found = runner._compiled, runner.graphs, []
-    runner.graphs = None  # which would play a recording of either for both
+    runner.graphs = None  # a recording would be replayed for both models
     try:
         for runner._compiled in (model, None):
             found.append(torch.cat([_whole(0, probe_ids(spec, 0)[:rows], runner, runs) for rows in (_HEAD, _TAIL, 1)]))
         off = max(error_of(one, other) for one, other in zip(*found, strict=True))
-    except (RuntimeError, ImportError, NotImplementedError) as error:  # those of the compiler's are of the first kind
+    except (RuntimeError, ImportError, NotImplementedError) as error:  # the compiler's errors are RuntimeErrors
         reason = str(error).strip().splitlines()[:1]
         raise ParameterError(
             f"compile is set, and torch.compile fails at this model: {type(error).__name__}: {' '.join(reason)[:300]}; "
@@ -214,9 +232,9 @@ def check_compiled(spec: ModelSpec, runner: Runner, pool: KVPool) -> None:
 
 
 def why_not_shift(spec: ModelSpec, runner: Runner, pool: KVPool) -> str | None:
-    """The reason why segments of this model cannot be read at a shift; None where they can.
+    """The reason why this model's segments cannot be read at a shift; None if they can.
 
-    Raises CapacityError where the pool cannot hold the probe.
+    Raises CapacityError if the pool is too small for the probe.
     """
     if spec.why_fixed is not None:
         return spec.why_fixed
@@ -237,9 +255,11 @@ def why_not_shift(spec: ModelSpec, runner: Runner, pool: KVPool) -> str | None:
 
 
 def check_adapters(adapters: Adapters, spec: ModelSpec, runner: Runner, pool: KVPool) -> None:
-    """Raise ModelError where a pass does not call the layers that adapters adapt, as they count on.
+    """Check that a pass calls the adapted layers as the adapters expect.
 
-    Raises CapacityError where the pool cannot hold the pass.
+    Raises:
+        ModelError: it does not.
+        CapacityError: the pool is too small for the pass.
     """
     if not adapters:
         return
@@ -260,7 +280,7 @@ def _too_small(pool: KVPool, tokens: int) -> CapacityError:
 
 
 def _change(spec: ModelSpec, runner: Runner, runs: tuple[SlotRange, ...], text: int) -> float:
-    """How far a shift moves the last logits of a text, and how far moving all of it does: the worse of the two."""
+    """The larger error of a text's last logits from two changes: reading its head at a shift, and moving all of it."""
     ids = probe_ids(spec, text)
     here = _whole(0, ids, runner, runs)
     moved = error_of(_whole(_SHIFT, ids, runner, runs), here)
@@ -268,18 +288,18 @@ def _change(spec: ModelSpec, runner: Runner, runs: tuple[SlotRange, ...], text: 
 
 
 def probe_ids(spec: ModelSpec, text: int) -> tuple[int, ...]:
-    """A text of the probes, by its number."""
+    """A probe text by number."""
     generator = torch.Generator().manual_seed(1 + text)
     return tuple(torch.randint(0, min(spec.vocab_size, 1 << 15), (_HEAD + _TAIL,), generator=generator).tolist())
 
 
 def _whole(start: int, ids: tuple[int, ...], runner: Runner, runs: tuple[SlotRange, ...]) -> Tensor:
-    """The last logits of a prompt that is computed whole, from position ``start`` on."""
+    """The last logits of a prompt that is computed in one piece, from position ``start`` on."""
     return runner.run([Work(ids, Part.of(start, len(ids), (), cut(runs, 0, len(ids))))], [len(ids) - 1])
 
 
 def _shifted(ids: tuple[int, ...], runner: Runner, runs: tuple[SlotRange, ...]) -> Tensor:
-    """The same, where the head is encoded at one place and read from another."""
+    """The last logits of a prompt whose head is encoded at one position and read from another."""
     head, tail = cut(runs, 0, _HEAD), cut(runs, _HEAD, _TAIL)
     runner.run([Work(ids[:_HEAD], Part.of(_START, _HEAD, (), head))], [])
     context = items_at(head, _START, _SHIFT)
@@ -288,7 +308,7 @@ def _shifted(ids: tuple[int, ...], runner: Runner, runs: tuple[SlotRange, ...]) 
 
 
 def error_of(logits: Tensor, expected: Tensor) -> float:
-    """How far logits are off, as a share of their spread."""
+    """The error of logits as a share of their spread."""
     logits, expected = logits.float(), expected.float()
     spread = (expected - expected.mean()).norm().clamp_min(1e-9)
     return float((logits - expected).norm() / spread)

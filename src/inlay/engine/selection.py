@@ -1,4 +1,4 @@
-"""What the pass finds out that chooses a prompt's repaired tokens: how much each token of its modules matters."""
+"""Token selection: a pass that measures the tokens of a prompt's modules, to choose those to recompute."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ from inlay.slots import SlotRange, cut
 
 
 def place_of(run: TokenRun) -> tuple[bytes, int]:
-    """What a run of tokens is found by, wherever it ends."""
+    """The identity of a run's start, wherever the run ends."""
     return run.digest, run.start
 
 
 class Selection:
-    """One such pass, from its allocation on.
+    """One selecting pass.
 
-    splice: what it attends to and computes. allocation: its own, of which nothing is taken yet.
+    Args:
+        splice: its composed prompt.
+        allocation: its own, with no work taken yet.
     """
 
     def __init__(self, repair: Repair, splice: Splice, allocation: SequenceAllocation) -> None:
@@ -45,27 +47,28 @@ class Selection:
             prefill.left = replace(prefill.left, mass=self._mass, check=repair.by_keys)
 
     def cost(self, chosen: Splice, runner: Runner) -> int:
-        """Passes of one token through all layers; see Usage.selecting_tokens.
+        """The cost in tokens through all layers; see Usage.selecting_tokens.
 
-        chosen: what is read now that it is known: what has been computed of that already is computed once.
+        Args:
+            chosen: the final composed prompt. Work of this pass that it reuses is not counted.
         """
         kept = {place_of(part.run) for part in chosen if not isinstance(part, Cached) and part.run is not None}
         tokens = sum(tokens for run, tokens in self._computed if run is None or place_of(run) not in kept)
         return tokens if self._mass is not None else runner.check_cost(tokens)
 
     def scores(self, store: SegmentStore, runner: Runner) -> Scores:
-        """What it has found out, now that all of it is computed."""
+        """The measured scores, once the whole pass is computed."""
         if self._mass is not None:
             at = self._mass.by_position
             return {part.start: at[part.start : part.start + part.length] for part in inexact_modules(self._splice)}
-        compared: list[tuple[int, npt.NDArray[np.int64]]] = []  # of each module its start, and columns for each token
+        compared: list[tuple[int, npt.NDArray[np.int64]]] = []  # per module: its start, and one column per token
         taken = 0
         for before, part in zip((None, *self._splice), self._splice, strict=False):
             if not isinstance(part, Fresh):
                 continue
             if isinstance(before, Cached) and before.start == part.start:
                 stored = store.get(before.spec)
-                if stored is not None:  # else another copy of it was found, which went meanwhile
+                if stored is not None:  # otherwise another copy was read, which is gone now
                     here = _numbers(cut(self._tail, taken, len(part.ids)))
                     there = _numbers(cut(stored.slots, before.first, before.length))
                     shift = np.full_like(here, before.start - before.first - before.spec.start)

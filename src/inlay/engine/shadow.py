@@ -1,11 +1,11 @@
-"""Shadow sampling: a share of the answers that have read approximations, run again in full in idle time.
+"""Shadow sampling: a sample of answers that read approximations is compared with full prefill, in idle time.
 
-An answer that was chosen is run twice more, told what to say: once over the splice that it was given on, and once over
-its prompt computed whole. What the model expected at each step of the two says how far reuse has taken the answer from
-full prefill (drift.py). Of an answer nothing is kept for that but its prompt's tokens, its splice and its first tokens.
+A sampled answer runs twice more with its tokens forced: once over its own composed prompt, and once over the fully
+computed prompt. The model's distributions at each step give the divergence from full prefill (drift.py). Only the
+prompt's tokens, the composed prompt and the first tokens of the answer are kept for this.
 
-Nobody waits for it, and nothing of it is kept or found by anybody. Where a request comes, what is begun gives back its
-room, and that run begins again later. It takes room in the pool as a request does, an eighth of it at most.
+Requests never wait for it, and its KV is not stored. When a request arrives, the current run releases its slots and
+starts again later. It allocates from the pool like a request, at most an eighth of it.
 """
 
 from __future__ import annotations
@@ -31,21 +31,20 @@ from inlay.prompt.request import EngineRequest
 from inlay.prompt.splice import Cached, Fresh, Splice
 from inlay.types import DROP_REASONS, ShadowStats
 
-#: Of an answer, so many tokens are compared at most.
+#: Most tokens of an answer that are compared.
 _MOST_STEPS = 64
-#: So many answers wait at most, with so many tokens; of the salt that has most, the one that has waited for longest
-#: goes first.
+#: Limits of waiting answers and of their tokens. The oldest of the salt with the most is dropped first.
 MOST_WAITING, _MOST_TOKENS = 64, 2**18
-#: So often a run is begun before it is left, since requests keep coming.
+#: Starts of a run before it is dropped because requests keep coming.
 _MOST_TRIES = 16
-#: So many numbers are kept of what the model expected in the first run, and are compared in one pass.
+#: Numbers of the first run's distributions that are kept, and that are compared in one pass.
 _KEPT, _AT_ONCE = 2**24, 2**20
-_PART = 8  # of the pool, that a run may take: one in so many
+_PART = 8  # a run may take this fraction of the pool: 1 / _PART
 
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """An answer that is to be compared. splice: what it was given on. said: its first tokens."""
+    """An answer to compare. ``splice`` is its composed prompt; ``said`` are its first tokens."""
 
     request: EngineRequest
     splice: Splice
@@ -61,7 +60,7 @@ class _Sample:
         return Subject(asked.salt, asked.schema, asked.schema_digest, asked.policy)
 
     def as_given(self) -> Splice:
-        """What it attends to, with its answer; the last run is computed in any case, for what the model expects."""
+        """The composed prompt with the answer. The last run is computed in any case, for its distributions."""
         last = self.splice[-1]
         assert isinstance(last, Fresh), "somebody computes the last token of a prompt"
         most = len(last.ids) - 1
@@ -70,7 +69,7 @@ class _Sample:
         return (*self.splice[:-1], *ahead, Fresh((last.ids[-1], *self.said[:-1]), last.start + most))
 
     def in_full(self) -> Splice:
-        """The same without any reuse, and without gaps."""
+        """The same text fully computed, without gaps."""
         *ahead, last = self.request.ids
         run = Fresh((last, *self.said[:-1]), len(ahead))
         return (Fresh(tuple(ahead), 0), run) if ahead else (run,)
@@ -78,11 +77,11 @@ class _Sample:
 
 @dataclass(eq=False, slots=True)
 class _Begun:
-    """A sample of which a run is under way, or will be. allocation: of that run, while it has one. tries: how often it
-    was given one.
+    """A sample in progress. ``allocation`` is that of the current run, and ``tries`` counts its starts.
 
-    given: what the model expected in the first run, log-probabilities (steps, vocabulary), when that is over.
-    rows: those of the run under way. kl, agreeing, steps: of the steps that are compared.
+    ``given`` are the first run's log-probabilities, (steps, vocabulary), once it is over; ``rows`` are those of the
+    current
+    run. ``kl``, ``agreeing`` and ``steps`` cover the steps compared so far.
     """
 
     sample: _Sample
@@ -98,11 +97,14 @@ class _Begun:
 class ShadowSampler(IdleWorker):
     """Compares answers of one store's requests with full prefill.
 
-    drift: counts what comes of it. share: of the answers that have read approximations, 0 to 1. seed: of the choice.
+    Args:
+        drift: collects the comparisons.
+        share: the share of answers that read approximations to sample, 0 to 1.
+        seed: of the sampling.
     """
 
     failure = "an answer could not be compared with full prefill"
-    share = 32  # there may always be something to compare: whoever comes waits for half a pass of it in the mean
+    share = 32  # small passes: there may always be work, and an arriving request waits for half a pass on average
     like_prompts = False
 
     def __init__(
@@ -115,13 +117,13 @@ class ShadowSampler(IdleWorker):
         self._most = store.pool.chunks * store.pool.chunk_size // _PART
         self._most_steps = max(1, min(_MOST_STEPS, _KEPT // runner.vocabulary))
         self._at_once = max(1, _AT_ONCE // runner.vocabulary)
-        self._waiting: OrderedDict[str, deque[_Sample]] = OrderedDict()  # by salt, the one served last at the end
+        self._waiting: OrderedDict[str, deque[_Sample]] = OrderedDict()  # by salt, the last served at the end
         self._begun: _Begun | None = None
         self._samples = 0
         self._dropped = dict.fromkeys(DROP_REASONS, 0)
 
     def answered(self, request: Request) -> None:
-        """Note that a request has ended, whose answer may be chosen."""
+        """Consider a request that has ended for sampling."""
         answer, asked = request.answer, request.prompt.request
         if request.usage is None or request.leader is not None or asked.forced:
             return
@@ -138,7 +140,7 @@ class ShadowSampler(IdleWorker):
             self._dropped["busy"] += 1
 
     def stats(self) -> ShadowStats:
-        """What it did; may be called from any thread."""
+        """Counters and totals. Thread-safe."""
         return ShadowStats(
             waiting=sum(map(len, list(self._waiting.values()))) + (self._begun is not None),
             samples=self._samples,
@@ -149,7 +151,7 @@ class ShadowSampler(IdleWorker):
         )
 
     def clear(self) -> None:
-        """Forget the answers that wait: what they have read is forgotten."""
+        """Drop all waiting answers, because the store forgets the KV that they read."""
         while self._waiting:
             self._take(next(iter(self._waiting)))
             self._dropped["gone"] += 1
@@ -157,7 +159,7 @@ class ShadowSampler(IdleWorker):
             self._leave("gone")
 
     def give_up(self) -> None:
-        """Give back what the pool has lent, since others need the time; the run that was begun begins again later."""
+        """Release pool slots, because requests need the time. The current run starts again later."""
         begun = self._begun
         if begun is not None and begun.allocation is not None:
             begun.allocation.hold.release()
@@ -170,7 +172,7 @@ class ShadowSampler(IdleWorker):
         self._leave("failed")
 
     def _leave(self, reason: str) -> None:
-        """Leave what is begun as it is."""
+        """Drop the current sample."""
         self.give_up()
         self._begun = None
         self._dropped[reason] += 1
@@ -180,7 +182,7 @@ class ShadowSampler(IdleWorker):
         return len(samples) > MOST_WAITING or sum(sample.tokens for sample in samples) > _MOST_TOKENS
 
     def _take(self, salt: str) -> _Sample:
-        """The sample of a salt that has waited for longest; other salts come first from then on."""
+        """Take the oldest sample of a salt and move the salt to the end."""
         waiting = self._waiting.pop(salt)
         sample = waiting.popleft()
         if waiting:
@@ -204,11 +206,11 @@ class ShadowSampler(IdleWorker):
         return False
 
     def _place(self, begun: _Begun) -> str | None:
-        """Give the next run of a sample its room; returns the reason where there is none."""
+        """Allocate the next run of a sample. Returns the reason if that fails."""
         sample = begun.sample
         splice = sample.as_given() if begun.given is None else sample.in_full()
         lookup = look_up(self._store, splice)
-        if lookup.missing:  # of modules that it has read
+        if lookup.missing:  # modules that it read are gone
             return "gone"
         tokens = tail_tokens(splice, lookup) - 1
         if tokens > self._most:
@@ -241,7 +243,7 @@ class ShadowSampler(IdleWorker):
             self._end_run(begun)
 
     def _expected(self, begun: _Begun, rows: Tensor) -> None:
-        """Take what the model expects at the next steps. rows: log-probabilities, (steps, vocabulary)."""
+        """Add the distributions of the next steps: log-probabilities, (steps, vocabulary)."""
         if begun.given is None:
             begun.rows.append(rows)
             return

@@ -1,9 +1,10 @@
-"""Passes of models that are served without reuse: each request's rows go through the stock model with its own cache.
+"""Passes of models that are served without reuse: each request runs through the stock model with its own cache.
 
-What transformers keeps of a text between two calls (keys and values, convolution and recurrent states) hangs on the
-request's allocation, and goes with it. The pool only counts: a slot stands for what a token adds to such a cache.
+The cache from transformers (KV, convolution and recurrent states) belongs to the request's allocation. The pool only
+counts: a slot stands for the cache of one token.
 
-The load-time probe: does a text that comes in pieces, between those of another, give what it gives whole?
+The probe at load time checks that a text in pieces, interleaved with another text, gives the same logits as in one
+piece.
 """
 
 from __future__ import annotations
@@ -25,22 +26,24 @@ from inlay.models.cache_keyword import cache_keyword, returned_cache
 from inlay.models.device import on_device
 from inlay.models.load import LoadedModel
 
-#: The most tokens that run in one call, whose memory grows with them; what follows them comes one by one.
+#: The most tokens in one call, because its memory grows with them. Later tokens then run one by one.
 MOST_WHOLE = 8192
 
-_LONG, _SHORT = 48, 16  # texts by whose caches it is seen what a token adds
+_LONG, _SHORT = 48, 16  # lengths of the texts that measure the cache of a token
 
-#: What code of somebody else's raises where it is called in a way that it was not written for.
+#: Exceptions that third-party code raises when called in an unsupported way.
 _FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, NotImplementedError, AssertionError)
 
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What a stock model keeps of a text.
+    """The size of a stock model's cache.
 
-    bytes_per_token: what each token adds. state_bytes: what there is of it whatever the length.
-    in_steps: whether tokens behind the first call have to come one by one, as the model's code forgets the states when
-        several do. A prompt then waits until it is whole, or MOST_WHOLE of it are there.
+    Attributes:
+        bytes_per_token: bytes per token.
+        state_bytes: bytes independent of the length.
+        in_steps: True if tokens after the first call must run one by one, because the model's code ignores the states
+            when several come. A prompt then waits until it is complete, or until MOST_WHOLE tokens are there.
     """
 
     bytes_per_token: int
@@ -48,10 +51,15 @@ class CacheShape:
     in_steps: bool = False
 
     def room(self, budget: int, requests: int, positions: int) -> tuple[int, int]:
-        """How many requests may run at the same time, and how many tokens' caches a budget in bytes then holds.
+        """How many requests may run at once, and how many tokens of cache a budget in bytes then holds.
 
-        requests, positions: the most of either. Half of the budget at most goes into states where tokens take room too.
-        Raises CapacityError where it does not hold one state.
+        If tokens take room too, at most half of the budget goes to states.
+
+        Args:
+            requests, positions: the most requests, and the most positions of each.
+
+        Raises:
+            CapacityError: the budget does not hold one state.
         """
         for_states = budget // 2 if self.bytes_per_token else budget
         fitting = min(requests, for_states // self.state_bytes) if self.state_bytes else requests
@@ -67,7 +75,7 @@ class CacheShape:
 
 
 class UnsharedRunner(Runner):
-    """Runs work through a stock model, one request's rows after the other's."""
+    """Runs work through a stock model, one request after another."""
 
     def __init__(self, loaded: LoadedModel, backend: Backend) -> None:
         super().__init__(loaded, backend, 0)
@@ -79,7 +87,7 @@ class UnsharedRunner(Runner):
         self._places = "position_ids" in parameters
 
     def probe(self) -> CacheShape:
-        """Find out the shape of caches. Raises ModelError where a text in pieces is not what it is whole."""
+        """Measure the cache. Raises ModelError if a text in pieces gives other logits than in one piece."""
         if self._cache_keyword is None:
             raise self._refusal("it keeps nothing of a text between two calls")
         why = ""
@@ -104,7 +112,7 @@ class UnsharedRunner(Runner):
         return CacheShape(per_token, max(0, short - _SHORT * per_token))
 
     def check_cost(self, tokens: int) -> int:
-        """See Runner.check_cost: no policy that there is for these models ends a pass early."""
+        """See Runner.check_cost. No policy of these models ends a pass early."""
         return tokens
 
     def run(
@@ -115,7 +123,7 @@ class UnsharedRunner(Runner):
         ids: Tensor | None = None,
         await_layer: Callable[[int], None] | None = None,
     ) -> Tensor:
-        """See Runner.run; the plan is for attention in a pool, and nothing comes up into one."""
+        """See Runner.run. The plan and ``await_layer`` are not used."""
         found, first, wanted = [], 0, set(rows)
         device = self.backend.device
         with on_device(device), torch.inference_mode():
@@ -132,7 +140,7 @@ class UnsharedRunner(Runner):
         return logits[[order[row] for row in rows]]
 
     def _continued(self, ids: Tensor, states: SequenceStates, wanted: Sequence[int]) -> Tensor:
-        """The logits of some of the rows behind what a request has run already, (len(wanted), vocabulary)."""
+        """Continue a request and return the logits of the wanted rows, (len(wanted), vocabulary)."""
         if not self.shape.in_steps:
             return self._call(ids, states, wanted)
         before = sum(map(len, states.waiting))
@@ -143,7 +151,7 @@ class UnsharedRunner(Runner):
         if states.cache is not None:
             steps = [self._call(ids[row : row + 1], states, [0] if row in wanted else []) for row in range(len(ids))]
             return torch.cat(steps)
-        if not wanted:  # the end of a prompt wants some
+        if not wanted:  # the last piece of a prompt has wanted rows
             states.waiting.append(ids)
             states.tokens += len(ids)
             return torch.empty(0, self.vocabulary, dtype=self._loaded.model.dtype, device=ids.device)
@@ -182,7 +190,9 @@ class UnsharedRunner(Runner):
         return torch.tensor((ids * -(-tokens // len(ids)))[:tokens], device=self.backend.device)
 
     def _off_in_pieces(self) -> float:
-        """How far pieces of two texts, in turns, are from each of them whole: the least of a few pairs of texts."""
+        """The error of two interleaved texts in pieces against each in one piece: the least over a few pairs of
+        texts.
+        """
         return min(self._off_of(pair) for pair in range(3))
 
     def _off_of(self, pair: int) -> float:
@@ -200,7 +210,7 @@ class UnsharedRunner(Runner):
 
 
 def _states_of(work: Work) -> SequenceStates:
-    """What is kept of the text in front of work. Raises RuntimeError where that is another one."""
+    """The request's state. Raises RuntimeError if it does not end at the start of the work."""
     assert work.states is not None, "work of requests has their states"
     if work.part.start != work.states.tokens:
         raise RuntimeError(f"a part starts at {work.part.start} behind {work.states.tokens} tokens")
@@ -208,7 +218,7 @@ def _states_of(work: Work) -> SequenceStates:
 
 
 def _tensors(kept: Any, seen: set[int]) -> Iterator[Tensor]:
-    """All tensors of what a model has returned, in whatever objects."""
+    """All tensors inside a model's cache object of any type."""
     if id(kept) in seen:
         return
     seen.add(id(kept))

@@ -1,9 +1,9 @@
-"""Arrivals: segments that come up from the host tier layer by layer, and are read before the last layer is there.
+"""Arrivals: segments that load from the host tier layer by layer, and are read before the last layer is resident.
 
-A layer goes up once its checksum holds; who reads it waits for that one alone, and the device for its copy (``wait``).
-Until all layers are up the store does not have the segment: it is read by those who were told of its arrival, in slots
-that they own a share of. Where a layer is damaged or late, the rest is not waited for, and what was computed with it
-is dropped by whoever did (``failed``).
+A layer is copied to the pool once its checksum holds. A reader waits only for that layer, and the device for its copy
+(``wait``). The store lists the segment only when all layers are resident. Until then only the requests that know of the
+arrival read it, in slots that they share. If a layer is damaged or late, the arrival fails (``failed``). The requests
+then drop the results that they computed with it.
 """
 
 from __future__ import annotations
@@ -24,18 +24,21 @@ from inlay.slots import SlotRange, total
 
 
 class Source(Protocol):
-    """A tier whose slabs are read one by one, in any order of segments; see HostTier.reading."""
+    """A tier that reads slabs one by one, in any order of segments; see HostTier.reading."""
 
     def reading(self, asked: SegmentRecord) -> AbstractContextManager[Callable[[int], Slab]]: ...
 
 
 class Arrival:
-    """One segment on its way up.
+    """One segment that is loading.
 
-    done: how many of its tokens the pool has already. slots: for the others. deadline: until when it is waited for, on
-    the clock of ``time.monotonic``.
+    Args:
+        done: the number of its tokens that are resident already.
+        slots: for the other tokens.
+        deadline: the end of the wait, on the clock of ``time.monotonic``.
 
-    stored: the others, as somebody reads them who has a share of the slots; the index does not have that segment.
+    Attributes:
+        stored: the other tokens, for readers that share the slots. This segment is not in the index.
     """
 
     def __init__(
@@ -45,37 +48,42 @@ class Arrival:
         self.done = done
         self.slots = slots
         rest = spec.rest(done)
-        use = Use(len(rest.ids), rest.before.tokens, module=True, frequency=1)  # by whoever computed it
+        # one read, by the computation that made it
+        use = Use(len(rest.ids), rest.before.tokens, module=True, frequency=1)
         self.stored = SegmentRange(Segment(rest, b"", slots, keys, use), 0, total(slots))
         self.failed = False
         self._deadline = deadline
-        self._seen: list[Callable[[], None]] = []  # by layer, what lets the computation see it
+        self._seen: list[Callable[[], None]] = []  # per layer: makes it visible to the computation
         self._news = Condition()
 
     @property
     def begun(self) -> bool:
-        """Whether its first layer is up, or on its way there behind what the device does."""
+        """True if its first layer is resident or queued on the device."""
         return bool(self._seen) and not self.failed
 
     @property
     def late(self) -> bool:
-        """Whether nobody waits for it any more."""
+        """True if it has failed or its deadline is over."""
         return self.failed or time.monotonic() > self._deadline
 
     def put(self, seen: Callable[[], None]) -> None:
-        """Note that the next layer goes up. seen: what lets the computation see it; see KVStorage.put_slab."""
+        """Record that the next layer is being copied.
+
+        Args:
+            seen: makes the layer visible to the computation; see KVStorage.put_slab.
+        """
         with self._news:
             self._seen.append(seen)
             self._news.notify_all()
 
     def fail(self) -> None:
-        """Note that no further layer comes."""
+        """Record that no further layer comes."""
         with self._news:
             self.failed = True
             self._news.notify_all()
 
     def wait(self, layer: int) -> None:
-        """Let the computation that is begun next see a layer; at once where the segment has failed, or is late."""
+        """Make a layer visible to the next computation. Returns at once if the arrival has failed or is late."""
         with self._news:
             left_s = self._deadline - time.monotonic()
             if not self._news.wait_for(lambda: self.failed or len(self._seen) > layer, max(0.0, left_s)):
@@ -95,9 +103,14 @@ def bring_by_layer(
     missed: Callable[[SegmentSpec, Miss], None],
     begun: Callable[[], None],
 ) -> list[Arrival]:
-    """Bring segments up, a layer of all of them before the next one; returns those that are there, wholly.
+    """Load segments, one layer of all of them before the next layer.
 
-    missed: told of each of the others, and why. begun: told when their first layers are on their way.
+    Args:
+        missed: called for each segment that fails, with the reason.
+        begun: called when the first layers are on their way.
+
+    Returns:
+        The arrivals that are wholly resident.
     """
     left = {each: _layers(each, source, memory, record_of(each.spec)) for each in arrivals}
     there: list[Arrival] = []
@@ -115,7 +128,7 @@ def bring_by_layer(
                     begun()
         there = list(left)
     finally:
-        for each, layers in left.items():  # the copies have ended, so what they read may go
+        for each, layers in left.items():  # the copies have ended, so their sources may be released
             if each in there:
                 next(layers, None)
             else:
@@ -125,7 +138,7 @@ def bring_by_layer(
 
 
 def _layers(arrival: Arrival, source: Source, memory: SlabMemory, asked: SegmentRecord) -> Generator[None, None, None]:
-    """The layers of one segment, put one by one."""
+    """Copy the layers of one segment, one per step."""
     with source.reading(asked) as slab_of:
         for layer in range(len(memory.layers)):
             slab = slab_of(layer)

@@ -1,11 +1,10 @@
-"""What a store holds, as changes that others follow: for a router that chooses among the stores of several engines.
+"""The changes of a store, for a router that chooses among the stores of several engines.
 
-What is told of a segment is where it ends: the first 8 bytes of the sha256 that names the place behind it, which no
-other text has, and no other context of the same text. Text that was no module may be read up to any token, so it is
-told at every border of its record as well.
+A segment is reported by its end: the first 8 bytes of the sha256 of the node behind it. The node is unique to the text
+and its context. Text outside modules may be read up to any token, so every border of its record is reported too.
 
-Changes are numbered. Who has heard of all up to one number asks for those behind it; who has missed too many, or
-followed another store, gets all that is held.
+Changes are numbered. A reader asks for the changes behind the last number it knows. If it has missed too many, or has
+followed another store, it gets the full contents.
 """
 
 from __future__ import annotations
@@ -22,35 +21,37 @@ from inlay.kv.identity import KeyMaker, TokenRun
 from inlay.kv.segment import Segment
 
 _KEY_BYTES = 8
-_MOST_CHANGES = 65_536  # that are remembered; who is further behind gets all that is held
+_MOST_CHANGES = 65_536  # remembered changes; a reader further behind gets the full contents
 
 
 def end_key(run: TokenRun, keys: KeyMaker) -> int:
-    """The key of what stands up to the last token of a run."""
+    """The key of the text up to the last token of a run."""
     rest = run.rest(len(run.ids))
     return short_key(keys.place(rest.digest, rest.start))
 
 
 def border_keys(run: TokenRun, keys: KeyMaker) -> Iterator[tuple[int, int]]:
-    """Within a run, the keys of what stands up to each border of its record: (tokens up to there, key)."""
+    """Yield (tokens, key) for the text up to each border of a run's record."""
     for tokens, record in run.borders():
         end = run.start + tokens
         yield tokens, short_key(keys.place(record.digest(end), end))
 
 
 def short_key(digest: bytes) -> int:
-    """The beginning of a sha256, as a number. Of what tiers have, that is of the segment's own key."""
+    """The first 8 bytes of a sha256, as a number. For segments in tiers, that is of the segment's own key."""
     return int.from_bytes(digest[:_KEY_BYTES], "little")
 
 
 @dataclass(frozen=True, slots=True)
 class StoreChanges:
-    """What has changed in one store.
+    """The changes of one store.
 
-    epoch: which store, of which process; a new one begins anew. first, last: numbers of the changes; ``first`` is how
-        many the reader had heard of. whole: whether ``added`` is all that is held, and what was known before is void.
-    added, removed: keys of what is in the pool now and was not, and the other way round.
-    below: keys of what the tiers below have, where that has changed; None where it has not.
+    Attributes:
+        epoch: identifies the store and its process; a new store starts over.
+        first, last: change numbers; ``first`` is the last one that the reader knew.
+        added, removed: keys that entered or left the pool.
+        below: keys in the tiers below, if they have changed; else None.
+        whole: True if ``added`` is the full contents and replaces everything known before.
     """
 
     epoch: int
@@ -63,9 +64,11 @@ class StoreChanges:
 
 
 class ChangeLog:
-    """Follows one store. ``added`` and ``removed`` are called on the engine's turn, the rest on any thread.
+    """Follows one store. ``added`` and ``removed`` need the engine lock; all else is thread-safe.
 
-    keys: of the store. most: how many changes are remembered.
+    Args:
+        keys: the store's keys.
+        most: the number of changes to remember.
     """
 
     def __init__(self, keys: KeyMaker, most: int = _MOST_CHANGES) -> None:
@@ -73,7 +76,7 @@ class ChangeLog:
         self._keys = keys
         self._most = most
         self._told: dict[Segment, array[int]] = {}
-        self._held: dict[int, int] = {}  # key → how many segments it is told of
+        self._held: dict[int, int] = {}  # key → how many segments report it
         self._recent: deque[tuple[int, bool]] = deque(maxlen=most)
         self._last = 0
         self._below: array[int] = array("Q")
@@ -105,17 +108,17 @@ class ChangeLog:
                     self._note(key, False)
 
     def set_below(self, keys: Iterable[int]) -> None:
-        """Take note of all that the tiers below the pool have."""
+        """Set the full list of keys in the tiers below the pool."""
         below = array("Q", sorted(keys))
         with self._lock:
             if below != self._below:
                 self._below = below
                 self._last += 1
-                self._recent.append((0, False))  # a change of no key: whoever has heard of it has heard of the tiers
+                self._recent.append((0, False))  # a change without a key: it numbers the change of the tiers
                 self._below_changed = self._last
 
     def since(self, epoch: int, number: int) -> StoreChanges:
-        """What somebody does not know who has heard of all changes up to that number. epoch: 0 for nothing heard."""
+        """The changes after ``number``. ``epoch`` is 0 for a new reader."""
         with self._lock:
             missed = self._last - number
             if epoch != self.epoch or missed < 0 or missed > len(self._recent):

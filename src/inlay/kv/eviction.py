@@ -1,12 +1,11 @@
-"""Which keys and values go when the pool is full: those that a policy ranks least, and no more of them than are needed.
+"""Chooses the chunks to evict when the pool is full: those that the policy ranks lowest, and no more than needed.
 
-Segments go from their ends: a chunk of a segment is of use only together with all that stands before it. So a newcomer
-that is one chunk short takes one chunk of the segment that ranks least, and the rest stays.
+Segments are evicted from their ends, because a chunk is useless without the text before it. A request that is one
+chunk short takes one chunk of the lowest-ranked segment, and the rest stays.
 
-What is stored comes and goes for as long as the engine runs, and chunks that go one by one would leave no two free ones
-side by side. So among those that would go soon in any case, chunks go first that make long runs together; and a large
-pool lets a few more go than are needed, so that a sequence may find the chunk behind its last one free. What that does
-is measured by ``lab/benchmarks/pool_runs.py``.
+Evicting single chunks would fragment the pool over time. So among the chunks that are due soon, those that form long
+runs go first. A large pool evicts a few spare chunks, so that a sequence may find the next chunk free.
+``lab/benchmarks/pool_runs.py`` measures the effect.
 """
 
 from __future__ import annotations
@@ -19,20 +18,24 @@ from inlay.kv.pool import KVPool
 from inlay.kv.segment import Segment
 from inlay.kv.use_order import UseOrder
 
-#: How many more chunks go than are needed: this part of the pool, and no more than that.
+#: Spare chunks to evict: this part of the pool, and at most this many.
 _SPARE, _MOST_SPARE = 1 / 32, 256
-#: Of so many times that, those go that lie together: they would be the next.
+#: Candidates are this many times the spare chunks; those that lie side by side go.
 _ALIKE = 4
 
 
 def victims(
     segments: UseOrder[Segment], chunks: int, pool: KVPool, may_go: Callable[[Segment], bool] | None = None
 ) -> list[tuple[Segment, int]]:
-    """Segments, each with how many of its tokens may stay, whose ends free ``chunks`` chunks; none if they can't.
+    """Segments to shorten so that ``chunks`` chunks become free, each with the number of tokens to keep.
 
-    In the order given, but for what is said above, and never what is held. A chunk is free when all its owners
-    have gone, so a segment alone may free none, and one whose chunks others keep stays: its going would free nothing.
-    may_go: None for all of them.
+    Empty if that many chunks cannot be freed. Tokens with references stay. A chunk is free when all its owners are
+    gone,
+    so a segment stays if other owners keep its chunks.
+
+    Args:
+        segments: the eviction queue. Its order decides, except for the two rules in the module docstring.
+        may_go: excludes segments; None for no exclusion.
     """
     spare = min(int(pool.chunks * _SPARE), _MOST_SPARE)
     oldest = _Oldest(pool, chunks + _ALIKE * spare)
@@ -46,7 +49,7 @@ def victims(
 
 
 def next_to_go(segments: UseOrder[Segment], chunks: int, pool: KVPool) -> list[Segment]:
-    """The first segments in the order given whose ends would free that many chunks; all where there are fewer."""
+    """The first segments of the eviction queue whose ends free ``chunks`` chunks; all if there are fewer."""
     oldest, found = _Oldest(pool, chunks), []
     with segments.next() as ordered:
         for segment in ordered:
@@ -58,9 +61,9 @@ def next_to_go(segments: UseOrder[Segment], chunks: int, pool: KVPool) -> list[S
 
 @dataclass(eq=False, slots=True)
 class _End:
-    """The end of a segment: its chunks from the last on, each with the first of its tokens that lies in it.
+    """The end of a segment: (first token, chunk) from the last chunk on.
 
-    behind: the ends of what follows this segment, which would be found no more without it. gone: how many chunks go.
+    ``behind`` are the ends of the segments that follow and are unreachable without it. ``gone`` counts evicted chunks.
     """
 
     segment: Segment
@@ -70,23 +73,23 @@ class _End:
 
 
 class _Oldest:
-    """The ends of the segments that go first, as many as free ``most`` chunks.
+    """The ends of the first segments in the eviction queue, enough to free ``most`` chunks.
 
-    freeable: those chunks: all their owners are among these ends.
+    ``freeable`` are these chunks: all their owners are among these ends.
     """
 
     def __init__(self, pool: KVPool, most: int) -> None:
-        self.freeable: dict[int, None] = {}  # those that go first first
+        self.freeable: dict[int, None] = {}  # in eviction order
         self._pool = pool
         self._most = most
-        self._owners: dict[int, list[tuple[_End, int]]] = {}  # chunk → the ends that hold it, and where in them
-        self._places: dict[bytes, list[_End]] = {}  # where the index keeps them
-        self._left: Counter[int] = Counter()  # chunk → how many of its owners go
+        self._owners: dict[int, list[tuple[_End, int]]] = {}  # chunk → the ends that own it, and its place in them
+        self._places: dict[bytes, list[_End]] = {}  # by index node
+        self._left: Counter[int] = Counter()  # chunk → how many of its owners are evicted
 
     def add(self, segment: Segment) -> bool:
-        """The next segment in the order. Returns whether there is any need for more."""
+        """Add the next segment of the queue. Returns True if more are needed."""
         held = segment.held
-        # What follows a segment comes before it (see UseOrder), so it has been here.
+        # UseOrder yields the segments behind this one first, so their ends are known.
         end = _End(segment, [], self._places.get(segment.behind, []))
         self._places.setdefault(segment.place, []).append(end)
         for first, chunk in _from_its_end(segment, self._pool.chunk_size):
@@ -100,11 +103,11 @@ class _Oldest:
         return len(self.freeable) < self._most
 
     def choose(self, chunks: int) -> list[tuple[Segment, int]]:
-        """As ``victims``: what frees that many, or all there are."""
+        """As ``victims``: free that many chunks, or all there are."""
         freed: set[int] = set()
         touched: dict[_End, None] = {}
         for run in self._runs(chunks):
-            for chunk in reversed(run):  # most segments end where their slots have the highest numbers
+            for chunk in reversed(run):  # most segments end at their highest slots
                 if len(freed) >= chunks:
                     break
                 for end, at in self._owners[chunk]:
@@ -112,7 +115,7 @@ class _Oldest:
         return [(end.segment, end.chunks[end.gone - 1][0]) for end in touched]
 
     def _let_go(self, end: _End, chunks: int, touched: dict[_End, None], freed: set[int]) -> None:
-        """Chunks of an end, and all that follows it."""
+        """Evict the first ``chunks`` chunks of an end, and all that follows it."""
         todo = [(end, chunks)]
         while todo:
             end, chunks = todo.pop()
@@ -126,7 +129,7 @@ class _Oldest:
             touched[end] = None
 
     def _runs(self, chunks: int) -> list[range]:
-        """What can be freed, as runs of chunks: first the shortest that is long enough, then the longest ones."""
+        """The freeable chunks as runs: the shortest that is long enough, or else all, longest first."""
         runs: list[range] = []
         for chunk in sorted(self.freeable):
             if runs and runs[-1].stop == chunk:
@@ -140,9 +143,9 @@ class _Oldest:
 
 
 def _from_its_end(segment: Segment, size: int) -> Iterator[tuple[int, int]]:
-    """The chunks of a segment from its last on, each with the first of its tokens that lies in it."""
+    """The chunks of a segment from its last on, each with its first token of the segment."""
     end = segment.tokens
-    last: tuple[int, int] | None = None  # two runs of one chunk may follow each other
+    last: tuple[int, int] | None = None  # two consecutive slot ranges may share a chunk
     for run in reversed(segment.slots):
         end -= run.length
         for chunk in range((run.end - 1) // size, run.first // size - 1, -1):

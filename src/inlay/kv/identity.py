@@ -1,10 +1,10 @@
-"""Identity: a segment is identified by what it could attend to.
+"""Identity: a segment is identified by the text that it could attend to.
 
-A Context is the flattened record of the tokens that stand before a segment: each one's id, its distance from the token
-before it, and how its own KV was made. Because the record is a stream of tokens, cutting or joining segments never
-changes it. Its digest, with the distance to the segment's first token, is the segment's context digest.
+A Context is the flattened record of the tokens in front of a segment. It holds each token's id, its distance from the
+previous token, and how its KV was made. Cutting or joining segments never changes this stream of tokens. The context
+digest hashes the record and its distance to the segment's first token.
 
-Nothing here knows where keys and values lie, or needs torch: whoever prepares prompts can name segments.
+This module needs no torch and knows no KV, so a prompt can be prepared and named without a model.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ import numpy as np
 from inlay.errors import ParameterError
 
 EMPTY = b""
-LOSSLESS = "none"  # the codec of keys and values as they were computed
-ROUNDED = ("int8", "fp8")  # KV dtypes over which a model is another one than over its own
+LOSSLESS = "none"  # the codec of KV as it was computed
+ROUNDED = ("int8", "fp8")  # KV dtypes that count as another model
 
-_VERSION = 1  # of what is hashed and of what is written: other records never have the digest of these
+_VERSION = 1  # of the hash and of the byte format; other versions never give the same digests
 _GROUP, _BREAK, _SALT, _REPAIR, _CODEC, _DIGEST, _BYTES, _ADAPTER, _MODEL = (
     b"inlay context %d %-6b" % (_VERSION, kind)
     for kind in (b"group", b"break", b"salt", b"repair", b"codec", b"digest", b"bytes", b"adapt", b"model")
 )
-_RECORD_BYTES = 8  # of one token: its id and its distance from the token before, 4 bytes each
+_RECORD_BYTES = 8  # per token: its id and its distance from the previous token, 4 bytes each
 _GROUP_TOKENS = 64
 _GROUP_BYTES = _GROUP_TOKENS * _RECORD_BYTES
-#: Version, flags, tokens, end, chain; the adapter where there is one, pending records and a checksum follow.
+#: Version, flags, tokens, end, chain. The adapter (if any), pending records and a checksum follow.
 _WRITTEN = struct.Struct("<BBQQ32s")
 _PRIVATE, _ADAPTED = 1, 2
 _ADAPTER_BYTES = 32
@@ -43,25 +43,27 @@ _CHECKSUM_BYTES = 8
 class Context:
     """An immutable record of tokens in attention order, of constant size. ``Context()`` is the empty one.
 
-    A record is public until ``keep_private`` makes it somebody's: from there on, others' records differ from it even
+    A record is public until ``keep_private`` adds a cache salt. From there on, records with other salts differ even
     where their tokens are the same.
 
-    The stream is hashed in groups, each with the hash up to it: 64 tokens are a group, and so is, before its time, what
-    stands in front of a token that was made under another context, or of where the record becomes private. So the
-    groups depend on the stream alone, not on the pieces that it came in. What is hashed begins with its kind.
+    The stream is hashed in groups, each together with the hash up to it. A group has 64 tokens. It ends early before a
+    token that was made under another context, and where the record becomes private. So the groups depend on the stream
+    alone, not on its pieces. Every hash input begins with its kind.
 
-    A record that begins ``under`` an adapter says so before all else, so that nothing that was made with one is taken
-    for what was made with another, or with the model alone.
+    A record that begins ``under`` an adapter hashes the adapter first. So KV made with one adapter never matches KV
+    made
+    with another adapter or with the model alone.
 
-    Of tokens that were made under one context, some may be computed anew where they stand: the stream then says before
-    all of them which ones (``repaired``), and they are no breaks in it.
+    Some tokens made under one context may be recomputed. The stream then lists these in front of all of them
+    (``repaired``), and they do not break the stream.
 
-    chain: the hash of all whole groups.
-    pending: the records of the tokens behind them, at most 63.
-    tokens: how many it is of.
-    end: the position behind the last one.
-    private: whether a salt is in the chain.
-    adapter: the digest of the adapter under which it begins, which is in the chain; b"" for the model alone.
+    Attributes:
+        chain: the hash of all whole groups.
+        pending: the records of the tokens behind them, at most 63.
+        tokens: the number of tokens in the record.
+        end: the position behind the last one.
+        private: True if a salt is in the chain.
+        adapter: the digest of the adapter under which it begins, which is in the chain; b"" for the model alone.
     """
 
     chain: bytes = bytes(32)
@@ -73,11 +75,13 @@ class Context:
 
     @classmethod
     def under(cls, adapter: bytes) -> Context:
-        """The empty record of what is made with an adapter; b"" for the model alone."""
+        """The empty record under an adapter; b"" for the model alone."""
         return cls(_hash(_ADAPTER, bytes(32), adapter), adapter=adapter) if adapter else cls()
 
     def digest(self, start: int) -> bytes:
-        """The context digest of a token at position ``start`` that attends to all of this; EMPTY for nothing."""
+        """The context digest of a token at position ``start`` that attends to the whole record; EMPTY for no
+        context.
+        """
         if not self.tokens and self.chain == bytes(32):
             return EMPTY
         gap = start - self.end if self.tokens else 0
@@ -85,22 +89,23 @@ class Context:
         return _hash(_DIGEST, self.chain, tail + self.pending)
 
     def keep_private(self, salt: bytes) -> Context:
-        """This record, and whatever follows it, for those alone who have this salt; b"" for everybody."""
+        """This record and all that follows it, restricted to one cache salt; b"" for public."""
         if not salt or self.private:
             return self
         chain = _hash(_SALT, self.chain, len(salt).to_bytes(8, "little") + salt + self.pending)
         return replace(self, chain=chain, pending=b"", private=True)
 
     def repaired(self, offsets: Sequence[int]) -> Context:
-        """This record, where of what follows the tokens at these offsets are computed behind all that stands before.
+        """This record, with the following tokens at these offsets recomputed behind all that precedes them.
 
-        offsets: increasing, counted from the next token on.
+        Args:
+            offsets: increasing, counted from the next token on.
         """
         said = hashlib.sha256(np.asarray(offsets, "<u4").tobytes()).digest()
         return replace(self, chain=_hash(_REPAIR, self.chain, said + self.pending), pending=b"")
 
     def through(self, codec: str) -> Context:
-        """This record, for tokens behind it whose own KV has passed through a codec, which may have changed it."""
+        """This record, for following tokens that passed through a codec, which may have changed their KV."""
         if codec == LOSSLESS:
             return self
         name = codec.encode()
@@ -109,16 +114,18 @@ class Context:
     def extend(self, ids: tuple[int, ...], start: int, made: bytes, continues: bool) -> Context:
         """This record with more tokens behind it.
 
-        ids: tokens at consecutive positions from ``start``.
-        made: the context digest that the first of them was made under.
-        continues: whether that context is the one of the token before, and that token: then nothing new is said.
+        Args:
+            ids: tokens at consecutive positions from ``start``.
+            made: the context digest under which the first of them was made.
+            continues: True if that context is the previous token's context followed by that token. No break is then
+                hashed.
         """
         if not ids:
             return self
         chain, pending = self.chain, self.pending
         if not continues:
             chain, pending = _hash(_BREAK, chain, len(made).to_bytes(1, "little") + made + pending), b""
-        # The distance is undefined for the first token of all: where it stands does not matter to what follows.
+        # The first token has no distance: its position does not matter to later text.
         pending += _records(ids, (start - self.end + 1) % (1 << 32) if self.tokens else 0)
         whole = len(pending) - len(pending) % _GROUP_BYTES
         for at in range(0, whole, _GROUP_BYTES):
@@ -127,14 +134,18 @@ class Context:
         return Context(chain, pending[whole:], tokens, end, self.private, self.adapter)
 
     def to_bytes(self) -> bytes:
-        """The record as bytes, at most 594 of them. No salt can be read from it."""
+        """The record as bytes, at most 594 of them. The salt cannot be recovered from it."""
         flags = (_PRIVATE if self.private else 0) | (_ADAPTED if self.adapter else 0)
         body = _WRITTEN.pack(_VERSION, flags, self.tokens, self.end, self.chain) + self.adapter + self.pending
         return body + _checksum(body)
 
     @classmethod
     def from_bytes(cls, written: bytes) -> Context:
-        """The record that ``to_bytes`` wrote. Raises ParameterError for one of another version, or damaged."""
+        """Read a record that ``to_bytes`` wrote.
+
+        Raises:
+            ParameterError: it has another version or is damaged.
+        """
         if written and written[0] != _VERSION:
             raise ParameterError(
                 f"a context record has version {written[0]} and this inlay reads version {_VERSION}; "
@@ -155,7 +166,7 @@ class Context:
 
 
 def _records(ids: tuple[int, ...], gap: int) -> bytes:
-    """Of tokens at consecutive positions, the first of them ``gap`` behind the token before."""
+    """Records of tokens at consecutive positions. ``gap`` is the first token's distance from the previous one."""
     numbers = array("I", (1,)) * (2 * len(ids))
     numbers[::2] = array("I", ids)
     numbers[1] = gap
@@ -165,7 +176,7 @@ def _records(ids: tuple[int, ...], gap: int) -> bytes:
 
 
 def _hash(kind: bytes, chain: bytes, said: bytes) -> bytes:
-    """The hash of one thing said behind a chain. Every field has a fixed length or says its own, but for the last."""
+    """The hash of one item behind a chain. Every field but the last has a fixed length or includes its length."""
     return hashlib.sha256(kind + chain + said).digest()
 
 
@@ -174,17 +185,18 @@ def _checksum(body: bytes) -> bytes:
 
 
 def fingerprint_under(fingerprint: bytes, adapter: bytes) -> bytes:
-    """What tells a model with an adapter from others; its own fingerprint with none, b""."""
+    """The fingerprint of a model with an adapter; the model's own for b""."""
     return _hash(_MODEL, fingerprint, adapter) if adapter else fingerprint
 
 
 @dataclass(frozen=True, slots=True)
 class KeyMaker:
-    """Turns what identifies a segment into its key.
+    """Computes segment keys.
 
-    positioned: whether the start position matters (learned positions, or shifts refused).
-    numerics: which versions of what computes them made the keys and values, so that an upgrade never replays what an
-        old fault computed; "" where they don't outlive the process.
+    Args:
+        positioned: True if the start position matters (learned positions, or shifts refused).
+        numerics: versions of the code that computes KV, so that an upgrade never replays KV from an old fault. "" if
+            the KV does not outlive the process.
     """
 
     fingerprint: bytes
@@ -195,11 +207,11 @@ class KeyMaker:
     numerics: str = ""
 
     def place(self, context_digest: bytes, start: int) -> bytes:
-        """sha256 of all of that but the token ids: under it the index keeps what may come next."""
+        """The index node: sha256 of the key's parts without token ids. The segments that may come next lie there."""
         return self._digest([context_digest, self._start(start)])
 
     def key(self, context_digest: bytes, ids: tuple[int, ...], start: int) -> bytes:
-        """sha256 of model fingerprint, KV dtype and codec, tenant salt, numerics, context digest, ids, and start."""
+        """sha256 of model fingerprint, KV dtype and codec, cache salt, numerics, context digest, ids, and start."""
         return self._digest([context_digest, np.asarray(ids, "<u4").tobytes(), self._start(start)])
 
     def _start(self, start: int) -> bytes:
@@ -209,17 +221,18 @@ class KeyMaker:
         digest = hashlib.sha256()
         made = (self.fingerprint, self.kv_dtype.encode(), self.codec.encode(), self.salt, self.numerics.encode())
         for part in (*made, *parts):
-            digest.update(len(part).to_bytes(8, "little") + part)  # so that no two lists of parts read the same
+            digest.update(len(part).to_bytes(8, "little") + part)  # so that no two lists of parts give the same bytes
         return digest.digest()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenRun:
-    """Tokens at consecutive positions, and the record of what they could attend to.
+    """Tokens at consecutive positions, and the record of the tokens in front of them.
 
-    start: the position of the first one.
-    before: the flattened context in front of it.
-    continues: whether the token in front was made under just that context and is a part of it; see Context.extend.
+    Attributes:
+        start: the position of the first token.
+        before: the flattened context in front of it.
+        continues: True if the previous token belongs to this context and was made under it; see Context.extend.
     """
 
     ids: tuple[int, ...]
@@ -229,12 +242,11 @@ class TokenRun:
 
     @property
     def end(self) -> int:
-        """The position behind the last one."""
+        """The position behind the last token."""
         return self.start + len(self.ids)
 
     @property
     def digest(self) -> bytes:
-        """Its context digest."""
         return self.before.digest(self.start)
 
     def after(self, tokens: int) -> Context:
@@ -242,9 +254,9 @@ class TokenRun:
         return self.before.extend(self.ids[:tokens], self.start, self.digest, self.continues)
 
     def borders(self) -> Iterator[tuple[int, Context]]:
-        """Where groups of its record end: how many tokens it has up to there, and the record behind them.
+        """Yield the end of each hash group: the number of the run's tokens up to there, and the record behind them.
 
-        A stream of tokens has the same borders whatever pieces it came in.
+        A stream of tokens has the same borders in whatever pieces it comes.
         """
         record, at, continues = self.before, 0, self.continues
         made = EMPTY if continues else self.digest
@@ -262,17 +274,19 @@ class TokenRun:
         return TokenRun(self.ids[:tokens], self.start, self.before, self.continues)
 
     def rest(self, tokens: int) -> TokenRun:
-        """What is left behind the first ``tokens`` tokens."""
+        """The run without its first ``tokens`` tokens."""
         return TokenRun(self.ids[tokens:], self.start + tokens, self.after(tokens)) if tokens else self
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SegmentSpec(TokenRun):
-    """A segment as it is asked for, whether or not it exists: tokens at the positions that they are encoded at.
+    """A segment to look up or to encode: tokens at the positions at which they are encoded.
 
-    parent: the last segment that it attends to; that one's parent is the one before, and so on. None for no context.
-    record: the flattened context behind its last token, for what follows it.
-    codec: what its KV has passed through. source: of a lossy form, the segment as it is computed; see ``through``.
+    Attributes:
+        parent: the last segment that it attends to; its own parent is the one before. None for no context.
+        record: the flattened context behind its last token.
+        codec: the codec that its KV has passed through.
+        source: for a lossy form, the segment as it was computed; see ``through``.
     """
 
     parent: SegmentSpec | None
@@ -284,15 +298,15 @@ class SegmentSpec(TokenRun):
 
     @property
     def lossless(self) -> SegmentSpec:
-        """The segment as it is computed."""
+        """The segment as it was computed."""
         return self if self.source is None else self.source
 
     def through(self, codec: str, keys: KeyMaker) -> SegmentSpec:
-        """This segment as it comes back from a tier that has it through a codec.
+        """The form of this segment that comes back from a tier with this codec.
 
-        It is another segment: its context digest, and that of whatever stands behind it, is one that nothing has which
-        was computed behind the same text alone. Its key is that of the segment, with the codec. What modules are
-        encoded behind is never such a form.
+        A lossy form is a segment of its own: its context digest, and the digest of all text behind it, differs from
+        those
+        of computed KV. Its key is the segment's key with the codec. No module is encoded behind a lossy form.
         """
         if codec == self.codec:
             return self
@@ -316,9 +330,9 @@ class SegmentSpec(TokenRun):
 
     @property
     def context(self) -> tuple[SegmentSpec, ...]:
-        """The segments that it attends to, in order, at the positions that they are encoded at.
+        """The segments that it attends to, in order, at the positions at which they are encoded.
 
-        Made anew at every call: a schema whose contexts grow would keep as many references as modules squared.
+        Built on every call: stored lists would need a number of references that grows with the square of the modules.
         """
         found = []
         spec = self.parent
@@ -329,7 +343,7 @@ class SegmentSpec(TokenRun):
 
 
 def made_under(spec: SegmentSpec, keys: KeyMaker, salt: bytes) -> bool:
-    """Whether a segment is one that somebody with this salt has: its key is worked out anew."""
+    """True if a caller with this salt has the segment. Recomputes its key."""
     made: SegmentSpec | None = None
     for each in (*spec.lossless.context, spec.lossless):
         context = () if made is None else (made,)
@@ -347,8 +361,10 @@ def specify(
 ) -> SegmentSpec:
     """The spec of these tokens at ``start``, attending to ``context``.
 
-    context: each segment must have been made under all those before it; so the last one alone says as much as all.
-    salt: whose it is; b"" for everybody's. adapter: what it is made with, where there is no context that says so.
+    Args:
+        context: segments, each made under all those before it; so the last one identifies them all.
+        salt: the cache salt; b"" for public.
+        adapter: the adapter, used only without ``context``, which includes it otherwise.
     """
     parent = context[-1] if context else None
     before = (Context.under(adapter) if parent is None else parent.record).keep_private(salt)

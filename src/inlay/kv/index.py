@@ -1,11 +1,10 @@
-"""The prefix index: every stored segment, found by what it could attend to and then token by token.
+"""The prefix index finds every stored segment by its context and then token by token.
 
-This is the prefix tree of ChunkAttention (arXiv 2402.15220, section 3.1) with context digests for edges: a segment is
-kept at the *place* that its context digest names, under its first token, and what may follow it is kept at the place
-that the digest behind its last token names. So prompts that begin alike share a path from the root with no hint from
-anybody; modules encoded alone begin at the root too; and what follows a splice of modules is kept at the place that
-this splice names, which no prompt with other text before it can reach. Nothing points from one segment to another:
-a place is a digest, so a part of a path may be evicted and computed anew while the rest stays.
+This is the prefix tree of ChunkAttention (arXiv 2402.15220, section 3.1) with context digests for edges. A segment
+lies at the node of its context digest, under its first token. Its continuation lies at the node of the digest behind
+its last token. So equal prefixes share a path from the root without hints, and isolated modules start at the root.
+Text behind a composed prompt lies at a node that no other prompt reaches. Segments hold no pointers to each other: a
+node is a digest. A part of a path may be evicted and recomputed while the rest stays.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from inlay.kv.segment import Found, Origin, Segment, SegmentRange
 from inlay.kv.use_order import UseOrder
 from inlay.slots import SlotRange, cut
 
-_FEW = 32  # tokens that are compared first: most that differ do so among these
+_FEW = 32  # tokens compared first: most mismatches are among these
 
 
 class IndexListener(Protocol):
-    """Hears what an index finds and what it finds no more. It must be quick and must not raise."""
+    """Called on every change of an index. It must be quick and must not raise."""
 
     def added(self, segment: Segment) -> None: ...
 
@@ -35,9 +34,9 @@ class IndexListener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """How far somebody has come in what is stored: ``tokens`` into a segment, or to a place where one may begin.
+    """A position in the stored text: ``tokens`` into a segment, or a node where a segment may start.
 
-    It tells of the store as it was; whoever changes it has to begin anew.
+    Invalid after the store has changed.
     """
 
     place: bytes
@@ -46,10 +45,13 @@ class Cursor:
 
 
 class PrefixIndex:
-    """Segments by place and first token. The index owns a share of every chunk that its segments lie in.
+    """Segments by node and first token. The index owns a share of every chunk of its segments.
 
-    listener: is told of every change from now on; None for nobody. policy, cost: in which order they go; see
-    policies.py.
+    Args:
+        policy, cost: the order of eviction; see policies.py.
+
+    Attributes:
+        listener: called on every change from now on; None for none.
     """
 
     def __init__(self, pool: KVPool, keys: KeyMaker, policy: Policy = lru, cost: PassCost | None = None) -> None:
@@ -66,13 +68,14 @@ class PrefixIndex:
         return (segment for branches in self._places.values() for segment in branches.values())
 
     def place(self, run: TokenRun) -> bytes:
-        """The place of a run; what is stored of its beginning is kept there, under its first token."""
+        """The node of a run: its stored prefix lies there, under its first token."""
         return self._keys.place(run.digest, run.start)
 
     def longest(self, run: TokenRun, *, most: int | None = None, touch: bool = True) -> Found:
-        """The longest stored beginning of a run, of at most ``most`` tokens. Token ids are compared one by one.
+        """The longest stored prefix of a run, of at most ``most`` tokens. Token ids are compared one by one.
 
-        touch: whether that counts as having been asked for.
+        Args:
+            touch: count this as a request for the segments.
         """
         most = len(run.ids) if most is None else min(most, len(run.ids))
         ranges: list[SegmentRange] = []
@@ -92,13 +95,13 @@ class PrefixIndex:
         return Found(tuple(ranges))
 
     def cursor(self, run: TokenRun) -> Cursor:
-        """The start of a run, from which ``follow`` goes on."""
+        """The start of a run, for ``follow``."""
         return Cursor(self.place(run))
 
     def follow(self, cursor: Cursor, ids: Sequence[int]) -> tuple[int, Cursor]:
-        """How many of the next tokens are stored behind a cursor, and where one is behind these.
+        """Return how many of the next tokens are stored behind a cursor, and the cursor behind them.
 
-        It is no use: what is only compared is evicted as if nobody had looked.
+        This does not count as a use for eviction.
         """
         place, segment, into, at = cursor.place, cursor.segment, cursor.tokens, 0
         while at < len(ids):
@@ -128,10 +131,10 @@ class PrefixIndex:
         """
         found = self.longest(run)
         while found.tokens < len(run.ids) and found.ends_within:
-            # It agrees with a segment up to some token and no further: that one is cut in two there.
+            # The run agrees with only a part of a segment, so that segment is cut in two.
             if not self._cut(found.ranges[-1].segment, found.ranges[-1].end):
                 return found
-            found = self.longest(run)  # something may have stood behind the cut already
+            found = self.longest(run)  # the node behind the cut may have had segments already
         if found.tokens < len(run.ids):
             rest = run.rest(found.tokens)
             own = cut(slots, found.tokens, len(rest.ids))
@@ -146,7 +149,7 @@ class PrefixIndex:
         return found
 
     def shorten(self, segment: Segment, tokens: int) -> None:
-        """Forget a segment behind its first ``tokens`` tokens, of which nothing is held, and give those chunks back."""
+        """Forget a segment behind its first ``tokens`` tokens and free those chunks. They must have no references."""
         assert segment.held <= tokens, "what is held cannot be forgotten"
         if tokens == 0:
             self.remove(segment)
@@ -156,7 +159,7 @@ class PrefixIndex:
             self._keep_beginning(segment, tokens)
 
     def remove(self, segment: Segment) -> None:
-        """Forget a segment that nobody holds, and give its chunks back."""
+        """Forget a segment without references and free its chunks."""
         assert not segment.holds, "a held segment cannot be removed"
         self.evicted.discard(segment)
         self._forget_modules(segment, segment.run.before.tokens)
@@ -180,10 +183,10 @@ class PrefixIndex:
                     other.specs.pop(key, None)
 
     def _cut(self, segment: Segment, tokens: int) -> bool:
-        """Cut a segment in two, the first part of that many tokens. Everyone who held it holds both, as far as before.
+        """Cut a segment in two, the first part ``tokens`` long. Every hold then covers both parts, as far as before.
 
-        Something that begins like the second part may stand at its place already: a module there may have been stored
-        when this segment's beginning was not. It gives way, unless it is held: then nothing is cut, and False returned.
+        Another segment may lie at the second part's node: a module that was stored earlier. It is removed. If it has
+        references, nothing is cut and False is returned.
         """
         rest = segment.run.rest(tokens)
         other = self._places.get(self.place(rest), {}).get(rest.ids[0])
@@ -208,7 +211,7 @@ class PrefixIndex:
         return True
 
     def _keep_beginning(self, segment: Segment, tokens: int) -> None:
-        """Make a segment end behind that many tokens; the index owns the chunks of the others no more, for its part."""
+        """End a segment behind ``tokens`` tokens and give up the index's share of the other chunks."""
         if self.listener is not None:
             self.listener.removed(segment)
         kept, gone = cut(segment.slots, 0, tokens), cut(segment.slots, tokens, segment.tokens - tokens)
@@ -227,7 +230,9 @@ class PrefixIndex:
         part_of: Segment | None = None,
         returns: bool = False,
     ) -> Segment:
-        """part_of: the segment that the new one was the end of; None for one that is used, or returns, now."""
+        """Add a segment. ``part_of`` is the segment that this was the end of; None for a segment that is used or
+        returns now.
+        """
         use = Use(len(run.ids), run.before.tokens, module)
         segment = Segment(run, self.place(run), slots, self._keys, use)
         if part_of is None:
@@ -243,11 +248,11 @@ class PrefixIndex:
         return segment
 
     def behind(self, segment: Segment) -> Iterable[Segment]:
-        """What may be found only through a segment."""
+        """The segments that are reachable only through this one."""
         return self._places.get(segment.behind, {}).values()
 
     def _touch(self, segments: Iterable[Segment]) -> None:
-        """Note a use. The first of a path counts as used last, so that a path loses its end before its beginning."""
+        """Record a use. The first segment of a path counts as used last, so that a path is evicted from its end."""
         for segment in reversed(list(segments)):
             self.by_use.touch(segment)
 
@@ -258,7 +263,7 @@ def _end(spec: SegmentSpec) -> int:
 
 
 def _without(runs: Sequence[SlotRange], chunk: int, size: int) -> list[SlotRange]:
-    """Runs without their slots in one chunk."""
+    """Slot ranges without the slots of one chunk."""
     first, end = chunk * size, (chunk + 1) * size
     return [
         SlotRange(start, stop - start)
@@ -269,7 +274,7 @@ def _without(runs: Sequence[SlotRange], chunk: int, size: int) -> list[SlotRange
 
 
 def shared_length(stored: Sequence[int], wanted: Sequence[int], at: int, end: int) -> int:
-    """How many of the stored ids equal those wanted from ``at`` to ``end``."""
+    """The length of the common prefix of ``stored`` and ``wanted[at:end]``."""
     length = min(len(stored), end - at)
     if tuple(stored[:length]) == tuple(wanted[at : at + length]):
         return length

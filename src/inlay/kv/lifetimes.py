@@ -1,4 +1,4 @@
-"""Lifetimes: until when what is stored may be found, where somebody has said so."""
+"""Lifetimes: stored text with a time limit, and its expiry."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ import numpy as np
 
 from inlay.kv.identity import KeyMaker, SegmentSpec, TokenRun
 
-#: Of all that is claimed; each claim counts as so many more. Where there is more, claims are dropped until a part of
-#: that is free, so that what is dropped is looked for once for many claims.
+#: Limit for all claims together, and the tokens that one claim counts as. Over the limit, claims are dropped until 1 /
+#: _FREED of it is free, so that one search serves many claims.
 MOST_TOKENS, CLAIM_TOKENS = 4 * 2**20, 64
 _FREED = 16
-_HELD_S = 1.0  # until something that was read when it expired is looked at again
+_HELD_S = 1.0  # delay before text that was in use at its expiry is checked again
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Passage:
-    """Tokens of a prompt as they stand there: ``first`` to ``end`` of a run, which all passages of it share.
+    """Tokens ``first`` to ``end`` of a prompt. All passages of a prompt share its run.
 
-    run: from where it begins in the store.
+    Attributes:
+        run: the prompt from the start of its stored text.
     """
 
     run: TokenRun
@@ -35,9 +36,10 @@ class Passage:
 
     @classmethod
     def all_of(cls, run: TokenRun, ranges: Iterable[tuple[int, int]], keys: KeyMaker) -> list[Passage]:
-        """Passages of one run. ranges: first and end of each, by increasing ends.
+        """Passages of one run. All keys come from one walk over the run.
 
-        The keys come of one walk over the run, of which nothing is kept behind the last passage.
+        Args:
+            ranges: first and end of each, by increasing ends. The run is kept only up to the last end.
         """
         ranges = list(ranges)
         run = run.beginning(ranges[-1][1])
@@ -50,13 +52,13 @@ class Passage:
         return passages
 
 
-#: What has a lifetime.
+#: Things with a lifetime.
 Claimed = SegmentSpec | Passage
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Claim:
-    """Until when something is found. salt: whose it is."""
+    """The lifetime of one thing. ``salt`` is the cache salt of the claim."""
 
     thing: Claimed
     end: float
@@ -64,7 +66,7 @@ class Claim:
 
     @property
     def run(self) -> TokenRun:
-        """The tokens that have to be known to find it."""
+        """The tokens that are needed to find it."""
         return self.thing.run if isinstance(self.thing, Passage) else self.thing
 
 
@@ -72,7 +74,7 @@ class Claim:
 class _Table:
     """The claims of one salt, by key, the oldest first.
 
-    runs: how many claims there are on each. tokens: as of Lifetimes.
+    ``runs`` counts the claims per run; ``tokens`` counts as in Lifetimes.
     """
 
     claims: OrderedDict[bytes, Claim] = field(default_factory=OrderedDict)
@@ -80,7 +82,7 @@ class _Table:
     tokens: int = 0
 
     def add(self, claim: Claim) -> int:
-        """Returns how many tokens there are more."""
+        """Add a claim. Returns by how many tokens the table has grown."""
         others = self.runs.get(claim.run, 0)
         self.runs[claim.run] = others + 1
         self.claims[claim.thing.key] = claim
@@ -89,7 +91,7 @@ class _Table:
         return more
 
     def remove(self, claim: Claim) -> int:
-        """Returns how many tokens there are less."""
+        """Remove a claim. Returns by how many tokens the table has shrunk."""
         del self.claims[claim.thing.key]
         others = self.runs.pop(claim.run) - 1
         if others:
@@ -100,28 +102,32 @@ class _Table:
 
 
 class Lifetimes:
-    """Claims, on one monotonic clock; of several on one thing, the one that ends last counts.
+    """Claims on one monotonic clock. Of several claims on one thing, the latest end counts.
 
-    What nobody has claimed has no end. Of too many claims the oldest are dropped, of the salt that has most: what they
-    were on has no end any more, and nobody takes the others' place.
+    Text without a claim never expires. If there are too many claims, the oldest of the largest salt are dropped, and
+    their
+    text no longer expires. So no tenant displaces the claims of another.
 
-    tokens: of the runs that claims are on, each counted once, and CLAIM_TOKENS for each claim.
+    Attributes:
+        tokens: the tokens of all claimed runs, each run counted once, plus CLAIM_TOKENS per claim.
     """
 
     def __init__(self) -> None:
         self.tokens = 0
         self._claims: dict[bytes, Claim] = {}
         self._tables: dict[str, _Table] = {}
-        self._heap: list[tuple[float, int, bytes]] = []  # with claims that are over, or were made longer
+        self._heap: list[tuple[float, int, bytes]] = []  # includes claims that have ended or were extended
         self._numbers = count()
 
     def __len__(self) -> int:
         return len(self._claims)
 
     def claim(self, thing: Claimed, ttl_s: float, now: float, salt: str = "") -> bool:
-        """Have something found for so long from now on; returns whether that makes its life longer, or gives it one.
+        """Keep a thing findable for ``ttl_s`` seconds from now on. Returns True if this extends or creates its
+        lifetime.
 
-        salt: whose claim it is; "" for everybody's.
+        Args:
+            salt: the cache salt of the claim; "" for public.
         """
         end = now + ttl_s
         before = self._claims.get(thing.key)
@@ -139,7 +145,7 @@ class Lifetimes:
         return True
 
     def expired(self, now: float, most: int) -> list[list[Claim]]:
-        """The claims that are over, each once: those on one run together, and of at most so many runs."""
+        """Remove and return the expired claims, grouped by run, for at most ``most`` runs."""
         over: dict[TokenRun, list[Claim]] = {}
         while self._heap and self._heap[0][0] <= now:
             if self._ends(self._heap[0]):
@@ -152,7 +158,7 @@ class Lifetimes:
         return list(over.values())
 
     def forget(self, thing: Claimed) -> None:
-        """It has no end any more."""
+        """Remove the lifetime of a thing."""
         claim = self._claims.pop(thing.key, None)
         if claim is not None:
             table = self._tables[claim.salt]
@@ -161,16 +167,16 @@ class Lifetimes:
                 del self._tables[claim.salt]
 
     def again(self, thing: Claimed, now: float, salt: str = "") -> None:
-        """One that is still read is over a moment later."""
+        """Expire again a moment later, because it is still being read."""
         self.claim(thing, _HELD_S, now, salt)
 
     def left_s(self, thing: Claimed, now: float) -> float:
-        """For how long it is to be found; inf for what has no end."""
+        """Seconds left; inf without a lifetime."""
         claim = self._claims.get(thing.key)
         return math.inf if claim is None else claim.end - now
 
     def _ends(self, entry: tuple[float, int, bytes]) -> bool:
-        """Whether an entry of the heap is that of a claim as it is now."""
+        """True if a heap entry describes the current state of a claim."""
         claim = self._claims.get(entry[2])
         return claim is not None and claim.end == entry[0]
 

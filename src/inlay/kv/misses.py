@@ -1,7 +1,7 @@
-"""Why a segment that is asked for is nowhere: what was known of it, or of the same text, before.
+"""Explains why a segment is missing, from earlier observations of it or of the same text.
 
-Nobody learns from this what others have: of somebody's own segments only their keys are remembered, which nobody else
-can ask for.
+This reveals nothing about other tenants. Of private segments only the keys are remembered, and no other tenant can ask
+for these keys.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from inlay.kv.tiers.record import salt_digest, text_digest
 from inlay.kv.tiers.tier import TierEntry
 
 NEVER_SEEN, EVICTED, LATE, EXPIRED = "never seen", "evicted", "late", "expired"
-_MOST = 4096  # segments that are remembered, 0.4 KiB each
+_MOST = 4096  # remembered segments, 0.4 KiB each
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """How the keys and values of a text were made; in the order in which a difference is told."""
+    """How the KV of a text was made. The first field that differs is reported."""
 
     model: bytes
     version: str
@@ -29,39 +29,41 @@ class Made:
     context: bytes
 
     def difference(self, other: Made) -> tuple[int, str]:
-        """How many of these differ, and the first that does."""
+        """The number of fields that differ, and the first one as a reason."""
         differing = [name for name in self.__slots__ if getattr(self, name) != getattr(other, name)]
         return len(differing), f"other {differing[0]}" if differing else EVICTED
 
 
 class MissReasons:
-    """What has been seen of segments, in the pool of an engine with these keys and in the tiers below it.
+    """Observations of segments in an engine's pool and in the tiers below it.
 
-    most: how many of them are remembered.
+    Args:
+        keys: the engine's keys.
+        most: the number of segments to remember.
     """
 
     def __init__(self, keys: KeyMaker, most: int = _MOST) -> None:
         self._most = most
-        # of every segment of this engine, and so one object for all
+        # shared by all segments of this engine
         codec, salt = f"{keys.kv_dtype} {keys.codec}", salt_digest(keys.salt)
         self._mine = Made(keys.fingerprint, keys.numerics, codec, salt, b"")
-        self._lock = threading.Lock()  # those who read and ask tell of failures on threads of their own
-        self._reasons: OrderedDict[bytes, str] = OrderedDict()  # by key, where it is missing
+        self._lock = threading.Lock()  # tiers report failures from their own threads
+        self._reasons: OrderedDict[bytes, str] = OrderedDict()  # by key, for missing segments
         self._made: OrderedDict[bytes, tuple[Made, ...]] = OrderedDict()  # by text
 
     def stored(self, spec: SegmentSpec) -> None:
-        """A segment is in the pool, or a form of it: where it is missing later, it was evicted."""
+        """Record that a segment, or a form of it, is in the pool. If it is missing later, it was evicted."""
         self.failed(spec, EVICTED)
         if not spec.before.private:
             self._add(text_digest(spec.ids), self._of(spec))
 
     def listed(self, entry: TierEntry) -> None:
-        """A tier has a segment."""
+        """Record that a tier has a segment."""
         if not entry.private:
             self._add(entry.text, Made(entry.fingerprint, entry.numerics, entry.codec, entry.salt, entry.context))
 
     def failed(self, spec: SegmentSpec, reason: str) -> None:
-        """A tier did not give a segment, or a form of it."""
+        """Record that a tier did not deliver a segment or a form of it."""
         key = spec.lossless.key
         with self._lock:
             self._reasons[key] = reason
@@ -70,7 +72,7 @@ class MissReasons:
                 self._reasons.popitem(last=False)
 
     def explain(self, spec: SegmentSpec) -> str:
-        """Why a segment is missing: one of MISS_REASONS."""
+        """The reason why a segment is missing: one of MISS_REASONS."""
         known = self._reasons.get(spec.lossless.key)
         if known is not None:
             return known
@@ -84,7 +86,7 @@ class MissReasons:
     def _add(self, text: bytes, made: Made) -> None:
         known = self._made.get(text, ())
         if made not in known:
-            self._made[text] = (*known, made)[-8:]  # of one text, the ways of making it that were seen last
+            self._made[text] = (*known, made)[-8:]  # the ways that were seen last
         self._made.move_to_end(text)
         if len(self._made) > self._most:
             self._made.popitem(last=False)

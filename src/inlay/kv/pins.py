@@ -1,4 +1,4 @@
-"""Pins: segments that somebody keeps in the pool, within a share of it and a budget of their own."""
+"""Pins keep segments in the pool, within a share of the pool and a budget per owner."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from inlay.kv.identity import SegmentSpec
 from inlay.kv.segment import Found, Hold
 from inlay.kv.store import SegmentStore
 
-BY_KEY = "key"  # why a segment is pinned that was named by its key
+BY_KEY = "key"  # the reason of a pin by segment key
 
 
 @dataclass(eq=False, slots=True)
 class _Pin:
-    """A segment that stays. hold: what keeps it, or a form of it, in the pool, from when it is there.
+    """A pinned segment. ``hold`` references the segment, or a form of it, once it is stored.
 
-    reasons: by owner, why it stays; it goes with the last of them.
+    ``reasons`` are by owner; the pin ends with the last of them.
     """
 
     spec: SegmentSpec
@@ -26,14 +26,15 @@ class _Pin:
 
 
 class Pins:
-    """The pins of one store. On the engine's turn.
+    """The pins of one store. Call with the engine lock held.
 
-    A segment may be pinned before it is stored, and stays from then on. It counts as the whole chunks that it may lie
-    in, once for each owner, and once for the pool. An owner may have several reasons to keep it, each let go by
-    itself: BY_KEY, or what names one pin of a schema.
+    A segment may be pinned before it is stored. It counts as the whole chunks of its tokens, once per owner and once
+    for
+    the pool. An owner may have several reasons and remove each by itself: BY_KEY, or the name of one pin of a schema.
 
-    forms: a segment and those forms of it that may be in the pool in its place, most exact first.
-    share: of the pool, which all pins together may take; 0 to 1.
+    Args:
+        forms: a segment and its forms that may replace it in the pool, most exact first.
+        share: the part of the pool that all pins together may take, 0 to 1.
     """
 
     def __init__(
@@ -43,38 +44,38 @@ class Pins:
         self._forms = forms
         self._most = int(store.pool.chunks * share)
         self._pins: dict[bytes, _Pin] = {}
-        self._chunks: frozenset[int] | None = frozenset()  # those that are held; None where that is to be found out
+        self._chunks: frozenset[int] | None = frozenset()  # pinned chunks; None if they must be recounted
 
     def __len__(self) -> int:
         return len(self._pins)
 
     @property
     def bytes(self) -> int:
-        """What all of them take."""
+        """Bytes of all pins."""
         return self._bytes(sum(self._size(pin.spec) for pin in self._pins.values()))
 
     @property
     def chunks(self) -> frozenset[int]:
-        """Those of the pool that are held."""
+        """The pool's pinned chunks."""
         if self._chunks is None:
             held = (slots for pin in self._pins.values() for slots in pin.hold.slots())
             self._chunks = frozenset(chunk for slots in held for chunk in self._store.pool.chunks_of(slots))
         return self._chunks
 
     def bytes_of(self, owner: str) -> int:
-        """What an owner's pins take."""
+        """Bytes of an owner's pins."""
         return self._bytes(sum(self._size(pin.spec) for pin in self._pins.values() if owner in pin.reasons))
 
     def of(self, owner: str) -> list[SegmentSpec]:
-        """What an owner has pinned."""
+        """The segments that an owner has pinned."""
         return [pin.spec for pin in self._pins.values() if owner in pin.reasons]
 
     def by_key(self) -> list[SegmentSpec]:
-        """What anybody has pinned by key."""
+        """The segments that any owner has pinned by key."""
         return [pin.spec for pin in self._pins.values() if any(BY_KEY in why for why in pin.reasons.values())]
 
     def is_pinned(self, spec: SegmentSpec, owner: str | None = None) -> bool:
-        """Whether a segment stays: by this owner's word, or by anybody's."""
+        """True if this owner, or any owner if None, has pinned the segment."""
         pin = self._pins.get(spec.lossless.key)
         return pin is not None and (owner is None or owner in pin.reasons)
 
@@ -87,11 +88,14 @@ class Pins:
         *,
         instead: str | None = None,
     ) -> None:
-        """Keep segments, those that are stored from now on and the others from when they are.
+        """Pin segments. A segment that is not stored yet is kept from the time it is stored.
 
-        budget: the most bytes that this owner's pins may take; None for no bound but the pool's share.
-        instead: a reason of the owner's that goes, with all that it alone keeps; neither bound counts that.
-        Raises PinError where that is too little; then all is as it was.
+        Args:
+            budget: the most bytes of this owner's pins; None for no bound but the pool's share.
+            instead: a reason of the same owner to remove. Pins that have no other reason do not count for either bound.
+
+        Raises:
+            PinError: a bound is exceeded; nothing has changed then.
         """
         wanted = {spec.lossless.key: spec.lossless for spec in specs}
         left = [pin for pin in self._pins.values() if set(pin.reasons) != {owner} or pin.reasons[owner] != {instead}]
@@ -118,7 +122,7 @@ class Pins:
             self.unpin(self.of(owner), owner, instead)
 
     def unpin(self, specs: Iterable[SegmentSpec], owner: str | None, reason: str) -> None:
-        """Let segments go as far as an owner, or None for anybody, keeps them for this reason."""
+        """Remove this reason of an owner, or of all owners if None, from segments."""
         for spec in specs:
             pin = self._pins.get(spec.lossless.key)
             if pin is None:
@@ -130,14 +134,14 @@ class Pins:
                 self.release(pin.spec)
 
     def release(self, spec: SegmentSpec) -> None:
-        """Let a segment go, whoever has pinned it."""
+        """Unpin a segment for all owners and reasons."""
         pin = self._pins.pop(spec.lossless.key, None)
         if pin is not None:
             pin.hold.release()
             self._chunks = None
 
     def stored(self, spec: SegmentSpec) -> None:
-        """A segment, or a form of it, may have come into the pool: where it is pinned, it stays."""
+        """Called when a segment, or a form of it, may have entered the pool. Acquires it if it is pinned."""
         pin = self._pins.get(spec.lossless.key)
         if pin is None:
             return
@@ -161,5 +165,5 @@ def _holds(hold: Hold, found: Found) -> bool:
 
 
 def _size(size: int) -> str:
-    """Bytes, for a message: in KiB where MiB would read as none."""
+    """Bytes as text for a message; in KiB if MiB would show zero."""
     return f"{size / 2**20:,.1f} MiB" if size >= 0.05 * 2**20 else f"{size / 2**10:,.1f} KiB"

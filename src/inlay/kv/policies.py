@@ -1,7 +1,7 @@
-"""Eviction policies: how much a segment is worth keeping, as pure functions of what is known of its use.
+"""Eviction policies: pure functions that rank a segment by its use.
 
-The pool, the disk tier and ``inlay bench eviction`` rank by the same functions. What is held or pinned is never asked
-about, and what follows a segment goes before it, whatever the ranks say.
+The pool, the disk tier and ``inlay bench eviction`` use the same functions. Segments with references or pins are never
+ranked. Text behind a segment is always evicted before it, independent of rank.
 """
 
 from __future__ import annotations
@@ -12,12 +12,16 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Use:
-    """What is known of a segment's use.
+    """The known use of a segment.
 
-    tokens: its length. context: how many tokens stand before it. module: whether it is a module, not other text.
-    seen: when it was last asked for. frequency: how often it was read; last, before: when that was, and the time before
-    that; 0 for never. floor: the worth of what had been evicted when it was read last, so that old merits fade.
-    returned: how often of that it only came back from a lower tier, which counts for what goes first alone.
+    Attributes:
+        tokens, context: its length, and the number of tokens before it.
+        module: True for a module, False for other text.
+        seen: time of the last lookup.
+        frequency: number of reads.
+        last, before: times of the last two reads; 0 for never.
+        floor: the worth of evicted segments at the last read. It lets old uses count less.
+        returned: number of these reads that were only returns from a lower tier. Only ``uses`` subtracts them.
     """
 
     tokens: int
@@ -32,11 +36,11 @@ class Use:
 
     @property
     def uses(self) -> int:
-        """How often it has been computed or read."""
+        """How often it was computed or read."""
         return self.frequency - self.returned
 
     def read(self, at: float, floor: float) -> None:
-        """Note that it is read."""
+        """Record a read."""
         self.seen = at
         self.before, self.last = self.last, at
         self.frequency += 1
@@ -45,22 +49,21 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class PassCost:
-    """What prefill costs: ``token_s`` seconds a token, and ``pair_s`` for each token that it attends to.
+    """The cost of prefill: ``token_s`` seconds a token, plus ``pair_s`` for each token that it attends to.
 
-    Only their ratio changes an order. An engine measures it (engine/pass_cost.py); the defaults are those of half a
-    billion parameters on two cores, for traces and for pools that are too small to measure in.
+    Only their ratio affects an order. An engine measures it (engine/pass_cost.py). The defaults fit half a billion
+    parameters on two cores; they serve traces and pools that are too small to measure in.
     """
 
     token_s: float = 2.5e-3
     pair_s: float = 3e-7
 
     def seconds(self, tokens: int, context: int) -> float:
-        """To compute so many tokens behind so many others."""
+        """Seconds to compute ``tokens`` tokens behind ``context`` others."""
         return tokens * (self.token_s + self.pair_s * (context + tokens / 2))
 
 
-#: What goes first is less: a class, a worth within it, and when it was asked for last, where both are equal. No use
-#: makes it fall.
+#: The lowest rank is evicted first: (class, worth within the class, time of the last lookup). A use never lowers it.
 Rank = tuple[int, float, float]
 Policy = Callable[[Use, PassCost], Rank]
 
@@ -71,29 +74,32 @@ def lru(use: Use, cost: PassCost) -> Rank:
 
 
 def lru2(use: Use, cost: PassCost) -> Rank:
-    """Least recently used twice first (LRU-K, O'Neil et al. 1993): what was used once goes before all others."""
+    """Least recently used twice first (LRU-K, O'Neil et al. 1993). Segments that were used once go before all
+    others.
+    """
     return 0, use.before, use.seen
 
 
 def lfu(use: Use, cost: PassCost) -> Rank:
-    """Least frequently used first, with old merits fading (LFU with dynamic aging, Arlitt et al. 2000)."""
+    """Least frequently used first; old uses count less (LFU with dynamic aging, Arlitt et al. 2000)."""
     return 0, use.floor + use.frequency, use.seen
 
 
 def hybrid(use: Use, cost: PassCost) -> Rank:
-    """Requests' own text first, least recently used; then modules as ``lfu`` has them."""
+    """Requests' own text first, least recently used; then modules as in ``lfu``."""
     return (1, use.floor + use.frequency, use.seen) if use.module else (0, 0.0, use.seen)
 
 
 def cost(use: Use, cost: PassCost) -> Rank:
-    """Least seconds saved for a byte first (GreedyDual-Size-Frequency, Cherkasova 1998).
+    """Fewest saved seconds per byte first (GreedyDual-Size-Frequency, Cherkasova 1998).
 
-    H = L + frequency × seconds to compute it ÷ bytes. All tokens of a pool have as many bytes, so they are counted.
+    H = L + frequency × seconds to compute it ÷ bytes. All tokens of a pool have the same size, so tokens stand for
+    bytes.
     """
     return 0, use.floor + use.frequency * cost.seconds(use.tokens, use.context) / max(1, use.tokens), use.seen
 
 
 POLICIES: Mapping[str, Policy] = {"lru": lru, "lru2": lru2, "lfu": lfu, "hybrid": hybrid, "cost": cost}
 
-#: What ``inlay bench eviction`` shows to be best on most traces.
+#: The best policy on most traces of ``inlay bench eviction``.
 DEFAULT_EVICTION = "hybrid"

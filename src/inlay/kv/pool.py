@@ -1,8 +1,7 @@
-"""Who owns which chunk of the KV pool: pure accounting, of which the memory itself knows nothing.
+"""Ownership of the KV pool's chunks. This is pure accounting; the memory lies elsewhere.
 
-A run of chunks that lie side by side is read as one range, so the pool prefers contiguous runs. Several owners may
-hold one chunk: segments that were cut from one sequence, or packed side by side. It is free again when the last of
-them has given it back.
+Attention reads adjacent chunks as one range, so the pool prefers contiguous runs. A chunk may have several owners:
+segments that were cut from one sequence or packed side by side. It is free when the last owner has released it.
 """
 
 from __future__ import annotations
@@ -16,9 +15,13 @@ from inlay.slots import SlotRange, chunks_for, chunks_of, join
 
 
 class KVPool:
-    """Chunks of ``chunk_size`` token slots, as many as ``capacity_bytes`` hold. Raises CapacityError for none.
+    """Chunks of ``chunk_size`` token slots, as many as fit into ``capacity_bytes``.
 
-    bytes_per_token: of the keys and values of all layers.
+    Args:
+        bytes_per_token: size of the KV of all layers.
+
+    Raises:
+        CapacityError: not even one chunk fits.
     """
 
     def __init__(self, capacity_bytes: int, bytes_per_token: int, chunk_size: int) -> None:
@@ -32,11 +35,11 @@ class KVPool:
             )
         self._free = FreeSpans(self.chunks)
         self._owners = array("i", bytes(4 * self.chunks))
-        self.peak_chunks = 0  # the most that were ever held at once
+        self.peak_chunks = 0  # the most that were in use at once
 
     @property
     def slots(self) -> int:
-        """How many slots all chunks hold."""
+        """The number of slots in all chunks."""
         return self.chunks * self.chunk_size
 
     @property
@@ -45,7 +48,7 @@ class KVPool:
 
     @property
     def free_ranges(self) -> tuple[SlotRange, ...]:
-        """The free chunks, by number; of chunks, not of slots."""
+        """The free chunks, by number. The ranges count chunks, not slots."""
         return self._free.ranges
 
     @property
@@ -53,22 +56,25 @@ class KVPool:
         return self.free_chunks * self.chunk_size
 
     def chunks_for(self, tokens: int) -> int:
-        """How many chunks hold that many tokens."""
+        """The number of chunks for that many tokens."""
         return chunks_for(tokens, self.chunk_size)
 
     def mib_for(self, tokens: int) -> int:
-        """How many MiB that many tokens take in whole chunks, rounded up: what a message may tell somebody to give."""
+        """MiB for that many tokens in whole chunks, rounded up; used in error messages."""
         return -(-self.chunks_for(tokens) * self.chunk_size * self.bytes_per_token // 2**20)
 
     def chunks_of(self, ranges: Iterable[SlotRange]) -> list[int]:
-        """The chunks that hold slots of these ranges, each once."""
+        """The chunks that contain slots of these ranges, each once."""
         return chunks_of(ranges, self.chunk_size)
 
     def allocate(self, tokens: int, *, after: SlotRange | None = None) -> tuple[SlotRange, ...] | None:
-        """Chunks for ``tokens`` tokens as ranges of slots (whole chunks), or None where the pool has too few.
+        """Allocate whole chunks for ``tokens`` tokens, with the caller as their only owner.
 
-        The caller is their one owner.
-        after: a range at a chunk border that the new slots should continue, where that place is free.
+        Args:
+            after: a range that ends at a chunk border. The new slots continue it if the next chunk is free.
+
+        Returns:
+            Ranges of slots, or None if the pool has too few chunks.
         """
         wanted = self.chunks_for(tokens)
         if wanted > self.free_chunks:
@@ -85,13 +91,13 @@ class KVPool:
         return tuple(SlotRange(c.first * self.chunk_size, c.length * self.chunk_size) for c in join(taken))
 
     def share(self, ranges: Iterable[SlotRange]) -> None:
-        """One more owner for every chunk that holds a slot of these ranges."""
+        """Add an owner to every chunk that contains a slot of these ranges."""
         for chunk in self.chunks_of(ranges):
             assert self._owners[chunk] > 0, "a free chunk cannot be shared"
             self._owners[chunk] += 1
 
     def free(self, ranges: Iterable[SlotRange]) -> None:
-        """One owner less for every chunk that holds a slot of these ranges."""
+        """Remove an owner from every chunk that contains a slot of these ranges."""
         returned = []
         for chunk in self.chunks_of(ranges):
             assert self._owners[chunk] > 0, "a chunk was freed twice"
@@ -102,11 +108,11 @@ class KVPool:
             self._free.add(chunks.first, chunks.end)
 
     def owners(self, chunk: int) -> int:
-        """How many hold a chunk; 0 for a free one."""
+        """The number of owners of a chunk; 0 if it is free."""
         return self._owners[chunk]
 
     def free_beside(self, first: int, end: int) -> int:
-        """How many free chunks lie right before and behind chunks ``first`` … ``end - 1``."""
+        """The number of free chunks directly before and behind chunks ``first`` … ``end - 1``."""
         return self._free.before(first) + self._free.behind(end)
 
     def _take_at(self, chunk: int, wanted: int, taken: list[SlotRange]) -> int:
@@ -116,7 +122,7 @@ class KVPool:
         return length
 
     def _take_best(self, wanted: int, taken: list[SlotRange]) -> int:
-        """The smallest span that is large enough, so that large ones stay; where there is none, the largest."""
+        """Take from the smallest span that fits, to keep large ones whole; if none fits, from the largest."""
         fitting = self._free.smallest(wanted)
         best = self._free.largest() if fitting is None else SlotRange(fitting, wanted)
         taken.append(self._free.take(best.first, best.length))

@@ -1,7 +1,6 @@
-"""What goes down: segments are copied from the pool under a hold, and written to the tiers below, behind what goes on.
+"""Writes segments to the tiers below the pool, in the background.
 
-What a tier is to forget, and until when it keeps what has a lifetime, goes the same way, in the order in which it was
-said.
+A segment is copied from the pool under a hold. Removals and lifetimes go through the same thread, in order.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from inlay.kv.tiers.tier import Tier, TierMissError
 from inlay.kv.worker import Worker
 from inlay.slots import SlotRange
 
-#: So many segments wait to be written; of more, the oldest are not.
+#: Segments in the write queue; beyond that, the oldest are dropped.
 _MOST_WAITING = 4096
-_MOST_PROMOTIONS = 64  # segments that wait to be copied from a tier to those nearer than it; more are not
+_MOST_PROMOTIONS = 64  # segments that wait for a copy to nearer tiers; further ones are skipped
 
 
 @dataclass(eq=False, slots=True)
 class _Save:
-    """A segment that is copied and written. hold: what keeps it in the pool until it is copied.
+    """A segment that is being written. ``hold`` keeps it in the pool until it is copied.
 
-    slots: where it lies there; none where it has gone to a tier that is not written so, and is read from that.
+    ``slots`` are empty if the segment is no longer in the pool and is read from a nearer tier.
     """
 
     spec: SegmentSpec
@@ -44,12 +43,14 @@ class _Save:
 
 
 class Saver:
-    """Writes segments of one store to the tiers below it, and has them forget some.
+    """Writes segments of one store to the tiers below it, and removes segments from them.
 
-    nearest: the number of the first tier that is written; those before it only forget.
-
-    forms: a segment and those forms of it that the tiers have. record_of: what is written of one.
-    tell: told, on any thread, that something has come further; tell_waiting, that there is nothing for others to do.
+    Args:
+        forms: a segment and its forms in the tiers.
+        record_of: the record to write for a segment.
+        nearest: the number of the first tier that is written. Tiers before it only remove segments.
+        tell: called on any thread after progress.
+        tell_waiting: called on any thread after progress that gives the engine no work.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Saver:
         tell: Callable[[], None],
         tell_waiting: Callable[[], None],
     ) -> None:
-        self.not_written = 0  # segments that had gone, or were too many, before they could be written
+        self.not_written = 0  # segments that were evicted or dropped from the queue before they were written
         self._store = store
         self._memory = memory
         self._tiers = tiers
@@ -74,40 +75,41 @@ class Saver:
         self._tell = tell
         self._tell_waiting = tell_waiting
         self._writer = Worker("inlay-writer")
-        self._promoting = 0  # segments that are copied from tier to tier, or wait for that
+        self._promoting = 0  # segments in promotion from tier to tier, or waiting for it
         self._counting = threading.Lock()
-        self._waiting: OrderedDict[bytes, tuple[SegmentSpec, float]] = OrderedDict()  # by key, and since when
+        # by key: the segment and its time of entry
+        self._waiting: OrderedDict[bytes, tuple[SegmentSpec, float]] = OrderedDict()
         self._saving: _Save | None = None
-        self._deleting: set[bytes] = set()  # what is still to be removed from the tiers
+        self._deleting: set[bytes] = set()  # keys that are still to be removed from the tiers
 
     @property
     def copying(self) -> bool:
-        """Whether a segment is held until it is copied."""
+        """True if a segment is referenced until it is copied."""
         saving = self._saving
         return saving is not None and not saving.copied
 
     @property
     def waiting(self) -> int:
-        """How many segments are to be written, those included that are being written."""
+        """The number of segments that are waiting or being written."""
         return len(self._waiting) + (self._saving is not None)
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is to be written or removed."""
+        """True if nothing is left to write, remove or promote."""
         return not self.waiting and not self._deleting and not self._promoting
 
     @property
     def lag_s(self) -> float:
-        """For how long the first of them has waited."""
-        for _, since in self._waiting.copy().values():  # the engine may change it meanwhile
+        """How long the first segment has waited, in seconds."""
+        for _, since in self._waiting.copy().values():  # the engine thread may change it meanwhile
             return time.monotonic() - since
         return 0.0
 
     def forgets(self, key: bytes) -> bool:
-        """Whether a segment is still to be removed from the tiers."""
+        """True if a segment is still to be removed from the tiers."""
         return key in self._deleting
 
-    # On the engine's turn
+    # With the engine lock held
 
     def save(self, spec: SegmentSpec) -> None:
         """See Residency.save."""
@@ -133,7 +135,7 @@ class Saver:
         self._writer.submit(lambda: self._expire_at(keys, ttl_s))
 
     def poll(self) -> None:
-        """Let go of what has been copied, and begin with the next one."""
+        """Release copied segments and start the next one."""
         saving = self._saving
         if saving is not None and saving.copied:
             saving.hold.release()
@@ -153,20 +155,19 @@ class Saver:
                 self._writer.submit(partial(self._write, save))
 
     def _is_written(self, spec: SegmentSpec) -> bool:
-        """Whether each tier has a segment as it writes it, which is not to be removed from there."""
+        """True if each tier has the segment in its own form, and no removal is pending."""
         written = [(tier, self._written_by(tier, spec).key) for tier in self._tiers[self._nearest :]]
         return all(tier.holds(key) and key not in self._deleting for tier, key in written)
 
     def _written_by(self, tier: Tier, spec: SegmentSpec) -> SegmentSpec:
-        """A segment as a tier writes it."""
         return spec if spec.source is not None else spec.through(tier.codec, self._store.keys)
 
     def close(self, timeout: float) -> bool:
-        """End the thread behind what it is at; returns whether it has ended by then."""
+        """End the thread after its current job. Returns True if it has ended in time."""
         return self._writer.close(timeout)
 
     def promote(self, record: SegmentRecord, slabs: list[Slab], number: int) -> None:
-        """Have the tiers that are nearer than that number keep what came from there, behind what is going on."""
+        """Copy a segment from tier ``number`` to the tiers nearer than that, behind the queued work."""
         with self._counting:
             if self._promoting >= _MOST_PROMOTIONS:
                 return
@@ -175,7 +176,7 @@ class Saver:
         def put() -> None:
             try:
                 for tier in self._tiers[self._nearest : number]:
-                    if self._tiers[number].holds(record.key):  # it has not been forgotten meanwhile
+                    if self._tiers[number].holds(record.key):  # it has not been removed meanwhile
                         tier.put(record, slabs)
             finally:
                 with self._counting:
@@ -202,7 +203,7 @@ class Saver:
             self._tell()
 
     def _slabs(self, save: _Save) -> list[Slab]:
-        """Those of a segment; none where it has gone from the tier that it went to meanwhile."""
+        """The slabs of a segment; empty if it has left the nearer tier meanwhile."""
         if save.slots:
             return [self._memory.read_slab(layer, save.slots) for layer in range(len(self._memory.layers))]
         slabs: list[Slab] = []

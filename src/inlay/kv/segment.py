@@ -1,4 +1,4 @@
-"""Stored segments: where their keys and values lie, which ranges of them are read, and who needs them to stay."""
+"""Stored segments: where their KV lies, which ranges are read, and which references keep them."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ class Origin:
 class Segment:
     """An immutable run of tokens with their KV in the pool.
 
-    run: its tokens, as they were encoded.
-    place: where the index keeps it.
-    slots: where its KV lies, one slot a token; chunks may be shared with its neighbours.
-    keys: what names places.
-    holds: who needs it, or its beginning, to stay.
-    specs: the modules that it holds, or a part of, by key, while the whole of them is stored.
-    parts: all modules that it holds tokens of, by key, whether or not the rest of them is stored.
-    origin: whose text it is, and which modules that text contains or follows.
-    evicted: whether it goes when its last hold is released; new requests do not find it.
-    use, listed: how it was used, and its entry in the order of eviction; see use_order.py.
+    Attributes:
+        run: its tokens, as they were encoded.
+        place: its index node.
+        slots: its KV, one slot a token. Neighbours may share chunks.
+        keys: names the nodes.
+        holds: the references to it or to a prefix of it.
+        specs: by key, the modules that overlap it and are stored whole.
+        parts: by key, all modules that it holds tokens of, stored whole or not.
+        origin: the owner of its text, and the modules that the text contains or follows.
+        evicted: True if it goes with its last reference. New requests do not find it.
+        use, listed: its use, and its entry in the eviction queue; see use_order.py.
     """
 
     run: TokenRun
@@ -50,7 +51,7 @@ class Segment:
     origin: Origin | None = None
     evicted: bool = False
     listed: int | None = None
-    _behind: tuple[int, bytes] | None = None  # as many tokens as it had then, and the place behind them
+    _behind: tuple[int, bytes] | None = None  # (tokens at that time, node behind them)
 
     @property
     def tokens(self) -> int:
@@ -58,20 +59,20 @@ class Segment:
 
     @property
     def module(self) -> bool:
-        """Whether it was stored as a module, which is asked for whole; else any beginning of it may be."""
+        """True if it was stored as a module, which is read whole. Other text may be read up to any token."""
         return self.use.module
 
     @property
     def held(self) -> int:
-        """How many of its tokens, from the first on, somebody needs to stay."""
+        """The length of the longest prefix that has a reference."""
         return max((hold.tokens[self] for hold in self.holds), default=0)
 
     @property
     def behind(self) -> bytes:
-        """Where the index keeps what may follow its last token. Worked out when it is asked for: it hashes them all."""
+        """The index node behind its last token. Computed on demand, because it hashes all tokens."""
         if self._behind is None or self._behind[0] != self.tokens:
-            # What follows is named in the segment's own positions, which may be others than those of who reads it:
-            # where segments may be read at a shift, a place knows distances alone.
+            # This uses the segment's own positions, which may differ from the reader's. Where shifts are allowed, a
+            # node depends on distances only.
             rest = self.run.rest(self.tokens)
             self._behind = self.tokens, self.keys.place(rest.digest, rest.start)
         return self._behind[1]
@@ -91,7 +92,7 @@ class SegmentRange:
 
     @property
     def start(self) -> int:
-        """The position that its first token was encoded at."""
+        """The position at which its first token was encoded."""
         return self.segment.run.start + self.first
 
     @property
@@ -105,16 +106,16 @@ class SegmentRange:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is stored of a run: tokens that follow each other, as ranges of segments.
+    """A prefix match: consecutive tokens of a run, as ranges of stored segments.
 
-    It tells of the store as it was when it was asked; a hold keeps it so that it can be read later.
+    It describes the store at the time of the lookup. Acquire a hold to read it later.
     """
 
     ranges: tuple[SegmentRange, ...]
 
     @property
     def tokens(self) -> int:
-        """How many tokens were found."""
+        """The number of tokens found."""
         return sum(each.tokens for each in self.ranges)
 
     @property
@@ -123,12 +124,12 @@ class Found:
 
     @property
     def slots(self) -> tuple[SlotRange, ...]:
-        """Where what was found lies."""
+        """The slots of all ranges."""
         return tuple(run for each in self.ranges for run in each.slots)
 
     @property
     def ends_within(self) -> bool:
-        """Whether the last segment goes on behind what was found of it."""
+        """True if the last segment continues behind the match."""
         return bool(self.ranges) and self.ranges[-1].end < self.ranges[-1].segment.tokens
 
     def part(self, first: int, end: int) -> Found:
@@ -144,9 +145,10 @@ class Found:
 
 @dataclass(eq=False, slots=True)
 class Hold:
-    """Beginnings of segments that must stay until this is released, as far as they are read.
+    """A reference to prefixes of segments, which stay until it is released.
 
-    tokens: of each segment, how many. One that is cut in two is held in both parts, as far as that goes.
+    Attributes:
+        tokens: the referenced length of each segment. If a segment is cut in two, the reference covers both parts.
     """
 
     tokens: dict[Segment, int] = field(default_factory=dict)
@@ -156,16 +158,18 @@ class Hold:
         return list(self.tokens)
 
     def slots(self) -> list[tuple[SlotRange, ...]]:
-        """Where what is held lies. May be asked from any thread: what is cut meanwhile is as it was or as it is."""
+        """The referenced slots, by segment. Thread-safe: a segment that is cut meanwhile appears either whole or
+        cut.
+        """
         return [_beginning(segment.slots, tokens) for segment, tokens in list(self.tokens.items())]
 
     def add(self, segment: Segment, tokens: int) -> None:
-        """Hold the first ``tokens`` tokens of a segment, or more where more of it is held already."""
+        """Acquire the first ``tokens`` tokens of a segment. A longer reference stays."""
         segment.holds.add(self)
         self.tokens[segment] = max(tokens, self.tokens.get(segment, 0))
 
     def shorten(self, segment: Segment, tokens: int) -> int:
-        """Hold no more than that many tokens of a segment; returns how many more were held."""
+        """Reference at most ``tokens`` tokens of a segment. Returns by how many tokens the reference shrank."""
         more = max(0, self.tokens[segment] - tokens)
         self.tokens[segment] -= more
         return more

@@ -1,7 +1,6 @@
-"""Spans of free chunks: found by place and by size, and joined with their neighbours as they come back.
+"""Spans of free chunks, found by position and by size, and joined with their neighbours when chunks are freed.
 
-Every operation takes time that grows with the logarithm of how many spans there are, since a pool that has run for long
-may have tens of thousands of them.
+Every operation takes logarithmic time in the number of spans. A pool that has run for long may have tens of thousands.
 """
 
 from __future__ import annotations
@@ -11,21 +10,21 @@ from heapq import heappop, heappush
 
 from inlay.slots import SlotRange
 
-#: A bucket may hold so many stale entries for each live one before it is made anew.
+#: Stale entries per live one before a bucket is rebuilt.
 _STALE = 2
 
 
 class FreeSpans:
-    """Chunks of 0 … ``chunks - 1`` that nobody has, as spans that do not touch each other. All are free at first."""
+    """The free chunks among 0 … ``chunks - 1``, as spans that do not touch. All chunks are free at first."""
 
     def __init__(self, chunks: int) -> None:
         self.chunks = 0  # in all spans
-        self._ends: dict[int, int] = {}  # first chunk → the one behind the last
-        self._firsts: dict[int, int] = {}  # the other way round
-        # By length, lowest first in each heap. Who leaves stays in its heap until it is met there or there are many.
+        self._ends: dict[int, int] = {}  # first chunk → end
+        self._firsts: dict[int, int] = {}  # end → first chunk
+        # Heaps by length, lowest first. A removed span stays in its heap until it is met or the heap is rebuilt.
         self._buckets: dict[int, list[int]] = {}
-        self._live: dict[int, int] = {}  # length → how many spans have it
-        self._lengths: list[int] = []  # that some span has, sorted; their sum is bounded, so they are few
+        self._live: dict[int, int] = {}  # length → number of spans
+        self._lengths: list[int] = []  # the lengths in use, sorted; their sum is bounded, so they are few
         self.add(0, chunks)
 
     def __len__(self) -> int:
@@ -33,19 +32,19 @@ class FreeSpans:
 
     @property
     def ranges(self) -> tuple[SlotRange, ...]:
-        """The spans, by place."""
+        """The spans in order of position."""
         return tuple(SlotRange(first, self._ends[first] - first) for first in sorted(self._ends))
 
     def behind(self, chunk: int) -> int:
-        """How many free chunks lie side by side from this one on."""
+        """The number of adjacent free chunks from this one on."""
         return self._ends.get(chunk, chunk) - chunk
 
     def before(self, chunk: int) -> int:
-        """How many free chunks lie side by side up to this one."""
+        """The number of adjacent free chunks up to this one."""
         return chunk - self._firsts.get(chunk, chunk)
 
     def add(self, first: int, end: int) -> None:
-        """Chunks ``first`` … ``end - 1`` come back."""
+        """Free chunks ``first`` … ``end - 1``."""
         self.chunks += end - first
         if first in self._firsts:
             first = self._forget(self._firsts[first])
@@ -56,7 +55,7 @@ class FreeSpans:
         self._note(first, end)
 
     def take(self, first: int, length: int) -> SlotRange:
-        """The first ``length`` chunks of the span that begins at ``first``."""
+        """Take the first ``length`` chunks of the span that begins at ``first``."""
         end = self._ends[first]
         self._forget(first)
         if first + length < end:
@@ -65,12 +64,14 @@ class FreeSpans:
         return SlotRange(first, length)
 
     def smallest(self, length: int) -> int | None:
-        """The first chunk of the smallest span of at least that many, the lowest of several; None for none."""
+        """The first chunk of the smallest span of at least that length, the lowest of several. None if there is
+        none.
+        """
         at = bisect_left(self._lengths, length)
         return self._lowest(self._lengths[at]) if at < len(self._lengths) else None
 
     def largest(self) -> SlotRange:
-        """The largest span there is, the lowest of several."""
+        """The largest span, the lowest of several."""
         length = self._lengths[-1]
         return SlotRange(self._lowest(length), length)
 

@@ -1,4 +1,4 @@
-"""The store of segments: the pool that they lie in and the index that finds them, with eviction between the two."""
+"""The store of segments: the pool that holds them, the index that finds them, and eviction between the two."""
 
 from __future__ import annotations
 
@@ -17,29 +17,33 @@ from inlay.slots import SlotRange
 
 
 class Demotion(Protocol):
-    """Copies what would be lost with segments that are evicted, before they are. On the engine's turn; never waits."""
+    """Copies segments to a lower tier before they are evicted. Called with the engine lock held; never waits."""
 
     def is_safe(self, segment: Segment) -> bool:
-        """Whether nothing is lost with a segment."""
+        """Return True if evicting the segment loses nothing."""
         ...
 
     def begin(self, segments: Iterable[Segment]) -> bool:
-        """Have what would be lost with these copied; returns whether to wait for that."""
+        """Start copying these segments. Returns True if the caller should wait for the copies."""
         ...
 
     def give_up(self) -> None:
-        """Hold nothing any more; what is being copied is lost."""
+        """Release all references; unfinished copies are lost."""
         ...
 
     def evicted(self, segment: Segment) -> None:
-        """A segment goes now, wholly or in part."""
+        """Called just before a segment is evicted, wholly or in part."""
         ...
 
 
 class SegmentStore:
-    """All segments of one pool. policy: what goes first when it is full; see policies.py.
+    """All segments of one pool.
 
-    demotion: is asked before anything is evicted; None where what goes is gone.
+    Args:
+        policy: which segments are evicted first; see policies.py.
+
+    Attributes:
+        demotion: asked before anything is evicted. None if evicted segments are lost.
     """
 
     def __init__(self, pool: KVPool, keys: KeyMaker, policy: Policy = lru, cost: PassCost | None = None) -> None:
@@ -58,11 +62,11 @@ class SegmentStore:
 
     @property
     def tokens(self) -> int:
-        """How many tokens the stored segments hold."""
+        """The number of tokens in the stored segments."""
         return self._index.tokens
 
     def listen(self, listener: IndexListener) -> None:
-        """Tell a listener what is stored now, and then of every change. On the engine's turn."""
+        """Report all stored segments to a listener, then every change. Call with the engine lock held."""
         for segment in self._index:
             listener.added(segment)
         self._index.listener = listener
@@ -78,7 +82,7 @@ class SegmentStore:
         return found if found.tokens == len(spec.ids) else None
 
     def place(self, run: TokenRun) -> bytes:
-        """What names the beginning of a run: two runs at one place can share what their tokens have in common."""
+        """The index node of a run. Runs with the same node share their common prefix."""
         return self._index.place(run)
 
     def longest(self, run: TokenRun, *, most: int | None = None) -> Found:
@@ -86,11 +90,11 @@ class SegmentStore:
         return self._readable(self._index.longest(run, most=most))
 
     def cursor(self, run: TokenRun) -> Cursor:
-        """The start of a run, from which ``follow`` goes on."""
+        """The start of a run, for ``follow``."""
         return self._index.cursor(run)
 
     def follow(self, cursor: Cursor, ids: Sequence[int]) -> tuple[int, Cursor]:
-        """How many of the next tokens are stored behind a cursor, and where one is behind these."""
+        """Return how many of the next tokens are stored behind a cursor, and the cursor behind them."""
         return self._index.follow(cursor, ids)
 
     def insert(
@@ -104,10 +108,13 @@ class SegmentStore:
         return self._index.insert(run, slots, returns=returns, origin=origin)
 
     def allocate(self, tokens: int, *, after: SlotRange | None = None, urgent: bool = False) -> tuple[SlotRange, ...]:
-        """Slots for tokens, evicting segments that nobody holds if need be. Raises CapacityError.
+        """Slots for tokens. Evicts segments without references if the pool is full.
 
-        Also where what would go is copied first; who asks again later has the room. urgent: for those who don't: then
-        what is copied already goes, and where that is too little other segments are lost.
+        Args:
+            urgent: the caller cannot retry. Segments that need no copy are evicted first, then others, which are lost.
+
+        Raises:
+            CapacityError: no room. Without ``urgent``, victims may first need a copy; try again on the next step.
         """
         runs = self.pool.allocate(tokens, after=after)
         if runs is None and self._evict(self.pool.chunks_for(tokens) - self.pool.free_chunks, urgent):
@@ -121,11 +128,11 @@ class SegmentStore:
         return runs
 
     def next_to_go(self, chunks: int) -> list[Segment]:
-        """The segments that go first where so many chunks are needed."""
+        """The segments that are evicted first if this many chunks are needed."""
         return next_to_go(self._index.by_use, chunks, self.pool)
 
     def hold(self, *found: Found) -> Hold:
-        """Keep what was found from being evicted until the hold is released: of each segment, all up to its end."""
+        """Keep a prefix match from eviction until the hold is released: each segment up to the end of its range."""
         hold = Hold()
         for each in found:
             for stored in each.ranges:
@@ -133,15 +140,15 @@ class SegmentStore:
         return hold
 
     def read(self, *found: Found) -> None:
-        """Note that what was found is read, which counts for what is evicted; looking for it alone does not."""
+        """Record that a prefix match is read. This counts for eviction; a lookup alone does not."""
         for each in found:
             for segment in reversed(each.segments):
                 self._index.by_use.read(segment)
 
     def own_ends(self, run: TokenRun) -> list[Segment]:
-        """What is stored of a run, and all that was said behind it, but for a beginning that other text shares.
+        """The stored segments of a run and all that follow it, except a prefix that other text shares.
 
-        Where a module begins with it, all of it is such a beginning. Ends come before beginnings.
+        Empty if a module continues behind the run: then the whole run is such a prefix. Ends come before prefixes.
         """
         found = self.longest(run)
         if not found.ranges:
@@ -149,7 +156,7 @@ class SegmentStore:
         last = found.ranges[-1]
         behind = self._all_behind(last.segment)
         others = [*behind, last.segment] if last.end < last.segment.tokens else behind
-        # What goes on behind its last token was said behind it; what parts from it before that is other text.
+        # Segments behind the run's last token continue the run; segments that branch off earlier belong to other text.
         if (others and found.tokens < len(run.ids)) or any(other.module for other in others):
             return []
         ends = dict.fromkeys([*reversed(behind), last.segment])
@@ -160,7 +167,7 @@ class SegmentStore:
         return list(ends)
 
     def _all_behind(self, segment: Segment) -> list[Segment]:
-        """What may be found only through a segment, beginnings before ends."""
+        """All segments that are reachable only through this one, prefixes before ends."""
         found: dict[Segment, None] = {}
         todo = [segment]
         while todo:
@@ -170,9 +177,9 @@ class SegmentStore:
         return list(found)
 
     def forget_behind(self, run: TokenRun, first: int) -> bool:
-        """Forget what is stored of a run from its token of that number on, and all that was said behind that.
+        """Forget a run from its token number ``first`` on, and all that follows it.
 
-        But for what modules were encoded behind. Returns whether some of it stays since somebody holds it.
+        Modules that were encoded behind the run stay. Returns True if some of it stays because it has references.
         """
         found = self.longest(run)
         at, stays = found.tokens, False
@@ -190,7 +197,7 @@ class SegmentStore:
         return stays
 
     def held(self, spec: SegmentSpec) -> bool:
-        """Whether somebody needs any of what is stored of a segment."""
+        """True if any stored part of a segment has references."""
         return any(segment.held for segment in self.longest(spec).segments)
 
     def modules(self) -> dict[bytes, SegmentSpec]:
@@ -271,12 +278,12 @@ class SegmentStore:
         return list(found)
 
     def discard(self, segments: Iterable[Segment]) -> None:
-        """Forget segments, but for what somebody holds of them."""
+        """Forget segments, except the parts that have references."""
         for segment in segments:
             self._index.shorten(segment, segment.held)
 
     def clear(self) -> None:
-        """Forget all that nobody holds."""
+        """Forget everything without references."""
         self.discard(list(self._index))
 
     def _evict(self, chunks: int, urgent: bool) -> bool:
@@ -289,14 +296,15 @@ class SegmentStore:
         return bool(chosen)
 
     def _victims(self, chunks: int, urgent: bool) -> list[tuple[Segment, int]]:
-        """As ``victims``; where some of them are copied first, the others alone.
+        """Like ``victims``, but only those that need no copy, if others must be copied first.
 
-        So less is left to copy each time, and it does not matter how soon the tier below drops some of it.
+        Each call so has less left to copy, however soon the lower tier drops some of it.
         """
         order, demotion = self._index.by_use, self.demotion
         if demotion is not None and urgent:
             chosen = victims(order, chunks, self.pool, demotion.is_safe) or victims(order, chunks, self.pool)
-            if not chosen:  # nobody loses a place, or waits, for what is copied
+            # segments without references come first; copies in progress are given up only if those are too few
+            if not chosen:
                 demotion.give_up()
             return chosen or victims(order, chunks, self.pool)
         chosen = victims(order, chunks, self.pool)
@@ -305,4 +313,4 @@ class SegmentStore:
             return chosen
         if demotion.begin(segment for segment, _ in chosen if not demotion.is_safe(segment)):
             return [(segment, kept) for segment, kept in safe if segment.held <= kept]
-        return victims(order, chunks, self.pool)  # some of them may be held by now all the same
+        return victims(order, chunks, self.pool)  # begin() may have acquired references

@@ -1,4 +1,4 @@
-"""What is evicted next: things in the order of a policy, what follows a thing before it."""
+"""The eviction queue: items in the order of a policy, the text behind an item before it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Generic, Protocol, TypeVar
 
 from inlay.kv.policies import PassCost, Policy, Rank, Use
 
-#: Evicted things whose use is remembered: what comes back goes on where it was.
+#: Use is remembered for this many evicted items, so that a returning item keeps its rank.
 _MOST_GONE = 16_384
-#: The heap may hold so many entries for each thing before those of removed ones are dropped.
+#: Heap entries per live item before stale entries are dropped.
 _STALE = 2
 
 
 class Evictable(Protocol):
-    """Something with a use. listed: the number of its entry in the order; None for none."""
+    """An item with a use. ``listed`` is the number of its queue entry; None for none."""
 
     use: Use
     listed: int | None
@@ -28,12 +28,14 @@ T = TypeVar("T", bound=Evictable)
 
 
 class UseOrder(Generic[T]):
-    """Things in the order in which they go.
+    """Items in the order of eviction.
 
-    A heap in which every thing has one entry, with its rank when that was made. Ranks never fall with a use, so a use
-    only notes facts, and an entry that is met with a rank too low goes back with the right one.
+    Every item has one heap entry, with its rank at that time. A use never lowers a rank, so a use only updates facts.
+    An
+    entry with an outdated rank goes back into the heap when it is met.
 
-    behind: what follows a thing and is of no use without it.
+    Args:
+        behind: returns the items that are useless without a given item.
     """
 
     def __init__(self, policy: Policy, cost: PassCost, behind: Callable[[T], Iterable[T]]) -> None:
@@ -50,7 +52,12 @@ class UseOrder(Generic[T]):
         return self._live
 
     def add(self, thing: T, name: Hashable = None, *, returns: bool = False) -> None:
-        """One that is used now, or only ``returns``. name: what it is remembered by when it has gone."""
+        """Add an item that is used now.
+
+        Args:
+            name: remembers its use after eviction.
+            returns: True if it only returns from a lower tier.
+        """
         gone = None if name is None else self._gone.pop(hash(name), None)
         if gone is not None:
             thing.use.frequency, thing.use.returned, thing.use.last, thing.use.before = gone
@@ -60,23 +67,23 @@ class UseOrder(Generic[T]):
         self._live += 1
 
     def add_behind(self, thing: T, other: T) -> None:
-        """A part of another, which follows it and was used as that was."""
+        """Add the second part of an item that was cut in two. It inherits the use of the first part."""
         thing.use = replace(other.use, tokens=thing.use.tokens, context=thing.use.context)
         self._push(thing)
         self._live += 1
 
     def touch(self, thing: T) -> None:
-        """Note that it was asked for, which may be many times until it is read."""
+        """Record a lookup. Many lookups may precede a read."""
         self._now += 1
         thing.use.seen = self._now
 
     def read(self, thing: T) -> None:
-        """Note that it is read."""
+        """Record a read."""
         self._now += 1
         thing.use.read(self._now, self._floor)
 
     def remove(self, thing: T, name: Hashable = None) -> None:
-        """Forget a thing; under its name its use is remembered."""
+        """Remove an item and remember its use under its name."""
         thing.listed = None
         self._live -= 1
         if name is not None:
@@ -89,12 +96,14 @@ class UseOrder(Generic[T]):
             heapify(self._heap)
 
     def evicted(self, thing: T) -> None:
-        """Note that it went, wholly or in part: what was worth less than that and is not used again fades."""
+        """Record an eviction. This raises the floor, so that items of less worth lose rank unless they are used
+        again.
+        """
         self._floor = max(self._floor, self.policy(thing.use, self.cost)[1])
 
     @contextmanager
     def next(self) -> Iterator[Iterator[T]]:
-        """All things, those that go first first; nothing may change meanwhile."""
+        """All items in the order of eviction. Nothing may change meanwhile."""
         met: list[tuple[Rank, int, T]] = []
         try:
             with closing(self._ends_first(met)) as things:
@@ -110,8 +119,8 @@ class UseOrder(Generic[T]):
 
     def _ends_first(self, met: list[tuple[Rank, int, T]]) -> Generator[T, None, None]:
         done: set[int] = set()
-        waiting: dict[int, list[T]] = {}  # number of what is to go before → those that wait for it
-        left: dict[int, int] = {}  # number of who waits → for how many
+        waiting: dict[int, list[T]] = {}  # number of an item → the items that must come after it
+        left: dict[int, int] = {}  # number of an item → how many must come before it
         while (entry := self._pop()) is not None:
             met.append(entry)
             todo = [entry[2]]
@@ -135,7 +144,7 @@ class UseOrder(Generic[T]):
                         todo.append(other_thing)
 
     def _pop(self) -> tuple[Rank, int, T] | None:
-        """The entry of least rank, with the rank that its thing has by now."""
+        """The entry of lowest rank, with an up-to-date rank."""
         while self._heap:
             entry = heappop(self._heap)
             rank, number, thing = entry

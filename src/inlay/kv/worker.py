@@ -1,4 +1,4 @@
-"""A thread that does one thing after another, for work that waits for disks and must not make anybody else wait."""
+"""A thread that runs jobs in order, for disk work that must not block other threads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 class Worker:
-    """One daemon thread, which begins with the first job. A job that fails is logged, and the next one is done."""
+    """One daemon thread, started by the first job. A failed job is logged, and the next one runs."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -21,7 +21,7 @@ class Worker:
         self._closed = False
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Have something done behind all that was submitted before; nothing once it is closed."""
+        """Queue a job. Ignored after close."""
         with self._lock:
             if self._closed:
                 return
@@ -31,7 +31,7 @@ class Worker:
                 self._thread.start()
 
     def close(self, timeout: float) -> bool:
-        """Do no more than the job under way, and wait for it; returns whether the thread has ended in time."""
+        """Wait for the current job and drop the others. Returns True if the thread has ended in time."""
         with self._lock:
             self._closed = True
             thread = self._thread
@@ -48,5 +48,5 @@ class Worker:
                 return
             try:
                 job()
-            except BaseException:  # a panic of a library written in Rust is no Exception
+            except BaseException:  # a panic of a library written in Rust is not an Exception
                 logger.exception("a job of %s failed", self._name)

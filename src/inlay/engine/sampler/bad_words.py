@@ -1,7 +1,7 @@
-"""Words that an answer must not hold, as vLLM keeps them out: the last token of each may not follow those before it.
+"""Forbidden words, as in vLLM: the last token of a word may not follow the word's other tokens.
 
-A word is tokenized alone and behind a space, as it stands at the start of a text and within one. A word that falls
-into tokens in yet another way, as beside punctuation, is not noticed.
+A word is tokenized alone and behind a space, as at the start of a text and inside one. Other tokenizations of the word,
+as beside punctuation, are not detected.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from transformers import PreTrainedTokenizerBase
 
 
 class BadWords:
-    """Where one answer stands among words as token ids, none of them empty."""
+    """The state of one answer among forbidden words, given as non-empty lists of token ids."""
 
     def __init__(self, words: Sequence[Sequence[int]]) -> None:
         self._always = np.unique(np.array([word[0] for word in words if len(word) == 1], dtype=np.int64))
-        #: The last but one token of a word → what stands before its last one, and that: a step looks at few words.
+        #: Last but one token of a word → (all tokens but the last, last token), so that a step checks few words.
         self._longer: dict[int, list[tuple[tuple[int, ...], int]]] = {}
         for *head, last in (word for word in words if len(word) > 1):
             self._longer.setdefault(head[-1], []).append((tuple(head), last))
@@ -27,11 +27,11 @@ class BadWords:
         self.next = self._always
 
     def copy(self) -> BadWords:
-        """Another answer at the same place, among the same words."""
+        """A copy for another answer with the same state."""
         return copy.copy(self)
 
     def take(self, token: int) -> None:
-        """Go on behind a token of the answer."""
+        """Advance behind a token of the answer."""
         if not self._longer:
             return
         self._said = (*self._said, token)[-self._most :]
@@ -46,7 +46,7 @@ def tokenized(words: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[
     made = [tuple(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]] if texts else []
     for alone, within in zip(made[::2], made[1::2], strict=True):
         found[alone] = None
-        # where the space is a token of its own, what follows it is the word alone, which is there already
+        # If the space is its own token, the rest equals the word alone, which is included already.
         if len(within) == len(alone) and within[:1] != alone[:1]:
             found[within] = None
     return [ids for ids in found if ids]

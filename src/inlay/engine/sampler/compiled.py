@@ -1,8 +1,8 @@
-"""Tokens chosen by the compiled kernel (csrc/choose.inl): this file lays out what it is given.
+"""Chooses tokens with the compiled kernel (csrc/choose.inl). This file prepares its inputs.
 
-It adjusts logits, filters them and draws as row.py, filters.py and sampler.py do, which are its specification, and
-chooses the same tokens. It reads a row from memory once and goes over it again in the processor's cache. PyTorch's
-threads share the rows, without Python's lock. Rows with typical-p are left to the specification.
+The kernel adjusts, filters and draws as specified by row.py, filters.py and sampler.py, and chooses the same tokens. It
+reads a row from memory once; later passes hit the processor's cache. Rows run in parallel on PyTorch's threads, without
+Python's lock. The kernel does not support typical-p.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ _NO_BITS = np.zeros((0, 0), dtype=np.uint32)
 class Chosen(NamedTuple):
     """A token for every row.
 
-    tokens: (rows,); without meaning where ``best`` is no finite number.
-    raw, best: (rows,), the greatest logit as the model gives them and as they are adjusted; NaN where a row holds one.
+    Attributes:
+        tokens: (rows,); meaningless where ``best`` is not finite.
+        raw, best: (rows,), the greatest logit before and after adjustment; NaN if the row contains one.
     """
 
     tokens: Ids
@@ -40,12 +41,12 @@ class Chosen(NamedTuple):
 
 
 def takes(logits: Tensor) -> bool:
-    """Whether the kernel was built and reads such logits, (rows, vocabulary)."""
+    """True if the kernel was built and supports these logits, (rows, vocabulary)."""
     return kernel is not None and logits.device.type == "cpu" and logits.dtype in _DTYPES
 
 
 def random_bits(rows: Sequence[Row]) -> Bits:
-    """64 random bits for every row's next token, (rows,)."""
+    """64 random bits for the next token of each row, (rows,)."""
     bits = np.empty(len(rows), dtype=np.uint64)
     seeds = np.array([row.seed for row in rows], dtype=np.uint64)
     kernel.philox(seeds, np.array([row.step for row in rows], dtype=np.uint64), bits)
@@ -53,10 +54,12 @@ def random_bits(rows: Sequence[Row]) -> Bits:
 
 
 def choose(logits: Tensor, rows: Sequence[Row], draws: Bits, instruction_set: str = "") -> Chosen:
-    """A token for every row, typical-p aside.
+    """Choose one token per row, without typical-p.
 
-    logits: (rows, vocabulary), left unchanged; see ``takes``. draws: (rows,), 64 random bits each.
-    instruction_set: see CpuBackend; the best one that runs here if empty.
+    Args:
+        logits: (rows, vocabulary), left unchanged; see ``takes``.
+        draws: (rows,), 64 random bits each.
+        instruction_set: see CpuBackend; empty for the best one that runs here.
     """
     logits = logits.detach()
     if logits.stride(1) != 1 or logits.stride(0) < logits.shape[1]:
@@ -78,7 +81,7 @@ def choose(logits: Tensor, rows: Sequence[Row], draws: Bits, instruction_set: st
 
 
 def _lists(ids: Sequence[Ids], has: Sequence[bool] | None = None) -> tuple[Ids, Ids]:
-    """Where every row's token ids begin, (rows + 1,), and all of them. has: which rows have one of these lists."""
+    """The start of each row's token ids, (rows + 1,), and all ids. ``has`` marks the rows that have a list."""
     count = len(ids) if has is None else len(has)
     first = np.zeros(count + 1, dtype=np.int64)
     if any(map(len, ids)):
@@ -92,7 +95,7 @@ def _joined(arrays: Sequence[npt.NDArray[Any]], dtype: type[np.generic]) -> npt.
 
 
 def _guided(rows: Sequence[Row], vocabulary: int) -> tuple[Ids, npt.NDArray[np.uint32]]:
-    """Every row's place among those that may have some tokens alone, or -1, and which they are, a bit each."""
+    """Each row's index among the rows with limited tokens, or -1, and the allowed tokens, one bit each."""
     held = [place for place, row in enumerate(rows) if row.guide is not None or row.rules.allowed is not None]
     guided = np.full(len(rows), -1, dtype=np.int64)
     if not held:

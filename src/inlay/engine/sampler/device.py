@@ -1,9 +1,9 @@
-"""Tokens chosen where the logits are, on a device, without waiting for it: the same ones as on the host.
+"""Chooses tokens on the device that holds the logits, without waiting for it. The tokens equal the host's.
 
-filters.py and sampler.py are the specification; weights are the same integers. What differs is that nothing here
-depends on what numbers the device finds: a host's short lists are whole sorted rows, and rows without a choice get some
-token, and their error later. What requests say goes up in few copies from pinned memory; tokens, and what of their
-log-probabilities was asked for, come back in one.
+filters.py and sampler.py are the specification; weights are the same integers. Here no operation depends on values
+that the device computes. So whole rows are sorted instead of short lists, and rows without an allowed token get some
+token first and their error later. Parameters are uploaded in few copies from pinned memory. Tokens and
+log-probabilities come back in one copy.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from inlay.engine.sampler.token_rules import Ids
 from inlay.models.device import Download, upload
 
 _LEAST_LOG = -64.0  # see filters.py
-TILE = 2**22  # numbers that are worked on at once: of each, some 40 bytes are held
+TILE = 2**22  # numbers per tile; each takes about 40 bytes
 
 
 class Launched:
     """Tokens that a device is choosing.
 
-    tokens: (rows,), int64, on the device; of a row without a choice some token of the vocabulary.
+    Attributes:
+        tokens: (rows,), int64, on the device. A row without an allowed token has an arbitrary token.
     """
 
     def __init__(self, logits: Tensor, rows: Sequence[Row], bits: Bits) -> None:
-        """See ``sampler.begin``. bits: (rows,), 64 random ones each."""
+        """See ``sampler.begin``. ``bits``: (rows,), 64 random bits each."""
         with torch.inference_mode():
             chosen = choose(logits, rows, bits)
             self.tokens = chosen.tokens
@@ -48,7 +49,9 @@ class Launched:
             self._coming = Download(torch.cat([each.flatten() for each in told]))
 
     def wait(self) -> tuple[Chosen, list[Sampled]]:
-        """The tokens, when they are there, and what was asked of them; of a row without a choice it means nothing."""
+        """Wait for the tokens and the requested log-probabilities. Those of rows without an allowed token are
+        meaningless.
+        """
         rows, asked = len(self._wanted), len(self._asked)
         told = self._coming.wait()
         tokens, raw, best = told[: 3 * rows].reshape(3, rows)
@@ -59,7 +62,7 @@ class Launched:
             sums, scores, ranks = told[: 3 * asked].reshape(3, asked)
             ids, values = told[3 * asked :].reshape(2, asked, -1)
             counts = [count for count in self._wanted if count is not None]
-            with np.errstate(divide="ignore", invalid="ignore"):  # of rows that hold no numbers
+            with np.errstate(divide="ignore", invalid="ignore"):  # for rows with NaN or infinities
                 totals = log_totals(chosen.raw[self._asked], sums)
                 expected = Expected(_floats(scores), totals, ranks, ids, _floats(values))
                 found = entries(tokens[self._asked], expected, counts)
@@ -77,7 +80,7 @@ class Choice(NamedTuple):
 
 
 def choose(logits: Tensor, rows: Sequence[Row], bits: Bits) -> Choice:
-    """One token for every row; see ``sampler.choose``. Launches operations alone, and waits for none."""
+    """Choose one token per row; see ``sampler.choose``. Only launches operations and waits for none."""
     vocabulary = logits.shape[1]
     raw = pad(logits)
     scores = adjust(raw, rows, vocabulary)
@@ -96,10 +99,10 @@ def choose(logits: Tensor, rows: Sequence[Row], bits: Bits) -> Choice:
 
 
 class _Asked(NamedTuple):
-    """What some rows ask for, columns (rows, 1) on the device.
+    """Parameters of some rows on the device, as columns (rows, 1).
 
-    rows: (rows,), which they are. draws: (rows, 4), the random bits, sixteen a column, the lowest first.
-    limited, typical: whether any of them has a top-k, and a typical-p.
+    ``rows`` are their indices, (rows,). ``draws`` are the random bits, (rows, 4), sixteen per column, the lowest first.
+    ``limited`` and ``typical`` are True if any row has a top-k or a typical-p.
     """
 
     rows: Tensor
@@ -137,7 +140,7 @@ _Path = Callable[[Tensor, Tensor, _Asked], Tensor]
 
 
 def _paths(settings: Settings, greedy: npt.NDArray[np.bool_]) -> Iterator[tuple[_Path, Ids]]:
-    """How tokens are drawn, and of which rows: as in sampler.py, with those apart that are ranked and typical."""
+    """The paths and their rows, as in sampler.py, except that all rows with typical-p are typical."""
     ranked = (settings["top_k"] > 0) | (settings["top_p"] < 1)
     typical = settings["typical_p"] < 1
     for path, held in (
@@ -151,20 +154,20 @@ def _paths(settings: Settings, greedy: npt.NDArray[np.bool_]) -> Iterator[tuple[
 
 
 def _free(scores: Tensor, best: Tensor, asked: _Asked) -> Tensor:
-    """Tokens stand in the order of their ids. scores: (rows, width), to be overwritten. best: (rows, 1)."""
+    """Draw from tokens in order of id. ``scores``, (rows, width), are overwritten; ``best`` is (rows, 1)."""
     return _drawn(_weights(_scaled(scores, best, asked), asked), asked)
 
 
 def _ranked(scores: Tensor, best: Tensor, asked: _Asked) -> Tensor:
-    """They stand by falling score."""
+    """Draw from tokens by falling score."""
     ids, _, weights = _by_rank(scores, best, asked)
     return ids.gather(1, _drawn(weights, asked)[:, None])[:, 0]
 
 
 def _typical(scores: Tensor, best: Tensor, asked: _Asked) -> Tensor:
-    """They stand by how typical they are of those that top-k and top-p leave."""
+    """Draw from the tokens that pass top-k and top-p, the most typical first."""
     ids, logs, weights = _by_rank(scores, best, asked)
-    logs, weights = (torch.empty_like(each).scatter_(1, ids, each) for each in (logs, weights))  # by id again
+    logs, weights = (torch.empty_like(each).scatter_(1, ids, each) for each in (logs, weights))  # in order of id
     totals = weights.sum(dim=1, keepdim=True)
     moments = (weights.double() * -logs).long().sum(dim=1, keepdim=True)
     mean = -(moments.double() / totals.clamp(min=1).double())
@@ -176,19 +179,19 @@ def _typical(scores: Tensor, best: Tensor, asked: _Asked) -> Tensor:
 
 
 def _by_rank(scores: Tensor, best: Tensor, asked: _Asked) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids, scaled logarithms and weights by falling score, without what top-k and top-p filter away."""
+    """Ids, scaled logarithms and weights by falling score, with top-k and top-p applied."""
     values, ids = _sorted(scores)
     logs = _scaled(values.clone() if asked.limited else values, best, asked)
     weights = _weights(logs.clone() if asked.typical else logs, asked)
     if asked.limited:
         last = asked.top_k.clamp(1, values.shape[1]) - 1
-        weights.masked_fill_((asked.top_k > 0) & (values < values.gather(1, last)), 0)  # who ties with it is kept
+        weights.masked_fill_((asked.top_k > 0) & (values < values.gather(1, last)), 0)  # ties are kept
     _keep_first(weights, asked.top_p, weights.sum(dim=1, keepdim=True))
     return ids, logs, weights
 
 
 def _sorted(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Values as they fall, and their columns, which rise where values tie."""
+    """Falling values, and their columns; ties are in order of column."""
     found = torch.sort(values.add_(0.0), dim=1, descending=True, stable=True)  # the sum turns -0 into 0
     return found.values, found.indices
 
@@ -198,7 +201,7 @@ def _scaled(scores: Tensor, best: Tensor, asked: _Asked) -> Tensor:
 
 
 def _weights(logs: Tensor, asked: _Asked) -> Tensor:
-    """``filters.weigh``. logs: overwritten."""
+    """``filters.weigh``; overwrites ``logs``."""
     exponential(logs)
     return logs.mul_(logs >= asked.min_p).mul_(UNIT).long()
 
@@ -214,7 +217,7 @@ def _keep_first(weights: Tensor, share: Tensor, totals: Tensor, ties: Tensor | N
 
 
 def _drawn(weights: Tensor, asked: _Asked) -> Tensor:
-    """The columns that the random numbers fall on, (rows,)."""
+    """The columns that the random numbers select, (rows,)."""
     ends = weights.cumsum(dim=1)
     targets = scaled_down(asked.draws, ends[:, -1])
     return torch.searchsorted(ends, targets[:, None], right=True)[:, 0].clamp_(max=weights.shape[1] - 1)
@@ -223,18 +226,20 @@ def _drawn(weights: Tensor, asked: _Asked) -> Tensor:
 def scaled_down(draws: Tensor, totals: Tensor) -> Tensor:
     """Numbers from 0 to total - 1: draw · total / 2⁶⁴, rounded down, in integers of 64 bits.
 
-    draws: (rows, 4), sixteen bits each, the lowest first. totals: (rows,), at most 2⁶².
+    Args:
+        draws: (rows, 4), sixteen bits each, the lowest first.
+        totals: (rows,), at most 2⁶².
     """
     high, low = totals >> 31, totals & (2**31 - 1)
     found = torch.zeros_like(totals)
     for part in draws.unbind(1):
-        # (part · total + found) / 2¹⁶, the high half of which needs no rounding
+        # (part · total + found) / 2¹⁶. The high half needs no rounding.
         found = ((part * high) << 15) + ((part * low + found) >> 16)
     return found
 
 
 def _expected(logits: Tensor, tokens: Tensor, asked: Ids, most: int) -> list[Tensor]:
-    """``report.Expected`` of some rows as whole numbers: sums of weights, chosen, ranks, then ids and values."""
+    """``report.Expected`` of some rows as integers: sums of weights, chosen, ranks, then ids and values."""
     rows = upload(asked, logits.device)
     values = pad(logits.index_select(0, rows))
     ids = torch.arange(values.shape[1], device=values.device)
@@ -256,10 +261,10 @@ def _packed(values: Tensor, ids: Tensor) -> Tensor:
 
 
 def _bits_of(numbers: Tensor) -> Tensor:
-    """fp32 numbers as whole ones."""
+    """The bits of fp32 numbers as integers."""
     return numbers.contiguous().view(torch.int32).long()
 
 
 def _floats(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-    """The fp32 numbers that ``_bits_of`` was given."""
+    """The inverse of ``_bits_of``."""
     return np.asarray(numbers.astype(np.int32).view(np.float32))

@@ -1,17 +1,16 @@
-"""The most probable tokens of many rows at once, without sorting vocabularies.
+"""Filters and weights of tokens: temperature, min-p, top-k, top-p, typical-p, in that order.
 
-A row's greatest value in every block of 32 columns takes one pass over memory. The width-th greatest of these is a
-bound: at least ``width`` tokens reach it, so all tokens that reach it are the row's best, ties included, and they stand
-in the few blocks whose greatest value reaches it. Order among them is by value, falling, and by token id where values
-tie: value and id are packed into one integer, so that one sort gives both.
+The first four are in vLLM's order (vllm/v1/sample/sampler.py). vLLM has no typical-p; it comes last, as in
+transformers.
 
-Which tokens a row may draw, and with what weight: temperature, min-p, top-k, top-p, typical-p, in that order.
+The most probable tokens are found without sorting the vocabulary. One pass over memory gives the greatest value in
+every block of 32 columns. The width-th greatest of these is a bound that at least ``width`` tokens reach. All tokens
+that reach it, ties included, lie in the few blocks whose maximum reaches it. They are sorted by falling value, ties by
+token id. Value and id are packed into one integer, so one sort gives both.
 
-The first four in vLLM's order (vllm/v1/sample/sampler.py). vLLM has no typical-p; it stands last, as in transformers.
-
-Weights are integers, so that their sums depend neither on the order in which a device adds them nor on the rows beside
-them. Every single weight is computed by itself, from IEEE operations alone, so that it has the same bits wherever in an
-array a number stands, on any device, and in the compiled kernel (csrc/choose.inl), for which this is the specification.
+Weights are integers, so their sums do not depend on the order of addition or on other rows. Each weight is computed
+from IEEE operations alone. So it has the same bits at every place of an array, on any device, and in the compiled
+kernel (csrc/choose.inl). This file is that kernel's specification.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from torch import Tensor
 from inlay.engine.sampler.token_rules import Ids
 
 BLOCK = 32
-_CROWD = 4  # a row with this many times the blocks asked for has ties without end: it would widen the others' lists
+_CROWD = 4  # limit for blocks that reach the bound, as a multiple of the width; a row with more ties gets an empty list
 _LAST = np.iinfo(np.int64).max
 
 Floats = npt.NDArray[np.float32]
@@ -36,9 +35,10 @@ Floats = npt.NDArray[np.float32]
 class Blocks(NamedTuple):
     """Rows of values in blocks of columns.
 
-    values: (all rows, width), fp32; width is a multiple of BLOCK, -inf stands where there is no token.
-    rows: which rows of them these are, (rows,).
-    maxima: (rows, width / BLOCK), every block's greatest value; NaN where the block holds one.
+    Attributes:
+        values: (all rows, width), fp32. The width is a multiple of BLOCK; -inf pads.
+        rows: the selected rows, (rows,).
+        maxima: (rows, width / BLOCK), the greatest value of every block; NaN if the block contains one.
     """
 
     values: Tensor
@@ -46,21 +46,22 @@ class Blocks(NamedTuple):
     maxima: Floats
 
     def take(self, rows: Ids) -> Blocks:
-        """Some of the rows; nothing but the maxima is copied."""
+        """A subset of the rows. Only the maxima are copied."""
         return Blocks(self.values, self.rows[rows], self.maxima[rows])
 
     def at(self, rows: Ids, numbers: Ids) -> Tensor:
-        """The values of some blocks, (blocks, BLOCK), by row and by number of the block."""
+        """The values of some blocks, (blocks, BLOCK), given by row and block number."""
         device = self.values.device
         where = torch.from_numpy(self.rows[rows]).to(device), torch.from_numpy(numbers).to(device)
         return in_blocks(self.values)[where]
 
 
 class Listed(NamedTuple):
-    """The best tokens of every row, in order, filled up with -inf.
+    """The best tokens of every row, in order, padded with -inf.
 
-    ids, values: (rows, longest list).
-    complete: (rows,), whether the list holds every token that has a value at all.
+    Attributes:
+        ids, values: (rows, longest list).
+        complete: (rows,), True if the list contains every token with a value above -inf.
     """
 
     ids: Ids
@@ -69,7 +70,9 @@ class Listed(NamedTuple):
 
 
 def pad(logits: Tensor) -> Tensor:
-    """Logits, (rows, vocabulary), as fp32 of a width that blocks divide; left unchanged, and copied only if need be."""
+    """Logits, (rows, vocabulary), as fp32 with a width divisible by BLOCK. Left unchanged, and copied only if
+    necessary.
+    """
     rows, vocabulary = logits.shape
     width = -(-vocabulary // BLOCK) * BLOCK
     if width == vocabulary:
@@ -80,7 +83,7 @@ def pad(logits: Tensor) -> Tensor:
 
 
 def blocked(values: Tensor) -> Blocks:
-    """Find every block's greatest value. values: as ``pad`` gives them."""
+    """Compute the maximum of every block. ``values`` come from ``pad``."""
     return Blocks(values, np.arange(len(values)), in_blocks(values).amax(dim=2).numpy(force=True))
 
 
@@ -90,14 +93,14 @@ def in_blocks(values: Tensor) -> Tensor:
 
 
 def first_best(blocks: Blocks) -> Ids:
-    """Every row's greatest value's lowest token id, (rows,)."""
+    """The lowest token id with the row's greatest value, (rows,)."""
     best = blocks.maxima.argmax(axis=1)
     inside = blocks.at(np.arange(len(best)), best).numpy(force=True)
     return np.asarray(best * BLOCK + inside.argmax(axis=1), dtype=np.int64)
 
 
 def at_least(blocks: Blocks, least: Floats) -> tuple[Ids, Ids, Floats]:
-    """All (row, token id, value) with a value of at least the row's bound, (rows,), and above -inf, by row and id."""
+    """All (row, token id, value) above -inf that reach the row's bound ``least``, (rows,), by row and id."""
     rows, numbers = np.nonzero((blocks.maxima >= least[:, None]) & (blocks.maxima > -np.inf))
     found = blocks.at(rows, numbers).numpy(force=True)
     inside, offsets = np.nonzero((found >= least[rows, None]) & (found > -np.inf))
@@ -105,10 +108,10 @@ def at_least(blocks: Blocks, least: Floats) -> tuple[Ids, Ids, Floats]:
 
 
 def shortlist(blocks: Blocks, width: int) -> Listed:
-    """At least every row's ``width`` best tokens, and all that tie with the last of them.
+    """At least the ``width`` best tokens of every row, and all that tie with the last of them.
 
-    The list is complete where ``width`` reaches the number of blocks. Below that, a row in which ties have no end gets
-    an empty one.
+    The list is complete if ``width`` reaches the number of blocks. Otherwise a row with too many ties gets an empty
+    list.
     """
     count = blocks.maxima.shape[1]
     least = np.full(len(blocks.maxima), -np.inf, dtype=np.float32)
@@ -120,7 +123,7 @@ def shortlist(blocks: Blocks, width: int) -> Listed:
 
 
 def _listed(rows: Ids, ids: Ids, values: Floats, complete: npt.NDArray[np.bool_]) -> Listed:
-    """Lists of tokens that come in order of rows, each list sorted."""
+    """Sorted lists of tokens, from tokens in order of rows."""
     counts = np.bincount(rows, minlength=len(complete))
     places = np.arange(len(rows)) - (counts.cumsum() - counts)[rows]
     keys = np.full((len(complete), max(1, counts.max(initial=0))), _LAST, dtype=np.int64)
@@ -133,7 +136,7 @@ def _listed(rows: Ids, ids: Ids, values: Floats, complete: npt.NDArray[np.bool_]
 
 
 def pack(values: Floats, ids: Ids) -> Ids:
-    """Integers that rise where values fall, and with the id where values tie."""
+    """Integers whose ascending order is falling value, ties by id."""
     bits = (values + np.float32(0)).view(np.int32).astype(np.int64)  # the sum turns -0 into 0
     rising = np.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     return np.asarray((~rising << 32) | ids)
@@ -145,22 +148,22 @@ def _unpack(keys: Ids) -> tuple[Ids, Floats]:
     return keys & 0xFFFFFFFF, bits.view(np.float32)
 
 
-# One unit of weight is 2**-40 of the most probable token's: 2**22 tokens of full weight still fit into an int64.
-# A token of less than one unit is never drawn.
+# One unit of weight is 2**-40 of the most probable token's weight. So 2**22 tokens of full weight fit into an int64. A
+# token of less than one unit is never drawn.
 UNIT = 2.0**40
 _SHORT_LIST = 128
 _LONGER = 16
-_TILE = 2**17  # numbers that are worked on at once on a CPU
-_LEAST_LOG = -64.0  # far below what has a weight; keeps 0 times infinity out
+_TILE = 2**17  # numbers per tile on a CPU
+_LEAST_LOG = -64.0  # far below any nonzero weight; avoids 0 times infinity
 
 Settings = npt.NDArray[np.void]
-_Cut = tuple[Ids, Ids, npt.NDArray[np.bool_]]  # token ids, weights, and the rows whose list was too short
+_Cut = tuple[Ids, Ids, npt.NDArray[np.bool_]]  # token ids, weights, and rows with too short a list
 
 
 class Kept(NamedTuple):
-    """Token ids in drawing order, (rows, longest list), and their weights, 0 for what is filtered away.
+    """Token ids in drawing order, (rows, longest list), and their weights, 0 for filtered tokens.
 
-    places: (rows,), which of the rows asked for these are.
+    ``places`` are the indices of the rows, (rows,).
     """
 
     places: Ids
@@ -169,10 +172,10 @@ class Kept(NamedTuple):
 
 
 def tiles(blocks: Blocks, best: Floats, settings: Settings) -> Iterator[tuple[slice, Tensor]]:
-    """Logarithms of probabilities at the rows' temperatures, relative to the best one's, some rows at a time.
+    """Yield logarithms of probabilities at the rows' temperatures, relative to the best token, some rows at a time.
 
-    Tiles bound the memory that a step takes, and keep the passes over one within the processor's cache.
-    Yields which rows these are, and (their number, width), fp32, to be overwritten at will.
+    Tiles bound the memory of a step and fit the processor's cache. Each item is the slice of rows and a tensor
+    (rows, width), fp32, which the caller may overwrite.
     """
     count, width = len(settings), blocks.values.shape[1]
     size = max(1, _TILE // width) if blocks.values.device.type == "cpu" else max(1, count)
@@ -183,9 +186,10 @@ def tiles(blocks: Blocks, best: Floats, settings: Settings) -> Iterator[tuple[sl
 
 
 def weigh(logs: Tensor, settings: Settings) -> Tensor:
-    """Weights of tokens that min-p keeps, (rows, width), int64.
+    """Weights of the tokens that pass min-p, (rows, width), int64.
 
-    logs: as ``tiles`` gives them; overwritten.
+    Args:
+        logs: from ``tiles``; overwritten.
     """
     exponential(logs)
     if settings["min_p"].any():
@@ -202,20 +206,22 @@ def block_sums(blocks: Blocks, best: Floats, settings: Settings) -> Ids:
 
 
 def block_weights(blocks: Blocks, best: Floats, settings: Settings, numbers: Ids) -> Ids:
-    """The weights in one block of every row, (rows, BLOCK), by number of the block."""
+    """The weights in one block per row, (rows, BLOCK)."""
     values = blocks.at(np.arange(len(numbers)), numbers)
     return np.asarray(weigh(_scale(values, best, settings), settings).numpy(force=True))
 
 
-# The natural exponential of numbers from _LEAST_LOG to 0 as in Cephes (expf, to 2 units in the last place). PyTorch's
-# and numpy's own differ in the last bit with the device and with the place in an array.
-_WHOLE = 12582912.0  # 1.5 * 2**23: adding it leaves the nearest whole number in the low bits
+# The natural exponential of numbers from _LEAST_LOG to 0 as in Cephes (expf, to 2 units in the last place). The last
+# bit of PyTorch's and numpy's own depends on the device and on the place in an array.
+_WHOLE = 12582912.0  # 1.5 * 2**23: adding it leaves the nearest integer in the low bits
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
 _FIRST, *_REST = 1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1
 
 
 def exponential(logs: Tensor) -> Tensor:
-    """The natural exponential of fp32 numbers from _LEAST_LOG to 0, in place: products and sums, each rounded."""
+    """The natural exponential of fp32 numbers from _LEAST_LOG to 0, in place. Every product and sum is rounded by
+    itself.
+    """
     shifted = logs.mul(1.44269504088896341).add_(_WHOLE)
     whole = shifted.sub(_WHOLE)
     logs.sub_(whole.mul(_LN2_HIGH)).sub_(whole.mul_(_LN2_LOW))
@@ -232,9 +238,10 @@ def _scale(values: Tensor, best: Floats, settings: Settings) -> Tensor:
 
 
 def ranked(blocks: Blocks, best: Floats, settings: Settings, totals: Ids) -> Iterator[Kept]:
-    """What top-k, then top-p, then typical-p keep, by falling score; typical-p has the most typical ones first.
+    """Apply top-k, then top-p, then typical-p. Tokens are by falling score, or the most typical first under typical-p.
 
-    totals: (rows,), the weight of all that min-p keeps, where a row has no top-k.
+    Args:
+        totals: (rows,), the weight of all tokens that pass min-p, for rows without top-k.
     """
 
     def cut(listed: Listed, rows: Ids) -> _Cut:
@@ -244,7 +251,7 @@ def ranked(blocks: Blocks, best: Floats, settings: Settings, totals: Ids) -> Ite
 
 
 def typical(blocks: Blocks, best: Floats, settings: Settings) -> Iterator[Kept]:
-    """What typical-p alone keeps, the most typical ones first."""
+    """Apply typical-p alone, the most typical tokens first."""
     nearness = torch.empty(len(settings), blocks.values.shape[1], device=blocks.values.device)
     totals = np.empty(len(settings), dtype=np.int64)
     for part, logs in tiles(blocks, best, settings):
@@ -268,7 +275,7 @@ def typical(blocks: Blocks, best: Floats, settings: Settings) -> Iterator[Kept]:
 
 
 def _lists(blocks: Blocks, width: int, cut: Callable[[Listed, Ids], _Cut]) -> Iterator[Kept]:
-    """Cut the rows' short lists, and longer ones for those rows for which they turn out too short."""
+    """Cut the rows' short lists, and retry with longer lists for rows that need them."""
     rows = np.arange(len(blocks.maxima))
     while len(rows):
         ids, weights, lacking = cut(shortlist(blocks.take(rows), width), rows)
@@ -282,7 +289,7 @@ def _cut_ranked(listed: Listed, best: Floats, settings: Settings, totals: Ids) -
     weights = _weigh_listed(logs, settings)
     limited = top_k > 0
     last = np.clip(top_k, 1, values.shape[1]) - 1
-    # All that tie with the k-th are kept.
+    # Tokens that tie with the k-th are kept.
     weights[limited[:, None] & (values < values[np.arange(len(last)), last][:, None])] = 0
     mass = weights.sum(axis=1)
     totals = np.where(limited, mass, totals)
@@ -296,7 +303,7 @@ def _cut_ranked(listed: Listed, best: Floats, settings: Settings, totals: Ids) -
 
 
 def _typical_first(ids: Ids, logs: Floats, weights: Ids, share: npt.NDArray[np.float64]) -> tuple[Ids, Ids]:
-    """Ids and weights with every row's typical tokens in front, and without weight behind them."""
+    """Move each row's typical tokens to the front and give the others no weight."""
     totals = weights.sum(axis=1)
     moments = (weights.astype(np.float64) * -logs).astype(np.int64).sum(axis=1)
     nearness = -np.abs(logs - _mean(moments, totals)[:, None])
@@ -308,9 +315,10 @@ def _typical_first(ids: Ids, logs: Floats, weights: Ids, share: npt.NDArray[np.f
 
 
 def _keep_first(weights: Ids, share: npt.NDArray[np.float64], totals: Ids, ties: Floats | None = None) -> None:
-    """Give weight 0 to all behind the first tokens that reach their share of a total.
+    """Give weight 0 to all tokens behind the first ones that reach their share of the total.
 
-    ties: what the rows are ordered by, where all that tie with the last one are to be kept as well.
+    Args:
+        ties: the values that order the rows. If given, tokens that tie with the last kept one stay too.
     """
     before = weights.cumsum(axis=1) - weights
     behind = (before >= (share * totals)[:, None]) & (share < 1)[:, None]
@@ -328,10 +336,10 @@ def _weigh_listed(logs: Floats, settings: Settings) -> Ids:
 
 
 def _mean(moments: Ids, totals: Ids) -> Floats:
-    """The expected logarithm of a row's ratios: the entropy, but for the logarithm of the total."""
+    """The expected logarithm of a row's ratios: the negative entropy plus the logarithm of the total."""
     return np.asarray(-(moments / np.maximum(totals, 1)), dtype=np.float32)
 
 
 def _column(numbers: Floats, like: Tensor) -> Tensor:
-    """One number a row, as a column (rows, 1)."""
+    """One number per row, as a column (rows, 1)."""
     return torch.from_numpy(np.ascontiguousarray(numbers))[:, None].to(like.device)

@@ -1,4 +1,4 @@
-"""A grammar that begins to hold behind a mark: an answer may reason first."""
+"""A grammar that applies only behind a mark, so that an answer may reason first."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from transformers import PreTrainedTokenizerBase
 
 from inlay.engine.structured import Guide
 
-_BEFORE = 8  # tokens that are looked at in front of as many as the mark has
+_BEFORE = 8  # tokens decoded in addition to the mark's own length
 
 
 class LaterGuide:
-    """The start of a grammar, for an answer that has not come to the mark.
+    """The start of a grammar, for an answer that has not reached the mark.
 
-    guide: of this answer alone. mark: the text behind which it holds.
-    opening: the grammar of the mark that opens what stands before; an answer that does not begin with it is in its
-        language from its first token. None where all of them begin within.
+    Args:
+        guide: for this answer alone.
+        mark: the text behind which the grammar applies.
+        opening: the grammar of the mark that opens the reasoning. An answer without it follows ``guide`` from its first
+            token. None if every answer starts inside the reasoning.
     """
 
     def __init__(
@@ -27,20 +29,20 @@ class LaterGuide:
         self._said: list[int] = []
         self._opening = opening
         self._direct = None if opening is None else guide.copy()
-        self.over = False  # whether the grammar holds to the end from now on
+        self.over = False  # True once the grammar applies up to the end
 
     @property
     def now(self) -> Guide | None:
-        """What holds for the next token; None for nothing."""
+        """The guide for the next token; None for no restriction."""
         if self._direct is None:
             return self._opening
         self._direct.beside = self._opening
         return self._direct
 
     def take(self, token: int) -> Guide | None:
-        """Go on behind a token; what holds from now on. Raises as Guide.take.
+        """Advance behind a token and return the guide for the next one. Raises like Guide.take.
 
-        Text behind the mark in the same token belongs to the grammar, but for white space.
+        Text behind the mark in the same token belongs to the grammar, except white space.
         """
         if self._opening is not None:
             return self._begin(token, self._opening)
@@ -56,7 +58,7 @@ class LaterGuide:
         return self._guide
 
     def _begin(self, token: int, opening: Guide) -> Guide | None:
-        """The answer is in its language, or opens what stands before: until one of them cannot be, both may be."""
+        """Advance while the answer may still start with the opening mark or follow the grammar directly."""
         if not opening.follows(token):
             self.over = True
             direct = self._guide if self._direct is None else self._direct
@@ -71,6 +73,6 @@ class LaterGuide:
 
 
 def ends_with(tokens: tuple[int, ...], mark: str, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a prompt's last text is the mark, white space behind it aside."""
+    """True if the prompt's text ends with the mark, ignoring trailing white space."""
     last = tokens[-(_BEFORE + len(tokenizer.encode(mark, add_special_tokens=False))) :]
     return str(tokenizer.decode(list(last), skip_special_tokens=False)).rstrip().endswith(mark)

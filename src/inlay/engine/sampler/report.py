@@ -42,8 +42,9 @@ class TokenLogprob(NamedTuple):
 class Sampled:
     """The token chosen for one row.
 
-    ``logprob`` is None and ``top`` empty unless log-probabilities were asked for. Otherwise ``top`` holds the chosen
-    token first, then the most probable others, as many as make the asked-for top N complete.
+    ``logprob`` is None and ``top`` empty unless log-probabilities were requested. Otherwise ``top`` holds the chosen
+    token
+    first, then as many of the most probable others as needed for the requested top N.
     """
 
     token_id: int
@@ -52,10 +53,11 @@ class Sampled:
 
 
 def report(logits: Tensor, tokens: Ids, wanted: Sequence[int | None]) -> list[Sampled]:
-    """The chosen tokens, (rows,), with the log-probabilities asked for.
+    """The chosen tokens, (rows,), with the requested log-probabilities.
 
-    logits: as the model gives them, (rows, vocabulary).
-    wanted: of every row, how many alternatives to tell, or None for nothing at all.
+    Args:
+        logits: raw logits, (rows, vocabulary).
+        wanted: the number of alternatives per row, or None for no log-probabilities.
     """
     sampled = [Sampled(token) for token in tokens.tolist()]
     asked = np.array([place for place, count in enumerate(wanted) if count is not None], dtype=np.int64)
@@ -69,11 +71,13 @@ def report(logits: Tensor, tokens: Ids, wanted: Sequence[int | None]) -> list[Sa
 
 
 class Expected(NamedTuple):
-    """What the model expected of chosen tokens, and what it expected most.
+    """The model's scores of the chosen tokens and of the most probable tokens.
 
-    chosen: (rows,), fp32, the logits of the chosen tokens. totals: (rows,), the logarithms of the sums of all
-    exponentials. ranks: (rows,), from 1. ids, values: (rows, at least as many as are told), the most probable tokens
-    and their logits, in order, -inf where there is none.
+    Attributes:
+        chosen: (rows,), fp32, the logits of the chosen tokens.
+        totals: (rows,), the logarithms of the sums of all exponentials.
+        ranks: (rows,), from 1.
+        ids, values: (rows, at least the wanted number), the most probable tokens and their logits, in order; -inf pads.
     """
 
     chosen: Floats
@@ -84,7 +88,7 @@ class Expected(NamedTuple):
 
 
 def entries(tokens: Ids, expected: Expected, wanted: Sequence[int]) -> list[Sampled]:
-    """Chosen tokens, (rows,), with their log-probabilities and those of as many others as are wanted of each."""
+    """Chosen tokens, (rows,), with their log-probabilities and those of the ``wanted`` most probable others."""
     own = [
         TokenLogprob(int(token), float(score - total), int(rank))
         for token, score, total, rank in zip(
@@ -105,7 +109,9 @@ def entries(tokens: Ids, expected: Expected, wanted: Sequence[int]) -> list[Samp
 
 
 def log_totals(best: Floats, sums: Ids) -> npt.NDArray[np.float64]:
-    """The logarithms of rows' sums of exponentials. best: (rows,), the greatest logits. sums: (rows,), of weights."""
+    """The logarithms of the rows' sums of exponentials, from the greatest logits and the sums of weights, both
+    (rows,).
+    """
     return np.asarray(best + np.log(sums / UNIT))
 
 

@@ -1,9 +1,9 @@
-"""What the sampler keeps of one request: parameters made ready once, and what the penalties count.
+"""The sampler's state of one answer, and the adjustment of logits before a draw.
 
-What changes logits before anything is drawn, for greedy rows too: grammars, min_tokens, biases, penalties.
-
-In vLLM's order (vllm/v1/sample/sampler.py): tokens that must not come (``allowed_token_ids``, grammars, ``min_tokens``,
-``bad_words``), then ``logit_bias``, then the penalties: repetition, frequency, presence.
+The adjustments apply to greedy rows too, in vLLM's order (vllm/v1/sample/sampler.py). First come forbidden tokens
+(``allowed_token_ids``, grammars, ``min_tokens``, ``bad_words``), then ``logit_bias``, then the repetition, frequency
+and
+presence penalties.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from inlay.engine.structured import Guide, allowed_bits
 from inlay.models.device import upload
 from inlay.sampling_params import SamplingParams
 
-#: One row's numbers, so that a batch of rows becomes an array in one call.
-#: inverse: of the temperature, which logits are multiplied by; 0 for greedy rows.
+#: One row's numbers, so that a batch becomes an array in one call. inverse: 1 / temperature; 0 for greedy rows.
 SETTINGS = np.dtype(
     [
         ("inverse", np.float32),
@@ -41,18 +40,18 @@ SETTINGS = np.dtype(
 
 
 class Row:
-    """One answer as the sampler sees it, one row of logits a step.
+    """One answer in the sampler, with one row of logits per step.
 
-    Arguments:
-        params: how its tokens are chosen.
+    Args:
+        params: the sampling parameters.
         seed: of its draws, 0 to 2**64 - 1; see ``request_seed``.
         prompt_ids: of the prompt; the repetition penalty counts them too.
-        stop_ids: the tokens that end an answer, and that ``min_tokens`` therefore keeps back.
-        never: tokens that must not be chosen at any step.
-        guide: where the answer stands in its grammar, if it has one.
-        later: the guide that it gets behind a mark; ``guide`` is what it has until then.
-        rules: what the request says of tokens, made of ``params``, ``stop_ids`` and ``never`` where it is not given.
-        seen: the tokens of the prompt for the penalties, ``seen_of(params, prompt_ids)`` where it is not given.
+        stop_ids: the tokens that end an answer; ``min_tokens`` delays them.
+        never: tokens that are forbidden at every step.
+        guide: the answer's state in its grammar, if it has one.
+        later: the guide that applies behind a mark; ``guide`` applies until then.
+        rules: the request's token rules; made of ``params``, ``stop_ids`` and ``never`` by default.
+        seen: the counts of prompt tokens for the penalties; ``seen_of(params, prompt_ids)`` by default.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class Row:
         self.rules = TokenRules(params, stop_ids, never) if rules is None else rules
         self.seen = seen_of(params, prompt_ids) if seen is None else seen.copy()
         self._bad_words = None if self.rules.bad_words is None else self.rules.bad_words.copy()
-        self.step = 0  # how many tokens the answer has
+        self.step = 0  # the number of tokens in the answer
         self.settings = (
             0.0 if params.greedy else float(np.float32(1) / np.float32(params.temperature)),
             params.min_p,
@@ -89,14 +88,14 @@ class Row:
 
     @property
     def forbidden(self) -> Ids:
-        """Tokens that must not come next."""
-        # an answer that ends before its mark would be none in its language
+        """The tokens that are forbidden next."""
+        # an answer must not end before its mark, because it would not match its grammar
         early = self.step < self.params.min_tokens or (self.later is not None and self.guide is None)
         never = self.rules.early if early else self.rules.never
         return never if self._bad_words is None else np.union1d(never, self._bad_words.next)
 
     def take(self, token: int) -> None:
-        """Note the token that was chosen. Raises InlayError where the row's grammar cannot follow it."""
+        """Advance behind a chosen token. Raises InlayError if the row's grammar does not allow it."""
         self.step += 1
         if self.seen is not None:
             self.seen.add(token)
@@ -111,10 +110,11 @@ class Row:
 
 
 class Seen:
-    """The tokens that penalties apply to, each once, and how often the answer holds them.
+    """The tokens that penalties apply to, each once, and how often the answer contains them.
 
-    A short list instead of a count for each token of the vocabulary: a step reads and changes these logits alone.
-    Those of a prompt are the same for all of its answers, which share them: a prompt is long, and answers are many.
+    A list of tokens is short, so a step reads and changes only their logits. All answers of a prompt share its part of
+    the
+    list.
     """
 
     def __init__(self, prompt_ids: Sequence[int]) -> None:
@@ -122,11 +122,11 @@ class Seen:
         self._ids = self._prompt
         self._counts = np.zeros(len(self._ids), dtype=np.float32)
         self._size = len(self._ids)
-        self._places: dict[int, int] = {}  # of tokens that the prompt does not hold
-        self._owned = False  # whether the counts are this answer's alone
+        self._places: dict[int, int] = {}  # of tokens that are not in the prompt
+        self._owned = False  # True if the counts belong to this answer alone
 
     def copy(self) -> Seen:
-        """The same for another answer that has not begun."""
+        """A copy for another answer that has not begun."""
         assert not self._owned, "this one has not begun either"
         made = copy.copy(self)
         made._places = {}
@@ -138,7 +138,7 @@ class Seen:
 
     @property
     def counts(self) -> npt.NDArray[np.float32]:
-        """How often the answer holds each of ``ids``; 0 for tokens of the prompt alone."""
+        """How often the answer contains each of ``ids``; 0 for tokens that only the prompt contains."""
         return self._counts[: self._size]
 
     def add(self, token: int) -> None:
@@ -162,16 +162,18 @@ class Seen:
 
 
 def seen_of(params: SamplingParams, prompt_ids: Sequence[int]) -> Seen | None:
-    """What the penalties count of an answer that has not begun; None where there are no penalties."""
+    """The counts at the start of an answer; None without penalties."""
     if params.repetition_penalty != 1:
         return Seen(prompt_ids)
     return Seen(()) if params.presence_penalty or params.frequency_penalty else None
 
 
 def adjust(scores: Tensor, rows: Sequence[Row], vocabulary: int) -> Tensor:
-    """The logits that tokens are chosen from, (rows, width), fp32; ``scores`` itself where nothing changes it.
+    """Apply the adjustments of all rows to logits, (rows, width), fp32. Returns ``scores`` itself if nothing changes
+    it.
 
-    Only columns up to ``vocabulary`` are tokens.
+    Args:
+        vocabulary: the number of columns that are tokens.
     """
     guided = [place for place, row in enumerate(rows) if row.guide is not None]
     forbidden = [row.forbidden for row in rows]
@@ -186,7 +188,7 @@ def adjust(scores: Tensor, rows: Sequence[Row], vocabulary: int) -> Tensor:
     if guided:
         _mask(scores, rows, guided, vocabulary)
     if any(map(len, forbidden)):
-        # of ids that are no tokens nothing is changed: a device would fault at them, with all that is on it
+        # Ids beyond the vocabulary are skipped: indexing with them would crash the device context.
         scores[_places([ids[ids < vocabulary] for ids in forbidden], scores)] = -math.inf
     if biased:
         places = _places([row.rules.bias_ids for row in rows], scores)
@@ -206,7 +208,7 @@ def _mask(scores: Tensor, rows: Sequence[Row], guided: list[int], vocabulary: in
 
 
 def _limit(row: Tensor, allowed: Ids | None) -> None:
-    """Leave no token but these. row: (width,), changed in place."""
+    """Forbid all tokens except ``allowed``. Changes the row, (width,), in place."""
     assert allowed is not None, "it is one of those that are limited"
     columns = _tensor(allowed, row)
     kept = row[columns]
@@ -232,7 +234,7 @@ def _penalize(scores: Tensor, rows: Sequence[Row], penalized: list[int]) -> None
 
 
 def _places(ids: Sequence[npt.NDArray[np.int64]], like: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows and columns of every row's tokens."""
+    """Row and column indices of each row's tokens."""
     rows = np.arange(len(ids)).repeat([len(one) for one in ids])
     return _tensor(rows, like), _tensor(np.concatenate(ids), like)
 

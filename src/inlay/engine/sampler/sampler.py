@@ -1,20 +1,19 @@
-"""One draw a row, for many rows at once.
+"""From logits to tokens, for all rows of a step at once.
 
-A draw depends on its own row's logits, parameters, seed and step, never on the rows beside it: the random number comes
-from a counter-based generator on (seed, step), and the token is found by inverse CDF over integer weights.
+A draw depends only on its row's logits, parameters, seed and step. The random number comes from a counter-based
+generator on (seed, step). The token is found by inverse CDF over integer weights.
 
 Rows take one of three paths:
-- *free*: temperature and min-p alone. Tokens stand in the order of their ids.
-- *ranked*: top-k or top-p. They stand by falling score, ties by id.
-- *typical*: typical-p without these. They stand by how typical they are.
+- *free*: only temperature and min-p. Tokens are in order of their ids.
+- *ranked*: top-k or top-p. Tokens are in order of falling score, ties by id.
+- *typical*: typical-p without these. Tokens are in order of typicality.
 
-From logits to tokens, for all rows of a step at once.
+The order of steps is vLLM's (vllm/v1/sample/sampler.py). Log-probabilities are those of the raw logits. Then come
+grammars, ``min_tokens``, ``logit_bias`` and penalties (row.py), for greedy rows too. Then temperature, min-p, top-k,
+top-p and typical-p (filters.py), and a draw.
 
-The order is vLLM's (vllm/v1/sample/sampler.py): log-probabilities are those of the raw logits; then grammars,
-``min_tokens``, ``logit_bias`` and penalties (row.py), which greedy rows see too; then temperature, min-p,
-top-k, top-p and typical-p (filters.py), and a draw. All of it is written here in PyTorch and numpy; the compiled kernel
-(compiled.py) chooses the same tokens, and is taken where it was built. So does device.py, where the logits are on a
-device, without a copy of them.
+This file is the specification, in PyTorch and numpy. The compiled kernel (compiled.py) chooses the same tokens and is
+used if it was built. device.py does the same for logits on a device, without copying them to the host.
 """
 
 from __future__ import annotations
@@ -52,13 +51,15 @@ from inlay.errors import InlayError, ParameterError
 from inlay.sampling_params import SamplingParams
 
 Bits = compiled.Bits
-_Draws = npt.NDArray[np.object_]  # Python's integers: 64 random bits each
+_Draws = npt.NDArray[np.object_]  # Python integers of 64 random bits
 
 
 def choose(logits: Tensor, rows: Sequence[Row], bits: Bits) -> Chosen:
-    """One token for every row, with PyTorch and numpy.
+    """Choose one token per row with PyTorch and numpy.
 
-    logits: (rows, vocabulary), left unchanged. bits: (rows,), 64 random ones each.
+    Args:
+        logits: (rows, vocabulary), left unchanged.
+        bits: (rows,), 64 random bits each.
     """
     vocabulary = logits.shape[1]
     raw = blocked(pad(logits))
@@ -74,10 +75,14 @@ def choose(logits: Tensor, rows: Sequence[Row], bits: Bits) -> Chosen:
 
 
 def _draw(blocks: Blocks, best: Floats, rows: Sequence[Row], bits: Bits, vocabulary: int) -> Ids:
-    """Draw one token for every row.
+    """Draw one token per row.
 
-    blocks: adjusted logits, (rows, width). best: every row's greatest one, finite, (rows,).
-    Returns token ids, (rows,).
+    Args:
+        blocks: adjusted logits, (rows, width).
+        best: the greatest logit of each row, finite, (rows,).
+
+    Returns:
+        Token ids, (rows,).
     """
     settings = np.array([row.settings for row in rows], dtype=SETTINGS)
     settings["top_k"][settings["top_k"] >= vocabulary] = 0
@@ -103,14 +108,14 @@ def draw(seed: int, step: int) -> int:
 
 
 def paths(settings: Settings) -> tuple[Ids, Ids, Ids]:
-    """The rows that are free, ranked and typical."""
+    """The indices of the free, ranked and typical rows."""
     by_rank = (settings["top_k"] > 0) | (settings["top_p"] < 1)
     by_type = ~by_rank & (settings["typical_p"] < 1)
     return np.flatnonzero(~by_rank & ~by_type), np.flatnonzero(by_rank), np.flatnonzero(by_type)
 
 
 def _draw_by_id(blocks: Blocks, best: Floats, settings: Settings, draws: _Draws) -> Ids:
-    """Find the block that the draw falls into, then the token."""
+    """Find the block of the draw, then the token."""
     sums = block_sums(blocks, best, settings)
     ends = sums.cumsum(axis=1)
     targets = _targets(draws, ends[:, -1])
@@ -130,7 +135,7 @@ def _draw_listed(tokens: Ids, rows: Ids, lists: Iterable[Kept], draws: _Draws) -
 
 
 def _targets(draws: _Draws, totals: Ids) -> Ids:
-    """Numbers from 0 to total - 1, from 64 random bits each; the products take 126 bits."""
+    """Numbers from 0 to total - 1, from 64 random bits each. The products take 126 bits."""
     return np.asarray((draws * totals.astype(object)) >> 64, dtype=np.int64)
 
 
@@ -138,9 +143,10 @@ MAX_VOCABULARY = 2**22
 
 
 class Choice:
-    """Tokens of some rows, which a device may still be choosing.
+    """The tokens of some rows, which a device may still be choosing.
 
-    there: the tokens, (rows,), int64, on the device, before the host has them; None where the host chooses.
+    Attributes:
+        there: the tokens on the device, (rows,), int64, before the host has them. None if the host chooses.
     """
 
     def __init__(self, logits: Tensor, rows: Sequence[Row]) -> None:
@@ -159,7 +165,7 @@ class Choice:
         return None if self._launched is None else self._launched.tokens
 
     def wait(self) -> list[Sampled | InlayError]:
-        """The tokens; see ``sample``."""
+        """Wait for the tokens; see ``sample``."""
         if self._launched is not None:
             chosen, sampled = self._launched.wait()
             return [error or found for error, found in zip(self._errors(chosen), sampled, strict=True)]
@@ -170,7 +176,7 @@ class Choice:
         return [error or one for error, one in zip(errors, found, strict=True)]
 
     def _errors(self, chosen: Chosen) -> list[InlayError | None]:
-        """What is wrong with each row, if anything."""
+        """The error of each row, or None."""
         errors: list[InlayError | None] = [None] * len(self._rows)
         for place in np.flatnonzero(~np.isfinite(chosen.raw) | ~np.isfinite(chosen.best)).tolist():
             errors[place] = _why_not(self._rows[place], float(chosen.raw[place]), float(chosen.best[place]))
@@ -178,16 +184,16 @@ class Choice:
 
 
 def on_device(logits: Tensor) -> bool:
-    """Whether tokens are chosen where the logits are, not here."""
+    """True if tokens are chosen on the device that holds the logits."""
     return logits.device.type != "cpu"
 
 
 def begin(logits: Tensor, rows: Sequence[Row]) -> Choice:
-    """Have one token chosen for every row: here, or on the device that the logits are on, which nobody waits for.
+    """Start choosing one token per row, on the host or on the device of the logits. Does not wait for a device.
 
-    Arguments:
+    Args:
         logits: (rows, vocabulary), any float dtype, any device; left unchanged. All is computed in fp32.
-        rows: what is asked of each; left unchanged (see ``Row.take``).
+        rows: the state of each row; left unchanged (see ``Row.take``).
     """
     vocabulary = logits.shape[1]
     assert logits.shape[0] == len(rows), "one row of logits for each"
@@ -196,9 +202,10 @@ def begin(logits: Tensor, rows: Sequence[Row]) -> Choice:
 
 
 def sample(logits: Tensor, rows: Sequence[Row]) -> list[Sampled | InlayError]:
-    """Choose one token for every row; see ``begin``.
+    """Choose one token per row; see ``begin``.
 
-    Returns the tokens; for a row that holds NaN or +inf, or leaves no token to choose, the error that says so.
+    Returns:
+        The tokens. A row gets an error instead if it holds NaN or +inf, or if no token is allowed.
     """
     return begin(logits, rows).wait()
 
@@ -212,24 +219,24 @@ def _choose_here(logits: Tensor, rows: Sequence[Row], bits: Bits) -> Chosen:
 
 
 def random_bits(rows: Sequence[Row]) -> Bits:
-    """``draw`` for every row's next token, (rows,)."""
+    """``draw`` for the next token of each row, (rows,)."""
     if kernel is None:
         return np.array([draw(row.seed, row.step) for row in rows], dtype=np.uint64)
     return compiled.random_bits(rows)
 
 
 def _choose_typical(chosen: Chosen, logits: Tensor, rows: Sequence[Row], bits: Bits) -> None:
-    """Choose the tokens of the rows that the compiled kernel leaves out."""
+    """Choose tokens for the rows with typical-p, which the compiled kernel does not support."""
     places = [place for place, row in enumerate(rows) if row.params.typical_p < 1 and not row.params.greedy]
     if places:
         chosen.tokens[places] = choose(logits[places], [rows[place] for place in places], bits[places]).tokens
 
 
 def request_seed(params: SamplingParams, request_index: int, entropy: int, answer: int = 0) -> int:
-    """The seed of an answer's draws.
+    """The seed of an answer's draws: the request's own, or one derived from the engine's entropy and the request's
+    number.
 
-    It is the request's own, or one derived from the engine's entropy and the request's number. Answers behind the
-    first derive theirs from it by a hash, so that neighbouring seeds share no answers.
+    Answers after the first derive theirs by a hash, so that requests with neighbouring seeds share no answers.
     """
     seed = params.seed
     if seed is None:
@@ -242,7 +249,7 @@ def _hashed(text: str) -> int:
 
 
 def _why_not(row: Row, raw: float, adjusted: float) -> InlayError | None:
-    """What is wrong with a row, if anything, by its greatest logit before and after it was adjusted."""
+    """The error of a row, from its greatest logit before and after adjustment; None for no error."""
     where = f"the logits of token {row.step + 1} of the answer"
     for best in (raw, adjusted):
         if math.isnan(best) or best == math.inf:

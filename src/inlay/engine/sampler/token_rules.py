@@ -1,4 +1,4 @@
-"""What a request says of single tokens, as arrays: made once, for all of its prompts and answers.
+"""A request's rules for single tokens, as arrays that all its prompts and answers share.
 
 One request may name hundreds of thousands of tokens and words, and ask for a thousand answers.
 """
@@ -17,18 +17,19 @@ Ids = npt.NDArray[np.int64]
 
 
 class TokenRules:
-    """The fields of parameters that name tokens; rows only read them.
+    """The parameters that name tokens. Rows only read them.
 
-    Arguments:
-        params: what the request asks for.
-        stop_ids: the tokens that end an answer, and that ``min_tokens`` therefore keeps back.
-        never: tokens that must not be chosen at any step.
-        bad_words: at the start of an answer; each answer goes on with a copy.
+    Args:
+        params: the sampling parameters.
+        stop_ids: the tokens that end an answer; ``min_tokens`` delays them.
+        never: tokens that are forbidden at every step.
+        bad_words: the state at the start of an answer; each answer continues with a copy.
 
     Attributes:
-        allowed: the only tokens that may come, each once and ascending, or None for all.
+        allowed: the only allowed tokens, ascending and without repeats, or None for all.
         bias_ids, biases: ``logit_bias``.
-        never: ascending. early: what must not be chosen within ``min_tokens``.
+        never: ascending.
+        early: the tokens forbidden before ``min_tokens``.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class TokenRules:
         self._bits: npt.NDArray[np.uint32] | None = None
 
     def allowed_bits(self, words: int) -> npt.NDArray[np.uint32]:
-        """A bit for each allowed token, the lowest first, (words,). There are such tokens."""
+        """One bit per allowed token, the lowest first, (words,). Only valid if ``allowed`` is not None."""
         if self._bits is None or len(self._bits) != words:
             flags = np.zeros(words * 32, dtype=np.uint8)
             flags[self.allowed] = 1
@@ -57,7 +58,7 @@ class TokenRules:
 
 
 def _each_once(tokens: Sequence[int]) -> Ids:
-    """Token ids without sorting them: there may be a quarter of a million, in any order."""
+    """Distinct token ids in ascending order, without sorting: there may be a quarter of a million."""
     ids = np.array(tokens, dtype=np.int64)
     flags = np.zeros(int(ids.max()) + 1, dtype=bool)
     flags[ids] = True

@@ -1,6 +1,6 @@
-"""Codecs: the forms in which tiers below the pool keep keys and values, one file each; see docs/store.md.
+"""Codecs: the forms of KV in the tiers below the pool, one file each; see docs/store.md.
 
-What a name stands for never changes, as long as what it has written may be read: another form is another name.
+The format of a name never changes while data in it may be read. A new format gets a new name.
 """
 
 from __future__ import annotations

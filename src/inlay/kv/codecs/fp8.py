@@ -1,6 +1,6 @@
-"""8 bits a number as floating point, e4m3 (arXiv 2209.05433): a sign, 4 bits of exponent, 3 of mantissa.
+"""8-bit floating point, e4m3 (arXiv 2209.05433): a sign, 4 bits of exponent, 3 of mantissa.
 
-Each number has about the same relative error, whatever its neighbours are, so keys and values of a head share a scale.
+The relative error does not depend on neighbours, so all keys or all values of a head share one scale.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import numpy.typing as npt
 from inlay.kv.codecs.codec import DTYPES, Floats, Part, Shape, Slab, from_floats, scaled, size_of, split, to_floats
 
 _MOST = 448.0
-_BIAS = 127 - 7  # of float32's exponent, less e4m3's
-_SUBNORMAL = 2.0**-6  # below it, numbers are multiples of 2 ** -9
+_BIAS = 127 - 7  # float32's exponent bias minus e4m3's
+_SUBNORMAL = 2.0**-6  # below this, numbers are multiples of 2 ** -9
 
 
 def parts(shape: Shape, kv_dtype: str) -> tuple[Part, ...]:
@@ -48,7 +48,7 @@ def decode(data: npt.NDArray[np.uint8], shape: Shape, kv_dtype: str) -> Slab:
 
 
 def to_e4m3(numbers: Floats) -> npt.NDArray[np.uint8]:
-    """The nearest e4m3 of each number of at most 448, the even one of two."""
+    """Round each number, at most 448 in magnitude, to the nearest e4m3 code; ties to even."""
     absolute = np.abs(numbers)
     bits = absolute.view("<u4")
     normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20).astype(np.int32) - (_BIAS << 3)
@@ -64,5 +64,5 @@ def _values() -> Floats:
     return (np.where(code & 128, -1, 1) * absolute).astype(np.float32)
 
 
-#: What each code stands for. 0x7F and 0xFF, which are no numbers, are never written.
+#: The value of each code. The NaN codes 0x7F and 0xFF are never written.
 E4M3 = _values()

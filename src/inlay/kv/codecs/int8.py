@@ -1,8 +1,8 @@
-"""8 bits a number: keys per head and channel, values per head and token (KIVI, arXiv 2402.02750, section 3).
+"""8-bit integers: keys scaled per head and channel, values per head and token (KIVI, arXiv 2402.02750, section 3).
 
-A few channels of keys are much larger than the others, in every token; values have no such channels. What is kept
-beside the bytes is the largest absolute value of each row, in the KV dtype, of which it is a number: so the scale is
-exact, and what is decoded and encoded again has the same one.
+A few channels of keys are much larger than the others in every token; values have no such channels. The scale is
+stored as the largest absolute value of each row. That is a number of the KV dtype, so it is stored exactly, and
+encoding a decoded slab gives the same scale.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from inlay.kv.codecs.codec import DTYPES, Part, Shape, Slab, from_floats, scaled, size_of, split, to_floats
 
 _MOST = 127
-_AXES = (0, 1)  # of (tokens, head_dim): which one shares a scale; of keys all tokens, of values all channels
+_AXES = (0, 1)  # axis of (tokens, head_dim) that shares a scale: tokens for keys, channels for values
 
 
 def parts(shape: Shape, kv_dtype: str) -> tuple[Part, ...]:
@@ -30,7 +30,7 @@ def encode(slab: Slab, kv_dtype: str) -> npt.NDArray[np.uint8]:
     numbers: list[npt.NDArray[np.uint8]] = []
     largest: list[npt.NDArray[np.uint8]] = []
     for half, axis in zip(slab, _AXES, strict=True):
-        for head in half:  # one at a time stays in the processor's cache
+        for head in half:  # one head at a time fits the processor's cache
             exact = to_floats(np.ascontiguousarray(head), kv_dtype)
             most = np.abs(exact).max(axis, keepdims=True)
             numbers.append(np.rint(scaled(exact, most, _MOST)).astype(np.int8).view(np.uint8).reshape(-1))

@@ -1,4 +1,4 @@
-"""Keys and values as the pool has them."""
+"""The pool's own format, unchanged."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Where keys and values lie that are not in the pool: one file a tier, behind the protocol of tier.py."""
+"""Tiers below the pool: one file per tier, behind the protocol of tier.py."""

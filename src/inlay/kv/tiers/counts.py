@@ -1,4 +1,4 @@
-"""What a tier has done since the process began, for its stats."""
+"""Counters of a tier since the start of the process, for its stats."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from inlay.types import TierStats
 
 
 class TierCounts:
-    """Reads, writes and evictions of one tier. Any thread may count."""
+    """Reads, writes and evictions of one tier. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -21,36 +21,36 @@ class TierCounts:
         self._evicted_age_s = 0.0
 
     def hit(self, tokens: int) -> None:
-        """A segment was read."""
+        """Count a read segment."""
         with self._lock:
             self._hits += 1
             self._hit_tokens += tokens
 
     def missed(self, reason: Miss) -> None:
-        """A read gave nothing."""
+        """Count a miss."""
         with self._lock:
             self._misses[reason.value] += 1
 
     def wrote(self, size: int) -> None:
-        """A segment was written in so many bytes."""
+        """Count a written segment of ``size`` bytes."""
         with self._lock:
             self._writes += 1
             self._written += size
 
     def refused(self) -> None:
-        """There was no room, or no leave, for a segment."""
+        """Count a segment that was not stored."""
         with self._lock:
             self._refused += 1
 
     def evicted(self, ages_s: Iterable[float]) -> None:
-        """Segments went to make room. ages_s: for how long each had not been read."""
+        """Count evicted segments. ``ages_s`` are the seconds since each was last read."""
         ages = list(ages_s)
         with self._lock:
             self._evictions += len(ages)
             self._evicted_age_s += sum(ages)
 
     def stats(self, entries: Iterable[TierEntry], **more: Any) -> TierStats:
-        """All of that, with what the tier holds. more: what TierStats says beside."""
+        """The counters and the current contents. ``more`` are further fields of TierStats."""
         held = list(entries)
         with self._lock:
             return TierStats(

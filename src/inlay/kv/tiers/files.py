@@ -1,8 +1,8 @@
 """One segment in one file.
 
-A file is written under another name, to its end, synchronised, and only then given its own name; it is never changed
-or shortened afterwards, only unlinked, so who has it open reads on. It is read, not mapped: where another program cut
-a mapped file short, touching it would end the process.
+A file is written under a draft name, synced, and then renamed. It never changes afterwards and is only unlinked, so
+open readers can finish. Files are read, not mapped: if another program truncated a mapped file, an access would kill
+the process.
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ from inlay.kv.tiers.record import SegmentRecord
 from inlay.kv.tiers.tier import Miss, TierMissError
 from inlay.whole_file import sync_folder
 
-#: Linux reads ahead of who asks for much. Behind a request for a few bytes, which a header begins with, it may not, for
-#: as long as the file is open: a cold file then takes two to four times as long.
+#: A first read of this size triggers Linux's readahead. A first read of a few bytes, like the header's length, disables
+#: it while the file is open; a cold file then takes two to four times as long.
 FIRST_BYTES = 1 << 18
 
 
 class FileSource:
-    """An open file as the bytes of a segment. whole: whether all of it will be read. Raises OSError."""
+    """An open file as the bytes of a segment. Raises OSError.
+
+    Args:
+        whole: True if the whole file will be read.
+    """
 
     def __init__(self, file: int, *, whole: bool = False) -> None:
         self._file = file
@@ -51,10 +55,9 @@ class FileSource:
 
 @contextmanager
 def new_draft(folder: Path) -> Iterator[tuple[Path, int]]:
-    """A file under another name than a segment's, its owner's alone, open for writing; gone behind it unless renamed.
+    """A private draft file, open for writing. It is removed at the end of the block unless it was renamed.
 
-    It is locked, so that nobody takes it for one that a process left which was ended (``remove_drafts``), until this
-    process ends, too. Raises OSError.
+    The file is locked until it is closed. So ``remove_drafts`` of another process leaves it alone. Raises OSError.
     """
     draft = folder / f".draft-{os.getpid()}-{os.urandom(6).hex()}"
     file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -68,7 +71,7 @@ def new_draft(folder: Path) -> Iterator[tuple[Path, int]]:
 
 
 def write_file(folder: Path, name: str, record: SegmentRecord, slabs: Iterable[Slab]) -> int:
-    """Write a segment's file so that it is there whole, or not at all; returns its size. Raises OSError."""
+    """Write a segment's file atomically; returns its size. Raises OSError."""
     encoded = Encoded.of(record, slabs)
     with new_draft(folder) as (draft, file):
         for part in (memoryview(encoded.header), *(slab.data for slab in encoded.slabs)):
@@ -80,7 +83,7 @@ def write_file(folder: Path, name: str, record: SegmentRecord, slabs: Iterable[S
 
 
 def remove_drafts(folder: Path) -> None:
-    """Remove what processes left that were ended while they wrote. Raises OSError."""
+    """Remove drafts of processes that ended while they wrote. Raises OSError."""
     for draft in folder.glob(".draft-*"):
         with suppress(FileNotFoundError, BlockingIOError, PermissionError):
             file = os.open(draft, os.O_RDONLY | os.O_CLOEXEC)
@@ -92,6 +95,6 @@ def remove_drafts(folder: Path) -> None:
 
 
 def write_all(file: int, data: memoryview) -> None:
-    """All of these bytes, however few a call takes. Raises OSError."""
+    """Write all bytes, with as many calls as needed. Raises OSError."""
     while data:
         data = data[os.write(file, data) :]

@@ -1,12 +1,12 @@
-"""One segment as bytes: safetensors, with every byte under a checksum.
+"""The byte format of one segment: safetensors, with every byte under a checksum.
 
     8 bytes     length of the header
-    header      JSON: the record and the checksums, and where each tensor lies; padded with spaces, so that
+    header      JSON: the record and the checksums, and the offset of each tensor; padded with spaces, so that
     4,096 · n   the first slab begins at a whole page
-    slabs       layer by layer, as the record's codec has them, each filled up to whole pages by a tensor of zeros
+    slabs       layer by layer, in the record's codec, each filled up to whole pages by a tensor of zeros
 
 Without a codec a slab is the keys, then the values, (2, kv_heads, tokens, head_dim), in the KV dtype. The bytes are the
-same in every tier. They are never believed: who reads them checks each part before it is used.
+same in every tier. They are not trusted: readers check each part before they use it.
 """
 
 from __future__ import annotations
@@ -25,27 +25,24 @@ from inlay.kv.codecs.codec import Slab
 from inlay.kv.tiers.record import SegmentRecord
 from inlay.kv.tiers.tier import Miss, TierMissError
 
-FORM = 1  # another form lies in another place, and is never read as this one
+FORM = 1  # each format has its own location and is never read as another
 PAGE = 4096
 _MOST_HEADER = 64 << 20
 _FORM_KEY = "inlay"
 
 
 class UnknownFormError(TierMissError):
-    """A segment is of a form or a codec that this inlay does not know: it is left alone."""
+    """The segment has a format or codec that this version does not know. It is left alone."""
 
 
 class Source(Protocol):
-    """Where the bytes of one segment lie.
-
-    size: how many there are.
-    """
+    """The stored bytes of one segment. ``size`` is their number."""
 
     @property
     def size(self) -> int: ...
 
     def fill(self, buffer: memoryview, at: int) -> None:
-        """Read as many bytes as the buffer has, from ``at`` on. Raises TierMissError, and OSError of a file."""
+        """Fill the buffer with the bytes from ``at`` on. Raises TierMissError, or OSError for a file."""
         ...
 
 
@@ -56,13 +53,13 @@ def pages(size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What stands in front of the slabs. checksums: the CRC-32 of each slab, with the zeros that fill its last page."""
+    """The part in front of the slabs. ``checksums``: the CRC-32 of each slab, including its page filling."""
 
     record: SegmentRecord
     checksums: tuple[int, ...]
 
     def to_bytes(self) -> bytes:
-        """The file up to its first slab. The same header is always the same bytes, so that each of them counts."""
+        """The file up to its first slab. Equal headers give equal bytes, so every byte can be checked."""
         said = {"form": FORM, **self.record.to_json(), "checksums": list(self.checksums)}
         text = json.dumps(said, separators=(",", ":"))
         table: dict[str, Any] = {"__metadata__": {_FORM_KEY: text, "checksum": f"{zlib.crc32(text.encode()):08x}"}}
@@ -91,14 +88,14 @@ def _tensor(dtype: str, shape: Sequence[int], at: int, size: int) -> dict[str, A
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A segment as its bytes: the header, and each slab with what fills its last page."""
+    """A segment as bytes: the header, and each slab filled up to whole pages."""
 
     header: bytes
     slabs: tuple[npt.NDArray[np.uint8], ...]
 
     @classmethod
     def of(cls, record: SegmentRecord, slabs: Iterable[Slab]) -> Encoded:
-        """slabs: of each layer, as the pool has them."""
+        """Encode a segment from one slab per layer, in the pool's format."""
         filled = tuple(_filled(record.form.encode(slab, record.kv_dtype)) for slab in slabs)
         return cls(Header(record, tuple(zlib.crc32(slab.data) for slab in filled)).to_bytes(), filled)
 
@@ -108,13 +105,13 @@ class Encoded:
 
 
 def size_of(record: SegmentRecord) -> int:
-    """How many bytes a segment takes at most, before it is encoded."""
+    """The most bytes that a segment takes, known before it is encoded."""
     header = Header(record, (2**32 - 1,) * len(record.layers))
     return len(header.to_bytes()) + header.slabs_bytes
 
 
 def read_header(source: Source) -> tuple[Header, int]:
-    """The header of a segment, and where its first slab begins. Raises TierMissError and OSError."""
+    """Read a segment's header and the offset of its first slab. Raises TierMissError and OSError."""
     size = source.size
     length = int.from_bytes(_exactly(source, 8, 0), "little")
     if not 2 <= length <= min(_MOST_HEADER, size - 8) or (8 + length) % PAGE:
@@ -137,7 +134,7 @@ def read_header(source: Source) -> tuple[Header, int]:
 
 
 def _check_form(said: dict[str, Any]) -> None:
-    """Raises UnknownFormError for what a newer inlay may have written."""
+    """Raises UnknownFormError for formats of a newer version."""
     form, codec = said["form"], said.get("codec")
     if form != FORM:
         raise UnknownFormError(Miss.ABSENT, f"it is of form {form!r:.20}, and this inlay reads form {FORM}")
@@ -148,9 +145,9 @@ def _check_form(said: dict[str, Any]) -> None:
 def read_segment(
     source: Source, asked: SegmentRecord, take: Callable[[int, Slab], None], late: Callable[[], bool]
 ) -> None:
-    """Give the slabs of the segment that is asked for, each once it is checked; see Tier.get.
+    """Deliver the slabs of the wanted segment, each once it is checked; see Tier.get.
 
-    Raises TierMissError, also where this is another segment, and OSError.
+    Raises TierMissError, which includes a segment other than the wanted one, and OSError.
     """
     header, at = read_header(source)
     if not header.record.same(asked):
@@ -161,7 +158,7 @@ def read_segment(
 def read_slabs(
     source: Source, header: Header, at: int, take: Callable[[int, Slab], None], late: Callable[[], bool]
 ) -> None:
-    """Give each slab behind a header, once its checksum holds. Raises TierMissError and OSError."""
+    """Deliver each slab behind a header, once its checksum holds. Raises TierMissError and OSError."""
     record = header.record
     buffer = np.empty(max(pages(record.slab_bytes(layer)) for layer in range(len(record.layers))), np.uint8)
     for layer, checksum in enumerate(header.checksums):

@@ -1,7 +1,7 @@
-"""The memory of the host tier: one block, divided into pages, in which segments lie one slab behind the other.
+"""The memory of the host tier: one block, divided into pages, with a segment's slabs one behind another.
 
-It is one block and made at the start, since to lock memory in place, so that a device copies from it by itself, takes
-long and stops what the device does. Where nothing is locked, pages take no memory before they are written.
+The block is allocated once, at the start. Locking memory for device copies takes long and stalls the device. Without
+locking, pages take no physical memory before they are written.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from inlay.kv.spans import FreeSpans
 from inlay.slots import SlotRange
 
 PAGE = 16 << 10
-ALIGNED = 64  # bytes that a slab begins at a multiple of: an element of any dtype, and a word of a checksum
-_ROW = 1024  # words that are summed as a row
+ALIGNED = 64  # alignment of slabs in bytes: fits every dtype and the words of the checksum
+_ROW = 1024  # words per row of the checksum
 
 Bytes = npt.NDArray[np.uint8]
 
-#: Locks memory in place for a device, and returns what lets go of it again; None where that cannot be.
+#: Locks memory for device copies. Returns a function that unlocks it, or None if locking is impossible.
 Lock = Callable[[Bytes], Callable[[], None] | None]
 
 
 class HostMemory:
-    """Pages of ``capacity`` bytes. What is allocated is given back by whoever has it; one thread at a time does either.
+    """Pages for ``capacity`` bytes. Not thread-safe: one thread at a time may allocate or free.
 
-    lock: see Lock; None where no device copies from it.
+    Args:
+        lock: see Lock; None if no device copies from the memory.
     """
 
     def __init__(self, capacity: int, lock: Lock | None = None) -> None:
@@ -48,7 +49,7 @@ class HostMemory:
         return self._free.chunks * PAGE
 
     def allocate(self, size: int) -> tuple[SlotRange, ...] | None:
-        """Ranges of pages for so many bytes, few of them; None where there are not enough."""
+        """Allocate pages for ``size`` bytes in few ranges; None if there is too little room."""
         wanted = pages_for(size)
         if wanted > self._free.chunks:
             return None
@@ -65,19 +66,19 @@ class HostMemory:
             self._free.add(each.first, each.end)
 
     def write(self, ranges: Sequence[SlotRange], at: int, data: Bytes) -> None:
-        """Put bytes behind the first ``at`` of what was allocated."""
+        """Write bytes at offset ``at`` of an allocation."""
         done = 0
         for part in self._parts(ranges, at, len(data)):
             part[:] = data[done : done + len(part)]
             done += len(part)
 
     def read(self, ranges: Sequence[SlotRange], at: int, size: int) -> Bytes:
-        """Those bytes: where they lie, if that is side by side, else a copy."""
+        """Read bytes: a view if they are contiguous, else a copy."""
         parts = self._parts(ranges, at, size)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def close(self) -> None:
-        """Let go of it; what was read of it may still be looked at."""
+        """Unlock the memory. Views that were read stay valid."""
         if self._unlock is not None:
             self._unlock()
             self._unlock = None
@@ -99,15 +100,14 @@ def pages_for(size: int) -> int:
 
 
 def aligned(size: int) -> int:
-    """A size up to where the next slab may begin."""
+    """A size rounded up to the alignment of slabs."""
     return -(-size // ALIGNED) * ALIGNED
 
 
 def checksum(data: Bytes) -> int:
-    """Of bytes in memory: a CRC of the sums of all rows and all columns of their words, modulo 2**64.
+    """A checksum of bytes in memory: the CRC of the sums of all rows and all columns of their words, modulo 2**64.
 
-    It is as fast as memory is read, which CRCs of the bytes are not. Any change within one word changes it, and so do
-    two words that are swapped.
+    It runs at memory speed, unlike a CRC of all bytes. It detects any change within one word, and two swapped words.
     """
     words = data[: len(data) // 8 * 8].view("<u8")
     whole = words[: len(words) // _ROW * _ROW].reshape(-1, _ROW)

@@ -1,8 +1,8 @@
-"""A link to a server that is not ours to trust with time or memory: it may be slow, stall, lie, go away and come back.
+"""A connection to an untrusted server, which may be slow, stall, send wrong data, and disappear for a while.
 
-Every call has a deadline, at which its connection is cut, however the bytes drip, and is answered by so many bytes at
-most, whatever length they claim. After a failure nobody calls for a while (a circuit breaker): a thread tries to reach
-the server again, at growing intervals, and calls fail at once until it has.
+Every call has a deadline. At the deadline the connection is cut, even if bytes still trickle in. The size of an answer
+is bounded, independent of its claimed length. After a failure a circuit breaker opens: calls fail at once, while a
+thread tries to reach the server at growing intervals.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-#: What redis-py calls the schemes of addresses. Valkey speaks the same protocol.
+#: URL schemes and their names in redis-py. Valkey speaks the same protocol.
 SCHEMES = {"redis": "redis", "rediss": "rediss", "unix": "unix", "valkey": "redis", "valkeys": "rediss"}
 CONNECT_S = 1.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
-_CALM_S = 60.0  # without a failure, before the next one is the first again: some calls may work while others stall
-AGAIN_S = 0.05  # between two cuts of a call that is late
-MOST_ANSWERED = 8 << 20  # bytes that come for what was sent at a time: a part of a value, or many small answers
-_NEVER_S = 120.0  # of redis-py's own timeouts, which are to be none
+# after this long without a failure, the pause starts small again; needed where some calls work while others stall
+_CALM_S = 60.0
+AGAIN_S = 0.05  # between repeated cuts of a late call
+MOST_ANSWERED = 8 << 20  # bound for the answer to one request: part of a value, or many small answers
+_NEVER_S = 120.0  # for redis-py's own timeouts, which should never trigger
 
 
 def check_address(name: str, address: object) -> None:
-    """Check the address of a server, as far as that can be told from it. Raises ParameterError."""
+    """Check the form of a server address. Raises ParameterError."""
     try:
         parts = urlsplit(address) if isinstance(address, str) else None
         right = (
@@ -51,7 +52,7 @@ def check_address(name: str, address: object) -> None:
 
 
 def without_password(address: str) -> str:
-    """An address as messages may show it."""
+    """An address without its password, for messages."""
     with suppress(ValueError):
         parts = urlsplit(address)
         if "@" in parts.netloc:
@@ -61,10 +62,17 @@ def without_password(address: str) -> str:
 
 
 class Link:
-    """A server of Redis's protocol. Any thread may call. Raises ParameterError where redis-py is not installed.
+    """A server that speaks the Redis protocol. Thread-safe.
 
-    lost, found: called when it turns out that the server cannot be used, and when it can be again; on any thread.
-    up: whether it may be called. failures: how often it turned out that it cannot be.
+    Args:
+        lost, found: called on any thread when the server fails, and when it is usable again.
+
+    Attributes:
+        up: True if calls are possible.
+        failures: the number of failures so far.
+
+    Raises:
+        ParameterError: redis-py is not installed, or the address is invalid.
     """
 
     def __init__(self, address: str, lost: Callable[[], None], found: Callable[[], None]) -> None:
@@ -102,21 +110,23 @@ class Link:
         self._lost, self._found = lost, found
         self._lock = threading.Lock()
         self._client: Any = None
-        self._pause_s = 0.0  # before the next try; grows from failure to failure
+        self._pause_s = 0.0  # before the next attempt; grows with each failure
         self._failed_at = 0.0
         self._closed = threading.Event()
         tried = threading.Event()
         self._reach(tried)
-        tried.wait(CONNECT_S + 0.5)  # a start waits for a server that is there, and no longer for one that is not
+        # waits briefly for the first attempt, so that a reachable server is up after the start
+        tried.wait(CONNECT_S + 0.5)
 
     @property
     def up(self) -> bool:
         return self._client is not None
 
     def call(self, seconds: float, work: Callable[[Any], T]) -> T:
-        """What ``work`` returns of a client that it is given.
+        """Call ``work`` with a client and return its result.
 
-        Raises TierMissError: FAILED where the server refuses, is gone, or talks nonsense, LATE where the time is over.
+        Raises:
+            TierMissError: FAILED if the server refuses, is gone or answers nonsense; LATE after ``seconds``.
         """
         client = self._client
         if client is None:
@@ -128,13 +138,13 @@ class Link:
                 raise
             except self._refused as error:
                 raise TierMissError(Miss.FAILED, f"{self.name} refuses: {error}") from None
-            except Exception as error:  # whatever redis-py makes of what came, or did not
+            except Exception as error:  # redis-py raises many types for bad answers
                 reason = f"no answer in {seconds:g} s" if late.is_set() else f"{type(error).__name__}: {error}"
                 self._fail(client, reason)
                 raise TierMissError(Miss.LATE if late.is_set() else Miss.FAILED, f"{self.name}: {reason}") from None
 
     def close(self) -> None:
-        """Call it no more."""
+        """Close the connection for good."""
         self._closed.set()
         with self._lock:
             client, self._client = self._client, None
@@ -144,7 +154,7 @@ class Link:
     def _fail(self, client: Any, reason: str) -> None:
         with self._lock:
             if self._client is not client:
-                return  # somebody else has found out already
+                return  # another thread has noticed it already
             self._client = None
             self.failures += 1
             now = time.monotonic()
@@ -161,7 +171,7 @@ class Link:
         self._pause_s = min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * self._pause_s))
 
     def _reach(self, tried: threading.Event | None = None) -> None:
-        """Try to reach the server until it answers, on a thread of its own."""
+        """Start a thread that tries to reach the server until it answers."""
 
         def reach() -> None:
             told = tried is None
@@ -182,7 +192,7 @@ class Link:
         threading.Thread(target=reach, name="inlay-shared-reach", daemon=True).start()
 
     def _try(self) -> str | None:
-        """Connect; returns what went wrong, or None."""
+        """Connect; returns the reason of a failure, or None."""
         client = self._new()
         with _deadline(client, CONNECT_S) as late:
             try:
@@ -203,9 +213,9 @@ class Link:
 
 
 class _Metered:
-    """A socket that reads no more than MOST_ANSWERED bytes until something is sent again.
+    """A socket that reads at most MOST_ANSWERED bytes per request.
 
-    redis-py keeps what comes until it is as long as it claims to be, up to memory's end.
+    redis-py alone would buffer any claimed length until memory runs out.
     """
 
     def __init__(self, inner: Any) -> None:
@@ -236,7 +246,7 @@ class _Metered:
 
 
 def _bounded(kind: Any) -> Any:
-    """A class of redis-py's connections whose sockets are metered."""
+    """A redis-py connection class with metered sockets."""
 
     class Bounded(kind):  # type: ignore[misc]
         def _connect(self) -> _Metered:
@@ -247,7 +257,7 @@ def _bounded(kind: Any) -> Any:
 
 @contextmanager
 def _deadline(client: Any, seconds: float) -> Iterator[threading.Event]:
-    """Cut a client's connections where a block is not over in time, until it is; yields what is set then."""
+    """Cut a client's connections if the block exceeds ``seconds``. Yields an event that is set then."""
     over, late = threading.Event(), threading.Event()
 
     def watch() -> None:
@@ -255,7 +265,7 @@ def _deadline(client: Any, seconds: float) -> Iterator[threading.Event]:
             return
         late.set()
         _disconnect(client)
-        while not over.wait(AGAIN_S):  # it may only have been about to connect
+        while not over.wait(AGAIN_S):  # the call may open a new connection
             _disconnect(client)
 
     threading.Thread(target=watch, name="inlay-shared-deadline", daemon=True).start()
@@ -266,6 +276,6 @@ def _deadline(client: Any, seconds: float) -> Iterator[threading.Event]:
 
 
 def _disconnect(client: Any) -> None:
-    """Close its connections, those in use too: who reads from one sees its end."""
+    """Close all connections. A blocked reader sees the end of its stream."""
     with suppress(Exception):
         client.connection_pool.disconnect()

@@ -1,4 +1,4 @@
-"""What is written of a segment beside its keys and values: all that its key is made of, and what it looks like."""
+"""The record that is stored with a segment's KV: all parts of its key, and its shape."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from inlay.slots import SlotRange
 
 
 class HeadShape(Protocol):
-    """Heads of keys and values in one layer, and their width."""
+    """The number of KV heads in one layer, and their width."""
 
     @property
     def kv_heads(self) -> int: ...
@@ -28,7 +28,7 @@ class HeadShape(Protocol):
 
 
 class SlabMemory(Protocol):
-    """The memory of a pool, as those see it who copy between it and another tier."""
+    """The pool's memory, as seen by code that copies between it and another tier."""
 
     @property
     def layers(self) -> Sequence[HeadShape]: ...
@@ -44,11 +44,14 @@ class SlabMemory(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentRecord:
-    """A segment as a tier knows it.
+    """A segment as tiers describe it.
 
-    model: what people call the model, never its path. fingerprint … numerics: see KeyMaker; of a salt, only its sha256.
-    codec: the form in which tiers have it. ids, start, before: its tokens, where they were encoded, and behind what.
-    layers: heads and width of each layer.
+    Attributes:
+        model: the model's name for people.
+        fingerprint … numerics: see KeyMaker. Of a salt, only the sha256 is stored.
+        codec: the form in the tiers.
+        ids, start, before: its tokens, their first position, and the context in front.
+        layers: (heads, width) of each layer.
     """
 
     key: bytes
@@ -66,7 +69,7 @@ class SegmentRecord:
 
     @classmethod
     def of(cls, spec: SegmentSpec, keys: KeyMaker, layers: Sequence[HeadShape], model: str) -> SegmentRecord:
-        """That of a segment which an engine with these keys has computed."""
+        """The record of a segment that an engine with these keys has computed."""
         return cls(
             key=spec.key,
             model=model,
@@ -88,34 +91,33 @@ class SegmentRecord:
 
     @property
     def context(self) -> bytes:
-        """The context digest."""
         return self.before.digest(self.start)
 
     @property
     def text(self) -> bytes:
-        """What two segments of the same tokens have in common, however they were made."""
+        """The digest of the tokens alone, equal for all contexts and forms."""
         return text_digest(self.ids)
 
     @property
     def form(self) -> Codec:
-        """What encodes and decodes its slabs."""
+        """The codec of its slabs."""
         return CODECS[self.codec]
 
     def shape(self, layer: int) -> Shape:
-        """Of a layer's slab, in numbers, not bytes."""
+        """The shape of a layer's slab, in numbers."""
         heads, width = self.layers[layer]
         return 2, heads, self.tokens, width + (SCALE_BYTES if self.kv_dtype in SCALED else 0)
 
     def slab_bytes(self, layer: int) -> int:
-        """How many bytes a layer's keys and values have in this form."""
+        """The encoded size of a layer's KV in bytes."""
         return self.form.nbytes(self.shape(layer), self.kv_dtype)
 
     def same(self, other: SegmentRecord) -> bool:
-        """Whether another record is of the very same keys and values, whatever people call the model."""
+        """True if both records describe the same KV. The model's name may differ."""
         return all(getattr(self, name) == getattr(other, name) for name in self.__slots__ if name != "model")
 
     def key_holds(self) -> bool:
-        """Whether the key is that of the fields; one with a salt, which is not written, cannot be worked out."""
+        """True if the key matches the fields. Keys with a salt cannot be checked, because the salt is not stored."""
         if self.salt:
             return True
         keys = KeyMaker(self.fingerprint, self.kv_dtype, self.codec, b"", self.positioned, self.numerics)
@@ -139,7 +141,7 @@ class SegmentRecord:
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> SegmentRecord:
-        """Raises ValueError for what is no record."""
+        """Read a record. Raises ValueError if it is invalid."""
         try:
             record = cls(
                 key=bytes.fromhex(said["key"]),
@@ -169,7 +171,7 @@ class SegmentRecord:
 
 
 def is_finite(slab: Slab, kv_dtype: str) -> bool:
-    """Whether keys and values hold no infinity and nothing that is no number."""
+    """True if the KV has neither infinities nor NaN."""
     if kv_dtype == "fp8" and ((slab[..., :-SCALE_BYTES] & 0x7F) == 0x7F).any():
         return False
     if kv_dtype in SCALED:
@@ -180,12 +182,12 @@ def is_finite(slab: Slab, kv_dtype: str) -> bool:
 
 
 def salt_digest(salt: bytes) -> bytes:
-    """What is written of a salt; nothing where there is none."""
+    """The stored digest of a salt; empty for no salt."""
     return hashlib.sha256(b"inlay salt" + salt).digest() if salt else b""
 
 
 def text_digest(ids: Sequence[int]) -> bytes:
-    """16 bytes that tell token ids from others."""
+    """A digest of token ids, 16 bytes."""
     return hashlib.sha256(_packed(ids)).digest()[:16]
 
 

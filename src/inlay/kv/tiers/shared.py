@@ -1,8 +1,8 @@
-"""The shared tier: segments on a Valkey or Redis server, which many servers of one model fill and read.
+"""The shared tier: segments on a Valkey or Redis server that many servers of one model fill and read.
 
-A value is what a file of the disk tier is, byte for byte, and is believed as little: whatever does not hold is a miss.
-What others have put there is not known until they are asked (``find``); that they have nothing is remembered for a few
-seconds. How much the server keeps, and for how long, is set there (``maxmemory``, ``maxmemory-policy``).
+A value has the bytes of a disk tier's file. It is not trusted: any failed check is a miss. Segments of other servers
+are unknown until ``find`` asks for them. Absence is remembered for a few seconds. The server's own settings decide how
+much it keeps and how long (``maxmemory``, ``maxmemory-policy``).
 """
 
 from __future__ import annotations
@@ -33,21 +33,26 @@ FIND_S = 1.0  # for all keys of a request together
 BLOCK_S = 2.0  # for each part of a value
 WRITE_S = 30.0
 BLOCK = 4 << 20  # bytes of a part
-_MOST_VALUE = 512 << 20  # that a server takes
+_MOST_VALUE = 512 << 20  # the server's limit for a value
 _MOST_KEYS = 512  # in one pipeline
-ABSENT_S = 5.0  # that others have not written a segment is believed for so long
+ABSENT_S = 5.0  # how long a known absence is trusted
 _RETRY_S = 30.0  # after a write that the server refused
 _MOST_KNOWN = 65_536
-MOST_TO_DELETE = 16_384  # while the server is away; of more, those told first stay there
-_LONGEST_S = 1e9  # of a lifetime; what is longer is as good as none
+MOST_TO_DELETE = 16_384  # while the server is away; beyond that, the oldest keys stay on the server
+_LONGEST_S = 1e9  # cap on a lifetime; longer ones count as unlimited
 
 
 class SharedTier:
     """Segments on a server at ``address``, like "redis://host:6379/0".
 
-    codec: what the pool's segments are written through; values of any codec are read. timeout_s: for one segment.
-    Raises ParameterError for what is no address, and where redis-py is not installed; a server that is not there is
-    none, until it is.
+    An unreachable server is not an error: the tier is empty until the server answers.
+
+    Args:
+        codec: the codec for segments from the pool. Values of any codec can be read.
+        timeout_s: for one segment.
+
+    Raises:
+        ParameterError: the address is invalid, or redis-py is not installed.
     """
 
     name = "shared"
@@ -56,12 +61,12 @@ class SharedTier:
         self.codec = codec
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
-        self._there: OrderedDict[bytes, TierEntry | None] = OrderedDict()  # None for one of which only the key is known
-        self._absent: OrderedDict[bytes, float] = OrderedDict()  # until when that is believed
-        self._ends: OrderedDict[bytes, float] = OrderedDict()  # until when segments live, as far as that was said here
-        self._to_delete: OrderedDict[bytes, None] = OrderedDict()  # while the server could not be told
-        self._some_stay = False  # whether there were too many of them
-        self._changing = threading.Lock()  # held while these are told, or something is written
+        self._there: OrderedDict[bytes, TierEntry | None] = OrderedDict()  # None: only the key is known
+        self._absent: OrderedDict[bytes, float] = OrderedDict()  # key → end of trust in its absence
+        self._ends: OrderedDict[bytes, float] = OrderedDict()  # key → end of the lifetime, as set by this process
+        self._to_delete: OrderedDict[bytes, None] = OrderedDict()  # keys whose removal has not reached the server
+        self._some_stay = False  # True if there were too many of them
+        self._changing = threading.Lock()  # held while removals are sent or a segment is written
         self._counts = TierCounts()
         self._no_writes_until = 0.0
         self._link = Link(address, self._forget_all, self._delete_again)
@@ -86,7 +91,7 @@ class SharedTier:
             return late() or time.monotonic() > until
 
         def take_finite(layer: int, slab: Slab) -> None:
-            # Whoever else may write there need not have looked, and what is in the pool is read by many.
+            # Other writers may not have checked this, and many requests read the pool.
             if not is_finite(slab, asked.kv_dtype):
                 raise TierMissError(Miss.CORRUPT, f"layer {layer} holds what is no number")
             take(layer, slab)
@@ -121,7 +126,7 @@ class SharedTier:
         return True
 
     def _write(self, key: bytes, encoded: Encoded) -> bool:
-        """Returns whether it was not there. What was still to be removed goes now, and what is written here stays."""
+        """Write a segment; returns True if it is new. A pending removal of the same key is carried out first."""
         left_s = self._left_s(key)
         with self._changing:
             stale = key in self._to_delete
@@ -137,7 +142,7 @@ class SharedTier:
         return self._remove(key)
 
     def _remove(self, key: bytes) -> bool:
-        """Remove a value; what is written again has the lifetime that it had."""
+        """Remove a value. A later write of the same key keeps its lifetime."""
         with self._lock:
             known = self._there.pop(key, None) is not None
             self._to_delete[key] = None
@@ -160,7 +165,7 @@ class SharedTier:
         return known
 
     def expire(self, key: bytes, ttl_s: float) -> None:
-        """See Tier. While the server cannot be asked, only what is written from then on gets its lifetime."""
+        """See Tier. While the server is unreachable, only later writes get the lifetime."""
         ttl_s = min(ttl_s, _LONGEST_S)
         with self._lock:
             self._ends[key] = max(time.monotonic() + ttl_s, self._ends.get(key, 0.0))
@@ -178,13 +183,13 @@ class SharedTier:
         return left_ms / 1000 if left_ms >= 0 else None
 
     def _left_s(self, key: bytes) -> float | None:
-        """For how long a segment is to be found from now on; None for as long as there is room."""
+        """Seconds until a segment expires, as set by this process; None without a lifetime."""
         with self._lock:
             left_s = self._ends.get(key, 0.0) - time.monotonic()
         return left_s if left_s > 0 else None
 
     def iterate(self) -> Iterator[TierEntry]:
-        """Those that this process has read or written; the server may have more."""
+        """Segments that this process has read or written; the server may have more."""
         with self._lock:
             return iter([entry for entry in self._there.values() if entry is not None])
 
@@ -194,11 +199,11 @@ class SharedTier:
         return False
 
     def stats(self) -> TierStats:
-        """``segments``, ``tokens`` and ``bytes`` are of those that this process has read or written."""
+        """``segments``, ``tokens`` and ``bytes`` count only what this process has read or written."""
         return self._counts.stats(self.iterate(), up=self._link.up, failures=self._link.failures)
 
     def refresh(self) -> None:
-        """Others' segments are asked for by their keys."""
+        """Does nothing: other servers' segments are looked up by key."""
 
     def close(self) -> None:
         self._link.close()
@@ -230,13 +235,13 @@ class SharedTier:
             self._remove(key)
 
     def _forget_all(self) -> None:
-        """What was there may be gone when the server comes back."""
+        """Forget which segments are there, because the server may return empty."""
         with self._lock:
             self._there.clear()
             self._absent.clear()
 
     def _delete_again(self) -> None:
-        """Tell the server, which is back, what was to be removed meanwhile."""
+        """Send the pending removals to the server after it has returned."""
         with suppress(TierMissError):
             while True:
                 with self._changing:
@@ -252,9 +257,9 @@ class SharedTier:
 
 
 class _Value:
-    """A value on the server as the bytes of a segment; read in blocks, each with a deadline of its own.
+    """A value on the server as the bytes of a segment, read in blocks with a deadline each.
 
-    Raises TierMissError. over: whether the time for all of it is.
+    Raises TierMissError. ``over`` returns True once the time for the whole value is over.
     """
 
     def __init__(self, link: Link, name: str, over: Callable[[], bool]) -> None:
@@ -326,9 +331,9 @@ def _unlink(keys: Sequence[bytes], client: Any) -> None:
 
 
 def _write(client: Any, name: str, encoded: Encoded, left_s: float | None, stale: bool) -> bool:
-    """Returns whether it was not there; what is stays as it is, since somebody may be reading it.
+    """Write a value; returns True if it is new. An existing value stays, because other servers may be reading it.
 
-    stale: whether what is there was to be removed.
+    ``stale`` is True if the existing value was to be removed.
     """
     if stale:
         client.unlink(name)
@@ -339,9 +344,9 @@ def _write(client: Any, name: str, encoded: Encoded, left_s: float | None, stale
 
 
 def _expire(client: Any, name: str, ttl_s: float) -> None:
-    """Let a value that is there live for so long, unless somebody has said that it lives longer."""
+    """Extend the lifetime of an existing value to ``ttl_s``, unless it already lives longer."""
     left, wanted = client.pttl(name), _milliseconds(ttl_s)
-    if left == -1 or 0 <= left < wanted:  # -1: for ever, as nobody has said anything; -2: it is not there
+    if left == -1 or 0 <= left < wanted:  # -1: no lifetime set; -2: no such value
         client.pexpire(name, wanted)
 
 

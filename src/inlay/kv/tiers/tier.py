@@ -1,4 +1,4 @@
-"""What every tier below the pool does, whatever it is made of."""
+"""The protocol of every tier below the pool."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from inlay.types import TierStats
 
 
 class Miss(Enum):
-    """Why a tier had nothing to give."""
+    """Why a tier did not deliver a segment."""
 
     ABSENT = "absent"
     CORRUPT = "corrupt"
     LATE = "late"
-    FAILED = "failed"  # the system refused
+    FAILED = "failed"  # an error of the operating system or server
 
 
 class Kept(Enum):
@@ -40,10 +40,14 @@ class TierMissError(PortableError):
 
 @dataclass(frozen=True, slots=True)
 class TierEntry:
-    """A segment that a tier holds.
+    """A segment in a tier.
 
-    size: bytes that it takes there. created, used: seconds since 1970. uses: how often it was read. pinned: whether it
-    may not be evicted. text … private: how it was made, as its record says; see MissReasons.
+    Attributes:
+        size: bytes in the tier.
+        created, used: seconds since 1970.
+        uses: how often it was read.
+        pinned: True if it may not be evicted.
+        text … private: how it was made, from its record; see MissReasons.
     """
 
     key: bytes
@@ -64,7 +68,7 @@ class TierEntry:
 
     @classmethod
     def of(cls, record: SegmentRecord, size: int, at: float) -> TierEntry:
-        """That of a segment which a tier has since then."""
+        """The entry of a segment that a tier received at time ``at``."""
         return cls(
             key=record.key,
             tokens=record.tokens,
@@ -83,12 +87,13 @@ class TierEntry:
 
 
 class Tier(Protocol):
-    """Segments that lie outside of the pool.
+    """Segments outside the pool.
 
-    ``get``, ``put``, ``delete``, ``left_s``, ``find`` and ``refresh`` may take long, and are called on threads of their
-    own; the rest never waits. Any may be called from several threads at once.
+    ``get``, ``put``, ``delete``, ``left_s``, ``find`` and ``refresh`` may block and run on background threads. All else
+    never blocks. All methods are thread-safe.
 
-    codec: what the pool's segments are written through. What comes from another tier stays as it is.
+    Attributes:
+        codec: the codec for segments from the pool. Segments from another tier keep their form.
     """
 
     @property
@@ -98,44 +103,52 @@ class Tier(Protocol):
     def codec(self) -> str: ...
 
     def holds(self, key: bytes) -> bool:
-        """Whether a segment is thought to be there. Asks nobody, so it may be wrong."""
+        """True if the segment is believed to be there. Makes no request, so it may be wrong."""
         ...
 
     def unsure(self, key: bytes) -> bool:
-        """Whether only ``find`` tells if a segment is there."""
+        """True if only ``find`` can tell whether the segment is there."""
         ...
 
     def find(self, keys: Sequence[bytes]) -> None:
-        """Learn which of these are there, for ``holds``. Raises TierMissError where that cannot be learned now."""
+        """Find out which of these are there, for ``holds``. Raises TierMissError if that is impossible now."""
         ...
 
     def get(self, asked: SegmentRecord, take: Callable[[int, Slab], None], late: Callable[[], bool]) -> None:
-        """Give a segment's slabs, layer by layer, each one checked before it is given.
+        """Deliver a segment's slabs, layer by layer. Each is checked before delivery.
 
-        asked: what is wanted; only what was written of just this is given.
-        take: called with a layer and its slab, which is the tier's again when it returns.
-        late: whether the time is over. Raises TierMissError; what was taken by then is not to be used.
+        Args:
+            asked: the wanted record. Only a segment with an equal record is delivered.
+            take: called with a layer and its slab. The slab is valid only during the call.
+            late: True once the time is over.
+
+        Raises:
+            TierMissError: discard the slabs taken so far.
         """
         ...
 
     def put(self, record: SegmentRecord, slabs: Iterable[Slab]) -> bool:
-        """Keep a segment; returns whether it is kept. slabs: of each layer. They may not change before it returns."""
+        """Store a segment; returns True if it is stored. ``slabs``, one per layer, must not change before the
+        return.
+        """
         ...
 
     def delete(self, key: bytes) -> bool:
-        """Forget a segment; returns whether there was one."""
+        """Remove a segment; returns True if it was there."""
         ...
 
     def expire(self, key: bytes, ttl_s: float) -> None:
-        """Give a segment, which may come later, so many seconds from now on; the claim that ends last counts."""
+        """Let a segment, which may arrive later, expire after this many seconds. The latest end of several calls
+        counts.
+        """
         ...
 
     def left_s(self, key: bytes) -> float | None:
-        """For how many seconds more a segment is to be found; None where that has no end. May take long."""
+        """Seconds until a segment expires; None for never. May block."""
         ...
 
     def iterate(self) -> Iterator[TierEntry]:
-        """What is there, most recently used last."""
+        """All entries, most recently used last."""
         ...
 
     def stats(self) -> TierStats: ...
@@ -146,9 +159,9 @@ class Tier(Protocol):
         ...
 
     def refresh(self) -> None:
-        """Take note of what others have put there and removed. May take long."""
+        """Learn of changes by other processes. May block."""
         ...
 
     def close(self) -> None:
-        """Let go of files and connections; what was put stays."""
+        """Close files and connections. Stored segments stay."""
         ...
