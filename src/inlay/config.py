@@ -1,4 +1,4 @@
-"""What an engine is told once, at the start."""
+"""The settings of an engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROFILES = ("auto", "off")
 PREFETCHES = ("waiting", "likely")
 KV_CACHE_DTYPES = ("auto", *ROUNDED)
 
-#: Nats a token from full prefill, beyond which a schema's answers get a safer policy.
+#: The default threshold of shadow sampling, in nats a token.
 DEFAULT_THRESHOLD = 0.1
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -35,61 +35,63 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Settings of an engine; checked once, here. Raises ParameterError.
+    """Settings of an engine, validated here. Raises ParameterError.
 
-    reuse: the reuse policy of requests that bring none; None for that of ``policy.default_policy``.
-    tolerance: of "auto", where it is written without one: the most divergence from full prefill in nats a token, or
-        like "answers:0.98" the least share of same answers; see docs/check.md.
-    positions: the default position policy; None for "packed" where the model allows shifts, else "schema".
-    kv_memory: bytes of the KV pool, as a number or like "4GiB"; None for a quarter of the free memory, at most 4 GiB,
-        and on a GPU for nine tenths of what the weights leave.
-    host_memory: bytes of the host tier, which modules go to that the pool of a device has no room for: as a number or
-        like "16GiB", 0 for none; None for 4 GiB, and at most a quarter of the host's free memory. Where the pool is in
-        the host's memory the two are one tier, and this says nothing.
-    kv_cache_dtype: what keys and values are in the pool: "auto" for the model's dtype, or "int8", or on a GPU "fp8",
-        for a byte a number with a scale for each token and head: what the engine computes is computed over the rounded
-        ones.
-    chunk_size: tokens of one chunk of the pool.
-    max_num_seqs: the most requests that run at the same time.
-    max_num_batched_tokens: the most tokens in one forward pass.
-    max_waiting: the most requests that wait for a place; None for no bound.
-    prefill_chunk: the most prompt tokens in a pass in which other requests answer, so that none waits long for one.
-    max_pass_s: about the most seconds of one forward pass, for which deadlines, cancellations and a shutdown wait: how
-        many prompt tokens that allows is measured, 32 at least. None for passes of any time.
-    eviction: what goes first where the pool or the store is full: "hybrid" (requests' text, least recently used first,
-        and then modules, least frequently used first), "lru", "lru2", "lfu" or "cost"; see docs/store.md.
-    device: where the model, the KV pool and the attention are: "cpu", "cuda", "cuda:1", or "auto": where a model that
-        is loaded is, and for one that is given by name a GPU where there is one.
-    attention_backend: "triton" (GPUs), "cpu" (the compiled kernel), "torch", "reference"; "auto" takes the first of
-        them that the device and the install have.
-    compile: whether the model runs through ``torch.compile``, which takes a while at the start; it needs stock weights,
-        as they are on a GPU, and no adapters.
-    placeholders: what fills a parameter's hole while a module is encoded: "none" or "unk".
-    cache_salt: text that keeps this engine's segments apart from others'.
-    max_model_len: tokens of a prompt and its answer together, at most what the model has positions for; None for that.
-    profile: "auto": how much each token of a schema's modules moves behind other text is found out in idle time, for
-        repairs that are ``profiled``; "off": it is not, and these repair the beginnings of modules.
-    promotion_memory: the share of the pool, 0 to 1, for the beginnings of prompts under ``modular`` that are asked for
-        again and encoded exactly in idle time; 0 for no such thing.
-    pin_memory: the share of the pool, 0 to 1, that all pins together may take; see ``LLM.pin``.
-    shadow: the share of answers, 0 to 1, that is run again in full in idle time, of those that have read
-        approximations; 0 for none (docs/reuse.md).
-    shadow_threshold: nats a token that answers to a schema may be from full prefill, before its requests get a safer
-        policy; None for any.
-    generation_config: "auto": what the model's generation configuration says of sampling is for requests that say
-        nothing; "off": the defaults of SamplingParams are.
-    prefetch: what is brought up from the tiers below the pool before it is needed: "waiting": what requests in line
-        will read; "likely": also siblings of what a prompt takes of a union, and the modules that followed its own the
-        last time.
-    store: a folder in which schemas' segments outlive the process, or "off"; None for what INLAY_STORE in the
-        environment says, and off where it says nothing.
-    store_bytes: the most that the folder may hold, as a number or like "16GiB".
-    store_private: whether text of requests and private schemas that becomes modules may lie there as well.
-    store_timeout_s: after how many seconds a segment that is read from there is computed instead.
-    store_codec: the form in which segments are written: "none" as they are, "int8" or "fp8" in about half the bytes
-        (of bf16), as an approximation that requests under ``exact`` never read.
-    store_shared: the address of a Valkey or Redis server whose segments this engine shares with others, like
-        "redis://host:6379/0"; None for none. It is beside the folder, or without one.
+    Args:
+        reuse: the default reuse policy of requests; None for ``policy.default_policy``.
+        tolerance: the tolerance of "auto" if written without one: the largest divergence from full prefill in nats a
+            token, or like "answers:0.98" the smallest share of equal answers; see docs/check.md.
+        positions: the default position policy; None for "packed" if the model allows shifts, else "schema".
+        kv_memory: bytes of the KV pool, as a number or like "4GiB". None for a quarter of the free memory, at most
+            4 GiB; on a GPU, for nine tenths of the memory that the weights leave.
+        host_memory: bytes of the host tier, for modules evicted from a device's pool: a number or like "16GiB", 0 for
+            none. None for 4 GiB, at most a quarter of the host's free memory. Without effect if the pool is in host
+            memory.
+        kv_cache_dtype: the dtype of KV in the pool: "auto" for the model's, "int8", or on a GPU "fp8". The narrow ones
+            take one byte a number, with a scale for each token and head. The engine computes over the rounded values.
+        chunk_size: tokens of one chunk of the pool.
+        max_num_seqs: the most requests that run at the same time.
+        max_num_batched_tokens: the most tokens in one forward pass.
+        max_waiting: the most requests in the queue; None for no bound.
+        prefill_chunk: the most prompt tokens in a pass with running answers, which limits their delay.
+        max_pass_s: the approximate time limit of one forward pass in seconds. Deadlines, cancellations and a shutdown
+            wait for a pass. The number of prompt tokens in that time is measured, at least 32. None for no limit.
+        eviction: the eviction order of the pool and the store: "hybrid" (requests' text by least recent use, then
+            modules by least frequent use), "lru", "lru2", "lfu" or "cost"; see docs/store.md.
+        device: the device of the model, the KV pool and the attention: "cpu", "cuda", "cuda:1" or "auto". "auto" keeps
+            a
+            loaded model where it is, and loads a named one to a GPU if there is one.
+        attention_backend: "triton" (GPUs), "cpu" (the compiled kernel), "torch", "reference". "auto" takes the first
+            that the device and the installation support.
+        compile: if True, run the model through ``torch.compile``, with a slow start. Needs stock weights, as on a GPU,
+            and no adapters.
+        placeholders: the filling of a parameter's hole while a module is encoded: "none" or "unk".
+        cache_salt: text that separates this engine's segments from other engines'.
+        max_model_len: the most tokens of a prompt with its answer; None for the model's maximum.
+        profile: "auto" measures deviation profiles of modules in idle time, for ``profiled`` recomputation. "off" does
+            not, and such requests recompute the first tokens of modules.
+        promotion_memory: the share of the pool, 0 to 1, for prompt prefixes that are requested again under ``modular``
+            and
+            encoded exactly in idle time; 0 for no promotion.
+        pin_memory: the share of the pool, 0 to 1, for all pins; see ``LLM.pin``.
+        shadow: the share of approximate answers, 0 to 1, that is recomputed in full in idle time; 0 for none
+            (docs/reuse.md).
+        shadow_threshold: the divergence in nats a token at which a schema's requests get a safer policy; None for
+            never.
+        generation_config: "auto" takes sampling defaults from the model's generation configuration. "off" takes those
+            of SamplingParams.
+        prefetch: the segments to load early from lower tiers. "waiting": those of queued requests. "likely": also the
+            siblings of a prompt's union members, and the modules that followed its own the last time.
+        store: a folder in which schemas' segments outlive the process, or "off". None for the environment variable
+            INLAY_STORE, and off without it.
+        store_bytes: the most bytes of the folder, as a number or like "16GiB".
+        store_private: if True, modules from requests' text and from private schemas may be stored there, too.
+        store_timeout_s: the timeout of reads from there in seconds, after which a segment is computed.
+        store_codec: the stored form of segments: "none", or "int8" or "fp8" in about half the bytes (of bf16). The
+            lossy
+            forms are approximations that requests under ``exact`` never read.
+        store_shared: the address of a Valkey or Redis server for sharing segments with other engines, like
+            "redis://host:6379/0"; None for none. It works with the folder or alone.
     """
 
     reuse: str | None = None
@@ -123,7 +125,7 @@ class EngineConfig:
     store_private: bool = False
     store_timeout_s: float = 10.0
     store_codec: str = "none"
-    store_shared: str | None = field(default=None, repr=False)  # it may have a password
+    store_shared: str | None = field(default=None, repr=False)  # may contain a password
 
     def __post_init__(self) -> None:
         ReusePolicy.parse(str(BEST) if self.reuse is None else self.reuse, self.positions)
@@ -173,7 +175,7 @@ class EngineConfig:
             check_address("store_shared", self.store_shared)
 
     def store_folder(self) -> Path | None:
-        """Where the store on disk lies, or None for none. Raises ParameterError."""
+        """Return the folder of the store on disk, or None. Raises ParameterError."""
         said = os.environ.get("INLAY_STORE") if self.store is None else self.store
         if said is not None and not isinstance(said, str | os.PathLike):
             raise ParameterError(f"store is {said!r}; give a folder, or 'off' for none")
@@ -181,7 +183,7 @@ class EngineConfig:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> EngineConfig:
-        """The settings that LLM was given beside those of its model. Raises ParameterError."""
+        """Return the config of LLM's settings without those of its model. Raises ParameterError."""
         known = cls.__dataclass_fields__
         for name in settings:
             if name not in known:
@@ -190,10 +192,11 @@ class EngineConfig:
         return cls(**settings)
 
     def kv_bytes(self, scratch: int = 0, on_device: int | None = None) -> int:
-        """The size of the KV pool in bytes.
+        """Return the size of the KV pool in bytes.
 
-        scratch: bytes of free memory that attention works in beside the pool. on_device: free bytes of the device that
-        the pool is on; None for the host's.
+        Args:
+            scratch: bytes of free memory that attention needs beside the pool.
+            on_device: free bytes of the pool's device; None for the host.
         """
         if self.kv_memory is not None:
             return parse_bytes("kv_memory", self.kv_memory)
@@ -202,15 +205,15 @@ class EngineConfig:
         return int(min(4 * 2**30, max(psutil.virtual_memory().available - scratch, 0) // 4))
 
     def host_bytes(self) -> int:
-        """The size of the host tier in bytes, below a pool that is a device's; 0 for none."""
+        """Return the size of the host tier below a device's pool, in bytes; 0 for none."""
         if self.host_memory is None:
             return min(4 * 2**30, psutil.virtual_memory().available // 4)
-        none = str(self.host_memory) == "0"  # which False is not
+        none = str(self.host_memory) == "0"  # not equal to 0, which False is
         return 0 if none else parse_bytes("host_memory", self.host_memory)
 
 
 def parse_bytes(name: str, value: object) -> int:
-    """A size in bytes that is given as a number or like '4GiB'. Raises ParameterError."""
+    """Parse a size in bytes, a number or like '4GiB'. Raises ParameterError."""
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", str(value))
@@ -220,7 +223,7 @@ def parse_bytes(name: str, value: object) -> int:
 
 
 def check_seconds(name: str, value: object) -> float | None:
-    """Return a setting that is a length of time in seconds, or None. Raises ParameterError."""
+    """Return a duration in seconds, or None. Raises ParameterError."""
     if value is None:
         return None
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max:
@@ -229,7 +232,7 @@ def check_seconds(name: str, value: object) -> float | None:
 
 
 def check_nats(name: str, value: object) -> float | None:
-    """Return a setting that is a divergence in nats a token, or None. Raises ParameterError."""
+    """Return a divergence in nats a token, or None. Raises ParameterError."""
     if value is None:
         return None
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max:
@@ -238,21 +241,21 @@ def check_nats(name: str, value: object) -> float | None:
 
 
 def check_device(value: object) -> str:
-    """Return the name of a device, whether or not there is one. Raises ParameterError."""
+    """Return the name of a device, which need not exist. Raises ParameterError."""
     if not isinstance(value, str) or not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", value):
         raise ParameterError(f"device is {show(value)}; use auto, cpu, cuda, or cuda:1 for the second GPU")
     return value
 
 
 def check_share(name: str, value: object) -> float:
-    """Return a setting that is a share, 0 to 1. Raises ParameterError."""
+    """Return a share from 0 to 1. Raises ParameterError."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
         return float(value)
     raise ParameterError(f"{name} is {value!r}; it must be a share between 0 and 1, like 0.1")
 
 
 def check_choice(name: str, value: object, allowed: tuple[str, ...]) -> str:
-    """Return a setting that is one of the allowed words. Raises ParameterError."""
+    """Return one of the allowed words. Raises ParameterError."""
     if value not in allowed:
         raise ParameterError(f"{name} is {show(value)}; use one of {', '.join(allowed)}")
     return str(value)
