@@ -100,7 +100,7 @@ def batch(
     job = Job(
         input=input,
         output=output,
-        names=tuple(dict.fromkeys((*names, model))),  # the file may spell MODEL as the command does
+        names=tuple(dict.fromkeys((*names, model))),  # requests may use the command's MODEL as name
         retry_failed=retry_failed,
         schemas=schemas,
         reuse=reuse,
@@ -136,7 +136,7 @@ def batch(
             generation_config=generation_config,
             chat_template=template,
             max_model_len=max_model_len,
-            promotion_memory=0,  # a line's answer depends on nothing that there was time for
+            promotion_memory=0,  # answers do not depend on idle-time work
         )
         if llm.loaded.note:
             print(f"inlay: {llm.loaded.note}", file=sys.stderr)
@@ -160,7 +160,7 @@ def batch(
 
 
 def _schemas(files: Sequence[Path]) -> list[Schema]:
-    """Schemas under different names. Raises PMLError and ParameterError."""
+    """Read schemas with distinct names. Raises PMLError and ParameterError."""
     found: dict[str, Path] = {}
     schemas = []
     for file in files:
@@ -174,7 +174,7 @@ def _schemas(files: Sequence[Path]) -> list[Schema]:
 
 @contextmanager
 def _bar(counts: Counts) -> Iterator[Progress]:
-    """A bar on stderr: how far, how fast, how much from the cache, how long still. Shown on a terminal only."""
+    """Show progress, speed, cached share and remaining time in a bar on stderr. Shown on a terminal only."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 

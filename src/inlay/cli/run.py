@@ -1,4 +1,4 @@
-"""``inlay run``: answer one prompt of a schema."""
+"""``inlay run``: answers one prompt of a schema."""
 
 from __future__ import annotations
 
@@ -99,14 +99,14 @@ def run(
         raise ParameterError(f"max_tokens is {max_tokens}; it must be at least 1: write --max-tokens 1, or more")
     parsed_schema, parsed_prompt = schema_file(schema), prompt_file(prompt)
     template, adapters = read_template(chat_template), adapters_of(adapter, (model,))
-    resolve(parsed_schema, parsed_prompt, moves=True)  # what is wrong is said before a model is loaded
+    resolve(parsed_schema, parsed_prompt, moves=True)  # fail before a model is loaded
     from inlay.llm import LLM
     from inlay.sampling_params import SamplingParams
 
     given: Row = {"max_tokens": max_tokens, "seed": seed}
     if temperature is not None:
         given["temperature"] = temperature
-    SamplingParams(**given)  # so is this
+    SamplingParams(**given)  # likewise
     folder = store_of(store, model)
     llm = LLM(
         model,
@@ -150,7 +150,7 @@ def run(
     else:
         print("\n")
         _table(rows)
-    llm.shutdown()  # which waits for what is to be written
+    llm.shutdown()  # waits for outstanding writes
 
 
 def _row(
@@ -162,7 +162,7 @@ def _row(
     *,
     compare: bool,
 ) -> Row:
-    """What an adapter answers, or the model alone, and what that took."""
+    """Return the answer of an adapter, or of the model alone, with its cost."""
     before = llm.stats()
     encode_ms = _warm(llm, prompt, adapter)
     if echo and adapter is not None:
@@ -190,7 +190,7 @@ def _row(
 
 
 def _warm(llm: LLM, prompt: Prompt, adapter: str | None) -> float:
-    """Encode what the prompt imports, with progress, and return the milliseconds that took."""
+    """Encode the prompt's imports with progress; returns the time in milliseconds."""
     from inlay.cli.output import token_progress
 
     started = time.perf_counter()
@@ -245,7 +245,7 @@ def _answer(
 
 
 def _unprofiled(answer: Row) -> str:
-    """What stands in for profiles that are not there yet."""
+    """Note the first tokens that were recomputed for lack of profiles."""
     linked = answer["linked_tokens"] if "profiled" in answer["reuse"] else 0
     return f", of which {linked:,} are the first ones of modules that have no profile yet" if linked else ""
 
