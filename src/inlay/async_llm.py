@@ -66,11 +66,11 @@ class AsyncLLM(Base):
 
         Args:
             prompt, sampling_params, reuse, positions, order, cache_salt, adapter: as in ``LLM.generate``.
-            request_id: a name for ``abort``, unique among running requests; None for a random one.
+            request_id: a name for ``abort``, unique among running requests. None for a random one.
             priority: a lower number is served first if not all requests can run.
             timeout_s: seconds until a DeadlineError. The time covers tokenization and grammar compilation.
-            arrival: the start of that time, on the clock of ``time.perf_counter``; None for now.
-            stream_interval: the number of new tokens between outputs, over all answers; None for the final output only.
+            arrival: the start of that time, on the clock of ``time.perf_counter``. None for now.
+            stream_interval: the number of new tokens between outputs, over all answers. None for the final output only.
                 Larger values wake the event loop less often. The first token and the end are never delayed.
             tenant: the tenant of the request. Tenants share passes, slots and the queue (docs/batching.md).
             weight: the size of the tenant's share relative to others.

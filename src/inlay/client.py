@@ -49,7 +49,7 @@ class EngineClient(Protocol):
         """Do the slow work before a request can be queued, on the caller's thread.
 
         Args:
-            grammar: the result of ``compile_grammar``; None compiles it here.
+            grammar: the result of ``compile_grammar``. None compiles it here.
 
         Raises:
             ParameterError: for parameters that the model does not support.
@@ -102,7 +102,7 @@ class EngineClient(Protocol):
 
         Args:
             reason: the name of the pin for ``unpin``.
-            budget: the most bytes of the owner's pins; None for no bound but ``pin_memory``.
+            budget: the most bytes of the owner's pins. None for no bound but ``pin_memory``.
             instead: the reason of an earlier pin that this one replaces. A refusal changes nothing.
 
         Raises:

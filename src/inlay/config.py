@@ -38,10 +38,10 @@ class EngineConfig:
     """Settings of an engine, validated here. Raises ParameterError.
 
     Args:
-        reuse: the default reuse policy of requests; None for ``policy.default_policy``.
+        reuse: the default reuse policy of requests. None for ``policy.default_policy``.
         tolerance: the tolerance of "auto" if written without one: the largest divergence from full prefill in nats a
-            token, or like "answers:0.98" the smallest share of equal answers; see docs/check.md.
-        positions: the default position policy; None for "packed" if the model allows shifts, else "schema".
+            token, or like "answers:0.98" the smallest share of equal answers. See docs/check.md.
+        positions: the default position policy. None for "packed" if the model allows shifts, else "schema".
         kv_memory: bytes of the KV pool, as a number or like "4GiB". None for a quarter of the free memory, at most
             4 GiB; on a GPU, for nine tenths of the memory that the weights leave.
         host_memory: bytes of the host tier, for modules evicted from a device's pool: a number or like "16GiB", 0 for
@@ -52,12 +52,12 @@ class EngineConfig:
         chunk_size: tokens of one chunk of the pool.
         max_num_seqs: the most requests that run at the same time.
         max_num_batched_tokens: the most tokens in one forward pass.
-        max_waiting: the most requests in the queue; None for no bound.
+        max_waiting: the most requests in the queue. None for no bound.
         prefill_chunk: the most prompt tokens in a pass with running answers, which limits their delay.
         max_pass_s: the approximate time limit of one forward pass in seconds. Deadlines, cancellations and a shutdown
             wait for a pass. The number of prompt tokens in that time is measured, at least 32. None for no limit.
         eviction: the eviction order of the pool and the store: "hybrid" (requests' text by least recent use, then
-            modules by least frequent use), "lru", "lru2", "lfu" or "cost"; see docs/store.md.
+            modules by least frequent use), "lru", "lru2", "lfu" or "cost". See docs/store.md.
         device: the device of the model, the KV pool and the attention: "cpu", "cuda", "cuda:1" or "auto". "auto" keeps
             a
             loaded model where it is, and loads a named one to a GPU if there is one.
@@ -67,16 +67,16 @@ class EngineConfig:
             and no adapters.
         placeholders: the filling of a parameter's hole while a module is encoded: "none" or "unk".
         cache_salt: text that separates this engine's segments from other engines'.
-        max_model_len: the most tokens of a prompt with its answer; None for the model's maximum.
+        max_model_len: the most tokens of a prompt with its answer. None for the model's maximum.
         profile: "auto" measures deviation profiles of modules in idle time, for ``profiled`` recomputation. "off" does
             not, and such requests recompute the first tokens of modules.
         promotion_memory: the share of the pool, 0 to 1, for prompt prefixes that are requested again under ``modular``
             and
             encoded exactly in idle time; 0 for no promotion.
-        pin_memory: the share of the pool, 0 to 1, for all pins; see ``LLM.pin``.
+        pin_memory: the share of the pool, 0 to 1, for all pins. See ``LLM.pin``.
         shadow: the share of approximate answers, 0 to 1, that is recomputed in full in idle time; 0 for none
             (docs/reuse.md).
-        shadow_threshold: the divergence in nats a token at which a schema's requests get a safer policy; None for
+        shadow_threshold: the divergence in nats a token at which a schema's requests get a safer policy. None for
             never.
         generation_config: "auto" takes sampling defaults from the model's generation configuration. "off" takes those
             of SamplingParams.
@@ -91,7 +91,7 @@ class EngineConfig:
             lossy
             forms are approximations that requests under ``exact`` never read.
         store_shared: the address of a Valkey or Redis server for sharing segments with other engines, like
-            "redis://host:6379/0"; None for none. It works with the folder or alone.
+            "redis://host:6379/0". None for none. It works with the folder or alone.
     """
 
     reuse: str | None = None
@@ -196,7 +196,7 @@ class EngineConfig:
 
         Args:
             scratch: bytes of free memory that attention needs beside the pool.
-            on_device: free bytes of the pool's device; None for the host.
+            on_device: free bytes of the pool's device. None for the host.
         """
         if self.kv_memory is not None:
             return parse_bytes("kv_memory", self.kv_memory)

@@ -60,9 +60,9 @@ class TokenEvent:
         finish_reason, stop_reason: set at the end of the answer.
         error: the failure of the request.
         elapsed_s: seconds from the request's arrival to these tokens.
-        prompt_logprobs: if requested, for each token of the prompt as in ``logprobs``; None for the first one.
+        prompt_logprobs: if requested, for each token of the prompt as in ``logprobs``. None for the first one.
         usage, metrics: of the request, if changed. ``metrics.total_s`` is set by the receiver.
-        orders: with these, the order of the members in the prompt's free sets; see EngineRequest.ordered.
+        orders: with these, the order of the members in the prompt's free sets. See EngineRequest.ordered.
     """
 
     request_id: str

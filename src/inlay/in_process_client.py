@@ -67,7 +67,7 @@ class InProcessClient:
 
     Args:
         own_thread: if True, the engine steps on its own thread; else callers ``pump`` it.
-        seed: for requests without one; None draws one.
+        seed: for requests without one. None draws one.
         adapters: the adapters that requests may name.
     """
 

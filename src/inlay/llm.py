@@ -41,10 +41,10 @@ class LLM(SchemaCalls):
         model: a local directory, a hub name, ``random:<shape>``, ``demo``, a LoadedModel, or a transformers model.
         tokenizer: only for a transformers model.
         dtype: "auto", "float32" or "bfloat16".
-        seed: of random weights, and of requests without a seed; None draws the latter at random.
+        seed: of random weights, and of requests without a seed. None draws the latter at random.
         weights, quantization: the storage of a named model's weights, as in ``load_model``. None for the defaults,
             packed and not quantized. A LoadedModel is not changed.
-        chat_template: a Jinja template; None for the model's own.
+        chat_template: a Jinja template. None for the model's own.
         adapters: name → folder of a LoRA adapter in PEFT's format (docs/adapters.md).
         settings: see EngineConfig.
 
@@ -99,13 +99,13 @@ class LLM(SchemaCalls):
                 messages, ``{"messages": messages, "tools": tools}`` with further arguments of ``chat``, or a list of
                 any of
                 these.
-            sampling_params: for all prompts, or one for each; None for ``get_default_sampling_params()``.
+            sampling_params: for all prompts, or one for each. None for ``get_default_sampling_params()``.
             use_tqdm: if True, show a progress bar of finished prompts.
-            reuse, positions: the policy of these requests; None for the engine's defaults.
+            reuse, positions: the policy of these requests. None for the engine's defaults.
             order: "any" if neighbouring imports, and neighbouring marked parts of messages, may change places, as in a
                 ``<set>``. None keeps the written order. ``RequestOutput.order`` has the chosen one.
-            cache_salt: shares the requests' cached text only with requests of the same salt; None shares it with all.
-            adapter: the name of an adapter for all prompts, or one for each; None for the model alone.
+            cache_salt: shares the requests' cached text only with requests of the same salt. None shares it with all.
+            adapter: the name of an adapter for all prompts, or one for each. None for the model alone.
 
         Returns:
             Outputs in the order of the prompts.
@@ -160,7 +160,7 @@ class LLM(SchemaCalls):
             tools: the tools that the model may call.
             chat_template_kwargs: values for variables of the chat template, such as ``{"enable_thinking": False}``.
             documents: for templates that support them.
-            add_generation_prompt: True if the prompt opens an answer; None for True unless the last message is
+            add_generation_prompt: True if the prompt opens an answer. None for True unless the last message is
                 continued.
             continue_final_message: True if the answer continues the last message, an assistant's.
             sampling_params, use_tqdm, adapter: as in ``generate``.
@@ -197,7 +197,7 @@ class LLM(SchemaCalls):
         Args:
             prompts: a list of prompts, each as in ``generate``.
             continuations: token ids for each prompt, at least one. End-of-sequence tokens have no special role.
-            reuse, positions: the policy of these requests; None for the engine's defaults.
+            reuse, positions: the policy of these requests. None for the engine's defaults.
             cache_salt, adapter: as in ``generate``.
 
         Returns:

@@ -38,12 +38,12 @@ class SchemaCalls(Base):
         Args:
             encode: False leaves each segment to the first prompt that needs it.
             replace: if True, another schema of this name may be replaced; else it is a ParameterError.
-            reuse, positions: the policy to encode for; None for the engine's defaults.
+            reuse, positions: the policy to encode for. None for the engine's defaults.
             progress: called with the encoded and the total tokens of the schema.
             cache_salt: makes the schema private to requests with this salt. It hides a public one of the same name.
                 None
                 for a public schema.
-            adapter: the adapter to encode for; None for the model alone.
+            adapter: the adapter to encode for. None for the model alone.
             ttl: the lifetime of encoded segments since encoding or the last read, like "5m", "1h" or "inf". None for no
                 limit. The schema itself stays.
 
@@ -94,7 +94,7 @@ class SchemaCalls(Base):
 
         Args:
             name: of the schema.
-            modules: the paths of modules to pin; empty for all, with the text outside modules.
+            modules: the paths of modules to pin. Empty for all, with the text outside modules.
             reuse, positions, cache_salt, adapter: as in ``add_schema``.
             max_bytes: the most bytes of all pins under this salt, as a number or like "64MiB". None for no bound but
                 ``pin_memory``, a share of the pool for all pins.

@@ -39,7 +39,7 @@ class FlatLogprobs(Sequence[Entry], Generic[Entry]):
 
     Args:
         entries: the initial entries.
-        texts: token id → text, looked up on access; None for no texts.
+        texts: token id → text, looked up on access. None for no texts.
     """
 
     __slots__ = ("_ends", "_ids", "_length", "_ranks", "_texts", "_values")

@@ -48,18 +48,18 @@ class SamplingParams:
         frequency_penalty: subtracted once for each occurrence of the token in the answer, -2 to 2; 0 is off.
         logit_bias: token id → number added to its logit, -100 to 100.
         bad_words: texts that the answer must not contain, at most 256. The last token of one may not follow the others.
-        allowed_token_ids: the only tokens that may be generated; None for all.
-        seed: of the request's draws, 0 to 2**64 - 1; None takes one from the engine.
+        allowed_token_ids: the only tokens that may be generated. None for all.
+        seed: of the request's draws, 0 to 2**64 - 1. None takes one from the engine.
         stop: text that ends the answer, one string or several, at most 256. The property ``stops`` has them as a tuple.
         stop_token_ids: tokens that end the answer, at most 1,024. The property ``stop_ids`` has them as a tuple.
         include_stop_str_in_output: if True, the answer keeps the stop string that ended it.
         ignore_eos: if True, generation continues after the model's end-of-sequence token.
-        max_tokens: the most tokens to generate; None for up to the model's context. 0 is allowed with prompt_logprobs.
+        max_tokens: the most tokens to generate. None for up to the model's context. 0 is allowed with prompt_logprobs.
         min_tokens: within this many tokens neither end-of-sequence, stop tokens nor stop strings end the answer.
         logprobs: the number of alternatives to report for every token, 0 to 20. 0 reports the chosen token alone.
-        prompt_logprobs: the same for every token of the prompt; None reports nothing. Such a prompt is computed in full
+        prompt_logprobs: the same for every token of the prompt. None reports nothing. Such a prompt is computed in full
             (``reuse="off"``).
-        truncate_prompt_tokens: keep only this many tokens at the end of the prompt; None keeps all. -1 keeps as many as
+        truncate_prompt_tokens: keep only this many tokens at the end of the prompt. None keeps all. -1 keeps as many as
             leave room for ``max_tokens`` (for one token if that is None). Not for prompts that read modules.
         detokenize: if False, the answer has no text, and stop strings are not allowed.
         skip_special_tokens: if True, special tokens are left out of the text.

@@ -58,10 +58,10 @@ class JSONError(Exception):
 
     Args:
         fault: the reason.
-        detail: Python's message for a syntax error; otherwise the constant, key or surrogate.
-        index: the place, in bytes for ENCODING and otherwise in characters; None if unknown.
+        detail: Python's message for a syntax error. Otherwise the constant, key or surrogate.
+        index: the place, in bytes for ENCODING and otherwise in characters. None if unknown.
         line, column: the place from 1, columns in characters.
-        bound: the caller's bound that was exceeded; None for Python's own or another fault.
+        bound: the caller's bound that was exceeded. None for Python's own or another fault.
     """
 
     __reduce__ = reduce_error
@@ -114,7 +114,7 @@ def read_json(
     """Read JSON in UTF-8. Raises JSONError.
 
     Args:
-        max_depth: the deepest nesting; None for Python's limit.
+        max_depth: the deepest nesting. None for Python's limit.
         max_containers: the most lists and objects.
         max_fields: the most fields of all objects.
         max_values: the most commas.

@@ -36,8 +36,8 @@ class Measured:
         kl: the mean KL divergence from full prefill in nats a token, over all prompts.
         kl_high: the upper 95% bound of that mean, for the kind of prompts with the largest one.
         top1: the share of tokens that are the most probable one in both.
-        same: the share of prompts with equal greedy answers; None for random weights.
-        same_low: the lower 95% bound of that share, for the kind of prompts with the smallest one; None likewise.
+        same: the share of prompts with equal greedy answers. None for random weights.
+        same_low: the lower 95% bound of that share, for the kind of prompts with the smallest one. None likewise.
         recomputed: the share of module tokens that were computed for the request, including token selection passes.
         ttft_ms: the median time to the first token behind encoded modules, in milliseconds.
     """

@@ -48,8 +48,8 @@ class Usage:
     """The prompt tokens of a request, by computation and reuse.
 
     Args:
-        prompt_tokens: tokens of the prompt; always cached_tokens + computed_tokens.
-        cached_tokens: tokens with KV from the store; always exact_tokens + module_tokens.
+        prompt_tokens: tokens of the prompt. Always cached_tokens + computed_tokens.
+        cached_tokens: tokens with KV from the store. Always exact_tokens + module_tokens.
         computed_tokens: tokens computed for this request.
         exact_tokens: cached tokens with an equal context digest, at shift zero relative to all of their context. Their
             KV is that of a full prefill.
@@ -124,7 +124,7 @@ class SetOrder:
 
     Args:
         members: paths of modules, or names of parts like ``messages[0].content[1]``.
-        why_fixed: the reason for a fixed order; None if the engine has chosen.
+        why_fixed: the reason for a fixed order. None if the engine has chosen.
     """
 
     members: tuple[str, ...]
@@ -195,10 +195,10 @@ class SegmentState:
         key: of the segment, or of its stored form.
         codec: the codec of the stored form.
         tokens: the number of tokens.
-        tiers: "pool", "host", "disk", "shared", nearest first; empty if the segment is only pinned.
+        tiers: "pool", "host", "disk", "shared", nearest first. Empty if the segment is only pinned.
         uses: computations and reads that the pool knows; 0 outside the pool.
         pinned: True if the caller has pinned it.
-        ttl_s: its lifetime in seconds; None for no end.
+        ttl_s: its lifetime in seconds. None for no end.
     """
 
     key: bytes
@@ -215,11 +215,11 @@ class DriftStats:
     """The divergence from full prefill of one schema's answers under one policy and salt; see docs/reuse.md.
 
     Args:
-        schema: its name; "" for messages in parts.
+        schema: its name. "" for messages in parts.
         reuse, positions: the policy of the answers.
         samples: answers compared since the start.
         kl: the mean over the latest of them, in nats a token.
-        low, high: its 95% bounds; None for no bound.
+        low, high: its 95% bounds. None for no bound.
         top1: the share of steps with the same most probable token.
         taken: the fallback policy, if the divergence is too large; else None.
     """
@@ -305,8 +305,8 @@ class EngineStats:
         host_tokens, disk_tokens, shared_tokens: tokens loaded into the pool from each tier.
         unwritten_segments: segments that wait to be written.
         write_lag_s: how long the first of them has waited.
-        host, disk, shared: see TierStats; None without that tier.
-        shadow: see ShadowStats; None without shadow sampling.
+        host, disk, shared: see TierStats. None without that tier.
+        shadow: see ShadowStats. None without shadow sampling.
     """
 
     running: int

@@ -32,7 +32,7 @@ class Counts:
         done_before: requests that the output already held.
         answered, failed: requests in the output now.
         prompt_tokens, cached_tokens, completion_tokens: of the requests answered by this run.
-        started: the start of answering in seconds of ``perf_counter``; None before.
+        started: the start of answering in seconds of ``perf_counter``. None before.
     """
 
     requests: int = 0

@@ -27,9 +27,9 @@ class _Chain:
     """The text that an entry sees before it, up to some entry.
 
     Args:
-        last: its last segment, which names the others as parents; None without one.
+        last: its last segment, which names the others as parents. None without one.
         end: the start of the next entry if it is packed behind these.
-        origin: the start of the first entry with tokens, from which canonical starts count; None without one.
+        origin: the start of the first entry with tokens, from which canonical starts count. None without one.
     """
 
     last: SegmentSpec | None = None
@@ -42,7 +42,7 @@ class _View:
     """The owners that an entry sees.
 
     Args:
-        scaffold: the number of its scaffold, with the modules that it sees; None without one.
+        scaffold: the number of its scaffold, with the modules that it sees. None without one.
         owners: itself and its ancestors, without the modules of that scaffold.
     """
 

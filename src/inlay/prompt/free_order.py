@@ -35,7 +35,7 @@ class FreeSet:
     Args:
         start: the position of the first token.
         text_start: the index of the first character in the prompt's text.
-        why_fixed: the reason for a fixed order; "" for a free one. Members of a fixed set have no length.
+        why_fixed: the reason for a fixed order. "" for a free one. Members of a fixed set have no length.
     """
 
     members: tuple[Member, ...]

@@ -166,7 +166,7 @@ def lay_out_schema(
     """Return the token ids and positions of a schema.
 
     Args:
-        vocabulary: the number of tokens that the model knows; None without a model.
+        vocabulary: the number of tokens that the model knows. None without a model.
 
     Raises:
         PMLError: for a default that is too long, or a token that the model does not know.

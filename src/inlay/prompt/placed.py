@@ -22,7 +22,7 @@ class ContentPart:
 
     Args:
         marked: True if the request asks for a module.
-        ttl_s: the module's lifetime in seconds; None for no limit.
+        ttl_s: the module's lifetime in seconds. None for no limit.
         leads: True in the system turn in front of all others.
     """
 

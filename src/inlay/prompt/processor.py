@@ -90,7 +90,7 @@ class PromptProcessor:
         Args:
             policy: a settled policy.
             request_id: None for a random one.
-            adapter: the name of the adapter that answers; None for the model alone.
+            adapter: the name of the adapter that answers. None for the model alone.
             salt, tenant, weight, priority, deadline, forced: see EngineRequest.
             keep_marked_alone: if True, the text behind the last module or marked part is neither stored nor looked up.
 

@@ -23,7 +23,7 @@ class Cached:
         displaced: True if its place relative to its context differs from the encoding.
         form: the encoding form, a word of FORMS.
         first: the segment's token that the range begins with.
-        left_out: recomputed tokens of the range, which are not read; increasing offsets into the segment.
+        left_out: recomputed tokens of the range, which are not read. Increasing offsets into the segment.
     """
 
     spec: SegmentSpec
@@ -62,7 +62,7 @@ class Fresh:
     """Tokens that the request computes, or finds stored with an exact context.
 
     Args:
-        run: the tokens with their record; None if nothing may be reused.
+        run: the tokens with their record. None if nothing may be reused.
         instead: the number of its first tokens that are read in place of modules.
     """
 

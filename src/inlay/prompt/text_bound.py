@@ -32,7 +32,7 @@ class TextBound:
 
     Args:
         tokenizer: the content of ``tokenizer.json``.
-        positions: of the model's context; None for no bound.
+        positions: of the model's context. None for no bound.
     """
 
     def __init__(self, tokenizer: Mapping[str, Any], positions: int | None) -> None:
