@@ -3,7 +3,7 @@
 A line is ``{"custom_id": …, "method": "POST", "url": …, "body": …}``. Only the places of lines are kept, in a temporary
 SQLite database without a name, so the input may be larger than memory. The database ends with the process and keeps a
 bounded part in memory. A request takes about 30 bytes and twice its custom_id there (58 bytes, measured, with ids of
-14), and about 5 for every token of its prompt while it waits. SQLITE_TMPDIR sets its folder.
+14). While it waits, it takes about 5 more for every token of its prompt. SQLITE_TMPDIR sets the folder.
 
 Requests that share the longest prefix run together. A request's key is its prompt as token ids, most significant byte
 first. So sorted keys follow a walk through the prefix tree (ChunkAttention, arXiv 2402.15220, section 3.1), and a

@@ -251,7 +251,7 @@ class _FreeParts:
             )
 
     def place(self, index: int, token: int, character: int) -> None:
-        """Record the begin of a part."""
+        """Record the start of a part."""
         self._placed[index] = (token, character, 0, 0)
 
     def ended(self, index: int, token: int, character: int) -> None:
