@@ -71,7 +71,10 @@ def _options(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line. Returns the exit status: 0, 1 for problems in checked files, 2 for all other errors."""
+    """Run the command line. Returns the exit status: 0, 1 for problems in checked files, 130, or 2 for errors.
+
+    130 stands for an interrupt.
+    """
     logging.basicConfig(level=logging.WARNING, format="inlay: %(message)s", stream=sys.stderr)
     if wrong := other_project():
         print(f"inlay: {wrong}", file=sys.stderr)

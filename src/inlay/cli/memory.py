@@ -204,7 +204,7 @@ def _size(count: int) -> str:
 
 
 def _paper_table(codec: Codec, plot: Path | None, as_json: bool) -> None:
-    """Return the paper's figures, which count all heads, beside the real ones, all at 16 bits."""
+    """Print and draw the paper's figures, which count all heads, beside the real ones, all at 16 bits."""
     from inlay.advice.memory import ARCHITECTURES
 
     rows: list[Row] = [

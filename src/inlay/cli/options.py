@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def announce_hub(model: str) -> str:
-    """Return a model's name, after a line on stderr if it must be fetched from the hub."""
+    """Return a model's name, after a line on stderr if it is looked up on the hub."""
     here = model == "demo" or model.startswith("random:") or os.path.exists(model)
     path = model.startswith((".", "/")) or model.endswith((".gguf", "/")) or model.count("/") > 1
     if model and not here and not path and not _offline():
@@ -201,7 +201,7 @@ def sensitivity_of(schemas: Sequence[Schema], model: str) -> list[dict[str, floa
 
 
 def adapters_of(given: Sequence[str] | None, taken: Sequence[str] = ()) -> dict[str, str]:
-    """Parse adapter folders by name. ``taken`` is the model's name. Raises ParameterError."""
+    """Parse adapter folders by name. ``taken`` are the model's names. Raises ParameterError."""
     found: dict[str, str] = {}
     for one in given or ():
         name, equals, folder = one.partition("=")
@@ -235,7 +235,7 @@ def schema_file(path: Path) -> Schema:
         if _kind(path) != "prompt":
             raise
         of = ""
-        with suppress(PMLError):  # the file holds a wrong prompt
+        with suppress(PMLError):  # the prompt may be wrong, too
             of = f", of schema '{Prompt.from_file(path).schema}'"
         raise _refused(
             error,
@@ -258,7 +258,7 @@ def prompt_file(path: str, option: str = "--prompt") -> Prompt:
         if _kind(Path(path)) != "schema":
             raise
         name, this = "…", "a schema"
-        with suppress(PMLError):  # the file holds a wrong schema
+        with suppress(PMLError):  # the schema may be wrong, too
             name = Schema.from_file(path).name
             this = f"the schema '{name}'"
         remedy = f'write one, such as <prompt schema="{name}">…</prompt>'
