@@ -1,4 +1,4 @@
-"""AsyncLLM: the same model for many callers at once, on an event loop."""
+"""AsyncLLM: a model for many concurrent callers on an event loop."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from inlay.types import RequestOutput
 
 
 class AsyncLLM(Base):
-    """A language model whose requests run together: each ``generate`` is a stream, and all of them share one batch.
+    """A language model with concurrent requests: each ``generate`` is a stream, and all of them share one batch.
 
-    Arguments and errors: see LLM. One engine thread does the computing; the event loop never waits for it.
+    Arguments and errors as of LLM. One engine thread computes, and the event loop never waits for it.
     """
 
     _own_thread = True
 
     def __init__(self, model: Any = "demo", **settings: Any) -> None:
-        # On a thread that ends: OpenMP would keep those of this one beside the engine's (engine/thread.py).
+        # In a thread that ends, because OpenMP would keep this thread's workers beside the engine's (engine/thread.py).
         with ThreadPoolExecutor(max_workers=1) as loader:
             loader.submit(super().__init__, model, **settings).result()
         self._under_way: dict[str, _UnderWay] = {}  # by request_id
@@ -60,23 +60,26 @@ class AsyncLLM(Base):
         weight: float = 1.0,
         keep_marked_alone: bool = False,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Answer one prompt; yields what there is so far, at most once a step, the last time with ``finished``.
+        """Answer one prompt, yielding the output so far at most once a step. The last output has ``finished`` set.
 
-        A reader that is slower than the model gets fewer, longer steps. Leaving the loop gives the request up.
+        A slow reader gets fewer, longer outputs. Leaving the loop cancels the request.
 
-        prompt, sampling_params, reuse, positions, order, cache_salt, adapter: as in ``LLM.generate``.
-        request_id: a name for ``abort``, that no other request under way has; None for a random one.
-        priority: who goes first where not all can run; a lower number does.
-        timeout_s: seconds after which the request ends with a DeadlineError, wherever it stands: also while its prompt
-            is tokenized and its grammar compiled.
-        arrival: when these seconds began, on the clock of ``time.perf_counter``; None for now.
-        stream_interval: of how many new tokens to hear at once, over all answers; None for the whole answer alone. Who
-            asks for more wakes the event loop less often. The first token and the end come as soon as they are there.
-        tenant: whose request it is. Tenants share the passes, the places and the line (docs/batching.md).
-        weight: how large its share is beside those of others.
-        keep_marked_alone: whether what stands behind the last module, or marked part of a message, is neither kept for
-            requests to come nor found; all of a prompt that has none.
-        Raises InlayError: for a wrong argument at once, for a full queue and other faults when they end the request.
+        Args:
+            prompt, sampling_params, reuse, positions, order, cache_salt, adapter: as in ``LLM.generate``.
+            request_id: a name for ``abort``, unique among running requests. None for a random one.
+            priority: a lower number is served first if not all requests can run.
+            timeout_s: seconds until a DeadlineError. The time covers tokenization and grammar compilation.
+            arrival: the start of that time, on the clock of ``time.perf_counter``. None for now.
+            stream_interval: the number of new tokens between outputs, over all answers. None for the final output only.
+                Larger values wake the event loop less often. The first token and the end are never delayed.
+            tenant: the tenant of the request. Tenants share passes, slots and the queue (docs/batching.md).
+            weight: the size of the tenant's share relative to others.
+            keep_marked_alone: if True, the text behind the last module or marked part is neither stored nor looked up.
+                That
+                is the whole prompt if it has none.
+
+        Raises:
+            InlayError: for a wrong argument at once; for a full queue and other failures when the request ends.
         """
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         _check_arguments(params, request_id, priority, stream_interval)
@@ -93,7 +96,7 @@ class AsyncLLM(Base):
             prepared, state = await self._prepared(prompt, params, policy, salt, deadline=deadline, **of_job)
             updates = _Updates(state, asyncio.get_running_loop(), stream_interval)
             self.client.submit(prepared, updates.tell)
-            under_way.state = state  # behind its submission, so that nobody aborts what is not there yet
+            under_way.state = state  # after submission, because abort needs a submitted request
             if under_way.aborted:
                 self.client.abort(name)
             finished = False
@@ -107,7 +110,7 @@ class AsyncLLM(Base):
                 self.client.cancel(name)
 
     def _begin(self, request_id: str | None) -> tuple[str, _UnderWay]:
-        """Take a name before anything is waited for. Raises ParameterError where it is taken."""
+        """Reserve a name before the first await. Raises ParameterError if it is in use."""
         name = uuid.uuid4().hex if request_id is None else request_id
         if name in self._under_way:
             raise ParameterError(f"request_id '{name}' is taken by a request that is under way; give another one")
@@ -124,9 +127,9 @@ class AsyncLLM(Base):
         deadline: float | None,
         **of_job: Any,
     ) -> Asked:
-        """A prompt as a request, made on other threads. Raises InlayError, DeadlineError as soon as that is so.
+        """Turn a prompt into a request on other threads. Raises InlayError, and DeadlineError at the deadline.
 
-        of_job: what the scheduler goes by; see PromptProcessor.process.
+        ``of_job`` holds the scheduling arguments of PromptProcessor.process.
         """
         owner = salt or None
         grammar = None
@@ -137,7 +140,7 @@ class AsyncLLM(Base):
         return await self.pools.prompts.run(made, prompt, params, policy, salt, owner=owner, deadline=deadline)
 
     def abort(self, request_id: str) -> bool:
-        """Give a request up; its stream ends with an error. Returns whether there was one of that name."""
+        """Abort a request; its stream ends with an error. Returns False if there is none of that name."""
         under_way = self._under_way.get(request_id)
         if under_way is None:
             return False
@@ -147,7 +150,7 @@ class AsyncLLM(Base):
         return True
 
     async def check_health(self) -> None:
-        """Raises EngineDeadError where a fault has ended the engine, and InlayError where it was shut down."""
+        """Raise EngineDeadError after an internal error, and InlayError after a shutdown."""
         self.client.check_health()
 
     async def add_schema(
@@ -165,11 +168,13 @@ class AsyncLLM(Base):
         tenant: str = "",
         weight: float = 1.0,
     ) -> SchemaLayout:
-        """See LLM.add_schema. Requests go on meanwhile: modules are computed in the same passes as their prompts.
+        """Add a schema; see LLM.add_schema. Its modules are computed in the same passes as running requests.
 
-        progress: called with how many of the schema's tokens are encoded, and how many there are: once when it is laid
-            out, then on the engine's thread.
-        tenant, weight: as in ``generate``.
+        Args:
+            progress: called with the encoded and the total tokens of the schema: once after layout, then on the
+                engine's
+                thread.
+            tenant, weight: as in ``generate``.
         """
         salt = check_salt(cache_salt)
         ttl_s = None if ttl is None else parse_ttl(ttl)
@@ -191,7 +196,7 @@ class AsyncLLM(Base):
         cache_salt: str | None = None,
         adapter: str | None = None,
     ) -> None:
-        """Encode the segments that a prompt will read, and no others."""
+        """Encode the segments that a prompt will read."""
         salt = check_salt(cache_salt)
         policy = self.policy_for(prompt, reuse, positions, cache_salt=cache_salt, adapter=adapter)
         segments = self.processor.segments_of
@@ -211,14 +216,17 @@ class AsyncLLM(Base):
         tenant: str = "",
         weight: float = 1.0,
     ) -> int:
-        """See LLM.pin. tenant, weight: as in ``generate``; with a tenant, the pins are its own under whatever salt."""
+        """Pin a schema; see LLM.pin. With a tenant, the pins belong to the tenant under any salt.
+
+        For tenant and weight see ``generate``.
+        """
         salt = check_salt(cache_salt)
         owner = tenant or salt
         find = partial(self.segments_of, tenant=tenant, weight=weight)
         segments = await self.pools.schemas.run(find, name, modules, reuse, positions, salt, adapter, owner=cache_salt)
         try:
             taken = await asyncio.wrap_future(self.schemas.pin(segments, name, salt, owner, max_bytes))
-        except asyncio.CancelledError:  # nobody hears whether this one has taken the place of the one before
+        except asyncio.CancelledError:  # the outcome is unknown, so release both pins
             for pinned in filter(None, (segments, self.schemas.unpinned(name, salt, owner))):
                 self.schemas.unpin_segments(pinned, owner)
             raise
@@ -231,7 +239,7 @@ class AsyncLLM(Base):
         return taken
 
     async def unpin(self, name: str, *, cache_salt: str | None = None, tenant: str = "") -> bool:
-        """See LLM.unpin. tenant: as in ``pin``."""
+        """Unpin a schema; see LLM.unpin. ``tenant`` as in ``pin``."""
         salt = check_salt(cache_salt)
         owner = tenant or salt
         pinned = self.schemas.unpinned(name, salt, owner)
@@ -249,7 +257,7 @@ class AsyncLLM(Base):
         cache_salt: str | None = None,
         adapter: str | None = None,
     ) -> int:
-        """See LLM.evict."""
+        """Evict a schema's segments; see LLM.evict."""
         salt = check_salt(cache_salt)
         policy = self.policy(reuse, positions, schema=self._known_schema(name, salt), adapter=adapter)
         find = self.processor.schemas.every_spec
@@ -266,9 +274,9 @@ class AsyncLLM(Base):
         cache_salt: str | None = None,
         adapter: str | None = None,
     ) -> dict[str, tuple[int, int]]:
-        """What of a schema is encoded: module → its tokens, and how many of them are stored; "" for text outside.
+        """Return module → its tokens, and its stored tokens; "" stands for text outside modules.
 
-        Empty under a policy without modules. Raises ParameterError for a schema that nobody added.
+        Empty under a policy without modules. Raises ParameterError for an unknown schema.
         """
         salt = check_salt(cache_salt)
         policy = self.policy(reuse, positions, schema=self._known_schema(name, salt), adapter=adapter)
@@ -309,7 +317,7 @@ class AsyncLLM(Base):
             raise removed(encoding) from None
         finally:
             if not over:
-                with suppress(InlayError):  # the engine may have been shut down meanwhile
+                with suppress(InlayError):  # the engine may have been shut down
                     self.client.cancel(encoding.request_id)
             self.schemas.ended(encoding, complete=complete)
 
@@ -325,14 +333,13 @@ def _settle(future: asyncio.Future[None], error: BaseException | None) -> None:
 
 @dataclass(eq=False, slots=True)
 class _UnderWay:
-    """What goes by a request_id: a request, or one that is being made, which can be given up already."""
+    """The state of a request_id: a request, or one in preparation, which can already be aborted."""
 
     state: RequestState | None = None
     aborted: bool = False
 
 
 def _check_arguments(params: object, request_id: object, priority: object, stream_interval: object) -> None:
-    """Raises ParameterError."""
     check_params(params)
     if request_id is not None and not (isinstance(request_id, str) and request_id):
         raise ParameterError(f"request_id is {request_id!r:.100}; give a text that is not empty, or None")
@@ -348,18 +355,18 @@ def _is_whole(value: object) -> TypeGuard[int]:
 
 
 class _Updates:
-    """The latest of one request, from the engine's thread to an event loop. What is overtaken is never delivered."""
+    """Passes the latest output of one request from the engine's thread to an event loop. Older ones are dropped."""
 
     def __init__(self, state: RequestState, loop: asyncio.AbstractEventLoop, interval: int | None) -> None:
         self._state = state
         self._loop = loop
         self._interval = interval
-        self._told = 0  # tokens
+        self._told = 0  # tokens in the outputs sent so far
         self._arrived = asyncio.Event()
         self._latest: RequestOutput | BaseException | None = None
 
     def tell(self, events: Sequence[TokenEvent]) -> None:
-        """On the engine's thread. An event loop that has been closed has nobody left to tell."""
+        """Process events on the engine's thread. A closed event loop is ignored."""
         state = self._state
         state.add(events)
         if not self._worth_a_step(state):
@@ -378,7 +385,7 @@ class _Updates:
         return True
 
     async def next(self) -> RequestOutput:
-        """Wait for the next one. Raises what ended the request before its time."""
+        """Wait for the next output. Raises the request's failure."""
         await self._arrived.wait()
         self._arrived.clear()
         latest = self._latest

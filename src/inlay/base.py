@@ -1,4 +1,4 @@
-"""What LLM and AsyncLLM have in common: an engine's client, and who makes requests for it and outputs of its news."""
+"""The common base of LLM and AsyncLLM: an engine's client, the prompt processor and the output processor."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ Progress = Callable[[int, int], None]
 
 
 class Asked(NamedTuple):
-    """A request that is ready to be queued, and the state that its events are added to."""
+    """A request that is ready to be queued, and the state that collects its events."""
 
     prepared: Prepared
     state: RequestState
 
 
 class Base:
-    """A model with its schemas, its cache and its engine. Arguments: see LLM."""
+    """A model with its schemas, its cache and its engine. For arguments see LLM."""
 
     _own_thread = False  # see EngineThread
 
@@ -82,7 +82,7 @@ class Base:
         self._read_adapters = load_adapters(loaded.model, loaded.name, {} if adapters is None else adapters)
         known = {name: adapter.info for name, adapter in self._read_adapters.items()}
         client = self.connect(seed)
-        self._read_adapters = {}  # the engine has their weights in a form of its own
+        self._read_adapters = {}  # the engine holds their weights in another form
         self._attach(loaded.name, loaded.tokenizer, defaults, client, known)
 
     def _attach(
@@ -93,41 +93,41 @@ class Base:
         client: EngineClient,
         adapters: Mapping[str, AdapterInfo] = MappingProxyType({}),
     ) -> None:
-        """Put together all that stands above a client, wherever its engine is; ``config`` is there."""
+        """Build the parts above a client. ``config`` must be set."""
         self.model_name = name
         self.tokenizer = tokenizer
-        #: What requests get that do not say otherwise: fields of SamplingParams.
+        #: The model's defaults of SamplingParams fields.
         self.sampling_defaults = defaults
-        #: What requests may name, without the weights.
+        #: Adapters that requests may name, without their weights.
         self.adapters = adapters
-        #: The engine with its weights and its store: requests in, events out.
+        #: The engine with its weights and store: requests in, events out.
         self.client = client
-        #: Prompts and the schemas that they name become requests.
+        #: Turns prompts into requests.
         self.processor = PromptProcessor(
             tokenizer, client.model, self.config.placeholders, likely=self.config.prefetch == "likely"
         )
-        #: Which policy ``auto`` is, by what has been measured on this model.
+        #: Resolves ``auto`` by the measurements of this model.
         self.auto = AutoReuse(name, client.model, self.config)
-        self.policy()  # a default that the model cannot follow is an error now, not at the first request
-        #: Events become outputs.
+        self.policy()  # fail now if the model does not support the default
+        #: Turns events into outputs.
         self.outputs = OutputProcessor(tokenizer, client.finish)
-        #: Schemas come and go, with their encodings.
+        #: Adds and removes schemas with their encodings.
         self.schemas = SchemaManager(self.processor, client)
-        #: Tells what runs beside the engine how much of the time it may take.
+        #: Limits the CPU time of work beside the engine.
         self.pacer = Pacer(lambda: client.busy)
-        #: What an event loop must not wait for; threads when needed.
+        #: Runs blocking work off the event loop, on threads started when needed.
         self.pools = WorkPools(self.config.max_waiting, self.pacer)
         self._end = weakref.finalize(self, client.shutdown)
         weakref.finalize(self, self.pools.close)
 
     def connect(self, seed: int | None) -> EngineClient:
-        """The engine that answers. seed: of requests that bring none; None draws one."""
+        """Create the engine's client. ``seed`` is for requests without one; None draws one."""
         adapters = self._read_adapters
         return InProcessClient(self.loaded, self.config, own_thread=self._own_thread, seed=seed, adapters=adapters)
 
     @property
     def local(self) -> InProcessClient:
-        """The client of an engine of this process. Raises ParameterError where it is elsewhere."""
+        """The client of an engine in this process. Raises ParameterError for an engine elsewhere."""
         if not isinstance(self.client, InProcessClient):
             raise ParameterError("the engines are elsewhere, on replicas of a cluster; ask a server of one engine")
         return self.client
@@ -142,16 +142,16 @@ class Base:
 
     @property
     def encoder(self) -> TextEncoder:
-        """How runs of text become token ids."""
+        """The encoder of text into token ids."""
         return self.processor.encoder
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens the model knows."""
+        """The number of tokens that the model knows."""
         return self.client.model.vocab_size
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What a request gets that brings no ``sampling_params``: the model's own defaults."""
+        """Return the model's default sampling parameters."""
         return SamplingParams(**self.sampling_defaults)
 
     def policy(
@@ -164,10 +164,16 @@ class Base:
         adapter: str | None = None,
         new: bool = False,
     ) -> ReusePolicy:
-        """The policy that a request gets that asks for this; None for the engine's defaults. Raises ParameterError.
+        """Return the resolved policy of a request. None stands for the engine's defaults.
 
-        modules: whether the request has any, by which the default goes.
-        schema: of its prompt, and adapter: the one that answers, by which ``auto`` goes. new: see AutoReuse.resolve.
+        Args:
+            modules: True if the request has modules; the default policy depends on it.
+            schema: the prompt's schema, for ``auto``.
+            adapter: the adapter that answers, for ``auto``.
+            new: see AutoReuse.resolve.
+
+        Raises:
+            ParameterError: for an unknown policy or one that the model does not support.
         """
         model = self.client.model
         usual = default_policy(modules=modules, shared=model.why_unshared is None)
@@ -187,18 +193,17 @@ class Base:
         cache_salt: str | None = None,
         adapter: str | None = None,
     ) -> ReusePolicy:
-        """The policy that this prompt gets, in whatever form it is; arguments and errors as of ``generate``."""
+        """Return the resolved policy of a prompt in any form. Arguments and errors as of ``generate``."""
         schema = self._schema_of(prompt, check_salt(cache_salt))
         return self.policy(reuse, positions, modules=has_modules(prompt), schema=schema, adapter=adapter)
 
     def measured(
         self, prompt: Any, *, cache_salt: str | None = None, adapter: str | None = None
     ) -> tuple[Measured, ...]:
-        """What ``inlay check`` has found of policies for prompts like this one; nothing where it was not run."""
+        """Return the results of ``inlay check`` for prompts like this one; empty if it was not run."""
         return self.auto.rows(self._schema_of(prompt, check_salt(cache_salt)), adapter)
 
     def _schema_of(self, prompt: Any, salt: str) -> Schema | None:
-        """The schema that a prompt names, if there is one."""
         return self._known_schema(prompt.schema, salt) if isinstance(prompt, Prompt | PromptBuilder) else None
 
     def _known_schema(self, name: str, salt: str) -> Schema | None:
@@ -206,15 +211,15 @@ class Base:
         return None if layout is None else layout.schema
 
     def _policy_of(self, schema: object, reuse: str | None, positions: str | None, adapter: str | None) -> ReusePolicy:
-        """The policy that a schema that is being added is encoded for."""
+        """Return the policy that a new schema is encoded for."""
         of = schema if isinstance(schema, Schema) else None
         return self.policy(reuse, positions, schema=of, adapter=adapter, new=True)
 
     def policy_taken(self, prompt: Any, policy: ReusePolicy, cache_salt: str | None = None) -> ReusePolicy:
-        """The policy that this prompt is answered under where it asks for this one.
+        """Return the policy that this prompt is answered under if it requests this one.
 
-        It is a safer one where shadow sampling has found that answers of its schema, under this policy and with this
-        salt, go too far from full prefill (docs/reuse.md).
+        It is a safer policy if shadow sampling found too large a divergence for the schema, policy and salt
+        (docs/reuse.md).
         """
         if not (self.config.shadow and policy.modular):
             return policy
@@ -222,29 +227,32 @@ class Base:
         return self.client.policy_taken(policy, salt, *self.processor.schemas.schema_of(prompt, salt))
 
     def drift(self, *, cache_salt: str | None = None) -> tuple[DriftStats, ...]:
-        """How far answers to requests with this salt were from full prefill, by schema and policy."""
+        """Return the divergence from full prefill of this salt's answers, by schema and policy."""
         return self.client.drift(check_salt(cache_salt))
 
     def lift_fallback(self, schema: str | None = None, *, cache_salt: str | None = None) -> int:
-        """Give requests with this salt what they ask for again, where they got a safer policy (``policy_taken``).
+        """Remove the fallback policies of this salt (see ``policy_taken``) and the statistics of its answers.
 
-        schema: its name, "" for messages in parts; None for all. What was counted of their answers is forgotten.
-        Returns how many policies had been replaced.
+        Args:
+            schema: a schema's name, "" for messages in parts, None for all.
+
+        Returns:
+            The number of policies that had been replaced.
         """
         return self.client.lift_fallback(check_salt(cache_salt), schema)
 
     def positions_for(self, reuse: str, positions: str | None = None) -> str:
-        """The position policy that a request with this reuse gets. Raises ParameterError."""
+        """Return the position policy of a request with this reuse. Raises ParameterError."""
         return str(self.policy(reuse, positions).positions)
 
     def schema(self, name: str, *, cache_salt: str | None = None) -> SchemaLayout | None:
-        """The schema of that name as requests with this salt see it: their own, else the public one."""
+        """Return the schema of that name for requests with this salt: their own, else the public one."""
         return self.processor.schemas.layout(name, cache_salt or "")
 
     def remove_schema(self, name: str, *, cache_salt: str | None = None) -> bool:
-        """Forget a schema; returns whether there was one. Requests under way go on; its encoding ends.
+        """Remove a schema; returns False if there was none. Running requests continue, and its encoding ends.
 
-        Its segments stay until the room is needed, as everything does.
+        Its segments stay until they are evicted.
         """
         return self.schemas.remove(name, cache_salt or "")
 
@@ -258,9 +266,9 @@ class Base:
         adapter: str | None,
         **of_job: Any,
     ) -> EncodeRequest:
-        """What can be encoded of some modules of a schema, or of all, with what that is encoded behind.
+        """Return the encoding of a schema's modules, or of all, with their contexts.
 
-        of_job: tenant and weight. Raises ParameterError.
+        ``of_job`` holds tenant and weight. Raises ParameterError.
         """
         policy = self.policy(reuse, positions, schema=self._known_schema(name, salt), adapter=adapter)
         by_module = self.processor.schemas.module_specs(name, policy, salt, adapter)
@@ -276,13 +284,14 @@ class Base:
         return self.processor.encoding(f"schema '{name}'", useful, salt, adapter=adapter, **of_job)
 
     def stats(self) -> EngineStats:
-        """What the engine is doing, and how full its pool is. Cheap, from any thread."""
+        """Return the state of the engine and its pool. Cheap and thread-safe."""
         return self.client.stats()
 
     def observe(self, observer: StepObserver) -> Callable[[], None]:
-        """Tell an observer of every step of the engine from now on, on the thread that takes it.
+        """Call an observer after every step of the engine, on the stepping thread.
 
-        Returns what ends that.
+        Returns:
+            A function that removes the observer.
         """
         return self.local.observe(observer)
 
@@ -294,12 +303,12 @@ class Base:
         positions: str | None = None,
         cache_salt: str | None = None,
     ) -> PromptLayout:
-        """A prompt as token ids and positions, without running it. Arguments as in ``LLM.generate``."""
+        """Return a prompt's token ids and positions without running it. Arguments as of ``LLM.generate``."""
         policy = self.policy_for(prompt, reuse, positions, cache_salt=cache_salt)
         return self.processor.lay_out(prompt, policy, check_salt(cache_salt))
 
     def shutdown(self) -> None:
-        """End the engine's thread. Requests under way end with an error; later calls are refused."""
+        """Stop the engine's thread. Running requests fail, and later calls are refused."""
         self.pools.close()
         self._end()
 
@@ -313,7 +322,12 @@ class Base:
         grammar: Any = None,
         **of_job: Any,
     ) -> Asked:
-        """A prompt as a request. grammar: see EngineClient.prepare. of_job: see PromptProcessor.process."""
+        """Turn a prompt into a request.
+
+        Args:
+            grammar: see EngineClient.prepare.
+            of_job: see PromptProcessor.process.
+        """
         taken = policy if of_job.get("forced") else self.policy_taken(prompt, policy, salt)
         request = self.processor.process(prompt, params, taken, salt=salt, **of_job)
         asked = None if taken == policy else str(policy)

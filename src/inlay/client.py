@@ -1,7 +1,7 @@
-"""EngineClient: what LLM, AsyncLLM, the server and batches need of an engine.
+"""EngineClient: the engine interface of LLM, AsyncLLM, the server and batches.
 
-Requests go in as plain data (prompt/request.py), and events come out as plain data (events.py); nobody above a client
-reaches behind it. The client of an engine in this process: in_process_client.py.
+Requests go in as plain data (prompt/request.py), and events come out as plain data (events.py). The client of an engine
+in this process is in in_process_client.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from inlay.types import DriftStats, EngineStats, SegmentState
 
 
 class Prepared(Protocol):
-    """A request that is ready to be queued; only the client that made it looks into it."""
+    """A request that is ready to be queued, opaque outside its client."""
 
     @property
     def id(self) -> str: ...
@@ -32,144 +32,152 @@ EncodeListener = Callable[[Sequence[EncodeEvent]], None]
 
 
 class EngineClient(Protocol):
-    """An engine as those who ask it for answers see it.
+    """An engine as its callers see it.
 
-    Listeners are called with what is new, at most once a step, on a thread of the client's, and in the order in which
-    it happened. They must be quick and must not raise.
-
-    model: what it publishes of its model, for those who prepare requests.
+    Listeners get new events in order, at most once a step, on a thread of the client. They must be quick and must not
+    raise. ``model`` holds the facts for preparing requests.
     """
 
     @property
     def model(self) -> ModelInfo: ...
 
     def compile_grammar(self, params: SamplingParams, salt: str = "") -> Any:
-        """What an answer has to follow, for ``prepare``; it may take long. None for none. Raises ParameterError."""
+        """Compile the grammar of an answer for ``prepare``; None for none. It may be slow. Raises ParameterError."""
         ...
 
     def prepare(self, request: EngineRequest, grammar: Any = None) -> Prepared:
-        """Do what takes long before a request can be queued, on the caller's thread.
+        """Do the slow work before a request can be queued, on the caller's thread.
 
-        grammar: what ``compile_grammar`` gave; None compiles it here. Raises ParameterError.
+        Args:
+            grammar: the result of ``compile_grammar``. None compiles it here.
+
+        Raises:
+            ParameterError: for parameters that the model does not support.
         """
         ...
 
     def submit(self, request: Prepared, listener: TokenListener) -> None:
-        """Queue a request. listener: hears of each step that has news of it, and of how it ends."""
+        """Queue a request. The listener gets the events of each step, and the end."""
         ...
 
     def finish(self, request_id: str, index: int) -> None:
-        """End one of its answers, which its listener has found to be whole. Waits for nobody."""
+        """End one answer of a request that its listener found complete. Does not block."""
         ...
 
     def encode(self, request: EncodeRequest, listener: EncodeListener) -> None:
-        """Queue an encoding. listener: hears how far it is."""
+        """Queue an encoding. The listener gets its progress."""
         ...
 
     def cancel(self, request_id: str) -> None:
-        """Give a request or an encoding up, wherever it stands; its listener hears no more of it. Waits for nobody."""
+        """Cancel a request or an encoding in any state, without further events. Does not block."""
         ...
 
     def abort(self, request_id: str) -> None:
-        """Give it up, and tell its listener so. Waits for nobody."""
+        """Cancel a request or an encoding, and send its listener an error. Does not block."""
         ...
 
     def stored(self, request: EncodeRequest) -> Future[frozenset[bytes]]:
-        """The keys of those of its segments that are stored, as of the end of the step under way."""
+        """Return the keys of its stored segments, as of the end of the current step."""
         ...
 
     def look(self, request: EncodeRequest, owner: str) -> Future[list[SegmentState | None]]:
-        """Of each of its segments, or forms of them, where it lies and what is said of it; None where it is nowhere.
+        """Return the state of each of its segments or their stored forms; None for one that is stored nowhere.
 
-        What an owner has pinned, see ``pin``, is shown wherever it is.
+        Pins of ``owner`` (see ``pin``) are shown.
         """
         ...
 
     def modules(self) -> Future[tuple[SegmentSpec, ...]]:
-        """The segments in the pool that were stored as modules, whoever's they are."""
+        """Return the module segments in the pool, of all salts."""
         ...
 
     def evict(self, request: EncodeRequest) -> Future[int]:
-        """Forget its segments, pinned ones too, and what was said behind them; returns how many tokens there were."""
+        """Evict its segments, even pinned ones, and the text stored behind them. Returns the number of tokens."""
         ...
 
     def pin(
         self, request: EncodeRequest, owner: str, reason: str, budget: int | None = None, *, instead: str | None = None
     ) -> Future[int]:
-        """Keep its segments in the pool, those that come later too; returns what the owner's pins take, in bytes.
+        """Pin its segments in the pool, including later ones. Returns the bytes of the owner's pins.
 
-        reason: what ``unpin`` lets go. instead: a reason of the owner's that goes with this. A refusal changes nothing.
-        budget: the most bytes that they may take; None for no bound but ``pin_memory``. Raises CapacityError.
+        Args:
+            reason: the name of the pin for ``unpin``.
+            budget: the most bytes of the owner's pins. None for no bound but ``pin_memory``.
+            instead: the reason of an earlier pin that this one replaces. A refusal changes nothing.
+
+        Raises:
+            CapacityError: if the pins exceed the budget or the pool's share.
         """
         ...
 
     def unpin(self, request: EncodeRequest, owner: str | None, reason: str) -> Future[int]:
-        """Let its segments go as far as an owner, or None for anybody, keeps them for this reason.
+        """Remove the pin of an owner, or of all owners for None, with this reason.
 
-        Returns what the owner's others take, in bytes.
+        Returns:
+            The bytes of the owner's other pins.
         """
         ...
 
     def pinned(self, owner: str | None) -> Future[list[SegmentSpec]]:
-        """What an owner has pinned; for None, what anybody has pinned by key."""
+        """Return an owner's pinned segments; for None, those pinned by key by any owner."""
         ...
 
     def reset_prefix_cache(self) -> Future[None]:
-        """Forget all that is stored and that no request reads."""
+        """Evict all stored segments that no request reads."""
         ...
 
     def profile(self, specs: Sequence[SegmentSpec]) -> None:
-        """Find out in idle time how much the tokens of these segments move, each behind others of them."""
+        """Measure the deviation profiles of these segments in idle time, each behind others of them."""
         ...
 
     def profiles(self, specs: Iterable[SegmentSpec]) -> Future[dict[bytes, Profile]]:
-        """What is known of that, by the keys of those segments of which something is."""
+        """Return the known deviation profiles of these segments, by key."""
         ...
 
     def finish_profiles(self) -> None:
-        """Do that now, where callers' threads step the engine, as far as it has nothing else to do."""
+        """Measure outstanding profiles now, if callers' threads step the engine and it is otherwise idle."""
         ...
 
     def promote(self) -> None:
-        """Encode now what prompts ask for again, likewise."""
+        """Promote repeated combinations now, under the same conditions."""
         ...
 
     def measure_drift(self) -> None:
-        """Compare the answers that wait for it with full prefill now, likewise."""
+        """Compare waiting answers with full prefill now, under the same conditions."""
         ...
 
     def drift(self, salt: str = "") -> tuple[DriftStats, ...]:
-        """How far a salt's answers were from full prefill, as far as they were compared. Cheap, from any thread."""
+        """Return the measured divergence of a salt's answers. Cheap and thread-safe."""
         ...
 
     def policy_taken(self, policy: ReusePolicy, salt: str, schema: str, digest: str) -> ReusePolicy:
-        """The policy that a request gets that asks for this one: a safer one where answers under it are too far.
+        """Return the policy that a request for this one gets: a safer one if its answers diverge too far.
 
-        salt, schema, digest: see EngineRequest. Cheap, from any thread.
+        For salt, schema and digest see EngineRequest. Cheap and thread-safe.
         """
         ...
 
     def lift_fallback(self, salt: str, schema: str | None = None) -> int:
-        """Give what is asked for again; see DriftLog.lift. Cheap, from any thread."""
+        """Remove fallback policies; see DriftLog.lift. Cheap and thread-safe."""
         ...
 
     def pump(self) -> None:
-        """Take one step, where callers' threads step the engine. Raises InlayError inside a step."""
+        """Take one step, if callers' threads step the engine. Raises InlayError inside a step."""
         ...
 
     @property
     def busy(self) -> bool:
-        """Whether an engine of this process has anything to do. At no cost, from any thread."""
+        """True if an engine of this process has work. Free and thread-safe."""
         ...
 
     def stats(self) -> EngineStats:
-        """What it is doing, and how full its pool is. Cheap, from any thread."""
+        """Return the state of the engine and its pool. Cheap and thread-safe."""
         ...
 
     def check_health(self) -> None:
-        """Raises InlayError, with the reason, where nothing is done any more."""
+        """Raise InlayError with the reason if the engine has stopped."""
         ...
 
     def shutdown(self) -> None:
-        """End it behind its current step; requests under way end with an error."""
+        """Stop after the current step; running requests fail."""
         ...

@@ -1,4 +1,4 @@
-"""What an engine is told once, at the start."""
+"""The settings of an engine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PROFILES = ("auto", "off")
 PREFETCHES = ("waiting", "likely")
 KV_CACHE_DTYPES = ("auto", *ROUNDED)
 
-#: Nats a token from full prefill, beyond which a schema's answers get a safer policy.
+#: The default threshold of shadow sampling, in nats a token.
 DEFAULT_THRESHOLD = 0.1
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -39,7 +39,7 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Settings of an engine; checked once, here. Raises ParameterError.
+    """Settings of an engine, validated here. Raises ParameterError.
 
     reuse: the reuse policy of requests that bring none; None for that of ``policy.default_policy``.
     tolerance: of "auto", where it is written without one: the most divergence from full prefill in nats a token, or
@@ -129,7 +129,7 @@ class EngineConfig:
     store_private: bool | None = None
     store_timeout_s: float = 10.0
     store_codec: str = "none"
-    store_shared: str | None = field(default=None, repr=False)  # it may have a password
+    store_shared: str | None = field(default=None, repr=False)  # may contain a password
 
     def __post_init__(self) -> None:
         ReusePolicy.parse(str(BEST) if self.reuse is None else self.reuse, self.positions)
@@ -179,7 +179,7 @@ class EngineConfig:
             check_address("store_shared", self.store_shared)
 
     def store_folder(self) -> Path | None:
-        """Where the store on disk lies, or None for none. Raises ParameterError."""
+        """Return the folder of the store on disk, or None. Raises ParameterError."""
         said = os.environ.get("INLAY_STORE") if self.store is None else self.store
         if (said is not None and not isinstance(said, str | os.PathLike)) or self.store == "":
             raise ParameterError(f"store is {said!r}; give a folder, or 'off' for none")
@@ -194,7 +194,7 @@ class EngineConfig:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> EngineConfig:
-        """The settings that LLM was given beside those of its model. Raises ParameterError."""
+        """Return the config of LLM's settings without those of its model. Raises ParameterError."""
         known = cls.__dataclass_fields__
         for name in settings:
             if name not in known:
@@ -203,10 +203,11 @@ class EngineConfig:
         return cls(**settings)
 
     def kv_bytes(self, scratch: int = 0, on_device: int | None = None) -> int:
-        """The size of the KV pool in bytes.
+        """Return the size of the KV pool in bytes.
 
-        scratch: bytes of free memory that attention works in beside the pool. on_device: free bytes of the device that
-        the pool is on; None for the host's.
+        Args:
+            scratch: bytes of free memory that attention needs beside the pool.
+            on_device: free bytes of the pool's device. None for the host.
         """
         if self.kv_memory is not None:
             return parse_bytes("kv_memory", self.kv_memory)
@@ -215,15 +216,15 @@ class EngineConfig:
         return int(min(4 * 2**30, max(psutil.virtual_memory().available - scratch, 0) // 4))
 
     def host_bytes(self) -> int:
-        """The size of the host tier in bytes, below a pool that is a device's; 0 for none."""
+        """Return the size of the host tier below a device's pool, in bytes; 0 for none."""
         if self.host_memory is None:
             return min(4 * 2**30, psutil.virtual_memory().available // 4)
-        none = str(self.host_memory) == "0"  # which False is not
+        none = str(self.host_memory) == "0"  # not equal to 0, which False is
         return 0 if none else parse_bytes("host_memory", self.host_memory)
 
 
 def parse_bytes(name: str, value: object) -> int:
-    """A size in bytes that is given as a number or like '4GiB'. Raises ParameterError."""
+    """Parse a size in bytes, a number or like '4GiB'. Raises ParameterError."""
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", str(value))
@@ -267,7 +268,7 @@ def allocating(name: str, size: int, given: object, total: int, whose: str) -> I
 
 
 def check_seconds(name: str, value: object) -> float | None:
-    """Return a setting that is a length of time in seconds, or None. Raises ParameterError."""
+    """Return a duration in seconds, or None. Raises ParameterError."""
     if value is None:
         return None
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max:
@@ -276,7 +277,7 @@ def check_seconds(name: str, value: object) -> float | None:
 
 
 def check_nats(name: str, value: object) -> float | None:
-    """Return a setting that is a divergence in nats a token, or None. Raises ParameterError."""
+    """Return a divergence in nats a token, or None. Raises ParameterError."""
     if value is None:
         return None
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max:
@@ -285,21 +286,21 @@ def check_nats(name: str, value: object) -> float | None:
 
 
 def check_device(value: object) -> str:
-    """Return the name of a device, whether or not there is one. Raises ParameterError."""
+    """Return the name of a device, which need not exist. Raises ParameterError."""
     if not isinstance(value, str) or not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", value):
         raise ParameterError(f"device is {show(value)}; use auto, cpu, cuda, or cuda:1 for the second GPU")
     return value
 
 
 def check_share(name: str, value: object) -> float:
-    """Return a setting that is a share, 0 to 1. Raises ParameterError."""
+    """Return a share from 0 to 1. Raises ParameterError."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
         return float(value)
     raise ParameterError(f"{name} is {value!r}; it must be a share between 0 and 1, like 0.1")
 
 
 def check_choice(name: str, value: object, allowed: tuple[str, ...]) -> str:
-    """Return a setting that is one of the allowed words. Raises ParameterError."""
+    """Return one of the allowed words. Raises ParameterError."""
     if value not in allowed:
         raise ParameterError(f"{name} is {show(value)}; use one of {', '.join(allowed)}")
     return str(value)

@@ -1,6 +1,6 @@
-"""What pip calls this package: ``inlay-llm``. Its name in Python is that of another project in the package index.
+"""The package's name for pip, ``inlay-llm``. In the package index, ``inlay`` is another project.
 
-Both bring a package ``inlay``: where both are installed, files of the one lie over those of the other.
+Both install a Python package ``inlay``, so their files overwrite each other.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ _COMMAND = "inlay.cli.main:entry"
 
 
 def other_project(installed: Iterable[Distribution] | None = None) -> str | None:
-    """What is wrong where another project's ``inlay`` is installed, and the remedy; None where it is not.
+    """Return a message with the remedy if another project's ``inlay`` is installed, else None.
 
-    installed: the distributions to look through; None for those that Python finds.
+    ``installed`` are the distributions to check; None for all that Python finds.
     """
     for one in distributions(name="inlay") if installed is None else installed:
         if any(point.value == _COMMAND for point in one.entry_points):
-            continue  # this project under its former name, as in old checkouts
+            continue  # this project under its former name
         return (
             f"another project named inlay ({one.version}) is installed, and its files lie among those of {NAME}; run "
             f"pip uninstall --yes inlay {NAME}, then pip install {NAME}"

@@ -1,15 +1,15 @@
-"""Every error that inlay raises on purpose.
+"""All errors that inlay raises on purpose.
 
 InlayError
 ├── PMLError          a schema or a prompt is wrong; lists every problem with its place
-├── ModelError        a model cannot be loaded, or cannot do what is asked of it
+├── ModelError        a model cannot be loaded, or does not support the request
 ├── ParameterError    an argument is out of range or unknown (also a ValueError)
 │   └── StructureError  or no grammar can hold an answer to structured_outputs
 ├── ContextError      a prompt does not fit into the model's context
-├── CapacityError     the KV pool is too small for what is asked of it
-│   ├── PinError      or for what is to be pinned, or somebody's budget for that is
-│   └── DeviceMemoryError  or, beside it, what a pass needs of a device's memory
-├── QueueFullError    as many requests wait as may
+├── CapacityError     the KV pool is too small for the request
+│   ├── PinError      the pins exceed the pool or a tenant's budget
+│   └── DeviceMemoryError  the device has no memory for a pass, beside the pool
+├── QueueFullError    the queue is full
 ├── DeadlineError     a request had no answer by its deadline
 ├── AbortedError      a request was given up while somebody waited for it
 ├── EngineDeadError   the engine has ended by a fault of its own, and answers nobody any more
@@ -40,8 +40,9 @@ def _restored(kind: type[PortableError], args: tuple[Any, ...], state: dict[str,
 class InlayError(PortableError):
     """The base of all errors that inlay raises on purpose.
 
-    outputs: where one of several prompts that were given together failed, what the others came to: a RequestOutput
-        each, in the order of the prompts, with None for those that have none.
+    ``outputs`` is set if one of several prompts of a call failed. It holds a RequestOutput for each prompt, in order,
+    with
+    None for prompts without one.
     """
 
     outputs: Sequence[Any] = ()
@@ -49,7 +50,7 @@ class InlayError(PortableError):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where something stands: a source (file name or label), and line and column from 1 where known."""
+    """A place in a source (file name or label), with line and column from 1 if known."""
 
     source: str
     line: int | None = None
@@ -61,7 +62,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong, where it stands, and what to write instead."""
+    """One problem with its place and the remedy."""
 
     place: Place
     message: str
@@ -79,19 +80,19 @@ class PMLError(InlayError):
 
 
 class ModelError(InlayError):
-    """A model cannot be loaded, or cannot do what is asked of it."""
+    """A model cannot be loaded, or does not support the request."""
 
 
 class QueueFullError(InlayError):
-    """As many requests wait as may; try again later."""
+    """The queue is full; try again later."""
 
 
 class AbortedError(InlayError):
-    """A request was given up while somebody waited for it."""
+    """A request was aborted while a caller waited for it."""
 
 
 class EngineDeadError(InlayError):
-    """The engine has ended by a fault of its own, and answers nobody any more; its log has the fault."""
+    """The engine has stopped after an internal error, which is in its log."""
 
 
 class DeadlineError(InlayError):
@@ -122,12 +123,12 @@ class ContextError(InlayError):
 
 
 class CapacityError(InlayError):
-    """The KV pool is too small for what is asked of it."""
+    """The KV pool is too small for the request."""
 
 
 class PinError(CapacityError):
-    """What is to be pinned is more than the pool may hold of that, or than somebody may pin."""
+    """The pins exceed the pool's limit or a tenant's budget."""
 
 
 class DeviceMemoryError(CapacityError):
-    """A device has no memory left for a pass: not for lack of room in the pool, but beside it."""
+    """A device has no memory left for a pass, beside the pool."""

@@ -1,7 +1,7 @@
-"""What an engine tells of the requests that it answers: tokens as they come, and the ends of answers.
+"""The events of an engine: new tokens, and the ends of answers.
 
-Plain data, with a versioned form in bytes: whoever listens may be in another process. Text is made of it above the
-engine, which has no tokenizer (output/).
+Events are plain data with a versioned byte format, because the listener may be in another process. The engine has no
+tokenizer; text is made above it (output/).
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What ended a request before its time, as data.
+    """The failure of a request, as data.
 
-    kind, message: of the exception. cause: the exception itself, where it was raised in this process.
+    Args:
+        kind, message: of the exception.
+        cause: the exception itself, if it was raised in this process.
     """
 
     kind: str
@@ -35,7 +37,7 @@ class Fault:
         return cls(type(error).__name__, str(error), error)
 
     def exception(self) -> BaseException:
-        """What is raised to those who wait for the request."""
+        """Return the exception for callers that wait for the request."""
         if self.cause is not None:
             return self.cause
         kind = getattr(errors, self.kind, None)
@@ -46,18 +48,21 @@ class Fault:
 
 @dataclass(slots=True)
 class TokenEvent:
-    """What is new of one answer.
+    """The news of one answer.
 
-    request_id, index: of which request, and which of its answers.
-    token_ids: the new tokens. start: how many the answer had before them.
-    logprobs: where they were asked for, for each new token: itself first, then the most probable others.
-    distributions: where tokens are forced, for each new one: natural log-probabilities, (vocabulary,), as bytes of
-        little-endian fp32.
-    finish_reason, stop_reason: where the answer has ended. error: what ended it before its time.
-    elapsed_s: from the request's arrival to the last of this.
-    prompt_logprobs: where they were asked for, of each token of the prompt as in ``logprobs``; None for the first one.
-    usage, metrics: of the request, where they have changed; ``metrics.total_s`` is left to those who know its end.
-    orders: with these, in which order the members of the prompt's free sets stand; see EngineRequest.ordered.
+    Args:
+        request_id, index: the request, and the number of its answer.
+        token_ids: the new tokens.
+        start: the number of tokens before them.
+        logprobs: if requested, for each new token: itself first, then the most probable others.
+        distributions: for forced tokens, natural log-probabilities of each new one, (vocabulary,), as bytes of
+            little-endian fp32.
+        finish_reason, stop_reason: set at the end of the answer.
+        error: the failure of the request.
+        elapsed_s: seconds from the request's arrival to these tokens.
+        prompt_logprobs: if requested, for each token of the prompt as in ``logprobs``. None for the first one.
+        usage, metrics: of the request, if changed. ``metrics.total_s`` is set by the receiver.
+        orders: with these, the order of the members in the prompt's free sets. See EngineRequest.ordered.
     """
 
     request_id: str
@@ -78,10 +83,13 @@ class TokenEvent:
 
 @dataclass(slots=True)
 class EncodeEvent:
-    """How far an encoding is.
+    """The progress of an encoding.
 
-    done, total: how many of its tokens are computed or were stored, and how many there are.
-    finished: whether that was all of it, or it has ended. error: what ended it before its time.
+    Args:
+        done: tokens that are computed or were stored.
+        total: all tokens.
+        finished: True at the end.
+        error: the failure of the encoding.
     """
 
     request_id: str
@@ -95,13 +103,13 @@ Event = TokenEvent | EncodeEvent
 
 
 def events_to_bytes(events: Sequence[Event]) -> bytes:
-    """JSON, in UTF-8, that ``events_from_bytes`` reads."""
+    """Write events as UTF-8 JSON for ``events_from_bytes``."""
     document = {"version": _VERSION, "events": [_written(event) for event in events]}
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
 
 
 def events_from_bytes(data: bytes) -> list[Event]:
-    """Read what ``events_to_bytes`` wrote. Raises InlayError for what it did not write."""
+    """Read the output of ``events_to_bytes``. Raises InlayError for anything else."""
     try:
         document = json.loads(data.decode("utf-8", "surrogatepass"))
         if document["version"] != _VERSION:

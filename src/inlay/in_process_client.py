@@ -1,4 +1,4 @@
-"""The client of an engine in this process. Which thread steps it, and who may call it from where: engine/thread.py."""
+"""The client of an engine in this process. For threads and callers see engine/thread.py."""
 
 from __future__ import annotations
 
@@ -63,14 +63,16 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_FLUSH_S = 60.0  # for what is still to be written when an engine ends
+_FLUSH_S = 60.0  # for outstanding writes when an engine ends
 
 
 class InProcessClient:
-    """An engine of this process.
+    """An engine in this process.
 
-    own_thread: whether it is stepped on a thread of its own; else callers ``pump`` it.
-    seed: of requests that bring none; None draws one. adapters: those that requests may name.
+    Args:
+        own_thread: if True, the engine steps on its own thread; else callers ``pump`` it.
+        seed: for requests without one. None draws one.
+        adapters: the adapters that requests may name.
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class InProcessClient:
         self.residency = Residency(
             self.store,
             runner.storage,
-            tiers_of(config, cost) if loaded.spec.unshared is None else (),  # else there is nothing to keep
+            tiers_of(config, cost) if loaded.spec.unshared is None else (),  # nothing to store without reuse
             host=host_tier(config, cost, runner.storage) if loaded.spec.unshared is None else None,
             model=public_name(loaded.name),
             timeout_s=config.store_timeout_s,
@@ -231,11 +233,11 @@ class InProcessClient:
         return self.drift_log.lift(salt, schema)
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Have a function called between two steps."""
+        """Call a function between two steps."""
         return self.thread.call(function)
 
     def observe(self, observer: StepObserver) -> Callable[[], None]:
-        """Tell an observer of every step of the engine from now on; returns what ends that."""
+        """Call an observer after every step of the engine; returns a function that removes it."""
         self.engine.observers.append(observer)
         return partial(self.engine.observers.remove, observer)
 
@@ -265,13 +267,13 @@ class InProcessClient:
         self._adapters.remove()
 
     def _use_time(self, *workers: IdleWorker | None) -> None:
-        """Have these do what there is to do, where nobody is under way."""
+        """Run these workers until they have no more work, if no request is running."""
         while self.thread.run(partial(self.engine.idle_step, whole=True, only=workers)):
             pass
 
     def _wake(self) -> None:
-        """Have the engine see to what came up, or was copied, between two steps. On any thread."""
-        with suppress(InlayError):  # nothing is done any more
+        """Process finished loads and copies between two steps. Thread-safe."""
+        with suppress(InlayError):  # the engine has stopped
             self.call(self.residency.poll)
 
 
@@ -300,7 +302,7 @@ def _owner(device: torch.device) -> str:
 
 
 def _check_unshared(why: str, config: EngineConfig, adapters: Adapters) -> None:
-    """Raise ParameterError for what a model that runs without reuse cannot do. why: the reason for that."""
+    """Raise ParameterError for settings that a model without reuse does not support. ``why`` is the reason."""
     asked = {
         "adapters were given": bool(adapters),
         "compile is set": config.compile,
@@ -313,7 +315,7 @@ def _check_unshared(why: str, config: EngineConfig, adapters: Adapters) -> None:
 
 
 def host_tier(config: EngineConfig, cost: PassCost, storage: KVStorage) -> HostTier | None:
-    """The tier right below the pool of a device; None where the pool is in the host's memory, or none is wanted."""
+    """Return the host tier below a device's pool; None if the pool is in host memory or the tier is off."""
     if isinstance(storage, DeviceStorage):
         size = config.host_bytes()
         if not size:
@@ -330,7 +332,7 @@ def host_tier(config: EngineConfig, cost: PassCost, storage: KVStorage) -> HostT
 
 
 def tiers_of(config: EngineConfig, cost: PassCost) -> tuple[Tier, ...]:
-    """The tiers below these, nearest first. Raises ParameterError where one cannot be used."""
+    """Return the tiers below these, nearest first. Raises ParameterError for an unusable one."""
     tiers: list[Tier] = []
     folder = config.store_folder()
     if folder is not None:
@@ -348,9 +350,11 @@ def _model_info(
     reason: str | None,
     adapters: Mapping[str, bytes],
 ) -> ModelInfo:
-    """What is published of a model.
+    """Return the published facts of a model.
 
-    size: bytes of a token's keys and values. reason: see ModelInfo.why_not_shift.
+    Args:
+        size: bytes of a token's KV.
+        reason: see ModelInfo.why_not_shift.
     """
     kv_dtype = config.kv_cache_dtype if config.kv_cache_dtype in NARROW else dtype_name(loaded.model.dtype)
     keys = KeyMaker(

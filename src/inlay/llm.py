@@ -1,4 +1,4 @@
-"""LLM: a model, its schemas and its cache behind the calls that vLLM users know."""
+"""LLM: a model with its schemas and cache, behind vLLM's offline API."""
 
 from __future__ import annotations
 
@@ -37,15 +37,19 @@ from inlay.types import RequestOutput
 class LLM(SchemaCalls):
     """A language model that computes the attention states of every piece of text once.
 
-    model: a local directory, a hub name, ``random:<shape>``, ``demo``, a LoadedModel, or a model of transformers.
-    tokenizer: that of a model of transformers; others bring theirs.
-    dtype: "auto", "float32" or "bfloat16".
-    seed: of random weights, and of requests that bring no seed of their own; None draws the latter afresh.
-    weights, quantization: how a model that is given by name keeps its weights, as in ``load_model``; None for its
-        defaults, packed and not quantized. A LoadedModel is used as it is.
-    chat_template: Jinja, in place of the model's own; None for that.
-    adapters: LoRA adapters, folders as PEFT writes them, by the names that requests call them (docs/adapters.md).
-    Further settings: see EngineConfig. Raises ModelError, ParameterError, CapacityError.
+    Args:
+        model: a local directory, a hub name, ``random:<shape>``, ``demo``, a LoadedModel, or a transformers model.
+        tokenizer: only for a transformers model.
+        dtype: "auto", "float32" or "bfloat16".
+        seed: of random weights, and of requests without a seed. None draws the latter at random.
+        weights, quantization: the storage of a named model's weights, as in ``load_model``. None for the defaults,
+            packed and not quantized. A LoadedModel is not changed.
+        chat_template: a Jinja template. None for the model's own.
+        adapters: name → folder of a LoRA adapter in PEFT's format (docs/adapters.md).
+        settings: see EngineConfig.
+
+    Raises:
+        ModelError, ParameterError, CapacityError: if the model cannot be loaded or served with these settings.
     """
 
     def __init__(self, model: GivenModel = "demo", **settings: Any) -> None:
@@ -53,19 +57,19 @@ class LLM(SchemaCalls):
         self._numbers = count()  # of requests
 
     def promote(self) -> int:
-        """Encode exactly, now, those combinations of modules that were asked for again under ``modular``.
+        """Promote now: encode combinations of modules exactly that were requested again under ``modular``.
 
-        An engine with a thread of its own does so in idle time; here no time is idle but what somebody waits in.
-        Returns how many tokens were computed.
+        An engine with its own thread does so in idle time, which this one does not have. Returns the number of tokens
+        computed.
         """
         before = self.stats().promoted_tokens
         self.client.promote()
         return self.stats().promoted_tokens - before
 
     def measure_drift(self) -> int:
-        """Compare with full prefill, now, those answers that were chosen for it (``shadow``).
+        """Compare the answers chosen by ``shadow`` with full prefill now.
 
-        An engine with a thread of its own does so in idle time. Returns how many were compared.
+        An engine with its own thread does so in idle time. Returns the number of answers compared.
         """
         before = self._compared()
         self.client.measure_drift()
@@ -89,19 +93,27 @@ class LLM(SchemaCalls):
     ) -> list[RequestOutput]:
         """Answer one prompt or several, as one batch.
 
-        prompts: text, token ids, a Prompt (PML), ``{"prompt": text}``, ``{"prompt_token_ids": ids}``, a list of chat
-            messages, ``{"messages": messages, "tools": tools}``, with the further arguments of ``chat`` where there
-            are some, or a list of any of these.
-        sampling_params: for all prompts, or one for each; None for ``get_default_sampling_params()``, the model's own.
-        use_tqdm: whether to show a progress bar of finished prompts.
-        reuse, positions: the policy of these requests; None for the engine's defaults.
-        order: "any" where imports that are neighbours may change places, and marked parts of messages that are, as if
-            they stood in a ``<set>``; None for the order in which the prompts have them. ``RequestOutput.order`` is
-            the one that was taken.
-        cache_salt: keeps what these requests leave in the cache for requests with the same salt; None for everybody.
-        adapter: the name of the one that answers all prompts, or one for each; None for the model alone.
-        Returns outputs in the order of the prompts. Raises InlayError, before anything runs, for a wrong prompt; and
-        when all have ended for one that failed, with the others' outputs in the error's ``outputs``.
+        Args:
+            prompts: text, token ids, a Prompt (PML), ``{"prompt": text}``, ``{"prompt_token_ids": ids}``, a list of
+                chat
+                messages, ``{"messages": messages, "tools": tools}`` with further arguments of ``chat``, or a list of
+                any of
+                these.
+            sampling_params: for all prompts, or one for each. None for ``get_default_sampling_params()``.
+            use_tqdm: if True, show a progress bar of finished prompts.
+            reuse, positions: the policy of these requests. None for the engine's defaults.
+            order: "any" if neighbouring imports, and neighbouring marked parts of messages, may change places, as in a
+                ``<set>``. None keeps the written order. ``RequestOutput.order`` has the chosen one.
+            cache_salt: shares the requests' cached text only with requests of the same salt. None shares it with all.
+            adapter: the name of an adapter for all prompts, or one for each. None for the model alone.
+
+        Returns:
+            Outputs in the order of the prompts.
+
+        Raises:
+            InlayError: for a wrong prompt, before any runs. If a request fails, after all have ended, with the other
+                outputs
+                in the error's ``outputs``.
         """
         if check_order(order):
             prompts = [
@@ -124,7 +136,7 @@ class LLM(SchemaCalls):
         cache_salt: str | None = None,
         adapter: str | None = None,
     ) -> Iterator[RequestOutput]:
-        """Answer one prompt, yielding what there is so far after every token. Arguments as in ``generate``."""
+        """Answer one prompt, yielding the output so far after every token. Arguments as in ``generate``."""
         prompt = in_any_order(prompt) if check_order(order) else prompt
         (asked,) = self._asked([prompt], sampling_params, reuse, positions, check_salt(cache_salt), adapter=adapter)
         return self._listen(asked)
@@ -144,11 +156,17 @@ class LLM(SchemaCalls):
     ) -> list[RequestOutput]:
         """Answer one conversation or several: lists of ``{"role": …, "content": …}``.
 
-        tools: what the model may call. chat_template_kwargs: values for variables of the chat template, such as
-            ``{"enable_thinking": False}``. documents: for templates that have a place for them.
-        add_generation_prompt: whether the prompt opens an answer; None does unless the last message is continued.
-        continue_final_message: whether the answer goes on with the last message, one of the assistant's.
-        The rest is as in ``generate``. Raises ParameterError for what the template does not know.
+        Args:
+            tools: the tools that the model may call.
+            chat_template_kwargs: values for variables of the chat template, such as ``{"enable_thinking": False}``.
+            documents: for templates that support them.
+            add_generation_prompt: True if the prompt opens an answer. None for True unless the last message is
+                continued.
+            continue_final_message: True if the answer continues the last message, an assistant's.
+            sampling_params, use_tqdm, adapter: as in ``generate``.
+
+        Raises:
+            ParameterError: for a variable that the template does not know.
         """
         conversations = as_conversations(messages)
         asked = {
@@ -172,16 +190,23 @@ class LLM(SchemaCalls):
         cache_salt: str | None = None,
         adapter: str | Sequence[str | None] | None = None,
     ) -> list[Tensor]:
-        """What the model expects at every token of given continuations: teacher forcing, through the engine.
+        """Return the model's distribution at every token of given continuations (teacher forcing through the engine).
 
-        Nothing is sampled: the steps are those of ``generate`` in the case that it said just these tokens.
+        Nothing is sampled. The steps are those of ``generate`` with exactly these tokens as answer.
 
-        prompts: a list of prompts, each as in ``generate``.
-        continuations: token ids for each prompt, at least one; end-of-sequence tokens are tokens like others.
-        reuse, positions: the policy of these requests; None for the engine's defaults.
-        cache_salt, adapter: as in ``generate``.
-        Returns natural log-probabilities (tokens, vocabulary), fp32, for each prompt: row i is of the token behind
-        the prompt and i tokens of its continuation. Raises InlayError, before anything runs, for a wrong argument.
+        Args:
+            prompts: a list of prompts, each as in ``generate``.
+            continuations: token ids for each prompt, at least one. End-of-sequence tokens have no special role.
+            reuse, positions: the policy of these requests. None for the engine's defaults.
+            cache_salt, adapter: as in ``generate``.
+
+        Returns:
+            For each prompt, natural log-probabilities (tokens, vocabulary), fp32. Row i is for the token behind the
+            prompt
+            and i tokens of its continuation.
+
+        Raises:
+            InlayError: for a wrong argument, before any prompt runs.
         """
         if not is_several(prompts) or len(prompts) != len(continuations):
             raise ParameterError("distributions takes a list of prompts and a list of continuations, one for each")
@@ -220,7 +245,7 @@ class LLM(SchemaCalls):
         ]
         pairs = zip(several, policies, strict=True)
         if any(self.policy_taken(prompt, policy, salt).profiled for prompt, policy in pairs):
-            self.client.finish_profiles()  # on this thread no time is idle but what somebody waits in
+            self.client.finish_profiles()  # callers' threads have no idle time
         return [
             self._request(prompt, p, policy, salt, request_id=str(next(self._numbers)), forced=ids, adapter=named)
             for prompt, p, policy, ids, named in zip(
@@ -229,7 +254,7 @@ class LLM(SchemaCalls):
         ]
 
     def _run(self, requests: Sequence[Asked]) -> Iterator[RequestState]:
-        """Run requests to their end; yields each when it has ended. Raises what ended one of them before its time."""
+        """Run requests, yielding each when it has ended. Raises the first failure."""
         ended: SimpleQueue[RequestState] = SimpleQueue()
         states = [state for _, state in requests]
         try:
@@ -239,7 +264,7 @@ class LLM(SchemaCalls):
                 while ended.empty():
                     self.client.pump()
                 yield ended.get()
-        finally:  # also when the caller stops listening
+        finally:  # also if the caller stops iterating
             self._give_up(states)
         failures = [state.failure for state in states]
         first = next((error for error in failures if error is not None), None)
@@ -250,7 +275,7 @@ class LLM(SchemaCalls):
             raise first
 
     def _listen(self, asked: Asked) -> Iterator[RequestOutput]:
-        """What a request has come to after every token."""
+        """Yield the output of a request after every token."""
         state, said = asked.state, SimpleQueue[RequestOutput | BaseException]()
 
         def heard(events: Sequence[TokenEvent]) -> None:
@@ -272,7 +297,7 @@ class LLM(SchemaCalls):
             self._give_up([state])
 
     def _give_up(self, states: Sequence[RequestState]) -> None:
-        """Waits for nobody: of an abandoned generator it is called by the garbage collector, wherever that runs."""
+        """Cancel unfinished requests. Must not block, because the garbage collector may call it on any thread."""
         for state in states:
             if not state.answered:
                 self.client.cancel(state.id)
@@ -285,5 +310,5 @@ def _heard(state: RequestState, ended: SimpleQueue[RequestState], events: Sequen
 
 
 def _as_tensor(rows: Sequence[bytes]) -> Tensor:
-    """Distributions as events have them → (tokens, vocabulary)."""
+    """Stack the rows of events to (tokens, vocabulary), fp32."""
     return torch.from_numpy(np.stack([np.frombuffer(row, "<f4") for row in rows]))

@@ -1,4 +1,4 @@
-"""What an LLM does with schemas: make them known, encode, pin and evict them."""
+"""LLM's schema calls: add, encode, pin and evict schemas."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from inlay.schemas import removed
 
 
 class SchemaCalls(Base):
-    """The calls of LLM that are about schemas; each ends when what it asks for is done."""
+    """LLM's calls for schemas. Each returns when its work is done."""
 
     def add_schema(
         self,
@@ -33,18 +33,23 @@ class SchemaCalls(Base):
         adapter: str | None = None,
         ttl: str | None = None,
     ) -> SchemaLayout:
-        """Make a schema known under its name, and encode its modules, packed, so that prompts find them.
+        """Register a schema under its name, and encode its modules in packed passes.
 
-        encode: False leaves each segment to the first prompt that needs it.
-        replace: whether it may take the place of another schema of its name; ParameterError if not.
-        reuse, positions: the policy to encode for; None for the engine's defaults.
-        progress: called with how many of the schema's tokens are encoded, and how many there are.
-        cache_salt: makes it private: only requests with this salt know it, and theirs goes before a public one of the
-            same name. None for everybody's.
-        adapter: whose prompts its modules are encoded for; None for those of the model alone.
-        ttl: for how long what is encoded is to be found from when it was encoded or a prompt last read it, like "5m",
-            "1h" or "inf"; None for as long as there is room. The schema itself stays.
-        Raises PMLError, ParameterError, CapacityError, and AbortedError where it is removed or replaced meanwhile.
+        Args:
+            encode: False leaves each segment to the first prompt that needs it.
+            replace: if True, another schema of this name may be replaced; else it is a ParameterError.
+            reuse, positions: the policy to encode for. None for the engine's defaults.
+            progress: called with the encoded and the total tokens of the schema.
+            cache_salt: makes the schema private to requests with this salt. It hides a public one of the same name.
+                None
+                for a public schema.
+            adapter: the adapter to encode for. None for the model alone.
+            ttl: the lifetime of encoded segments since encoding or the last read, like "5m", "1h" or "inf". None for no
+                limit. The schema itself stays.
+
+        Raises:
+            PMLError, ParameterError, CapacityError: if the schema cannot be used or encoded.
+            AbortedError: if the schema is removed or replaced during encoding.
         """
         salt = check_salt(cache_salt)
         ttl_s = None if ttl is None else parse_ttl(ttl)
@@ -64,7 +69,7 @@ class SchemaCalls(Base):
         cache_salt: str | None = None,
         adapter: str | None = None,
     ) -> None:
-        """Encode the segments that a prompt will read, and no others."""
+        """Encode the segments that a prompt will read."""
         salt = check_salt(cache_salt)
         policy = self.policy_for(prompt, reuse, positions, cache_salt=cache_salt, adapter=adapter)
         specs = self.processor.segments_of(prompt, policy, salt, adapter)
@@ -81,18 +86,26 @@ class SchemaCalls(Base):
         adapter: str | None = None,
         max_bytes: int | str | None = None,
     ) -> int:
-        """Keep what is encoded of a schema in the pool, whatever else comes; encodes what is missing.
+        """Pin a schema's segments in the pool, and encode missing ones.
 
-        The pins end with the process, and when the schema is removed or replaced. A later pin of the same schema takes
-        the place of an earlier one.
+        The pins end with the process, and when the schema is removed or replaced. A later pin of the same schema
+        replaces an
+        earlier one.
 
-        name: of the schema. modules: the paths of those to keep; none for all, with the text outside of them.
-        reuse, positions, cache_salt, adapter: as in ``add_schema``.
-        max_bytes: the most that all pins under this salt may take, as a number or like "64MiB"; None for no bound but
-            ``pin_memory``, a share of the pool for all pins together.
-        Returns the bytes that the pins under this salt take: whole chunks for every segment.
-        Raises ParameterError for what is not known, and PinError where that is too little: then what was pinned before
-        still is. Where encoding fails, nothing of the schema is.
+        Args:
+            name: of the schema.
+            modules: the paths of modules to pin. Empty for all, with the text outside modules.
+            reuse, positions, cache_salt, adapter: as in ``add_schema``.
+            max_bytes: the most bytes of all pins under this salt, as a number or like "64MiB". None for no bound but
+                ``pin_memory``, a share of the pool for all pins.
+
+        Returns:
+            The bytes of all pins under this salt, counted in whole chunks for every segment.
+
+        Raises:
+            ParameterError: for an unknown schema or module.
+            PinError: if the budget is too small; earlier pins stay. If encoding fails, nothing of the schema stays
+                pinned.
         """
         budget = None if max_bytes is None else parse_bytes("max_bytes", max_bytes)
         salt = check_salt(cache_salt)
@@ -107,7 +120,7 @@ class SchemaCalls(Base):
         return taken
 
     def unpin(self, name: str, *, cache_salt: str | None = None) -> bool:
-        """Let what ``pin`` keeps of a schema under this salt go when room is needed; returns whether there was any."""
+        """Remove the pin of a schema under this salt; returns False if there was none."""
         salt = check_salt(cache_salt)
         pinned = self.schemas.unpinned(name, salt, salt)
         if pinned is not None:
@@ -124,11 +137,16 @@ class SchemaCalls(Base):
         cache_salt: str | None = None,
         adapter: str | None = None,
     ) -> int:
-        """Forget what is encoded of a schema, here and in the store, and what was said behind it; the schema stays.
+        """Evict a schema's segments from the pool and the store, with the text stored behind them. The schema stays.
 
-        That is what was encoded for this policy and for those that prompts have had so far. Pinned modules go as well.
-        What a request still reads goes when it ends. Arguments as in ``pin``.
-        Returns how many tokens there were. Raises ParameterError.
+        Covers this policy and all policies of earlier prompts, pinned modules included. Segments in use go when their
+        requests end. Arguments as in ``pin``.
+
+        Returns:
+            The number of evicted tokens.
+
+        Raises:
+            ParameterError: for an unknown schema or module.
         """
         salt = check_salt(cache_salt)
         policy = self.policy(reuse, positions, schema=self._known_schema(name, salt), adapter=adapter)
@@ -144,10 +162,11 @@ class SchemaCalls(Base):
         cache_salt: str | None = None,
         adapter: str | None = None,
     ) -> dict[str, float]:
-        """How much each module of a schema depends on what other text stands before it; "" for text outside modules.
+        """Return the deviation of each module of a schema behind other text; "" stands for text outside modules.
 
-        A share of how large the values of its tokens are, the mean over them: 0 for none. Modules of which nothing is
-        encoded are left out. reuse, positions, cache_salt, adapter: as in ``add_schema``. Raises ParameterError.
+        The deviation is relative to the size of the tokens' values, as a mean over them: 0 for none. Modules without
+        encoded
+        segments are left out. reuse, positions, cache_salt, adapter: as in ``add_schema``. Raises ParameterError.
         """
         salt = check_salt(cache_salt)
         policy = self.policy(reuse, positions, schema=self._known_schema(name, salt), adapter=adapter)

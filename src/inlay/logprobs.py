@@ -1,8 +1,7 @@
-"""Log-probabilities: of one token, and of all of an answer or a prompt, as numbers in arrays.
+"""Log-probabilities of one token, and flat arrays of them for an answer or a prompt.
 
-An answer of a thousand tokens with twenty alternatives each has 21,000 of them. A dictionary with an object for each
-takes 5 KB a token, in half a million small pieces that lie between others which live for longer, and Python gives
-little of that back to the system.
+An answer of a thousand tokens with twenty alternatives each has 21,000 of them. A dictionary of objects would take 5 KB
+a token in half a million small allocations, and Python returns little of that memory to the system.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ RankedLogprob = tuple[int, float, int]
 class Logprob:
     """One token's log-probability under the model's own distribution, before temperature and filters.
 
-    ``logprob`` is a natural logarithm; ``rank`` counts from 1, the most probable token.
+    ``logprob`` is a natural logarithm. ``rank`` is 1 for the most probable token.
     """
 
     logprob: float
@@ -28,17 +27,19 @@ class Logprob:
     decoded_token: str | None = None
 
 
-#: What is told of one token: log-probabilities by token id; None of the first of a prompt.
+#: Log-probabilities by token id; None for the first token of a prompt.
 Entry = TypeVar("Entry", bound=dict[int, Logprob] | None)
 
 
 class FlatLogprobs(Sequence[Entry], Generic[Entry]):
-    """A list with an entry for each token, whose dictionaries are made when they are asked for (20 bytes a number).
+    """A list with an entry for each token. Its dictionaries are made on access (20 bytes a number).
 
-    Equal to a list of the same entries, and written as one by pickle. One thread may append while others read what
-    ``so_far`` has given them.
+    It equals a list of the same entries, and pickles as one. One thread may append while others read the results of
+    ``so_far``.
 
-    entries: to begin with. texts: of tokens by their ids, looked up when an entry is made; None for no texts.
+    Args:
+        entries: the initial entries.
+        texts: token id → text, looked up on access. None for no texts.
     """
 
     __slots__ = ("_ends", "_ids", "_length", "_ranks", "_texts", "_values")
@@ -48,28 +49,28 @@ class FlatLogprobs(Sequence[Entry], Generic[Entry]):
     ) -> None:
         self._ends, self._ids, self._values, self._ranks = array("q"), array("i"), array("d"), array("i")
         self._texts = texts
-        self._length: int | None = None  # None for one that grows
+        self._length: int | None = None  # None while the list grows
         for entry in entries:
             self.append(entry)
 
     def append(self, entry: Sequence[RankedLogprob] | None) -> None:
-        """Add what is told of the next token: of itself and of others. None where nothing is."""
+        """Append the next token's log-probabilities: its own and the alternatives'. None for none."""
         assert self._length is None, "what others read does not grow"
         for token, logprob, rank in entry or ():
             self._ids.append(token)
             self._values.append(logprob)
             self._ranks.append(rank)
-        self._ends.append(len(self._ids))  # last: who reads meanwhile counts these
+        self._ends.append(len(self._ids))  # last, because concurrent readers count these
 
     def so_far(self, texts: Mapping[int, str] | None = None) -> FlatLogprobs[Entry]:
-        """What there is now, without a copy; it stays so long. texts: to be told with it, in place of its own."""
+        """Return the entries so far without a copy, as a list that does not grow. ``texts`` replaces its own."""
         taken: FlatLogprobs[Entry] = FlatLogprobs(texts=self._texts if texts is None else texts)
         taken._ends, taken._ids, taken._values, taken._ranks = self._ends, self._ids, self._values, self._ranks
         taken._length = len(self)
         return taken
 
     def ranked(self) -> Iterator[list[RankedLogprob] | None]:
-        """The entries as they were appended."""
+        """Yield the entries as they were appended."""
         for at in range(len(self)):
             span = self._span(at)
             found = list(zip(self._ids[span], self._values[span], self._ranks[span], strict=True))

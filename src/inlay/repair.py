@@ -1,4 +1,4 @@
-"""Which tokens of modules are computed anew, as a part of a reuse policy."""
+"""The selective recomputation part of a reuse policy."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from inlay.wording import show
 _SHARE = r"(?:0(?:\.[0-9]{1,4})?|1(?:\.0{1,4})?)"
 _AMOUNTS = {"linked": r"[0-9]{1,7}"} | dict.fromkeys(("profiled", "query", "profiled*query", "blend"), _SHARE)
 
-#: What a repair is written like, as a regular expression; and what a sentence says of that.
+#: A regular expression of the written form, and its description for error messages.
 REPAIR = f"(?:{'|'.join(f'{re.escape(kind)}:{amount}' for kind, amount in _AMOUNTS.items())})"
 LIKE = "write it like anchored+linked:16 or anchored+profiled:0.15"
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """Which tokens of modules are computed anew, against what really stands before them in a prompt.
+    """The choice of module tokens to recompute against the text before them.
 
-    kind: "linked" for the first ones of each (EPIC, arXiv 2410.15332); "profiled" for those that move most when other
-        text stands before them; "query" for those that the new text attends to most (ProphetKV, arXiv 2602.02579), and
-        "profiled*query" for those where the product of both is largest; "blend" for those whose keys move most in this
-        very prompt at a layer a third of the way up (CacheBlend, arXiv 2405.16444).
-    amount: of "linked", how many tokens of each module; of the others, which share of all tokens that are read from
-        modules, 0 to 1.
+    Args:
+        kind: "linked" for the first tokens of each module (EPIC, arXiv 2410.15332). "profiled" for those with the
+            largest
+            deviation behind other text. "query" for those that the new text attends to most (ProphetKV, arXiv
+            2602.02579). "profiled*query" for those with the largest product of both. "blend" for those whose keys
+            deviate most in this prompt at a layer a third of the way up (CacheBlend, arXiv 2405.16444).
+        amount: for "linked", the number of tokens of each module. Otherwise the share of all tokens read from modules,
+            0 to 1.
     """
 
     kind: str
@@ -36,31 +38,33 @@ class Repair:
 
     @property
     def profiled(self) -> bool:
-        """Whether profiles of modules say something of which tokens are chosen."""
+        """True if deviation profiles take part in the choice."""
         return self.kind in ("profiled", "profiled*query")
 
     @property
     def by_attention(self) -> bool:
-        """Whether tokens are chosen by how much the new text attends to them."""
+        """True if the attention of the new text takes part in the choice."""
         return self.kind in ("query", "profiled*query")
 
     @property
     def by_keys(self) -> bool:
-        """Whether tokens are chosen by how their keys change where they stand, which a pass of all of them finds."""
+        """True if the choice depends on the deviation of keys in this prompt, which a pass over all of them
+        measures.
+        """
         return self.kind == "blend"
 
     @property
     def selects(self) -> bool:
-        """Whether a pass before the prompt's own has to find out which tokens are chosen: not for all, nor for none."""
+        """True if a pass before the prompt's own must choose tokens. Not needed for all or none."""
         return (self.by_attention or self.by_keys) and 0 < self.amount < 1
 
     def tokens(self, length: int) -> int:
-        """How many of that many tokens are computed anew, where they are chosen among these alone."""
+        """Return how many of ``length`` tokens to recompute."""
         return min(int(self.amount), length) if self.kind == "linked" else round(self.amount * length)
 
     @classmethod
     def parse(cls, written: str, reuse: str) -> Repair:
-        """The repair that is written so. reuse: the policy that it is a part of. Raises ParameterError."""
+        """Parse the written form. ``reuse`` is the whole policy, for errors. Raises ParameterError."""
         kind, _, amount = written.partition(":")
         told = f"reuse is {show(reuse)}"
         if kind == "healing":
@@ -82,10 +86,10 @@ class Repair:
 
 
 def is_repair(written: str) -> bool:
-    """Whether a policy that is written so is a repair alone, with nothing that it repairs."""
+    """True if the text is only a recomputation, without a base policy."""
     return re.fullmatch(REPAIR, written) is not None
 
 
 def _like(reuse: str, kind: str) -> str:
-    """A repair of that kind with an amount, behind the policy that was asked for."""
+    """Return an example of that kind with the requested base policy, for errors."""
     return f"{reuse.partition('+')[0]}+{kind}:{16 if kind == 'linked' else 0.15}"

@@ -1,4 +1,4 @@
-"""How one request's tokens are chosen and when it ends, under the names that vLLM users know."""
+"""Sampling parameters of one request, under vLLM's names."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 from inlay.errors import ParameterError
 from inlay.wording import show
 
-# Below it, dividing by the temperature tells nothing apart but rounding errors.
+# Below this, division by the temperature would amplify rounding errors.
 _GREEDY_BELOW = 1e-5
 _MAX_TEMPERATURE = 100.0
 _MAX_LOGPROBS = 20
 _MAX_ANSWERS = 128
 _MAX_BIAS = 100
-_MAX_STOP_IDS = 1024  # each is looked at behind every token
-_MAX_STOPS = 256  # each is looked for behind every token
-_MAX_BAD_WORDS = 256  # each is looked for behind every token
-_MAX_BAD_WORD = 256  # characters; and of a mark
+_MAX_STOP_IDS = 1024  # each is checked after every token
+_MAX_STOPS = 256  # each is searched after every token
+_MAX_BAD_WORDS = 256  # each is searched after every token
+_MAX_BAD_WORD = 256  # characters, also of a reasoning mark
 _MAX_PENALTY = 2
 _MAX_REPETITION = 100.0
 _MAX_TOP_K = 2**31 - 1
@@ -30,50 +30,49 @@ _GRAMMARS = ("json", "json_object", "regex", "choice", "grammar", "structural_ta
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How one request's tokens are chosen and when it ends; checked once, here.
+    """The sampling parameters of one request, validated here.
 
-    docs/sampling.md has the order in which they apply, and what is equal to vLLM and to transformers.
+    docs/sampling.md has the order in which they apply, and the differences from vLLM and transformers.
 
-    Arguments:
-        n: how many answers to give, 1 to 128; they share the prompt's KV, and each draws with a seed of its own.
-        temperature: divides the logits, 0 to 100; below 1e-5 the most probable token is taken ("greedy").
+    Args:
+        n: the number of answers, 1 to 128. They share the prompt's KV, and each draws with its own seed.
+        temperature: divides the logits, 0 to 100. Below 1e-5 the most probable token is taken ("greedy").
         top_p: keep the fewest most probable tokens whose probabilities reach this sum; 1 is off.
         top_k: keep this many most probable tokens; 0 or -1 is off.
         min_p: keep tokens at least this fraction as probable as the most probable one; 0 is off.
-        typical_p: keep the tokens whose surprise is nearest to the expected one, up to this probability; 1 is off
+        typical_p: keep the tokens with surprise nearest to the expected one, up to this probability; 1 is off
             (locally typical sampling, arXiv 2202.00666).
         repetition_penalty: divides positive logits, and multiplies negative ones, of every token of the prompt and
-            the answer; above 0, 1 is off (CTRL, arXiv 1909.05858, section 4.1).
-        presence_penalty: taken from the logit of every token of the answer, -2 to 2; 0 is off.
-        frequency_penalty: taken from it once for each time that the answer holds the token, -2 to 2; 0 is off.
-        logit_bias: token id → what to add to its logit, -100 to 100.
-        bad_words: texts that the answer must not hold, at most 256: the last token of one may not follow the others.
-        allowed_token_ids: the only tokens that may come; None for all.
-        seed: of the request's draws, 0 to 2**64 - 1; None takes one from the engine.
-        stop: text that ends the answer, one string or several, at most 256; read it back as ``stops``.
-        stop_token_ids: tokens that end the answer, at most 1,024; read them back as ``stop_ids``.
-        include_stop_str_in_output: whether the answer keeps the stop string that ended it.
-        ignore_eos: whether to go on after the model's end-of-sequence token.
-        max_tokens: the most tokens to generate; None goes on up to the model's context. With
-            prompt_logprobs 0 is allowed, too.
-        min_tokens: neither end-of-sequence, stop tokens nor stop strings end the answer within this many tokens.
-        logprobs: how many alternatives to report for every token, 0 to 20; 0 reports the chosen token alone.
-        prompt_logprobs: how many alternatives to report for every token of the prompt, 0 to 20, as ``logprobs`` does
-            for the answer's; None reports nothing. Such a prompt is computed anew (``reuse="off"``).
-        truncate_prompt_tokens: keep this many tokens of the prompt, the last ones; -1 keeps as many as leave room for
-            ``max_tokens`` (for one token where that is None). None keeps all. Not for prompts that read modules.
-        detokenize: whether the answer has a text; without one there are no stop strings.
-        skip_special_tokens: whether special tokens are left out of the text.
+            the answer. Above 0; 1 is off (CTRL, arXiv 1909.05858, section 4.1).
+        presence_penalty: subtracted from the logit of every token of the answer, -2 to 2; 0 is off.
+        frequency_penalty: subtracted once for each occurrence of the token in the answer, -2 to 2; 0 is off.
+        logit_bias: token id → number added to its logit, -100 to 100.
+        bad_words: texts that the answer must not contain, at most 256. The last token of one may not follow the others.
+        allowed_token_ids: the only tokens that may be generated. None for all.
+        seed: of the request's draws, 0 to 2**64 - 1. None takes one from the engine.
+        stop: text that ends the answer, one string or several, at most 256. The property ``stops`` has them as a tuple.
+        stop_token_ids: tokens that end the answer, at most 1,024. The property ``stop_ids`` has them as a tuple.
+        include_stop_str_in_output: if True, the answer keeps the stop string that ended it.
+        ignore_eos: if True, generation continues after the model's end-of-sequence token.
+        max_tokens: the most tokens to generate. None for up to the model's context. 0 is allowed with prompt_logprobs.
+        min_tokens: within this many tokens neither end-of-sequence, stop tokens nor stop strings end the answer.
+        logprobs: the number of alternatives to report for every token, 0 to 20. 0 reports the chosen token alone.
+        prompt_logprobs: the same for every token of the prompt. None reports nothing. Such a prompt is computed in full
+            (``reuse="off"``).
+        truncate_prompt_tokens: keep only this many tokens at the end of the prompt. None keeps all. -1 keeps as many as
+            leave room for ``max_tokens`` (for one token if that is None). Not for prompts that read modules.
+        detokenize: if False, the answer has no text, and stop strings are not allowed.
+        skip_special_tokens: if True, special tokens are left out of the text.
         structured_outputs: the language of the answer, one of ``{"json": schema}`` (a JSON Schema, as a dict or text),
             ``{"json_object": True}``, ``{"regex": pattern}``, ``{"choice": [text, …]}``, ``{"grammar": text}`` in Lark
             or GBNF, and ``{"structural_tag": {"structures": […], "triggers": […]}}``, as a dict or text.
-        reasoning_end: a text such as ``</think>`` behind which ``structured_outputs`` begin to hold: what stands before
-            it is free. Where the prompt ends with it they hold from the start, as where it is None.
-        reasoning_start: a text such as ``<think>`` that answers may begin with: only such an answer is free up to
-            ``reasoning_end``, and they hold from the start of any other. Where the prompt ends with it, or where it is
-            None, all answers are.
+        reasoning_end: a text such as ``</think>`` after which ``structured_outputs`` applies. The text before it is
+            free. If it is None or ends the prompt, ``structured_outputs`` applies from the start.
+        reasoning_start: a text such as ``<think>``. Only an answer that begins with it is free up to
+            ``reasoning_end``. If it is None or ends the prompt, every answer is.
 
-    Raises ``ParameterError`` for a value of the wrong type or out of range.
+    Raises:
+        ParameterError: for a value of the wrong type or out of range.
     """
 
     n: int = 1
@@ -85,7 +84,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    # Dicts have no hash; equal parameters still have equal ones.
+    # Dicts have no hash. Equal parameters still have equal hashes.
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
     bad_words: Sequence[str] = ()
     allowed_token_ids: Sequence[int] | None = None
@@ -137,7 +136,7 @@ class SamplingParams:
 
     def _check_penalties(self) -> None:
         value = self.repetition_penalty
-        usable = _is_number(value, 1 / _MAX_REPETITION, _MAX_REPETITION)  # beyond, its products stop being numbers
+        usable = _is_number(value, 1 / _MAX_REPETITION, _MAX_REPETITION)  # beyond it, products overflow
         bounds = f"a number from {1 / _MAX_REPETITION:g} to {_MAX_REPETITION:g}"
         _require(usable, "repetition_penalty", value, bounds)
         for name in ("presence_penalty", "frequency_penalty"):
@@ -206,7 +205,7 @@ class SamplingParams:
             )
         tokens = _is_list(self.stop_token_ids) and _are_tokens(self.stop_token_ids)
         _require(tokens, "stop_token_ids", self.stop_token_ids, "a list of token ids, none of them negative")
-        least = 1 if self.prompt_logprobs is None else 0  # who asks for no token wants to know something of the prompt
+        least = 1 if self.prompt_logprobs is None else 0  # a request for no token is only useful with prompt_logprobs
         bounded = self.max_tokens is None or _is_int(self.max_tokens, least)
         allowed = "None or a whole number of at least 1, or 0 with prompt_logprobs"
         _require(bounded, "max_tokens", self.max_tokens, allowed)
@@ -216,24 +215,24 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the most probable token is taken and nothing is drawn."""
+        """True if the most probable token is taken without a draw."""
         return self.temperature < _GREEDY_BELOW
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The stop strings."""
+        """The stop strings as a tuple."""
         if self.stop is None:
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """The tokens that end the answer, beside the model's own end-of-sequence tokens."""
+        """The stop tokens, without the model's own end-of-sequence tokens."""
         return tuple(self.stop_token_ids)
 
     @cached_property
     def largest_ids(self) -> Mapping[str, int]:
-        """The largest token id of every field that holds some; found once for all prompts of a request."""
+        """The largest token id of every field with token ids, cached for all prompts of a request."""
         fields = {
             "stop_token_ids": self.stop_token_ids,
             "logit_bias": self.logit_bias or (),

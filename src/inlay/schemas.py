@@ -1,4 +1,4 @@
-"""The schemas of one model while it runs: made known, encoded ahead, and forgotten, which ends their encoding."""
+"""The schemas of a running model: registration, encoding, pins and removal."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from inlay.prompt.request import EncodeRequest
 
 
 class SchemaManager:
-    """Knows which schemas are being encoded, so that none goes on that is not known any more. Any thread may ask."""
+    """Tracks encodings and pins of schemas, and ends those of removed schemas. Thread-safe."""
 
     def __init__(self, processor: PromptProcessor, client: EngineClient) -> None:
         self._processor = processor
         self._client = client
-        self._lock = threading.Lock()  # of which schemas are known, and which of them are being encoded
-        self.encodings: dict[EncodeRequest, tuple[SchemaLayout, str]] = {}  # of which schema, and whose that is
-        # By the name of a schema, whose that is, and who has pinned it.
+        self._lock = threading.Lock()  # guards known schemas and their encodings
+        self.encodings: dict[EncodeRequest, tuple[SchemaLayout, str]] = {}  # the schema and its owner
+        # Keyed by name of the schema, its owner, and the owner of the pin.
         self._pins: dict[tuple[str, str, str], _Pinned] = {}
 
     def add(
@@ -42,15 +42,20 @@ class SchemaManager:
         adapter: str | None = None,
         ttl_s: float | None = None,
     ) -> tuple[SchemaLayout, list[SegmentSpec]]:
-        """Make a schema known; returns its layout and the segments that can be encoded beforehand.
+        """Register a schema; returns its layout and the segments that can be encoded ahead.
 
-        replace: whether it may take the name of another one. adapter: what these are encoded with.
-        ttl_s: see KnownSchema. Raises ParameterError and PMLError.
+        Args:
+            replace: if True, another schema of this name may be replaced.
+            adapter: the adapter to encode with.
+            ttl_s: see KnownSchema.
+
+        Raises:
+            ParameterError, PMLError: for a wrong argument or schema.
         """
         if not isinstance(schema, Schema):
             raise ParameterError(f"add_schema takes an inlay.Schema, not {type(schema).__name__}")
         processor = self._processor
-        processor.model.adapter(adapter)  # what is unknown is said before anything is known
+        processor.model.adapter(adapter)  # reject an unknown adapter before registration
         layout = processor.schemas.lay_out(schema, salt)
         check_lengths(layout, processor.model.max_positions)
         with self._lock:
@@ -65,7 +70,7 @@ class SchemaManager:
         return layout, processor.schemas.all_specs(layout, policy, salt, adapter)
 
     def remove(self, name: str, salt: str = "") -> bool:
-        """Forget a schema; returns whether there was one. Requests under way go on; its encoding ends."""
+        """Remove a schema; returns False if there was none. Running requests continue, and its encoding ends."""
         with self._lock:
             known = self._processor.schemas.remove(name, salt) is not None
             self._end_encodings()
@@ -81,10 +86,10 @@ class SchemaManager:
         tenant: str = "",
         weight: float = 1.0,
     ) -> EncodeRequest:
-        """The encoding of a schema, which ends when that is removed or replaced. Raises AbortedError if it was."""
+        """Return the encoding request of a schema. Raises AbortedError if the schema was removed or replaced."""
         model = self._processor.model
         moves = model.why_not_shift is None
-        # No prompt reads what lies beyond the context.
+        # No prompt reads segments beyond the context.
         useful = [spec for spec in specs if moves or spec.end <= model.max_positions]
         name = f"schema '{layout.schema.name}'"
         known = self._processor.schemas.get(layout.schema.name, salt)
@@ -98,9 +103,9 @@ class SchemaManager:
         return encoding
 
     def pin(self, segments: EncodeRequest, name: str, salt: str, owner: str, budget: int | None) -> Future[int]:
-        """Pin segments of a schema in place of those that the owner has pinned of it; see EngineClient.pin.
+        """Pin segments of a schema, replacing the owner's earlier pin; see EngineClient.pin.
 
-        ``pinned`` or ``unpin_segments`` is to follow when it has ended.
+        The caller must call ``pinned`` or ``unpin_segments`` when it has ended.
         """
         known = self._processor.schemas.find(name, salt)
         with self._lock:
@@ -109,7 +114,7 @@ class SchemaManager:
         return self._client.pin(segments, owner, segments.request_id, budget, instead=instead)
 
     def pinned(self, segments: EncodeRequest, name: str, salt: str, owner: str) -> None:
-        """Note that an owner has pinned segments of a schema: they are let go when it is removed or replaced."""
+        """Record an owner's pin of a schema, so that it is removed with the schema."""
         known = self._processor.schemas.find(name, salt)
         with self._lock:
             if known is None or not self._knows(known.layout, known.owner):
@@ -118,11 +123,11 @@ class SchemaManager:
             before = self._pins.get((name, known.owner, owner))
             keys = {spec.lossless.key for spec in segments.specs}
             self._pins[name, known.owner, owner] = _Pinned(segments, known.layout, keys)
-            if before is not None:  # by this pin, if it was there when this one was asked for
+            if before is not None:  # the new pin has replaced it unless it came later
                 self.unpin_segments(before.segments, owner)
 
     def unpinned(self, name: str, salt: str, owner: str) -> EncodeRequest | None:
-        """What an owner has pinned of a schema, which it has no more; None for nothing."""
+        """Forget and return an owner's pinned segments of a schema; None for none."""
         with self._lock:
             for whose in dict.fromkeys((salt, PUBLIC)):
                 if (pinned := self._pins.pop((name, whose, owner), None)) is not None:
@@ -130,7 +135,7 @@ class SchemaManager:
         return None
 
     def evict(self, segments: EncodeRequest) -> Future[int]:
-        """Forget segments; see EngineClient.evict. What is evicted of a pin is pinned no more; the rest stays."""
+        """Evict segments; see EngineClient.evict. Pins lose the evicted segments and keep the rest."""
         future = self._client.evict(segments)
         gone = {spec.lossless.key for spec in segments.specs}
         with self._lock:
@@ -142,43 +147,45 @@ class SchemaManager:
         return future
 
     def has_pinned(self, name: str, salt: str, owner: str) -> bool:
-        """Whether an owner has pinned a schema, or some of its modules, and nothing of that was evicted since."""
+        """True if an owner has pinned a schema or modules of it, and none of these was evicted since."""
         pinned = self._pins.get((name, salt, owner))
         return pinned is not None and pinned.whole
 
     def unpin_segments(self, segments: EncodeRequest, owner: str) -> None:
-        """Let one pin of an owner's go, if there is such a one."""
-        with suppress(InlayError):  # the engine may have been shut down meanwhile
+        """Remove one pin of an owner, if it exists."""
+        with suppress(InlayError):  # the engine may have been shut down
             self._client.unpin(segments, owner, segments.request_id)
 
     def ended(self, encoding: EncodeRequest, *, complete: bool) -> None:
-        """Forget an encoding that is over; its profile is made where it came to its end."""
+        """Forget an ended encoding. A complete one of several segments is profiled."""
         if self.encodings.pop(encoding, None) is not None and complete and len(encoding.specs) > 1:
-            with suppress(InlayError):  # the engine may have been shut down meanwhile
+            with suppress(InlayError):  # the engine may have been shut down
                 self._client.profile(encoding.specs)
 
     def _end_encodings(self) -> None:
-        """Give up the encodings and the pins of schemas that are not known any more."""
+        """Abort the encodings, and remove the pins, of schemas that are no longer registered."""
         for (name, salt, owner), pinned in list(self._pins.items()):
             if not self._knows(pinned.layout, salt):
                 del self._pins[name, salt, owner]
                 self.unpin_segments(pinned.segments, owner)
         for encoding, (layout, salt) in list(self.encodings.items()):
             if not self._knows(layout, salt):
-                with suppress(InlayError):  # the engine may have been shut down meanwhile
+                with suppress(InlayError):  # the engine may have been shut down
                     self._client.abort(encoding.request_id)
 
     def _knows(self, layout: SchemaLayout, salt: str) -> bool:
-        """Whether a name still means this schema, laid out now or, by somebody who added it too, at the same time."""
+        """True if the name still means this schema, even if another thread laid it out again."""
         known = self._processor.schemas.layout(layout.schema.name, salt)
         return known is not None and known.schema is layout.schema
 
 
 @dataclass(eq=False, slots=True)
 class _Pinned:
-    """What an owner has pinned of a schema, laid out so.
+    """An owner's pin of a schema in this layout.
 
-    keys: of those segments that have not been evicted since. whole: whether that is all.
+    Args:
+        keys: of those segments that have not been evicted since.
+        whole: False once any was evicted.
     """
 
     segments: EncodeRequest
@@ -188,10 +195,10 @@ class _Pinned:
 
 
 def _same(one: Schema, other: Schema) -> bool:
-    """Whether two schemas say the same, wherever they were read."""
+    """True if two schemas are equal apart from their source."""
     return one is other or one.to_json() == other.to_json()
 
 
 def removed(encoding: EncodeRequest) -> AbortedError:
-    """What ends the encoding of a schema that is not known any more."""
+    """Return the error of an encoding whose schema is no longer registered."""
     return AbortedError(f"{encoding.name} was removed or replaced while it was encoded; what is encoded stays")

@@ -1,6 +1,6 @@
-"""Token slots of the KV pool, as plain numbers: what the store, the plan and the engine speak of alike.
+"""Token slots of the KV pool as plain numbers, shared by the store, the plan and the engine.
 
-Slots are numbered from 0; a chunk is ``chunk_size`` of them side by side, the unit in which the pool gives them out.
+Slots are numbered from 0. The pool allocates them in chunks of ``chunk_size`` consecutive slots.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SlotRange:
-    """Slots ``first`` … ``first + length - 1``, side by side."""
+    """Consecutive slots ``first`` … ``first + length - 1``."""
 
     first: int
     length: int
@@ -23,12 +23,12 @@ class SlotRange:
 
 
 def total(ranges: Iterable[SlotRange]) -> int:
-    """How many slots these ranges hold."""
+    """Return the number of slots in these ranges."""
     return sum(each.length for each in ranges)
 
 
 def cut(ranges: Sequence[SlotRange], start: int, length: int) -> tuple[SlotRange, ...]:
-    """The slots of tokens ``start`` … ``start + length - 1`` of what is stored in ``ranges``."""
+    """Return the slots of tokens ``start`` … ``start + length - 1`` among the tokens stored in ``ranges``."""
     found: list[SlotRange] = []
     for each in ranges:
         if length <= 0:
@@ -45,7 +45,7 @@ def cut(ranges: Sequence[SlotRange], start: int, length: int) -> tuple[SlotRange
 
 
 def join(ranges: Iterable[SlotRange]) -> tuple[SlotRange, ...]:
-    """The same slots in the same order, ranges that follow each other without a gap as one."""
+    """Merge ranges that follow each other without a gap."""
     joined: list[SlotRange] = []
     for each in ranges:
         last = joined[-1] if joined else None
@@ -57,12 +57,12 @@ def join(ranges: Iterable[SlotRange]) -> tuple[SlotRange, ...]:
 
 
 def chunks_for(tokens: int, chunk_size: int) -> int:
-    """How many chunks hold that many tokens."""
+    """Return the number of chunks for that many tokens."""
     return -(-tokens // chunk_size)
 
 
 def chunks_of(ranges: Iterable[SlotRange], chunk_size: int) -> list[int]:
-    """The chunks that hold slots of these ranges, each once."""
+    """Return the chunks with slots of these ranges, each once."""
     found: dict[int, None] = {}
     for each in ranges:
         if each.length:

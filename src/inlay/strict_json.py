@@ -1,9 +1,8 @@
-"""Strict JSON: bytes → a value, or what is wrong with them and where. Every part of inlay reads JSON from outside so.
+"""A strict JSON reader for all JSON from outside, with located errors.
 
-Stricter than Python's own parser: UTF-8 alone, no NaN, no key twice (which of the two counts differs from parser to
-parser, so a proxy that checks bodies may have checked the other), no halves of characters, and bounds on nesting and on
-how many lists and objects (an empty one takes 2 bytes of JSON and 60 of memory), fields and values there are: Python's
-parser lets no other thread run until it is through with all of them.
+It accepts only UTF-8, and no NaN, repeated keys or lone surrogates. Parsers disagree about repeated keys, so a proxy
+that checks bodies may have checked the other one. Nesting and the numbers of containers, fields and values are bounded.
+An empty container takes 2 bytes of JSON and 60 of memory, and Python's parser blocks all other threads until it ends.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from inlay.errors import PortableError
 
 Pairs = list[tuple[str, Any]]
 
-_LONG = b"0" * 400  # digits of a number that takes a while to convert
-_MANY = 2**15  # values that are parsed without a break: a millisecond or two
+_LONG = b"0" * 400  # digits of a number that is slow to convert
+_MANY = 2**15  # values that are parsed without a break, in a millisecond or two
 _DIGITS = bytes.maketrans(b"0123456789", b"0" * 10)
 _STRUCTURE = b'"[]{}:,'
 _OTHERS = bytes(set(range(256)) - set(_STRUCTURE))
@@ -32,7 +31,7 @@ _STEPS[list(b"[{")] = 1
 _STEPS[list(b"]}")] = -1
 _COLON, _COMMA = b":,"
 
-# all that may stand before half a character: pairs of halves, and whatever is no half; never gone back into
+# Matches all text before a lone surrogate, without backtracking: pairs of surrogates, and everything else.
 _WHOLE = re.compile(
     r"(?:[^\\]++|\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?!u[dD][89a-fA-F]).))*+", re.DOTALL
 )
@@ -40,7 +39,7 @@ _HALF = 6  # characters of an escape: \ud83d
 
 
 class Fault(Enum):
-    """What can be wrong with JSON."""
+    """Reasons to reject JSON."""
 
     ENCODING = "it is not UTF-8"
     SYNTAX = "it is not JSON"
@@ -57,11 +56,12 @@ class Fault(Enum):
 class JSONError(PortableError):
     """JSON that is not taken. Who reads it says so in a sentence of its own.
 
-    fault: what is wrong.
-    detail: Python's words for a mistake of syntax; the constant, the key or the half of a character that it is about.
-    index: where it stands, in bytes for ENCODING and else in characters; None where that is not known.
-    line, column: the same, from 1; columns in characters.
-    bound: the reader's own one that there is more than; None where it is Python's, or the fault is another.
+    Args:
+        fault: the reason.
+        detail: Python's message for a syntax error. Otherwise the constant, key or surrogate.
+        index: the place, in bytes for ENCODING and otherwise in characters. None if unknown.
+        line, column: the place from 1, columns in characters.
+        bound: the caller's bound that was exceeded. None for Python's own or another fault.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class JSONError(PortableError):
 
 
 def unique(pairs: Pairs) -> dict[str, Any]:
-    """An object of these keys and values. Raises JSONError where a key stands twice."""
+    """Return an object of these keys and values. Raises JSONError for a repeated key."""
     made = dict(pairs)
     if len(made) < len(pairs):
         raise JSONError(Fault.TWICE, repeated(pairs)[0])
@@ -87,12 +87,12 @@ def unique(pairs: Pairs) -> dict[str, Any]:
 
 
 def repeated(pairs: Pairs) -> tuple[str, ...]:
-    """The keys that stand more than once among these, in order."""
+    """Return the repeated keys, in order."""
     return tuple(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
 
 
 def decode(data: bytes | bytearray) -> str:
-    """The text that bytes are in UTF-8. Raises JSONError, its fault ENCODING."""
+    """Decode UTF-8. Raises JSONError with the fault ENCODING."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -109,12 +109,15 @@ def read_json(
     make_object: Callable[[Pairs], dict[str, Any]] = unique,
     make_integer: Callable[[str], int | float] = int,
 ) -> Any:
-    """The value that JSON in UTF-8 holds. Raises JSONError.
+    """Read JSON in UTF-8. Raises JSONError.
 
-    max_depth: how many lists and objects may be inside each other; as many as Python can read, if not given.
-    max_containers: how many lists and objects there may be. max_fields: and fields of objects, all together.
-    max_values: how many commas there may be.
-    make_object: what becomes of an object's keys and values; make_integer: of a whole number's digits.
+    Args:
+        max_depth: the deepest nesting. None for Python's limit.
+        max_containers: the most lists and objects.
+        max_fields: the most fields of all objects.
+        max_values: the most commas.
+        make_object: builds an object from its keys and values.
+        make_integer: converts the digits of a whole number.
     """
     text = decode(data)
     _check_structure(data, max_depth, max_containers, max_fields, max_values)
@@ -133,7 +136,7 @@ def read_json(
         raise JSONError(Fault.SYNTAX, error.msg, text, error.pos) from None
     except RecursionError:
         raise JSONError(Fault.DEPTH) from None
-    except ValueError:  # of int(), which takes long for long numbers
+    except ValueError:  # int() rejects long numbers
         raise JSONError(Fault.NUMBER) from None
     if b"\\ud" in data or b"\\uD" in data:
         _check_characters(text)
@@ -141,7 +144,7 @@ def read_json(
 
 
 def _whole(digits: str) -> int:
-    """Long numbers take a while, and so do many; by a function of Python's, others have their turn between two."""
+    """A Python function, so that other threads can run between conversions of many or long numbers."""
     return int(digits)
 
 
@@ -157,9 +160,9 @@ def _check_structure(
     max_fields: int | None,
     max_values: int | None,
 ) -> None:
-    """Refuse what nests too deeply or holds too much, before it is parsed. Right for JSON, and up to its first mistake.
+    """Reject too deep or too large JSON before it is parsed. Correct up to the first syntax error.
 
-    Looks at whole arrays: a loop over the characters of 8 MiB would take half a second.
+    Works on whole arrays, because a loop over the characters of 8 MiB would take half a second.
     """
     opened = data.count(b"[") + data.count(b"{")
     most = (
@@ -169,11 +172,12 @@ def _check_structure(
         (data.count(b","), max_values),
     )
     if all(bound is None or count <= bound for count, bound in most):
-        return  # and this is so whatever of it stands in texts
-    if b"\\" in data:  # pairs of backslashes first: what then stands before a quotation mark escapes it
+        return  # true even if some of these stand in strings
+    if b"\\" in data:  # Removing escaped backslashes first leaves only those that escape a quotation mark.
         data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     kept = np.frombuffer(data.translate(None, _OTHERS), np.uint8)
-    kept = kept[np.cumsum(kept == _QUOTE, dtype=np.uint8) & 1 == 0]  # outside of texts; it wraps around at 256, an even
+    # outside strings; the uint8 sum may wrap, because 256 is even
+    kept = kept[np.cumsum(kept == _QUOTE, dtype=np.uint8) & 1 == 0]
     steps = _STEPS[kept]
     for found, bound, fault in (
         (steps > 0, max_containers, Fault.SIZE),
@@ -191,7 +195,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _check_characters(text: str) -> None:
-    """Refuse half a character, in JSON that has been parsed: backslashes stand in texts alone there."""
+    """Reject lone surrogates in JSON that has been parsed. Backslashes occur only in strings there."""
     whole = _WHOLE.match(text)
     if whole is not None and whole.end() < len(text):
         raise JSONError(Fault.HALF, text[whole.end() : whole.end() + _HALF], text, whole.end())

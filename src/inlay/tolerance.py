@@ -1,6 +1,6 @@
-"""How far answers under reuse may be from full prefill's, and how far they were measured to be.
+"""The tolerated and the measured divergence of answers under reuse from full prefill.
 
-``auto`` is made of both: it is the cheapest policy whose measured drift is within a tolerance (policy.py).
+``auto`` is the cheapest policy whose measured divergence is within a tolerance (policy.py).
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from inlay.errors import ParameterError
 from inlay.wording import show
 
-#: Of ``auto`` where nobody says, in nats a token: the divergence of a repair that answers as full prefill does
+#: The default tolerance of ``auto``, in nats a token. A recomputation with this divergence answers as full prefill does
 #: (docs/check.md).
 DEFAULT_KL = 0.05
 
 _RATE = "answers:"
 _NUMBER = r"[0-9]{1,6}(?:\.[0-9]{1,6})?"
 
-#: What a tolerance is written like behind ``auto:``, as a regular expression.
+#: A regular expression of a tolerance behind ``auto:``.
 WRITTEN = f"(?:{_RATE})?{_NUMBER}"
 
 _LIKE = "write it like 0.05, in nats a token, or like answers:0.98, the least share of same answers"
@@ -27,17 +27,19 @@ _LIKE = "write it like 0.05, in nats a token, or like answers:0.98, the least sh
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """How far a policy is from full prefill on a model, as ``inlay check`` has found.
+    """The divergence of a policy from full prefill on a model, as measured by ``inlay check``.
 
-    policy: its written form. positions: a word of policy.POSITIONS. prompts: how many were compared.
-    kl, kl_high: the mean divergence from full prefill's distributions in nats a token, over all prompts; and the upper
-        95% bound of the mean over those of the kind where that is largest.
-    top1: the share of tokens that are the most probable one in both.
-    same, same_low: the share of prompts whose greedy answers are the same, over all of them; and the lower 95% bound of
-        that of the kind where it is smallest. None where answers mean nothing, as random weights give them.
-    recomputed: of the tokens of modules, how many were computed for the request all the same, as a share of all; passes
-        that only choose some of them count as well.
-    ttft_ms: the median time to the first token, behind modules that are encoded, in milliseconds.
+    Args:
+        policy: its written form.
+        positions: a word of policy.POSITIONS.
+        prompts: the number of prompts compared.
+        kl: the mean KL divergence from full prefill in nats a token, over all prompts.
+        kl_high: the upper 95% bound of that mean, for the kind of prompts with the largest one.
+        top1: the share of tokens that are the most probable one in both.
+        same: the share of prompts with equal greedy answers. None for random weights.
+        same_low: the lower 95% bound of that share, for the kind of prompts with the smallest one. None likewise.
+        recomputed: the share of module tokens that were computed for the request, including token selection passes.
+        ttft_ms: the median time to the first token behind encoded modules, in milliseconds.
     """
 
     policy: str
@@ -54,10 +56,13 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How far answers may be from full prefill's. ``str`` gives its written form, which ``parse`` reads.
+    """The tolerated divergence from full prefill. ``str`` gives its written form, which ``parse`` reads.
 
-    kl: the most divergence of distributions, the mean in nats a token. answers: the least share of prompts whose greedy
-    answers are the same, in place of that. Neither: the engine's own tolerance.
+    With neither field set, the engine's own tolerance applies.
+
+    Args:
+        kl: the largest mean KL divergence in nats a token.
+        answers: the smallest share of prompts with equal greedy answers, in place of ``kl``.
     """
 
     kl: float | None = None
@@ -65,7 +70,7 @@ class Tolerance:
 
     @classmethod
     def parse(cls, written: object, where: str = "tolerance") -> Tolerance:
-        """The tolerance that is written so, or a number of nats. where: what says it. Raises ParameterError."""
+        """Parse a tolerance, or take a number of nats. ``where`` names the option in errors. Raises ParameterError."""
         number = _number(written)
         if isinstance(written, str) and written.startswith(_RATE) and number is not None:
             if 0 < number <= 1:
@@ -82,24 +87,24 @@ class Tolerance:
 
     @property
     def given(self) -> bool:
-        """Whether it says anything."""
+        """True if a tolerance is set."""
         return self.kl is not None or self.answers is not None
 
     @property
     def in_words(self) -> str:
-        """As a sentence has it."""
+        """The tolerance in words, for a sentence."""
         if self.answers is not None:
             return f"the same answer to {self.answers:.4g} of all prompts"
         return f"{self.kl:.4g} nats a token"
 
     def allows(self, row: Measured) -> bool:
-        """Whether a policy is within it, as sure as the measurement is: by the bound, not by the mean."""
+        """True if a policy is within the tolerance by its 95% bound, not by its mean."""
         if self.answers is not None:
             return row.same_low is not None and row.same_low >= self.answers
         return self.kl is not None and row.kl_high <= self.kl
 
     def covers(self, other: Tolerance) -> bool:
-        """Whether another one allows no more than this one: both are of one kind."""
+        """True if both tolerances are of one kind and the other one allows no more."""
         if self.answers is not None:
             return other.answers is not None and other.answers >= self.answers
         return self.kl is not None and other.kl is not None and other.kl <= self.kl
@@ -109,7 +114,7 @@ DEFAULT = Tolerance(kl=DEFAULT_KL)
 
 
 def _number(written: object) -> float | None:
-    """The number of a tolerance, or None where there is none."""
+    """Return the number of a tolerance, or None for an invalid one."""
     if isinstance(written, str):
         return float(written.removeprefix(_RATE)) if re.fullmatch(WRITTEN, written) else None
     if isinstance(written, bool) or not isinstance(written, int | float):

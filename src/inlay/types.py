@@ -1,4 +1,4 @@
-"""What comes out of a request, and what an engine tells of itself, under the names that vLLM users know."""
+"""Outputs of requests and statistics of an engine, under vLLM's names."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from inlay.wording import counted, html_table, show
 class CompletionOutput:
     """One answer to a request, finished or so far.
 
-    ``logprobs`` has one entry per token of ``token_ids``: the chosen token's and those of the alternatives asked for.
-    ``stop_reason`` is the stop string or the stop token that ended the answer, None for end-of-sequence or length.
+    ``logprobs`` has one entry per token of ``token_ids``, with the chosen token and the requested alternatives.
+    ``stop_reason`` is the stop string or stop token that ended the answer; None for end-of-sequence or length.
     """
 
     index: int
@@ -27,7 +27,7 @@ class CompletionOutput:
     stop_reason: int | str | None = None
 
 
-#: Why keys and values of a module were nowhere; see docs/store.md.
+#: Reasons why a module's KV was not stored; see docs/store.md.
 MISS_REASONS = (
     "never seen",
     "evicted",
@@ -45,40 +45,39 @@ MISS_REASONS = (
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """How many of a request's prompt tokens were computed for it, and what the others were reused from.
+    """The prompt tokens of a request, by computation and reuse.
 
-    Arguments:
-        prompt_tokens: tokens of the prompt; always cached_tokens + computed_tokens.
-        cached_tokens: those whose KV came from the store; always exact_tokens + module_tokens.
-        computed_tokens: those computed for this request.
-        exact_tokens: cached tokens whose context digest equals that of what stands before them here, at shift zero
-            relative to all of it: their KV is what a full prefill would give.
-        module_tokens: cached tokens that were encoded in another context, or have passed through a lossy codec: an
-            approximation; always scaffold_tokens + anchored_tokens + isolated_tokens.
-        scaffold_tokens, anchored_tokens, isolated_tokens: those of modules that were encoded with the others of their
-            scaffold, behind the text that is always there, and alone.
-        reanchored_tokens: those of anchored_tokens that were encoded behind an earlier version of this prompt's system
-            turn, because it has changed.
-        promoted_tokens: exact tokens that are read in place of modules: ``modular`` found the beginning of this prompt
-            encoded as it stands, in idle time or for an earlier request.
-        shifted_tokens: cached tokens read at another offset, relative to their context, than they were encoded at.
-        recomputed_tokens: computed tokens whose KV was stored: the last one of a prompt all of which was, as somebody
-            has to compute what follows it.
-        repaired_tokens: tokens of modules that are read as they are behind what really stands before them here, since
-            the policy asks for that repair: computed so for this request, or found computed so.
-        linked_tokens: repaired tokens that were chosen as the first ones of their module; under a ``profiled`` repair
-            those of modules that had no profile yet.
-        selecting_tokens: passes of one token through all layers that were made to choose the repaired tokens: under
-            ``query`` those of new text that is computed once more behind what was chosen, under ``blend`` all modules'
-            through a part of the layers. Not among computed_tokens.
-        host_tokens: cached tokens that were not in the pool of a device when the request came, and were read from the
-            memory of the host for it.
-        disk_tokens: cached tokens that were not in the pool when the request came, and were read from the store on
-            disk for it.
-        shared_tokens: the same of the store that is shared with other servers.
-        written_tokens: computed tokens whose KV is kept for requests to come, as long as there is room.
-        across_tokens: module tokens that were made without the request's adapter, which its policy allows.
-        misses: tokens of modules among those computed, by why their KV was nowhere (MISS_REASONS).
+    Args:
+        prompt_tokens: tokens of the prompt. Always cached_tokens + computed_tokens.
+        cached_tokens: tokens with KV from the store. Always exact_tokens + module_tokens.
+        computed_tokens: tokens computed for this request.
+        exact_tokens: cached tokens with an equal context digest, at shift zero relative to all of their context. Their
+            KV is that of a full prefill.
+        module_tokens: cached tokens that were encoded in another context or passed through a lossy codec. They are
+            approximate.
+        scaffold_tokens: module tokens encoded with the other modules of their scaffold.
+        anchored_tokens: module tokens encoded behind the always-present text.
+        isolated_tokens: module tokens encoded alone.
+        reanchored_tokens: anchored tokens encoded behind an earlier version of this prompt's system turn.
+        promoted_tokens: exact tokens read in place of modules. ``modular`` found this prompt's prefix encoded exactly,
+            in
+            idle time or for an earlier request.
+        shifted_tokens: cached tokens read at another offset, relative to their context, than at encoding.
+        recomputed_tokens: computed tokens whose KV was stored: the last token of a fully stored prompt, because its
+            logits are needed.
+        repaired_tokens: module tokens read as recomputed behind the text before them, under a recompute policy. They
+            were computed for this request, or found stored.
+        linked_tokens: repaired tokens chosen as the first ones of their module. Under ``profiled`` these are in modules
+            without a profile.
+        selecting_tokens: the cost of choosing the repaired tokens, in passes of one token through all layers. Not among
+            computed_tokens. Under ``query`` it counts new text that is computed again behind the chosen tokens. Under
+            ``blend`` it counts all modules' tokens, weighted by the share of layers that they pass.
+        host_tokens: cached tokens loaded from host memory for the request.
+        disk_tokens: cached tokens loaded from the store on disk for the request.
+        shared_tokens: cached tokens loaded from the store that servers share.
+        written_tokens: computed tokens whose KV is stored for later requests while there is room.
+        across_tokens: module tokens encoded without the request's adapter, if its policy allows that.
+        misses: computed module tokens by the reason for the miss (MISS_REASONS).
     """
 
     prompt_tokens: int
@@ -121,10 +120,11 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class SetOrder:
-    """The order in which the members of a set stand in a prompt: imports of a ``<set>``, or parts of a message.
+    """The order of a set's members in a prompt: imports of a ``<set>``, or parts of a message.
 
-    members: names of modules, by their paths, or of parts, like ``messages[0].content[1]``.
-    why_fixed: the reason why no other order was possible; None where the engine has chosen.
+    Args:
+        members: paths of modules, or names of parts like ``messages[0].content[1]``.
+        why_fixed: the reason for a fixed order. None if the engine has chosen.
     """
 
     members: tuple[str, ...]
@@ -132,17 +132,18 @@ class SetOrder:
 
     @property
     def told(self) -> dict[str, list[str] | str]:
-        """The same as JSON has it; ``why_fixed`` is left out where the engine has chosen."""
+        """The JSON form. ``why_fixed`` is left out if the engine has chosen."""
         return {"members": list(self.members)} | ({} if self.why_fixed is None else {"why_fixed": self.why_fixed})
 
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """Where a request's time went, in seconds from its arrival; None is not yet known.
+    """Times of a request in seconds from its arrival; None for unknown ones.
 
-    ``ttft_s`` ends at the first token, ``total_s`` at the last; ``encode_s`` was spent on segments that it missed.
-    The time to the first token has three parts: ``queue_s`` in line for a place, ``fetch_s`` for finding what is stored
-    and making room for the rest, and ``compute_s`` from there on.
+    ``ttft_s`` ends at the first token, ``total_s`` at the last. ``encode_s`` is the time for missing segments.
+    The time to the first token has three parts. ``queue_s`` is spent in the queue, and ``fetch_s`` on finding stored KV
+    and
+    making room for the rest. ``compute_s`` is the remainder.
     """
 
     ttft_s: float | None = None
@@ -155,14 +156,19 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True)
 class TierStats:
-    """How full a tier is, and what it did since the process began.
+    """The contents of a tier, and its counters since the start of the process.
 
-    Arguments:
-        segments, tokens, bytes, quota: what it holds, and the most bytes that it may hold; 0 for no bound.
-        hits, hit_tokens: segments that were read. misses: reads that gave nothing, by reason.
-        writes, written_bytes, refused: segments that were written; those that there was no room or no leave for.
-        evictions: segments that went to make room. evicted_age_s: for how long they had not been read, summed.
-        up: whether it can be asked. failures: how often it has turned out that it cannot.
+    Args:
+        segments, tokens, bytes: stored now.
+        quota: the most bytes; 0 for no bound.
+        hits, hit_tokens: segments that were read, and their tokens.
+        misses: failed reads by reason.
+        writes, written_bytes: segments that were written.
+        refused: segments that were rejected for lack of room or permission.
+        evictions: segments evicted to make room.
+        evicted_age_s: the time since their last read, summed.
+        up: True if the tier is reachable.
+        failures: how often it became unreachable.
     """
 
     segments: int = 0
@@ -183,14 +189,16 @@ class TierStats:
 
 @dataclass(frozen=True, slots=True)
 class SegmentState:
-    """Where a stored segment lies, and what is said of it.
+    """The tiers of a stored segment, and its attributes.
 
-    Arguments:
-        key: of the segment, or of the form of it that is there; codec: what that has passed through.
-        tokens: of it. tiers: where it lies, nearest first: "pool", "host", "disk", "shared"; none where it is pinned
-            alone.
-        uses: how often it was computed or read, as far as the pool knows; 0 where it is not there.
-        pinned: whether whoever asks has pinned it. ttl_s: for how long it is to be found; None for no end.
+    Args:
+        key: of the segment, or of its stored form.
+        codec: the codec of the stored form.
+        tokens: the number of tokens.
+        tiers: "pool", "host", "disk", "shared", nearest first. Empty if the segment is only pinned.
+        uses: computations and reads that the pool knows; 0 outside the pool.
+        pinned: True if the caller has pinned it.
+        ttl_s: its lifetime in seconds. None for no end.
     """
 
     key: bytes
@@ -204,14 +212,16 @@ class SegmentState:
 
 @dataclass(frozen=True, slots=True)
 class DriftStats:
-    """How far answers of one schema, under one policy and for one salt, are from full prefill: see docs/reuse.md.
+    """The divergence from full prefill of one schema's answers under one policy and salt; see docs/reuse.md.
 
-    Arguments:
-        schema: its name; "" for messages in parts. reuse, positions: the policy that they were given under.
-        samples: answers that were compared since the start.
-        kl: nats a token, the mean over the latest of them. low, high: its 95% bounds; None for no bound.
-        top1: the share of their steps at which the likeliest token is the same.
-        taken: the policy that requests get instead, since that is too far; None where they get what they ask for.
+    Args:
+        schema: its name. "" for messages in parts.
+        reuse, positions: the policy of the answers.
+        samples: answers compared since the start.
+        kl: the mean over the latest of them, in nats a token.
+        low, high: its 95% bounds. None for no bound.
+        top1: the share of steps with the same most probable token.
+        taken: the fallback policy, if the divergence is too large; else None.
     """
 
     schema: str
@@ -227,13 +237,16 @@ class DriftStats:
 
 @dataclass(frozen=True, slots=True)
 class DriftTotals:
-    """The same of all salts together, since the start.
+    """Divergence counters over all salts since the start.
 
-    Arguments:
-        schema, reuse: as in DriftStats. samples: answers. kl: nats a token, summed over them.
-        at_most: how many of them are within each of DRIFT_BOUNDS.
-        steps: of these answers, and agreeing: those at which the likeliest token is the same.
-        fallbacks: of how many salts requests get a safer policy now.
+    Args:
+        schema, reuse: as in DriftStats.
+        samples: answers compared.
+        kl: nats a token, summed over the answers.
+        at_most: the number of answers within each of DRIFT_BOUNDS.
+        steps: of these answers.
+        agreeing: steps with the same most probable token.
+        fallbacks: the number of salts with a fallback policy now.
     """
 
     schema: str
@@ -246,20 +259,22 @@ class DriftTotals:
     fallbacks: int
 
 
-#: Nats a token, by which answers are counted.
+#: Histogram bounds of divergence, in nats a token.
 DRIFT_BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 
-#: Why an answer that was chosen for comparison was not compared; see docs/reuse.md.
+#: Reasons why a sampled answer was not compared; see docs/reuse.md.
 DROP_REASONS = ("busy", "gone", "no room", "failed")
 
 
 @dataclass(frozen=True, slots=True)
 class ShadowStats:
-    """What shadow sampling did since the start: answers that were run again in full, in idle time.
+    """Shadow sampling since the start: answers recomputed in full in idle time.
 
-    Arguments:
-        waiting: answers that are still to be compared. samples: those that were.
-        tokens, seconds: what that took. dropped: those that were not compared, by reason (DROP_REASONS).
+    Args:
+        waiting: answers that wait for comparison.
+        samples: answers compared.
+        tokens, seconds: the cost of that.
+        dropped: answers not compared, by reason (DROP_REASONS).
         totals: by schema and policy.
     """
 
@@ -273,24 +288,25 @@ class ShadowStats:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """What an engine is doing, and how full its pool is.
+    """The state of an engine and its pool.
 
-    Arguments:
+    Args:
         running, waiting: requests; each of a prompt's ``n`` answers counts.
-        chunks: of the pool. used_chunks: those in which anything lies. held_chunks: those that running requests need;
-            what lies in the others is evicted when room is needed.
-        segments, stored_tokens: what the store finds.
+        chunks: of the pool.
+        used_chunks: chunks with any content.
+        held_chunks: chunks that running requests need. The contents of the others can be evicted.
+        segments, stored_tokens: in the store.
         steps, preemptions: since the start.
-        busy: whether there is anything to do, encodings too.
-        profiled_tokens, profile_s: computed in idle time to learn how much tokens of modules move, and its seconds.
-        promoted_tokens, promotion_s: computed in idle time of combinations that are asked for again, and its seconds.
-        pinned_bytes: of the pool, that pins take.
-        encoded_tokens: tokens of modules, and of schemas' always-present text, that were computed since the start.
-        host_tokens, disk_tokens, shared_tokens: tokens that came into the pool from the memory of the host, from the
-            store on disk, and from the shared one. unwritten_segments: those that wait to be written, write_lag_s: for
-            how long the first of them has. host, disk, shared: how full they are, and what they did; None where there
-            is none.
-        shadow: see ShadowStats; None where no answers are compared.
+        busy: True if there is work, including encodings.
+        profiled_tokens, profile_s: tokens and seconds of idle time spent on deviation profiles.
+        promoted_tokens, promotion_s: tokens and seconds of idle time spent on promotion.
+        pinned_bytes: of the pool.
+        encoded_tokens: tokens of modules and of always-present text computed since the start.
+        host_tokens, disk_tokens, shared_tokens: tokens loaded into the pool from each tier.
+        unwritten_segments: segments that wait to be written.
+        write_lag_s: how long the first of them has waited.
+        host, disk, shared: see TierStats. None without that tier.
+        shadow: see ShadowStats. None without shadow sampling.
     """
 
     running: int
@@ -324,13 +340,14 @@ class EngineStats:
 class RequestOutput:
     """A request with its answers, finished or so far.
 
-    ``prompt_positions`` holds the position ID of every token of ``prompt_token_ids``; with reused modules they may
-    have gaps. ``prompt`` is None where the request was given as token ids. ``prompt_logprobs``, where they were asked
-    for, has one entry per token of the prompt: None for the first, and for those that are not computed yet.
-    ``reuse`` is the policy that it got, as it is written: where it asked for ``auto``, what that was. Where shadow
-    sampling has found that the policy it would have had goes too far from full prefill, ``fell_back_from`` is that one;
-    else None. ``order`` has an entry for each set of the prompt; until the
-    request has a place, its members stand as they are written.
+    Attributes:
+        prompt: None for a request given as token ids.
+        prompt_positions: the position ID of every token of ``prompt_token_ids``. Reused modules may leave gaps.
+        prompt_logprobs: if requested, one entry per token of the prompt. None for the first one and for tokens that are
+            not computed yet.
+        reuse: the written form of the applied policy, with ``auto`` resolved.
+        fell_back_from: the policy that shadow sampling replaced because of its divergence, else None.
+        order: an entry for each set of the prompt. Members stand as written until the request is admitted.
     """
 
     request_id: str
@@ -364,5 +381,5 @@ class RequestOutput:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Prompt tokens whose KV came from the store."""
+        """Prompt tokens with KV from the store."""
         return self.usage.cached_tokens

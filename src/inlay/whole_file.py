@@ -1,4 +1,4 @@
-"""Files that are there whole or as they were, whenever the process or the machine ends."""
+"""Atomic file replacement: after a crash the file is either old or new, never partial."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from pathlib import Path
 
 
 def replace_file(path: Path, data: bytes, *, durable: bool = True, keep_owner: bool = False) -> None:
-    """Put a new file in the place of what is there, its owner's alone (mode 0600), in one step.
+    """Replace a file in one step by a new one with mode 0600.
 
-    durable: whether it outlives a fall of the machine, which takes a while. keep_owner: whether it belongs to whom the
-    old one belonged. Raises OSError, and then nothing has changed.
+    Args:
+        durable: if True, fsync the file and its folder, so that it survives a crash of the machine. That is slow.
+        keep_owner: if True, the new file belongs to the old one's user and group.
+
+    Raises:
+        OSError: then nothing has changed.
     """
     handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".draft-{path.name[:64]}-")
     try:
@@ -35,7 +39,7 @@ def replace_file(path: Path, data: bytes, *, durable: bool = True, keep_owner: b
 
 
 def sync_folder(folder: Path) -> None:
-    """See to it that the names in a folder outlive a fall of the machine. Raises OSError."""
+    """Fsync a folder, so that its names survive a crash of the machine. Raises OSError."""
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(file)

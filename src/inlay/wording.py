@@ -1,4 +1,4 @@
-"""How messages name things: texts in quotation marks, values in a few words, names in a row; short enough to read."""
+"""Helpers for messages: shortened texts, values and lists."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from itertools import islice
 from typing import Any
 
 SHOWN = 60
-"""How many characters a message shows of one text or value."""
+"""The most characters that a message shows of one text or value."""
 
-_SHOWN_PYTHON = 100  # as above, of a value as Python writes it
-_MAX_BITS = 200  # of a number, in 61 digits
+_SHOWN_PYTHON = 100  # the same for a Python repr
+_MAX_BITS = 200  # of a number, 61 digits
 
 
 def clip(text: str, most: int = SHOWN) -> str:
-    """The text, shortened so that a message stays readable."""
+    """Shorten a text for a message."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def quote(text: str) -> str:
-    """The text in quotation marks, on one line, shortened where it is long."""
+    """Return the text in quotation marks, on one line, shortened if it is long."""
     return '"' + " ".join(clip(text).splitlines()) + '"'
 
 
@@ -35,20 +35,20 @@ def fault_in_words(error: BaseException) -> str:
 
 
 def counted(number: int, thing: str) -> str:
-    """How many of something there are, as in ``1 module`` and ``2 modules``."""
+    """Return a count with its noun, as in ``1 module`` and ``2 modules``."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def listed(names: Iterable[str]) -> str:
-    """The first few names, separated by commas."""
+    """Return the first few names, separated by commas."""
     first = [clip(name) for name in islice(names, 9)]
     return ", ".join([*first[:8], "…"] if len(first) > 8 else first)
 
 
 def shown(value: Any, *, kind: bool = False) -> str:
-    """A value of JSON in a few words, as in ``a list of 3``.
+    """Describe a JSON value in a few words, as in ``a list of 3``.
 
-    kind: whether to say what a text or a number is, as in ``the text "a"``, and of an object only that it is one.
+    ``kind`` adds the type of a text or number, as in ``the text "a"``, and shortens an object to its type.
     """
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
@@ -58,9 +58,9 @@ def shown(value: Any, *, kind: bool = False) -> str:
             return "an object"
         return f"{_article(what)} of {len(value):,}" if value else f"an empty {what}"
     if isinstance(value, int) and value.bit_length() > _MAX_BITS:
-        return "a huge number"  # which Python may refuse to write
+        return "a huge number"  # Python may refuse to convert it
     if not kind:
-        # no more of a text than is shown: a body may hold one of many megabytes
+        # Cut first, because a text may have many megabytes.
         return clip(repr(value[: SHOWN + 1] if isinstance(value, str) else value))
     if isinstance(value, str):
         return f"the text {quote(value)}" if len(value) <= SHOWN else f"a text of {len(value):,} characters"
@@ -68,14 +68,14 @@ def shown(value: Any, *, kind: bool = False) -> str:
 
 
 def shown_python(value: object, most: int = SHOWN) -> str:
-    """A value as Python writes it, shortened; any mapping as a dict, and a member of an Enum by its name."""
+    """Return a shortened repr, with any mapping as a dict and an Enum member by name."""
     if isinstance(value, Enum):
         return clip(str(value), most)
     return clip(repr(dict(value) if isinstance(value, Mapping) else value), most)
 
 
 class _Repr(reprlib.Repr):
-    """Looks at the beginning of a value alone: writing 8 MB of text to show 100 characters of it would take a while."""
+    """Reads only the beginning of a value, because the repr of 8 MB of text would be slow."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class _Repr(reprlib.Repr):
         )
 
     def repr_dict(self, x: dict[object, object], level: int) -> str:
-        """In its own order, not sorted."""
+        """Keep the dict's own order."""
         if level <= 0:
             return "{…}"
         first = islice(x.items(), self.maxdict)
@@ -100,17 +100,17 @@ class _Repr(reprlib.Repr):
         return repr(x[: _SHOWN_PYTHON + 1])
 
     def repr_int(self, x: int, level: int) -> str:
-        return repr(x) if x.bit_length() <= _MAX_BITS else "a huge number"  # which Python may refuse to write
+        return repr(x) if x.bit_length() <= _MAX_BITS else "a huge number"  # Python may refuse to convert it
 
 
 def show(value: object) -> str:
-    """A value as ``repr`` writes it, any mapping as a dict, on one line and in 100 characters, whatever its size."""
+    """Return a repr on one line of at most 100 characters, with any mapping as a dict."""
     text = _Repr().repr(dict(value) if isinstance(value, Mapping) else value).replace("\n", " ")
     return text if len(text) <= _SHOWN_PYTHON else f"{text[:_SHOWN_PYTHON]}…"
 
 
 def html_table(title: str, header: Iterable[str], rows: Iterable[Iterable[object]], most: int = 50) -> str:
-    """A table as notebooks show it. rows: of values, which may be any text; ``most`` of them are shown."""
+    """Return an HTML table for notebooks. At most ``most`` rows are shown; their values may be any text."""
     listed = [list(row) for row in islice(rows, most + 1)]
     body = "".join(_html_row("td", row) for row in listed[:most]) + (
         _html_row("td", ["…"]) if len(listed) > most else ""
@@ -123,21 +123,21 @@ def _html_row(tag: str, cells: Iterable[object]) -> str:
 
 
 def markdown_table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table in Markdown. Cells are taken as they are."""
+    """Return a Markdown table. Cells are not escaped."""
     names = list(header)
     return "\n".join(f"| {' | '.join(row)} |" for row in (names, ["---"] * len(names), *rows))
 
 
 def shown_path(path: str) -> str:
-    """A file as messages name it: relative to the working folder where it is inside."""
+    """Return a path relative to the working folder if it is inside."""
     try:
         return path.removeprefix(os.path.join(os.getcwd(), ""))
-    except OSError:  # the working folder is gone
+    except OSError:  # the working folder no longer exists
         return path
 
 
 def lone_surrogate(text: str) -> str | None:
-    """What keeps this text from being written in UTF-8, and the remedy; None if nothing does."""
+    """Return the reason why a text cannot be encoded as UTF-8, with the remedy; None if it can."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -1,7 +1,7 @@
-"""Offline batches in OpenAI's Batch file format: a file of requests in, a file of answers out, whatever happens.
+"""Offline batches in OpenAI's Batch file format: a file of requests in, a file of answers out.
 
-``requests`` reads the input and says which requests run together, ``output`` is the file that is written and taken up
-again, ``run`` the model at work, ``counts`` how far it is.
+``requests`` reads and orders the input, ``output`` writes and resumes the output file, ``run`` runs the model, and
+``counts`` tracks progress.
 """
 
 from inlay.batch.counts import Counts, Stage

@@ -1,4 +1,4 @@
-"""How far a batch is."""
+"""The progress of a batch."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from inlay.types import RequestOutput
 
 
 class Stage(StrEnum):
-    """What a batch is at; reading counts bytes, the other two requests."""
+    """The stage of a batch. Reading counts bytes; the other two count requests."""
 
     READING = "reading"
     SORTING = "sorting"
     ANSWERING = "answering"
 
 
-#: Called with the stage, how much of it is done, and of how much.
+#: Called with the stage, the amount done, and the total.
 Progress = Callable[[Stage, int, int], None]
 
 
 @dataclass
 class Counts:
-    """What has been written, and what this run has done for it.
+    """Counters of a batch and of this run.
 
-    Arguments:
+    Args:
         requests: lines of the input that are not blank.
-        done_before: those that the output already held. answered, failed: of all that it holds now.
-        prompt_tokens, cached_tokens, completion_tokens: of the requests that this run answered.
-        started: when it began to answer, seconds of ``perf_counter``; None before.
+        done_before: requests that the output already held.
+        answered, failed: requests in the output now.
+        prompt_tokens, cached_tokens, completion_tokens: of the requests answered by this run.
+        started: the start of answering in seconds of ``perf_counter``. None before.
     """
 
     requests: int = 0
@@ -49,18 +50,18 @@ class Counts:
 
     @property
     def seconds(self) -> float:
-        """How long it has been answering."""
+        """Seconds since answering started."""
         return 0.0 if self.started is None else time.perf_counter() - self.started
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens of prompts and of answers, a second."""
+        """Prompt and answer tokens per second."""
         tokens = self.prompt_tokens + self.completion_tokens
         return tokens / self.seconds if tokens else 0.0
 
     @property
     def cached_share(self) -> float:
-        """Which part of the prompts' tokens came from the store."""
+        """The share of prompt tokens that came from the store."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     def add(self, outputs: Sequence[RequestOutput]) -> None:
@@ -72,7 +73,7 @@ class Counts:
             self.completion_tokens += sum(len(answer.token_ids) for answer in output.outputs)
 
     def describe(self) -> dict[str, Any]:
-        """All of it for one line of JSON."""
+        """Return all counters for one line of JSON."""
         return {
             "requests": self.requests,
             "answered": self.answered,

@@ -1,7 +1,7 @@
-"""The file of answers: a line at a time, and taken up again where it ended.
+"""The output file of a batch, written line by line and resumable.
 
-Beside OUTPUT stands OUTPUT.state, which says of what input, model and settings the answers are; OpenAI's format has no
-place for that. The output itself says what is done: delete a line of it, and the next run answers that request anew.
+OUTPUT.state records the input, model and settings of the answers, because OpenAI's format has no place for them. The
+output itself records the finished requests: delete a line of it, and the next run answers that request again.
 """
 
 from __future__ import annotations
@@ -28,10 +28,14 @@ Settings = Mapping[str, Any]
 class Output:
     """OUTPUT and OUTPUT.state, locked; use it as a context manager.
 
-    path: OUTPUT. index: of the input; what the output holds is marked as done there.
-    settings: what answers depend on beside the model, by what to call it in a sentence; values of JSON.
-    retry_failed: True to take the lines of requests that failed out of OUTPUT, so that they are answered again.
-    Raises ParameterError where the files cannot be written, or hold answers of another batch.
+    Args:
+        path: OUTPUT.
+        index: of the input. Requests in the output are marked as done there.
+        settings: JSON values that answers depend on beside the model, by their name in messages.
+        retry_failed: True to remove failed requests from OUTPUT, so that they are answered again.
+
+    Raises:
+        ParameterError: if the files cannot be written, or hold answers of another batch.
     """
 
     def __init__(
@@ -63,13 +67,13 @@ class Output:
         self._close()
 
     def asked_of(self, loading: Settings) -> bool:
-        """Whether the answers that are there come from a model that was asked for in just this way."""
+        """True if the model of the present answers was loaded with the same options."""
         return self._state.get("loading") == loading
 
     def begin(self, fingerprint: bytes, loading: Settings | None = None) -> None:
-        """Say which model the answers come from. Raises ParameterError where others came from another one.
+        """Record the model of the answers. Raises ParameterError if earlier answers came from another one.
 
-        loading: how the model was asked for, in values of JSON.
+        ``loading`` holds the model's load options as JSON values.
         """
         known = self._state.get("model")
         if known is None:
@@ -84,12 +88,12 @@ class Output:
         self._append(entry, 200, body, None)
 
     def refuse(self, entry: Entry, failure: Failure, dialect: Dialect = OPENAI) -> None:
-        """Write that a request failed, as a response that says so. dialect: of the request's url."""
+        """Write a response that reports a failed request. ``dialect`` is that of the request's url."""
         self._append(entry, failure.status, dialect.error_body(failure), None)
         self._counts.failed += 1
 
     def refuse_line(self, entry: Entry, failure: Failure) -> None:
-        """Write that a line is no request, so that there is no response; the file itself has OpenAI's form."""
+        """Write an error for a line that is no request, in the file's own form, without a response."""
         self._append(entry, None, None, OPENAI.error_body(failure)["error"])
         self._counts.failed += 1
 
@@ -104,7 +108,7 @@ class Output:
         )
 
     def _write(self, file: int, path: Path, value: Any) -> None:
-        """Write a line of JSON to the operating system, so that no death of this process takes it back."""
+        """Write a line of JSON through to the operating system, so that it survives a crash of this process."""
         line = memoryview(json.dumps(value, ensure_ascii=False).encode() + b"\n")
         try:
             while line:
@@ -131,7 +135,7 @@ class Output:
             raise ParameterError(f"{path}: cannot be written ({error.strerror}); give another path") from None
 
     def _locked(self) -> int:
-        """The state file, which no other process can have at the same time."""
+        """Open the state file, locked against other processes."""
         file = self._open(self._state_path, os.O_RDWR)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -141,7 +145,7 @@ class Output:
         return file
 
     def _read_state(self) -> dict[str, Any]:
-        """What the state file says; nothing where it is new."""
+        """Return the content of the state file; empty for a new one."""
         text = self._state_path.read_bytes()
         if not text:
             return {}
@@ -156,7 +160,7 @@ class Output:
     def _refuse_mixing(self) -> None:
         empty = not self.path.exists() or not self.path.stat().st_size
         if empty:
-            self._state = {}  # a batch that came to nothing binds nobody
+            self._state = {}  # a batch without answers may be replaced
         elif not self._state:
             raise ParameterError(
                 f"{self.path}: exists, and without {self._state_path.name} nobody can tell of which batch it is; "
@@ -172,7 +176,7 @@ class Output:
         )
 
     def _drop_failed(self) -> None:
-        """Write the output anew without the lines of requests that failed: whole, or not at all."""
+        """Rewrite the output without failed requests, in one step."""
         with self.path.open("rb") as file:
             kept = [line for line in file if not _failed(line)]
         new = self.path.with_name(self.path.name + ".kept")
@@ -188,7 +192,7 @@ class Output:
             raise ParameterError(f"{new}: cannot be written ({error.strerror}); make room and run it again") from None
 
     def _take_up(self) -> None:
-        """Mark what is done, and drop the half of a line that a killed process left behind."""
+        """Mark finished requests, and drop an incomplete last line."""
         whole = 0
         with self.path.open("rb") as file:
             for number, line in enumerate(file, start=1):
@@ -231,7 +235,7 @@ def _succeeded(row: Any) -> bool:
 
 
 def _failed(line: bytes) -> bool:
-    """True if a line says that its request failed; a line that says nothing is kept, for whoever reads it next."""
+    """True if a line reports a failed request. An unreadable line is kept for the next reader."""
     try:
         return not _succeeded(json.loads(line))
     except (ValueError, TypeError, KeyError):

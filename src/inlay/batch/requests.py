@@ -1,14 +1,13 @@
-"""The requests of a batch's input: what a line says, where the lines stand, and in which order to run them.
+"""The requests of a batch's input: parsing, location in the file, and order.
 
-A line is ``{"custom_id": …, "method": "POST", "url": …, "body": …}``. Where lines stand is kept, not what they hold, in
-a temporary database: a file of SQLite's without a name, which ends with the process, and of that a bounded part in
-memory; so the input may be larger than memory. A request takes about 30 bytes and twice its custom_id there (58 bytes,
-measured, with ids of 14), and about 5 for every token of its prompt while it waits. SQLITE_TMPDIR says in which folder.
+A line is ``{"custom_id": …, "method": "POST", "url": …, "body": …}``. Only the places of lines are kept, in a temporary
+SQLite database without a name, so the input may be larger than memory. The database ends with the process and keeps a
+bounded part in memory. A request takes about 30 bytes and twice its custom_id there (58 bytes, measured, with ids of
+14). While it waits, it takes about 5 more for every token of its prompt. SQLITE_TMPDIR sets the folder.
 
-Requests that share the most run together. A request's key is its prompt as token ids, most significant byte first, so
-sorting keys sorts prompts as a walk through their prefix tree would meet them (the tree of ChunkAttention, arXiv
-2402.15220, section 3.1): a prefix's requests stand side by side and in the pool once, however small that is. Prompts of
-one schema under one policy come together.
+Requests that share the longest prefix run together. A request's key is its prompt as token ids, most significant byte
+first. So sorted keys follow a walk through the prefix tree (ChunkAttention, arXiv 2402.15220, section 3.1), and a
+prefix is in the pool once, however small the pool is. Prompts of one schema under one policy are neighbours.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _EXAMPLE = '{"custom_id": "…", "method": "POST", "url": "/v1/chat/completions"
 
 
 class LineError(InlayError):
-    """A line is no request. ``custom_id`` is what it calls itself, or None where that cannot be told."""
+    """A line is no request. ``custom_id`` is None if the line has none."""
 
     def __init__(self, message: str, custom_id: str | None = None) -> None:
         super().__init__(message)
@@ -52,7 +51,7 @@ class LineError(InlayError):
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """A request as it stands in the file; its body is not looked at yet."""
+    """A parsed line of the input. The body is not validated yet."""
 
     custom_id: str
     endpoint: str
@@ -60,7 +59,7 @@ class BatchLine:
 
 
 def parse_line(data: bytes, *, first: bool = False) -> BatchLine:
-    """A line of the input. first: whether a byte order mark may stand before it. Raises LineError."""
+    """Parse a line of the input. The ``first`` one may begin with a byte order mark. Raises LineError."""
     value = _json(data, first)
     if not isinstance(value, Mapping):
         raise LineError(f"this is {shown(value)}; write {_EXAMPLE}")
@@ -103,7 +102,7 @@ def _sentence(error: JSONError) -> str:
 
 
 def _problem(line: Mapping[str, Any]) -> str | None:
-    """What is wrong with a line that has a custom_id."""
+    """Return the problem of a line with a custom_id, or None."""
     for name in line:
         if name not in _KEYS:
             return f"a line has no field {shown(name)}; its fields are {', '.join(_KEYS)}"
@@ -130,7 +129,7 @@ _TABLES = """
 
 
 class Entry(NamedTuple):
-    """A line, from 1: where it begins and how many bytes it has; what is wrong with it where it is no request."""
+    """A line: its number from 1, its place and size in bytes, and its problem if it is no request."""
 
     line: int
     offset: int
@@ -142,8 +141,12 @@ class Entry(NamedTuple):
 class Index:
     """The requests of one input file. Use it as a context manager.
 
-    sha256: of the whole file. requests: how many lines are not blank.
-    Raises ParameterError where the file cannot be read, or two requests have one custom_id.
+    Attributes:
+        sha256: of the whole file.
+        requests: the number of lines that are not blank.
+
+    Raises:
+        ParameterError: if the file cannot be read, or two requests have one custom_id.
     """
 
     def __init__(self, path: Path, progress: Progress) -> None:
@@ -165,42 +168,42 @@ class Index:
         self._file.close()
 
     def mark_done(self, line: int, custom_id: str | None) -> bool:
-        """Note that the output holds this line's answer. Returns whether it was missing until now."""
+        """Mark a line as answered. Returns False if it already was."""
         update = "UPDATE requests SET done = 1 WHERE line = ? AND custom_id IS ? AND NOT done"
         return bool(self._base.execute(update, (line, custom_id)).rowcount)
 
     @property
     def done(self) -> int:
-        """How many lines the output holds already."""
+        """The number of lines that the output holds."""
         (count,) = self._base.execute("SELECT count(*) FROM requests WHERE done").fetchone()
         return int(count)
 
     def missing(self) -> Iterator[Entry]:
-        """The lines that the output does not hold, as they stand in the file."""
+        """Return the lines that the output lacks, in file order."""
         rows = self._base.execute(
             "SELECT line, offset, size, custom_id, problem FROM requests WHERE NOT done ORDER BY line"
         )
         return map(Entry._make, rows)
 
     def place(self, entry: Entry, key: bytes) -> None:
-        """Give a request its place in the order: that of its key."""
+        """Store a request's sort key."""
         self._base.execute("INSERT INTO keys VALUES (?, ?)", (entry.line, key))
 
     @property
     def placed(self) -> int:
-        """How many requests have a place."""
+        """The number of requests with a sort key."""
         (count,) = self._base.execute("SELECT count(*) FROM keys").fetchone()
         return int(count)
 
     def in_order(self) -> Iterator[Entry]:
-        """The requests that have a place, in order."""
+        """Return the requests with a sort key, in order."""
         rows = self._base.execute(
             "SELECT line, offset, size, custom_id, problem FROM keys JOIN requests USING (line) ORDER BY key, line"
         )
         return map(Entry._make, rows)
 
     def read(self, entry: Entry) -> BatchLine:
-        """A request from the file. Raises ParameterError where another stands there by now."""
+        """Read a request from the file. Raises ParameterError if the file has changed."""
         self._file.seek(entry.offset)
         with suppress(LineError):
             line = parse_line(self._file.read(entry.size), first=entry.line == 1)
@@ -216,7 +219,7 @@ class Index:
             digest.update(line)
             length, rest = len(line), line
             while not rest.endswith(b"\n") and (rest := self._file.readline(MAX_LINE_BYTES)):
-                digest.update(rest)  # of a line that is too long: the end of it is nowhere kept
+                digest.update(rest)  # the rest of a line that is too long
                 length += len(rest)
             if line.strip():
                 self._add(number, at, length, line)
@@ -247,7 +250,7 @@ class Index:
 
 def _opened(path: Path) -> BinaryIO:
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # before it is opened: a pipe would wait for a writer
+        if not stat.S_ISREG(path.stat().st_mode):  # before opening, because a pipe would block
             raise ParameterError(f"{path}: is no file that can be read twice; write the requests to one")
         file = path.open("rb")
     except OSError as error:
@@ -265,7 +268,7 @@ def _unreadable(path: Path, error: OSError) -> ParameterError:
 
 
 def sort_key(llm: AsyncLLM, call: Call) -> bytes:
-    """The place of a request among others; that of its first prompt. Raises InlayError for a prompt that is wrong."""
+    """Return the sort key of a request, by its first prompt. Raises InlayError for a wrong prompt."""
     prompt = call.prompts[0]
     made_with = f"{call.model if call.model in llm.adapters else ''}\0".encode()
     ids = np.array(llm.lay_out(prompt, reuse=call.reuse, positions=call.positions).ids, dtype=">u4").tobytes()

@@ -1,4 +1,4 @@
-"""A batch from its input to its output."""
+"""Runs a batch from its input to its output."""
 
 from __future__ import annotations
 
@@ -37,22 +37,25 @@ _AHEAD = 2  # requests under way for each that can run, so that one is ready whe
 
 
 class BatchError(InlayError):
-    """The model failed, so the batch ended before its time."""
+    """The model failed, so the batch ended early."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a batch is.
+    """The settings of a batch.
 
-    input, output: files. retry_failed: True to answer the requests of ``output`` that failed again.
-    names: what requests may call the model, beside its adapters, which ``load`` gives it; answers carry the first.
-    schemas: those that prompts may name. reuse: the policy of requests that bring none.
-    seed: what the seeds of requests that bring none come from, with their custom_id.
-    default_max_tokens: see ``api.dialect.Dialect.translate``. tool_parser: see ``api.tools.formats.model_tools``.
-    reasoning_parser: see ``api.reasoning.model_reasoning``.
-    generation_config, chat_template, max_model_len: those of the model, which ``load`` is to make with them.
-    loading: what else ``load`` goes by, in values of JSON: a finished batch is taken up without its model where this
-        has not changed.
+    Args:
+        input, output: files.
+        retry_failed: True to answer failed requests of ``output`` again.
+        names: the names of the model in requests, beside its adapters. Answers carry the first.
+        schemas: the schemas that prompts may name.
+        reuse: the policy of requests without one.
+        seed: gives requests without a seed their own, together with their custom_id.
+        default_max_tokens: see ``api.dialect.Dialect.translate``.
+        tool_parser: see ``api.tools.formats.model_tools``.
+        reasoning_parser: see ``api.reasoning.model_reasoning``.
+        generation_config, chat_template, max_model_len: settings that ``load`` must apply to the model.
+        loading: other options of ``load`` as JSON values. With equal ones, a finished batch needs no model to resume.
     """
 
     input: Path
@@ -72,11 +75,11 @@ class Job:
 
     def __post_init__(self) -> None:
         check_choice("generation_config", self.generation_config, GENERATION_CONFIGS)
-        named_format(self.tool_parser)  # before a model is loaded
+        named_format(self.tool_parser)  # fail before a model is loaded
         check_parser(self.reasoning_parser)
 
     def settings(self) -> dict[str, Any]:
-        """What the answers depend on beside input and model."""
+        """Return the settings that the answers depend on, beside input and model."""
         written = "".join(schema.to_json() for schema in sorted(self.schemas, key=lambda one: one.name))
         return {
             "set of schemas": hashlib.sha256(written.encode()).hexdigest(),
@@ -92,10 +95,14 @@ class Job:
 
 
 def run_batch(job: Job, load: Callable[[], AsyncLLM], progress: Progress, counts: Counts) -> None:
-    """Answer what the output does not hold yet. Kill it at any moment, and run it again.
+    """Answer the requests that the output lacks. It can be killed at any moment and run again.
 
-    load: makes the model, where there is anything to answer. counts: kept true all the time.
-    Raises InlayError where the batch cannot run, never for a wrong request: that becomes a line of the output.
+    Args:
+        load: loads the model if needed.
+        counts: kept up to date.
+
+    Raises:
+        InlayError: if the batch cannot run. A wrong request becomes a line of the output instead.
     """
     with (
         Index(job.input, progress) as index,
@@ -104,7 +111,7 @@ def run_batch(job: Job, load: Callable[[], AsyncLLM], progress: Progress, counts
         counts.requests = index.requests
         if counts.done == index.requests and output.asked_of(job.loading):
             return
-        llm = load()  # also where all is done, perhaps by another model
+        llm = load()  # also for a finished batch, to check that the model is the same
         try:
             output.begin(_made_by(llm), job.loading)
             if counts.done == index.requests:
@@ -135,7 +142,7 @@ class _Batch:
         await self._answer_all()
 
     def _sort(self) -> None:
-        """Give every request its place in the order, and write what is wrong with the others."""
+        """Store the sort key of every request, and write errors for wrong lines."""
         before, missing = self.counts.done, self.counts.requests - self.counts.done
         for number, entry in enumerate(self.index.missing()):
             self.progress(Stage.SORTING, number, missing)
@@ -153,7 +160,9 @@ class _Batch:
         assert self.counts.done - before + self.index.placed == missing, "every line is refused or placed"
 
     def _call(self, line: BatchLine) -> Call:
-        """A request as the model takes it. Raises InlayError for what is wrong with it, or not for a batch."""
+        """Translate a request for the model. Raises InlayError for a wrong request, or one that batches do not
+        support.
+        """
         dialect = dialect_of(line.endpoint)
         body = dialect.read(line.body, line.endpoint)
         call = dialect.translate(
@@ -198,10 +207,10 @@ class _Batch:
         try:
             await _together(workers)
         finally:
-            self.llm.shutdown()  # while there is an event loop that it can tell
+            self.llm.shutdown()  # while the event loop is still running
 
     async def _work(self, queue: Iterator[tuple[int, Entry]], prompts: asyncio.Semaphore) -> None:
-        """Answer requests until there are no more; several workers share a queue."""
+        """Answer requests until the shared queue is empty."""
         for rank, entry in queue:
             await self._answer(rank, entry, prompts)
             self.progress(Stage.ANSWERING, self.counts.done, self.counts.requests)
@@ -225,7 +234,7 @@ class _Batch:
         self.counts.add(outputs)
 
     async def _run(self, rank: int, entry: Entry, call: Call, number: int, prompts: asyncio.Semaphore) -> RequestOutput:
-        """The output of one of a request's prompts. rank: the request's place, which is its place in line as well."""
+        """Return the output of one of a request's prompts. ``rank`` is its place in the order and its priority."""
         prompt, params = call.prompts[number], call.params
         if params.seed is None:
             params = replace(params, seed=_seed(self.job.seed, entry.custom_id, number))
@@ -245,7 +254,7 @@ class _Batch:
                 )
             except InlayError:
                 raise
-            except Exception as error:  # not the request's fault: to write it down as failed would end its chances
+            except Exception as error:  # the model's fault, so the request is not recorded as failed
                 raise BatchError(
                     f"line {entry.line}: the model failed ({type(error).__name__}: {error}); the answers so far are in "
                     f"{self.job.output}: run the command again for the rest"
@@ -258,12 +267,12 @@ class _Batch:
 
 
 def _adapter(call: Call, llm: AsyncLLM) -> str | None:
-    """The adapter that a request names; None for the model alone."""
+    """Return the adapter that a request names; None for the model alone."""
     return call.model if call.model in llm.adapters else None
 
 
 def _made_by(llm: AsyncLLM) -> bytes:
-    """What tells a model with its adapters, and what these are called, from others."""
+    """Return a digest of a model, its adapters and their names."""
     made_by = llm.loaded.fingerprint
     for name, digest in sorted(llm.client.model.adapters.items()):
         made_by = fingerprint_under(made_by, digest + name.encode())
@@ -277,7 +286,7 @@ async def _last(outputs: AsyncIterator[RequestOutput]) -> RequestOutput:
 
 
 async def _together(tasks: Sequence[asyncio.Task[T]]) -> list[T]:
-    """What tasks come to; where one fails, the others are given up."""
+    """Return the tasks' results. If one fails, the others are cancelled."""
     try:
         return await asyncio.gather(*tasks)
     finally:
@@ -286,6 +295,6 @@ async def _together(tasks: Sequence[asyncio.Task[T]]) -> list[T]:
 
 
 def _seed(seed: int, custom_id: str | None, number: int) -> int:
-    """A seed of a request's own, the same whenever and beside whomever it runs."""
+    """Return a request's own seed, independent of other requests."""
     digest = hashlib.sha256(json.dumps([seed, custom_id, number]).encode()).digest()
     return int.from_bytes(digest[:8], "big")

@@ -105,7 +105,7 @@ def batch(
     job = Job(
         input=input,
         output=output,
-        names=tuple(dict.fromkeys((*names, model))),  # the file may spell MODEL as the command does
+        names=tuple(dict.fromkeys((*names, model))),  # requests may use the command's MODEL as name
         retry_failed=retry_failed,
         schemas=schemas,
         reuse=reuse,
@@ -166,7 +166,7 @@ def batch(
 
 
 def _schemas(files: Sequence[Path]) -> list[Schema]:
-    """Schemas under different names. Raises PMLError and ParameterError."""
+    """Read schemas with distinct names. Raises PMLError and ParameterError."""
     found: dict[str, Path] = {}
     schemas = []
     for file in files:
@@ -180,7 +180,7 @@ def _schemas(files: Sequence[Path]) -> list[Schema]:
 
 @contextmanager
 def _bar(counts: Counts) -> Iterator[Progress]:
-    """A bar on stderr: how far, how fast, how much from the cache, how long still. Shown on a terminal only."""
+    """Show progress, speed, cached share and remaining time in a bar on stderr. Shown on a terminal only."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 

@@ -1,4 +1,4 @@
-"""``inlay cache``: what the store on disk holds, and what is to stay in it."""
+"""``inlay cache``: shows, pins, moves and removes the segments of a store."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def _pin(keys: list[str] | None, every: bool, opened: AbstractContextManager[Cac
 
 
 def _import(file: Path, cache: CacheSource) -> tuple[int, int]:
-    """Have each file of an archive taken; returns how many were, and how many were refused. Raises ParameterError."""
+    """Import each file of an archive; returns the numbers of accepted and refused files. Raises ParameterError."""
     taken = damaged = 0
     try:
         with tarfile.open(file, "r:") as archive:
@@ -252,7 +252,7 @@ def _import(file: Path, cache: CacheSource) -> tuple[int, int]:
 
 
 def _running(store: str | None, url: str | None, api_key: str | None) -> RunningCache | None:
-    """The server that is meant; None for a folder. Raises ParameterError."""
+    """Return the server's cache; None for a folder. Raises ParameterError."""
     from inlay.cli.cache_url import RunningCache
 
     if url is None:
@@ -283,9 +283,9 @@ def _folder(store: str | None) -> str:
 def _opened(
     store: str | None, url: str | None, api_key: str | None, store_bytes: str = "1T", *, make: bool = False
 ) -> Iterator[CacheSource]:
-    """The segments that are meant, for as long as they are looked at. Raises ParameterError.
+    """Open the store of a folder or a server. Raises ParameterError.
 
-    make: whether the folder may be a new one.
+    ``make`` allows a new folder.
     """
     running = _running(store, url, api_key)
     if running is not None:

@@ -1,4 +1,4 @@
-"""``inlay cache`` on a folder: the store on disk, also while no process uses it."""
+"""``inlay cache`` on a folder: the store on disk, with or without a process that uses it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from inlay.kv.tiers.tier import TierEntry, TierMissError
 
 
 class FolderCache(CacheSource):
-    """The store on disk. tier: one that is open, and stays its opener's."""
+    """The store on disk. ``tier`` is open, and its opener closes it."""
 
     def __init__(self, tier: DiskTier) -> None:
         self._tier = tier
         self.place = tier.folder.parent
 
     def rows(self) -> list[Row]:
-        """All segments, the least recently used first."""
+        """Return all segments, the least recently used first."""
         return [_row(entry) for entry in self._tier.iterate()]
 
     def table(self, rows: Iterable[Row]) -> Iterator[str]:
@@ -61,7 +61,7 @@ class FolderCache(CacheSource):
         return whole, damaged
 
     def stats(self) -> dict[str, Any]:
-        """How much there is by model, and of each model by codec."""
+        """Return totals by model, and by codec for each model."""
         models: dict[str, dict[str, int]] = {}
         codecs: dict[str, dict[str, dict[str, int]]] = {}
         for row in self.rows():
@@ -95,7 +95,7 @@ class FolderCache(CacheSource):
         return len(files)
 
     def check_takes(self) -> None:
-        """A folder takes every file that is whole."""
+        """Do nothing: a folder takes every intact file."""
 
     def take(self, content: IO[bytes], size: int) -> None:
         with _writing(self._tier.folder), new_draft(self._tier.folder) as (draft, file):
@@ -125,7 +125,7 @@ def _row(entry: TierEntry) -> dict[str, Any]:
         "model": entry.model,
         "tokens": entry.tokens,
         "bytes": entry.size,
-        "codec": entry.codec.rpartition(" ")[2],  # an index says it behind the KV dtype
+        "codec": entry.codec.rpartition(" ")[2],  # the index stores it behind the KV dtype
         "created": entry.created,
         "used": entry.used,
         "uses": entry.uses,

@@ -1,4 +1,4 @@
-"""What ``inlay cache`` asks of the segments that it shows and changes, wherever they lie."""
+"""The interface of ``inlay cache`` to segments in a folder or on a server."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from typing import IO, Any
 from inlay.errors import ParameterError
 
 Row = Mapping[str, Any]
-"""A segment: at least its key in hex, "tokens", "bytes", "codec", "uses" (or None) and whether it is "pinned"."""
+"""A segment: at least its key in hex, "tokens", "bytes", "codec", "uses" (or None) and "pinned"."""
 
 SHOWN = 12  # characters of a key
 
 
 class RefusedFileError(Exception):
-    """A file is no whole segment, or not one for here, and why."""
+    """A file is damaged, or is no segment for this store. The message has the reason."""
 
 
 class CacheSource(ABC):
-    """The segments of a folder, or of a server that runs. place: the folder; None for a server."""
+    """The segments of a folder or of a running server. ``place`` is the folder; None for a server."""
 
     place: Path | None = None
 
     @abstractmethod
     def rows(self) -> Sequence[Row]:
-        """All segments."""
+        """Return all segments."""
 
     @abstractmethod
     def table(self, rows: Iterable[Row]) -> Iterator[str]:
-        """Segments as lines for people, below a line of headings."""
+        """Return segments as lines of text below a heading."""
 
     @abstractmethod
     def describe(self, row: Row) -> Row:
-        """All that is written of a segment."""
+        """Return all stored details of a segment."""
 
     @abstractmethod
     def pin(self, row: Row, pinned: bool) -> None:
-        """Keep a segment from being evicted, or let it be evicted again."""
+        """Pin or unpin a segment."""
 
     @abstractmethod
     def evict(self, row: Row) -> None:
-        """Remove a segment, pinned or not."""
+        """Remove a segment, even a pinned one."""
 
     def evict_all(self) -> tuple[int, int, int]:
         """Remove all segments; returns how many, their bytes, and how many the caller may not remove."""
@@ -53,30 +53,30 @@ class CacheSource(ABC):
 
     @abstractmethod
     def verify(self, tell: Callable[[str], object]) -> tuple[int, int]:
-        """Read every file and remove damaged ones, telling of each; returns how many are whole, and were damaged."""
+        """Read every file, and report and remove damaged ones. Returns the numbers of intact and damaged files."""
 
     @abstractmethod
     def stats(self) -> Row:
-        """How much there is."""
+        """Return totals."""
 
     @abstractmethod
     def summary(self, stats: Row) -> Iterator[str]:
-        """How much there is as lines for people."""
+        """Return totals as lines of text."""
 
     @abstractmethod
     def export(self, rows: Iterable[Row], draft: Path) -> int:
-        """Write the files of segments into a tar file; returns how many have one. Raises OSError."""
+        """Write the files of segments into a tar file; returns their number. Raises OSError."""
 
     @abstractmethod
     def check_takes(self) -> None:
-        """Raises ParameterError where no files are taken in, before one is sent."""
+        """Raise ParameterError, before a file is sent, if files cannot be imported."""
 
     @abstractmethod
     def take(self, content: IO[bytes], size: int) -> None:
-        """Take a segment's file in, of ``size`` bytes. Raises RefusedFileError for what is none."""
+        """Import a segment's file of ``size`` bytes. Raises RefusedFileError."""
 
     def chosen(self, keys: Sequence[str] | None, *, every: bool = False) -> Sequence[Row]:
-        """The segments whose keys begin so, one for each, or all. Raises ParameterError."""
+        """Return the one segment for each key prefix, or all. Raises ParameterError."""
         if bool(keys) == every:
             raise ParameterError("name segments by their keys, or give --all")
         rows = self.rows()

@@ -1,4 +1,4 @@
-"""``inlay cache --url``: the same of a server that runs, over HTTP, with the key of a tenant."""
+"""``inlay cache --url``: the cache of a running server, over HTTP, with a tenant's key."""
 
 from __future__ import annotations
 
@@ -19,14 +19,19 @@ from inlay.errors import ParameterError
 
 _SEGMENTS = "/v1/cache/segments"
 _PAGE = 1000
-_WAIT_S = 600.0  # for an answer: an encoding may take long
-_MOST = 2**20  # characters of an error that are read
+_WAIT_S = 600.0  # for an answer; encodings are slow
+_MOST = 2**20  # the most characters of an error
 
 
 class RunningCache(CacheSource):
-    """The cache of a server. url: where it listens, like "http://127.0.0.1:8000". api_key: None for none.
+    """The cache of a running server.
 
-    Raises ParameterError for what is no such address, where nobody answers there, and for what the server refuses.
+    Args:
+        url: the server's address, like "http://127.0.0.1:8000".
+        api_key: None for none.
+
+    Raises:
+        ParameterError: for a wrong address, an unreachable server, or a refused request.
     """
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
@@ -37,7 +42,7 @@ class RunningCache(CacheSource):
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
 
     def rows(self) -> list[dict[str, Any]]:
-        """All segments that the key may see, by key."""
+        """Return all segments that the key may see, by key."""
         rows: list[dict[str, Any]] = []
         while True:
             query = {"limit": _PAGE} | ({"after": rows[-1]["key"]} if rows else {})
@@ -77,7 +82,7 @@ class RunningCache(CacheSource):
         return found["whole"], found["damaged"]
 
     def stats(self) -> Row:
-        """How much there is by tier."""
+        """Return totals by tier."""
         return self._ask("GET", "/v1/cache")
 
     def summary(self, stats: Row) -> Iterator[str]:
@@ -123,9 +128,13 @@ class RunningCache(CacheSource):
                 raise RefusedFileError(str(error)) from None
 
     def warm(self, name: str, document: dict[str, Any] | None, options: dict[str, Any]) -> tuple[int, int]:
-        """Encode a schema, which is made where the server has none of that name.
+        """Encode a schema, and add it first if the server has none of that name.
 
-        document: the schema, for where it has to be made. Returns how many tokens are encoded, and of how many.
+        Args:
+            document: the schema, in case it must be added.
+
+        Returns:
+            The encoded and the total tokens.
         """
         if document is not None:
             names = {one["name"] for one in self._schemas()}
@@ -135,7 +144,7 @@ class RunningCache(CacheSource):
         return int(found["encoded"]), int(found["of"])
 
     def _ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
-        """What the server answers, as JSON. body: a value for JSON; None for none."""
+        """Send a request and return the JSON answer. ``body`` is a JSON value, or None."""
         data = None if body is None else json.dumps(body).encode()
         with self._open(method, path, data, "application/json") as response:
             answer: dict[str, Any] = json.load(response)
@@ -167,7 +176,7 @@ class RunningCache(CacheSource):
 
 
 class _StatusError(ParameterError):
-    """A server has refused a request. status: that of its answer."""
+    """A server has refused a request. ``status`` is that of its answer."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -175,7 +184,7 @@ class _StatusError(ParameterError):
 
 
 def _sentence(error: urllib.error.HTTPError) -> str:
-    """What a server says of a refusal."""
+    """Return the message in a server's refusal."""
     try:
         return str(json.loads(error.read(_MOST))["error"]["message"])
     except (ValueError, KeyError, TypeError, OSError):

@@ -1,4 +1,4 @@
-"""``inlay check``: what reuse costs on a model and the prompts that somebody has, and which policy to take."""
+"""``inlay check``: measures reuse policies on a model and prompts, and recommends one."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def check(
 
 
 def prompts_file(path: Path, schema: Schema | None) -> list[Prompt]:
-    """The prompts of a file of JSON lines. Raises ParameterError, and PMLError for what is wrong with one of them."""
+    """Read prompts from JSON lines. Raises ParameterError, and PMLError for a wrong prompt."""
     if schema is None:
         raise ParameterError("--prompts needs --schema: give the schema whose prompts these are")
     found: list[Prompt] = []
@@ -189,7 +189,7 @@ def _prompt(line: bytes, where: str) -> Prompt:
 
 
 def _about(llm: LLM) -> dict[str, Any]:
-    """What is supported on this model, and why."""
+    """Describe the model's support for reuse, with reasons."""
     from inlay.models.families import family_of
 
     info, config = llm.client.model, llm.loaded.model.config

@@ -1,4 +1,4 @@
-"""``inlay convert``: schemas and prompts from PML to JSON and back, and the JSON Schema of the JSON form."""
+"""``inlay convert``: converts schemas and prompts between PML and JSON, and prints the JSON Schema."""
 
 from __future__ import annotations
 
@@ -57,5 +57,5 @@ def _form(file: Path, to: str | None, output: Path | None) -> str:
 
 
 def _read(file: Path) -> Schema | Prompt:
-    """The document, whichever it is; what is neither is reported as a schema."""
+    """Parse a schema or a prompt. Errors of other documents are those of a schema."""
     return Prompt.from_file(file) if kind_of(file) == "prompt" else Schema.from_file(file)

@@ -1,4 +1,4 @@
-"""``inlay deploy``: a cluster on Ray Serve, of one file of YAML."""
+"""``inlay deploy``: runs a cluster on Ray Serve from one YAML file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from inlay.cluster.settings import ClusterSettings
 
 
-_OBJECTS = 200 * 2**20  # bytes of Ray's shared memory: requests and events are small
+_OBJECTS = 200 * 2**20  # bytes of Ray's shared memory, enough because requests and events are small
 
 
 def deploy(
@@ -46,7 +46,7 @@ def deploy(
         print(serve_config(settings), end="")
         return 0
     for file in settings.schemas.files:
-        schema_file(file)  # what is wrong with it is said now, and not by a replica
+        schema_file(file)  # fail here, not in a replica
     if detach and address is None:
         raise ParameterError("--detach leaves a cluster running that others started; give its --address, or auto")
     _require_ray()
@@ -86,7 +86,7 @@ def deploy(
 
 
 def serve_config(settings: ClusterSettings) -> str:
-    """A file for Ray's ``serve deploy``, and for ``serveConfigV2`` of KubeRay."""
+    """Return a file for Ray's ``serve deploy``, and for ``serveConfigV2`` of KubeRay."""
     import yaml
 
     config = {

@@ -1,4 +1,4 @@
-"""``inlay schema from-prompts``: a schema out of a log of prompts."""
+"""``inlay schema from-prompts``: derives a schema from a log of prompts."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-_ROWS = 30  # of modules that the table shows
-_COUNTS = 40  # characters that its columns of numbers take
+_ROWS = 30  # modules in the table
+_COUNTS = 40  # characters of its number columns
 
 
 def from_prompts(
@@ -89,7 +89,7 @@ def _name(file: str, name: str | None) -> str:
 
 @contextmanager
 def _stages() -> Iterator[Stage]:
-    """Bars on stderr, one for each stage of the work; shown on a terminal only."""
+    """Show a bar on stderr for each stage of the work. Shown on a terminal only."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -104,7 +104,7 @@ def _stages() -> Iterator[Stage]:
 
 
 def encoder_of(model: str) -> Encode:
-    """Encodes many texts, on all cores: a tokenizer works outside of Python's lock."""
+    """Return a function that encodes many texts on all cores, since tokenizers release the GIL."""
     from inlay.models.load import load_tokenizer
     from inlay.prompt.tokens import TextEncoder
 
@@ -114,7 +114,7 @@ def encoder_of(model: str) -> Encode:
 
 
 def _write(proposal: Proposal, output: Path | None, prompts: Path | None) -> Row:
-    """Write what is asked for; by option, the file and what it holds."""
+    """Write the requested files; returns option → file."""
     if not proposal.schema.children and (output or prompts):
         raise ParameterError(
             "no text repeats often and long enough for a schema, so no file is written; lower --min-tokens or "
@@ -134,7 +134,7 @@ def _write(proposal: Proposal, output: Path | None, prompts: Path | None) -> Row
 
 
 def _prompt_rows(proposal: Proposal) -> Iterator[Row]:
-    """Each prompt of the log with its line, as PML, or null and the reason why it cannot be written so."""
+    """Yield each prompt of the log with its line, as PML, or null with the reason."""
     for number, line in enumerate(proposal.corpus.lines.tolist()):
         prompt = proposal.prompt(number)
         if prompt is None:

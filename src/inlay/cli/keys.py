@@ -1,4 +1,4 @@
-"""``inlay keys``: make, list and revoke the keys of a server, and say what tenants may use."""
+"""``inlay keys``: makes, lists and revokes the keys of a server, and sets tenants' limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``inlay schema lint``: advice on schema files."""
+"""``inlay schema lint``: gives advice on schema files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Report:
-    """What is said about one file."""
+    """The findings for one file."""
 
     file: Path
     schema: str | None = None
@@ -90,7 +90,7 @@ def _reports(
 
 
 def _check_names(prompts: list[Prompt], names: list[str], *, complete: bool) -> None:
-    """A prompt of no given schema would be passed over without a word; of a file that is wrong, nobody knows."""
+    """Refuse prompts without a given schema, unless a schema file is wrong."""
     strays = [prompt for prompt in prompts if prompt.schema not in names]
     if complete and strays:
         raise PMLError(
@@ -123,7 +123,7 @@ def _lint_all(schemas: list[tuple[_Report, Schema]], model: str, prompts: list[P
 
 
 def _context(model: str) -> int | None:
-    """The positions that a model has; None where nothing says: a folder may hold a tokenizer alone."""
+    """Return the model's context; None if unknown, because a folder may hold only a tokenizer."""
     from inlay.advice.memory.estimate import config_named
 
     try:

@@ -1,4 +1,4 @@
-"""The ``inlay`` command: one file per command, errors as one sentence."""
+"""The ``inlay`` command. Each subcommand has its own file, and errors are one sentence."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from inlay.cli.serve import serve
 from inlay.distribution import other_project
 from inlay.errors import InlayError, ParameterError
 
-# Typer carries its own copy of click and exports this one of its errors, from which the base is found.
+# Typer has its own copy of click and exports only this one of its errors. Its base class is found from it.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
@@ -71,7 +71,10 @@ def _options(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status: 0, 1 for problems in checked files, 2 for every other error."""
+    """Run the command line. Returns the exit status: 0, 1 for problems in checked files, 130, or 2 for errors.
+
+    130 stands for an interrupt.
+    """
     logging.basicConfig(level=logging.WARNING, format="inlay: %(message)s", stream=sys.stderr)
     if wrong := other_project():
         print(f"inlay: {wrong}", file=sys.stderr)
@@ -94,14 +97,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        if error.filename is None:  # of no file that anybody named
+        if error.filename is None:  # not about a file that the user named
             raise
         reason = (error.strerror or type(error).__name__).lower()
         return _fail(f"{os.fsdecode(error.filename)}: {reason}; check the path, and who may read and write there")
 
 
 def _at_home(argument: str) -> str:
-    """A path below ~ in full, as shells write it: they leave it as it is in quotation marks, and behind --option=."""
+    """Expand ~ at the start of a path. Shells do not in quotation marks, nor behind --option=."""
     option, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
     return f"{option}{equals}{os.path.expanduser(value)}" if value.startswith("~") else argument
 

@@ -1,4 +1,4 @@
-"""``inlay memory``: how much memory a cached token takes, from a model's configuration alone."""
+"""``inlay memory``: computes the memory of a cached token from a model's configuration."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _models_table(
 
 
 def _weights(name: str) -> dict[str, int] | None:
-    """Bytes of a model's weights, by dtype or quantization; None for one whose figures of the paper alone are known."""
+    """Return the bytes of a model's weights by dtype or quantization; None if only the paper's figures are known."""
     from inlay.advice.memory import weights_named
 
     return weights_named(name)
@@ -124,7 +124,7 @@ def _in_words(weights: dict[str, int] | None) -> str:
 
 
 def _adapter(name: str, folder: str) -> Row:
-    """bytes: in bfloat16."""
+    """Return a row. ``bytes`` are for bfloat16."""
     from inlay.models.lora import size_of
 
     numbers = size_of(name, folder)
@@ -182,7 +182,7 @@ def _print_models(rows: list[Row], shapes: dict[str, KVShape], tokens: int | Non
 
 
 def kept(shape: KVShape) -> str:
-    """The layers of a model in words: '32 layers × 2 × 8 heads × 128', kind by kind."""
+    """Describe the layers of a model in words, kind by kind: '32 layers × 2 × 8 heads × 128'."""
     kinds: dict[str, int] = {}
     for layer in shape.layers:
         keys, values = layer.keys, layer.values
@@ -195,7 +195,7 @@ def kept(shape: KVShape) -> str:
 
 
 def mib(value: float) -> str:
-    """Four decimals, so that small models and large ones stand in one column."""
+    """Format with four decimals, so that small and large models align."""
     return f"{value:,.4f}"
 
 
@@ -204,7 +204,7 @@ def _size(count: int) -> str:
 
 
 def _paper_table(codec: Codec, plot: Path | None, as_json: bool) -> None:
-    """The paper's figures, all heads counted, and what is really kept, all at 16 bit."""
+    """Print and draw the paper's figures, which count all heads, beside the real ones, all at 16 bits."""
     from inlay.advice.memory import ARCHITECTURES
 
     rows: list[Row] = [

@@ -1,4 +1,4 @@
-"""``inlay models``: which families are served, and what may be asked of each."""
+"""``inlay models``: lists the supported families and the features of each."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _show_without_reuse(model: str, row: Row, *, as_json: bool) -> None:
 
 
 def family_rows() -> list[Row]:
-    """A row for each model type that is served, by its name."""
+    """Return a row for each supported model type, by name."""
     from transformers import CONFIG_MAPPING
 
     from inlay.models.families import FAMILIES

@@ -1,4 +1,4 @@
-"""Options that several commands have, with one name and one help text each; and values that hold several."""
+"""Options that several commands share, and parsers of option values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MOST_THREADS = 1024
 
 
 def announce_hub(model: str) -> str:
-    """The name of a model as it is; one line on stderr where the hub is asked for it, which can be a wait."""
+    """Return a model's name, after a line on stderr if it is looked up on the hub."""
     here = model == "demo" or model.startswith("random:") or os.path.exists(model)
     path = model.startswith((".", "/")) or model.endswith((".gguf", "/")) or model.count("/") > 1
     if model and not here and not path and not _offline():
@@ -230,7 +230,7 @@ def sensitivity_of(schemas: Sequence[Schema], model: str) -> list[dict[str, floa
 
 
 def adapters_of(given: Sequence[str] | None, taken: Sequence[str] = ()) -> dict[str, str]:
-    """Folders of adapters by name. taken: what the model is called. Raises ParameterError."""
+    """Parse adapter folders by name. ``taken`` are the model's names. Raises ParameterError."""
     found: dict[str, str] = {}
     for one in given or ():
         name, equals, folder = one.partition("=")
@@ -244,12 +244,12 @@ def adapters_of(given: Sequence[str] | None, taken: Sequence[str] = ()) -> dict[
 
 
 def words(text: str) -> tuple[str, ...]:
-    """Words with commas between them; one that is given twice counts once."""
+    """Split words at commas, without repetitions."""
     return tuple(dict.fromkeys(word.strip() for word in text.split(",")))
 
 
 def counts(option: str, text: str) -> tuple[int, ...]:
-    """Whole numbers with commas between them. Raises ParameterError."""
+    """Split whole numbers at commas. Raises ParameterError."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -257,14 +257,14 @@ def counts(option: str, text: str) -> tuple[int, ...]:
 
 
 def schema_file(path: Path) -> Schema:
-    """The schema of a file. Raises PMLError, with what to do here where a prompt stands in its place."""
+    """Read a schema file. Raises PMLError, with advice if it holds a prompt."""
     try:
         return Schema.from_file(path)
     except PMLError as error:
         if _kind(path) != "prompt":
             raise
         of = ""
-        with suppress(PMLError):  # of a prompt that is wrong itself
+        with suppress(PMLError):  # the prompt may be wrong, too
             of = f", of schema '{Prompt.from_file(path).schema}'"
         raise _refused(
             error,
@@ -273,7 +273,7 @@ def schema_file(path: Path) -> Schema:
 
 
 def prompt_file(path: str, option: str = "--prompt") -> Prompt:
-    """The prompt of a file, or of standard input for "-". Raises PMLError, and ParameterError for what is no file."""
+    """Read a prompt from a file, or from standard input for "-". Raises PMLError and ParameterError."""
     if path == "-":
         return Prompt.from_string(_standard_input(), source="<stdin>")
     if not os.path.exists(path):
@@ -287,7 +287,7 @@ def prompt_file(path: str, option: str = "--prompt") -> Prompt:
         if _kind(Path(path)) != "schema":
             raise
         name, this = "…", "a schema"
-        with suppress(PMLError):  # of a schema that is wrong itself
+        with suppress(PMLError):  # the schema may be wrong, too
             name = Schema.from_file(path).name
             this = f"the schema '{name}'"
         remedy = f'write one, such as <prompt schema="{name}">…</prompt>'
@@ -295,7 +295,7 @@ def prompt_file(path: str, option: str = "--prompt") -> Prompt:
 
 
 def kind_of(path: Path) -> str:
-    """What a file holds, by its outermost tag or its keys: schema, prompt, or something else. Raises PMLError."""
+    """Tell by a file's outermost tag or keys if it is a schema, a prompt or neither. Raises PMLError."""
     data, source = document_from_file(path), str(path)
     if is_json(source):
         root = parse_json(data, source)
@@ -323,7 +323,7 @@ def _standard_input() -> str:
 
 
 def read_template(path: Path | None) -> str | None:
-    """The text of a chat template; None for the model's own. Raises ParameterError where it is none."""
+    """Read a chat template; None for the model's own. Raises ParameterError for an invalid one."""
     if path is None:
         return None
     try:
@@ -340,7 +340,7 @@ def read_template(path: Path | None) -> str | None:
 
 
 def check_plot(path: Path | None) -> None:
-    """Raise ParameterError now, not behind minutes of work, where the drawing could not be saved."""
+    """Raise ParameterError if a plot could not be saved, before minutes of work."""
     from inlay.advice.plot.figure import check_plot_file
 
     if path is not None:
@@ -348,7 +348,7 @@ def check_plot(path: Path | None) -> None:
 
 
 def store_of(given: str | None, model: str) -> str:
-    """The ``store`` of a command that keeps one unless it is told otherwise: a folder, or "off"."""
+    """Return the store of a command that has one by default: a folder, or "off"."""
     said = given if given is not None else os.environ.get("INLAY_STORE")
     if said or model.startswith("random:"):
         return said or "off"
@@ -357,7 +357,7 @@ def store_of(given: str | None, model: str) -> str:
     root = cache_root()
     if root is None:
         return "off"
-    try:  # nobody asked for it, so that nobody is told what is wrong with it but by the line that says where it is
+    try:  # the default store fails silently, because the user did not ask for it
         (root / "store").mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError:
         return "off"
@@ -365,7 +365,7 @@ def store_of(given: str | None, model: str) -> str:
 
 
 def told_device(device: str) -> str | None:
-    """The line that says which GPU computes; None for the CPU."""
+    """Return the line that names the GPU; None for the CPU."""
     if device == "cpu":
         return None
     import torch

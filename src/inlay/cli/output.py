@@ -1,4 +1,4 @@
-"""What commands give besides their answer: files that they write, and progress bars on stderr."""
+"""Output helpers of commands: files, tables and progress bars."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from inlay.errors import ParameterError
 
 
 def check_outputs(paths: Iterable[Path | None], force: bool) -> None:
-    """Before the work begins: raises ParameterError where a file exists, unless ``force``, or has no folder."""
+    """Raise ParameterError, before the work, if a file exists (unless ``force``) or has no folder."""
     for path in paths:
         if path is not None and os.path.exists(path) and not force:
             raise ParameterError(f"{path} exists; choose another name, or overwrite it with --force")
@@ -23,7 +23,7 @@ def check_outputs(paths: Iterable[Path | None], force: bool) -> None:
 
 
 def report_folder(path: Path) -> None:
-    """Make the directory of a report now, not behind hours of work. Raises ParameterError."""
+    """Make the directory of a report before hours of work. Raises ParameterError."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -32,7 +32,7 @@ def report_folder(path: Path) -> None:
 
 @contextmanager
 def output_file(path: Path) -> Iterator[Callable[[str], None]]:
-    """What writes text to the file, anew and as UTF-8. Raises ParameterError where the system refuses that."""
+    """Yield a function that writes UTF-8 text to a file, from its start. Raises ParameterError if the system refuses."""
     with _told(path):
         file = open(path, "w", encoding="utf-8", newline="\n")  # noqa: SIM115 - closed below, where refusals are told as well
 
@@ -59,14 +59,14 @@ _WIDE = 1000  # columns, more than any table has
 
 
 def stdout_console() -> Console:
-    """For tables and texts on stdout: as wide as the terminal, and where that is none, as wide as they are."""
+    """Return a console for stdout, as wide as the terminal, or as the content without one."""
     console = Console()
     return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=_WIDE)
 
 
 @contextmanager
 def token_progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar that counts tokens; yields a function of (done, total). Shown on a terminal only."""
+    """Show a bar that counts tokens; yields a function of (done, total). Shown on a terminal only."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:

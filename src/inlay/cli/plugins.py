@@ -1,4 +1,4 @@
-"""Commands of other distributions, found through the entry-point group ``inlay.commands``."""
+"""Commands of other distributions, through the entry-point group ``inlay.commands``."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _ANY_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True, "hel
 def add_plugins(app: typer.Typer) -> None:
     """Add every command of the group ``inlay.commands``.
 
-    An entry names a ``typer.Typer`` (a group of commands) or a function (one command). Commands of inlay-lab that are
-    not installed answer with the line that installs them.
+    An entry names a ``typer.Typer`` (a group of commands) or a function (one command). Missing commands of inlay-lab
+    answer with the line that installs them.
     """
     found = {entry.name: entry for entry in entry_points(group=GROUP)}
     for name in sorted(found):

@@ -1,4 +1,4 @@
-"""``inlay program``: show the schema that a Python function is."""
+"""``inlay program``: shows the schema of a Python function."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from inlay.wording import listed
 
 app = typer.Typer(help="Show prompt programs: Python functions that are schemas.", no_args_is_help=True)
 
-_MODULE = "__inlay_program__"  # not __main__, under which scripts run what they guard
+_MODULE = "__inlay_program__"  # not __main__, so that a script's guarded code does not run
 
 
 @app.callback()
@@ -38,9 +38,9 @@ def show(
 
 
 def find_program(reference: str) -> Program[Any]:
-    """The program of ``FILE:NAME``. Runs the file, with its folder on the path, as when it is run as a script.
+    """Load the program ``FILE:NAME`` by running the file, with its folder on the path as for a script.
 
-    Raises ParameterError for what is not there or fails, and PMLError for programs that cannot be translated.
+    Raises ParameterError for a missing or failing program, and PMLError for one that cannot be translated.
     """
     file, _, name = reference.rpartition(":")
     if not file:
@@ -73,11 +73,11 @@ def _run(file: Path) -> ModuleType:
     source = _source(file)
     with _running(module, file.parent):
         try:
-            # without the loader's own way to do it, which would write a compiled file beside this one
+            # The loader's own way would write a compiled file beside this one.
             exec(loader.source_to_code(source, str(file)), module.__dict__)
         except InlayError:
             raise
-        except (Exception, SystemExit) as error:  # a file is a program, and can fail in any way
+        except (Exception, SystemExit) as error:  # a program can fail in any way
             raise ParameterError(_failure(file, error)) from None
     return module
 
@@ -85,7 +85,7 @@ def _run(file: Path) -> ModuleType:
 def _source(file: Path) -> str:
     try:
         return decode_source(file.read_bytes())
-    except (UnicodeDecodeError, SyntaxError):  # a SyntaxError is of its declaration of an encoding
+    except (UnicodeDecodeError, SyntaxError):  # a SyntaxError about its encoding declaration
         raise ParameterError(f"{file}: is not UTF-8; save it as UTF-8") from None
     except OSError as error:
         raise ParameterError(f"{file}: cannot be read ({error.strerror}); make the file readable") from None
@@ -93,7 +93,7 @@ def _source(file: Path) -> str:
 
 @contextmanager
 def _running(module: ModuleType, folder: Path) -> Iterator[None]:
-    """The module is known under its name, and its siblings can be imported."""
+    """Register the module under its name, and make its siblings importable."""
     path, sys.path = sys.path, [str(folder.resolve()), *sys.path]
     sys.modules[module.__name__] = module  # dataclasses look there
     try:

@@ -1,4 +1,4 @@
-"""``inlay pull``: a model from the hub to this machine."""
+"""``inlay pull``: downloads a model from the hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``inlay run``: answer one prompt of a schema."""
+"""``inlay run``: answers one prompt of a schema."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def run(
     given: Row = {"max_tokens": max_tokens, "seed": seed}
     if temperature is not None:
         given["temperature"] = temperature
-    SamplingParams(**given)  # so is this
+    SamplingParams(**given)  # likewise
     folder = store_of(store, model)
     with told_loading(f"the model {clip(model)}"):
         llm = LLM(
@@ -156,7 +156,7 @@ def run(
     else:
         print("\n")
         _table(rows)
-    llm.shutdown()  # which waits for what is to be written
+    llm.shutdown()  # waits for outstanding writes
 
 
 def _row(
@@ -168,7 +168,7 @@ def _row(
     *,
     compare: bool,
 ) -> Row:
-    """What an adapter answers, or the model alone, and what that took."""
+    """Return the answer of an adapter, or of the model alone, with its cost."""
     before = llm.stats()
     encode_ms = _warm(llm, prompt, adapter)
     if echo and adapter is not None:
@@ -196,7 +196,7 @@ def _row(
 
 
 def _warm(llm: LLM, prompt: Prompt, adapter: str | None) -> float:
-    """Encode what the prompt imports, with progress, and return the milliseconds that took."""
+    """Encode the prompt's imports with progress; returns the time in milliseconds."""
     from inlay.cli.output import token_progress
 
     started = time.perf_counter()
@@ -251,7 +251,7 @@ def _answer(
 
 
 def _unprofiled(answer: Row) -> str:
-    """What stands in for profiles that are not there yet."""
+    """Note the first tokens that were recomputed for lack of profiles."""
     linked = answer["linked_tokens"] if "profiled" in answer["reuse"] else 0
     return f", of which {linked:,} are the first ones of modules that have no profile yet" if linked else ""
 

@@ -1,4 +1,4 @@
-"""``inlay schema``: check schema files, and show what a schema holds and where it stands."""
+"""``inlay schema``: checks schema files, and shows a schema's content and positions."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _describe(layout: SchemaLayout) -> Node:
 
 
 def _node(node: Text | Param | Module | Union | Turn, layout: SchemaLayout) -> list[Node]:
-    """A node of the tree; none where there is nothing of it."""
+    """Return a node of the tree in a list, or [] if it is empty."""
     if isinstance(node, Text):
         return _text(node, layout)
     if isinstance(node, Param):
@@ -161,13 +161,13 @@ def _node(node: Text | Param | Module | Union | Turn, layout: SchemaLayout) -> l
 
 
 def _tokens(node: Node) -> int:
-    """All tokens of a node of the tree; a module's count is of its own text, without modules inside."""
+    """Return all tokens of a node with its nested modules, which a module's own count leaves out."""
     inside = node["children"] if node["kind"] == "module" else ()
     return int(node["tokens"]) + sum(_tokens(child) for child in inside if child["kind"] in ("module", "union"))
 
 
 def _text(node: Text, layout: SchemaLayout) -> list[Node]:
-    """A text node, which is one part of a run; none where the chat template strips all of it."""
+    """Return a text node (one part of a run) in a list, or [] if the chat template strips all of it."""
     from inlay.prompt.layout import TextRun
 
     if node.order not in layout.run_of:

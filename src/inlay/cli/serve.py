@@ -1,4 +1,4 @@
-"""``inlay serve``: a model behind OpenAI's API."""
+"""``inlay serve``: serves a model behind OpenAI's API."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def serve(
     from inlay.server.run import listen, listen_unix, tls_context, url
 
     model = announce_hub(_one_model(name, model))
-    # All that can be wrong is looked at before the model, which may take minutes to load.
+    # Check everything before the model, which may take minutes to load.
     tls = tls_context(ssl_certfile, ssl_keyfile, ssl_ca_certs, ssl_cert_reqs)
     template = read_template(chat_template)
     if uds is not None and (host, port) != _ADDRESS:
@@ -325,7 +325,7 @@ def serve(
 
 
 def _one_model(name: str | None, option: str | None) -> str:
-    """The model, which may be given in two ways. Raises ParameterError where they differ."""
+    """Return the model of MODEL or --model. Raises ParameterError if they differ."""
     if name is not None and option is not None and name != option:
         raise ParameterError(f"MODEL is {name} and --model is {option}; give one of them")
     given = option if name is None else name
@@ -334,17 +334,16 @@ def _one_model(name: str | None, option: str | None) -> str:
 
 @contextmanager
 def _stopped_at_once() -> Iterator[None]:
-    """End the process at a signal, with status 0, until the server that listens for signals itself has begun.
+    """End the process at a signal with status 0, until the server handles signals.
 
-    There is nothing to bring to an end, and a model that is being loaded cannot be interrupted: its thread would be
-    waited for.
+    A model that is loading cannot be interrupted, and a regular exit would wait for its thread.
     """
 
     def end(number: int, _: object) -> None:
         print("inlay: stopped before it was ready", file=sys.stderr, flush=True)
         os._exit(0)
 
-    if threading.current_thread() is not threading.main_thread():  # where no signal arrives
+    if threading.current_thread() is not threading.main_thread():  # signals arrive only in the main thread
         yield
         return
     numbers = (signal.SIGINT, signal.SIGTERM)
@@ -358,5 +357,5 @@ def _stopped_at_once() -> Iterator[None]:
 
 def _ready(where: str) -> None:
     gc.collect()
-    gc.freeze()  # what a server begins with stays: to look through it for cycles stops all threads, 0.2 s each time
+    gc.freeze()  # long-lived objects; a garbage collection over them would stop all threads, 0.2 s each time
     print(where, flush=True)

@@ -1,4 +1,4 @@
-"""A decoder's layer over few rows: one call of the compiled kernel, or two with attention between them.
+"""A decoder layer over few rows in one call of the compiled kernel, or in two with attention between them.
 
 Where answers are decoded, what Python and PyTorch do between the ten products and steps of a layer takes a third as
 long as the products themselves. Over few rows the kernel takes all of a layer in one call, or, where attention is not
@@ -23,35 +23,35 @@ from inlay.models.interface import IMPLEMENTATION, PassContext
 from inlay.models.linear import FrozenLinear
 from inlay.models.spec import ModelSpec
 
-#: Rows up to which it is worth it; what the kernel keeps for the steps between grows with them.
+#: The most rows for the kernel. Its buffers between the steps grow with them.
 MOST_ROWS = 64
 
 
 class FewRows:
-    """The ``forward`` of a layer whose modules are joined already; its stock one for whatever does not fit here.
+    """The ``forward`` of a layer with fused modules. It calls the stock forward for unsupported passes.
 
-    layer: a stock decoder layer of Llama's shape: norm, attention, sum, norm, MLP, sum.
+    ``layer`` is a stock decoder layer of Llama's shape: norm, attention, sum, norm, MLP, sum.
     """
 
-    #: Whether inlay's own attention is within the one call; else there are two, and attention is between them.
+    #: True if inlay's attention runs within the one call; else two calls surround it.
     whole = True
 
     def __init__(self, layer: Any, steps: Any, kept: list[Tensor]) -> None:
         self._layer, self._attention = weakref.ref(layer), layer.self_attn
-        self._steps, self._kept = steps, kept  # kept: whose addresses the kernel has
+        self._steps, self._kept = steps, kept  # tensors that the kernel has the addresses of
         self._watched = [module for module in layer.modules() if module is not layer]
         self._stock = type(layer).forward
-        self._options: tuple[ModelSpec, AttentionOptions] | None = None  # of the engine that asked last
+        self._options: tuple[ModelSpec, AttentionOptions] | None = None  # of the latest engine
 
     @staticmethod
     def serve(layer: Any) -> None:
-        """Have a layer's passes of few rows go this way, where the kernel knows all of its products."""
+        """Install this forward on a layer if the kernel supports all of its products."""
         made = _made(layer)
         if made is not None:
             layer.forward = FewRows(layer, *made)
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """The stock layer's call. hidden_states: (batch, rows, width)."""
+        """Run the layer like its stock forward. ``hidden_states`` is (batch, rows, width)."""
         if args or not self.fits(hidden_states, **kwargs):
             return self._stock(self._layer(), hidden_states, *args, **kwargs)
         return self._run(hidden_states, **kwargs)
@@ -65,7 +65,7 @@ class FewRows:
         past_key_values: Any = None,
         **_: Any,
     ) -> bool:
-        """Whether a pass is one of few rows, and nobody wants to see what the layer's modules are given."""
+        """True for a pass of few rows without hooks on the layer's modules."""
         if cache is not None or past_key_values is not None or position_embeddings is None:
             return False
         if x.shape[0] != 1 or x.shape[1] > MOST_ROWS:
@@ -90,12 +90,12 @@ class FewRows:
         return self.behind(x, attended.reshape(x.shape[1], -1))
 
     def _in_kernel(self, context: PassContext) -> bool:
-        """Whether the pass's attention is the kernel's, and nobody wants more of it than its output."""
+        """True if the kernel can run the pass's attention and only its output is needed."""
         own = self._attention.config._attn_implementation == IMPLEMENTATION
         return own and context.plain and isinstance(context.backend, CpuBackend)
 
     def at_once(self, x: Tensor, cos: Tensor, sin: Tensor, context: PassContext) -> Tensor:
-        """The layer in one call."""
+        """Run the layer in one call."""
         attention, y = self._attention, torch.empty_like(x)
         if self._options is None or self._options[0] is not context.spec:
             self._options = context.spec, attention.attention_options(context.spec)
@@ -109,9 +109,14 @@ class FewRows:
         return y
 
     def before(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """x: (1, rows, width); cos, sin: (1, rows, head_dim).
+        """Run the part before attention.
 
-        Returns (1, rows, heads + 2 · kv_heads, head_dim): queries and keys, turned, and values.
+        Args:
+            x: (1, rows, width), bf16.
+            cos, sin: (1, rows, head_dim), fp32.
+
+        Returns:
+            Rotated queries and keys, and values: (1, rows, heads + 2 · kv_heads, head_dim), bf16.
         """
         attention, rows = self._attention, x.shape[1]
         heads = attention.heads + 2 * attention.kv_heads
@@ -120,7 +125,12 @@ class FewRows:
         return qkv
 
     def behind(self, x: Tensor, attended: Tensor) -> Tensor:
-        """x: what ``before`` was given. attended: (rows, heads · head_dim), contiguous. Returns the layer's output."""
+        """Run the part behind attention. Returns the layer's output.
+
+        Args:
+            x: the input of ``before``.
+            attended: (rows, heads · head_dim), contiguous.
+        """
         y = torch.empty_like(x)
         self._steps.behind(x.data_ptr(), attended.data_ptr(), y.data_ptr(), x.shape[1], torch.get_num_threads())
         return y
@@ -136,7 +146,7 @@ def _acts(module: nn.Module) -> bool:
 
 
 def _made(layer: Any) -> tuple[Any, list[Tensor]] | None:
-    """The kernel's form of a layer, and the tensors whose addresses it holds besides those of the products."""
+    """Return the kernel's form of a layer, and the norm weights that it has the addresses of; None if unsupported."""
     attention, mlp = layer.self_attn, layer.mlp
     joined = isinstance(attention, FusedAttention) and isinstance(mlp, FusedMLP)
     if not joined or mlp.act is not None or not hasattr(kernel, "DecoderLayer"):

@@ -1,6 +1,6 @@
-"""Weights in llama.cpp's blocks. Those of 32 weights with a scale in 4 bits are on inlay's own grid, bit for bit.
+"""Weights in llama.cpp's blocks. Types with 4 bits and a scale for 32 weights map to inlay's grid bit for bit.
 
-The layout of each block is that of ggml-common.h; ``gguf.quants`` unpacks the ones that are no grid of ours.
+ggml-common.h defines the layout of each block. ``gguf.quants`` unpacks the other types.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from inlay.models.stored import Grid, GridWeight, StoredWeight
 
-#: Quantized types that people have, which ``gguf.quants`` unpacks.
+#: Common quantized types that ``gguf.quants`` unpacks.
 NARROW = (
     *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"),
     *("IQ3_XXS", "IQ3_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S", "IQ1_M"),
@@ -21,10 +21,11 @@ NARROW = (
 
 
 class Blocks(StoredWeight):
-    """A weight in blocks that are no grid of ours.
+    """A weight in blocks outside inlay's grid.
 
-    blocks: (out_features, bytes of a row), uint8.
-    kind: the type of the blocks, a ``gguf.GGMLQuantizationType``.
+    Args:
+        blocks: (out_features, bytes of a row), uint8.
+        kind: the type of the blocks, a ``gguf.GGMLQuantizationType``.
     """
 
     def __init__(self, blocks: Tensor, kind: Any) -> None:
@@ -45,7 +46,7 @@ class Blocks(StoredWeight):
 
 
 class GridBlocks(Blocks, GridWeight):
-    """A weight in blocks that are on our grid."""
+    """A weight in blocks on inlay's grid."""
 
     def __init__(self, blocks: Tensor, kind: Any) -> None:
         super().__init__(blocks, kind)
@@ -61,24 +62,24 @@ class GridBlocks(Blocks, GridWeight):
 
 
 def stored_blocks(blocks: Tensor, kind: Any) -> StoredWeight:
-    """The weight in blocks of a type of ``NARROW``. Arguments as for ``Blocks``."""
+    """Return the weight in blocks of a type in ``NARROW``. Arguments as for ``Blocks``."""
     return (GridBlocks if kind.name in _GRIDS else Blocks)(blocks, kind)
 
 
 def _q4_0(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A scale, and 32 numbers around 8."""
+    """Unpack a scale and 32 numbers around 8."""
     scale = _half(blocks, 0)
     return _halves(blocks[:, 2:18]), scale, torch.zeros_like(scale)
 
 
 def _q4_1(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A scale, the smallest weight, and 32 numbers from there on."""
+    """Unpack a scale, the smallest weight, and 32 numbers from there on."""
     scale, least = _half(blocks, 0), _half(blocks, 2)
     return _halves(blocks[:, 4:20]), scale, least + 8 * scale
 
 
 def _q4_k(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Eight times 32 numbers; their scales and what is taken off them are numbers of 6 bits, with a scale each."""
+    """Unpack eight groups of 32 numbers. Their scales and offsets have 6 bits and a common scale each."""
     packed = blocks[:, 4:16]
     low, mid, high = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = torch.cat((low & 63, (high & 15) | (low >> 6 << 4)), 1)
@@ -89,12 +90,12 @@ def _q4_k(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _half(blocks: Tensor, at: int) -> Tensor:
-    """A number in fp16 that each block holds, (blocks, 1), fp32."""
+    """Read an fp16 number at a byte of each block, as (blocks, 1), fp32."""
     return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
 
 
 def _halves(numbers: Tensor) -> Tensor:
-    """The lower halves of 16 bytes, and behind them the upper ones: (blocks, 32)."""
+    """Unpack the lower halves of 16 bytes, then the upper ones: (blocks, 32)."""
     return torch.cat((numbers & 15, numbers >> 4), 1)
 
 

@@ -1,4 +1,4 @@
-"""The configuration of the model in a GGUF file."""
+"""Reads a model's configuration from a GGUF file."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from transformers import AutoConfig, PretrainedConfig
 from inlay.errors import ModelError
 from inlay.models.gguf_tokens import Vocabulary
 
-#: Llama 3's rotary scalings, of which a file holds the factors alone: the factor of each.
+#: The factors of Llama 3's rotary scalings. A file holds only the resulting divisors.
 _LLAMA3_FACTORS = (8.0, 32.0)
 _ORIGINAL = "original_max_position_embeddings"
-#: llama.cpp's names of the widths of experts, and those of configurations.
+#: llama.cpp's names of expert widths → names in configurations.
 _EXPERTS = {
     "expert_feed_forward_length": "moe_intermediate_size",
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
 
 
-#: llama.cpp's architectures whose model types have another name.
+#: llama.cpp's architectures with another model type in transformers.
 _MODEL_TYPES = {"gemma3": "gemma3_text", "qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe"}
-#: llama.cpp's names of sizes, and those of configurations; of GPT-2 and BLOOM, their own.
+#: llama.cpp's names of sizes → names in configurations. GPT-2 and BLOOM have their own.
 _SIZES = {
     "context_length": "max_position_embeddings",
     "block_count": "num_hidden_layers",
@@ -66,20 +66,20 @@ class Metadata(Protocol):
 
 
 def config_of(file: Metadata) -> PretrainedConfig:
-    """The configuration as llama.cpp runs the file. Raises ModelError for a setting that has no place in it."""
+    """Return the configuration with which llama.cpp runs the file. Raises ModelError for an unsupported setting."""
     architecture = file.architecture
     try:
         config = AutoConfig.for_model(_MODEL_TYPES.get(architecture, architecture), **_settings(file))
         return _completed(config, file)
     except ModelError:
         raise
-    except Exception as error:  # a value that is no number, or that transformers refuses
+    except Exception as error:  # not a number, or refused by transformers
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelError(f"{file.name}: its configuration cannot be read: {reason[0].rstrip('.')}") from error
 
 
 def _settings(file: Metadata) -> dict[str, Any]:
-    """The settings of a configuration: sizes, the epsilon of norms, and those of one architecture alone."""
+    """Return the settings of a configuration: sizes, the epsilon of norms, and those of single architectures."""
     architecture = file.architecture
     sizes = {key: _size(file, key) for key in _SIZES}
     if sizes["attention.head_count_kv"] is None:
@@ -94,7 +94,7 @@ def _settings(file: Metadata) -> dict[str, Any]:
         experts = {"num_experts": _size(file, "expert_count"), "num_experts_per_tok": _size(file, "expert_used_count")}
         settings |= {name: count for name, count in experts.items() if count is not None}
     if architecture == "qwen3moe":
-        settings["norm_topk_prob"] = True  # llama.cpp's code does, and files do not say
+        settings["norm_topk_prob"] = True  # fixed in llama.cpp's code, absent in files
     if architecture == "stablelm":
         settings["use_qkv_bias"] = any(name.endswith("attn_q.bias") for name in file.tensors)
         settings["use_parallel_residual"] = not any("ffn_norm" in name for name in file.tensors)
@@ -102,7 +102,7 @@ def _settings(file: Metadata) -> dict[str, Any]:
 
 
 def _size(file: Metadata, key: str) -> int | None:
-    """A size of the model; of one that is given for each layer, the one that all have. Raises ModelError."""
+    """Return a size of the model. A list for all layers must hold equal values. Raises ModelError."""
     value = file.said(f"{{arch}}.{key}")
     if isinstance(value, list) and value and all(each == value[0] for each in value):
         value = value[0]
@@ -115,7 +115,7 @@ def _size(file: Metadata, key: str) -> int | None:
 
 
 def _check_sizes(file: Metadata, sizes: dict[str, int | None]) -> None:
-    """Raise ModelError where sizes are missing, or are not those of the tensors."""
+    """Raise ModelError if sizes are missing or contradict the tensors."""
     for key in _NEEDED:
         if sizes[key] is None:
             raise ModelError(f"{file.name}: does not say {file.architecture}.{key}; download it again")
@@ -129,7 +129,7 @@ def _check_sizes(file: Metadata, sizes: dict[str, int | None]) -> None:
 
 
 def _completed(config: PretrainedConfig, file: Metadata) -> PretrainedConfig:
-    """The configuration with the settings that a file writes in another way than transformers."""
+    """Add the settings that a file stores in another form than transformers."""
     config.tie_word_embeddings = "output.weight" not in file.tensors
     config.vocab_size = int(file.tensors["token_embd.weight"].shape[1])
     if "position_embd.weight" in file.tensors:
@@ -146,7 +146,7 @@ def _completed(config: PretrainedConfig, file: Metadata) -> PretrainedConfig:
 
 
 def _end(config: PretrainedConfig, file: Metadata) -> None:
-    """The ids that begin and end a text: a chat's turn may end with another one than a text."""
+    """Set the ids that begin and end a text. A chat turn may end with another id than a text."""
     ends = file.vocabulary.ends
     config.eos_token_id = ends[0] if len(ends) == 1 else ends or None
     config.bos_token_id = file.vocabulary.role("bos")
@@ -154,18 +154,18 @@ def _end(config: PretrainedConfig, file: Metadata) -> None:
 
 
 def _heads(config: PretrainedConfig, file: Metadata) -> None:
-    """The width of a head, and by what scores are divided where that is another number."""
+    """Set the width of a head, and the divisor of scores if that differs."""
     width = file.said("{arch}.attention.key_length") or file.said("{arch}.rope.dimension_count")
     if width and file.architecture != "phi3" and _declares(config, "head_dim"):
         config.head_dim = int(width)
     if file.architecture in ("gemma2", "gemma3"):
-        layers = {"gemma2": 46, "gemma3": 62}[file.architecture]  # the 27B models, as llama.cpp tells them
+        layers = {"gemma2": 46, "gemma3": 62}[file.architecture]  # llama.cpp recognizes the 27B models by their layers
         apart = config.num_hidden_layers == layers
         config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads if apart else config.head_dim
 
 
 def _window(config: PretrainedConfig, file: Metadata) -> None:
-    """A sliding window where the file has one: a class may assume one of its own."""
+    """Set the file's sliding window. A configuration class may have another default."""
     if not _declares(config, "sliding_window"):
         return
     window = file.said("{arch}.attention.sliding_window")
@@ -174,9 +174,9 @@ def _window(config: PretrainedConfig, file: Metadata) -> None:
 
 
 def _rotary(config: PretrainedConfig, file: Metadata) -> None:
-    """Scalings of the rotary embedding, which transformers leaves out.
+    """Set the scaling of the rotary embedding, which transformers does not read.
 
-    As in llama.cpp, a factor without a type is a linear one, and older files have it as ``rope.scale_linear``.
+    As in llama.cpp, a factor without a type is linear, and older files store it as ``rope.scale_linear``.
     """
     kind, factor = file.said("{arch}.rope.scaling.type") or "linear", file.said("{arch}.rope.scaling.factor")
     if factor is None:
@@ -185,7 +185,7 @@ def _rotary(config: PretrainedConfig, file: Metadata) -> None:
     parameters = getattr(config, "rope_parameters", None)
     if parameters is None:
         return
-    rotated = parameters.get("full_attention", parameters)  # of gemma3, the layers without a window
+    rotated = parameters.get("full_attention", parameters)  # in gemma3, the layers without a window
     if base := file.said("{arch}.rope.freq_base"):
         rotated["rope_theta"] = float(base)
     if (width := file.said("{arch}.rope.dimension_count")) and "partial_rotary_factor" in rotated:
@@ -214,7 +214,7 @@ def _rotary(config: PretrainedConfig, file: Metadata) -> None:
 
 
 def _longrope(config: PretrainedConfig, file: Metadata) -> dict[str, Any]:
-    """Phi-3's scaling: the factors that frequencies are divided by, up to the original context and beyond it."""
+    """Return Phi-3's scaling: divisors of the frequencies up to the original context and beyond it."""
     context = file.said("{arch}.rope.scaling.original_context_length")
     tensors = {f"{length}_factor": f"rope_factors_{length}.weight" for length in ("short", "long")}
     if context is None or not all(name in file.tensors for name in tensors.values()):
@@ -233,14 +233,14 @@ def _longrope(config: PretrainedConfig, file: Metadata) -> dict[str, Any]:
 
 
 def _llama3(config: PretrainedConfig, file: Metadata) -> dict[str, Any]:
-    """Llama 3's scaling, told from the factors that the file divides frequencies by."""
+    """Recognize Llama 3's scaling by the file's divisors of the frequencies."""
     factors = np.asarray(file.tensors["rope_freqs.weight"].data, dtype=np.float32)
     if np.allclose(factors, 1):
         return {}
     width = 2 * len(factors)
     waves = 2 * math.pi * config.rope_parameters["rope_theta"] ** (np.arange(0, width, 2) / width)
     for factor in _LLAMA3_FACTORS:
-        smooth = (8192 / waves - 1) / 3  # between wavelengths of 8192 and of 8192 / 4
+        smooth = (8192 / waves - 1) / 3  # between wavelengths of 8192 / 4 and 8192
         between = 1 / ((1 - smooth) / factor + smooth)
         expected = np.where(waves < 8192 / 4, 1.0, np.where(waves > 8192, factor, between))
         if np.allclose(factors, expected, rtol=1e-3):

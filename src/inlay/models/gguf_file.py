@@ -1,7 +1,7 @@
-"""Models in GGUF, llama.cpp's format: one file, or the parts of one, that holds all of a model.
+"""Models in GGUF, llama.cpp's format: one file, or a split one, with a whole model.
 
-Its names and its conventions are translated by transformers' tables for GGUF, its blocks by ``gguf`` or by us
-(gguf_blocks.py), and the model is the family's stock code, as everywhere.
+transformers' GGUF tables translate its names and conventions. ``gguf`` or gguf_blocks.py unpacks its blocks. The model
+is the family's stock code.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from inlay.models.gguf_tokenizer import make_tokenizer
 from inlay.models.gguf_tokens import Vocabulary
 from inlay.models.stored import StoredWeight
 
-#: llama.cpp's architectures whose files are tested against transformers' reader.
+#: llama.cpp's architectures that are tested against transformers' reader.
 ARCHITECTURES = (
     *("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "starcoder2", "stablelm", "gpt2", "bloom"),
     *("nemotron", "qwen2moe", "qwen3moe"),
 )
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_MOVED = ("bloom", "gpt2")  # their matrices are turned or cut on the way, which blocks cannot be
+_MOVED = ("bloom", "gpt2")  # their matrices are transposed or split on loading, which blocks do not allow
 _NOT_WEIGHTS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _MODEL = "give the GGUF file of the model itself, or the folder of its Hugging Face checkpoint"
-#: What to give in place of a file that is of such a type and no model.
+#: Advice for files of such a type, which hold no model.
 _INSTEAD = {"adapter": f"{_MODEL}, and the adapter with --adapter as PEFT saves it"}
 _EXPERTS = re.compile(r"\.ffn_(gate|up|down)_exps\.weight$")
 
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """A model's file, and its parts where it was split.
+    """A model's GGUF file, with all its parts.
 
-    paths: in their order; the first holds the configuration and the tokenizer.
+    ``paths`` are in order. The first one holds the configuration and the tokenizer.
     """
 
     paths: tuple[Path, ...]
 
     @property
     def name(self) -> str:
-        """The first file."""
+        """The path of the first part."""
         return str(self.paths[0])
 
     @cached_property
@@ -61,14 +61,14 @@ class GGUFFile:
         return [_header(path) for path in self.paths]
 
     def said(self, key: str) -> Any:
-        """What the file says under a key, of which ``{arch}`` is the architecture; None for nothing."""
+        """Return the file's value of a key, or None. ``{arch}`` in a key stands for the architecture."""
         if "{arch}" in key:
             key = key.format(arch=self.architecture)
         return self._headers[0].metadata.get(key)
 
     @property
     def architecture(self) -> str:
-        """llama.cpp's name of it."""
+        """llama.cpp's name of the architecture."""
         return str(self.said("general.architecture"))
 
     @cached_property
@@ -78,11 +78,11 @@ class GGUFFile:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """The tokens of the file."""
+        """The file's tokens."""
         return Vocabulary(self.said)
 
     def config(self) -> PretrainedConfig:
-        """The configuration that the file describes. Raises ModelError."""
+        """Return the configuration in the file. Raises ModelError."""
         self._check_whole()
         if self.architecture not in ARCHITECTURES:
             raise ModelError(
@@ -98,7 +98,7 @@ class GGUFFile:
         return config_of(self)
 
     def _check_whole(self) -> None:
-        """Raise ModelError for a file of something else than a model: an adapter, a projector, a vocabulary."""
+        """Raise ModelError for a file without a model: an adapter, a projector, a vocabulary."""
         table = self.tensors.get("token_embd.weight")
         if table is None or len(table.shape) != 2:
             said = {key: self.said(key) for key in ("general.type", "general.architecture")}
@@ -109,24 +109,24 @@ class GGUFFile:
             )
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer in the file, with its chat template. Raises ModelError."""
+        """Return the tokenizer in the file, with its chat template. Raises ModelError."""
         if not self.vocabulary.names:
             raise ModelError(f"{self.name}: the file holds no tokenizer; give one that does")
         return make_tokenizer(self.name, self.vocabulary)
 
     def dtype(self) -> torch.dtype:
-        """What the weights are that are not quantized: the narrowest, as norms are in fp32 everywhere."""
+        """Return the dtype of the unquantized weights: the narrowest one, because norms are always fp32."""
         kinds = {tensor.tensor_type.name for tensor in self.tensors.values()}
         if kinds & {"BF16", *NARROW}:
             return torch.bfloat16
         return torch.float16 if "F16" in kinds else torch.float32
 
     def check(self, config: PretrainedConfig) -> None:
-        """Raise ModelError where ``model`` would refuse the file's tensors; none of them is read."""
+        """Raise ModelError if ``model`` would refuse the file's tensors. Reads none of them."""
         self._placed(config, torch.bfloat16)
 
     def model(self, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-        """The model, with the layers that the file has quantized as StoredLinear. Raises ModelError."""
+        """Load the model, with quantized layers as StoredLinear. Raises ModelError."""
         meta, targets = self._placed(config, dtype)
         weights: dict[str, Lazy] = {}
         stored: dict[str, StoredWeight] = {}
@@ -137,7 +137,7 @@ class GGUFFile:
         return fill(self.name, config, dtype, weights, stored, meta)
 
     def _placed(self, config: PretrainedConfig, dtype: torch.dtype) -> tuple[PreTrainedModel, Mapping[str, list[str]]]:
-        """The stock model without weights, and the tensors of each of its parameters. Raises ModelError."""
+        """Return the stock model without weights, and the tensors of each parameter. Raises ModelError."""
         meta = on_meta(config, dtype)
         targets = self._targets(meta)
         tied = set(meta.all_tied_weights_keys) if config.tie_word_embeddings else set()
@@ -155,7 +155,7 @@ class GGUFFile:
         return meta, targets
 
     def _targets(self, meta: PreTrainedModel) -> Mapping[str, list[str]]:
-        """The tensors that each of the model's parameters is made of. Raises ModelError for one without a place."""
+        """Return the tensors of each of the model's parameters. Raises ModelError for an unknown tensor."""
         from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
 
         names = get_gguf_hf_weights_map(meta, self._processor(meta.config))
@@ -178,15 +178,15 @@ class GGUFFile:
         return TENSOR_PROCESSORS.get(self.architecture, TensorProcessor)(config=_settings(config))
 
     def _packed(self, config: PretrainedConfig, name: str) -> StoredWeight | None:
-        """A quantized matrix as it is; None for what has to be unpacked first."""
+        """Return a quantized matrix in its blocks; None if it must be unpacked first."""
         tensor = self.tensors[name]
         if tensor.tensor_type.name in _PLAIN or tensor.data.ndim != 2 or self.architecture in _MOVED:
             return None
-        blocks = self._processor(config).process(tensor.data, name).weights  # whose rows it may order
+        blocks = self._processor(config).process(tensor.data, name).weights  # may reorder rows
         return stored_blocks(torch.from_numpy(np.ascontiguousarray(blocks)), tensor.tensor_type)
 
     def _dense(self, config: PretrainedConfig, parts: list[str]) -> Tensor:
-        """A parameter of the model, of one tensor or of the gates and the ups of all experts."""
+        """Return a parameter from one tensor, or from all experts' gate and up tensors."""
         process: Callable[..., Any] = self._processor(config).process
         unpacked = [_unpacked(self.tensors[name]) for name in parts]
         if _EXPERTS.search(parts[0]):
@@ -195,26 +195,26 @@ class GGUFFile:
 
 
 def _settings(config: PretrainedConfig) -> dict[str, Any]:
-    """The configuration as transformers' table of tensors asks for it."""
+    """Return the configuration in the form of transformers' tensor processors."""
     names = {"n_head": config.num_attention_heads, "hidden_size": config.hidden_size}
     keys = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     return names | {"num_attention_heads": config.num_attention_heads, "num_key_value_heads": keys}
 
 
 def _renamed(name: str) -> str:
-    """The head under a name that transformers' table for GPT-2 does not take for another matrix."""
+    """Rename the head, because transformers' GPT-2 table takes its name for another matrix."""
     return "lm_head.weight" if name == "output.weight" else name
 
 
 def _unpacked(tensor: Any) -> np.ndarray[Any, Any]:
-    """A copy in fp32."""
+    """Return a dequantized copy in fp32."""
     from gguf import dequantize
 
     return np.array(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
 
 
 def _header(path: Path) -> GGUFHeader:
-    """The header of a file. Raises ModelError."""
+    """Read the header of a file. Raises ModelError."""
     try:
         return read_header(path)
     except ImportError as error:

@@ -1,7 +1,7 @@
-"""The header of a GGUF file: metadata and the table of tensors, read once, from the mapped file.
+"""The header of a GGUF file, read once from the mapped file: metadata and the table of tensors.
 
-Every length is checked against the size of the file before it is used, so a damaged or hostile file costs no more than
-its own size. ``gguf.GGUFReader`` makes several numpy objects of each item, which takes seconds for a vocabulary.
+Every length is checked against the file's size before use, so a damaged or hostile file costs no more than its size.
+``gguf.GGUFReader`` makes several numpy objects of each item, which takes seconds for a vocabulary.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 _VERSIONS = (2, 3)
 _STRING, _ARRAY = 8, 9
-#: Fixed-size types of metadata: how ``struct`` reads one.
+#: Fixed-size types of metadata → ``struct`` formats.
 _FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _MOST_ITEMS = 1 << 24  # of an array; the largest vocabularies have 2^18 tokens
 _MOST_DIMENSIONS = 4
@@ -28,8 +28,10 @@ _ALIGNMENT = 32
 class GGUFTensor:
     """A tensor of a file.
 
-    tensor_type: a ``gguf.GGMLQuantizationType``. shape: as llama.cpp has it, the width of a row first.
-    data: mapped; numbers in rows, or the bytes of the rows' blocks.
+    Args:
+        tensor_type: a ``gguf.GGMLQuantizationType``.
+        shape: in llama.cpp's order, the width of a row first.
+        data: mapped numbers in rows, or the bytes of the rows' blocks.
     """
 
     name: str
@@ -40,7 +42,7 @@ class GGUFTensor:
 
 @dataclass(frozen=True)
 class GGUFHeader:
-    """The header of a file. metadata: numbers, texts, and lists of either, by key. tensors: by name."""
+    """The header of a file: ``metadata`` (numbers, texts and lists by key), and ``tensors`` by name."""
 
     metadata: dict[str, Any]
     tensors: dict[str, GGUFTensor]
@@ -62,7 +64,7 @@ def read_header(path: Path) -> GGUFHeader:
     alignment = metadata.get("general.alignment", _ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
         raise ValueError(f"general.alignment is {alignment!r}, which is no power of two")
-    # private pages, which nothing writes to, because torch wants to be able to
+    # Copy-on-write, because torch needs writable memory. Nothing writes to it.
     data = np.memmap(path, dtype=np.uint8, mode="c")
     first = -(-end // alignment) * alignment
     tensors: dict[str, GGUFTensor] = {}
@@ -74,13 +76,13 @@ def read_header(path: Path) -> GGUFHeader:
 
 
 class _Cursor:
-    """Reads on from a place in a file. at: the next byte."""
+    """Reads a mapped file sequentially. ``at`` is the next byte."""
 
     def __init__(self, mapped: mmap.mmap, size: int) -> None:
         self._mapped, self._size, self.at = mapped, size, 0
 
     def numbers(self, form: str, count: int = 1) -> tuple[Any, ...]:
-        """Numbers of one type, little-endian."""
+        """Read little-endian numbers of one type."""
         end = self.at + count * struct.calcsize(f"<{form}")
         if end > self._size:
             raise ValueError("its header is cut short")
@@ -89,7 +91,7 @@ class _Cursor:
         return found
 
     def text(self) -> str:
-        """A text behind its length."""
+        """Read a length and a text."""
         (length,) = self.numbers("Q")
         if length > self._size - self.at:
             raise ValueError("its header is cut short")
@@ -100,16 +102,16 @@ class _Cursor:
             raise ValueError("a text of its header is not UTF-8") from None
 
     def texts(self, count: int) -> list[str]:
-        """Many texts: a vocabulary, or its merges."""
+        """Read many texts: a vocabulary or its merges."""
         return [self.text() for _ in range(count)]
 
     def left(self) -> int:
-        """Bytes behind this place."""
+        """Return the number of bytes behind this place."""
         return self._size - self.at
 
 
 def _metadata(cursor: _Cursor) -> tuple[dict[str, Any], int]:
-    """The metadata, and how many tensors follow."""
+    """Read the metadata. Returns it with the number of tensors that follow."""
     magic, version = cursor.numbers("I", 2)
     if magic != int.from_bytes(b"GGUF", "little"):
         raise ValueError("it does not begin with GGUF")
@@ -146,7 +148,7 @@ def _value(cursor: _Cursor, key: str, kind: int) -> Any:
 
 
 def _entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
-    """Name, shape, type and offset of a tensor."""
+    """Read a tensor's name, shape, type and offset."""
     name = cursor.text()
     (dimensions,) = cursor.numbers("I")
     if not 1 <= dimensions <= _MOST_DIMENSIONS:

@@ -1,8 +1,7 @@
-"""The tokenizer of a GGUF file, which gives the ids that llama.cpp gives.
+"""Builds the tokenizer of a GGUF file, with the same ids as llama.cpp.
 
-Byte-level tokenizers split text before they merge its bytes, by a name (``tokenizer.ggml.pre``). Another split than the
-one that the merges were learned with gives other ids, and nothing shows it but worse answers. So a name that inlay does
-not know is refused, as llama.cpp does.
+Byte-level tokenizers split text before merging its bytes. The file names the split (``tokenizer.ggml.pre``). A wrong
+split gives other ids and silently worse answers. So an unknown name is refused, as in llama.cpp.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from inlay.models.gguf_tokens import CONTROL, UNKNOWN, USER_DEFINED, Vocabulary
 
 logger = logging.getLogger(__name__)
 
-#: That split, and one of the words between marks of punctuation, as llama.cpp's llama-vocab.cpp has them.
+#: GPT-2's split, and one for words between punctuation, as in llama.cpp's llama-vocab.cpp.
 _WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 _BETWEEN_MARKS = " ?[^(\\s|.,!?…。，、।۔،)]+"
 _GPT2 = (f"{_WORDS}|\\s+",)
-#: Name → patterns that split a text, and then each piece: into matches, and text between them.
+#: Name → patterns, applied in turn: a text is split into matches and the text between them.
 _SPLITS: dict[str, tuple[str, ...]] = {
     **{name: (split,) for name, split in GGUF_PRE_TOKENIZER_SPLITS.items()},
     **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "roberta-bpe"), _GPT2),
@@ -35,12 +34,12 @@ _SPLITS: dict[str, tuple[str, ...]] = {
 }
 
 
-_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how SentencePiece writes a space
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's mark for a space
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 def make_tokenizer(file: str, vocabulary: Vocabulary) -> PreTrainedTokenizerBase:
-    """A tokenizer of a file's vocabulary, with its chat template. file: its name, for errors. Raises ModelError."""
+    """Return the tokenizer of a vocabulary, with its chat template. ``file`` is for errors. Raises ModelError."""
     names = vocabulary.names
     if len(vocabulary.ids) < len(names):
         twice = next(name for i, name in enumerate(names) if vocabulary.ids[name] != i)
@@ -59,13 +58,13 @@ def make_tokenizer(file: str, vocabulary: Vocabulary) -> PreTrainedTokenizerBase
     named = {f"{name}_token": _name(vocabulary, role) for name, role in roles.items()}
     backend.post_processor = _ends_of_text(vocabulary)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **named)
-    tokenizer.backend_tokenizer.post_processor = backend.post_processor  # transformers may put its own there
+    tokenizer.backend_tokenizer.post_processor = backend.post_processor  # transformers may have replaced it
     tokenizer.chat_template = vocabulary.said("tokenizer.chat_template")
     return tokenizer
 
 
 def _byte_level(file: str, vocabulary: Vocabulary) -> Tokenizer:
-    """BPE over the bytes of a text that is split first."""
+    """Return BPE over the bytes of pre-split text."""
     split = vocabulary.split
     _check_split(file, split)
     merges = []
@@ -87,14 +86,14 @@ def _byte_level(file: str, vocabulary: Vocabulary) -> Tokenizer:
 
 
 def _sentencepiece(vocabulary: Vocabulary) -> Tokenizer:
-    """BPE over characters, which merges the two neighbours that make the token of the highest score."""
+    """Return BPE over characters. It merges the neighbours that form the token with the highest score."""
     unknown = _name(vocabulary, "unknown")
     has_bytes = all(byte in vocabulary.ids for byte in _BYTES)
     model = models.BPE(vocabulary.ids, _merges(vocabulary), unk_token=unknown, fuse_unk=False, byte_fallback=has_bytes)
     backend = Tokenizer(model)
     spaces: list[Any] = [normalizers.Replace(" ", _SPACE)]
     undone: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    if vocabulary.adds_space:  # of every stretch of text between special tokens
+    if vocabulary.adds_space:  # applies to all text between special tokens
         spaces.insert(0, normalizers.Prepend(_SPACE))
         undone.append(decoders.Strip(" ", 1, 0))
     backend.normalizer = normalizers.Sequence(spaces)
@@ -103,7 +102,7 @@ def _sentencepiece(vocabulary: Vocabulary) -> Tokenizer:
 
 
 def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    """Pairs of tokens that make a token, the highest score first. Tokens without a score have 0."""
+    """Return all pairs of tokens that form a token, the highest score first. The default score is 0."""
     scores, ids = vocabulary.said("tokenizer.ggml.scores") or [], vocabulary.ids
     found = []
     for name, token in ids.items():
@@ -117,7 +116,7 @@ def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
 
 
 def _add_special_tokens(backend: Tokenizer, vocabulary: Vocabulary) -> None:
-    """Have control tokens, and tokens that users defined, found in text as they are spelled."""
+    """Register control tokens and user-defined tokens, which are found in text by their spelling."""
     kinds = {CONTROL: True, UNKNOWN: True, USER_DEFINED: False}
     added = [
         AddedToken(
@@ -134,7 +133,7 @@ def _add_special_tokens(backend: Tokenizer, vocabulary: Vocabulary) -> None:
 
 
 def _ends_of_text(vocabulary: Vocabulary) -> Any:
-    """The step that puts BOS and EOS around a text; None if the file adds neither."""
+    """Return the step that puts BOS and EOS around a text; None if the file adds neither."""
     bos = _name(vocabulary, "bos") if vocabulary.adds_bos else None
     eos = _name(vocabulary, "eos") if vocabulary.adds_eos else None
     around = [(name, vocabulary.ids[name]) for name in (bos, eos) if name is not None]
@@ -151,9 +150,9 @@ def _name(vocabulary: Vocabulary, role: str) -> str | None:
 
 
 def _check_split(file: str, name: str | None) -> None:
-    """Raise ModelError where it is not known how text is split; one warning where the file does not say.
+    """Raise ModelError for an unknown split, and warn if the file names none.
 
-    name: the file's ``tokenizer.ggml.pre``.
+    ``name`` is the file's ``tokenizer.ggml.pre``.
     """
     if name is None:
         logger.warning(

@@ -1,6 +1,6 @@
-"""llama.cpp's own knowledge of vocabularies: tokens that are special by their names, and tokens that end a text.
+"""llama.cpp's built-in rules for vocabularies: tokens that are special by name, and tokens that end a text.
 
-The rules are those of llama.cpp's vocabulary loader; files leave out what it finds out by itself.
+They follow llama.cpp's vocabulary loader. Files leave them out.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _ENDS = (
     *("<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>"),
     *("<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>"),
 )
-#: Tokens for filling gaps in code that end an answer: the key of a file, and names where it has none.
+#: Fill-in-the-middle tokens that end an answer: a key of the file, and the names without that key.
 _FILLING_ENDS = {
     "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep": ("<|file_sep|>",),
 }
-#: Tokens for filling gaps in code that are control tokens and end nothing.
+#: Fill-in-the-middle tokens that are control tokens and end nothing.
 _FILLING = {
     "fim_pre": (
         *("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>", "<|code_prefix|>"),
@@ -39,36 +39,36 @@ _FILLING = {
         "<|middle|>",
     ),
 }
-#: Marks of gpt-oss that are shown in answers.
+#: gpt-oss marks that answers show.
 _SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
-#: Splits whose texts begin with BOS where the file does not say.
+#: Splits that imply BOS if the file does not say.
 _BOS_SPLITS = (
     *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"),
     *("tekken", "chameleon"),
 )
-#: Splits that take a whole piece for a token before they merge.
+#: Splits that take a whole piece as a token before merging.
 _WHOLE_SPLITS = (*(name for name in _BOS_SPLITS if name != "chameleon"), "minicpm5", "youtu")
-#: The ids of a SentencePiece file that names none.
+#: Default ids of a SentencePiece file.
 _SENTENCEPIECE = {"bos": 1, "eos": 2, "unknown": 0}
-#: Of Phi-3, tokens that keep the white space behind them.
+#: Phi-3's tokens that keep the white space behind them.
 _KEEP_SPACE = ("<unk>", "<s>", "<|endoftext|>")
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens of a file. said: returns the file's value of a key, or None."""
+    """The tokens of a file. ``said`` returns the file's value of a key, or None."""
 
     said: Callable[[str], Any]
 
     @cached_property
     def names(self) -> list[str]:
-        """The tokens in the order of their ids. llama.cpp gives those without a name one."""
+        """The tokens by id. As in llama.cpp, tokens without a name get one."""
         names = self.said("tokenizer.ggml.tokens") or []
         return [name or f"[EMPTY_{i}]" for i, name in enumerate(names)]
 
     @cached_property
     def ids(self) -> dict[str, int]:
-        """The tokens by their names."""
+        """Token → id."""
         return {name: i for i, name in enumerate(self.names)}
 
     @property
@@ -78,11 +78,11 @@ class Vocabulary:
 
     @property
     def split(self) -> str | None:
-        """How text is split before its bytes are merged."""
+        """The name of the split before merging."""
         return self.said("tokenizer.ggml.pre")
 
     def role(self, name: str) -> int | None:
-        """The id of a role (``bos``, ``eos``, ``eot``, ``unknown``, …); None if the file has no token for it."""
+        """Return the id of a role (``bos``, ``eos``, ``eot``, ``unknown``, …), or None."""
         token = self.said(f"tokenizer.ggml.{name}_token_id")
         if isinstance(token, int) and 0 <= token < len(self.names):
             return token
@@ -103,13 +103,13 @@ class Vocabulary:
 
     @property
     def adds_space(self) -> bool:
-        """True if a space stands before a text, and before text behind a special token."""
+        """True if a space is added before a text, and before text behind a special token."""
         said = self.said("tokenizer.ggml.add_space_prefix")
         return self.kind == "llama" and (said is None or bool(said))
 
     @property
     def takes_whole_pieces(self) -> bool:
-        """True if a piece of text that is a token is not made by merges."""
+        """True if a piece of text that is a token needs no merges."""
         return self.split in _WHOLE_SPLITS
 
     @cached_property
@@ -118,7 +118,7 @@ class Vocabulary:
         return [*types, *[NORMAL] * (len(self.names) - len(types))]
 
     def _filling(self, table: Mapping[str, tuple[str, ...]]) -> list[int]:
-        """The tokens of roles in filling gaps: of the file's key, else of the first name that is there."""
+        """Return the ids of fill-in-the-middle roles: by the file's key, else by the first known name."""
         found = []
         for role, names in table.items():
             token = self.role(role)
@@ -128,16 +128,16 @@ class Vocabulary:
 
     @cached_property
     def _ends(self) -> tuple[list[int], list[int]]:
-        """The ids that end an answer, and ids among the names that do not in this vocabulary."""
+        """The ids that end an answer, and candidates that do not in this vocabulary."""
         named = [self.ids[name] for name in _ENDS if name in self.ids]
         roles = [token for role in ("eos", "eot", "eom") if (token := self.role(role)) is not None]
         found = dict.fromkeys([*roles, *named, *self._filling(_FILLING_ENDS)])
         ends = {self.names[i] for i in found}
         dropped = []
         calls = bool(ends & {"<|call|>", "<|calls|>"})
-        if calls and ends & {"<|return|>", "<|flush|>"} and "<|end|>" in ends:  # it ends a message there, not a turn
+        if calls and ends & {"<|return|>", "<|flush|>"} and "<|end|>" in ends:  # here it ends a message, not a turn
             dropped.append(self.ids["<|end|>"])
-        if {"<|tool_response>", "</s>"} <= ends:  # Gemma 4's text holds it
+        if {"<|tool_response>", "</s>"} <= ends:  # occurs in Gemma 4's text
             dropped.append(self.ids["</s>"])
         return [i for i in found if i not in dropped], dropped
 
@@ -148,7 +148,7 @@ class Vocabulary:
 
     @cached_property
     def types(self) -> list[int]:
-        """The type of each token. Those that end an answer or fill gaps are control tokens in any file."""
+        """The type of each token. Tokens that end an answer or fill in the middle are always control tokens."""
         types = list(self._types)
         ends, dropped = self._ends
         for i in (*ends, *self._filling(_FILLING), *self._filling(_FILLING_ENDS)):

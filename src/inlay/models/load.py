@@ -1,7 +1,4 @@
-"""The bundled model ``demo``: the generator of its documents, its recipe, and its files in ``model/``.
-
-Models by name: a local directory, a GGUF file, a hub name, ``random:<shape>``, or ``demo``.
-"""
+"""Loads models by name: a local directory, a GGUF file, a hub name, ``random:<shape>``, or the bundled ``demo``."""
 
 from __future__ import annotations
 
@@ -63,11 +60,12 @@ _DEMO_NOTE = "demo is a small model that answers questions from documents in fro
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A transformers model with its tokenizer and what inlay knows of it.
+    """A transformers model with its tokenizer and inlay's description of it.
 
-    fingerprint: sha256 over configuration and every byte of every weight; part of every segment key.
-    note: what a user should know of this model before reading its answers, or None.
-    form: how the model keeps its weights.
+    Args:
+        fingerprint: sha256 over the configuration and every byte of every weight; part of every segment key.
+        note: a hint for users about this model's answers, or None.
+        form: the storage of the weights.
     """
 
     name: str
@@ -90,16 +88,22 @@ def load_model(
 ) -> LoadedModel:
     """Load a model.
 
-    name: a directory, a GGUF file, a hub name, ``random:<shape>``, or ``demo``.
-    dtype: "float32", "bfloat16", or "auto": what the checkpoint's configuration says, or its weights where that says
-        nothing, if it is one of the two, else bfloat16; random models are bfloat16, ``demo`` is float32.
-    seed: of the random weights; checkpoints and ``demo`` ignore it.
-    weights: "packed" for speed on the CPU, or "stock" for the model as transformers makes it; None for "packed" on the
-        CPU and "stock" on a GPU.
-    quantization: "int8" or "int4" keep the linear layers' weights in so many bits, on the CPU; None in the model's
-        dtype, or in as many bits as the checkpoint has them.
-    device: "cpu", "cuda", "cuda:1", or "auto": a GPU where there is one.
-    Raises ModelError with the reason, ParameterError, and CapacityError where the device has no room for it.
+    Args:
+        name: a directory, a GGUF file, a hub name, ``random:<shape>``, or ``demo``.
+        dtype: "float32", "bfloat16", or "auto". "auto" takes the dtype of the checkpoint's configuration, or of its
+            weights if that has none; bfloat16 if it is neither of the two. Random models are bfloat16, ``demo`` is
+            float32.
+        seed: of the random weights; checkpoints and ``demo`` ignore it.
+        weights: "packed" for speed on the CPU, or "stock" for transformers' own modules. None for "packed" on the CPU
+            and "stock" on a GPU.
+        quantization: "int8" or "int4" store the linear layers' weights in so many bits, on the CPU. None keeps the
+            model's dtype, or the checkpoint's bits.
+        device: "cpu", "cuda", "cuda:1", or "auto" for a GPU if there is one.
+
+    Raises:
+        ModelError: with the reason, if the model cannot be loaded.
+        ParameterError: for a wrong argument.
+        CapacityError: if the device has too little memory.
     """
     name, where = model_name(name), find_device(device)
     form = WeightForm(check_form(where, weights, quantization), quantization)
@@ -131,9 +135,11 @@ def as_loaded(
     tokenizer: PreTrainedTokenizerBase | None = None,
     device: str = "auto",
 ) -> LoadedModel:
-    """A model that is given by name, loaded, or one that is, as it is. Arguments and errors: see ``load_model``.
+    """Load a model given by name, or check a loaded one. Arguments and errors: see ``load_model``.
 
-    tokenizer: that of a transformers model. device: for a model that is loaded, "auto" is where it is.
+    Args:
+        tokenizer: only for a transformers model.
+        device: "auto" leaves a loaded model where it is.
     """
     if tokenizer is not None and not isinstance(model, PreTrainedModel):
         raise ParameterError("tokenizer is for a model of transformers that is loaded; this one brings its own")
@@ -154,7 +160,7 @@ def as_loaded(
 
 
 def _from_transformers(model: PreTrainedModel, dtype: str, tokenizer: PreTrainedTokenizerBase | None) -> LoadedModel:
-    """A model that the caller has loaded. It stays as it is, and may be used beside. Raises ParameterError."""
+    """Describe a model that the caller has loaded, without changing it. Raises ParameterError."""
     if tokenizer is None:
         raise ParameterError(
             "a model of transformers needs its tokenizer: write "
@@ -179,9 +185,9 @@ def _from_transformers(model: PreTrainedModel, dtype: str, tokenizer: PreTrained
 
 
 def adjusted(loaded: LoadedModel, chat_template: str | None, max_model_len: int | None) -> LoadedModel:
-    """The model with another chat template, or a shorter context. Raises ParameterError."""
+    """Return the model with another chat template or a shorter context. Raises ParameterError."""
     if chat_template is not None:
-        tokenizer = copy.copy(loaded.tokenizer)  # a model that is loaded already is its caller's
+        tokenizer = copy.copy(loaded.tokenizer)  # the caller's own tokenizer must not change
         tokenizer.chat_template = chat_template
         loaded = replace(loaded, tokenizer=tokenizer)
     longest = loaded.spec.max_positions
@@ -195,7 +201,7 @@ def adjusted(loaded: LoadedModel, chat_template: str | None, max_model_len: int 
 
 
 def load_tokenizer(name: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model of any family, without its weights. name: as in ``load_model``. Raises ModelError."""
+    """Load a model's tokenizer without weights. ``name`` as in ``load_model``. Raises ModelError."""
     name = model_name(name)
     if name == "demo":
         return _read_tokenizer(str(MODEL_DIRECTORY))
@@ -209,15 +215,18 @@ def load_tokenizer(name: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
 def check_model(name: str | os.PathLike[str]) -> PretrainedConfig:
     """Check a model as far as ``load_model`` does before it reads weights.
 
-    Of a GGUF file these are its tensors and its tokenizer; of a folder its weight files and its tokenizer, if it holds
-    weights at all; of a model of the hub its configuration alone.
+    Checks the tensors and the tokenizer of a GGUF file. Checks the weight files and the tokenizer of a folder with
+    weights.
+    Checks only the configuration of a model on the hub.
 
     Args:
         name: a directory, a GGUF file, or a hub name.
 
-    Returns: the configuration.
+    Returns:
+        The configuration.
 
-    Raises: ModelError where ``load_model`` would refuse the model.
+    Raises:
+        ModelError: if ``load_model`` would refuse the model.
     """
     name = model_name(name)
     gguf, config = _described(name)
@@ -232,7 +241,7 @@ def check_model(name: str | os.PathLike[str]) -> PretrainedConfig:
 
 
 def _described(name: str) -> tuple[GGUFFile | None, PretrainedConfig]:
-    """The GGUF file that a name stands for, if it does, and the configuration. Raises ModelError for one not served."""
+    """Return the GGUF file of a name, or None, and the configuration. Raises ModelError for an unsupported model."""
     gguf = _gguf(name)
     config = read_config(name) if gguf is None else gguf.config()
     check_config(config)
@@ -249,7 +258,7 @@ def _random(name: str, dtype: torch.dtype, seed: int, form: WeightForm) -> Loade
 
 
 def _checkpoint(name: str, dtype: str, form: WeightForm, *, keep: bool = True) -> LoadedModel:
-    """keep: whether the digest of the weights is looked up, and left, in the user's cache directory."""
+    """Load a checkpoint. ``keep`` caches the digest of the weights in the user's cache directory."""
     gguf, config = _described(name)
     place = name if gguf is None else gguf.name
     if not Path(place).exists():
@@ -261,7 +270,7 @@ def _checkpoint(name: str, dtype: str, form: WeightForm, *, keep: bool = True) -
     with ReadAhead(pieces_of(weight_files(place))) as ahead:
         model = _read_weights(place, config, dtype) if gguf is None else _read_gguf(gguf, config, dtype)
         if files is not None and files != Checkpoint.of(place, config):
-            files = None  # which of the two was read?
+            files = None  # changed while loading, so the digest is not cached
         model.eval()
         spec = describe(model)
         check_unquantized(spec, form.quantization)
@@ -271,12 +280,12 @@ def _checkpoint(name: str, dtype: str, form: WeightForm, *, keep: bool = True) -
 
 
 def _read_weights(name: str, config: PretrainedConfig, dtype: str) -> PreTrainedModel:
-    """The stock model, in a dtype that inlay computes in."""
+    """Load the stock model in a supported dtype."""
     wanted: Any = DTYPES.get(dtype, config.dtype)
     if settings_of(config) is not None:
         with quiet_transformers():
             return read_quantized(name, Path(name), config, _computed(name, wanted or torch.bfloat16))
-    if wanted is None:  # the configuration does not say, and transformers looks at the weights
+    if wanted is None:  # without a dtype in the configuration, transformers looks at the weights
         model = _read_model(name, config, "auto")
         if model.dtype in DTYPES.values():
             return model
@@ -285,7 +294,7 @@ def _read_weights(name: str, config: PretrainedConfig, dtype: str) -> PreTrained
 
 
 def _computed(name: str, wanted: torch.dtype) -> torch.dtype:
-    """The dtype that inlay computes in for weights of another."""
+    """Return the dtype to compute in for weights of this dtype."""
     if wanted in DTYPES.values():
         return wanted
     remedy = "dtype 'float32' keeps every bit of them"
@@ -294,7 +303,7 @@ def _computed(name: str, wanted: torch.dtype) -> torch.dtype:
 
 
 def _gguf(name: str) -> GGUFFile | None:
-    """The GGUF file that a name stands for, if it does. Raises ModelError."""
+    """Return the GGUF file of a name, or None. Raises ModelError."""
     path = pull(name) if not Path(name).exists() and hub_file(name) else gguf_at(name)
     return None if path is None else GGUFFile(gguf_parts(path))
 
@@ -328,7 +337,7 @@ def _read_model(name: str, config: PretrainedConfig, dtype: torch.dtype | str) -
 
 
 def read_config(name: str) -> PretrainedConfig:
-    """The configuration of a local directory, a GGUF file, or a hub name. Raises ModelError."""
+    """Return the configuration of a local directory, a GGUF file, or a hub name. Raises ModelError."""
     name = model_name(name)
     if (gguf := _gguf(name)) is not None:
         return gguf.config()
@@ -368,9 +377,9 @@ def _first_line(error: BaseException) -> str:
 
 
 def stop_ids(loaded: LoadedModel) -> frozenset[int]:
-    """The token ids that end a text, from the generation configuration, the configuration and the tokenizer.
+    """Return the token ids that end a text, from the generation configuration, the configuration and the tokenizer.
 
-    Without those beyond the vocabulary, which the model cannot say.
+    Ids beyond the vocabulary are left out, because the model cannot generate them.
     """
     ids: set[int] = set()
     generation = getattr(loaded.model, "generation_config", None)

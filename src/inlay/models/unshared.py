@@ -1,8 +1,8 @@
-"""Models that are served without reuse: each request runs through the stock code with a cache of transformers' own.
+"""Models without reuse: each request runs through the stock code with transformers' own cache.
 
-Nothing of what they compute can be read by anybody else, or not through our attention; so they have no keys and values
-in the pool, and the only reuse policy is ``off``. A probe at load (engine/unshared_runner.py) proves that a text that
-comes in pieces gives what it gives whole.
+Their states cannot be shared between requests, or not through inlay's attention. So they have no KV in the pool, and
+the only reuse policy is ``off``. A probe at load (engine/unshared_runner.py) verifies that a text in chunks gives the
+same result as in one pass.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from inlay.models.linear import MakeLinear
 from inlay.models.quantized import settings_of
 from inlay.models.spec import LayerSpec, ModelSpec
 
-#: Why nothing is reused, and the model types of which that is known.
+#: Reasons against reuse, with the model types that they are known for.
 WHY: dict[str, tuple[str, ...]] = {
     "they fold the text into states of fixed size, in all or some of their layers, so that nothing of it can be kept, "
     "shared or read apart from the rest": (
@@ -39,7 +39,7 @@ _UNVERIFIED = "inlay has not verified their attention and positions"
 
 _REASONS: dict[str, str] = {kind: why for why, kinds in WHY.items() for kind in kinds}
 
-#: How far texts may be without a limit of their own: where nothing but a state is carried on.
+#: The context of models without a limit of their own.
 _POSITIONS = 1 << 20
 
 
@@ -51,11 +51,11 @@ class Unshared(Family):
 
     @property
     def why(self) -> str:
-        """Why nothing is reused."""
+        """The reason against reuse."""
         return _REASONS.get(self.model_type, _UNVERIFIED)
 
     def check(self, config: PretrainedConfig) -> None:
-        """Any configuration is what transformers makes of it; weights in few bits are not read."""
+        """Accept any configuration without quantized weights. Raises ModelError."""
         if settings_of(config) is not None:
             raise ModelError(
                 f"models of type '{self.model_type}' are served as transformers has them, without reuse ({self.why}), "
@@ -75,7 +75,7 @@ class Unshared(Family):
         )
 
     def layers(self, model: PreTrainedModel) -> tuple[LayerSpec, ...]:
-        """None: the pool has nothing of them."""
+        """Return (), because the pool holds no KV of these layers."""
         return ()
 
     def spec(self, model: PreTrainedModel) -> ModelSpec:
@@ -84,22 +84,22 @@ class Unshared(Family):
         return ModelSpec(self.model_type, (), positions_of(config), config.vocab_size, fixed=why, unshared=why)
 
     def fuse(self, path: str, part: nn.Module, make: MakeLinear) -> nn.Module:
-        """Their own code may read any weight, so all stay as they are."""
+        """Return the part unchanged, because the model's own code may read any weight."""
         return part
 
 
 def unshared_of(config: PretrainedConfig) -> Unshared | None:
-    """The family of models that run without reuse; None where transformers knows no causal model of that type."""
+    """Return the family without reuse; None if transformers has no causal model of that type."""
     return Unshared(config.model_type) if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else None
 
 
 def positions_of(config: Any) -> int:
-    """How long a text with its answer may be."""
+    """Return the longest text with its answer, in tokens."""
     found = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     return int(found) if isinstance(found, int) and found > 0 else _POSITIONS
 
 
 def check_unquantized(spec: ModelSpec, quantization: str | None) -> None:
-    """Raises ParameterError where weights of a model that runs without reuse are to be quantized."""
+    """Raise ParameterError if a model without reuse is to be quantized."""
     if spec.unshared is not None and quantization is not None:
         raise ParameterError(f"quantization is '{quantization}', and {spec.unshared}; leave quantization out")

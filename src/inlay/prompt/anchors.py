@@ -13,21 +13,24 @@ from dataclasses import dataclass, field
 import numpy as np
 
 _MAX_BYTES = 4 << 20
-_MAX_ANCHORS = 4  # of one salt
-_SALT_BYTES = 512  # of an entry, beside its anchors
+_MAX_ANCHORS = 4  # for one salt
+_SALT_BYTES = 512  # of an entry, without its anchors
 _TOKEN_BYTES = 4
-_SETTLED = 32  # requests in a row with one anchor, after which modules are encoded behind it
+_SETTLED = 32  # requests in a row with one anchor, after which it becomes a base
 
 Anchor = tuple[tuple[tuple[int, ...], bool], ...]
-"""The parts of an anchor: their token ids, and whether the request marks them."""
+"""The parts of an anchor: their token ids, and True for marked ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changed:
     """An anchor that is a version of an earlier one.
 
-    base: the earlier one. first: the number of the first token that differs. tokens: how many tokens the new one has.
-    news: True the first time that this is told of the salt.
+    Args:
+        base: the earlier anchor.
+        first: the number of the first token that differs.
+        tokens: the number of tokens in the new anchor.
+        news: True at the first reported change of a salt.
     """
 
     base: Anchor
@@ -40,8 +43,11 @@ class Changed:
 class _Base:
     """The anchor that modules are encoded behind.
 
-    ids: its tokens, as 4 bytes each. parts: the length of each part, and whether it is marked.
-    latest: the hash of its last version. times: how often in a row that version came.
+    Args:
+        ids: its tokens, 4 bytes each.
+        parts: the length of each part, and True for marked ones.
+        latest: the hash of its latest version.
+        times: how often in a row that version was used.
     """
 
     ids: bytes
@@ -62,7 +68,7 @@ class _Base:
         return tuple(parts)
 
     def comes(self, ids: bytes) -> int:
-        """Note a version. Returns how often in a row it came."""
+        """Record a version. Returns how often in a row it was used."""
         version = hash(ids)
         self.times = self.times + 1 if version == self.latest else 1
         self.latest = version
@@ -71,7 +77,7 @@ class _Base:
 
 @dataclass(slots=True)
 class _Entry:
-    """What is kept of one salt: its bases, the last used one behind the others, and whether a change was told."""
+    """The state of one salt: its bases, the most recently used last, and whether a change was reported."""
 
     bases: list[_Base] = field(default_factory=list)
     told: bool = False
@@ -82,22 +88,22 @@ class _Entry:
 
 
 class SeenAnchors:
-    """The last anchors of each salt, in at most 4 MiB. Any thread may ask.
+    """The latest anchors of each salt, in at most 4 MiB. Thread-safe.
 
-    Two anchors are versions of one text if they begin and end alike and at most half of it differs. The first version
-    is the base of the others, until one of them comes in 32 requests in a row: then it is the base.
+    Two anchors are versions of one text if their beginnings and ends match and at most half of it differs. The first
+    version is the base of the others. A version in 32 requests in a row becomes the new base.
     """
 
     def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()  # by salt, the one that was used last at the end
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()  # by salt, the most recently used last
         self._bytes = 0
         self._lock = threading.Lock()
 
     def note(self, salt: str, anchor: Anchor, *, tell: bool = True) -> Changed | None:
-        """Note the anchor of a request. Returns the base that it is a version of, or None where it is one itself.
+        """Record the anchor of a request. Returns its base if it is a version of one, else None.
 
-        tell: whether a change counts as told.
+        ``tell`` is True if the caller reports a change to the user.
         """
         ids = np.asarray([token for part, _ in anchor for token in part], "<u4").tobytes()
         with self._lock:
@@ -131,7 +137,7 @@ def _noted(entry: _Entry, anchor: Anchor, ids: bytes, *, tell: bool) -> Changed 
 
 
 def _base_of(entry: _Entry, ids: bytes) -> tuple[_Base | None, int | None]:
-    """The base that these ids are a version of, and the first token that differs; None where none does."""
+    """Return the base of these ids and the first token that differs, or None for each."""
     for base in reversed(entry.bases):
         if base.ids == ids:
             return base, None
@@ -143,7 +149,7 @@ def _base_of(entry: _Entry, ids: bytes) -> tuple[_Base | None, int | None]:
 
 
 def _first_change(before: bytes, after: bytes) -> int | None:
-    """The first token that differs between versions of one text; None where they are two texts."""
+    """Return the first token that differs between versions of one text; None for two different texts."""
     one, other = np.frombuffer(before, "<u4"), np.frombuffer(after, "<u4")
     begins = _alike(one, other)
     ends = _alike(one[begins:][::-1], other[begins:][::-1])
@@ -151,7 +157,7 @@ def _first_change(before: bytes, after: bytes) -> int | None:
 
 
 def _alike(one: np.ndarray, other: np.ndarray) -> int:
-    """How many numbers two lists begin with alike."""
+    """Return the length of the common prefix of two arrays."""
     length = min(len(one), len(other))
     same = one[:length] == other[:length]
     return length if same.all() else int(same.argmin())

@@ -1,8 +1,8 @@
-"""The beginning of a prompt, up to its last module, as full prefill has it: what may be read in place of modules.
+"""The prefix of a prompt up to its last module, as full prefill computes it. It may be read in place of modules.
 
-It is the same text in the same places, encoded in one go, so that every module has seen what really stands before it.
-What begins it may be modules all the same: those that were encoded behind just what stands before them here. Behind
-those it belongs to somebody, also over a public schema: nobody learns what others combine.
+It is the same text at the same positions, encoded in one pass, so every module has seen the text before it. Its first
+parts may still be modules, if they were encoded behind an equal context. The rest belongs to one salt, even over a
+public schema, so that no tenant learns which modules others combine.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ from inlay.kv.identity import Context, TokenRun
 from inlay.prompt.request import EngineRequest, PromptPart
 from inlay.prompt.splice import Fresh, InPlace, Splice, splice_parts
 
-#: In front of a salt it names what is made of public text for that salt alone. No salt begins so: they are UTF-8.
+#: Prefix of a salt for KV made of public text. No salt starts with this byte, because salts are UTF-8.
 _OWN = b"\xff"
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A part of a beginning, which others may share up to here.
+    """A part of a prefix, which other prompts may share up to here.
 
-    run: its tokens, behind what stands before them. key: the digest behind it; equal keys mean equal beginnings.
-    parts: how many of the prompt's parts the beginning has up to here.
-    segments: the keys of those that it could be read from where it is a module; none where it is not.
+    Args:
+        run: its tokens, behind the text before them.
+        key: the digest behind it; equal keys mean equal prefixes.
+        parts: how many of the prompt's parts the prefix has up to here.
+        segments: the keys of the segments that a module could be read from; () for other text.
     """
 
     run: TokenRun
@@ -34,25 +36,26 @@ class Node:
 
     @property
     def module(self) -> bool:
-        """Whether it is one."""
+        """True if this part is a module."""
         return bool(self.segments)
 
 
 class Beginning:
-    """A prompt's beginning. nodes: its parts behind those modules that are exact where they stand, the last a module's.
+    """The prefix of a prompt, immutable and so thread-safe.
 
-    adapter: what computes it; b"" for the model alone.
-    Nothing of it changes: any thread may ask.
+    Attributes:
+        nodes: its parts behind the leading exact modules; the last one is a module.
+        adapter: the digest of the adapter that computes it; b"" for the model alone.
     """
 
     __slots__ = ("_parts", "_runs", "_salt", "_whose", "adapter", "nodes")
 
     def __init__(self, parts: tuple[PromptPart, ...], exact: int, salt: bytes, adapter: bytes = b"") -> None:
-        """parts: the prompt's up to its last module. exact: how many of them, from the first on, are as modules."""
+        """Take the prompt's parts up to its last module. The first ``exact`` of them are read as modules."""
         self._parts = parts
         self._salt = salt
         self.adapter = adapter
-        # What is the request's own in any case is found as its other text is: it is one history.
+        # KV of private parts is found like the request's other text.
         public = any(not part.owned for part in parts)
         starts = frozenset(part.start for part in parts[exact:] if part.ids)
         self._whose = InPlace(starts, _OWN + salt if public else salt)
@@ -60,12 +63,12 @@ class Beginning:
         self.nodes = tuple(self._nodes(exact))
 
     def splice(self, parts: int) -> Splice:
-        """What its first parts attend to."""
+        """Return the composed prompt of the first ``parts`` parts."""
         return splice_parts(self._parts[:parts], salt=self._salt, in_place=self._whose, adapter=self.adapter)
 
     @property
     def whose(self) -> bytes:
-        """The salt under which what is read in place of modules is kept."""
+        """The salt of the KV that is read in place of modules."""
         return self._whose.salt
 
     def modules(self, end: int) -> frozenset[bytes]:
@@ -73,7 +76,7 @@ class Beginning:
         return frozenset(spec.key for part in self._parts if part.start < end for spec in part.candidates)
 
     def stored(self, longest: Callable[[TokenRun], int]) -> int:
-        """How many nodes are stored, from the first on. longest: how many tokens of a run are."""
+        """Return how many leading nodes are stored. ``longest`` returns the stored tokens of a run."""
         tokens = 0
         for run in self._runs:
             found = longest(run)
@@ -89,7 +92,7 @@ class Beginning:
         return count
 
     def in_place(self, nodes: int) -> InPlace:
-        """What is read so where its first nodes are stored: all up to the last module among these."""
+        """Return the parts to read in place of modules if the first ``nodes`` nodes are stored."""
         parts = max((node.parts for node in self.nodes[:nodes] if node.module), default=0)
         starts = (part.start for part in self._parts[:parts] if part.start in self._whose.starts)
         return InPlace(frozenset(starts), self._whose.salt)
@@ -107,7 +110,7 @@ class Beginning:
 
 
 def beginning_of(request: EngineRequest) -> Beginning | None:
-    """A request's, where its policy reads one and it has modules that are not exact where they stand; else None."""
+    """Return the prefix of a request; None if the policy has no promotion or all modules are exact."""
     if not request.policy.heals:
         return None
     parts, salt, adapter = request.parts, request.salt.encode(), request.adapter
@@ -119,9 +122,12 @@ def beginning_of(request: EngineRequest) -> Beginning | None:
 
 @dataclass(frozen=True, slots=True)
 class AsModules:
-    """A beginning of modules that are exact where they stand. salt, adapter: of the request.
+    """A prefix of exact modules.
 
-    record: of them, at the positions that they are encoded at; shift: how far from these they stand.
+    Args:
+        salt: of the request.
+        record: the modules' record, at the positions of their encoding.
+        shift: the distance from these positions to those in the prompt.
     """
 
     salt: bytes
@@ -130,11 +136,11 @@ class AsModules:
 
     @classmethod
     def none(cls, salt: bytes, adapter: bytes) -> AsModules:
-        """That of a prompt of which nothing stands yet."""
+        """Return the empty prefix."""
         return cls(salt, Context.under(adapter))
 
     def longer(self, parts: Iterable[PromptPart]) -> tuple[int, AsModules]:
-        """How many of the next parts are exact as modules that are encoded wherever they are missing, and with them."""
+        """Return how many of the next parts are exact modules that are always encoded, and the prefix with them."""
         record, shift, count = self.record, self.shift, 0
         for part in parts:
             if not part.encode:
@@ -148,5 +154,5 @@ class AsModules:
 
 
 def _exact(parts: tuple[PromptPart, ...], salt: bytes, adapter: bytes) -> int:
-    """How many parts, from the first on, are exact as modules that are encoded wherever they are missing."""
+    """Return how many leading parts are exact modules that are always encoded."""
     return AsModules.none(salt, adapter).longer(parts)[0]

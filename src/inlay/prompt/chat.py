@@ -1,10 +1,10 @@
 """Chat turns in the model's own template.
 
-A template is rendered whole, with a sentinel for the body of every turn, and split on the sentinels: the pieces are
-what the template puts before, between and after the turns. So inlay follows any template without knowing it.
+A template is rendered whole, with a sentinel for the body of every turn. The rendering is split at the sentinels into
+the pieces before, between and after the turns. So inlay supports any template without knowing it.
 
-Calls of tools and the tools themselves are rendered as they are, since a template may write them in any way; so may be
-their results. Seams (see seams.py) keep their texts from becoming special tokens.
+Tools and tool calls are rendered unchanged, since a template may write them in any way. Results of tools may be, too.
+Seams (see ``tokens.Seams``) keep their texts from becoming special tokens.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from inlay.prompt.verbatim import VerbatimArguments
 
 logger = logging.getLogger(__name__)
 
-_SENTINEL = "7310946{:04d}9512683"  # no letters: a template that changes their case shows it all the same
+_SENTINEL = "7310946{:04d}9512683"  # digits survive a template that changes letter case
 _SENTINELS = re.compile(r"7310946([0-9]{4,6})9512683")
-_BEFORE, _AFTER = "\n\t\n", "\n \n"  # white space around a body, to see what the template leaves of it
+_BEFORE, _AFTER = "\n\t\n", "\n \n"  # white space around a body shows what the template strips
 _STRIPPED = ("", "\n", None)
 _END = f"{secrets.randbelow(10**24):024d}"  # behind a message that is continued; nobody outside knows these digits
 _CLOCK = "strftime_now"  # the one way to it that transformers gives templates
@@ -38,12 +38,12 @@ _ROLES_SHOWN = 20  # in a sentence
 _REMEMBERED_TURNS = 256  # of turns longer than this the pieces are not kept: anybody can send many such
 
 Turn = str | Mapping[str, Any]
-"""A turn whose body is cut out: its role, or a message without content. Or a message that is rendered as it is."""
+"""A turn without its body (a role, or a message without content), or a whole message that is rendered unchanged."""
 
 Tools = Sequence[Mapping[str, Any]]
-"""What a model may call, as OpenAI writes it: ``{"type": "function", "function": {"name", "parameters"?, …}}``."""
+"""The tools of the model in OpenAI's form: ``{"type": "function", "function": {"name", "parameters"?, …}}``."""
 
-# To see what a template does with tools. Mistral's takes ids of nine letters and digits.
+# Probes for a template's handling of tools. Mistral's template needs ids of nine letters and digits.
 _TOOL = {
     "type": "function",
     "function": {
@@ -55,7 +55,7 @@ _TOOL = {
 _QUESTION = {"role": "user", "content": "What is it?"}
 _CALL = {"id": "call00000", "type": "function", "function": {"name": "look_up", "arguments": {"word": "arbalest"}}}
 _ANSWERED = {"role": "tool", "name": "look_up", "tool_call_id": "call00000", "content": "7310946"}
-#: Conversations to see how a template takes the contents of messages: some refuse system turns, or answers.
+#: Probes for the form of message contents. Some templates refuse system turns or answers.
 _PROBES = (("system", "user", "assistant", "user"), ("user", "assistant", "user"), ("user",))
 _RESULT = '"A bow\\", of steel.\n'
 
@@ -64,8 +64,9 @@ _RESULT = '"A bow\\", of steel.\n'
 class Cut:
     """A rendering of turns without the bodies that were cut out.
 
-    pieces: the texts around the bodies, one more than there are bodies.
-    order: the numbers of the turns with these bodies, in the order of the rendering. Templates move system turns.
+    Args:
+        pieces: the texts around the bodies, one more than there are bodies.
+        order: the turn numbers of these bodies in the order of the rendering. Templates may move system turns.
     """
 
     pieces: tuple[str, ...]
@@ -89,14 +90,14 @@ class Trim:
 class ChatTemplate:
     """The chat template of one tokenizer, as pieces around the bodies of turns.
 
-    variables: what it is told beside messages and tools.
+    ``variables`` are the template's variables beside messages and tools.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any] | None = None) -> None:
         self._tokenizer = tokenizer
         added = tokenizer.added_tokens_decoder.values()
         self._seams = Seams(token.content for token in added)
-        # A past answer may hold what the model itself writes, such as </think>: templates look for it.
+        # Templates look for the model's own tokens, such as </think>, in past answers.
         self._answer_seams = Seams(token.content for token in added if token.special)
         self._variables: dict[str, Any] = {} if variables is None else self._seams.put(variables)
         #: The kinds of warnings that were logged: each is once.
@@ -106,11 +107,11 @@ class ChatTemplate:
 
     @property
     def exists(self) -> bool:
-        """Whether the tokenizer has a chat template at all."""
+        """True if the tokenizer has a chat template."""
         return bool(self._tokenizer.chat_template)
 
     def told(self, options: ChatOptions) -> ChatTemplate:
-        """This template with the variables of a conversation. Raises ParameterError for one that it does not know."""
+        """Return this template with a conversation's variables. Raises ParameterError for an unknown variable."""
         variables = options.given_to(self._tokenizer)
         if not variables:
             return self
@@ -121,24 +122,24 @@ class ChatTemplate:
 
     @property
     def source(self) -> str:
-        """The template's text; of several, that of the one for conversations without tools."""
+        """The template's text. Of several templates, the one for conversations without tools."""
         return str(self._tokenizer.get_chat_template())
 
     @property
     def source_with_tools(self) -> str:
-        """The template's text; of several, that of the one for conversations with tools."""
+        """The template's text. Of several templates, the one for conversations with tools."""
         return str(self._tokenizer.get_chat_template(tools=[_TOOL]))
 
     @cached_property
     def tells_time(self) -> bool:
-        """Whether the template asks for the time, so that what it writes today is not what it writes tomorrow."""
+        """True if the template asks for the time, so that its text may change from day to day."""
         templates = self._tokenizer.chat_template
         texts = templates.values() if isinstance(templates, Mapping) else [templates]
         return any(_CLOCK in str(text) for text in texts)
 
     @cached_property
     def _in_lists(self) -> frozenset[str]:
-        """The roles whose content the template shows as a list of parts alone; a text would be lost there."""
+        """The roles whose content must be a list of parts, because the template does not show a plain text."""
         for probe in _PROBES:
             roles = sorted(set(probe))
             for lists in chain.from_iterable(combinations(roles, count) for count in range(len(roles) + 1)):
@@ -155,16 +156,16 @@ class ChatTemplate:
         return frozenset()
 
     def _shows(self, messages: Sequence[Mapping[str, Any]], lists: Container[str]) -> bool:
-        """Whether a rendering has the texts of all messages. lists: the roles whose contents are lists."""
+        """True if a rendering shows the texts of all messages. ``lists`` holds the roles whose contents are lists."""
         try:
             rendering = self._apply(messages, lists, generation=True, tools=None)
-        except Exception:  # a template is a program that came with the model: it can fail in any way
+        except Exception:  # templates can fail in any way
             return False
         return all(message["content"] in rendering for message in messages)
 
     @cached_property
     def shows_tools(self) -> bool:
-        """Whether the template tells the model which tools there are."""
+        """True if the template shows the tools to the model."""
         try:
             return self.render([_QUESTION], tools=[_TOOL]) != self.render([_QUESTION])
         except ModelError:
@@ -172,17 +173,17 @@ class ChatTemplate:
 
     @cached_property
     def shows_calls(self) -> bool:
-        """Whether the template shows what was called in past turns, and what came of it."""
+        """True if the template shows past tool calls and their results."""
         return all(word in self._called for word in ("look_up", "arbalest", "A bow"))
 
     @cached_property
     def shows_several_calls(self) -> bool:
-        """Whether it shows several calls of one turn: some refuse them."""
+        """True if the template shows several calls of one turn. Some refuse them."""
         return "ballista" in self._with_calls("arbalest", "ballista")
 
     @cached_property
     def shows_results_verbatim(self) -> bool:
-        """Whether the result of a call stands in the rendering as it is, and not as JSON: then it can be cut out."""
+        """True if the template shows tool results unchanged, not as JSON. Only then can they be cut out."""
         return _RESULT.strip() in self._called
 
     @cached_property
@@ -190,7 +191,7 @@ class ChatTemplate:
         return self._with_calls("arbalest")
 
     def _with_calls(self, *words: str) -> str:
-        """A conversation in which one turn calls the tool for each word; "" where the template refuses it."""
+        """Render a conversation in which one turn calls the tool for each word; "" if the template refuses it."""
         called = [
             {"id": f"call{n:05}", "type": "function", "function": {"name": "look_up", "arguments": {"word": word}}}
             for n, word in enumerate(words)
@@ -205,12 +206,15 @@ class ChatTemplate:
             return ""
 
     def pieces(self, turns: Sequence[Turn], *, generation: bool, tools: Tools | None = None) -> tuple[str, ...]:
-        """What stands around the bodies that are cut out of these turns: one piece more than there are bodies.
+        """Return the texts around the bodies that are cut out of these turns, one more than there are bodies.
 
-        generation: whether the last piece opens the assistant's answer.
         With tools or whole messages, pieces can have seams: split them with ``at_seams``.
-        Raises ModelError where the tokenizer has no template, or its template refuses the turns, drops a body or
-        moves one in front of another.
+
+        Args:
+            generation: if True, the last piece opens the assistant's answer.
+
+        Raises:
+            ModelError: if there is no template, or it refuses the turns, drops a body or changes the order of bodies.
         """
         cut = self.cut(turns, generation=generation, tools=tools)
         ranks = {number: rank for rank, number in enumerate(cut.order)}
@@ -223,30 +227,31 @@ class ChatTemplate:
         return cut.pieces
 
     def cut(self, turns: Sequence[Turn], *, generation: bool, tools: Tools | None = None) -> Cut:
-        """These turns without the bodies that are cut out, in the order of the rendering. Arguments as of ``pieces``.
+        """Return these turns without their bodies, in the order of the rendering. Arguments as of ``pieces``.
 
-        Raises ModelError where the tokenizer has no template, or its template refuses the turns or drops a body.
+        Raises:
+            ModelError: if there is no template, or it refuses the turns or drops a body.
         """
         if _is_short(turns, tools) and not self.tells_time:
-            return self._cuts(tuple(turns), generation)  # one of few: there are no texts of users in it
+            return self._cuts(tuple(turns), generation)  # the cache holds no text of users
         return self._split(turns, generation, tools)
 
     def trims(self, turns: Sequence[Turn], *, generation: bool, tools: Tools | None = None) -> tuple[Trim, ...]:
-        """What the template strips from each of the bodies. Arguments and errors as of ``pieces``."""
+        """Return the template's trim of each body. Arguments and errors as of ``pieces``."""
         if _is_short(turns, tools):
             return self._trims(tuple(turns), generation)
         return self._find_trims(turns, generation, tools)
 
     def opening_pieces(self, roles: Sequence[str]) -> tuple[str, ...]:
-        """The pieces before and between the turns of a schema, without what closes the last one.
+        """Return the pieces before and between the turns of a schema, without the piece that closes the last one.
 
-        Templates that refuse such turns alone, or fold a system turn into the user turn behind it, are asked again
-        with a user turn added.
+        Some templates refuse such turns, or fold a system turn into the next user turn. They are rendered again with
+        a user turn added.
         """
         return self.pieces(self._accepted(roles), generation=False)[: len(roles)]
 
     def opening_trims(self, roles: Sequence[str]) -> tuple[Trim, ...]:
-        """What the template strips from the bodies of a schema's turns, asked as in ``opening_pieces``."""
+        """Return the template's trims of the bodies of a schema's turns. See ``opening_pieces``."""
         return self.trims(self._accepted(roles), generation=False)[: len(roles)]
 
     def verify(
@@ -258,7 +263,7 @@ class ChatTemplate:
         generation: bool = True,
         tools: Tools | None = None,
     ) -> None:
-        """Render once more with the real bodies, and warn, once for a difference, where the pieces do not give that."""
+        """Render again with the real bodies, and warn once if the pieces and bodies give another text."""
         parts = ["".join(at_seams(part)) for pair in zip(pieces, [*bodies, ""], strict=True) for part in pair]
         built = "".join(parts)
         try:
@@ -268,7 +273,7 @@ class ChatTemplate:
             return
         if real != built:
             at = _first_difference(real, built)
-            ends = list(accumulate(map(len, parts)))[1::2]  # of the bodies
+            ends = list(accumulate(map(len, parts)))[1::2]  # ends of the bodies
             cut = _cut_out(turns)
             turn = next((number for number, end in zip(cut, ends, strict=False) if at < end), len(turns) - 1)
             self.warn_once(
@@ -278,28 +283,27 @@ class ChatTemplate:
             )
 
     def rendered(self, turns: Sequence[Turn], bodies: Sequence[str], *, generation: bool, tools: Tools | None) -> str:
-        """The rendering of turns with these bodies in the place of those that are cut out, in the order of the turns.
-
-        Raises ModelError where the template refuses them.
+        """Render turns with these bodies, given in the order of the turns. Raises ModelError if the template
+        refuses.
         """
         return "".join(at_seams(self._render(turns, bodies, generation, tools)))
 
     def warn_once(self, message: str) -> None:
-        """Log a warning, once for each kind of message: what it says before its first colon."""
+        """Log a warning once for each kind of message. The text before its first colon is the kind."""
         kind = message.split(":")[0]
         if kind not in self.warned:
             self.warned.add(kind)
             logger.warning("%s", message)
 
     def _accepted(self, roles: Sequence[str]) -> Sequence[str]:
-        """These roles, with a user turn behind them where the template wants one. Raises ModelError."""
+        """Return these roles, with a user turn added if the template needs one. Raises ModelError."""
         try:
             self.pieces(roles, generation=False)
         except ModelError as error:
             try:
                 self.pieces([*roles, "user"], generation=False)
             except ModelError:
-                raise error from None  # it speaks of the turns that the schema has
+                raise error from None  # the first error names the schema's own turns
             return [*roles, "user"]
         return roles
 
@@ -324,7 +328,7 @@ class ChatTemplate:
     def _split(
         self, turns: Sequence[Turn], generation: bool, tools: Tools | None, before: str = "", after: str = ""
     ) -> Cut:
-        """The rendering of sentinels between ``before`` and ``after``, split on the sentinels alone."""
+        """Render sentinels between ``before`` and ``after``, and split the rendering at the sentinels."""
         numbers = _cut_out(turns)
         bodies = [before + _SENTINEL.format(number) + after for number in numbers]
         rendering = self._render(turns, bodies, generation, tools)
@@ -340,7 +344,7 @@ class ChatTemplate:
         return Cut(tuple(pieces), order)
 
     def _render(self, turns: Sequence[Turn], bodies: Sequence[str], generation: bool, tools: Tools | None) -> str:
-        """The rendering of turns with these bodies in the place of those that are cut out; the rest has seams."""
+        """Render turns with these bodies. All other texts get seams."""
         left = iter(bodies)
         messages = []
         for turn in turns:
@@ -356,9 +360,9 @@ class ChatTemplate:
         generation: bool = True,
         continues: bool = False,
     ) -> str:
-        """What ``render`` gives, with seams where a text of the messages or the tools spells a special token.
+        """Render like ``render``, with seams in texts of messages and tools that spell a special token.
 
-        continues: whether the rendering ends with the text of the last message, as it is.
+        If ``continues``, the rendering ends with the unchanged text of the last message.
         """
         seamed, tools = [self._with_seams(message) for message in messages], self._seams.put(tools)
         if not continues:
@@ -378,7 +382,7 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, generation: bool = True, tools: Tools | None = None
     ) -> str:
-        """Chat messages as the template writes them. Raises ModelError where it refuses them."""
+        """Render chat messages with the template. Raises ModelError if it refuses them."""
         if not self.exists:
             raise ModelError("the model's tokenizer has no chat template; write prompts without chat turns")
         arguments = VerbatimArguments(messages)
@@ -401,7 +405,7 @@ class ChatTemplate:
     def _apply(
         self, messages: Sequence[Mapping[str, Any]], lists: Container[str], *, generation: bool, tools: Tools | None
     ) -> str:
-        """The template's own rendering. lists: the roles whose contents it is given as lists of one part."""
+        """Apply the template. Text contents of the roles in ``lists`` are passed as lists of one part."""
         given = [
             {**message, "content": [{"type": "text", "text": message["content"]}]}
             if message["role"] in lists and isinstance(message.get("content"), str)
@@ -420,12 +424,12 @@ class ChatTemplate:
 
 
 def _is_short(turns: Sequence[Turn], tools: Tools | None) -> bool:
-    """Whether these are a few roles alone, without any text of users."""
+    """True for a few roles without any text of users."""
     return tools is None and len(turns) <= _REMEMBERED_TURNS and all(isinstance(turn, str) for turn in turns)
 
 
 def _cut_out(turns: Sequence[Turn]) -> list[int]:
-    """The numbers of the turns whose bodies are cut out."""
+    """Return the numbers of the turns whose bodies are cut out."""
     return [number for number, turn in enumerate(turns) if isinstance(turn, str) or "content" not in turn]
 
 
@@ -434,13 +438,12 @@ def _role(turn: Turn) -> str:
 
 
 def _roles(turns: Sequence[Turn]) -> str:
-    """The roles of turns in order, as a sentence shows them."""
     shown = ", ".join(map(_role, turns[:_ROLES_SHOWN]))
     return shown if len(turns) <= _ROLES_SHOWN else f"{shown}, … ({len(turns):,} turns)"
 
 
 def _first_difference(one: str, other: str) -> int:
-    """The first place at which two texts differ, by comparing halves: texts can have millions of characters."""
+    """Return the first index at which two texts differ. Bisection keeps this fast for millions of characters."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -452,7 +455,7 @@ def _first_difference(one: str, other: str) -> int:
 
 
 def _stripped(bare: str, padded: str) -> tuple[str | None, str | None]:
-    """What was stripped behind the body in front of a piece, and before the body behind it."""
+    """Return the characters stripped behind the body before a piece, and before the body behind it."""
     for right, left in product(_STRIPPED, repeat=2):
         if padded == _AFTER.rstrip(right) + bare + _BEFORE.lstrip(left):
             return right, left

@@ -1,4 +1,4 @@
-"""What a conversation asks of its chat template beside the messages: values for its variables, and where it ends."""
+"""Options of a conversation's chat template: values of its variables, and the end of the rendering."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ from transformers import PreTrainedTokenizerBase
 from inlay.errors import ParameterError
 from inlay.wording import show
 
-_NAMES_SHOWN = 20  # in a sentence
-_GENERATION = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")  # a tag of transformers' own
-#: Variables that have a field of their own, or none, because the prompt is made of them.
+_NAMES_SHOWN = 20
+_GENERATION = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")  # a tag of transformers
+#: Names with a field of their own, or without one because they make up the prompt.
 _OWN = frozenset(("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"))
-#: What transformers gives every template to call.
+#: Functions that transformers passes to every template.
 _FUNCTIONS = frozenset(("raise_exception", "strftime_now"))
 
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """How the messages of one conversation are rendered.
+    """The rendering of one conversation.
 
-    variables: what the template is told, by name (``chat_template_kwargs``). documents: objects of texts, such as
-        ``{"title", "text"}``, for templates that have a place for them.
-    generation: whether the rendering opens the assistant's answer (``add_generation_prompt``).
-    continues: whether the last message, one of the assistant's, is left open for the answer to go on
-        (``continue_final_message``).
-    Raises ParameterError for values of the wrong form.
+    Args:
+        variables: template variables by name (``chat_template_kwargs``).
+        documents: objects of texts, such as ``{"title", "text"}``, for templates that support them.
+        generation: if True, the rendering opens the assistant's answer (``add_generation_prompt``).
+        continues: if True, the last message, an assistant's, stays open for the answer (``continue_final_message``).
+
+    Raises:
+        ParameterError: for values of the wrong form.
     """
 
     variables: Mapping[str, Any] = field(default_factory=dict)
@@ -54,14 +56,14 @@ class ChatOptions:
             )
 
     def check_last(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Raises ParameterError where the last message is to be continued and cannot be."""
+        """Raise ParameterError if the last message cannot be continued as requested."""
         last = messages[-1] if messages else {}
         if self.continues and (last.get("role") != "assistant" or last.get("tool_calls")):
             message = "continue_final_message is given, and the last message is no text of the assistant's"
             raise ParameterError(f"{message}; end with the one to continue")
 
     def given_to(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-        """The variables for the tokenizer's template. Raises ParameterError for one that it does not know."""
+        """Return the variables for the tokenizer's template. Raises ParameterError for an unknown one."""
         if not self.variables and self.documents is None:
             return {}
         known = template_variables(tokenizer)
@@ -80,7 +82,7 @@ class ChatOptions:
 
 
 def template_variables(tokenizer: PreTrainedTokenizerBase) -> frozenset[str]:
-    """The names that a tokenizer's chat template reads and does not make itself; none without a template."""
+    """Return the names that a tokenizer's chat template reads and does not define; none without a template."""
     templates = tokenizer.chat_template
     texts = templates.values() if isinstance(templates, dict) else [templates or ""]
     return frozenset().union(*map(_variables, texts))
@@ -88,16 +90,16 @@ def template_variables(tokenizer: PreTrainedTokenizerBase) -> frozenset[str]:
 
 @lru_cache(64)
 def _variables(template: str) -> frozenset[str]:
-    environment = Environment(extensions=["jinja2.ext.loopcontrols"])  # nothing is rendered
+    environment = Environment(extensions=["jinja2.ext.loopcontrols"])
     try:
         tree = environment.parse(_GENERATION.sub("", template))
-    except TemplateError:  # rendering it says what is wrong
+    except TemplateError:  # rendering the template reports the error
         return frozenset()
     return frozenset(meta.find_undeclared_variables(tree)) - set(environment.globals)
 
 
 def _reserved(tokenizer: PreTrainedTokenizerBase) -> set[str]:
-    """Names that mean something to transformers: special tokens, and parameters of its own."""
+    """Return the names that transformers uses: special tokens, and its own parameters."""
     return {*tokenizer.special_tokens_map, *inspect.signature(tokenizer.apply_chat_template).parameters}
 
 

@@ -1,12 +1,12 @@
-"""What a schema's text attends to when it is encoded: the encoding contexts, as specs of segments.
+"""The encoding contexts of a schema's text, as segment specs.
 
-isolated: a module sees itself alone (Prompt Cache, arXiv 2311.04934, section 3.3).
-anchored: a module also sees the always-present text before it and its ancestors' text before it.
-Modules that a <scaffold> names also see each other's text before them, where a prompt imports all of them.
+isolated: a module sees only itself (Prompt Cache, arXiv 2311.04934, section 3.3).
+anchored: a module also sees the always-present text and its ancestors' text before it.
+scaffold: modules named by a <scaffold> also see each other's text before them, if a prompt imports all of them.
 
-Text behind a parameter is encoded with the text before the hole and with neither placeholder nor argument, unless
-``placeholders`` is "unk": then the hole is filled with <unk> tokens whose states are never spliced (the paper's way),
-or with the text that the parameter's ``scaffold`` gives; positions that it does not fill stay empty.
+Text behind a parameter is encoded with the text before the hole, without placeholder or argument. With
+``placeholders="unk"``, <unk> tokens fill the hole, and their states are never read (as in the paper). The parameter's
+``scaffold`` text fills the hole instead, if there is one. Positions that it does not fill stay empty.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from inlay.prompt.layout import Hole, Owner, SchemaLayout, TextRun
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """What an entry can see before it, up to and with some entry.
+    """The text that an entry sees before it, up to some entry.
 
-    last: the last segment of it, whose parents are the others; None where there is none.
-    end: where the next entry starts if it is packed behind these.
-    origin: where the first entry with tokens starts; canonical starts count from there. None where there is none.
+    Args:
+        last: its last segment, which names the others as parents. None without one.
+        end: the start of the next entry if it is packed behind these.
+        origin: the start of the first entry with tokens, from which canonical starts count. None without one.
     """
 
     last: SegmentSpec | None = None
@@ -38,10 +39,11 @@ class _Chain:
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """Whose text an entry sees.
+    """The owners that an entry sees.
 
-    scaffold: the number of the one that it is read in, whose modules it sees. owners: itself and its ancestors, but for
-        those modules.
+    Args:
+        scaffold: the number of its scaffold, with the modules that it sees. None without one.
+        owners: itself and its ancestors, without the modules of that scaffold.
     """
 
     owners: tuple[Owner, ...]
@@ -58,15 +60,17 @@ class _Companions:
 
 @dataclass
 class SchemaSpecs:
-    """The specs of one schema's runs and defaults, under one encoding context and one position policy.
+    """The segment specs of a schema's runs and defaults, under one encoding context and one position policy.
 
-    Any thread may ask: what is kept is never changed, and is the same whoever was first to make it. Entries that see
-    the same text share the record of it, so that all specs of a schema take time in proportion to its text.
+    Thread-safe: a cached value never changes and does not depend on the thread that made it. Entries that see the same
+    text share its record, so the time for all specs is proportional to the schema's text.
 
-    anchored: whether the context is that one.
-    packed: whether positions are consecutive along a segment's context, instead of those of the schema.
-    movable: whether a segment may be encoded at a canonical start and read at a shift.
-    salt: whose the schema is; b"" for everybody's. adapter: what they are made with; b"" for the model alone.
+    Args:
+        anchored: True for the anchored context.
+        packed: if True, positions are consecutive along a segment's context, instead of the schema's.
+        movable: if True, a segment may be encoded at a canonical start and read at a shift.
+        salt: the schema's salt; b"" for a shared one.
+        adapter: the adapter's digest; b"" for the model alone.
     """
 
     layout: SchemaLayout
@@ -77,14 +81,14 @@ class SchemaSpecs:
     unk_id: int | None = None
     salt: bytes = b""
     adapter: bytes = b""
-    _chains: dict[tuple[_View, int], _Chain] = field(default_factory=dict)  # with the entry of that index as the last
+    _chains: dict[tuple[_View, int], _Chain] = field(default_factory=dict)  # the entry of that index is the last
     _defaults: dict[tuple[_View, int], SegmentSpec] = field(default_factory=dict)
-    _active: tuple[frozenset[str], dict[str, int]] = (frozenset(), {})  # of the prompt that asked last
+    _active: tuple[frozenset[str], dict[str, int]] = (frozenset(), {})  # of the latest prompt
 
     def by_module(self) -> dict[str, list[SegmentSpec]]:
-        """Every segment that a prompt without scaffolds can ask for, runs and defaults, by the path of its module.
+        """Return all segments that a prompt without scaffolds can read, runs and defaults, by path of the module.
 
-        "" for text outside modules. Modules that are never cached have none.
+        "" stands for text outside modules. Modules that are never cached are left out.
         """
         found: dict[str, list[SegmentSpec]] = {}
         for entry in self.layout.entries:
@@ -93,7 +97,7 @@ class SchemaSpecs:
         return found
 
     def spec(self, entry: TextRun | Hole, imported: frozenset[str]) -> SegmentSpec:
-        """The segment of a run, or of a hole's default, for a prompt that imports these modules, by their paths."""
+        """Return the segment of a run, or of a hole's default, for a prompt that imports these module paths."""
         view = self._view(entry.owner, imported)
         if isinstance(entry, TextRun):
             spec = self._up_to(entry, view).last
@@ -106,7 +110,7 @@ class SchemaSpecs:
         return self._defaults[memo]
 
     def form(self, entry: TextRun | Hole, imported: frozenset[str]) -> str:
-        """What that segment is encoded as, a word of ``request.FORMS``."""
+        """Return the encoding form of that segment, a word of ``request.FORMS``."""
         if self._view(entry.owner, imported).scaffold is not None:
             return "scaffold"
         return "anchored" if self.anchored else "isolated"
@@ -118,7 +122,7 @@ class SchemaSpecs:
         return _View(tuple(owner[:depth] for depth in depths if owner[:depth] not in others), scaffold)
 
     def _scaffolds_of(self, imported: frozenset[str]) -> dict[str, int]:
-        """Path of a module → the number of its scaffold: the first that names it and is complete."""
+        """Return path of a module → number of its scaffold: the first complete one that names it."""
         known, active = self._active
         if known is not imported:
             active = {}
@@ -131,7 +135,7 @@ class SchemaSpecs:
 
     @cached_property
     def _companions(self) -> list[_Companions]:
-        """Of each scaffold."""
+        """The companions of each scaffold."""
         by_owner = self.layout.by_owner
         found = []
         for scaffold in self.layout.schema.scaffolds:
@@ -141,7 +145,7 @@ class SchemaSpecs:
         return found
 
     def _up_to(self, entry: TextRun | Hole, view: _View) -> _Chain:
-        """What is seen in this view up to an entry, and with it."""
+        """Return the chain in this view, up to and including an entry."""
         missing = []
         known: _Chain | None = None
         at: TextRun | Hole | None = entry
@@ -158,12 +162,12 @@ class SchemaSpecs:
         return chain
 
     def _before(self, entry: TextRun | Hole, view: _View) -> _Chain:
-        """The same without it."""
+        """Return the chain in this view before an entry."""
         last = self._entry_before(entry, view)
         return _Chain() if last is None else self._up_to(last, view)
 
     def _narrowed(self, view: _View, entry: TextRun | Hole) -> _View:
-        """The view without those who have nothing up to this entry: many views have the same beginning."""
+        """Drop owners without an entry up to this one, because many views share a prefix."""
         companions = () if view.scaffold is None else self._companions[view.scaffold].entries
         return _View(
             tuple(owner for owner in view.owners if _begins(self.layout.by_owner.get(owner, ()), entry)),
@@ -171,7 +175,7 @@ class SchemaSpecs:
         )
 
     def _entry_before(self, entry: TextRun | Hole, view: _View) -> TextRun | Hole | None:
-        """The entry in view that stands next before this one."""
+        """Return the last entry of the view before this one."""
         seen = [self.layout.by_owner.get(owner, ()) for owner in view.owners]
         if view.scaffold is not None:
             seen.append(self._companions[view.scaffold].entries)
@@ -179,7 +183,7 @@ class SchemaSpecs:
         return max((entries[number - 1] for entries, number in before if number), key=_index, default=None)
 
     def _longer(self, chain: _Chain, entry: TextRun | Hole) -> _Chain:
-        """A chain with one more entry behind it. A hole takes room, and has tokens where placeholders fill it."""
+        """Append an entry to a chain. A hole takes room, and has tokens if placeholders fill it."""
         tokens = entry.ids if isinstance(entry, TextRun) else self._placeholder(entry)
         at = chain.end if self.packed else entry.start
         end = at + (len(entry.ids) if isinstance(entry, TextRun) else entry.length)
@@ -192,7 +196,7 @@ class SchemaSpecs:
         return specify(ids, start, _as_context(before), self.keys, self.salt, self.adapter)
 
     def _start(self, entry: TextRun | Hole, before: _Chain) -> int:
-        """Where an entry is encoded behind a chain. Canonical starts count from the first token of all."""
+        """Return the start at which an entry is encoded behind a chain. Canonical starts count from the first token."""
         at = before.end if self.packed else entry.start
         if not self.movable:
             return at
@@ -213,21 +217,21 @@ def _index(entry: TextRun | Hole) -> int:
 
 
 def _begins(entries: Sequence[TextRun | Hole], entry: TextRun | Hole) -> bool:
-    """Whether the first of these stands at or before an entry."""
+    """True if the first of these stands at or before an entry."""
     return bool(entries) and entries[0].index <= entry.index
 
 
 def placeholder_id(placeholders: str, unk_id: int | None) -> int | None:
-    """The token that fills holes during encoding, or None for none. Raises ParameterError."""
+    """Return the token that fills holes during encoding, or None. Raises ParameterError."""
     if placeholders == "unk" and unk_id is None:
         raise ParameterError("placeholders='unk' needs a tokenizer with an <unk> token; use placeholders='none'")
     return unk_id if placeholders == "unk" else None
 
 
 def in_encoding_order(specs: Iterable[SegmentSpec]) -> list[SegmentSpec]:
-    """These specs and all that they attend to, each once (by key), context first."""
+    """Return these specs and their contexts, each key once, context first."""
     ordered: dict[bytes, SegmentSpec] = {}
-    seen: set[SegmentSpec] = set()  # not keys: what attends to the same tokens may have them in other segments
+    seen: set[SegmentSpec] = set()  # specs, not keys: equal keys may have different parents
     for spec in specs:
         missing: list[SegmentSpec] = []
         needed: SegmentSpec | None = spec

@@ -1,8 +1,7 @@
-"""Token ids of conversations whose messages come in parts, and the segments that these parts are read from.
+"""Lays out conversations with messages in parts, and finds the segments that these parts may be read from.
 
 Every part is tokenized alone and stays one run of tokens. A marked part is a module. An unmarked part of a later turn
-is looked up by its content. Messages that the template rewrites have no parts: calls of tools, and results that become
-JSON.
+is looked up by its content. Messages that the template rewrites have no parts: tool calls, and results shown as JSON.
 """
 
 from __future__ import annotations
@@ -25,15 +24,20 @@ from inlay.prompt.tokens import TextEncoder, at_seams
 
 _SYSTEM = ("system", "developer")
 _THOUGHTS = ("reasoning_content", "reasoning")
-_WAYS = 5  # of cutting bodies out of a rendering, from all of them to none
+_WAYS = 5  # ways to choose the bodies to cut out, from all of them to none
 
 
 def lay_out_conversation(messages: Conversation, encoder: TextEncoder, template: ChatTemplate) -> PromptLayout | None:
-    """Place messages, some of whose contents are lists of ``{"type": "text", "text": …, "cache_control"?: …}``.
+    """Place messages, some with contents that are lists of ``{"type": "text", "text": …, "cache_control"?: …}``.
 
-    The text is that of the template's own rendering: a message that the template rewrites is left in it. None where no
-    body can be cut out.
-    Raises ContextError for more text than the model's context holds, and ParameterError for too many free parts.
+    The text equals the template's own rendering. A message that the template rewrites stays in it whole.
+
+    Returns:
+        None if no body can be cut out.
+
+    Raises:
+        ContextError: for more text than the model's context holds.
+        ParameterError: for too many free parts.
     """
     texts = sum(len(message["content"]) for message in messages if not isinstance(message["content"], str))
     encoder.bound.check_count(texts, "parts of messages")
@@ -58,7 +62,7 @@ def lay_out_conversation(messages: Conversation, encoder: TextEncoder, template:
 
 
 def as_turn(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as chat templates know it: its content is one text, and its thoughts have both names in use."""
+    """Return a message for the chat template: its content as one text, its reasoning under both common names."""
     turn = {key: value for key, value in message.items() if key != "order"}
     turn["content"] = _text(message)
     thoughts = next((turn[name] for name in _THOUGHTS if isinstance(turn.get(name), str)), None)
@@ -68,7 +72,7 @@ def as_turn(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fixed_sets(messages: Conversation) -> tuple[FreeSet, ...]:
-    """The sets of messages of which no part can change places, each with the reason."""
+    """Return the messages' free sets as fixed, each with the reason."""
     return tuple(each for number, message in enumerate(messages) for each in _FreeParts(message, number).sets())
 
 
@@ -76,7 +80,9 @@ def fixed_sets(messages: Conversation) -> tuple[FreeSet, ...]:
 class _Bodies:
     """The bodies that are cut out of a rendering.
 
-    turns: all messages as the template is asked for them. parts: of each body, by the number of its message.
+    Args:
+        turns: all messages in the form that the template was given.
+        parts: number of a message → the parts of its body.
     """
 
     turns: Sequence[Turn]
@@ -85,12 +91,12 @@ class _Bodies:
 
     @property
     def texts(self) -> Iterator[list[str]]:
-        """The texts around them."""
+        """The texts around the bodies."""
         return map(at_seams, self.cut.pieces)
 
 
 def _bodies(messages: Conversation, template: ChatTemplate) -> _Bodies | None:
-    """As many bodies as the template shows as they are; None where there are none."""
+    """Cut out as many bodies as the template shows unchanged; None if there are none."""
     before: list[Turn] | None = None
     for way in range(_WAYS):
         turns = [_turn(message, template, way) for message in messages]
@@ -106,7 +112,7 @@ def _bodies(messages: Conversation, template: ChatTemplate) -> _Bodies | None:
 
 
 def _cut_out(messages: Conversation, turns: list[Turn], template: ChatTemplate) -> _Bodies | None:
-    """The bodies of these turns. None where the template's rendering is not the pieces and the bodies in turn."""
+    """Cut out the bodies of these turns; None if pieces and bodies do not add up to the template's rendering."""
     options, tools = messages.options, messages.tools
     numbers = [n for n, turn in enumerate(turns) if isinstance(turn, str) or "content" not in turn]
     try:
@@ -122,13 +128,13 @@ def _cut_out(messages: Conversation, turns: list[Turn], template: ChatTemplate) 
     )
     if built != real or (options.continues and cut.order[-1] != len(turns) - 1):
         return None
-    if options.continues:  # the model goes on behind the last character
+    if options.continues:  # the model continues behind the last character
         trims[len(turns) - 1] = replace(trims[len(turns) - 1], right="")
     return _Bodies(turns, cut, {number: _settled(messages[number], trim) for number, trim in trims.items()})
 
 
 def _turn(message: Mapping[str, Any], template: ChatTemplate, way: int) -> Turn:
-    """A message as the template is asked for it: without its content, or whole where that stays in the rendering."""
+    """Return a message without its content, or whole if its content stays in the rendering."""
     own = bool(message.get("tool_calls")) or (message["role"] == "tool" and not template.shows_results_verbatim)
     unmarked = not any(part.marked for part in _parts(message["content"]))
     answer = message["role"] == "assistant"
@@ -144,7 +150,7 @@ def _without_content(message: Mapping[str, Any]) -> Turn:
 
 
 def _leading(messages: Sequence[Mapping[str, Any]]) -> int:
-    """How many messages the system turn is of: those of the system in front of all others."""
+    """Return the number of system messages in front of all others."""
     return next((n for n, message in enumerate(messages) if message["role"] not in _SYSTEM), len(messages))
 
 
@@ -155,14 +161,14 @@ def _anchor(
     tools: Tools | None,
     walk: _Walk,
 ) -> tuple[Placed, ...]:
-    """The text that all conversations with this system turn share: up to the first text of a user.
+    """Return the text that all conversations with this system turn share, up to the first text of a user.
 
-    It ends behind the last marked part where unmarked text follows, because such text may change. It ends in front of
-    parts whose order is free.
+    It ends behind the last marked part if unmarked text follows, because such text may change. It ends in front of
+    parts with a free order.
 
     Args:
         messages: the messages of the system turn.
-        turns: the same messages as the template is asked for them.
+        turns: the same messages in the form that the template was given.
         walk: an empty one.
     """
     asked = [*turns, "user"]
@@ -172,7 +178,7 @@ def _anchor(
     except ModelError:
         return ()
     by_number = dict(zip(sorted(cut.order), trims, strict=True))
-    marked, loose = 0, False  # parts up to the last marked one, and whether text of the system follows that
+    marked, loose = 0, False  # parts up to the last marked one; True if system text follows it
     for number, piece in zip(cut.order, cut.pieces, strict=False):
         walk.template(piece)
         if number == len(turns):
@@ -188,10 +194,7 @@ def _anchor(
 
 @dataclass(slots=True)
 class _Text:
-    """A part of a message. whole: whether it is a part at all, not a message given as one text.
-
-    marked, ttl_s: see ContentPart.
-    """
+    """A part of a message. ``whole`` is False for a message given as one text. For the rest see ContentPart."""
 
     text: str
     whole: bool
@@ -210,7 +213,7 @@ def _text(message: Mapping[str, Any]) -> str:
 
 
 def _settled(message: Mapping[str, Any], trim: Trim) -> list[_Text]:
-    """The parts of a turn as its template leaves them. Marked ones whose order is free stay as they are written."""
+    """Return the parts of a turn as the template strips them. Marked parts with a free order are not stripped."""
     parts, free = _parts(message["content"]), message.get("order") is not None
     for ordered, strip in ((parts, trim.start), (parts[::-1], trim.end)):
         for part in ordered:
@@ -223,13 +226,13 @@ def _settled(message: Mapping[str, Any], trim: Trim) -> list[_Text]:
 
 
 class _FreeParts:
-    """The parts of one message that change places, where it says that their order is free: neighbours with a mark.
+    """The free sets of one message: neighbouring marked parts, if the message says that their order is free.
 
-    Raises ParameterError where there are too many.
+    Raises ParameterError for too many neighbours.
     """
 
     def __init__(self, message: Mapping[str, Any], number: int) -> None:
-        """number: the message's, in the request."""
+        """Take a message and its number in the request."""
         content = message["content"]
         free = message.get("order") is not None
         self._number = number
@@ -238,7 +241,8 @@ class _FreeParts:
             [] if isinstance(content, str) or not free else [n for n, p in enumerate(content) if is_marked(p)]
         )
         self._runs = [run for run in _neighbours(self._marked) if len(run) > 1]
-        self._placed: dict[int, tuple[int, int, int, int]] = {}  # of a part, its first token and character, and lengths
+        # of a part: first token, first character, tokens, characters
+        self._placed: dict[int, tuple[int, int, int, int]] = {}
         longest = max(map(len, self._runs), default=0)
         if longest > MAX_SET:
             raise ParameterError(
@@ -247,16 +251,16 @@ class _FreeParts:
             )
 
     def place(self, index: int, token: int, character: int) -> None:
-        """A part begins."""
+        """Record the start of a part."""
         self._placed[index] = (token, character, 0, 0)
 
     def ended(self, index: int, token: int, character: int) -> None:
-        """The same part ends."""
+        """Record the end of the same part."""
         first, begun, *_ = self._placed[index]
         self._placed[index] = (first, begun, token - first, character - begun)
 
     def sets(self) -> Iterator[FreeSet]:
-        """What changes places, or why nothing does."""
+        """Yield the free sets, or one fixed set with the reason."""
         if not self._says:
             return
         if not self._placed or not self._runs:
@@ -276,7 +280,7 @@ class _FreeParts:
 
 
 def _neighbours(numbers: Sequence[int]) -> list[list[int]]:
-    """Increasing numbers as runs in which each follows the one before."""
+    """Split increasing numbers into runs of consecutive ones."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][-1] == number - 1:
@@ -288,9 +292,9 @@ def _neighbours(numbers: Sequence[int]) -> list[list[int]]:
 
 @dataclass
 class _Walk:
-    """Places texts one behind the other.
+    """Places texts one after the other.
 
-    known: the ids of the texts that were encoded so far. The first half of a key is True for text of messages.
+    ``known`` caches token ids. The first half of a key is True for text of messages.
     """
 
     encoder: TextEncoder
@@ -310,7 +314,7 @@ class _Walk:
         self.characters += len(text)
 
     def content(self, part: _Text, role: str, *, leads: bool) -> None:
-        """leads: whether it belongs to the system turn in front of all others."""
+        """Place a part of a message. ``leads`` is True in the system turn in front of all others."""
         self._say(part.text)
         found = part.marked or (part.whole and role not in _SYSTEM)
         origin = ContentPart(part.marked, part.ttl_s, leads) if found else None
@@ -328,7 +332,7 @@ class _Walk:
             self.at += len(ids)
 
 
-#: Of a part that nobody marked, fewer tokens than this are cheaper computed than approximated.
+#: Below this many tokens, computing an unmarked part is cheaper than approximating it.
 _WORTH_FINDING = 16
 
 
@@ -342,9 +346,11 @@ class _AnchorPart:
 
 @dataclass(frozen=True, slots=True)
 class _Anchor:
-    """An anchor as segments, each of which attends to those before it.
+    """An anchor as a chain of segments, each of which attends to those before it.
 
-    specs: of each part. first: how many stand in front of its first marked part.
+    Args:
+        specs: the segment of each part.
+        first: the number of parts before the first marked one.
     """
 
     parts: tuple[_AnchorPart, ...]
@@ -352,11 +358,13 @@ class _Anchor:
     first: int
 
     def context(self, origin: ContentPart) -> tuple[SegmentSpec, ...]:
-        """The segments that a part attends to: all, or those before the first marked one for a part of the anchor."""
+        """Return the segments that a part attends to. Parts of the anchor attend only to those before its first
+        mark.
+        """
         return self.specs[: self.first] if origin.leads else self.specs
 
     def begins(self, ids: tuple[int, ...]) -> bool:
-        """Whether a prompt begins with it."""
+        """True if a prompt begins with this anchor."""
         return tuple(token for part in self.parts for token in part.ids) == ids[: _end(self.specs)]
 
 
@@ -376,7 +384,7 @@ def _earlier_parts(anchor: Anchor) -> tuple[_AnchorPart, ...]:
 
 
 def anchor_of(prompt: PromptLayout) -> Anchor:
-    """The anchor of a prompt, in the form that is kept of earlier requests."""
+    """Return the anchor of a prompt in the form that is remembered across requests."""
     return tuple((part.ids, part.origin is not None) for part in _anchor_parts(prompt.anchor))
 
 
@@ -385,13 +393,15 @@ def _end(specs: Sequence[SegmentSpec]) -> int:
 
 
 class ContentSpecs:
-    """The specs of one conversation's parts, under one adapter, or under several: most exact first.
+    """The segments of one conversation's parts, under one adapter or several (most exact first).
 
-    anchored: whether a part also sees the layout's anchor.
-    movable: whether a segment may be encoded at a canonical start and read at a shift.
-    salt: whose the conversation is. adapters: their digests; b"" for the model alone.
-    base: the anchor of earlier requests of which the layout's is a version. Modules that are not stored behind the
-        layout's are read as they are stored behind this one, or alone, and else encoded behind this one.
+    Args:
+        anchored: if True, a part attends to the layout's anchor.
+        movable: if True, a segment may be encoded at a canonical start and read at a shift.
+        salt: the conversation's cache_salt.
+        adapters: their digests; b"" for the model alone.
+        base: an earlier version of the layout's anchor. Modules that are not stored behind the layout's anchor are read
+            as stored behind this one, or alone. Modules that are stored nowhere are encoded behind this one.
     """
 
     def __init__(
@@ -416,7 +426,7 @@ class ContentSpecs:
         self._alone = () if base is None else self._specified(())
 
     def parts(self) -> tuple[PromptPart, ...]:
-        """The conversation's parts, those of its anchor as segments where it begins with them."""
+        """Return the conversation's parts. Those of its anchor are segments if the prompt begins with the anchor."""
         anchor = self._anchors[0]
         if not anchor.specs or not anchor.begins(self._prompt.ids):
             return tuple(map(self._part, self._prompt.parts))
@@ -425,7 +435,7 @@ class ContentSpecs:
         return (*map(self._of_anchor, range(len(anchor.parts))), *map(self._part, rest))
 
     def _specified(self, parts: tuple[_AnchorPart, ...]) -> tuple[_Anchor, ...]:
-        """An anchor, under each adapter."""
+        """Return an anchor under each adapter."""
         first = next((number for number, part in enumerate(parts) if part.origin is not None), len(parts))
         return tuple(_Anchor(parts, self._chain(parts, adapter), first) for adapter in self._adapters)
 
@@ -436,7 +446,7 @@ class ContentSpecs:
         return tuple(specs)
 
     def _of_anchor(self, number: int) -> PromptPart:
-        """A part of the anchor. A marked one is a module too: it is found without the marked parts before it."""
+        """Return a part of the anchor. A marked one is also a module, found without the marked parts before it."""
         anchor = self._anchors[0]
         part, spec = anchor.parts[number], anchor.specs[number]
         behind = [each.specs[number] for each in self._anchors]
@@ -445,18 +455,18 @@ class ContentSpecs:
             known = {each.key for each in made.candidates}
             return replace(made, candidates=(*(each for each in behind if each.key not in known), *made.candidates))
         if number > anchor.first + 1:
-            return PromptPart(part.ids, spec.start)  # it is seldom read behind the very same modules
+            return PromptPart(part.ids, spec.start)  # it is seldom read behind the same modules
         return PromptPart(part.ids, spec.start, True, tuple(behind), encode=True, form=self._form)
 
     def _part(self, part: Placed) -> PromptPart:
-        """A part that is marked is a segment; one that is not is read from one where that is stored."""
+        """Return a part as a segment if it is marked. An unmarked part is read from a segment if one is stored."""
         origin = part.origin
         if not isinstance(origin, ContentPart) or not (origin.marked or len(part.ids) >= _WORTH_FINDING):
             return PromptPart(part.ids, part.start)
         return self._module(part.ids, part.start, origin, encode=origin.marked)
 
     def _module(self, ids: tuple[int, ...], start: int, origin: ContentPart, *, encode: bool) -> PromptPart:
-        """A part with the segments that it may be read from. start: where it stands in the prompt."""
+        """Return a part with its candidate segments. ``start`` is its position in the prompt."""
         specs = self._specs(self._anchors, ids, start, origin)
         bases = self._specs(self._bases, ids, start, origin)
         alone = self._specs(self._alone, ids, start, origin)
@@ -469,7 +479,7 @@ class ContentSpecs:
     def _specs(
         self, anchors: Sequence[_Anchor], ids: tuple[int, ...], start: int, origin: ContentPart
     ) -> tuple[SegmentSpec, ...]:
-        """The segments of a part behind an anchor, one for each adapter."""
+        """Return the segments of a part behind an anchor, one for each adapter."""
         return tuple(
             self._behind(anchor.context(origin), ids, start, adapter)
             for anchor, adapter in zip(anchors, self._adapters, strict=bool(anchors))
@@ -481,10 +491,10 @@ class ContentSpecs:
         if self._movable:
             start = _end(context)
         elif start < _end(context):
-            context = ()  # it stands in front of that text here
+            context = ()  # here it stands in front of the anchor
         return specify(ids, start, context, self._keys, self._salt, adapter)
 
 
 def _behind(part: Placed, end: int) -> Placed:
-    """A part without the tokens in front of a position."""
+    """Return a part without the tokens before a position."""
     return part if part.start >= end else Placed(part.ids[end - part.start :], end, part.origin, part.kept)

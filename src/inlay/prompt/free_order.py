@@ -1,7 +1,7 @@
-"""Sets: parts of a prompt whose order is free, as data. The engine chooses the order, by what is stored.
+"""Sets: parts of a prompt whose order the engine may choose, by the contents of the store.
 
-A set is neighbouring tokens of a prompt, in members that may change places; all else stays where it is. Where the
-order is not free after all, the set says why, and its members stay as they stand.
+A set is a row of neighbouring members that may change places. The rest of the prompt stays in place. A set with a fixed
+order holds the reason.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from inlay.errors import ParameterError
 from inlay.pml.nodes import MAX_SET
 from inlay.policy import ReusePolicy
 
-#: How many sets of one prompt may be free: each of them is looked for in what is stored.
+#: The most free sets of one prompt, because each is looked up in the store.
 MAX_SETS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """What a set holds. name: what outputs call it. tokens, characters: how long it is, and its text."""
+    """A member of a set: its name in outputs, and its length in tokens and characters."""
 
     name: str
     tokens: int = 0
@@ -32,9 +32,10 @@ class Member:
 class FreeSet:
     """Neighbouring members of a prompt.
 
-    start: the position of the first token, and text_start: the index of the first character of the prompt's text.
-    why_fixed: the reason why the order is the one in which they stand; "" where it is free. Members of one that is not
-        have no length.
+    Args:
+        start: the position of the first token.
+        text_start: the index of the first character in the prompt's text.
+        why_fixed: the reason for a fixed order. "" for a free one. Members of a fixed set have no length.
     """
 
     members: tuple[Member, ...]
@@ -48,20 +49,20 @@ class FreeSet:
 
     @property
     def borders(self) -> list[int]:
-        """The positions at which its members start, and where the last one ends."""
+        """The start positions of the members, followed by the end of the last one."""
         at = [self.start]
         for member in self.members:
             at.append(at[-1] + member.tokens)
         return at
 
     def fixed(self, why: str) -> FreeSet:
-        """The same set in the order in which it stands; the first reason stays."""
+        """Return the set with a fixed order. An earlier reason stays."""
         return self if self.why_fixed else replace(self, why_fixed=why)
 
 
-#: That of a message which says that its order is free, and has nothing that could change places.
+#: For a message with a free order and no parts that could change places.
 NOT_IN_PARTS = FreeSet((), why_fixed="no two neighbouring parts of its message are marked with cache_control")
-#: The same of a message whose content cannot be cut out.
+#: For a message whose content cannot be cut out of the rendering.
 NOT_CUT_OUT = FreeSet((), why_fixed="the chat template writes its message in a way of its own")
 
 
@@ -77,9 +78,11 @@ _P = TypeVar("_P", bound=_Part)
 
 
 def why_not_free(policy: ReusePolicy, *, scored: bool, movable: bool) -> str:
-    """The reason why a request's sets have the order that is written; "" where the engine may choose.
+    """Return the reason why a request's sets keep their order; "" if the engine may choose.
 
-    scored: whether it asks for its prompt's log-probabilities. movable: whether its modules may stand elsewhere.
+    Args:
+        scored: True if the request asks for its prompt's log-probabilities.
+        movable: True if the model can read modules at a shift.
     """
     if scored:
         return "all of a prompt is computed where prompt_logprobs is asked for"
@@ -89,7 +92,7 @@ def why_not_free(policy: ReusePolicy, *, scored: bool, movable: bool) -> str:
 
 
 def check_count(sets: Sequence[FreeSet]) -> None:
-    """Raises ParameterError where a prompt has more free sets than one may have."""
+    """Raise ParameterError for more than MAX_SETS free sets."""
     free = sum(not each.why_fixed for each in sets)
     if free > MAX_SETS:
         raise ParameterError(
@@ -99,9 +102,11 @@ def check_count(sets: Sequence[FreeSet]) -> None:
 
 
 def check_sets(sets: Sequence[FreeSet], starts: Sequence[int], end: int) -> None:
-    """Raises ParameterError where sets don't follow each other, or parts of the prompt stand across their borders.
+    """Raise ParameterError if sets overlap, or a part of the prompt crosses a border of a set.
 
-    starts: the positions of the prompt's parts. end: behind the last one.
+    Args:
+        starts: the start positions of the prompt's parts.
+        end: the end of the last one.
     """
     known, at = {*starts, end}, 0
     free = in_line(each for each in sets if not each.why_fixed)
@@ -119,14 +124,16 @@ def check_sets(sets: Sequence[FreeSet], starts: Sequence[int], end: int) -> None
 
 
 def in_line(sets: Iterable[FreeSet]) -> list[FreeSet]:
-    """Sets as they stand in a prompt, from first to last."""
+    """Return sets sorted by position."""
     return sorted(sets, key=lambda each: each.start)
 
 
 def cut_at(parts: Iterable[_P], sets: Sequence[FreeSet]) -> tuple[list[tuple[_P, ...]], list[list[tuple[_P, ...]]]]:
-    """What stands in front of each set and behind the last one, and the parts of each member of each set.
+    """Return the parts before, between and behind the sets, and the parts of each member of each set.
 
-    parts: of the prompt, none of which stands across a border. sets: as ``in_line`` has them.
+    Args:
+        parts: of the prompt; none crosses a border of a set.
+        sets: in the order of ``in_line``.
     """
     borders = [each.borders for each in sets]
     starts = [each[0] for each in borders]
@@ -142,7 +149,7 @@ def cut_at(parts: Iterable[_P], sets: Sequence[FreeSet]) -> tuple[list[tuple[_P,
 
 
 def placed_at(parts: Sequence[_P], start: int) -> list[_P]:
-    """Neighbouring parts, the first of them at this position."""
+    """Move neighbouring parts so that the first starts at this position."""
     made: list[_P] = []
     for part in parts:
         made.append(part if part.start == start else replace(part, start=start))  # type: ignore[type-var]
@@ -151,8 +158,12 @@ def placed_at(parts: Sequence[_P], start: int) -> list[_P]:
 
 
 def reordered(parts: Iterable[_P], sets: Sequence[FreeSet], orders: Sequence[Sequence[int]]) -> tuple[_P, ...]:
-    """A prompt's parts with the members of each set in its order. sets: as ``in_line`` has them. orders: numbers of
-    members."""
+    """Return a prompt's parts with the members of each set in its order.
+
+    Args:
+        sets: in the order of ``in_line``.
+        orders: for each set, the numbers of its members.
+    """
     between, inside = cut_at(parts, sets)
     made = list(between[0])
     for each, order, members, behind in zip(sets, orders, inside, between[1:], strict=True):
@@ -162,7 +173,7 @@ def reordered(parts: Iterable[_P], sets: Sequence[FreeSet], orders: Sequence[Seq
 
 
 def reordered_text(text: str, sets: Sequence[FreeSet], orders: Sequence[Sequence[int]]) -> str:
-    """A prompt's text in the same way."""
+    """Return a prompt's text with the members of each set in its order."""
     at, pieces = 0, []
     for each, order in zip(sets, orders, strict=True):
         pieces.append(text[at : each.text_start])

@@ -1,4 +1,4 @@
-"""The forms in which a caller may give a prompt, told apart and checked."""
+"""Recognizes and checks the forms in which a caller may give a prompt."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from inlay.sampling_params import SamplingParams
 from inlay.strict_json import JSONError, read_json
 from inlay.wording import lone_surrogate, show
 
-#: Of lifetimes, in seconds.
+#: Seconds in each unit of a lifetime.
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _LONGEST_S = 366 * 86_400.0
 
-MAX_SALT = 1024  # characters: every key of a segment is made with it, again for each request
+MAX_SALT = 1024  # characters; every request hashes the salt into each segment key
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ PromptInput: TypeAlias = "str | Sequence[int] | Prompt | PromptBuilder | Mapping
 
 
 _PLAIN = ChatOptions()
-#: What a mapping with "messages" may hold beside them and "tools" → the fields of ChatOptions.
+#: Keys of a mapping beside "messages" and "tools" → the fields of ChatOptions.
 CHAT_OPTIONS = {
     "chat_template_kwargs": "variables",
     "documents": "documents",
@@ -41,10 +41,10 @@ CHAT_OPTIONS = {
 
 
 def check_ids(ids: Sequence[Any], vocabulary: int, *, what: str = "a prompt") -> list[int]:
-    """Token ids as a list. vocabulary: how many there are. Raises ParameterError for what is none of them."""
+    """Return token ids as a list. Raises ParameterError for an id outside 0 … ``vocabulary - 1``."""
     made = list(ids)
     if set(map(type, made)) <= {int} and (not made or (min(made) >= 0 and max(made) < vocabulary)):
-        return made  # told without a loop of Python's: there may be a million of them
+        return made  # fast path without a Python loop, for a million ids
     for i in made:
         if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < vocabulary:
             raise ParameterError(f"{what} holds the token id {show(i)}; ids go from 0 to {vocabulary - 1}")
@@ -52,26 +52,26 @@ def check_ids(ids: Sequence[Any], vocabulary: int, *, what: str = "a prompt") ->
 
 
 def check_params(params: object) -> None:
-    """Raises ParameterError for what is no SamplingParams."""
+    """Raise ParameterError unless this is a SamplingParams."""
     if not isinstance(params, SamplingParams):
         raise ParameterError(f"sampling_params is {show(params)}; give an inlay.SamplingParams")
 
 
 def check_template(text: str, where: str = "chat_template") -> str:
-    """Return a chat template, which is Jinja that shows messages. Raises ParameterError with its place."""
+    """Return a Jinja chat template that shows messages. Raises ParameterError with the place."""
     if "messages" not in text:
         raise ParameterError(f"{where}: it shows no messages; give the text of a chat template in Jinja")
     try:
         render_jinja_template([[{"role": "user", "content": ""}]], chat_template=text)
     except TemplateSyntaxError as error:
         raise ParameterError(f"{where}:{error.lineno}: {error.message}; give a chat template in Jinja") from None
-    except Exception as error:  # it may want other messages, and variables of the tokenizer
+    except Exception as error:  # it may need other messages, or variables of the tokenizer
         logger.debug("%s cannot show a message alone: %s", where, error)
     return text
 
 
 def check_salt(cache_salt: str | None) -> str:
-    """Whose a request is; "" for nobody's. Raises ParameterError."""
+    """Return the cache_salt, "" for None. Raises ParameterError."""
     if cache_salt is None:
         return ""
     if not isinstance(cache_salt, str) or not cache_salt:
@@ -86,10 +86,7 @@ def check_salt(cache_salt: str | None) -> str:
 
 
 class Conversation(tuple[Message, ...]):
-    """Chat messages, with the tools that the model may call: as OpenAI writes them, ``{"type", "function"}`` each.
-
-    options: how they are rendered.
-    """
+    """Chat messages with their tools, in OpenAI's form, and the ``options`` of their rendering."""
 
     tools: Sequence[Mapping[str, Any]] | None
     options: ChatOptions
@@ -107,7 +104,7 @@ class Conversation(tuple[Message, ...]):
 
 
 def check_messages(messages: Sequence[Message]) -> None:
-    """Raises ParameterError for a chat message without a role or content, and for a call or a tool without a name."""
+    """Raise ParameterError for a message without role or content, or a tool or call without a name."""
     for message in messages:
         if not isinstance(message.get("role"), str) or not _is_content(message.get("content")):
             raise ParameterError(
@@ -154,18 +151,18 @@ def _listed(value: Any, name: str) -> Sequence[Any]:
 
 
 def _function(value: Any) -> Mapping[str, Any]:
-    """What a call or a tool has under "function"; nothing where it has no name."""
+    """Return the "function" of a call or a tool; {} if it has no name."""
     function = value.get("function") if isinstance(value, Mapping) else None
     return function if isinstance(function, Mapping) and isinstance(function.get("name"), str) else {}
 
 
 def as_prompt(prompt: Prompt | PromptBuilder) -> Prompt:
-    """The prompt that this is, or builds."""
+    """Return the prompt, built if it is a builder."""
     return prompt.build() if isinstance(prompt, PromptBuilder) else prompt
 
 
 def unwrap(prompt: Mapping[str, Any]) -> Any:
-    """What a prompt written as a mapping holds. Raises ParameterError for unknown keys."""
+    """Return the prompt inside a mapping. Raises ParameterError for unknown keys."""
     keys = set(prompt)
     if keys == {"prompt"} or keys == {"prompt_token_ids"} or keys == {"messages"}:
         return next(iter(prompt.values()))
@@ -190,7 +187,7 @@ def _options(prompt: Mapping[str, Any]) -> ChatOptions:
 
 
 def is_conversation(prompt: Any) -> bool:
-    """Whether this is a list of chat messages."""
+    """True for a list of chat messages."""
     return (
         isinstance(prompt, Sequence)
         and bool(prompt)
@@ -199,7 +196,7 @@ def is_conversation(prompt: Any) -> bool:
 
 
 def as_conversations(messages: Any) -> list[Any]:
-    """What ``chat`` is given as a list of conversations. Raises ParameterError for what is no list of messages."""
+    """Return the argument of ``chat`` as a list of conversations. Raises ParameterError for anything else."""
     if isinstance(messages, Sequence) and not isinstance(messages, str | bytes):
         if not messages or is_conversation(messages):
             return [messages] if messages else []
@@ -213,7 +210,7 @@ def as_conversations(messages: Any) -> list[Any]:
 
 
 def has_modules(prompt: Any) -> bool:
-    """Whether a prompt, in whatever form, has modules: it is of a schema, or marks parts of its messages."""
+    """True for a prompt of a schema, and for messages with a marked part."""
     if isinstance(prompt, (Prompt, PromptBuilder)):
         return True
     messages = prompt.get("messages") if isinstance(prompt, Mapping) else prompt
@@ -225,9 +222,9 @@ def has_modules(prompt: Any) -> bool:
 
 
 def in_any_order(prompt: Any) -> Any:
-    """A prompt in which the order of neighbours is free: of a schema's modules, or of marked parts of messages.
+    """Free the order of neighbouring modules, or of neighbouring marked parts of messages.
 
-    Raises ParameterError for one that has neither.
+    Raises ParameterError for text and token ids, which have neither.
     """
     if isinstance(prompt, (Prompt, PromptBuilder)):
         return as_prompt(prompt).in_any_order()
@@ -236,7 +233,7 @@ def in_any_order(prompt: Any) -> Any:
         raise ParameterError(
             "order is 'any', and a text or token ids have no modules that could change places; leave it out"
         )
-    # where no part is marked, one message is told all the same, so that the output says why nothing is free
+    # Without a mark, one message gets the order, so that the output can say why nothing is free.
     told = {id(message) for message in messages if has_modules([message])} or {id(messages[-1])}
     made = Conversation(
         [{**message, "order": "any"} if id(message) in told else message for message in messages],
@@ -246,21 +243,21 @@ def in_any_order(prompt: Any) -> Any:
 
 
 def check_order(order: object) -> bool:
-    """Whether the order of all modules is free. Raises ParameterError for what says neither."""
+    """True if the order of all modules is free. Raises ParameterError for other values than None and 'any'."""
     if order not in (None, "any"):
         raise ParameterError(f"order is {show(order)}; write 'any', or None for the order in which modules are written")
     return order is not None
 
 
 def is_marked(part: Mapping[str, Any]) -> bool:
-    """Whether a part of a message is to be a module."""
+    """True if a part of a message is marked as a module."""
     return bool(part.get("cache_control"))
 
 
 def with_marked_part(message: Message) -> Message:
-    """A message whose mark, if it has one beside its content, is at the last part of the content.
+    """Move a mark beside a message's content to the last part of the content.
 
-    A content that is a text becomes one marked part. A part's own mark stays. Nothing is marked in an empty content.
+    A text content becomes one marked part. A part's own mark stays. An empty content gets no mark.
     """
     mark = message.get("cache_control")
     if "cache_control" not in message:
@@ -277,7 +274,7 @@ def with_marked_part(message: Message) -> Message:
 
 
 def without_marks(tools: Any) -> Any:
-    """Tools as chat templates know them: they belong to the system turn, which is kept without a mark."""
+    """Return tools without marks, as chat templates expect them. The system turn is stored without a mark."""
     if not isinstance(tools, Sequence) or isinstance(tools, str):
         return tools
     return [_without_mark(tool) for tool in tools]
@@ -293,21 +290,21 @@ def _without_mark(tool: Any) -> Any:
 
 
 def ttl_of(part: Mapping[str, Any]) -> float | None:
-    """The seconds that a part's mark asks for; None where it says none. Raises ParameterError."""
+    """Return the lifetime in a part's mark, in seconds; None without one. Raises ParameterError."""
     mark = part.get("cache_control")
     ttl = mark.get("ttl") if isinstance(mark, Mapping) else None
     return None if ttl is None else parse_ttl(ttl, "cache_control.ttl")
 
 
 def is_several(prompts: Any) -> bool:
-    """Whether this is a list of prompts, not one prompt that happens to be a list."""
+    """True for a list of prompts, False for one prompt that is a list."""
     if isinstance(prompts, (str, Mapping, Prompt, PromptBuilder)) or not isinstance(prompts, Sequence):
         return False
     return not (is_conversation(prompts) or (bool(prompts) and all(isinstance(item, int) for item in prompts)))
 
 
 def parse_ttl(value: object, what: str = "ttl") -> float:
-    """Seconds of a lifetime like '5m', '1h' or 'inf'; at most 366 days but for inf. Raises ParameterError."""
+    """Parse a lifetime like '5m', '1h' or 'inf' to seconds, at most 366 days or inf. Raises ParameterError."""
     if value == "inf":
         return math.inf
     match = re.fullmatch(r"([0-9]{1,9})([smhd])", value) if isinstance(value, str) else None

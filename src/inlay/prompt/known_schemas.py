@@ -1,4 +1,4 @@
-"""The schemas that prompts of one model may name: laid out, and as the segments that are encoded of them."""
+"""The schemas that prompts of one model may name, with their layouts and segment specs."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ from inlay.prompt.registry import PUBLIC, SchemaRegistry
 from inlay.prompt.tokens import TextEncoder, beyond_vocabulary
 from inlay.prompt.turns import openings
 
-_MOST_LIKELY = 64  # segments that a request says may be read next
+_MOST_LIKELY = 64  # segments that a request names as likely to be read next
 
 
 @dataclass(eq=False, slots=True)
 class KnownSchema:
-    """A schema that prompts may name: its layout, whose it is, and its segments under each policy and adapter so far.
+    """A schema with its layout, its owner (a cache_salt), and its specs by policy and adapter.
 
-    ttl_s: for how many seconds what is encoded of it is to be found from when a prompt last read it; None for as long
-    as there is room.
-    Layouts and specs never change once they are made, so they are made without a lock.
+    ``ttl_s`` is the lifetime in seconds of its segments since the last read; None for no limit. Layouts and specs are
+    immutable, so they are made without a lock.
     """
 
     layout: SchemaLayout
@@ -39,9 +38,9 @@ class KnownSchema:
 
 
 class KnownSchemas(SchemaRegistry[KnownSchema]):
-    """What is known of every schema that prompts of one model may name. Any thread may ask.
+    """All schemas that prompts of one model may name. Thread-safe.
 
-    placeholders: what fills holes while modules are encoded, "none" or "unk". Raises ModelError.
+    ``placeholders`` is the filling of holes while modules are encoded, "none" or "unk". Raises ModelError.
     """
 
     def __init__(self, model: ModelInfo, encoder: TextEncoder, template: ChatTemplate, placeholders: str) -> None:
@@ -57,14 +56,14 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
                 raise ModelError(f"placeholders='unk' fills holes with {unknown}")
 
     def lay_out(self, schema: Schema, owner: str = PUBLIC) -> SchemaLayout:
-        """A schema's layout, that of ``add`` if there is one. Changes nothing. Raises PMLError."""
+        """Return a schema's layout, the registered one if there is one. Registers nothing. Raises PMLError."""
         known = self.get(schema.name, owner)
         if known is not None and known.layout.schema is schema:
             return known.layout
         return lay_out_schema(schema, self._encoder, self._template, vocabulary=self._model.vocab_size)
 
     def add(self, layout: SchemaLayout, owner: str = PUBLIC, ttl_s: float | None = None) -> None:
-        """Keep a schema under its name, in place of one that had that name. ttl_s: see KnownSchema."""
+        """Register a schema, in place of one with the same name. For ``ttl_s`` see KnownSchema."""
         name = layout.schema.name
         with self._adding:
             known = self.get(name, owner)
@@ -79,12 +78,12 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
             )
 
     def layout(self, name: str, salt: str = "") -> SchemaLayout | None:
-        """The layout of the schema of that name, as requests with this salt see it."""
+        """Return the layout of the schema that this name means for requests with this salt."""
         known = self.find(name, salt)
         return None if known is None else known.layout
 
     def schema_of(self, prompt: Any, salt: str = "") -> tuple[str, str]:
-        """The name of a prompt's schema, as a request with this salt sees it, and its digest; "" for none."""
+        """Return the name of a prompt's schema, and its digest for this salt; "" for none."""
         if not isinstance(prompt, (Prompt, PromptBuilder)):
             return "", ""
         layout = self.layout(prompt.schema, salt)
@@ -93,9 +92,9 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
     def module_specs(
         self, name: str, policy: ReusePolicy, salt: str = "", adapter: str | None = None
     ) -> dict[str, list[SegmentSpec]]:
-        """Every segment of a schema that can be encoded before a prompt asks for it, by module; "" for text outside.
+        """Return all segments of a schema that can be encoded ahead, by module; "" stands for text outside modules.
 
-        Empty under a policy without modules. Raises ParameterError for a schema that nobody added.
+        Empty under a policy without modules. Raises ParameterError for an unknown schema.
         """
         known = self.find(name, salt)
         if known is None:
@@ -105,9 +104,9 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
     def every_spec(
         self, name: str, policy: ReusePolicy, salt: str = "", adapter: str | None = None, modules: Sequence[str] = ()
     ) -> list[SegmentSpec]:
-        """The segments of some modules of a schema, or of all of it, under this policy and all that it was used with.
+        """Return the segments of some modules of a schema, or of all, under this policy and all policies used so far.
 
-        Raises ParameterError for a schema, or a module of it, that is not known.
+        Raises ParameterError for an unknown schema or module.
         """
         chosen = self.module_specs(name, policy, salt, adapter)
         known = self.find(name, salt)
@@ -126,13 +125,13 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
     def all_specs(
         self, layout: SchemaLayout, policy: ReusePolicy, owner: str = PUBLIC, adapter: str | None = None
     ) -> list[SegmentSpec]:
-        """All of them, of a schema that is known or was a moment ago."""
+        """Return all segments of a schema that is, or just was, registered."""
         made_with, known = self._model.adapter(adapter), self.known(layout, owner)
         modules = self._encoded(known, policy, made_with).by_module() if policy.modular else {}
         return [spec for specs in modules.values() for spec in specs]
 
     def siblings(self, layout: PromptLayout, policy: ReusePolicy, salt: str, adapter: bytes) -> tuple[SegmentSpec, ...]:
-        """The segments of modules that a prompt of a schema could have taken of its unions in place of others."""
+        """Return the segments of the unions' other members, which a prompt could have imported instead."""
         if not policy.modular or layout.schema is None or not layout.imported:
             return ()
         known = self.known(layout.schema, salt if not layout.public else PUBLIC)
@@ -143,7 +142,7 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
         return tuple(spec for module in beside for spec in modules.get(module, ()))[:_MOST_LIKELY]
 
     def current(self, name: str, salt: str = "") -> KnownSchema | None:
-        """A schema as the chat template writes it now: one that tells the time may write something else by then."""
+        """Return a schema, laid out again if its chat template tells the time and now writes another text."""
         known = self.find(name, salt)
         if known is None or openings(self._template, known.layout.schema) == known.layout.openings:
             return known
@@ -155,16 +154,16 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
         return known
 
     def known(self, layout: SchemaLayout, owner: str) -> KnownSchema:
-        """What is known of a schema; of one that has been forgotten meanwhile, for this request alone."""
+        """Return the entry of a schema, or one for this request alone if the schema has been removed meanwhile."""
         known = self.get(layout.schema.name, owner)
         return known if known is not None and known.layout is layout else KnownSchema(layout, owner)
 
     def _encoded(self, known: KnownSchema, policy: ReusePolicy, adapter: bytes) -> SchemaSpecs:
-        """What is encoded of a schema where nothing of it is stored."""
+        """Return the specs that are encoded if nothing of a schema is stored."""
         return self.specs(known, policy, readable_adapters(policy, adapter)[-1])
 
     def specs(self, known: KnownSchema, policy: ReusePolicy, adapter: bytes) -> SchemaSpecs:
-        """The specs of a schema under a modular policy and an adapter."""
+        """Return the specs of a schema under a modular policy and an adapter."""
         policy = policy.unrepaired()
         made = known.specs.get((policy, adapter))
         if made is not None:
@@ -183,7 +182,7 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
 
 
 def check_modules(layout: SchemaLayout, modules: Iterable[str]) -> None:
-    """Raises ParameterError for the name of a module that a schema does not have; "" is its text outside modules."""
+    """Raise ParameterError for a module that a schema does not have. "" stands for its text outside modules."""
     for module in modules:
         if module and module not in layout.schema.modules:
             raise ParameterError(
@@ -192,12 +191,12 @@ def check_modules(layout: SchemaLayout, modules: Iterable[str]) -> None:
 
 
 def readable_adapters(policy: ReusePolicy, adapter: bytes) -> tuple[bytes, ...]:
-    """The adapters with which modules may have been made that a request reads, most exact first."""
+    """Return the adapters of segments that a request may read, most exact first."""
     return (adapter, b"") if adapter and policy.across else (adapter,)
 
 
 def _siblings(schema: Schema, imported: Container[str]) -> list[str]:
-    """The paths of modules that stand in a union with one that is imported, and are not imported themselves."""
+    """Return the paths of modules that share a union with an imported one and are not imported."""
     found: list[str] = []
     todo: list[Any] = list(schema.children)
     while todo:

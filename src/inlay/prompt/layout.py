@@ -1,8 +1,8 @@
-"""Nodes to numbers: the token ids and position ids of a schema and of a prompt.
+"""The token ids and positions of a schema.
 
-A schema is laid out once. Text takes as many positions as it has tokens, a parameter takes ``len``, members of a union
-start at the same position, and the union is as long as its longest member (Prompt Cache, arXiv 2311.04934, section
-3.3). Consecutive text of one owner becomes one TextRun: what is cached later on.
+A schema is laid out once. Text takes as many positions as it has tokens, and a parameter takes ``len``. The members of
+a union start at the same position, and the union is as long as its longest member (Prompt Cache, arXiv 2311.04934,
+section 3.3). Consecutive text of one owner becomes one TextRun, the unit that is cached.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ Owner = tuple[str, ...]
 class TextRun:
     """Consecutive text of one owner.
 
-    index: its number among the schema's runs and holes, in document order.
-    start: the position of its first token under ``schema`` positions.
-    owner: the module that it belongs to, under its ancestors; () for text that is always present.
-    parts: what it was made of.
+    Args:
+        index: its number among the schema's runs and holes, in document order.
+        start: the position of its first token under ``schema`` positions.
+        owner: the path of its module, ancestors first; () for text that is always present.
+        parts: the text nodes and template pieces that it consists of.
     """
 
     index: int
@@ -50,7 +51,7 @@ class TextRun:
 
 @dataclass(frozen=True, slots=True)
 class RunPart:
-    """A text node (by its order), a piece of the template (by the turn that it opens or closes), or the BOS token."""
+    """A text node (by order), a piece of the template (by the turn that it opens or closes), or BOS."""
 
     ids: tuple[int, ...]
     text: str
@@ -65,7 +66,7 @@ class RunPart:
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """The positions of a parameter. default, scaffold: the ids of these, or None."""
+    """The positions of a parameter, with the token ids of its default and scaffold texts (None for no such text)."""
 
     index: int
     start: int
@@ -78,7 +79,7 @@ class Hole:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The positions of a module: ``start`` … ``end - 1``. tokens: of its own text, without nested modules."""
+    """The positions ``start`` … ``end - 1`` of a module. ``tokens`` counts its own text, without nested modules."""
 
     start: int
     end: int
@@ -89,16 +90,17 @@ class Extent:
 class SchemaLayout:
     """A schema as token ids and positions.
 
-    entries: runs and holes in document order.
-    extents: path of a module → positions.
-    run_of: order of a text node → index of its run; a text without tokens is in none.
-    run_of_turn: number of a turn → index of the run with the template's piece in front of it; an empty piece that
-        would begin a run is in none. Turns are numbered in document order, those in modules too.
-    run_of_end: number of a turn → index of the run with what closes it, where text without a role may follow.
-    hole_of: order of a parameter → index of its hole.
-    turn_of: order of a turn → its number.
-    turn_pieces: the chat template's pieces in front of the schema's turns.
-    openings: see ``turns.openings``.
+    Args:
+        entries: runs and holes in document order.
+        extents: path of a module → positions.
+        run_of: order of a text node → index of its run. A text without tokens has none.
+        run_of_turn: number of a turn → index of the run with the template's piece in front of it. An empty piece that
+            would begin a run has none. Turns are numbered in document order, including turns in modules.
+        run_of_end: number of a turn → index of the run that closes it, where text without a role may follow.
+        hole_of: order of a parameter → index of its hole.
+        turn_of: order of a turn → its number.
+        turn_pieces: the chat template's pieces in front of the schema's turns.
+        openings: see ``turns.openings``.
     """
 
     schema: Schema
@@ -127,12 +129,12 @@ class SchemaLayout:
         return (entry for entry in self.entries if isinstance(entry, TextRun))
 
     def text_of(self, order: int) -> str:
-        """A text node as it is laid out: a chat template may strip the ends of a turn."""
+        """Return a text node as laid out. A chat template may strip the ends of a turn."""
         return self._texts.get(order, "")
 
     @cached_property
     def digest(self) -> str:
-        """What tells it from other schemas of its name: made of its own text, not of what a chat template writes."""
+        """A hash of the schema's own text, without the text of the chat template."""
         hashed = sha256()
         for entry in self.entries:
             own: list[object] = [entry.owner]
@@ -145,7 +147,7 @@ class SchemaLayout:
 
     @cached_property
     def uncached(self) -> frozenset[Owner]:
-        """The modules of which nothing is kept: cache="false", and those inside them."""
+        """The modules that are never stored: those with cache="false", and the modules inside them."""
         modules, parents = self.schema.modules, self.schema.parents
         owners = {path: (*parents[path], module.name) for path, module in modules.items()}
         never = {owner for path, owner in owners.items() if not modules[path].cache}
@@ -157,7 +159,7 @@ class SchemaLayout:
         return {part.node: part.text for run in self.runs for part in run.parts if part.node is not None}
 
     def chain(self, index: int, owners: frozenset[Owner]) -> list[TextRun | Hole]:
-        """The entries of these owners before entry ``index``, in document order."""
+        """Return the entries of these owners before entry ``index``, in document order."""
         before = [entry for owner in owners for entry in self.by_owner.get(owner, ()) if entry.index < index]
         return sorted(before, key=lambda entry: entry.index)
 
@@ -165,10 +167,14 @@ class SchemaLayout:
 def lay_out_schema(
     schema: Schema, encoder: TextEncoder, template: ChatTemplate, *, vocabulary: int | None = None
 ) -> SchemaLayout:
-    """Token ids and positions of a schema.
+    """Return the token ids and positions of a schema.
 
-    vocabulary: how many tokens the model knows; None where there is no model that the ids could reach.
-    Raises PMLError (a default that is too long, a token that the model does not know), ContextError and ModelError.
+    Args:
+        vocabulary: the number of tokens that the model knows. None without a model.
+
+    Raises:
+        PMLError: for a default that is too long, or a token that the model does not know.
+        ContextError, ModelError: if the text exceeds the context, or the template refuses the turns.
     """
     walk = _SchemaWalk(encoder, template, vocabulary, Place(schema.source))
     walk.schema(schema)
@@ -179,7 +185,7 @@ def lay_out_schema(
 
 @dataclass(slots=True)
 class _Run:
-    """A TextRun that may become longer."""
+    """A TextRun under construction."""
 
     index: int
     ids: list[int]
@@ -197,16 +203,16 @@ class _SchemaWalk:
     template: ChatTemplate
     vocabulary: int | None
     source: Place
-    always: tuple[tuple[str, Trim], ...] = ()  # of the turns outside of modules
+    always: tuple[tuple[str, Trim], ...] = ()  # the template's pieces and trims of the turns outside modules
     turn_pieces: list[str] = field(default_factory=list)
     turn_of: dict[int, int] = field(default_factory=dict)
     has_turns: bool = False
-    varies: bool = False  # whether what stands before the next turn may differ from prompt to prompt
+    varies: bool = False  # True if the text before the next turn may differ between prompts
     at: int = 0
     entries: list[_Run | Hole] = field(default_factory=list)
     extents: dict[str, Extent] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
-    closed: bool = True  # whether the next text begins a new run
+    closed: bool = True  # True if the next text begins a new run
 
     def schema(self, schema: Schema) -> None:
         turns = [child for child in schema.children if isinstance(child, Turn)]
@@ -224,22 +230,22 @@ class _SchemaWalk:
                 self.beside_turns(child, (), seen)
 
     def always_open(self, roles: tuple[str, ...], in_modules: bool) -> tuple[tuple[str, Trim], ...]:
-        """What stands before the turns outside of modules, and what is stripped from them."""
+        """Return the template's pieces before the turns outside modules, and their trims."""
         try:
             return tuple(zip(self.template.opening_pieces(roles), self.template.opening_trims(roles), strict=True))
         except ModelError:
             if not in_modules:
                 raise
-            return ()  # those in modules have to stand between them
+            return ()  # turns in modules must stand between them
 
     def beside_turns(self, node: Text | Param | Module | Union, owner: Owner, seen: Seen) -> None:
-        """What stands in no turn; where it may speak, behind what closes the turn before it."""
+        """Lay out a node outside turns. The turn before it is closed if the node can have text."""
         if self.has_turns and not seen.closed and speaks(node):
             self.close(owner, seen, node.place)
         self.node(node, owner, seen)
 
     def close(self, owner: Owner, seen: Seen, place: Place) -> None:
-        """What closes the turn before text without a role; BOS, where there is none."""
+        """Add the piece that closes the last turn before text without a role, or BOS if there was no turn."""
         seen.closed = True
         if seen.last is None:
             self.add_text(RunPart(self.encoder.bos, ""), owner, place)
@@ -267,13 +273,13 @@ class _SchemaWalk:
         seen.last, seen.closed = number, False
 
     def add_piece(self, part: RunPart, owner: Owner, place: Place) -> None:
-        """A piece of the template, apart from the text beside it where it may be another one in some prompts."""
+        """Add a piece of the template, in a run of its own if it may differ between prompts."""
         self.closed |= self.varies
         self.add_text(part, owner, place)
         self.closed |= self.varies
 
     def node(self, node: Text | Param | Module | Union, owner: Owner, seen: Seen | None) -> None:
-        """seen: the turns before it; None in a turn."""
+        """Lay out a node. ``seen`` holds the turns before it; None inside a turn."""
         if isinstance(node, Text):
             self.encoder.bound.check([node.text], f"{node.place}: ")
             self.add_text(RunPart(self.encoder.text(node.text), node.text, node=node.order), owner, node.place)
@@ -289,7 +295,7 @@ class _SchemaWalk:
 
     def module(self, module: Module, owner: Owner, seen: Seen | None) -> None:
         start, first, owner = self.at, len(self.entries), (*owner, module.name)
-        inside = None if seen is None else replace(seen)  # its own turns stand before what follows in some prompts only
+        inside = None if seen is None else replace(seen)  # some prompts lack this module's turns
         for child in module.children:
             if inside is None:
                 assert not isinstance(child, Turn), "no turn stands in another"
@@ -317,7 +323,7 @@ class _SchemaWalk:
         self.at += param.length
 
     def filling(self, param: Param, name: str) -> tuple[int, ...] | None:
-        """The ids of what fills a hole, if there is such a text."""
+        """Return the token ids of a default or scaffold text, or None without one."""
         text: str | None = getattr(param, name)
         if text is None:
             return None
@@ -328,7 +334,7 @@ class _SchemaWalk:
         return ids
 
     def check(self, ids: tuple[int, ...], place: Place) -> None:
-        """Note a token that the model does not know."""
+        """Record a problem for a token that the model does not know."""
         unknown = None if self.vocabulary is None else beyond_vocabulary(ids, self.vocabulary, self.encoder.name)
         if unknown is not None:
             self.problems.append(Problem(place, f"this becomes {unknown}"))
@@ -339,7 +345,7 @@ class _SchemaWalk:
         if not self.closed and isinstance(last, _Run) and last.owner == owner:
             last.ids += part.ids
             last.parts.append(part)
-        elif part.ids:  # no run is empty
+        elif part.ids:
             self.entries.append(_Run(len(self.entries), list(part.ids), self.at, owner, [part]))
         else:
             return
@@ -369,7 +375,7 @@ class _SchemaWalk:
 
 
 def _trimmed(turn: Turn, trim: Trim, open_ended: bool) -> list[Text | Param | Module | Union]:
-    """A turn's children as a chat template that strips bodies leaves them. New text may follow an open-ended turn."""
+    """Return a turn's children as the template strips them. New text may follow an open-ended turn."""
     children = list(turn.children)
     if children and isinstance(children[0], Text):
         children[0] = replace(children[0], text=trim.start(children[0].text))

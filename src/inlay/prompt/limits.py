@@ -1,4 +1,4 @@
-"""What no prompt for a model may go beyond."""
+"""Checks of prompts and parameters against the limits of a model."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from inlay.wording import show
 
 
 def check_prompt(layout: PromptLayout, model: ModelInfo, tokenizer: PreTrainedTokenizerBase, *, answered: bool) -> None:
-    """Whatever a prompt was made of, an id beyond the vocabulary would end the pass of everybody.
+    """Check the length and the ids of a prompt. An id beyond the vocabulary would fail the pass of all requests.
 
-    answered: whether there has to be room for a token behind it. Raises ContextError and ParameterError.
+    ``answered`` is True if the prompt needs room for a token behind it. Raises ContextError and ParameterError.
     """
     where = f"{layout.place}: " if layout.place else ""
     longest, end = model.max_positions, layout.end - 1
-    if end + answered >= longest:  # first: what cannot fit may be of any length
+    if end + answered >= longest:  # before the ids, because the prompt may have any length
         raise ContextError(
             f"{where}the prompt ends at position {end} and the model's context is {longest} tokens long, "
             "answer included; shorten the prompt, or import fewer modules"
@@ -36,7 +36,7 @@ def check_prompt(layout: PromptLayout, model: ModelInfo, tokenizer: PreTrainedTo
 
 
 def check_forced(layout: PromptLayout, model: ModelInfo, forced: Sequence[int]) -> None:
-    """Refuse a continuation that there is no room for. Raises ContextError."""
+    """Raise ContextError if the context has no room for a forced continuation."""
     limit = model.max_positions - layout.positions[-1] - 1
     if limit < len(forced):
         raise ContextError(
@@ -46,7 +46,7 @@ def check_forced(layout: PromptLayout, model: ModelInfo, forced: Sequence[int]) 
 
 
 def check_tokens(params: SamplingParams, model: ModelInfo) -> None:
-    """Refuse sampling parameters that name tokens which the model does not know. Raises ParameterError."""
+    """Raise ParameterError if sampling parameters name tokens that the model does not know."""
     last = model.vocab_size - 1
     for name, token in params.largest_ids.items():
         if token > last:
@@ -54,14 +54,14 @@ def check_tokens(params: SamplingParams, model: ModelInfo) -> None:
 
 
 def check_weight(weight: float) -> float:
-    """Raises ParameterError."""
+    """Return the weight. Raises ParameterError unless it is a positive finite number."""
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
         raise ParameterError(f"weight is {weight!r:.100}; it must be a number above 0")
     return weight
 
 
 def check_lengths(layout: SchemaLayout, longest: int) -> None:
-    """Refuse what no prompt can hold. longest: the model's context, in tokens. Raises PMLError."""
+    """Raise PMLError for modules that exceed the model's context of ``longest`` tokens."""
     tokens: dict[str, int] = {}
     for run in layout.runs:
         path = path_of(run.owner)

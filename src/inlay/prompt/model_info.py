@@ -1,4 +1,4 @@
-"""What a model publishes of itself: to prepare prompts for it takes no more than this and its tokenizer."""
+"""The facts about a model that prompts are prepared with, beside its tokenizer."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from inlay.wording import listed, show
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What whoever holds a model's weights publishes of it for those who prepare prompts.
+    """The facts about a model that the holder of its weights publishes.
 
-    vocab_size: how many tokens it knows. max_positions: its context, in tokens, answer included.
-    bytes_per_token: of its keys and values. keys: what names its segments, with its fingerprint.
-    why_not_shift: the reason why its segments cannot be read at a shift, or None.
-    adapters: the digests of those that requests may name.
-    why_unshared: the reason why nothing is reused, so that every request runs under ``off``; None where it is.
+    Args:
+        vocab_size: the number of tokens that it knows.
+        max_positions: its context in tokens, answer included.
+        bytes_per_token: of its KV.
+        keys: makes segment keys with the model's fingerprint.
+        why_not_shift: the reason why segments cannot be read at a shift, or None.
+        adapters: name → digest of each adapter.
+        why_unshared: the reason why every request runs under ``off``, or None.
     """
 
     vocab_size: int
@@ -31,7 +34,7 @@ class ModelInfo:
     why_unshared: str | None = None
 
     def adapter(self, name: str | None) -> bytes:
-        """The digest of an adapter; b"" for None, which is the model alone. Raises ParameterError."""
+        """Return the digest of an adapter; b"" for None, the model alone. Raises ParameterError."""
         if name is None:
             return b""
         if not isinstance(name, str) or name not in self.adapters:
@@ -40,11 +43,11 @@ class ModelInfo:
         return self.adapters[name]
 
     def measured_as(self, adapter: str | None) -> bytes:
-        """What names what is measured of the model with an adapter; rounded keys and values make it another model."""
+        """Return the key of measurements of the model with an adapter. Rounded KV counts as another model."""
         fingerprint = self.fingerprint(adapter)
         kept = self.keys.kv_dtype
         return sha256(fingerprint + b" " + kept.encode()).digest() if kept in ROUNDED else fingerprint
 
     def fingerprint(self, adapter: str | None) -> bytes:
-        """What tells the model with this adapter from others. Raises ParameterError."""
+        """Return the fingerprint of the model with this adapter. Raises ParameterError."""
         return fingerprint_under(self.keys.fingerprint, self.adapter(adapter))

@@ -1,4 +1,4 @@
-"""A prompt as numbers: its parts with their token ids and positions, and where each of them comes from."""
+"""A laid-out prompt: its parts with token ids, positions and origins."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from inlay.errors import Place
 from inlay.prompt.free_order import FreeSet
 from inlay.prompt.layout import Hole, SchemaLayout, TextRun
 
-_SHARED = 2**20  # more tokens than vocabularies have, and more positions than prompts
+_SHARED = 2**20  # above every vocabulary size and context length
 _integers: list[int] = []
 _growing = Lock()
 
@@ -20,8 +20,10 @@ _growing = Lock()
 class ContentPart:
     """A part of a message's content.
 
-    marked: whether the request asks that it be a module. ttl_s: for how many seconds that is kept; None for as long as
-    there is room. leads: whether it is of the system turn in front of all others.
+    Args:
+        marked: True if the request asks for a module.
+        ttl_s: the module's lifetime in seconds. None for no limit.
+        leads: True in the system turn in front of all others.
     """
 
     marked: bool
@@ -33,10 +35,10 @@ class ContentPart:
 class Placed:
     """Consecutive tokens of a prompt.
 
-    start: the position of the first one in this prompt.
-    origin: the run of a schema that it is, the hole whose default it is, the part of a message, or None for other text
-        of the request.
-    kept: whether what is computed of it may be kept for others, and found.
+    Args:
+        start: the position of the first one in this prompt.
+        origin: the schema's run, the hole of a default, the part of a message, or None for other text.
+        kept: True if its KV may be stored and looked up.
     """
 
     ids: tuple[int, ...]
@@ -53,9 +55,12 @@ class Placed:
 class PromptLayout:
     """A prompt as parts in the order of their positions.
 
-    place: where it was written, if it has a schema. public: whether that schema is everybody's. sets: members of it
-    that change places, in the order of the prompt. anchor: of a conversation in parts, what it shares with all others
-    of its system turn, from position 0 on; it may begin with other text itself.
+    Args:
+        place: the prompt's source place, if it has a schema.
+        public: True if that schema is shared by all salts.
+        sets: in the order of the prompt.
+        anchor: for a conversation in parts, the text from position 0 that all conversations with its system turn
+            share. The prompt itself may begin with other text.
     """
 
     schema: SchemaLayout | None
@@ -70,7 +75,7 @@ class PromptLayout:
     @cached_property
     def ids(self) -> tuple[int, ...]:
         if len(self.parts) == 1:
-            return self.parts[0].ids  # most are such, and some are long
+            return self.parts[0].ids  # the usual case, without a copy
         return tuple(token for part in self.parts for token in part.ids)
 
     @property
@@ -80,7 +85,7 @@ class PromptLayout:
 
     @property
     def marked_end(self) -> int:
-        """The position behind the last of its parts that is a schema's text, or marked; 0 where there is none."""
+        """The position behind the last schema text or marked part; 0 without one."""
         origins = ((part, part.origin) for part in self.parts)
         marked = (part.end for part, origin in origins if isinstance(origin, TextRun | Hole) or _is_marked(origin))
         return max(marked, default=0)
@@ -95,9 +100,10 @@ def _is_marked(origin: object) -> bool:
 
 
 def _shared(numbers: Sequence[int]) -> tuple[int, ...]:
-    """The same numbers, as objects that all prompts have in common: an int takes four times what points to it does.
+    """Return the numbers as int objects that all prompts share, because an int takes four times the memory of a
+    reference.
 
-    These objects stay, so numbers are to be ids that the model knows, or positions that it has.
+    The objects are never freed, so the numbers must be known token ids or valid positions.
     """
     most = max(numbers, default=0)
     if most >= _SHARED:
@@ -109,5 +115,5 @@ def _shared(numbers: Sequence[int]) -> tuple[int, ...]:
 
 
 def lay_out_ids(ids: Sequence[int], text: str) -> PromptLayout:
-    """A prompt without a schema: nothing but new tokens from position 0."""
+    """Return a prompt of new tokens from position 0, without a schema."""
     return PromptLayout(None, (Placed(_shared(ids), 0, None),), text)

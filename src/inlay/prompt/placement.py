@@ -1,7 +1,7 @@
-"""A resolved prompt to numbers: which runs of its schema it takes, which text is new, and where all of it stands.
+"""Lays out a resolved prompt: the runs of its schema, its new text, and all positions.
 
-``schema`` positions are the paper's: what the schema holds stays where the schema has it, gaps and all. ``packed``
-positions leave no gap: everything follows what stands before it.
+Under ``schema`` positions (the paper's), text of the schema keeps its position, with gaps. Under ``packed`` positions
+there are no gaps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from inlay.prompt.turns import bos_text, closing, split
 def lay_out_prompt(
     resolved: Resolved, layout: SchemaLayout, encoder: TextEncoder, template: ChatTemplate, *, packed: bool
 ) -> PromptLayout:
-    """Place a resolved prompt. packed: whether it leaves no gap. Raises PMLError, ContextError and ModelError."""
+    """Place a resolved prompt; ``packed`` leaves no gap. Raises PMLError, ContextError and ModelError."""
     turns = PromptTurns.of(resolved, layout, template)
     items = list(resolved.items)
     settled: dict[int, str] = {}
@@ -44,7 +44,7 @@ def lay_out_prompt(
     walk.begin()
     for number, item in enumerate(items):
         if isinstance(item, SetStart) and _says_something(items[number + 1 :]):
-            walk.close_alone()  # which stays in front of the set
+            walk.close_alone()  # the closing piece stays in front of the set
         walk.item(item)
     walk.finish()
     if walk.problems:
@@ -59,14 +59,14 @@ def lay_out_prompt(
 
 
 def _says_something(items: Sequence[Item]) -> bool:
-    """Whether a set has text. items: from its first one on."""
+    """True if the set whose first items these are has text."""
     inside = takewhile(lambda item: not isinstance(item, SetEnd), items)
     return any(isinstance(item, SchemaText) or (isinstance(item, Filled | NewText) and item.text) for item in inside)
 
 
 @dataclass(slots=True)
 class _Borders:
-    """Of a set: the positions at which its members start, and the indices of their text; behind the last, its ends."""
+    """The start positions and character indices of a set's members, followed by the end of the last one."""
 
     positions: list[int] = field(default_factory=list)
     characters: list[int] = field(default_factory=list)
@@ -88,27 +88,27 @@ class _PromptWalk:
     settled: Mapping[int, str]  # order of a text node at an end of a turn → its text in this prompt
     packed: bool
     at: int = 0
-    turn: int = -1  # the turn that began last, of those that are placed: a run may hold several
+    turn: int = -1  # the latest turn that is placed; a run may hold several turns
     in_turn: bool = False
-    closed: bool = False  # whether what closes it stands already; before the first one, whether BOS does
-    item_turn: int = -1  # the turn that began last, of the items so far
+    closed: bool = False  # True if the last turn is closed, or, before the first turn, if BOS is placed
+    item_turn: int = -1  # the latest turn among the items so far
     parts: list[Placed] = field(default_factory=list)
-    pieces: list[str] = field(default_factory=list)  # the whole text, for people
-    bodies: list[list[str]] = field(default_factory=list)  # the texts of each turn, for the template's check
-    fresh: list[tuple[int, ...]] = field(default_factory=list)  # new tokens up to here, which become one part
-    fresh_kept: bool = True  # whether their KV may be
-    placed: set[int] = field(default_factory=set)  # indices of runs that stand already
-    new_text: Place | None = None  # the latest text of the request, while nothing of the schema followed it
+    pieces: list[str] = field(default_factory=list)  # the whole text, for display
+    bodies: list[list[str]] = field(default_factory=list)  # the texts of each turn, for the check of the template
+    fresh: list[tuple[int, ...]] = field(default_factory=list)  # new tokens that become the next part
+    fresh_kept: bool = True  # True if their KV may be stored
+    placed: set[int] = field(default_factory=set)  # indices of the runs that are placed
+    new_text: Place | None = None  # the latest new text, until text of the schema follows
     problems: list[Problem] = field(default_factory=list)
-    borders: dict[int, _Borders] = field(default_factory=dict)  # of the free sets so far, by their numbers
-    latest: _Borders = field(default_factory=_Borders)  # those of the set that began last
+    borders: dict[int, _Borders] = field(default_factory=dict)  # by number of the set
+    latest: _Borders = field(default_factory=_Borders)  # those of the current set
 
     def begin(self) -> None:
         if self.turns.roles:
             return
         first = self.layout.entries[0] if self.layout.entries else None
         if isinstance(first, TextRun) and not first.owner:
-            self.run(first.index)  # BOS stands alone in front, or before the first text
+            self.run(first.index)  # BOS, alone or with the first text
         else:
             self.place(self.encoder.bos, None)
 
@@ -135,7 +135,7 @@ class _PromptWalk:
             self.place(self.encoder.text(item.text), None)
 
     def border(self) -> None:
-        """A member of the latest set starts here, or its last one ends: no part goes across."""
+        """Record a start of a member of the current set, or its end. No part crosses this border."""
         self.flush()
         self.latest.positions.append(self.at)
         self.latest.characters.append(sum(map(len, self.pieces)))
@@ -143,7 +143,7 @@ class _PromptWalk:
     def start_turn(self, start: TurnStart) -> None:
         self.item_turn += 1
         if self.turn >= self.item_turn:
-            return  # it is part of a run that stands already
+            return  # already placed as part of a run
         number = self.turns.numbers[self.item_turn]
         if number is not None and number in self.layout.run_of_turn:
             self.run(self.layout.run_of_turn[number])
@@ -151,7 +151,7 @@ class _PromptWalk:
             self.place(self.encoder.template(self.open_turn()), None)
 
     def open_turn(self) -> str:
-        """Begin the next turn; returns what the template puts there."""
+        """Begin the next turn and return the template's piece before it."""
         piece = self.cut()[1] if self.closed else self.turns.pieces[self.turn + 1]
         self.turn += 1
         self.in_turn = True
@@ -160,7 +160,7 @@ class _PromptWalk:
         return piece
 
     def cut(self) -> tuple[str, str]:
-        """The template's piece behind the last turn, as what stands before text without a role, and behind it."""
+        """Split the template's piece behind the last turn into the parts before and behind text without a role."""
         roles = self.turns.roles[: self.turn + 1]
         return split(self.turns.pieces[self.turn + 1], closing(self.template, roles) if roles else self.bos())
 
@@ -168,14 +168,16 @@ class _PromptWalk:
         return bos_text(self.encoder)
 
     def close(self) -> str:
-        """End the last turn before text without a role; returns what closes it."""
+        """End the last turn before text without a role. Returns the piece that closes it."""
         piece = self.cut()[0] if self.turn >= 0 else ""
         self.in_turn, self.closed = False, True
         self.pieces.append(piece)
         return piece
 
     def close_alone(self) -> None:
-        """Where text without a role comes next: what closes the turn before it, from the schema if it has just that."""
+        """Close the last turn before text without a role, with the schema's run if that holds just the closing
+        piece.
+        """
         if self.in_turn or self.closed or not self.turns.roles:
             return
         number = self.turns.numbers[self.turn] if self.turn >= 0 else None
@@ -190,7 +192,7 @@ class _PromptWalk:
             self.place(self.encoder.template(self.close()), None)
 
     def run(self, index: int) -> None:
-        """Place a run of the schema, once, as it is or as this prompt's turns change it."""
+        """Place a run of the schema once, with the changes that this prompt's turns make."""
         if index in self.placed:
             return
         self.placed.add(index)
@@ -205,14 +207,14 @@ class _PromptWalk:
         self.place(tuple(ids), run if tuple(ids) == run.ids else None, run.owner)
 
     def needs_closing(self, part: RunPart) -> bool:
-        """Whether something has to stand before a part, which closes the turn before it."""
-        if part.turn is not None:  # as it is laid out, it may be the half that opens a turn
+        """True if the last turn must be closed before this part."""
+        if part.turn is not None:  # in the layout it may be only the half that opens a turn
             piece = self.turns.pieces[self.turn + 1]
             return not self.closed and part.text != piece and part.text == self.cut()[1]
         return part.node is not None
 
     def part(self, part: RunPart) -> tuple[int, ...]:
-        """The ids of a part of a run as it is in this prompt."""
+        """Return the ids of a part of a run as it is in this prompt."""
         if part.node is not None:
             return self.text_part(part)
         if part.is_bos:
@@ -220,13 +222,13 @@ class _PromptWalk:
             self.closed |= first
             return part.ids if first else ()
         if part.turn is not None:
-            if self.in_turn:  # the run goes on in the next turn
+            if self.in_turn:  # the run continues in the next turn
                 self.in_turn = self.closed = False
             return self.as_laid_out(part, self.open_turn(), f"what it puts before turn {self.turn + 1}")
         return () if self.closed else self.as_laid_out(part, self.close(), f"what closes turn {self.turn + 1}")
 
     def as_laid_out(self, part: RunPart, piece: str, what: str) -> tuple[int, ...]:
-        """The ids of a piece of the template, which other turns can change."""
+        """Return the ids of a piece of the template, which other turns can change."""
         if piece == part.text:
             return part.ids
         self.template.warn_once(
@@ -236,7 +238,7 @@ class _PromptWalk:
         return self.encoder.template(piece)
 
     def text_part(self, part: RunPart) -> tuple[int, ...]:
-        """Text of the schema, which the template may strip where it stands at an end of a turn in this prompt."""
+        """Return the ids of schema text. The template may strip it at an end of a turn."""
         text = part.text if part.node is None else self.settled.get(part.node, part.text)
         self.say(text)
         if text == part.text:
@@ -287,7 +289,7 @@ class _PromptWalk:
             self.bodies[-1].append(text)
 
     def place(self, ids: tuple[int, ...], origin: TextRun | Hole | None, owner: Owner = ()) -> None:
-        """owner: whose text of the schema it is."""
+        """Place tokens. ``owner`` is the module of schema text."""
         if not ids:
             return
         kept = owner not in self.layout.uncached
@@ -302,14 +304,14 @@ class _PromptWalk:
         self.at += len(ids)
 
     def flush(self) -> None:
-        """Make a part of the new tokens up to here."""
+        """Make one part of the pending new tokens."""
         if self.fresh:
             ids = self.fresh[0] if len(self.fresh) == 1 else tuple(chain.from_iterable(self.fresh))
             self.parts.append(Placed(ids, self.at - len(ids), None, self.fresh_kept))
             self.fresh.clear()
 
     def arrive(self, start: int) -> None:
-        """Come to something whose position the schema fixes; under packed positions it stands wherever we are."""
+        """Move to a fixed position of the schema. Packed positions stay where they are."""
         if not self.packed:
             if start < self.at:
                 self.problems.append(Problem(self.new_text or self.source, self.overflow(self.at - start)))

@@ -1,4 +1,4 @@
-"""PromptProcessor: prompts in any accepted form → requests that an engine takes. It has neither weights nor a store."""
+"""PromptProcessor turns prompts in any accepted form into engine requests. It needs neither weights nor a store."""
 
 from __future__ import annotations
 
@@ -45,11 +45,12 @@ logger = logging.getLogger(__name__)
 
 
 class PromptProcessor:
-    """Prompts of one model and the schemas that they may name. Any thread may ask.
+    """Turns the prompts of one model into engine requests. Thread-safe.
 
-    tokenizer: a transformers tokenizer with a ``tokenizers`` backend, and a chat template where there are turns.
-    placeholders: what fills holes while modules are encoded, "none" or "unk".
-    likely: whether requests say which modules may be read next.
+    Args:
+        tokenizer: a transformers tokenizer with a ``tokenizers`` backend. Prompts with turns need its chat template.
+        placeholders: the filling of parameter holes while modules are encoded, "none" or "unk".
+        likely: if True, requests name the modules that may be read next.
     """
 
     def __init__(
@@ -84,13 +85,18 @@ class PromptProcessor:
         forced: Sequence[int] = (),
         keep_marked_alone: bool = False,
     ) -> EngineRequest:
-        """A prompt as a request, with all that can be checked before it runs.
+        """Return a prompt as a request, after all checks that are possible before it runs.
 
-        policy: one that is settled. request_id: None for a random one.
-        adapter: the name of the one that answers; None for the model alone.
-        salt, tenant, weight, priority, deadline, forced: see EngineRequest.
-        keep_marked_alone: whether what stands behind the last module, or marked part, is neither kept nor found.
-        Raises ParameterError, PMLError, ModelError, and ContextError where the prompt leaves no room for an answer.
+        Args:
+            policy: a settled policy.
+            request_id: None for a random one.
+            adapter: the name of the adapter that answers. None for the model alone.
+            salt, tenant, weight, priority, deadline, forced: see EngineRequest.
+            keep_marked_alone: if True, the text behind the last module or marked part is neither stored nor looked up.
+
+        Raises:
+            ParameterError, PMLError, ModelError: for a wrong argument or prompt.
+            ContextError: if the prompt leaves no room for an answer.
         """
         check_weight(weight)
         made_with = self.model.adapter(adapter)
@@ -100,7 +106,7 @@ class PromptProcessor:
         check_tokens(params, self.model)
         check_forced(layout, self.model, forced)
         if params.prompt_logprobs is not None:
-            policy = policy.alone()  # there are no logits of what is stored
+            policy = policy.alone()  # cached tokens have no logits
         base = self._changed_base(layout, policy, salt) if policy.modular and layout.anchor else None
         parts = self.parts(layout, policy, salt, made_with, base)
         if keep_marked_alone:
@@ -131,12 +137,10 @@ class PromptProcessor:
             likely=self.schemas.siblings(layout, policy, salt, made_with) if self._likely else (),
         )
 
-    # Segments to encode ahead
-
     def segments_of(
         self, prompt: Prompt | PromptBuilder, policy: ReusePolicy, salt: str = "", adapter: str | None = None
     ) -> list[SegmentSpec]:
-        """The module segments that a prompt reads. Raises ParameterError and PMLError."""
+        """Return the module segments that a prompt reads. Raises ParameterError and PMLError."""
         made_with = self.model.adapter(adapter)
         parts = self.parts(self.lay_out(as_prompt(prompt), policy, salt), policy, salt, made_with)
         return [part.spec for part in open_end(splice_parts(parts, adapter=made_with)) if isinstance(part, Cached)]
@@ -152,7 +156,15 @@ class PromptProcessor:
         weight: float = 1.0,
         ttl_s: float | None = None,
     ) -> EncodeRequest:
-        """A request to store segments. name: what messages call it. ttl_s: see EncodeRequest. Raises ParameterError."""
+        """Return a request to store segments.
+
+        Args:
+            name: the name of the request in messages.
+            ttl_s: see EncodeRequest.
+
+        Raises:
+            ParameterError: for an unknown adapter or a wrong weight.
+        """
         check_weight(weight)
         made_with = self.model.adapter(adapter)
         return EncodeRequest(
@@ -167,14 +179,15 @@ class PromptProcessor:
             ttl_s=ttl_s,
         )
 
-    # Prompts
-
     def lay_out(self, prompt: Any, policy: ReusePolicy, salt: str = "", kept: int | None = None) -> PromptLayout:
-        """Token ids and positions of a prompt in any form.
+        """Return the token ids and positions of a prompt in any form.
 
-        kept: how many tokens of its end will be kept, so that the front of a very long text is not tokenized; None for
-            all. A text that is cut has more than these.
-        Raises ParameterError, PMLError, ContextError and ModelError.
+        Args:
+            kept: how many tokens to keep at the end, so that the front of a very long text need not be tokenized.
+                None for all. A shortened text still has more tokens than this.
+
+        Raises:
+            ParameterError, PMLError, ContextError, ModelError: for a wrong or too long prompt.
         """
         if isinstance(prompt, (Prompt, PromptBuilder)):
             return self._lay_out_pml(as_prompt(prompt), policy, salt)
@@ -200,7 +213,7 @@ class PromptProcessor:
         adapter: bytes = b"",
         base: Anchor | None = None,
     ) -> tuple[PromptPart, ...]:
-        """The parts of a placed prompt, with the segments that they may be read from. base: see ``ContentSpecs``."""
+        """Return the parts of a placed prompt with their candidate segments. For ``base`` see ``ContentSpecs``."""
         if policy.modular and layout.schema is not None:
             return self._module_parts(layout, layout.schema, policy, salt, adapter)
         if policy.modular and any(isinstance(part.origin, ContentPart) for part in layout.parts):
@@ -226,9 +239,9 @@ class PromptProcessor:
         )
 
     def _changed_base(self, layout: PromptLayout, policy: ReusePolicy, salt: str) -> Anchor | None:
-        """The anchor of earlier requests that modules are read behind, where a prompt's is a changed version of it.
+        """Return the earlier anchor to read modules behind, if this prompt's anchor is a changed version of it.
 
-        None under a policy whose answers depend on the request alone.
+        None under a policy without promotion.
         """
         changed = self._seen.note(salt, anchor_of(layout), tell=policy.anchored)
         if changed is None:
@@ -245,7 +258,7 @@ class PromptProcessor:
         return changed.base if policy.heals else None
 
     def _sets(self, layout: PromptLayout, policy: ReusePolicy, *, scored: bool) -> tuple[FreeSet, ...]:
-        """The sets of a placed prompt, as far as this policy leaves their order free. Raises ParameterError."""
+        """Return the sets of a placed prompt; those that the policy fixes carry the reason. Raises ParameterError."""
         movable = not policy.modular or self.model.why_not_shift is None
         why = why_not_free(policy, scored=scored, movable=movable)
         sets = tuple(each.fixed(why) if why else each for each in layout.sets)
@@ -253,7 +266,7 @@ class PromptProcessor:
         return sets
 
     def _bounded(self, texts: Sequence[str], kept: int | None) -> Sequence[str]:
-        """Texts, or the end of them that is to be kept. Raises ContextError for more than the context holds."""
+        """Return the texts, or only their end if ``kept`` allows. Raises ContextError if they exceed the context."""
         ending = None if kept is None else self.encoder.bound.ending(texts, kept)
         if ending is not None:
             return ending
@@ -261,10 +274,10 @@ class PromptProcessor:
         return texts
 
     def _lay_out_chat(self, messages: Sequence[Mapping[str, Any]], kept: int | None) -> PromptLayout:
-        """Chat messages as the template writes them, without a schema.
+        """Lay out chat messages as the template writes them, without a schema.
 
-        The ids are those of the whole rendering, unless a message comes in parts, which are encoded apart, or a text
-        spells a special token: then the rendering is cut there, so that no text can open a role.
+        The ids are those of the whole rendering, with two exceptions. Messages in parts are encoded part by part.
+        A text that spells a special token is cut there, so that no text can open a role.
         """
         self.encoder.bound.check_count(len(messages), "messages")
         given = messages if isinstance(messages, Conversation) else Conversation(messages)
@@ -297,7 +310,7 @@ class PromptProcessor:
             raise PMLError([Problem(Place(prompt.source), message)])
         resolved = resolve(known.layout.schema, prompt, moves=policy.packed)
         laid = lay_out_prompt(resolved, known.layout, self.encoder, self.template, packed=policy.packed)
-        # One that has been forgotten meanwhile is not public: what is in doubt is private.
+        # A schema that has been removed meanwhile counts as private.
         public = self.schemas.get(prompt.schema, PUBLIC) is known
         return replace(laid, place=prompt.place or Place(prompt.source), public=public)
 
@@ -319,13 +332,13 @@ class PromptProcessor:
         return tuple(map(part_of, layout.parts))
 
     def _kept(self, params: SamplingParams) -> int | None:
-        """How many tokens of the end of a prompt a request keeps; None for all."""
+        """Return how many tokens at the end of a prompt are kept; None for all."""
         if params.truncate_prompt_tokens != -1:
             return params.truncate_prompt_tokens
         return max(1, self.model.max_positions - (1 if params.max_tokens is None else params.max_tokens))
 
     def _cut(self, layout: PromptLayout, most: int | None, params: SamplingParams) -> PromptLayout:
-        """The last ``most`` tokens of a prompt; all for None. Raises ParameterError."""
+        """Keep the last ``most`` tokens of a prompt; None keeps all. Raises ParameterError."""
         if most is None or len(layout.ids) <= most:
             return layout
         if layout.schema is not None or any(part.origin is not None for part in layout.parts):
@@ -338,9 +351,9 @@ class PromptProcessor:
 
 
 def _apart(parts: tuple[PromptPart, ...], sets: Sequence[FreeSet], salt: str) -> tuple[PromptPart, ...]:
-    """Parts of which nobody with another salt learns the order that is taken: they and what follows are their owner's.
+    """Mark parts as private from the first free set on, so that other salts cannot learn the order that was chosen.
 
-    What modules are read from stays everybody's; ``Beginning`` keeps apart what is read in their place.
+    Module segments stay shared. ``Beginning`` isolates the text that is read in their place.
     """
     start = min((each.start for each in sets if not each.why_fixed), default=None)
     if start is None or not salt:

@@ -1,4 +1,4 @@
-"""The turns of one prompt, its own and its schema's: what the chat template puts around them, and strips of them."""
+"""The turns of one prompt, its own and its schema's, with the chat template's pieces and trims."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from inlay.wording import quote
 
 @dataclass(frozen=True)
 class PromptTurns:
-    """The turns of a prompt, and what the chat template puts around them.
+    """The turns of a prompt with the chat template's text around them.
 
-    numbers: of each turn, its number in the schema's layout; None for one that the prompt adds.
+    ``numbers`` holds the number of each turn in the schema's layout; None for a turn that the prompt adds.
     """
 
     roles: tuple[str, ...]
@@ -29,12 +29,12 @@ class PromptTurns:
 
     @classmethod
     def of(cls, resolved: Resolved, layout: SchemaLayout, template: ChatTemplate) -> PromptTurns:
-        """Raises PMLError where turns of modules make an order that the template refuses, and ModelError."""
+        """Raise PMLError if the template refuses the order of turns from modules, else ModelError."""
         starts = [item for item in resolved.items if isinstance(item, TurnStart)]
         roles = tuple(start.role for start in starts)
         if not roles:
             return cls((), (), False, (), ())
-        # A prompt that ends in an assistant turn of its own wants that turn carried on.
+        # A prompt that ends in its own assistant turn continues that turn.
         generation = not (starts[-1].own and roles[-1] == "assistant")
         try:
             pieces = template.pieces(roles, generation=generation)
@@ -47,7 +47,7 @@ class PromptTurns:
 
 
 def _blame_modules(starts: Sequence[TurnStart], template: ChatTemplate, error: ModelError) -> None:
-    """Raises PMLError with the place of an import, where a template refuses turns of which some come with modules."""
+    """Raise PMLError at an import if the template refuses turns, some of which come with modules."""
     modules = dict.fromkeys(path_of(start.owner) for start in starts if start.owner)
     if not modules:
         return
@@ -61,9 +61,9 @@ def _blame_modules(starts: Sequence[TurnStart], template: ChatTemplate, error: M
 
 
 def settle_ends(items: Sequence[Item], layout: SchemaLayout, trims: Sequence[Trim]) -> dict[int, str]:
-    """What a template that strips bodies leaves of the texts at their ends: the number of an item → its text.
+    """Return the texts at the ends of turns as the template strips them: number of an item → its text.
 
-    Texts of modules and defaults stay as written: they are shared, and stand elsewhere in other prompts.
+    Texts of modules and defaults are not stripped, because other prompts share them elsewhere.
     """
     settled: dict[int, str] = {}
 
@@ -87,7 +87,7 @@ def settle_ends(items: Sequence[Item], layout: SchemaLayout, trims: Sequence[Tri
 
 
 def _loose_text(item: Item, layout: SchemaLayout) -> str | None:
-    """The text of an item that is new or always present, and None for others."""
+    """Return the text of an item that is new or always present, else None."""
     if isinstance(item, NewText) or (isinstance(item, Filled) and not item.is_default):
         return item.text
     return layout.text_of(item.node.order) if isinstance(item, SchemaText) and not item.owner else None

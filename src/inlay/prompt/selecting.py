@@ -1,7 +1,7 @@
-"""The pass before a prompt's own that finds out which tokens of its modules are computed anew.
+"""The token selection pass, which runs before a prompt's own pass.
 
-By attention: the prompt as it is read without any repair, of which the new text behind the modules is computed, so that
-it says what it attends to. By keys: the modules' tokens as they stand here, through the first layers alone.
+By attention: the new text behind the modules is computed against the cached prompt, and its attention scores choose
+tokens. By keys: the modules' tokens are computed at their places through the first layers only.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from inlay.prompt.repair import inexact_modules
 from inlay.prompt.splice import Cached, Fresh, Splice
 from inlay.repair import Repair
 
-#: So many of the last tokens of a prompt say what is looked for in its modules, at most.
+#: The most tokens at a prompt's end whose attention chooses tokens.
 MOST_ROWS = 256
 
 
 def selecting_splice(repair: Repair | None, splice: Splice) -> Splice | None:
-    """What that pass attends to and computes; None where the choice needs none. splice: without any repair."""
+    """Return the composed prompt of that pass; None if the choice needs none. ``splice`` has no recomputed tokens."""
     if repair is None or not repair.selects or not inexact_modules(splice):
         return None
     return tuple(_checked(splice)) if repair.by_keys else _asking(splice)
 
 
 def _asking(splice: Splice) -> Splice:
-    """The last tokens are computed whether or not they are stored, and kept for nobody."""
+    """Compute the last tokens even if they are stored, and do not store them."""
     last = splice[-1]
     assert isinstance(last, Fresh), "somebody computes the last token of a prompt"
     rows = min(len(last.ids), MOST_ROWS)
@@ -39,9 +39,9 @@ def _asking(splice: Splice) -> Splice:
 
 
 def _checked(splice: Splice) -> Iterator[Cached | Fresh]:
-    """Up to the last module that may move: each of them held, so that it is compared, and computed where it stands.
+    """Read each module up to the last inexact one for comparison, and compute it in place.
 
-    The request's own text, too, is computed for this alone: the layers above have nothing of it.
+    The request's own text is not stored either, because the upper layers do not run.
     """
     last = splice.index(inexact_modules(splice)[-1])
     for part in splice[: last + 1]:

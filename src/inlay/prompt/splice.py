@@ -1,4 +1,4 @@
-"""A splice: what one request attends to, as an ordered list of stored segments and fresh token runs."""
+"""The composed prompt of one request: an ordered list of stored segments, recomputed tokens and new tokens."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from dataclasses import dataclass, replace
 from inlay.kv.identity import Context, SegmentSpec, TokenRun
 from inlay.prompt.request import EngineRequest, PromptPart
 
-#: Tokens of modules that are computed anew, as offsets into the prompt's parts, by where these start.
+#: Start of a prompt part → the recomputed tokens of its module, as offsets into the part.
 Repairs = Mapping[int, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """A module's segment in a splice, stored or to be stored, or a range of it.
+    """A module's segment in a composed prompt, stored or to be stored, or a range of it.
 
-    start: the position that the request reads the first of these tokens at.
-    length: how many tokens the range has; all, or all but the last, where none are computed anew.
-    exact: whether it was made under just what stands before it here, at shift zero relative to all of it.
-    displaced: whether it stands elsewhere relative to its context than when it was encoded.
-    form: what it was encoded as, a word of FORMS.
-    first: the token of the segment that the range begins with.
-    left_out: tokens of the range that are not read, as ``Repaired`` has them; offsets into the segment, increasing.
+    Args:
+        start: the position at which the request reads the first of these tokens.
+        length: the number of tokens in the range. Without recomputed tokens, that is all, or all but the last.
+        exact: True if its context equals the text before it here, at shift zero relative to all of it.
+        displaced: True if its place relative to its context differs from the encoding.
+        form: the encoding form, a word of FORMS.
+        first: the segment's token that the range begins with.
+        left_out: recomputed tokens of the range, which are not read. Increasing offsets into the segment.
     """
 
     spec: SegmentSpec
@@ -35,19 +36,20 @@ class Cached:
     left_out: tuple[int, ...] = ()
 
     def read(self, stored: int) -> int:
-        """How many tokens the request reads where the first ``stored`` ones of the segment are stored."""
+        """Return how many tokens the request reads if the segment's first ``stored`` tokens are stored."""
         among = min(max(stored - self.first, 0), self.length)
         return among - sum(offset < self.first + among for offset in self.left_out)
 
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """Tokens within the range of a segment before it, computed anew as it stands here, or found computed so.
+    """Recomputed tokens within the range of the segment before them.
 
-    Each attends to what stands before it in the splice: what is read of the segment, and those of these tokens.
+    Each attends to the composed prompt before it: the tokens read of the segment, and the earlier recomputed tokens.
 
-    positions: of each token, increasing.
-    run: the tokens without what stands between them, behind a record that says which they are of what.
+    Args:
+        positions: of each token, increasing.
+        run: the tokens alone, behind a record that says which tokens of which text they are.
     """
 
     ids: tuple[int, ...]
@@ -57,10 +59,11 @@ class Repaired:
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
-    """Tokens that the request computes for itself, or finds computed under just what stands before them here.
+    """Tokens that the request computes, or finds stored with an exact context.
 
-    run: with its record; None where nothing may be reused.
-    instead: how many of its first tokens are read, as they stand here, in place of modules.
+    Args:
+        run: the tokens with their record. None if nothing may be reused.
+        instead: the number of its first tokens that are read in place of modules.
     """
 
     ids: tuple[int, ...]
@@ -74,9 +77,11 @@ Splice = tuple[Cached | Repaired | Fresh, ...]
 
 @dataclass(frozen=True, slots=True)
 class InPlace:
-    """Parts of a prompt that are read as full prefill has them, whatever segments they could be read from.
+    """Parts of a prompt that are read as full prefill computes them, in place of module segments.
 
-    starts: where they start. salt: whose their keys and values are; b"" for everybody's.
+    Args:
+        starts: the start positions of these parts.
+        salt: the salt of their KV; b"" if it is shared.
     """
 
     starts: frozenset[int] = frozenset()
@@ -89,9 +94,11 @@ def splice_of(
     repairs: Repairs | None = None,
     in_place: InPlace | None = None,
 ) -> Splice:
-    """What a request attends to, with at least one fresh token at its end.
+    """Return the composed prompt of a request, with at least one new token at its end.
 
-    stored: the keys of those of its candidates that are. repairs: what is computed anew all the same.
+    Args:
+        stored: the keys of its stored candidates.
+        repairs: the tokens to recompute.
     """
     if request.policy.reads_nothing:
         return tuple(_all_fresh(request.parts))
@@ -109,17 +116,19 @@ def splice_parts(
     in_place: InPlace | None = None,
     adapter: bytes = b"",
 ) -> Splice:
-    """Segments for the parts that have one, each as its encoding context has it; exact prefixes for the others.
+    """Choose segments for the parts that have candidates, and exact prefixes for the others.
 
-    What is computed anew belongs to the request: it is found by those alone who have its salt.
+    Recomputed tokens belong to the request: only requests with its salt find them.
 
-    salt: whose the request is; b"" for one without an owner. stored: see ``PromptPart.segment``. adapter: see
-    EngineRequest; what was made with another one, or with none, is never exact, nor is anything behind it.
+    Args:
+        salt: the request's salt; b"" for none.
+        stored: see ``PromptPart.segment``.
+        adapter: see EngineRequest. A segment of another adapter, or of none, is never exact, nor is the text behind it.
     """
     repairs, in_place = repairs or {}, in_place or InPlace()
     splice: list[Cached | Repaired | Fresh] = []
-    record = Context.under(adapter)  # what stands before the next part in this splice
-    before = record  # what the part before it was made under, and that part
+    record = Context.under(adapter)  # the text before the next part in this composed prompt
+    before = record  # the context of the previous part, with that part
     shifts = _Shifts()
     runs = (run for each in parts for run in _runs(each, stored, repairs.get(each.start, ()), salt, in_place))
     for part in _joined(runs):
@@ -148,24 +157,28 @@ def splice_parts(
 
 
 def _made(spec: SegmentSpec, first: int) -> bytes:
-    """The digest that a token of a segment was made under."""
+    """Return the digest of the context of one of a segment's tokens."""
     return spec.rest(first).digest if first else spec.digest
 
 
 def _repaired(part: _Run, record: Context) -> Repaired:
-    """Tokens of a part that are computed anew. record: behind all of the part, which says so of them."""
+    """Return the recomputed tokens of a part. ``record`` covers the whole part."""
     ids = tuple(part.ids[offset] for offset in part.repaired)
-    # The record is said to be of the same tokens once more, so that this is no place that other text could follow at.
+    # The record names the same tokens twice, so that no other text can follow at this place.
     run = TokenRun(ids, record.end, record.repaired(part.repaired))
     return Repaired(ids, tuple(part.start + offset for offset in part.repaired), run)
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Tokens of a prompt with their segment, if they are a range of one, and whose they are.
+    """Tokens of a prompt with their salt and, if they are a range of a segment, its spec.
 
-    kept: whether what is computed of them may be. first: the token of the segment that they begin with.
-    repaired: which of them are computed anew; offsets into them. form: of ``PromptPart``. instead: of ``Fresh``.
+    Args:
+        kept: if True, their KV may be stored.
+        first: the segment's token that they begin with.
+        repaired: the recomputed ones, as offsets into them.
+        form: see ``PromptPart``.
+        instead: see ``Fresh``.
     """
 
     ids: tuple[int, ...]
@@ -179,7 +192,7 @@ class _Run:
     instead: int = 0
 
     def goes_on_in(self, other: _Run) -> bool:
-        """Whether the two are one run of tokens that the request computes for itself."""
+        """True if both are one run of tokens that the request computes."""
         both = self.spec is None and other.spec is None
         same = self.salt == other.salt and self.kept == other.kept
         return both and same and self.start + len(self.ids) == other.start
@@ -188,7 +201,7 @@ class _Run:
 def _runs(
     part: PromptPart, stored: Container[bytes], repaired: tuple[int, ...], salt: bytes, in_place: InPlace
 ) -> Iterator[_Run]:
-    """A part as what it is read from: what is computed anew at its beginning is like the request's own text."""
+    """Split a part into runs. Recomputed tokens at its start become the request's own text."""
     if part.start in in_place.starts:
         yield _Run(part.ids, part.start, None, in_place.salt, part.kept, instead=len(part.ids))
         return
@@ -207,7 +220,7 @@ def _runs(
 
 
 def _joined(parts: Iterable[_Run]) -> list[_Run]:
-    """The parts, those that go on in each other as one."""
+    """Join neighbouring parts that form one run."""
     runs: list[list[_Run]] = []
     for part in parts:
         if runs and runs[-1][-1].goes_on_in(part):
@@ -226,20 +239,20 @@ def _ids(parts: Iterable[_Run]) -> Iterator[int]:
 
 
 class _Shifts:
-    """How far the segments of a splice are moved, each with all that it attends to."""
+    """The shifts of the segments in a composed prompt and of their contexts."""
 
     def __init__(self) -> None:
         self._placed: dict[SegmentSpec, int] = {}
         self._known: dict[SegmentSpec, frozenset[int]] = {}  # the shifts of a segment and of its context, two at most
 
     def differ(self, spec: SegmentSpec, shift: int) -> bool:
-        """Whether any segment that this one attends to is moved by something else."""
+        """True if any segment in this one's context has another shift."""
         return spec.parent is not None and not self._shifts(spec.parent) <= {shift}
 
     def place(self, spec: SegmentSpec, shift: int) -> None:
-        spec = spec.lossless  # what was encoded behind it names that one
+        spec = spec.lossless  # segments encoded behind it name the lossless one
         if spec in self._known:
-            self._known.clear()  # it stands behind something that attends to it
+            self._known.clear()  # it may stand behind segments that attend to it
         self._placed[spec] = shift
 
     def _shifts(self, spec: SegmentSpec) -> frozenset[int]:
@@ -257,7 +270,7 @@ class _Shifts:
 
 
 def _all_fresh(parts: Sequence[PromptPart]) -> Iterator[Fresh]:
-    """Parts as runs of tokens at consecutive positions, however many parts a run is of."""
+    """Yield parts as runs of tokens at consecutive positions."""
     start, ids = parts[0].start, list(parts[0].ids)
     for part in parts[1:]:
         if part.start != start + len(ids):
@@ -268,7 +281,7 @@ def _all_fresh(parts: Sequence[PromptPart]) -> Iterator[Fresh]:
 
 
 def open_end(splice: Splice) -> Splice:
-    """The same with at least one fresh token at the end: somebody has to compute the logits behind the last one."""
+    """Make the last token a new one, because the logits behind it must be computed."""
     end = len(splice) - isinstance(splice[-1], Repaired) if splice else 0
     last = splice[end - 1] if splice else None
     if not isinstance(last, Cached):

@@ -1,8 +1,8 @@
-"""How many tokens a text has at least, told from its length alone, so that what can never fit is never tokenized.
+"""A lower bound of a text's tokens from its length, so that text beyond the context is never tokenized.
 
-A token stands for no more bytes of text than the longest one of the vocabulary. That bounds the tokens of a text from
-below wherever a tokenizer keeps all of it: byte-level BPE, and BPE that falls back to bytes. Others may drop text, or
-make one unknown token of much of it; of them nothing is claimed.
+A token stands for no more bytes of text than the longest one of the vocabulary. That gives a bound for tokenizers that
+keep all text: byte-level BPE, and BPE with byte fallback. Other tokenizers may drop text, or make one unknown token of
+much of it, so they get no bound.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from tokenizers import pre_tokenizers
 
 from inlay.errors import ContextError
 
-#: NFC can shorten text: a letter and its accents become one character, and some characters have shorter equals. In
-#: UTF-8 each of the two makes a third of it at most, over all of Unicode; ASCII stays as it is.
+#: NFC can shorten text: it composes accents, and replaces some characters by shorter ones. In UTF-8 each of the two
+#: leaves at least a third of it, over all of Unicode. ASCII is unchanged.
 _COMPOSED = 9
 
-#: More tokens than are kept of the end of a text, so that the cut changes none of those that are.
+#: Extra tokens kept at the end of a shortened text, so that the cut does not change the wanted ones.
 _MARGIN = 64
 
 _SPACE = re.compile(r"\s")
@@ -28,9 +28,11 @@ _KEEP_ALL = frozenset({"ByteLevel", "Metaspace", "Digits"})  # pre-tokenizers th
 
 
 class TextBound:
-    """What a tokenizer and a model's context allow.
+    """The bounds of a tokenizer and a model's context.
 
-    tokenizer: as in ``tokenizer.json``. positions: of the model's context; None for no bound.
+    Args:
+        tokenizer: the content of ``tokenizer.json``.
+        positions: of the model's context. None for no bound.
     """
 
     def __init__(self, tokenizer: Mapping[str, Any], positions: int | None) -> None:
@@ -39,7 +41,7 @@ class TextBound:
         self._composes = "NFC" in [step["type"] for step in _steps(tokenizer["normalizer"])]
 
     def least_tokens(self, text: str) -> int:
-        """A number of tokens that the text does not fall below, whatever it says."""
+        """Return a lower bound of the text's number of tokens."""
         if self._token_bytes is None:
             return 0
         if text.isascii():
@@ -48,7 +50,7 @@ class TextBound:
         return -(-len(text.encode(errors="surrogatepass")) // most)
 
     def check(self, texts: Iterable[str], where: str = "") -> None:
-        """Refuse texts that cannot all be tokens of one prompt. Raises ContextError, with ``where`` in front of it."""
+        """Raise ContextError, with ``where`` in front, if the texts cannot fit into one prompt."""
         if self._positions is None or self._token_bytes is None:
             return
         texts = list(texts)
@@ -61,16 +63,16 @@ class TextBound:
             )
 
     def ending(self, texts: Sequence[str], tokens: int) -> Sequence[str] | None:
-        """The end of texts that are too long for the context, with more than ``tokens`` tokens, or None.
+        """Return the end of texts that exceed the context, with more than ``tokens`` tokens.
 
-        None for texts that may fit, and where so many tokens do not fit either.
+        None for texts that may fit, and if ``tokens`` exceeds the context.
         """
         if self._positions is None or self._token_bytes is None or tokens >= self._positions:
             return None
         if sum(map(self.least_tokens, texts)) < self._positions:
             return None
         margin = _MARGIN * self._bytes_per_token
-        left = tokens * self._bytes_per_token + margin  # as characters, of which each has a byte at least
+        left = tokens * self._bytes_per_token + margin  # in characters, each of at least one byte
         kept: list[str] = []
         for text in reversed(texts):
             kept.append(text[-left:])
@@ -84,11 +86,11 @@ class TextBound:
 
     @property
     def _bytes_per_token(self) -> int:
-        """The most bytes of a text that a token stands for."""
+        """The most bytes of text in one token."""
         return (self._token_bytes or 1) * (_COMPOSED if self._composes else 1)
 
     def check_count(self, count: int, what: str) -> None:
-        """Refuse more pieces of text than there are positions. what: as in "messages". Raises ContextError."""
+        """Raise ContextError for more pieces of text than positions. ``what`` names them, as in "messages"."""
         if self._positions is not None and count >= self._positions:
             raise ContextError(
                 f"the prompt has {count:,} {what} and the model's context is {self._positions:,} tokens long, answer "
@@ -97,7 +99,7 @@ class TextBound:
 
 
 def _longest_token(tokenizer: Mapping[str, Any]) -> int | None:
-    """The most bytes of text that a token stands for, or None where text can vanish."""
+    """Return the most bytes of text in one token; None if the tokenizer can drop text."""
     model, added = tokenizer["model"], tokenizer["added_tokens"]
     normalizers, splits = _steps(tokenizer["normalizer"]), _steps(tokenizer["pre_tokenizer"])
     vocabulary = model["vocab"] if model["type"] == "BPE" else {}
@@ -107,14 +109,14 @@ def _longest_token(tokenizer: Mapping[str, Any]) -> int | None:
     if not has_all_bytes or not all(map(_grows, normalizers)) or not all(map(_keeps, splits)):
         return None
     if any(token["lstrip"] or token["rstrip"] or len(token["content"]) == 1 for token in added):
-        return None  # white space beside it goes, or it is left out of texts
-    # of byte-level tokens each character is a byte; of others, a mark for a space is longer than the space
+        return None  # the token strips white space beside it, or is left out of texts
+    # In byte-level tokens each character is a byte. Elsewhere the mark for a space is longer than the space.
     longest = max(map(len, vocabulary)) if byte_level else max(len(token.encode()) for token in vocabulary)
     return max(longest, *(len(token["content"].encode()) for token in added), 1)
 
 
 def _grows(step: Mapping[str, Any]) -> bool:
-    """Whether a normalizer leaves at least as many bytes as there were; NFC counts apart."""
+    """True if a normalizer never shortens text in bytes. NFC counts separately."""
     if step["type"] == "Replace":
         pattern = step["pattern"].get("String")
         return pattern is not None and len(step["content"].encode()) >= len(pattern.encode())
@@ -122,12 +124,12 @@ def _grows(step: Mapping[str, Any]) -> bool:
 
 
 def _keeps(step: Mapping[str, Any]) -> bool:
-    """Whether a pre-tokenizer leaves all of the text."""
+    """True if a pre-tokenizer keeps all text."""
     return step["type"] in _KEEP_ALL or (step["type"] in ("Split", "Punctuation") and step["behavior"] != "Removed")
 
 
 def _steps(step: Mapping[str, Any] | None) -> Sequence[Mapping[str, Any]]:
-    """A step of a tokenizer's description, or those that it is a sequence of."""
+    """Return a step of a tokenizer's description, or the steps of a sequence."""
     if step is None:
         return ()
     inner = step.get("normalizers") or step.get("pretokenizers")

@@ -1,12 +1,10 @@
-"""Text to token ids, so that text stays text: no run of it can turn into a special token.
+"""Tokenizes text so that no run of text becomes a special token.
 
-Every run of text is tokenized alone. Tokenizers that put a dummy space in front of a text (SentencePiece), or strip
-its ends, would do so to every run, so they are told not to.
+Every run of text is tokenized alone. Some tokenizers put a dummy space in front of a text (SentencePiece) or strip its
+ends. That is switched off here.
 
-Seams: where a text must be cut before it is encoded, so that what users wrote cannot become a special token.
-
-A chat template may write a user's text anywhere and in any way: as JSON, stripped, inside other text. So a seam is put
-into the text before it is rendered, and found again in the rendering.
+A seam marks a place where text must be cut before it is encoded. A chat template may write a user's text anywhere: as
+JSON, stripped, inside other text. So the seam is put into the text before rendering, and found again in the rendering.
 """
 
 from __future__ import annotations
@@ -32,13 +30,17 @@ _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 class TextEncoder:
-    """Encodes runs of text and pieces of a chat template with a model's tokenizer, which stays as it is.
+    """Encodes runs of text and pieces of a chat template with a model's tokenizer, which is not changed.
 
-    plain_tokenizer, template_tokenizer: what runs of text go through, with special tokens off, and what templates do.
-    unk_id: the token for what the vocabulary lacks, or None.
-    bos: what the tokenizer itself puts in front of a text: BOS, or nothing.
-    bound: refuses what cannot fit into a context of so many ``positions`` (None for any) before it is tokenized.
-    Raises ModelError for a tokenizer that is not a fast one.
+    Attributes:
+        plain_tokenizer: for runs of text, with special tokens off.
+        template_tokenizer: for pieces of templates.
+        unk_id: the token for unknown text, or None.
+        bos: the tokens that the tokenizer puts in front of a text: BOS, or nothing.
+        bound: rejects text that cannot fit into ``positions`` (None for any) before it is tokenized.
+
+    Raises:
+        ModelError: for a tokenizer that is not a fast one.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, positions: int | None = None) -> None:
@@ -57,13 +59,13 @@ class TextEncoder:
         self.bos = _in_front(self.template_tokenizer)
         unknown = _unknown(parts["model"])
         self._reserved = _reserved(tokenizer, unknown)
-        # tokens that stand for other text than their names, which must not turn into them
+        # These tokens stand for other text than their names, so the names must not become them.
         vocabulary = self.plain_tokenizer.get_vocab().items()
         self._named = {i: n for n, i in vocabulary if (i == unknown and len(n) > 1) or _BYTE.fullmatch(n)}
         self._guarded = self._reserved.union(self._named)
 
     def text(self, text: str) -> tuple[int, ...]:
-        """The ids of a run of text; what looks like a special token is spelled out."""
+        """Return the ids of a run of text. The text of a special token is spelled out."""
         pieces = [text]
         while True:
             encodings = self.plain_tokenizer.encode_batch(pieces, add_special_tokens=False)
@@ -71,22 +73,22 @@ class TextEncoder:
             if len(cut) == len(pieces):
                 break
             pieces = cut
-        # a single character that is a special token all the same is left out
+        # A single character that is a special token is left out.
         return tuple(i for encoding in encodings for i in encoding.ids if i not in self._reserved)
 
     def template(self, text: str) -> tuple[int, ...]:
-        """The ids of a piece of a chat template, special tokens included."""
+        """Return the ids of a piece of a chat template, special tokens included."""
         (encoding,) = self.template_tokenizer.encode_batch(
             [text], add_special_tokens=False
-        )  # encode holds the interpreter's lock
+        )  # unlike encode, this releases the GIL
         return tuple(encoding.ids)
 
     def name(self, token: int) -> str | None:
-        """What the tokenizer calls a token; None for one that it does not have."""
+        """Return the tokenizer's name of a token; None for an unknown one."""
         return self.template_tokenizer.id_to_token(token)
 
     def _cut(self, text: str, encoding: Encoding) -> list[str]:
-        """The text, cut open wherever it became a token that no text may become."""
+        """Cut the text wherever it became a token that text must not become."""
         ids = encoding.ids
         if self._guarded.isdisjoint(ids):
             return [text]
@@ -100,9 +102,11 @@ class TextEncoder:
 
 
 def beyond_vocabulary(ids: Sequence[int], vocabulary: int, name: Callable[[int], object]) -> str | None:
-    """What is wrong with ids of which a model does not know all, as the object of a sentence; None where it does.
+    """Return the words for the first id that the model does not know, as the object of a sentence; else None.
 
-    vocabulary: how many tokens the model knows. name: what the tokenizer calls a token.
+    Args:
+        vocabulary: the number of tokens that the model knows.
+        name: returns the tokenizer's name of a token.
     """
     if not ids or max(ids) < vocabulary:
         return None
@@ -114,23 +118,23 @@ def beyond_vocabulary(ids: Sequence[int], vocabulary: int, name: Callable[[int],
 
 
 def _without_special_tokens(parts: dict[str, Any]) -> Tokenizer:
-    """A tokenizer that takes added tokens for text, except plain ones of white space: models have those for code."""
+    """Return a tokenizer that treats added tokens as text, except white space, which models need for code."""
     added = [
         {**token, "special": token["special"] or not _is_white(token["content"])} for token in parts["added_tokens"]
     ]
     text = Tokenizer.from_str(json.dumps({**parts, "added_tokens": added, "post_processor": None}))
-    text.encode_special_tokens = True  # as text
+    text.encode_special_tokens = True
     return text
 
 
 def _unknown(model: dict[str, Any]) -> int | None:
-    """The id that a tokenizer's model gives to what its vocabulary lacks."""
+    """Return the id of the unknown token."""
     name = model.get("unk_token")
     return model.get("unk_id") if name is None else model["vocab"].get(name)
 
 
 def _reserved(tokenizer: PreTrainedTokenizerBase, unknown: int | None) -> frozenset[int]:
-    """Every added token but those of white space, and but the one for what is unknown where it has no other role."""
+    """Return all added tokens except white space and a plain unknown token."""
     roles = [token for role, token in tokenizer.special_tokens_map.items() if role != "unk_token"]
     names = {i: token.content for i, token in tokenizer.added_tokens_decoder.items()}
     names.update(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
@@ -138,7 +142,7 @@ def _reserved(tokenizer: PreTrainedTokenizerBase, unknown: int | None) -> frozen
 
 
 def _in_front(template: Tokenizer) -> tuple[int, ...]:
-    """The special tokens that a tokenizer puts in front of a text."""
+    """Return the special tokens that a tokenizer puts in front of a text."""
     encoding = template.encode("a", add_special_tokens=True)
     marked = takewhile(lambda pair: pair[1], zip(encoding.ids, encoding.special_tokens_mask, strict=True))
     return tuple(token_id for token_id, _ in marked)
@@ -149,7 +153,7 @@ def _is_white(token: str) -> bool:
 
 
 def _without_edges(step: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A step of a tokenizer's description, without what adds a space in front of a text or strips its ends."""
+    """Return a tokenizer step that neither adds a space in front of a text nor strips its ends."""
     if step is None or step["type"] in ("Prepend", "Strip"):
         return None
     inner = next((key for key in ("normalizers", "pretokenizers") if key in step), None)
@@ -158,23 +162,24 @@ def _without_edges(step: dict[str, Any] | None) -> dict[str, Any] | None:
     return {**step, **_NO_SPACE.get(step["type"], {})}
 
 
-# Nobody outside knows these digits; and digits alone survive whatever a template does to text.
+# Outsiders cannot guess these digits, and digits survive any template.
 _SEAM = f"{secrets.randbelow(10**24):024d}"
 
 
 class Seams:
-    """Puts seams into texts that spell a special token. names: the special tokens as the tokenizer finds them in text.
+    """Puts seams into texts that spell a special token.
 
-    The seam stands behind the first character of such a spelling; a special token of one character is left out.
+    The seam stands behind the first character of such a spelling. A special token of one character is left out.
+    ``names`` are the special tokens as the tokenizer finds them in text.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
-        # plain added tokens of white space cannot open a role; models have them for code
+        # White space cannot open a role, and models have such tokens for code.
         self._names = [name for name in names if name.strip()]
         self._initials = {name[0] for name in self._names}
 
     def put(self, value: Any) -> Any:
-        """The same value of JSON with seams in its texts, keys of objects included."""
+        """Put seams into the texts of a JSON value, keys included."""
         if isinstance(value, str):
             return self._in_text(value)
         if isinstance(value, Mapping):
@@ -183,19 +188,19 @@ class Seams:
 
     def _in_text(self, text: str) -> str:
         if not any(initial in text for initial in self._initials):
-            return text  # most are such, and some models have a thousand special tokens
+            return text  # the usual case; some models have a thousand special tokens
         spelled = [name for name in self._names if name in text]
         for name in (name for name in spelled if len(name) == 1):
             text = text.replace(name, _SEAM)
         longer = [name for name in spelled if len(name) > 1]
         if not longer:
             return text
-        # a lookahead finds spellings that overlap as well
+        # A lookahead also finds overlapping spellings.
         cuts = {found.start() + 1 for name in longer for found in re.finditer(f"(?={re.escape(name)})", text)}
         edges = [0, *sorted(cuts), len(text)]
         return _SEAM.join(text[first:last] for first, last in pairwise(edges))
 
 
 def at_seams(text: str) -> list[str]:
-    """What stands between the seams of a rendering: one text where there are none."""
+    """Split a rendering at its seams."""
     return text.split(_SEAM)

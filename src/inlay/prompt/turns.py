@@ -1,8 +1,8 @@
-"""What stands between turns: the template's pieces, cut where text without a role goes between two of them.
+"""The chat template's text between turns, cut where text without a role stands between two turns.
 
-A piece of a chat template closes one turn and opens the next. Text outside of turns that are beside it stands between
-what closes and what opens; at the very front, between BOS and what opens the first turn. Turns may come with modules:
-then what stands before a turn is known when a prompt is, and a schema is laid out by the turns that always stand there.
+A piece of a chat template closes one turn and opens the next. Text outside turns stands between these two halves. At
+the front it stands between BOS and the opening of the first turn. Modules may contain turns, so the exact piece is
+known only for a prompt. A schema is laid out by the turns that are always present.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ _Node = Text | Param | Module | Union | Turn
 
 @dataclass(slots=True)
 class Seen:
-    """The turns that stand before a place of a schema wherever that place is part of a prompt.
+    """The turns before a place of a schema that are present in every prompt with that place.
 
-    last: the number of the last of them. closed: whether what closes it stands already; with no turn, whether BOS does.
+    Args:
+        last: the number of the last of them.
+        closed: True if the last one is closed, or, without a turn, if BOS is placed.
     """
 
     roles: tuple[str, ...] = ()
@@ -32,12 +34,12 @@ class Seen:
 
 
 def has_turns(children: Iterable[_Node]) -> bool:
-    """Whether there are turns among these nodes, at any depth."""
+    """True if these nodes contain turns, at any depth."""
     return any(isinstance(child, Turn) or has_turns(_inside(child)) for child in children)
 
 
 def speaks(node: _Node) -> bool:
-    """Whether this can say something outside of turns."""
+    """True if the node can add text outside turns."""
     if isinstance(node, Turn):
         return False
     return isinstance(node, Text | Param) or any(map(speaks, _inside(node)))
@@ -50,7 +52,7 @@ def _inside(node: _Node) -> Sequence[_Node]:
 
 
 def opening(template: ChatTemplate, roles: tuple[str, ...]) -> tuple[str, Trim] | None:
-    """What the template puts before the last of these turns, and strips from its body; None where it refuses them."""
+    """Return the template's piece before the last of these turns and its trim; None if it refuses them."""
     try:
         return template.opening_pieces(roles)[-1], template.opening_trims(roles)[-1]
     except ModelError:
@@ -58,7 +60,7 @@ def opening(template: ChatTemplate, roles: tuple[str, ...]) -> tuple[str, Trim] 
 
 
 def openings(template: ChatTemplate, schema: Schema) -> tuple[str, ...]:
-    """What a template that tells the time writes now in front of a schema's turns; nothing of any other template."""
+    """Return the current text in front of a schema's turns if the template tells the time, else ()."""
     if not template.tells_time:
         return ()
     always = [child.role for child in schema.children if isinstance(child, Turn)]
@@ -75,7 +77,7 @@ def _roles(children: Iterable[_Node]) -> Iterator[str]:
 
 
 def closing(template: ChatTemplate, roles: tuple[str, ...]) -> str:
-    """What closes the last of these turns; nothing where the template refuses to end there."""
+    """Return the text that closes the last of these turns; "" if the template refuses to end there."""
     try:
         return template.pieces(roles, generation=False)[-1]
     except ModelError:
@@ -83,12 +85,12 @@ def closing(template: ChatTemplate, roles: tuple[str, ...]) -> str:
 
 
 def split(piece: str, before: str) -> tuple[str, str]:
-    """A piece as what closes and what opens. before: what closes the turn before it, if nothing follows; or BOS."""
+    """Split a piece into its closing and opening half. ``before`` is the closing text, or BOS."""
     alike = takewhile(lambda pair: pair[0] == pair[1], zip(piece, before, strict=False))
     cut = sum(1 for _ in alike)
     return piece[:cut], piece[cut:]
 
 
 def bos_text(encoder: TextEncoder) -> str:
-    """BOS as templates write it."""
+    """Return BOS as templates write it."""
     return "".join(encoder.name(token) or "" for token in encoder.bos)
