@@ -1,7 +1,7 @@
 """Rewrites the JSON Schemas of clients to the keywords that llguidance knows.
 
-Annotations go, among them formats that llguidance does not know. Other keywords are written with ones that it knows. The
-result may be narrower than the given schema, and is never wider.
+Annotations go, among them formats that llguidance does not know. Other keywords are written with ones that it knows.
+The result may be narrower than the given schema, and is never wider.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fields of other servers: those that are ignored with a warning, and those that would change the answer.
 
-A field is ignored if the answer is right without it: it is about memory, devices, caches, reports or routes. A field that
-asks for other tokens, another prompt or another form of the answer is refused, except for neutral values.
+A field is ignored if the answer is right without it: it is about memory, devices, caches, reports or routes. A field
+that asks for other tokens, another prompt or another form of the answer is refused, except for neutral values.
 """
 
 from __future__ import annotations
