@@ -10,7 +10,7 @@ from inlay.errors import StructureError
 
 
 def structure_failure(call: Call, error: StructureError) -> BodyError:
-    """What to tell the sender of a request whose answer no grammar can hold: the field, and the place in its schema."""
+    """The error for the sender of a request: it names the field and the place in its schema."""
     if not error.reason:  # it came from another process
         return BodyError(str(error).rstrip("."), param=call.structure_field)
     if call.tools is not None and call.tools.held and call.params.structured_outputs is not None:

@@ -17,13 +17,14 @@ from inlay.api.dialect import dialect_of
 from inlay.api.failures import BodyError, Failure, failure_of
 from inlay.api.reasoning import model_reasoning
 from inlay.api.reasoning.formats import check_parser
+from inlay.api.structures import structure_failure
 from inlay.api.tools.formats import model_tools, named_format
 from inlay.async_llm import AsyncLLM
 from inlay.batch.counts import Counts, Progress, Stage
 from inlay.batch.output import Output
 from inlay.batch.requests import BatchLine, Entry, Index, sort_key
 from inlay.config import GENERATION_CONFIGS, check_choice
-from inlay.errors import InlayError
+from inlay.errors import InlayError, StructureError
 from inlay.kv.identity import fingerprint_under
 from inlay.pml import Prompt, Schema
 from inlay.types import RequestOutput
@@ -224,7 +225,8 @@ class _Batch:
         except BatchError:
             raise
         except InlayError as error:
-            self._refuse(entry, error, line.endpoint)
+            told = structure_failure(call, error) if isinstance(error, StructureError) else error
+            self._refuse(entry, told, line.endpoint)
             return
         name, model = f"batch-{entry.line}", call.model or self.job.names[0]
         created = int(time.time())

@@ -1,7 +1,7 @@
-"""JSON Schemas as a grammar can hold answers to them: what clients write, in the keywords that llguidance knows.
+"""Rewrites the JSON Schemas of clients to the keywords that llguidance knows.
 
-Annotations go, among them formats that llguidance does not know. Keywords that it does not know are written with
-others, where those say the same or less; a schema that is left takes no answer that the given one does not take.
+Annotations go, among them formats that llguidance does not know. Other keywords are written with ones that it knows.
+The result may be narrower than the given schema, and is never wider.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NAME_PATTERNS = {
     "time": f"^{_TIME}$",
 }
 
-# pydantic's Decimal: no text of signs and points alone. What is behind it allows but these and digits.
+# Stands in front of pydantic's pattern of Decimal, which takes signs, points and digits: there must be a digit.
 _NOT_SIGNS_ALONE = "^(?!^[-+.]*$)"
 _HAS_DIGIT = {"type": "string", "pattern": "[0-9]"}
 
@@ -62,7 +62,7 @@ _UNHELD = {
 
 
 class GrammarError(Exception):
-    """What is wrong with a grammar."""
+    """No answer can be held to a grammar. The message is the reason."""
 
 
 def holdable(schema: Any, *, sets_as_lists: bool = False) -> Any:
@@ -81,7 +81,7 @@ def holdable(schema: Any, *, sets_as_lists: bool = False) -> Any:
 def self_contained(schema: Any) -> Any:
     """The schema with references into itself alone, as JSON pointers: ``$id`` and ``$anchor`` are gone.
 
-    Raises GrammarError for a reference to another document, which nobody looks up.
+    Raises GrammarError for a reference to another document; such documents are not looked up.
     """
     places = _Places(schema)
     return places.rewritten(schema)
@@ -106,7 +106,7 @@ def subschemas(schema: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...
 
 
 def referred(root: Any, reference: str) -> tuple[tuple[str, ...], Any]:
-    """The way to what a reference into a document names, and that; None where there is nothing."""
+    """The path of a reference into a document, and the schema there; None if there is none."""
     steps = tuple(unquote(step).replace("~1", "/").replace("~0", "~") for step in reference.split("/")[1:])
     for step in steps:
         root = root.get(step) if isinstance(root, Mapping) else None
@@ -175,7 +175,7 @@ class _Places:
 def _joined(base: str, uri: str) -> str:
     try:
         return urljoin(base, uri)
-    except ValueError:  # of what is no URI
+    except ValueError:  # it is no URI
         return uri
 
 

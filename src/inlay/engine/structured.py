@@ -197,6 +197,7 @@ class Grammars:
             grammar = self._grammar(kind, text)
         least = least_work(kind, text)
         allowances = [one for one in ALLOWANCES if one.fuel >= least] or ALLOWANCES[-1:]
+        report: str | None = None
         for allowance in allowances:
             with panics_told():
                 matcher = _library().LLMatcher(trie, grammar, log_level=0, limits=parser_limits(allowance))
@@ -206,7 +207,7 @@ class Grammars:
             self._free([matcher])
             if not _is_out_of_resources(report):
                 break
-        raise GrammarError(_sentence(report))
+        raise GrammarError(_sentence(report or ""))
 
     def _first_failure(self, matcher: LLMatcher) -> str | None:
         """The report of a matcher that fails before its second token; None if it does not."""

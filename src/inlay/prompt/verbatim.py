@@ -37,7 +37,7 @@ class VerbatimArguments:
         """The rendering with the texts in place of their marks, and of the JSON that these stand in."""
         for mark, text in self.texts.items():
             written = rf'\{{\s*"{_NAME}":\s*"{mark}"\s*\}}|"{mark}"|{mark}'
-            rendered = re.sub(written, lambda _, text=text: text, rendered)
+            rendered = text.join(re.split(written, rendered))
         return rendered
 
     def _with(self, form: Callable[[str], Any]) -> list[dict[str, Any]]:

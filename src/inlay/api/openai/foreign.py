@@ -1,8 +1,7 @@
 """Fields of other servers: those that are ignored with a warning, and those that would change the answer.
 
-A field is ignored if the answer is right without it: it says how a server shall run a model, what it keeps, or where it
-sends a request. A field that asks for other tokens, another prompt or another form of the answer is refused, but for
-values that ask for nothing.
+A field is ignored if the answer is right without it: it is about memory, devices, caches, reports or routes. A field
+that asks for other tokens, another prompt or another form of the answer is refused, except for neutral values.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ IGNORED = {
 
 _SAMPLER = "inlay has no such sampler; leave it out"
 
-#: Fields that would change the answer → values that ask for nothing and are accepted, and what to do about others.
+#: Fields that would change the answer → neutral values, which are accepted, and the remedy for others.
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "adapter_id": ((), "write the adapter's name as model"),
     "add_special_tokens": ((), "chat templates write them, and completions have the tokenizer's; leave it out"),
