@@ -1,4 +1,4 @@
-"""Evictions as erasure: whatever holds or computes evicted text when it is evicted, nothing of it is read later."""
+"""Evictions as erasure: no later request reads evicted text, held or computed as it may be at that moment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from inlay.kv.identity import SegmentSpec
 from .driving import Driver
 
 MODULES = {name: f"The text of module {name} has {number} words more. " for number, name in enumerate("abcd")}
-SHARED = len("The text of module ")  # a token each: what all of them begin with
+SHARED = len("The text of module ")  # tokens of their common prefix
 SCHEMA = Schema.from_string(
     '<schema name="s">'
     + "".join(f'<module name="{name}">{text}</module>' for name, text in MODULES.items())

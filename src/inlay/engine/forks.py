@@ -1,4 +1,4 @@
-"""Forks: a child process has the objects of its parent, but none of its threads, and whoever waits for these hangs."""
+"""Forks: a child process has the objects of its parent and none of its threads. Waiting for one of these would hang."""
 
 from __future__ import annotations
 

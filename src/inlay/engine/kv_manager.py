@@ -324,8 +324,9 @@ class KVCacheManager:
         """Keep a run that a task has computed, unless some of it was evicted since the task was sent."""
         if not self.retention.may_keep(task, run):
             return Found(())
-        of_text = isinstance(task, Request) and not isinstance(run, SegmentSpec)
-        return self._store.insert(run, slots, origin=task.prompt.origin(run.end) if of_text else None)
+        if isinstance(task, Encoding) or isinstance(run, SegmentSpec):
+            return self._store.insert(run, slots)
+        return self._store.insert(run, slots, origin=task.prompt.origin(run.end))
 
     def _own(self, allocation: SequenceAllocation, segments: Iterable[Segment]) -> set[Segment]:
         """Those segments that lie in chunks of the request's own: they were computed there, and kept by the store."""

@@ -1,4 +1,4 @@
-"""Which tasks wait for a lower tier, or for what another task computes, and when they are to be asked again.
+"""Tasks that wait for a lower tier, or for the prefix that another task computes, and the moment to ask them again.
 
 To look up a long prompt in the store takes time, so a task that waits is asked again when something has changed, not at
 every step. All of it runs on the engine's thread.
@@ -38,11 +38,11 @@ class AdmissionWaits:
         self._alone = alone
         self._numbers = count()
         self._coming: dict[Task, None] = {}
-        self._seen: object = None  # the version of the residency when these were asked
-        self._were_alone = True  # whether no task ran then
-        # By what is computed and for which run, the tasks that wait for the fewest tokens first.
+        self._seen: object = None  # the residency's version at the last look at these
+        self._were_alone = True  # no task ran then
+        # By prefill and run, the tasks that wait for the fewest tokens first.
         self._for_prefills: dict[tuple[Prefill, TokenRun], list[tuple[int, int, Task]]] = {}
-        self._for_selection: dict[Task, None] = {}  # who waits for the pass that chooses its prompt's repair
+        self._for_selection: dict[Task, None] = {}  # these wait for the selecting pass of their prompt
 
     @property
     def room(self) -> object:
