@@ -318,6 +318,7 @@ def test_a_disk_that_takes_no_file_is_told_in_a_sentence(
     assert "Traceback" not in caplog.text
 
 
+<<<<<<< HEAD
 def test_parts_that_begin_alike_are_all_listed_and_all_of_a_tenant_is_evicted_at_once(capsys, site):
     mark = {"cache_control": {"type": "ephemeral"}}
     parts = [{"type": "text", "text": f"The {name} is a document of some length. " * 2} | mark for name in NAMES]
@@ -337,3 +338,22 @@ def test_parts_that_begin_alike_are_all_listed_and_all_of_a_tenant_is_evicted_at
     assert [row["key"] for row in listed(site, "ann")] == [row["key"] for row in anns]
     usage = site.call("POST", CHAT, body, key="bob")[2]["usage"]
     assert usage["prompt_tokens_details"]["cached_tokens"] == 0
+=======
+def test_segments_of_other_models_are_counted_apart(tmp_path, capsys):
+    """Two models share a folder by default; one server is asked what it holds."""
+    for model in ("qwen2", "llama"):
+        llm = AsyncLLM(tiny(model), kv_memory="4MiB", chunk_size=8, store=tmp_path)
+        with serving_app(build_app(llm, ServerSettings(), [Schema.from_string(OPEN)]), {}) as site:
+            assert site.call("POST", f"{SCHEMAS}/open/warm", {}, key=None)[0] == 200
+            llm.local.residency.flush(30)
+            disk = site.call("GET", "/v1/cache", key=None)[2]["disk"]
+            said = run(capsys, "cache", "stats", "--url", f"http://127.0.0.1:{site.port}")[1]
+            listed_bytes = [row for row in listed(site, None) if "disk" in row["tiers"]]
+        llm.shutdown()
+    assert disk["segments"] == len(listed_bytes) == 2
+    assert disk["tokens"] == sum(row["tokens"] for row in listed_bytes)
+    assert disk["all_models"]["segments"] == 4
+    assert disk["all_models"]["bytes"] > disk["bytes"] > 0
+    assert "disk: 2 segments, " in said
+    assert ", beside 2 segments of other models" in said
+>>>>>>> e-edges

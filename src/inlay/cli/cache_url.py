@@ -92,7 +92,9 @@ class RunningCache(CacheSource):
             if tier is not None:
                 size = f"{tier['tokens']:,} tokens, {tier['bytes'] / 2**20:,.1f} MiB"
                 pinned = f", {tier['pinned_bytes'] / 2**20:,.1f} MiB pinned" if name == "pool" else ""
-                yield f"{name}: {tier['segments']:,} segments, {size}{pinned}"
+                others = tier.get("all_models", tier)["segments"] - tier["segments"]
+                beside = f", beside {others:,} segments of other models" if others else ""
+                yield f"{name}: {tier['segments']:,} segments, {size}{pinned}{beside}"
 
     def export(self, rows: Iterable[Row], draft: Path) -> int:
         written = 0

@@ -29,7 +29,10 @@ Limit = Annotated[int, Query(ge=1, le=1000, description="how many to list")]
 
 @router.get("", responses=RESPONSES)
 async def stats(request: Request) -> Response:
-    """How full the pool and the tiers below it are, of all tenants together; and what is pinned."""
+    """How full the pool and the tiers below it are, of all tenants together; and what is pinned.
+
+    A folder may hold segments of other models: they count in its ``all_models`` alone.
+    """
     service, tenant = _asking(request)
     async with service.meter.request(tenant, tokens=False):
         found = service.llm.stats()
@@ -37,6 +40,10 @@ async def stats(request: Request) -> Response:
             name: None if tier is None else asdict(tier)
             for name, tier in (("host", found.host), ("disk", found.disk), ("shared", found.shared))
         }
+        if tiers["disk"] is not None and (mine := service.cache.on_disk()) is not None:
+            counts = ("segments", "tokens", "bytes")
+            tiers["disk"]["all_models"] = {name: tiers["disk"][name] for name in counts}
+            tiers["disk"] |= dict(zip(counts, mine, strict=True))
         per_token = service.llm.client.model.bytes_per_token
         pool = {"segments": found.segments, "tokens": found.stored_tokens, "bytes": found.stored_tokens * per_token}
         pool |= {"chunks": found.chunks, "used_chunks": found.used_chunks, "pinned_bytes": found.pinned_bytes}

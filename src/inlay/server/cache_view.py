@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from inlay.api.failures import BodyError
 from inlay.async_llm import AsyncLLM
+from inlay.in_process_client import InProcessClient
 from inlay.kv.identity import SegmentSpec, made_under
 from inlay.kv.pins import BY_KEY
 from inlay.kv.tiers.disk import DiskTier
@@ -178,6 +179,12 @@ class CacheView:
         }
 
     # The store on disk
+
+    def on_disk(self) -> tuple[int, int, int] | None:
+        """How many segments, tokens and bytes of this model lie on disk; None where the engine is elsewhere."""
+        if not isinstance(self._llm.client, InProcessClient):
+            return None
+        return self._disk().held_of(self._llm.client.model.keys.fingerprint)
 
     async def verify(self) -> tuple[int, list[str]]:
         """Read every file, and remove those that are damaged; how many are whole, and what was wrong with others."""

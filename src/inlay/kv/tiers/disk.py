@@ -206,6 +206,12 @@ class DiskTier:
             entries = list(self._worth.entries.values())
         return self._counts.stats(entries, quota=self.quota)
 
+    def held_of(self, fingerprint: bytes) -> tuple[int, int, int]:
+        """How many segments, tokens and bytes of one model the folder holds, which other models may share."""
+        with self._lock:
+            mine = [entry for entry in self._worth.entries.values() if entry.fingerprint == fingerprint]
+        return len(mine), sum(entry.tokens for entry in mine), sum(entry.size for entry in mine)
+
     @property
     def has_room(self) -> bool:
         return 2 * self._worth.evictable_bytes <= self.quota
