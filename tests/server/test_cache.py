@@ -318,7 +318,6 @@ def test_a_disk_that_takes_no_file_is_told_in_a_sentence(
     assert "Traceback" not in caplog.text
 
 
-<<<<<<< HEAD
 def test_parts_that_begin_alike_are_all_listed_and_all_of_a_tenant_is_evicted_at_once(capsys, site):
     mark = {"cache_control": {"type": "ephemeral"}}
     parts = [{"type": "text", "text": f"The {name} is a document of some length. " * 2} | mark for name in NAMES]
@@ -338,7 +337,8 @@ def test_parts_that_begin_alike_are_all_listed_and_all_of_a_tenant_is_evicted_at
     assert [row["key"] for row in listed(site, "ann")] == [row["key"] for row in anns]
     usage = site.call("POST", CHAT, body, key="bob")[2]["usage"]
     assert usage["prompt_tokens_details"]["cached_tokens"] == 0
-=======
+
+
 def test_segments_of_other_models_are_counted_apart(tmp_path, capsys):
     """Two models share a folder by default; one server is asked what it holds."""
     for model in ("qwen2", "llama"):
@@ -356,4 +356,3 @@ def test_segments_of_other_models_are_counted_apart(tmp_path, capsys):
     assert disk["all_models"]["bytes"] > disk["bytes"] > 0
     assert "disk: 2 segments, " in said
     assert ", beside 2 segments of other models" in said
->>>>>>> e-edges
