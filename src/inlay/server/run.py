@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import h11
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.h11_impl import DEFAULT_MAX_INCOMPLETE_EVENT_SIZE, H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from inlay.errors import ParameterError
 from inlay.server.starting import StartingApp
@@ -210,7 +210,7 @@ class PromptHeads(H11Protocol):
     def __init__(self, config: uvicorn.Config, *args: Any, **others: Any) -> None:
         super().__init__(config, *args, **others)
         size = config.h11_max_incomplete_event_size
-        self.conn = _OneLength(h11.SERVER, DEFAULT_MAX_INCOMPLETE_EVENT_SIZE if size is None else size)
+        self.conn = _OneLength(h11.SERVER) if size is None else _OneLength(h11.SERVER, size)
 
     def send_400_response(self, msg: str) -> None:
         assert isinstance(self.conn, _OneLength), "it was made above"

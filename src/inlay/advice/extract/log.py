@@ -197,8 +197,8 @@ def _message(message: Any, number: int) -> LoggedTurn:
         content = ""
     if not isinstance(content, list):
         text = _text(content, f"the content of {what}")
-        marks = ((0, len(text)),) if text and _is_marked(message) else ()
-        return LoggedTurn(_ROLES[role], text, role in _TOOLS, marks)
+        whole = ((0, len(text)),) if text and _is_marked(message) else ()
+        return LoggedTurn(_ROLES[role], text, role in _TOOLS, whole)
     texts = [_part(part, what) for part in content]
     ends = list(accumulate(map(len, texts)))
     marked = [_is_marked(part) for part in content]
