@@ -70,7 +70,7 @@ def test_the_name_of_the_distribution_is_the_same_everywhere():
     assert wrong == []
     named = {extra for text in texts.values() for extra in re.findall(r"inlay-llm\[(\w+)\]", text)}
     assert named <= set(project["optional-dependencies"])
-    assert {"plots", "structured"} <= named
+    assert {"plots", "shared"} <= named
 
 
 def test_wheels_are_built_for_every_python_that_is_named():

@@ -71,9 +71,9 @@ def _options(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line. Returns the exit status: 0, 1 for problems in checked files, 130, or 2 for errors.
+    """Run the command line and return its exit status.
 
-    130 stands for an interrupt.
+    It is 0, 1 for problems in checked files, 130 after an interrupt, and 2 for all other errors.
     """
     logging.basicConfig(level=logging.WARNING, format="inlay: %(message)s", stream=sys.stderr)
     if wrong := other_project():

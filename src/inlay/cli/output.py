@@ -32,7 +32,7 @@ def report_folder(path: Path) -> None:
 
 @contextmanager
 def output_file(path: Path) -> Iterator[Callable[[str], None]]:
-    """Yield a function that writes UTF-8 text to a file, from its start. Raises ParameterError on refusal."""
+    """Yield a function that writes UTF-8 text to a new or emptied file. Raises ParameterError on failure."""
     with _told(path):
         file = open(path, "w", encoding="utf-8", newline="\n")  # noqa: SIM115 - closed below, where refusals are told as well
 
