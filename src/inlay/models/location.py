@@ -28,9 +28,10 @@ def model_name(model: str | os.PathLike[str]) -> str:
 
 
 def public_name(model: str) -> str:
-    """The name that clients may know: the last name of a folder or a file, and any other name as it is."""
+    """Return the name that clients may know: the last name of a path, and any other name as it is."""
     path = Path(model_name(model))
-    return path.resolve().name if path.is_dir() else path.name if path.is_file() else model
+    is_path = path.is_absolute() or model.startswith((".", "~")) or path.exists()
+    return (path.resolve().name or "model") if is_path else model
 
 
 def served_names(model: str, given: Sequence[str] | None = None) -> tuple[str, ...]:
