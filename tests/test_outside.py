@@ -22,6 +22,7 @@ FOLDERS = (TESTS, LAB / "tests", LAB / "benchmarks", LAB / "src/inlay_lab/bench"
 #: Of other packages, without public ones: how a stock model attends, the hooks of a module, the caller's frame, what
 #: ours is timed against, PyTorch's operations that wait for a device; what notebooks ask objects for.
 OF_OTHERS = {
+    "_exit",
     "_attn_implementation",
     "_forward_hooks",
     "_get_alibi_slopes",

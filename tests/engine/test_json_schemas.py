@@ -240,7 +240,7 @@ def test_a_set_is_held_as_a_list_where_that_is_enough():
 def takes(schema: Any, text: str) -> bool:
     """Whether an answer under a schema may be this text."""
     tokenizer = family("llama3")
-    trie = Grammars(tokenizer, len(tokenizer), [tokenizer.eos_token_id])._vocabulary_trie()  # to walk a text
+    trie = Grammars(tokenizer, len(tokenizer), [tokenizer.eos_token_id]).vocabulary_trie()  # to walk a text
     grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(holdable(schema)))
     matcher = llguidance.LLMatcher(trie, grammar, log_level=0)
     assert not matcher.is_error(), matcher.get_error()

@@ -106,7 +106,7 @@ def test_an_adapter_that_no_row_names_leaves_layers_their_fast_way(calls, tmp_pa
     adapters = Adapters(
         loaded.model, [load_adapter(loaded.model, "a", write_adapter(tmp_path / "a", prepared("llama")))]
     )
-    for work, fast in (([(b"", 5)], True), ([(b"", 4), (next(iter(adapters._digests)), 1)], False)):
+    for work, fast in (([(b"", 5)], True), ([(b"", 4), (next(iter(adapters.digests)), 1)], False)):
         calls.clear()
         with adapters.applied(work, [4]):
             logits_of(loaded.model, IDS[:5])

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from inlay import LLM
 from inlay.errors import ModelError, ParameterError
-from inlay.models.few_rows import _acts
+from inlay.models.few_rows import acts
 from inlay.models.linear import joined, packed
 from inlay.models.lora import Adapters, load_adapter, load_adapters, size_of
 from inlay.models.lora.config import read_config
@@ -312,11 +312,11 @@ def test_hooks_of_an_adapter_act_in_passes_that_have_rows_of_it_alone(folder):
     def acting() -> int:
         return sum(hook.acts for module in adapted for hook in module._forward_hooks.values())
 
-    assert (acting(), any(map(_acts, adapted))) == (0, False)
+    assert (acting(), any(map(acts, adapted))) == (0, False)
     with mine.applied([(b"", 5)], [4]):
-        assert (acting(), any(map(_acts, adapted))) == (0, False)
+        assert (acting(), any(map(acts, adapted))) == (0, False)
     with mine.applied([(b"", 4), (adapter.digest, 1)], [4]):
-        assert (acting(), all(map(_acts, adapted))) == (len(adapted), True), "the other engine's do not"
+        assert (acting(), all(map(acts, adapted))) == (len(adapted), True), "the other engine's do not"
     mine.remove()
     others.remove()
 

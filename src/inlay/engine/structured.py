@@ -186,13 +186,13 @@ class Grammars:
         A matcher that fails frees what it holds. Two or more take their tokens on other threads, without the lock.
         """
         if matchers:
-            spare = _library().LLMatcher(self._vocabulary_trie(), "", log_level=0)
+            spare = _library().LLMatcher(self.vocabulary_trie(), "", log_level=0)
             with suppress(CompilerError), panics_told():
                 _executor().consume_token_par([(one, _NO_TOKEN) for one in (spare, *matchers)])
 
     def _compile(self, kind: str, text: str) -> tuple[LLMatcher, int]:
         """A grammar before its first token, and the bytes that it counts as. Raises GrammarError and CompilerError."""
-        trie = self._vocabulary_trie()
+        trie = self.vocabulary_trie()
         with panics_told():
             grammar = self._grammar(kind, text)
         least = least_work(kind, text)
@@ -233,7 +233,7 @@ class Grammars:
             return str(_library().grammar_from("lark", lark_of(text)))
         return str(_library().grammar_from(kind, text))
 
-    def _vocabulary_trie(self) -> LLTokenizer:
+    def vocabulary_trie(self) -> LLTokenizer:
         with self._making_trie:  # everybody needs the same one
             if self._trie is None:
                 description = _plain(self._tokenizer.backend_tokenizer).to_str()

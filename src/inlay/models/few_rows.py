@@ -78,7 +78,7 @@ class FewRows:
             and x.is_contiguous()
             and cos.is_contiguous()
             and sin.is_contiguous()
-            and not any(map(_acts, self._watched))
+            and not any(map(acts, self._watched))
         )
 
     def _run(self, x: Tensor, *, position_embeddings: tuple[Tensor, Tensor], **kwargs: Any) -> Tensor:
@@ -136,7 +136,7 @@ class FewRows:
         return y
 
 
-def _acts(module: nn.Module) -> bool:
+def acts(module: nn.Module) -> bool:
     """Whether a hook of a module has something to do in this pass; a hook may say that it has not."""
     if module._forward_pre_hooks:
         return True

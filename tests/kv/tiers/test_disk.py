@@ -124,8 +124,8 @@ def test_of_others_changes_those_alone_are_read_that_are_new(tmp_path, monkeypat
     one, other = filled(tmp_path, *SPECS), DiskTier(tmp_path, 1 << 30)
     one.refresh()
     monkeypatch.setattr(disk_index, "MOST_CHANGES", most)
-    rows, entry = [], disk_index._entry
-    monkeypatch.setattr(disk_index, "_entry", lambda row: rows.append(row) or entry(row))
+    rows, entry = [], disk_index.entry_of
+    monkeypatch.setattr(disk_index, "entry_of", lambda row: rows.append(row) or entry(row))
     for _ in range(3):
         read(other, record_of(SPECS[0]))
         other.refresh()

@@ -79,12 +79,12 @@ class DiskIndex:
     def entries(self) -> list[TierEntry]:
         """All rows, least recently used first."""
         rows = self._ask(f"SELECT {_COLUMNS} FROM segments ORDER BY used, key")
-        return [_entry(row) for row in rows]
+        return [entry_of(row) for row in rows]
 
     def entry(self, key: bytes) -> TierEntry | None:
         """The row of one; None where there is none."""
         rows = self._ask(f"SELECT {_COLUMNS} FROM segments WHERE key = ?", (key,))
-        return _entry(rows[0]) if rows else None
+        return entry_of(rows[0]) if rows else None
 
     def total_bytes(self) -> int:
         """How many bytes all of them take."""
@@ -157,7 +157,7 @@ class DiskIndex:
             "WHERE number > ? AND number <= ?",
             (number, last),
         )
-        return last, {bytes(row["key"]): None if row["size"] is None else _entry(row) for row in rows}
+        return last, {bytes(row["key"]): None if row["size"] is None else entry_of(row) for row in rows}
 
     def forget_changes(self) -> None:
         """Forget changes that are more than MOST_CHANGES behind."""
@@ -245,5 +245,5 @@ class DiskIndex:
             logger.warning("the index of %s cannot be written (%s); files stay without rows", self._path.parent, error)
 
 
-def _entry(row: sqlite3.Row) -> TierEntry:
+def entry_of(row: sqlite3.Row) -> TierEntry:
     return TierEntry(**{**dict(row), **{name: bool(row[name]) for name in _FLAGS}})

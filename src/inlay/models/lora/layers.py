@@ -50,20 +50,20 @@ class Adapters:
     def __init__(self, model: PreTrainedModel, adapters: Iterable[Adapter]) -> None:
         self._device = model.device
         self._engine = object()  # identifies this engine's passes among those of other engines on the same model
-        self._digests = {adapter.digest for adapter in adapters}
+        self.digests = {adapter.digest for adapter in adapters}
         self._places: dict[nn.Module, tuple[str, bool]] = {}
         handles: list[RemovableHandle] = []
-        by_module = _by_module(linear_places(model) if self._digests else {}, adapters, model.device)
+        by_module = _by_module(linear_places(model) if self.digests else {}, adapters, model.device)
         for module, (paths, head, updates) in by_module.items():
             self._places[module] = (paths, head)
             handles.append(module.register_forward_hook(_Hook(self._engine, updates, head)))
         self.remove = weakref.finalize(self, _remove, handles)
 
     def __bool__(self) -> bool:
-        return bool(self._digests)
+        return bool(self.digests)
 
     def __contains__(self, digest: object) -> bool:
-        return digest in self._digests
+        return digest in self.digests
 
     @contextmanager
     def applied(self, work: Sequence[tuple[bytes, int]], wanted: Sequence[int]) -> Iterator[None]:
