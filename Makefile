@@ -45,7 +45,7 @@ test-triton: install
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m triton --hypothesis-profile ci
 
 test-families: install
-	$(BIN)/python -m pytest -n 2 --dist worksteal tests/families tests/advice/memory/test_families.py
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/families tests/authoring/memory/test_families.py
 
 # pip gets the names alone, so that it looks beyond the ranges of pyproject.toml. torch stays what it is pinned to, the
 # build for the CPU.

@@ -11,8 +11,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from inlay.kv import loader
-from inlay.kv.tiers import link, shared
+from inlay.kv.offload import link, loader, shared
 from inlay.models.families import describe
 from inlay.models.load import LoadedModel, fingerprint
 from inlay.models.random import bytes_tokenizer

@@ -32,7 +32,7 @@ def requirements() -> list[str]:
 def test_every_module_can_be_imported():
     import inlay
 
-    optional = ("inlay.cluster", "inlay.attention.triton", "inlay.kv.tiers.redis")
+    optional = ("inlay.cluster", "inlay.attention.triton", "inlay.kv.offload.redis")
     for module in pkgutil.walk_packages(inlay.__path__, "inlay."):
         if not module.name.startswith(optional) and not module.name.endswith("__main__"):
             importlib.import_module(module.name)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from inlay.advice.memory import CODECS
+from inlay.authoring.memory import CODECS
 from inlay.cli.main import main
-from tests.advice.lint.test_rules import BROKEN
+from tests.authoring.lint.test_rules import BROKEN
 
 ROOT = Path(__file__).parent.parent
 PAGES = {name: (ROOT / "docs" / name).read_text() for name in ("memory.md", "lint.md")}

@@ -15,7 +15,7 @@ import pytest
 
 import inlay
 from inlay.errors import Place, PMLError, Problem
-from inlay.kv.tiers.tier import Miss
+from inlay.kv.offload.tier import Miss
 from inlay.strict_json import Fault
 
 _VALUES: dict[str, Any] = {

@@ -8,20 +8,20 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from inlay.engine.popularity import Popularity
+from inlay.engine.background.popularity import Popularity
 from inlay.kv.identity import Context, KeyMaker, SegmentSpec, TokenRun, specify
 from inlay.kv.pool import KVPool
 from inlay.kv.store import SegmentStore
 from inlay.models.random import bytes_tokenizer
 from inlay.pml import Prompt, Schema, resolve
-from inlay.prompt.beginning import Node
 from inlay.prompt.chat import ChatTemplate
+from inlay.prompt.composed import Cached, splice_parts
 from inlay.prompt.contexts import SchemaSpecs
 from inlay.prompt.layout import TextRun, lay_out_schema
 from inlay.prompt.placed import lay_out_ids
 from inlay.prompt.placement import lay_out_prompt
+from inlay.prompt.prefix import Node
 from inlay.prompt.request import PromptPart
-from inlay.prompt.splice import Cached, splice_parts
 from inlay.prompt.tokens import TextEncoder
 from inlay.slots import SlotRange
 from tests.tokenizers_for_tests import family

@@ -14,8 +14,8 @@ import pytest
 
 from inlay import LLM, ParameterError, Prompt, SamplingParams, Schema
 from inlay.config import EngineConfig
-from inlay.kv.tiers.disk import DiskTier
-from inlay.kv.tiers.host import HostTier
+from inlay.kv.offload.disk import DiskTier
+from inlay.kv.offload.host import HostTier
 from tests.attention.devices import pretend
 
 from .conftest import tiny

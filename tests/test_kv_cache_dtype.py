@@ -12,10 +12,10 @@ from inlay.attention.quantization import NARROW
 from inlay.attention.storage import LayerShape, bytes_per_token
 from inlay.cli.main import main
 from inlay.config import EngineConfig
-from inlay.kv.codecs.codec import SCALED
 from inlay.kv.identity import ROUNDED
-from inlay.kv.tiers.disk import DiskTier
-from inlay.kv.tiers.record import SegmentRecord, is_finite
+from inlay.kv.offload.codecs.codec import SCALED
+from inlay.kv.offload.disk import DiskTier
+from inlay.kv.offload.record import SegmentRecord, is_finite
 
 from .attention.devices import pretend
 from .conftest import tiny

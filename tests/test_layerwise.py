@@ -12,11 +12,11 @@ import time
 
 import pytest
 
-import inlay.kv.tiers.host
+import inlay.kv.offload.host
 from inlay import LLM, SamplingParams
 from inlay.engine.forward import StepObserver
 from inlay.engine.request import Request
-from inlay.kv.tiers.host_memory import aligned
+from inlay.kv.offload.host_memory import aligned
 from tests.attention.devices import pretend
 from tests.kv.accounting import audit
 
@@ -139,7 +139,7 @@ def test_the_first_layer_is_computed_before_the_last_is_copied(device, monkeypat
 def test_what_was_computed_with_a_damaged_layer_is_dropped(device, monkeypatch, expected, layer, caplog):
     """The request is computed again, with its modules; who is in that pass with it has its answer all the same."""
     llm, passes = filled(store_timeout_s=WAIT_S)
-    go_on, first_is_up, check = threading.Event(), threading.Event(), inlay.kv.tiers.host.checksum
+    go_on, first_is_up, check = threading.Event(), threading.Event(), inlay.kv.offload.host.checksum
     copies = Copies(llm, monkeypatch)
     residency, keys = llm.local.residency, keys_of(llm, SCHEMAS[0])
 
@@ -151,7 +151,7 @@ def test_what_was_computed_with_a_damaged_layer_is_dropped(device, monkeypatch, 
             assert copies.attended[0].wait(WAIT_S)
         return check(data)
 
-    monkeypatch.setattr(inlay.kv.tiers.host, "checksum", checked)
+    monkeypatch.setattr(inlay.kv.offload.host, "checksum", checked)
     (alone,) = llm.generate("something else", GREEDY)
     damage(llm, layer)
     encoded, engine = llm.stats().encoded_tokens, llm.local.engine

@@ -9,10 +9,10 @@ import pytest
 from inlay import LLM, ParameterError, Prompt, SamplingParams, Schema
 from inlay.engine import prefetch
 from inlay.engine.runner import Runner
-from inlay.kv.tiers import shared
+from inlay.kv.offload import shared
 
 from .conftest import tiny
-from .kv.tiers.fake_server import FakeServer
+from .kv.offload.fake_server import FakeServer
 from .test_store import answer, make, restarted
 
 UNION = Schema.from_string(

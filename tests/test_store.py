@@ -14,7 +14,7 @@ import pytest
 from inlay import LLM, AsyncLLM, InlayError, ParameterError, Prompt, SamplingParams, Schema
 from inlay.engine.runner import Runner
 from inlay.events import EncodeEvent
-from inlay.kv.tiers.disk import DiskTier
+from inlay.kv.offload.disk import DiskTier
 from inlay.models.fingerprint import NUMERICS_VERSION
 
 from .conftest import tiny
@@ -385,7 +385,7 @@ def test_a_full_disk_takes_nothing_down(tmp_path, expected, monkeypatch, caplog)
     def refuse(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("inlay.kv.tiers.files.os.fsync", refuse)
+    monkeypatch.setattr("inlay.kv.offload.files.os.fsync", refuse)
     output, stats = restarted(tmp_path)
     assert output.outputs[0].token_ids == expected
     assert (stats.disk.segments, stats.disk.refused) == (0, 1)

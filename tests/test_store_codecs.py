@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from inlay import LLM, ParameterError, SamplingParams, Schema
-from inlay.kv.tiers.disk import DiskTier
+from inlay.kv.offload.disk import DiskTier
+from inlay.prompt.composed import Cached, Fresh, splice_of
 from inlay.prompt.request import EngineRequest
-from inlay.prompt.splice import Cached, Fresh, splice_of
 from tests.test_store import BOTH, GREEDY, SCHEMA, answer, files, make, restarted
 
 

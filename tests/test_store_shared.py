@@ -11,11 +11,11 @@ import pytest
 
 from inlay import AsyncLLM, ParameterError
 from inlay.cli.main import main
-from inlay.kv.tiers import shared
+from inlay.kv.offload import shared
 from tests.test_store import BOTH, SCHEMA, answer, last, make, restarted
 
 pytest.importorskip("redis", reason="redis-py is not installed")
-from tests.kv.tiers.fake_server import FakeServer
+from tests.kv.offload.fake_server import FakeServer
 
 
 @pytest.fixture
@@ -186,7 +186,7 @@ def test_others_go_on_while_the_server_is_asked(server, expected, monkeypatch):
 
 def test_a_folder_is_a_store_that_servers_share(tmp_path, monkeypatch):
     """One that runs already sees what another has written, and reads it."""
-    monkeypatch.setattr("inlay.kv.tiers.disk.LOOK_S", 0.0)
+    monkeypatch.setattr("inlay.kv.offload.disk.LOOK_S", 0.0)
     second = make(tmp_path)
     second.add_schema(SCHEMA, encode=False)
     restarted(tmp_path)

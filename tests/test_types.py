@@ -4,7 +4,7 @@ import math
 import pytest
 
 from inlay.errors import ParameterError
-from inlay.sampling_params import SamplingParams
+from inlay.sampling.params import SamplingParams
 from inlay.types import CompletionOutput, RequestMetrics, RequestOutput, Usage
 from inlay.wording import show
 

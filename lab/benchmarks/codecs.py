@@ -27,8 +27,8 @@ from inlay import LLM, SamplingParams
 from inlay.attention.quantization import dequantize, quantize
 from inlay.attention.rope import Rotary
 from inlay.check.divergence import divergence
-from inlay.kv.codecs import CODECS
-from inlay.kv.codecs.codec import from_floats, to_floats
+from inlay.kv.offload.codecs import CODECS
+from inlay.kv.offload.codecs.codec import from_floats, to_floats
 from inlay.kv.segment import Segment
 from inlay.models.spec import dtype_name
 from inlay_lab.eval.modular_cases import Round, draw_rounds

@@ -29,8 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from inlay.advice.extract import Corpus, LoggedPrompt, LoggedTurn, Settings
-from inlay.advice.extract.find import Found, find
+from inlay.authoring.extract import Corpus, LoggedPrompt, LoggedTurn, Settings
+from inlay.authoring.extract.find import Found, find
 
 _DOCUMENT_WORDS = (100, 800)
 _FILL_WORDS = (10, 300)
@@ -121,9 +121,9 @@ def _prompts(arguments: argparse.Namespace, planted: Planted) -> Iterator[Logged
 
 def _count(corpus: Corpus, found: Found, settings: Settings, model: str) -> float:
     """Seconds for modules, tokens and savings, without the time to load the tokenizer."""
-    from inlay.advice.extract.choose import choose
-    from inlay.advice.extract.proposal import propose
-    from inlay.advice.extract.saving import measure
+    from inlay.authoring.extract.choose import choose
+    from inlay.authoring.extract.proposal import propose
+    from inlay.authoring.extract.saving import measure
     from inlay.cli.from_prompts import encoder_of
 
     encode = encoder_of(model)

@@ -25,13 +25,13 @@ from inlay.models.load import load_tokenizer
 from inlay.models.quantize import Int8Linear
 from inlay.pml import Prompt, Schema, resolve
 from inlay.prompt.chat import ChatTemplate
+from inlay.prompt.composed import splice_parts
 from inlay.prompt.contexts import SchemaSpecs, in_encoding_order
 from inlay.prompt.conversation import lay_out_conversation
 from inlay.prompt.inputs import Conversation
 from inlay.prompt.layout import SchemaLayout, lay_out_schema
 from inlay.prompt.placement import lay_out_prompt
 from inlay.prompt.request import PromptPart
-from inlay.prompt.splice import splice_parts
 from inlay.prompt.tokens import TextEncoder
 
 TOKENIZER = load_tokenizer("demo")

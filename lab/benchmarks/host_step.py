@@ -30,11 +30,11 @@ from inlay.attention.plan import Item, Part, build_plan
 from inlay.engine import core, forward
 from inlay.engine.request import Request
 from inlay.engine.runner import Runner
-from inlay.engine.sampler.sampler import Choice
 from inlay.engine.scheduler import Scheduler
 from inlay.models.families import describe
 from inlay.models.load import LoadedModel, fingerprint
 from inlay.models.random import bytes_tokenizer
+from inlay.sampling.sampler import Choice
 from inlay.slots import SlotRange
 
 CASES = {

@@ -32,7 +32,7 @@ from inlay.kv.pool import KVPool
 from inlay.kv.store import SegmentStore
 from inlay.policy import ReusePolicy
 from inlay.prompt.request import EngineRequest, PromptPart
-from inlay.sampling_params import SamplingParams
+from inlay.sampling.params import SamplingParams
 from inlay.slots import SlotRange, total
 
 KEYS = KeyMaker(fingerprint=b"model", kv_dtype="float32", codec="none", salt=b"", positioned=False)

@@ -22,8 +22,8 @@ from statistics import fmean
 import numpy as np
 
 from inlay import LLM, SamplingParams
-from inlay.prompt.repair import expected_moves, inexact_modules
-from inlay.prompt.splice import splice_of
+from inlay.prompt.composed import splice_of
+from inlay.prompt.recompute import expected_moves, inexact_modules
 from inlay_lab.eval.modular_cases import draw_rounds
 from inlay_lab.eval.oracle import true_moves
 

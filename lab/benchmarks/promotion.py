@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 from inlay import AsyncLLM, Schema
 from inlay.pml import Prompt, PromptBuilder
-from inlay.sampling_params import SamplingParams
+from inlay.sampling.params import SamplingParams
 from inlay_lab.eval.documents import write_documents
 from inlay_lab.eval.words import Split, Words
 

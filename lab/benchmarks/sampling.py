@@ -19,9 +19,9 @@ from functools import partial
 import torch
 
 from inlay import SamplingParams
-from inlay.engine.sampler import compiled
-from inlay.engine.sampler.row import Row
-from inlay.engine.sampler.sampler import sample
+from inlay.sampling import compiled
+from inlay.sampling.row import Row
+from inlay.sampling.sampler import sample
 
 PENALTIES = {"repetition_penalty": 1.1, "frequency_penalty": 0.5, "presence_penalty": 0.2}
 CASES: dict[str, list[SamplingParams]] = {

@@ -9,7 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from inlay.async_llm import AsyncLLM
+    from inlay.client.async_llm import AsyncLLM
+    from inlay.client.llm import LLM
     from inlay.errors import (
         AbortedError,
         CapacityError,
@@ -22,24 +23,23 @@ if TYPE_CHECKING:
         PMLError,
         QueueFullError,
     )
-    from inlay.llm import LLM
     from inlay.logprobs import Logprob
     from inlay.pml import Prompt, Schema, any_order, use
     from inlay.pml.program import Length, Program, ProgramPrompt, assistant, program, system, user
-    from inlay.sampling_params import SamplingParams
+    from inlay.sampling.params import SamplingParams
     from inlay.types import CompletionOutput, RequestMetrics, RequestOutput, SetOrder, Usage
 
 _HOMES = {
     "QueueFullError": "inlay.errors",
     "DeadlineError": "inlay.errors",
-    "AsyncLLM": "inlay.async_llm",
+    "AsyncLLM": "inlay.client.async_llm",
     "AbortedError": "inlay.errors",
     "CapacityError": "inlay.errors",
     "CompletionOutput": "inlay.types",
     "ContextError": "inlay.errors",
     "EngineDeadError": "inlay.errors",
     "InlayError": "inlay.errors",
-    "LLM": "inlay.llm",
+    "LLM": "inlay.client.llm",
     "Length": "inlay.pml.program",
     "Logprob": "inlay.logprobs",
     "ModelError": "inlay.errors",
@@ -50,7 +50,7 @@ _HOMES = {
     "Prompt": "inlay.pml",
     "RequestMetrics": "inlay.types",
     "RequestOutput": "inlay.types",
-    "SamplingParams": "inlay.sampling_params",
+    "SamplingParams": "inlay.sampling.params",
     "Schema": "inlay.pml",
     "Usage": "inlay.types",
     "SetOrder": "inlay.types",

@@ -16,11 +16,11 @@ from typing import Any
 import psutil
 
 from inlay.errors import CapacityError, ParameterError
-from inlay.kv.codecs import CODECS
 from inlay.kv.identity import ROUNDED
+from inlay.kv.offload.codecs import CODECS
+from inlay.kv.offload.link import check_address
+from inlay.kv.offload.tier import Kept
 from inlay.kv.policies import DEFAULT_EVICTION, POLICIES
-from inlay.kv.tiers.link import check_address
-from inlay.kv.tiers.tier import Kept
 from inlay.policy import BEST, ReusePolicy
 from inlay.tolerance import DEFAULT, Tolerance
 from inlay.wording import show

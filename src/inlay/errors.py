@@ -14,7 +14,7 @@ InlayError
 ├── AbortedError      a request was given up while somebody waited for it
 ├── EngineDeadError   the engine has ended by a fault of its own, and answers nobody any more
 ├── BatchError        a file of requests cannot be run (inlay.batch)
-└── LogError          a log of prompts cannot be read, or a line of it is no request (inlay.advice.extract)
+└── LogError          a log of prompts cannot be read, or a line of it is no request (inlay.authoring.extract)
 """
 
 from __future__ import annotations

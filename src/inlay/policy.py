@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from inlay.errors import ParameterError
-from inlay.repair import LIKE, REPAIR, Repair, is_repair
+from inlay.recompute import LIKE, REPAIR, Repair, is_repair
 from inlay.tolerance import WRITTEN, Measured, Tolerance
 from inlay.wording import SHOWN, show
 

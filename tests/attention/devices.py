@@ -20,4 +20,4 @@ class OnDevice(TorchBackend):
 
 def pretend(monkeypatch) -> None:
     """Let the LLMs that a test makes compute on such a device, whatever backend they name."""
-    monkeypatch.setattr("inlay.in_process_client.get_backend", lambda name, device: OnDevice())
+    monkeypatch.setattr("inlay.client.local.get_backend", lambda name, device: OnDevice())

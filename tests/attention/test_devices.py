@@ -11,7 +11,7 @@ from inlay import LLM, ParameterError
 from inlay.attention import registry
 from inlay.attention.registry import get_backend
 from inlay.config import EngineConfig
-from inlay.engine.profiler import deviation
+from inlay.engine.background.profiler import deviation
 from inlay.errors import CapacityError
 from inlay.models.device import find_device, free_bytes, put_on
 from inlay.models.load import load_model

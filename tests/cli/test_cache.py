@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from inlay.cli.cache_folder import FolderCache
-from inlay.kv.tiers.disk import DiskTier
-from tests.kv.tiers.segments import KEYS, filled, read, record_of, same, slabs_of, spec_of
+from inlay.kv.offload.disk import DiskTier
+from tests.kv.offload.segments import KEYS, filled, read, record_of, same, slabs_of, spec_of
 
 from .test_cli import run
 

@@ -318,7 +318,7 @@ def test_the_benchmark_file_is_the_command():
 
 
 def test_run_says_what_is_wrong_with_a_prompt_before_it_loads_a_model(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("inlay.llm.LLM", None)
+    monkeypatch.setattr("inlay.client.llm.LLM", None)
     schema, prompt = tmp_path / "s.xml", tmp_path / "p.xml"
     schema.write_text('<schema name="s"><module name="m">text</module></schema>')
     prompt.write_text('<prompt schema="s"><n/></prompt>')

@@ -7,7 +7,7 @@ import json
 import pytest
 from transformers import AutoConfig
 
-from inlay.advice.memory import ARCHITECTURES
+from inlay.authoring.memory import ARCHITECTURES
 
 from .test_cli import run
 

@@ -135,14 +135,14 @@ def test_it_takes_what_other_servers_take(tmp_path: Path):
 
 LOADING = """
 import sys, time
-import inlay.base
+import inlay.client.base
 from inlay.cli.main import main
 
 def load(*_):
     print("loading", flush=True)
     time.sleep(60)
 
-inlay.base.as_loaded = load
+inlay.client.base.as_loaded = load
 sys.exit(main(["serve", "random:tiny", "--port", "0"]))
 """
 

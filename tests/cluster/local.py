@@ -12,7 +12,7 @@ from typing import Any
 
 from inlay import AsyncLLM
 from inlay.cluster.affinity import RouterSettings
-from inlay.cluster.face import ClusterLLM
+from inlay.cluster.frontend import ClusterLLM
 from inlay.cluster.host import EngineHost
 from inlay.cluster.remote_client import RemoteClient
 from inlay.cluster.routing import Routing

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from inlay.base import Base
+from inlay.client.base import Base
 from inlay.engine.forward import ForwardPass, StepObserver
 from inlay.engine.request import Request
 

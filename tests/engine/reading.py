@@ -13,7 +13,7 @@ from inlay.engine.forward import ForwardPass, StepObserver
 from inlay.engine.request import Request
 from inlay.kv.identity import LOSSLESS, SegmentSpec
 from inlay.kv.segment import Found
-from inlay.prompt.splice import Cached, Repaired
+from inlay.prompt.composed import Cached, Repaired
 
 from ..equivalence.splice_oracle import Layers
 from .driving import Driver

@@ -13,7 +13,7 @@ from inlay.attention.plan import Part
 from inlay.engine.forward import StepObserver
 from inlay.engine.request import Request
 from inlay.engine.runner import Runner
-from inlay.engine.sampler.sampler import request_seed
+from inlay.sampling.sampler import request_seed
 
 from ..conftest import tiny
 from .observing import observed

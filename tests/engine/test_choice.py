@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from inlay.prompt.splice import Cached
+from inlay.prompt.composed import Cached
 
 from .driving import Driver, ids
 

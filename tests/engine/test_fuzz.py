@@ -22,7 +22,7 @@ from inlay import SamplingParams, Schema
 from inlay.engine.encoder import Encoding
 from inlay.engine.request import Request
 from inlay.errors import DeadlineError
-from inlay.prompt.splice import Cached, Fresh
+from inlay.prompt.composed import Cached, Fresh
 
 from ..adapters import merged, write_adapter
 from ..equivalence.oracle import prefill

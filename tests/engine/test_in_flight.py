@@ -12,10 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from inlay import LLM, SamplingParams
 from inlay.engine.jobs import Step
 from inlay.engine.runner import Runner
-from inlay.engine.sampler import sampler
-from inlay.engine.sampler.sampler import Choice
 from inlay.engine.scheduler import Scheduler
 from inlay.errors import AbortedError
+from inlay.sampling import sampler
+from inlay.sampling.sampler import Choice
 from tests.engine.driving import Driver
 from tests.engine.fakes import FakeJob, FakeMemory, make, run
 

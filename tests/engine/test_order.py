@@ -9,15 +9,15 @@ import pytest
 
 from inlay import LLM, SamplingParams, Schema, any_order, use
 from inlay.engine import order as order_module
+from inlay.engine.background.popularity import MOST_NODES, Counts
 from inlay.engine.order import OrderChooser
-from inlay.engine.popularity import MOST_NODES, Counts
 from inlay.errors import ParameterError
 from inlay.prompt.free_order import MAX_SETS
 from inlay.prompt.request import EngineRequest
+from tests.engine.background.test_promotion import work_off
 
 from ..conftest import tiny
 from .driving import Driver, check_stock
-from .test_promotion import work_off
 
 TEXTS = {
     "a": "The first module of them, say.",

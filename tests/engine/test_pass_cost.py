@@ -54,14 +54,14 @@ def test_a_pool_that_is_too_small_for_it_keeps_the_default():
 
 
 def test_an_engine_measures_where_evictions_weigh_it(monkeypatch):
-    monkeypatch.setattr("inlay.in_process_client.measured_cost", lambda *about: PassCost(1.0, 7.0))
+    monkeypatch.setattr("inlay.client.local.measured_cost", lambda *about: PassCost(1.0, 7.0))
     costs = []
 
     def store(pool, keys, policy, cost):
         costs.append(cost)
         return SegmentStore(pool, keys, policy, cost)
 
-    monkeypatch.setattr("inlay.in_process_client.SegmentStore", store)
+    monkeypatch.setattr("inlay.client.local.SegmentStore", store)
     for eviction in ("cost", "lru"):
         LLM(tiny("llama"), kv_memory="8MiB", eviction=eviction).shutdown()
     assert costs == [PassCost(1.0, 7.0), PassCost()]

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from inlay import SamplingParams, Schema
-from inlay.engine.profiles import KnownProfiles
+from inlay.engine.background.profiles import KnownProfiles
 from inlay.policy import ReusePolicy
-from inlay.prompt.splice import Repaired
+from inlay.prompt.composed import Repaired
 
 from .driving import Driver, check_stock
 

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from inlay import Schema
-from inlay.prompt.splice import Cached
+from inlay.prompt.composed import Cached
 
 from ..conftest import FAMILIES
 from ..equivalence.recorder import close

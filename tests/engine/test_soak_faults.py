@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 
 from inlay import LLM, AsyncLLM, InlayError, SamplingParams, Schema
-from inlay.base import Base
+from inlay.client.base import Base
 from inlay.engine import core, forward, kv_manager, lookup
 from inlay.engine.allocation import SequenceAllocation
 from inlay.engine.encoder import Encoding

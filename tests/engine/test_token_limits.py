@@ -10,9 +10,9 @@ import torch
 
 from inlay import LLM, ContextError, ParameterError, Prompt, SamplingParams, Schema
 from inlay.engine import factory
-from inlay.engine.sampler.bad_words import BadWords, tokenized
-from inlay.engine.sampler.row import Row, adjust, seen_of
-from tests.engine.sampler.rows import row
+from inlay.sampling.bad_words import BadWords, tokenized
+from inlay.sampling.row import Row, adjust, seen_of
+from tests.sampling.rows import row
 
 from ..conftest import tiny
 from ..tokenizers_for_tests import gpt2

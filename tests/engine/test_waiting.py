@@ -11,7 +11,7 @@ import pytest
 
 from inlay import LLM, SamplingParams, Schema
 from inlay.kv.index import PrefixIndex
-from inlay.kv.tiers.disk import DiskTier
+from inlay.kv.offload.disk import DiskTier
 
 from ..conftest import tiny
 

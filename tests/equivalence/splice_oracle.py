@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from inlay.kv.codecs import CODECS
 from inlay.kv.identity import LOSSLESS, SegmentSpec
+from inlay.kv.offload.codecs import CODECS
 from inlay.models.load import LoadedModel
-from inlay.prompt.splice import Cached, Repaired, Splice
+from inlay.prompt.composed import Cached, Repaired, Splice
 
 from .oracle import PromptCacheOracle, forward, keys_and_values
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from inlay import SamplingParams, Schema
-from inlay.prompt.repair import choose_tokens
-from inlay.prompt.splice import splice_of
+from inlay.prompt.composed import splice_of
+from inlay.prompt.recompute import choose_tokens
 
 from ..conftest import CONFIGS, tiny
 from .oracle import prefill

@@ -10,8 +10,8 @@ from transformers import DynamicCache
 from inlay import SamplingParams, Schema
 from inlay.models.cache_keyword import with_cache
 from inlay.models.interface import attention_implementation
-from inlay.prompt.repair import choose_tokens
-from inlay.prompt.splice import splice_of
+from inlay.prompt.composed import splice_of
+from inlay.prompt.recompute import choose_tokens
 
 from ..conftest import CONFIGS, tiny
 from .oracle import PromptCacheOracle, forward, keys_and_values, mask_for, prefill

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from inlay import LLM, SamplingParams, Schema
-from inlay.advice.memory import CODECS
-from inlay.advice.memory.families import shape_of
 from inlay.api.dialect import OPENAI
 from inlay.api.openai import Endpoint
 from inlay.api.tools.formats import model_tools
 from inlay.attention.registry import get_backend
+from inlay.authoring.memory import CODECS
+from inlay.authoring.memory.families import shape_of
 from inlay.models.families import family_of
 from inlay.models.interface import attention_implementation
 from inlay.models.linear import FrozenLinear

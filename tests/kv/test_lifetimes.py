@@ -13,7 +13,7 @@ from inlay.kv import lifetimes
 from inlay.kv.identity import Context, TokenRun
 from inlay.kv.lifetimes import Lifetimes, Passage
 from inlay.prompt.inputs import parse_ttl
-from tests.kv.tiers.segments import KEYS, spec_of
+from tests.kv.offload.segments import KEYS, spec_of
 
 
 def over(lives: Lifetimes, now: float, most: int = 64) -> list[list[object]]:

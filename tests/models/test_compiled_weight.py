@@ -10,7 +10,7 @@ from torch import Tensor
 
 from inlay.attention.kernel import kernel
 from inlay.models.compiled_weight import CompiledWeight, can_compile, padded
-from inlay.models.stored import GROUP
+from inlay.models.formats.stored import GROUP
 
 VERSIONS = [
     name

@@ -10,9 +10,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from inlay.models import mapped
+from inlay.models.formats import mapped
+from inlay.models.formats.mapped import MappedFiles, copy, mapped_files
 from inlay.models.linear import joined, packed
-from inlay.models.mapped import MappedFiles, copy, mapped_files
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell what is mapped")
 

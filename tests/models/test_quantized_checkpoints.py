@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from inlay import LLM, ModelError, SamplingParams
+from inlay.models.formats.packings import PackQuantized
 from inlay.models.load import load_model
-from inlay.models.packings import PackQuantized
 from inlay.models.quantize import Int4Linear, Int8Linear
 from inlay.models.random import bytes_tokenizer
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from inlay.models.formats.reading import Piece, ReadAhead, pieces_of, weights_progress
 from inlay.models.load import MODEL_DIRECTORY, load_model
-from inlay.models.reading import Piece, ReadAhead, pieces_of, weights_progress
 
 
 def test_pieces_are_in_the_order_of_the_layers(tmp_path):
@@ -70,13 +70,13 @@ def test_it_ends_when_the_block_does(tmp_path):
 
 
 def test_bytes_are_told_and_the_rate_is_logged(caplog):
-    caplog.set_level(logging.INFO, "inlay.models.reading")
+    caplog.set_level(logging.INFO, "inlay.models.formats.reading")
     told: list[tuple[int, int]] = []
     with weights_progress(lambda done, total: told.append((done, total))):
         model = load_model(MODEL_DIRECTORY, weights="stock").model
     size = sum(weight.nbytes for weight in model.state_dict().values())
     assert told[-1] == (size, size)
     assert [done for done, _ in told] == sorted(done for done, _ in told)
-    (line,) = (record.getMessage() for record in caplog.records if record.name == "inlay.models.reading")
+    (line,) = (record.getMessage() for record in caplog.records if record.name == "inlay.models.formats.reading")
     assert f"{size / 1e9:.2f} GB of weights in " in line
     assert line.endswith("GB/s)")

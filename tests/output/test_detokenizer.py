@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from inlay.output.detokenizer import TextStream
-from inlay.sampling_params import SamplingParams
+from inlay.sampling.params import SamplingParams
 
 PLAIN = SamplingParams()
 TEXT = "Hi, wörld — 你好😀!\n"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from inlay import LLM, SamplingParams, Schema
-from inlay.prompt.beginning import Beginning, beginning_of
+from inlay.prompt.composed import Cached, Fresh
+from inlay.prompt.prefix import Beginning, beginning_of
 from inlay.prompt.request import EngineRequest
-from inlay.prompt.splice import Cached, Fresh
 from tests.conftest import tiny
 
 SCHEMA = Schema.from_string(

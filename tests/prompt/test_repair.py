@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay.kv.identity import Context, KeyMaker, specify
-from inlay.prompt.repair import choose_tokens, expected_moves
+from inlay.prompt.composed import Cached, Fresh, Repaired, open_end, splice_parts
+from inlay.prompt.recompute import choose_tokens, expected_moves
 from inlay.prompt.request import PromptPart
-from inlay.prompt.splice import Cached, Fresh, Repaired, open_end, splice_parts
-from inlay.repair import Repair
+from inlay.recompute import Repair
 
 KEYS = KeyMaker(fingerprint=b"model", kv_dtype="float32", codec="none", salt=b"", positioned=False)
 FRONT = specify((1, 2), 0, (), KEYS)

@@ -16,8 +16,8 @@ from inlay import LLM, SamplingParams, Schema, use
 from inlay.errors import ContextError, ParameterError
 from inlay.kv.identity import KeyMaker, fingerprint_under, specify
 from inlay.policy import POSITIONS, WORDS, ReusePolicy
+from inlay.prompt.composed import Cached, splice_of
 from inlay.prompt.request import FORMS, EngineRequest, PromptPart
-from inlay.prompt.splice import Cached, splice_of
 from tests.conftest import tiny
 
 KEYS = KeyMaker(b"model", "float32", "none", b"", positioned=False)

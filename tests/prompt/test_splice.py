@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from inlay import LLM, SamplingParams, Schema
 from inlay.engine.prompt_state import usage_of
 from inlay.kv.identity import KeyMaker, specify
+from inlay.prompt.composed import Cached, Fresh, splice_of, splice_parts
 from inlay.prompt.request import PromptPart
-from inlay.prompt.splice import Cached, Fresh, splice_of, splice_parts
 from tests.conftest import tiny
 
 KEYS = KeyMaker(fingerprint=b"model", kv_dtype="float32", codec="none", salt=b"", positioned=False)

@@ -11,7 +11,7 @@ from typing import Any
 from inlay.api import dialect as dialects
 from inlay.api.call import AnswerRoute, Call
 from inlay.api.failures import BodyError, Failure
-from inlay.sampling_params import SamplingParams
+from inlay.sampling.params import SamplingParams
 from inlay.types import RequestOutput
 
 PATH = "/v1/say"

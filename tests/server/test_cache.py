@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from inlay import AsyncLLM, Schema
-from inlay.kv.tiers.disk import DiskTier
+from inlay.kv.offload.disk import DiskTier
 from inlay.server import cache_view
 from inlay.server.app import build_app
 from inlay.server.keys import editing
@@ -24,7 +24,7 @@ from inlay.server.settings import ServerSettings
 
 from ..cli.test_cli import run
 from ..conftest import tiny
-from ..kv.tiers.segments import filled, read, record_of, same, slabs_of, spec_of
+from ..kv.offload.segments import filled, read, record_of, same, slabs_of, spec_of
 from .site import CHAT, SCHEMAS, Site, refused, serving_app
 
 SEGMENTS = "/v1/cache/segments"
@@ -294,7 +294,7 @@ def test_where_nobody_answers(capsys, site, tmp_path):
         (errno.EROFS, 500, "storage_failed"),
     ],
 )
-@pytest.mark.parametrize("place", ["inlay.server.cache_view.write_all", "inlay.kv.tiers.disk.os.rename"])
+@pytest.mark.parametrize("place", ["inlay.server.cache_view.write_all", "inlay.kv.offload.disk.os.rename"])
 def test_a_disk_that_takes_no_file_is_told_in_a_sentence(
     site, monkeypatch, tmp_path, caplog, place, number, status, code
 ):

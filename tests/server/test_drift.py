@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from inlay.engine import drift
+from inlay.engine.background import divergence as drift
 
 from .site import CHAT, COMPLETIONS, SCHEMAS, Site, refused, serving, with_keys
 

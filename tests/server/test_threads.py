@@ -22,11 +22,11 @@ import pytest
 
 from inlay.api.failures import BodyError
 from inlay.api.openai import OpenAI
-from inlay.engine.pacing import Pacer
+from inlay.engine.background.pacing import Pacer
 from inlay.server import body as guard
 from inlay.server import threads
 from inlay.server.threads import BodyWorkers, MemoryTrimmer
-from tests.engine.test_pacing import burn
+from tests.engine.background.test_pacing import burn
 
 from .conftest import CHAT, COMPLETIONS, Site
 

@@ -15,8 +15,8 @@ import pytest
 
 from inlay import AsyncLLM, SamplingParams
 from inlay.engine.workpool import WorkPool
+from tests.client.test_async_llm import PARAMS, engine, last
 
-from ..test_async_llm import PARAMS, engine, last
 from .conftest import CHAT, COMPLETIONS, running, small_model
 
 LONG_S = 20.0

@@ -304,9 +304,9 @@ def check_tokens(asked: Any, device: Any) -> Iterator[dict[str, Any]]:
     import torch
 
     from inlay import SamplingParams
-    from inlay.engine.sampler.device import Launched
-    from inlay.engine.sampler.row import Row
-    from inlay.engine.sampler.sampler import random_bits, sample
+    from inlay.sampling.device import Launched
+    from inlay.sampling.row import Row
+    from inlay.sampling.sampler import random_bits, sample
 
     vocabulary, steps = (3000, 2) if asked.dry else (151_936, 20)
     for changes in (

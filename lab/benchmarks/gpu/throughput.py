@@ -102,7 +102,7 @@ class Asked:
 
 def measure_ours(asked: Any, device: Any, name: str, ceilings: Ceilings) -> list[Asked]:
     """All workloads of a model, with the cells of inlay's columns."""
-    from inlay.async_llm import AsyncLLM
+    from inlay.client.async_llm import AsyncLLM
     from inlay.models.load import load_model
     from inlay.models.spec import dtype_name
     from inlay_lab.bench.floor import Rates
@@ -195,7 +195,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Draw a panel for every model and part: tokens a second over the batch, a line for every column and the floor."""
     from matplotlib.figure import Figure
 
-    from inlay.advice.plot.figure import save
+    from inlay.authoring.plot.figure import save
 
     panels = list(dict.fromkeys((row["model"], row["part"]) for row in rows))
     figure = Figure(figsize=(5 * len(panels), 4), layout="constrained")

@@ -14,10 +14,10 @@ import torch
 from transformers import AutoConfig
 
 from inlay.attention.registry import get_backend
+from inlay.client.llm import LLM
 from inlay.engine import core as engine
 from inlay.engine import forward
 from inlay.errors import CapacityError, ContextError, ModelError, ParameterError
-from inlay.llm import LLM
 from inlay.models.load import load_model
 from inlay.models.random import SHAPES
 from inlay_lab.bench import stock, ttft

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from inlay.advice.memory import ARCHITECTURES
+from inlay.authoring.memory import ARCHITECTURES
 from inlay_lab.eval.longbench.paper import PUBLISHED
 from inlay_lab.reproduce import published
 from inlay_lab.reproduce.catalog import EXPERIMENTS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inlay.llm import LLM
+from inlay.client.llm import LLM
 from inlay_lab.reproduce.applications import measure_applications
 from inlay_lab.reproduce.first_token import measure_later_tokens
 

@@ -9,7 +9,7 @@ from typing import Any
 from inlay.api.reasoning import ReasoningUse
 from inlay.api.tools import ToolUse
 from inlay.prompt.inputs import PromptInput
-from inlay.sampling_params import SamplingParams
+from inlay.sampling.params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

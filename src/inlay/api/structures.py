@@ -5,8 +5,8 @@ from __future__ import annotations
 from inlay.api.call import Call
 from inlay.api.failures import BodyError
 from inlay.api.tools.schema import call_failure
-from inlay.engine.json_schemas import place_of
 from inlay.errors import StructureError
+from inlay.sampling.json_schemas import place_of
 
 
 def structure_failure(call: Call, error: StructureError) -> BodyError:

@@ -28,8 +28,8 @@ import numpy as np
 
 from inlay.api.call import Call
 from inlay.api.dialect import DIALECTS
-from inlay.async_llm import AsyncLLM
 from inlay.batch.counts import Progress, Stage
+from inlay.client.async_llm import AsyncLLM
 from inlay.errors import InlayError, ParameterError
 from inlay.pml import Prompt
 from inlay.strict_json import Fault, JSONError, read_json

@@ -19,10 +19,10 @@ from inlay.api.reasoning import model_reasoning
 from inlay.api.reasoning.formats import check_parser
 from inlay.api.structures import structure_failure
 from inlay.api.tools.formats import model_tools, named_format
-from inlay.async_llm import AsyncLLM
 from inlay.batch.counts import Counts, Progress, Stage
 from inlay.batch.output import Output
 from inlay.batch.requests import BatchLine, Entry, Index, sort_key
+from inlay.client.async_llm import AsyncLLM
 from inlay.config import GENERATION_CONFIGS, check_choice
 from inlay.errors import InlayError, StructureError
 from inlay.kv.identity import fingerprint_under

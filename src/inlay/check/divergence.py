@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from inlay.engine.drift import divergences
+from inlay.engine.background.divergence import divergences
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,12 @@ from typing import Any
 from inlay.check.divergence import Drift, compare
 from inlay.check.prompts import KINDS, Batch, draw_batches, draw_prompts
 from inlay.check.statistics import mean_bound, wilson_interval
+from inlay.client.llm import LLM
 from inlay.errors import InlayError, ModelError, ParameterError
-from inlay.llm import LLM
 from inlay.pml import Prompt, Schema
 from inlay.policy import EXACT, ReusePolicy
 from inlay.prompt.chat import ChatTemplate
-from inlay.sampling_params import SamplingParams
+from inlay.sampling.params import SamplingParams
 from inlay.tolerance import DEFAULT, Measured, Tolerance
 
 #: The policies that are compared by default: no approximation, each form of modules, and selective recomputation.

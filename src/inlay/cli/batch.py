@@ -40,9 +40,9 @@ from inlay.tolerance import DEFAULT
 from inlay.wording import clip
 
 if TYPE_CHECKING:
-    from inlay.async_llm import AsyncLLM
     from inlay.batch import Counts
     from inlay.batch.counts import Progress
+    from inlay.client.async_llm import AsyncLLM
 
 
 def batch(
@@ -123,7 +123,7 @@ def batch(
     )
 
     def load() -> AsyncLLM:
-        from inlay.async_llm import AsyncLLM
+        from inlay.client.async_llm import AsyncLLM
 
         with told_loading(f"the model {clip(model)}"):
             llm = AsyncLLM(

@@ -202,7 +202,7 @@ def warm(
         return
     parsed = schema_file(schema)
     with told_loading("the libraries"):
-        from inlay.llm import LLM
+        from inlay.client.llm import LLM
 
     folder = _folder(store)
     with told_loading(f"the model {clip(model)}"):
@@ -293,7 +293,7 @@ def _opened(
         return
     from inlay.cli.cache_folder import FolderCache
     from inlay.config import parse_bytes
-    from inlay.kv.tiers.disk import DiskTier
+    from inlay.kv.offload.disk import DiskTier
 
     folder = Path(_folder(store))
     if store is not None and not make and not folder.exists():

@@ -12,9 +12,9 @@ from typing import IO, Any
 
 from inlay.cli.cache_source import SHOWN, CacheSource, RefusedFileError, Row
 from inlay.errors import ParameterError
-from inlay.kv.tiers.disk import DiskTier
-from inlay.kv.tiers.files import new_draft, write_all
-from inlay.kv.tiers.tier import TierEntry, TierMissError
+from inlay.kv.offload.disk import DiskTier
+from inlay.kv.offload.files import new_draft, write_all
+from inlay.kv.offload.tier import TierEntry, TierMissError
 
 
 class FolderCache(CacheSource):

@@ -31,7 +31,7 @@ from inlay.wording import clip
 
 if TYPE_CHECKING:
     from inlay.check.run import Check
-    from inlay.llm import LLM
+    from inlay.client.llm import LLM
 
 _MOST_PROMPTS = 10_000
 
@@ -88,7 +88,7 @@ def check(
 
     with told_loading("the libraries"):
         from inlay.check.run import CheckSetting, check_model
-        from inlay.llm import LLM
+        from inlay.client.llm import LLM
         from inlay.measured import Measurements
 
     setting = CheckSetting(

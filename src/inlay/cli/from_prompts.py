@@ -20,9 +20,9 @@ from inlay.wording import counted, listed
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from inlay.advice.extract import Proposal
-    from inlay.advice.extract.choose import Encode
-    from inlay.advice.extract.extraction import Stage
+    from inlay.authoring.extract import Proposal
+    from inlay.authoring.extract.choose import Encode
+    from inlay.authoring.extract.extraction import Stage
 
 Row = dict[str, Any]
 
@@ -49,8 +49,8 @@ def from_prompts(
 
     A line of the log is {"prompt": …}, {"messages": […]}, an OpenAI Batch request, or a string.
     """
-    from inlay.advice.extract import Corpus, LogError, LogReader, Settings, extract
-    from inlay.advice.extract.extraction import describe
+    from inlay.authoring.extract import Corpus, LogError, LogReader, Settings, extract
+    from inlay.authoring.extract.extraction import describe
 
     settings = Settings(min_prompts=min_prompts, min_tokens=min_tokens, max_modules=max_modules)
     named = _name(file, name)
@@ -77,8 +77,8 @@ def from_prompts(
 
 
 def _name(file: str, name: str | None) -> str:
-    from inlay.advice.extract.arrange import schema_name
-    from inlay.advice.extract.corpus import carried_by_xml
+    from inlay.authoring.extract.arrange import schema_name
+    from inlay.authoring.extract.corpus import carried_by_xml
 
     if name is None:
         return schema_name("prompts" if file == "-" else Path(file).name.partition(".")[0])

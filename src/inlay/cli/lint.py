@@ -16,7 +16,7 @@ from inlay.pml import Prompt, Schema
 from inlay.pml.problems import JSONPlace
 
 if TYPE_CHECKING:
-    from inlay.advice.lint import Finding
+    from inlay.authoring.lint import Finding
 
 
 @dataclass
@@ -104,7 +104,7 @@ def _check_names(prompts: list[Prompt], names: list[str], *, complete: bool) -> 
 
 
 def _lint_all(schemas: list[tuple[_Report, Schema]], model: str, prompts: list[Prompt], small: int) -> None:
-    from inlay.advice.lint import lint_schema
+    from inlay.authoring.lint import lint_schema
     from inlay.models.load import load_tokenizer
     from inlay.prompt.chat import ChatTemplate
     from inlay.prompt.layout import lay_out_schema
@@ -124,7 +124,7 @@ def _lint_all(schemas: list[tuple[_Report, Schema]], model: str, prompts: list[P
 
 def _context(model: str) -> int | None:
     """Return the model's context; None if unknown, because a folder may hold only a tokenizer."""
-    from inlay.advice.memory.estimate import config_named
+    from inlay.authoring.memory.estimate import config_named
 
     try:
         return getattr(config_named(model), "max_position_embeddings", None)

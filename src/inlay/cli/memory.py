@@ -13,7 +13,7 @@ from inlay.cli.options import Adapter, Plot, adapters_of, announce_hub
 from inlay.errors import ParameterError
 
 if TYPE_CHECKING:
-    from inlay.advice.memory import Codec, KVShape
+    from inlay.authoring.memory import Codec, KVShape
 
 MIB = 2**20
 Row = dict[str, Any]
@@ -49,13 +49,13 @@ def memory(
 
     Reads configurations, no weights but those of adapters.
     """
-    from inlay.advice.memory import codec_named
+    from inlay.authoring.memory import codec_named
 
     if tokens is not None and tokens < 1:
         raise ParameterError(f"--tokens is {tokens}; it must be at least 1")
     number_format = codec_named(codec)
     if plot is not None:
-        from inlay.advice.plot.figure import check_plot_file
+        from inlay.authoring.plot.figure import check_plot_file
 
         check_plot_file(plot)
     if table2:
@@ -79,7 +79,7 @@ def _models_table(
     *,
     weights: bool,
 ) -> None:
-    from inlay.advice.memory import known_without_files, shape_named
+    from inlay.authoring.memory import known_without_files, shape_named
 
     for name in models:
         if not known_without_files(name):
@@ -91,7 +91,7 @@ def _models_table(
             row["weights"] = _weights(row["model"])
     adapters = [_adapter(name, folder) for name, folder in folders.items()]
     if plot is not None:
-        from inlay.advice.plot.figure import Sizes, draw_memory
+        from inlay.authoring.plot.figure import Sizes, draw_memory
 
         draw_memory([Sizes(row["model"], row["mib_per_token"]) for row in rows], plot, kept=f"kept in {codec.name}")
     if as_json:
@@ -112,7 +112,7 @@ def _models_table(
 
 def _weights(name: str) -> dict[str, int] | None:
     """Return the bytes of a model's weights by dtype or quantization; None if only the paper's figures are known."""
-    from inlay.advice.memory import weights_named
+    from inlay.authoring.memory import weights_named
 
     return weights_named(name)
 
@@ -205,7 +205,7 @@ def _size(count: int) -> str:
 
 def _paper_table(codec: Codec, plot: Path | None, as_json: bool) -> None:
     """Print and draw the paper's figures, which count all heads, beside the real ones, all at 16 bits."""
-    from inlay.advice.memory import ARCHITECTURES
+    from inlay.authoring.memory import ARCHITECTURES
 
     rows: list[Row] = [
         {
@@ -219,7 +219,7 @@ def _paper_table(codec: Codec, plot: Path | None, as_json: bool) -> None:
         for name, one in ARCHITECTURES.items()
     ]
     if plot is not None:
-        from inlay.advice.plot.figure import Sizes, draw_memory
+        from inlay.authoring.plot.figure import Sizes, draw_memory
 
         sizes = [Sizes(row["model"], row["kept"], row["all_heads"]) for row in rows]
         draw_memory(sizes, plot, kept="kept at 16 bit", other="every head counted, as the paper does")

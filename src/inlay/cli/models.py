@@ -49,9 +49,9 @@ def show(
 
     A GGUF file, or a folder with weights, that serve would refuse is refused here with the same sentence.
     """
-    from inlay.advice.memory import CODECS
-    from inlay.advice.memory.estimate import config_named
-    from inlay.advice.memory.families import shape_of
+    from inlay.authoring.memory import CODECS
+    from inlay.authoring.memory.estimate import config_named
+    from inlay.authoring.memory.families import shape_of
     from inlay.models.families import check_config, family_of
     from inlay.models.family import note_of
     from inlay.models.load import check_model

@@ -13,8 +13,8 @@ import typer
 
 from inlay.cli.loading import told_loading
 from inlay.errors import ParameterError, PMLError, Problem
+from inlay.kv.offload.tier import Kept
 from inlay.kv.policies import POLICIES
-from inlay.kv.tiers.tier import Kept
 from inlay.pml import Prompt, Schema
 from inlay.pml.json_objects import parse_json
 from inlay.pml.parser import parse
@@ -219,7 +219,7 @@ Runs = Annotated[int, typer.Option(help="Runs of each, more where they are short
 def sensitivity_of(schemas: Sequence[Schema], model: str) -> list[dict[str, float]]:
     """How much each module of each schema moves when others stand before it; "" for text outside modules."""
     with told_loading("the libraries"):
-        from inlay.llm import LLM
+        from inlay.client.llm import LLM
     with told_loading(f"the model {clip(model)}"):
         llm = LLM(model, seed=0)
     found = []
@@ -341,7 +341,7 @@ def read_template(path: Path | None) -> str | None:
 
 def check_plot(path: Path | None) -> None:
     """Raise ParameterError if a plot could not be saved, before minutes of work."""
-    from inlay.advice.plot.figure import check_plot_file
+    from inlay.authoring.plot.figure import check_plot_file
 
     if path is not None:
         check_plot_file(path)

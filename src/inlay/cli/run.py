@@ -47,9 +47,9 @@ from inlay.tolerance import DEFAULT
 from inlay.wording import clip
 
 if TYPE_CHECKING:
-    from inlay.llm import LLM
+    from inlay.client.llm import LLM
     from inlay.policy import ReusePolicy
-    from inlay.sampling_params import SamplingParams
+    from inlay.sampling.params import SamplingParams
     from inlay.types import RequestOutput
 
 Row = dict[str, Any]
@@ -105,8 +105,8 @@ def run(
     template, adapters = read_template(chat_template), adapters_of(adapter, (model,))
     resolve(parsed_schema, parsed_prompt, moves=True)  # what is wrong is said before a model is loaded
     with told_loading("the libraries"):
-        from inlay.llm import LLM
-        from inlay.sampling_params import SamplingParams
+        from inlay.client.llm import LLM
+        from inlay.sampling.params import SamplingParams
 
     given: Row = {"max_tokens": max_tokens, "seed": seed}
     if temperature is not None:

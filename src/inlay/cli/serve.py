@@ -60,7 +60,7 @@ from inlay.tolerance import DEFAULT
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from inlay.async_llm import AsyncLLM
+    from inlay.client.async_llm import AsyncLLM
 
 logger = logging.getLogger(__name__)
 
@@ -255,7 +255,7 @@ def serve(
 
             from transformers.utils.logging import disable_progress_bar
 
-            from inlay.async_llm import AsyncLLM
+            from inlay.client.async_llm import AsyncLLM
             from inlay.models.load import weights_progress
             from inlay.server.app import build_app
 

@@ -17,9 +17,9 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from inlay.async_llm import AsyncLLM
+from inlay.client.async_llm import AsyncLLM
 from inlay.cluster.autoscaling import HELD, WAITING, QueueAndKVPolicy
-from inlay.cluster.face import ClusterLLM, tokenizer_of
+from inlay.cluster.frontend import ClusterLLM, tokenizer_of
 from inlay.cluster.host import EngineHost
 from inlay.cluster.links import LINKS, Link
 from inlay.cluster.ray_router import ModuleAffinityRouter

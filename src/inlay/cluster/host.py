@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from inlay.async_llm import AsyncLLM
+from inlay.client.async_llm import AsyncLLM
 from inlay.cluster.wire import Description, Status
 from inlay.errors import InlayError
 from inlay.events import EncodeEvent, Event, Fault, TokenEvent, events_to_bytes

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from inlay.kv.changes import border_keys, end_key, short_key
 from inlay.kv.identity import KeyMaker, SegmentSpec, TokenRun
+from inlay.prompt.composed import Cached, Fresh, splice_of
 from inlay.prompt.request import EncodeRequest, EngineRequest
-from inlay.prompt.splice import Cached, Fresh, splice_of
 
 
 @dataclass(frozen=True, slots=True)

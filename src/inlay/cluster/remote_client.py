@@ -13,21 +13,21 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from inlay.client import EncodeListener, Prepared, TokenListener
+from inlay.client.engine_client import EncodeListener, Prepared, TokenListener
 from inlay.cluster.encoding import HomeEncoding
 from inlay.cluster.following import Following
 from inlay.cluster.pieces import Wanted, wanted_by
 from inlay.cluster.routing import Routing
 from inlay.cluster.transport import ReplicaLostError, Transport, next_item
 from inlay.cluster.wire import Status, summed
-from inlay.engine.profiles import Profile
+from inlay.engine.background.profiles import Profile
 from inlay.errors import AbortedError, DeadlineError, EngineDeadError, InlayError, ParameterError
 from inlay.events import events_from_bytes
 from inlay.kv.identity import SegmentSpec, fingerprint_under
 from inlay.policy import ReusePolicy
 from inlay.prompt.model_info import ModelInfo
 from inlay.prompt.request import EncodeRequest, EngineRequest
-from inlay.sampling_params import SamplingParams
+from inlay.sampling.params import SamplingParams
 from inlay.types import DriftStats, EngineStats, SegmentState
 from inlay.wording import fault_in_words
 

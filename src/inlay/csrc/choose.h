@@ -1,4 +1,4 @@
-// Choosing the token of every row of a pass: the kernel's input and output. engine/sampler/ has the same in plain
+// Choosing the token of every row of a pass: the kernel's input and output. sampling/ has the same in plain
 // PyTorch and numpy. That is the specification, and every number is the same.
 #pragma once
 

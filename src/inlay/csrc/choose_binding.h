@@ -5,7 +5,7 @@
 
 namespace inlay {
 
-// Adds choose and philox to the module; engine/sampler/compiled.py prepares their arguments.
+// Adds choose and philox to the module; sampling/compiled.py prepares their arguments.
 void bind_choose(nanobind::module_& m);
 
 }  // namespace inlay

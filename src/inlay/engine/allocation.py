@@ -14,11 +14,11 @@ from torch import Tensor
 from inlay.attention.mass import AttentionMass
 from inlay.attention.plan import Context, Item, Part, Table, items_at, table_of
 from inlay.engine.lookup import Lookup
-from inlay.kv.arrivals import Arrival
 from inlay.kv.identity import SegmentSpec, TokenRun
+from inlay.kv.offload.arrivals import Arrival
 from inlay.kv.pool import KVPool
 from inlay.kv.segment import Found, Hold
-from inlay.prompt.splice import Fresh, Repaired, Splice
+from inlay.prompt.composed import Fresh, Repaired, Splice
 from inlay.slots import SlotRange, cut, join, total
 
 

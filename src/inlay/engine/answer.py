@@ -11,12 +11,12 @@ from typing import Literal
 
 from torch import Tensor
 
-from inlay.engine.sampler.report import Sampled
-from inlay.engine.sampler.row import Row
 from inlay.errors import InlayError
 from inlay.events import Fault, TokenEvent
 from inlay.logprobs import RankedLogprob
-from inlay.sampling_params import SamplingParams
+from inlay.sampling.params import SamplingParams
+from inlay.sampling.report import Sampled
+from inlay.sampling.row import Row
 
 
 @dataclass(eq=False, slots=True)

@@ -8,27 +8,27 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 from torch import Tensor
 
+from inlay.engine.background.idle import IdleTime, IdleWorker
+from inlay.engine.background.profiler import Profiler
+from inlay.engine.background.promoter import Promoter
+from inlay.engine.background.shadow import ShadowSampler
 from inlay.engine.encoder import Encoding, Task
 from inlay.engine.faults import fault_of
 from inlay.engine.forward import ForwardPass, PassPlans, StepObserver
-from inlay.engine.idle import IdleTime, IdleWorker
 from inlay.engine.in_flight import InFlight
 from inlay.engine.jobs import Step
 from inlay.engine.kv_manager import KVCacheManager
 from inlay.engine.pass_budget import PassBudget
-from inlay.engine.profiler import Profiler
-from inlay.engine.promoter import Promoter
 from inlay.engine.prompt_scores import most_rows
 from inlay.engine.request import Request
 from inlay.engine.runner import Runner
-from inlay.engine.sampler.sampler import begin
 from inlay.engine.scheduler import Scheduler
-from inlay.engine.shadow import ShadowSampler
 from inlay.errors import AbortedError, DeadlineError, QueueFullError
 from inlay.kv.identity import SegmentSpec
-from inlay.kv.residency import Residency
+from inlay.kv.offload.residency import Residency
+from inlay.kv.offload.tier import Kept
 from inlay.kv.store import SegmentStore
-from inlay.kv.tiers.tier import Kept
+from inlay.sampling.sampler import begin
 from inlay.types import EngineStats
 
 

@@ -17,7 +17,7 @@ from inlay.engine.pending import Wait
 from inlay.engine.request import Request
 from inlay.events import EncodeEvent, Fault
 from inlay.kv.identity import SegmentSpec
-from inlay.kv.tiers.tier import Kept
+from inlay.kv.offload.tier import Kept
 
 
 @dataclass(eq=False)

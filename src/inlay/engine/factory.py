@@ -11,17 +11,17 @@ from inlay.engine.answer import Answer, SamplingState
 from inlay.engine.prompt_scores import PromptScores
 from inlay.engine.prompt_state import PromptState
 from inlay.engine.request import Request
-from inlay.engine.sampler.bad_words import BadWords, tokenized
-from inlay.engine.sampler.later_guide import LaterGuide, ends_with
-from inlay.engine.sampler.row import Row, Seen, seen_of
-from inlay.engine.sampler.sampler import request_seed
-from inlay.engine.sampler.token_rules import TokenRules
-from inlay.engine.structured import Grammars, Guide
 from inlay.errors import ParameterError
 from inlay.kv.identity import SegmentSpec, fingerprint_under
 from inlay.models.load import LoadedModel, stop_ids
 from inlay.prompt.request import EngineRequest
-from inlay.sampling_params import SamplingParams
+from inlay.sampling.bad_words import BadWords, tokenized
+from inlay.sampling.later_guide import LaterGuide, ends_with
+from inlay.sampling.params import SamplingParams
+from inlay.sampling.row import Row, Seen, seen_of
+from inlay.sampling.sampler import request_seed
+from inlay.sampling.structured import Grammars, Guide
+from inlay.sampling.token_rules import TokenRules
 
 
 class RequestFactory:

@@ -16,7 +16,7 @@ from inlay.attention.plan import Plan, advance, build_plan
 from inlay.engine.allocation import Prefill, Work
 from inlay.engine.encoder import Encoding, Task
 from inlay.engine.request import Request
-from inlay.kv.arrivals import Arrival
+from inlay.kv.offload.arrivals import Arrival
 from inlay.models.device import upload
 
 

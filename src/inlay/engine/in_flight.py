@@ -9,8 +9,8 @@ from torch import Tensor
 
 from inlay.engine.encoder import Task
 from inlay.engine.request import Request
-from inlay.engine.sampler.sampler import Choice
 from inlay.models.device import upload
+from inlay.sampling.sampler import Choice
 
 
 class InFlight:

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from inlay.engine.allocation import Prefill, SequenceAllocation, allocation_of
+from inlay.engine.background.profiles import KnownProfiles
 from inlay.engine.encoder import Encoding, Task
 from inlay.engine.jobs import Admission
 from inlay.engine.lookup import (
@@ -30,19 +31,18 @@ from inlay.engine.lower_tiers import LowerTiers
 from inlay.engine.order import OrderChooser
 from inlay.engine.pending import PendingPrefills, Wait
 from inlay.engine.prefetch import Prefetcher
-from inlay.engine.profiles import KnownProfiles
 from inlay.engine.request import Request
 from inlay.engine.retention import Retention
 from inlay.engine.waits import AdmissionWaits
 from inlay.errors import CapacityError
-from inlay.kv.arrivals import Arrival
 from inlay.kv.identity import SegmentSpec, TokenRun
-from inlay.kv.residency import Residency
+from inlay.kv.offload.arrivals import Arrival
+from inlay.kv.offload.residency import Residency
+from inlay.kv.offload.tier import Kept
 from inlay.kv.segment import Found, Segment
 from inlay.kv.store import SegmentStore
-from inlay.kv.tiers.tier import Kept
+from inlay.prompt.composed import Cached, Splice
 from inlay.prompt.contexts import in_encoding_order
-from inlay.prompt.splice import Cached, Splice
 from inlay.slots import SlotRange, cut
 
 logger = logging.getLogger(__name__)

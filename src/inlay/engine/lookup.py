@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from inlay.errors import CapacityError
 from inlay.kv.identity import SegmentSpec, TokenRun
+from inlay.kv.offload.residency import Residency
 from inlay.kv.pool import KVPool
-from inlay.kv.residency import Residency
 from inlay.kv.segment import Found
 from inlay.kv.store import SegmentStore
+from inlay.prompt.composed import Cached, Fresh, Repaired, Splice
 from inlay.prompt.contexts import in_encoding_order
-from inlay.prompt.splice import Cached, Fresh, Repaired, Splice
 
 
 @dataclass(frozen=True, slots=True)

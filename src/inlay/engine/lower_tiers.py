@@ -8,13 +8,13 @@ from inlay.engine.encoder import Task
 from inlay.engine.jobs import Admission
 from inlay.engine.lookup import Lookup
 from inlay.engine.request import Request
-from inlay.kv.arrivals import Arrival
 from inlay.kv.identity import SegmentSpec, TokenRun
-from inlay.kv.loader import Coming
-from inlay.kv.residency import Residency
+from inlay.kv.offload.arrivals import Arrival
+from inlay.kv.offload.loader import Coming
+from inlay.kv.offload.residency import Residency
+from inlay.kv.offload.tier import Kept
 from inlay.kv.segment import Found
 from inlay.kv.store import SegmentStore
-from inlay.kv.tiers.tier import Kept
 from inlay.prompt.contexts import in_encoding_order
 
 

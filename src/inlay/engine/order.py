@@ -16,13 +16,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from inlay.engine.popularity import Counts
+from inlay.engine.background.popularity import Counts
 from inlay.kv.index import Cursor
 from inlay.kv.store import SegmentStore
-from inlay.prompt.beginning import AsModules, beginning_of
+from inlay.prompt.composed import Fresh, InPlace, splice_parts
 from inlay.prompt.free_order import cut_at, in_line, placed_at
+from inlay.prompt.prefix import AsModules, beginning_of
 from inlay.prompt.request import EngineRequest, PromptPart
-from inlay.prompt.splice import Fresh, InPlace, splice_parts
 
 #: Limits of index lookups, for one set and for all sets of a request; later sets stay as written. A border between
 #: modules and the text read in their place counts as ``_BORDER`` lookups, and more if much text precedes it, because

@@ -14,8 +14,8 @@ from inlay.engine.encoder import Task
 from inlay.engine.lower_tiers import LowerTiers
 from inlay.engine.request import Request
 from inlay.kv.identity import SegmentSpec
-from inlay.kv.loader import Coming
-from inlay.kv.residency import Residency
+from inlay.kv.offload.loader import Coming
+from inlay.kv.offload.residency import Residency
 from inlay.kv.segment import Found
 from inlay.kv.store import SegmentStore
 

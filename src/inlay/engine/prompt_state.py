@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from inlay.engine.background.profiles import KnownProfiles
 from inlay.engine.order import OrderChooser, Orders, Work
-from inlay.engine.profiles import KnownProfiles
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.segment import Origin
-from inlay.prompt.beginning import beginning_of
-from inlay.prompt.repair import Choice, Profiles, Scores, choose_tokens
+from inlay.prompt.composed import Cached, Fresh, InPlace, Splice, splice_of
+from inlay.prompt.prefix import beginning_of
+from inlay.prompt.recompute import Choice, Profiles, Scores, choose_tokens
 from inlay.prompt.request import FORMS, EngineRequest
-from inlay.prompt.selecting import selecting_splice
-from inlay.prompt.splice import Cached, Fresh, InPlace, Splice, splice_of
+from inlay.prompt.token_selection import selecting_splice
 from inlay.types import Usage
 
 #: Tokens that many texts begin with after the same modules: the words around a question.

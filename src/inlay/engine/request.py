@@ -14,15 +14,15 @@ from inlay.engine.lookup import Lookup
 from inlay.engine.pending import Wait
 from inlay.engine.prompt_scores import PromptScores
 from inlay.engine.prompt_state import PrefillRecord, PromptState, usage_of
-from inlay.engine.sampler.report import Sampled
-from inlay.engine.selection import Selection, place_of
+from inlay.engine.token_selection import Selection, place_of
 from inlay.errors import CapacityError, InlayError, ParameterError
 from inlay.events import Fault, TokenEvent
 from inlay.kv.identity import SegmentSpec, TokenRun
+from inlay.kv.offload.tier import Kept
 from inlay.kv.segment import Found
-from inlay.kv.tiers.tier import Kept
-from inlay.prompt.splice import Cached, Fresh, Repaired, Splice
-from inlay.sampling_params import SamplingParams
+from inlay.prompt.composed import Cached, Fresh, Repaired, Splice
+from inlay.sampling.params import SamplingParams
+from inlay.sampling.report import Sampled
 from inlay.types import RequestMetrics, Usage
 
 

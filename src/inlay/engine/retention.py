@@ -12,15 +12,15 @@ from typing import TypeVar
 from inlay.engine.encoder import Encoding
 from inlay.engine.lookup import begun
 from inlay.engine.request import Request
-from inlay.kv.codecs import CODECS
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.lifetimes import Claim, Lifetimes, Passage
 from inlay.kv.misses import EVICTED, EXPIRED
+from inlay.kv.offload.codecs import CODECS
+from inlay.kv.offload.residency import Residency
+from inlay.kv.offload.tier import Kept
 from inlay.kv.pins import Pins
-from inlay.kv.residency import Residency
 from inlay.kv.store import SegmentStore
-from inlay.kv.tiers.tier import Kept
-from inlay.prompt.splice import Fresh, Repaired
+from inlay.prompt.composed import Fresh, Repaired
 from inlay.types import SegmentState
 
 T = TypeVar("T", bytes, str)

@@ -15,7 +15,7 @@ from inlay.engine.encoder import Encoding, Task
 from inlay.engine.jobs import Admission
 from inlay.engine.pending import PendingPrefills
 from inlay.kv.identity import TokenRun
-from inlay.kv.residency import Residency
+from inlay.kv.offload.residency import Residency
 from inlay.kv.store import SegmentStore
 
 

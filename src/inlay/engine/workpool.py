@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from inlay.engine.background.pacing import LONGEST_S, Pacer
 from inlay.engine.forks import ThisProcess
-from inlay.engine.pacing import LONGEST_S, Pacer
 from inlay.errors import DeadlineError, InlayError, QueueFullError
 
 T = TypeVar("T")

@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from inlay.kv.eviction_queue import UseOrder
 from inlay.kv.pool import KVPool
 from inlay.kv.segment import Segment
-from inlay.kv.use_order import UseOrder
 
 #: Spare chunks to evict: this part of the pool, and at most this many.
 _SPARE, _MOST_SPARE = 1 / 32, 256

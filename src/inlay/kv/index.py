@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Protocol
 
+from inlay.kv.eviction_queue import UseOrder
 from inlay.kv.identity import KeyMaker, SegmentSpec, TokenRun
 from inlay.kv.policies import PassCost, Policy, Use, lru
 from inlay.kv.pool import KVPool
 from inlay.kv.segment import Found, Origin, Segment, SegmentRange
-from inlay.kv.use_order import UseOrder
 from inlay.slots import SlotRange, cut
 
 _FEW = 32  # tokens compared first: most mismatches are among these

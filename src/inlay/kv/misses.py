@@ -11,8 +11,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 
 from inlay.kv.identity import KeyMaker, SegmentSpec
-from inlay.kv.tiers.record import salt_digest, text_digest
-from inlay.kv.tiers.tier import TierEntry
+from inlay.kv.offload.record import salt_digest, text_digest
+from inlay.kv.offload.tier import TierEntry
 
 NEVER_SEEN, EVICTED, LATE, EXPIRED = "never seen", "evicted", "late", "expired"
 _MOST = 4096  # remembered segments, 0.4 KiB each

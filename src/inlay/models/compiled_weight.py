@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from inlay.attention.kernel import kernel
+from inlay.models.formats.stored import GROUP
 from inlay.models.linear import huge_pages
-from inlay.models.stored import GROUP
 
 #: Outputs in one block.
 BLOCK = 16

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from inlay.errors import ModelError
-from inlay.models.stored import StoredLinear, StoredWeight
+from inlay.models.formats.stored import StoredLinear, StoredWeight
 
 
 class Lazy:

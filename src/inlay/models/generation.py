@@ -6,7 +6,7 @@ from typing import Any
 
 from inlay.errors import ModelError, ParameterError
 from inlay.models.load import LoadedModel
-from inlay.sampling_params import SamplingParams
+from inlay.sampling.params import SamplingParams
 
 #: Its names → ours. ``do_sample`` is left out: ``temperature=0`` asks for the most probable token.
 _FIELDS = {

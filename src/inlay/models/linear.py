@@ -18,8 +18,8 @@ from transformers.pytorch_utils import Conv1D
 
 from inlay.attention.kernel import kernel
 from inlay.errors import ModelError
-from inlay.models.mapped import copy
-from inlay.models.stored import KeepsStored, StoredLinear
+from inlay.models.formats.mapped import copy
+from inlay.models.formats.stored import KeepsStored, StoredLinear
 
 #: Makes a layer of a weight (out_features, in_features) and a bias (out_features,) or None.
 MakeLinear = Callable[[Tensor, Tensor | None], nn.Module]

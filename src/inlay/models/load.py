@@ -26,7 +26,10 @@ from inlay.models.family import note_of
 from inlay.models.fill import check_complete
 from inlay.models.fingerprint import fingerprint as fingerprint
 from inlay.models.fingerprint_cache import Checkpoint
-from inlay.models.gguf_file import GGUFFile
+from inlay.models.formats.gguf_file import GGUFFile
+from inlay.models.formats.mapped import mapped_files
+from inlay.models.formats.reading import ReadAhead, pieces_of, quiet_transformers
+from inlay.models.formats.reading import weights_progress as weights_progress
 from inlay.models.location import (
     check_folder,
     check_location,
@@ -38,12 +41,9 @@ from inlay.models.location import (
     model_name,
     weight_files,
 )
-from inlay.models.mapped import mapped_files
 from inlay.models.pull import hub_reason, pull, waiting
 from inlay.models.quantized import read_quantized, settings_of
 from inlay.models.random import build_random, bytes_tokenizer, check_shape
-from inlay.models.reading import ReadAhead, pieces_of, quiet_transformers
-from inlay.models.reading import weights_progress as weights_progress
 from inlay.models.spec import ModelSpec, dtype_name
 from inlay.models.unshared import check_unquantized
 from inlay.models.weights import STOCK, WeightForm, prepare

@@ -20,9 +20,9 @@ from torch.nn import functional as F  # noqa: N812
 
 from inlay.models import ops
 from inlay.models.compiled_weight import CompiledWeight, can_compile, padded
+from inlay.models.formats.stored import GROUP as GROUP
+from inlay.models.formats.stored import Grid, SideBySide, StoredWeight
 from inlay.models.linear import FrozenLinear, MakeLinear, packed
-from inlay.models.stored import GROUP as GROUP
-from inlay.models.stored import Grid, SideBySide, StoredWeight
 
 #: Bytes of converted weight at a time. Measured: 2 MiB and a whole weight are slower.
 STRETCH = 8 << 20

@@ -12,9 +12,9 @@ from transformers import PretrainedConfig
 
 from inlay.models.families import family_of
 from inlay.models.fill import on_meta
+from inlay.models.formats.stored import GROUP, StoredLinear, StoredWeight
 from inlay.models.linear import FrozenLinear
 from inlay.models.quantize import BLOCK
-from inlay.models.stored import GROUP, StoredLinear, StoredWeight
 from inlay.models.weights import WeightForm, parts
 
 

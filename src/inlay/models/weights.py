@@ -12,10 +12,10 @@ from inlay.errors import ParameterError
 from inlay.models.families import family_of
 from inlay.models.fingerprint import Fingerprint
 from inlay.models.fingerprint_cache import Checkpoint
+from inlay.models.formats.reading import Counter
+from inlay.models.formats.stored import has_stored, restore
 from inlay.models.linear import MakeLinear, note_paths
 from inlay.models.quantize import QUANTIZATIONS, as_stored
-from inlay.models.reading import Counter
-from inlay.models.stored import has_stored, restore
 
 WEIGHTS = ("packed", "stock")
 

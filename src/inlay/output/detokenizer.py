@@ -13,7 +13,7 @@ from typing import NamedTuple
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
-from inlay.sampling_params import SamplingParams
+from inlay.sampling.params import SamplingParams
 
 # A character has at most 4 bytes, so 4 tokens. The rest leaves room for tokens without text.
 _CONTEXT = 8

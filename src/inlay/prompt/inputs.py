@@ -14,7 +14,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from inlay.errors import ParameterError
 from inlay.pml import Prompt, PromptBuilder
 from inlay.prompt.chat_options import ChatOptions
-from inlay.sampling_params import SamplingParams
+from inlay.sampling.params import SamplingParams
 from inlay.strict_json import JSONError, read_json
 from inlay.wording import lone_surrogate, show
 

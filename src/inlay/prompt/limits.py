@@ -13,7 +13,7 @@ from inlay.prompt.layout import SchemaLayout
 from inlay.prompt.model_info import ModelInfo
 from inlay.prompt.placed import PromptLayout
 from inlay.prompt.tokens import beyond_vocabulary
-from inlay.sampling_params import SamplingParams
+from inlay.sampling.params import SamplingParams
 from inlay.wording import show
 
 

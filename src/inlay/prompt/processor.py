@@ -16,6 +16,7 @@ from inlay.pml import Prompt, PromptBuilder, resolve
 from inlay.policy import ReusePolicy
 from inlay.prompt.anchors import Anchor, SeenAnchors
 from inlay.prompt.chat import ChatTemplate
+from inlay.prompt.composed import Cached, open_end, splice_parts
 from inlay.prompt.conversation import ContentSpecs, anchor_of, as_turn, fixed_sets, lay_out_conversation
 from inlay.prompt.free_order import FreeSet, check_count, why_not_free
 from inlay.prompt.inputs import (
@@ -37,9 +38,8 @@ from inlay.prompt.placed import ContentPart, Placed, PromptLayout, lay_out_ids
 from inlay.prompt.placement import lay_out_prompt
 from inlay.prompt.registry import PUBLIC
 from inlay.prompt.request import EncodeRequest, EngineRequest, PromptPart, kept_to
-from inlay.prompt.splice import Cached, open_end, splice_parts
 from inlay.prompt.tokens import TextEncoder, at_seams
-from inlay.sampling_params import SamplingParams
+from inlay.sampling.params import SamplingParams
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from inlay.errors import ParameterError
 from inlay.kv.identity import KeyMaker, SegmentSpec, fingerprint_under, specify
 from inlay.policy import ReusePolicy
 from inlay.prompt.free_order import FreeSet, Member, check_sets, reordered, reordered_text
-from inlay.repair import Repair
-from inlay.sampling_params import SamplingParams
+from inlay.recompute import Repair
+from inlay.sampling.params import SamplingParams
 
 _VERSION = 7
 

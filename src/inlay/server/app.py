@@ -16,11 +16,12 @@ from starlette.responses import Response
 
 import inlay
 from inlay.api.failures import BodyError
-from inlay.async_llm import AsyncLLM
+from inlay.client.async_llm import AsyncLLM
 from inlay.errors import InlayError
 from inlay.models.location import public_name
 from inlay.pml import Schema
-from inlay.server import cache, completions, drift, metrics, schemas, tokens
+from inlay.server import cache, completions, metrics, schemas, tokens
+from inlay.server import divergence as drift
 from inlay.server.body import BodyMiddleware
 from inlay.server.errors import (
     JSONBytes,

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from inlay.api.failures import BodyError
-from inlay.async_llm import AsyncLLM
-from inlay.in_process_client import InProcessClient
+from inlay.client.async_llm import AsyncLLM
+from inlay.client.local import InProcessClient
 from inlay.kv.identity import SegmentSpec, made_under
+from inlay.kv.offload.disk import DiskTier
+from inlay.kv.offload.files import new_draft, write_all
+from inlay.kv.offload.record import SegmentRecord
+from inlay.kv.offload.tier import TierMissError
 from inlay.kv.pins import BY_KEY
-from inlay.kv.tiers.disk import DiskTier
-from inlay.kv.tiers.files import new_draft, write_all
-from inlay.kv.tiers.record import SegmentRecord
-from inlay.kv.tiers.tier import TierMissError
 from inlay.models.location import public_name
 from inlay.prompt.request import EncodeRequest
 from inlay.server.limits import Tenant

@@ -188,7 +188,7 @@ class _Maker:
 
 _IN_PARTS = "(messages)"  # no schema is called so
 
-#: Why a tier did not give a segment; see kv/tiers/tier.py.
+#: Why a tier did not give a segment; see kv/offload/tier.py.
 STORE_MISSES = ("absent", "corrupt", "late", "failed")
 
 

@@ -11,7 +11,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from inlay.api.failures import BodyError, Failure
-from inlay.sampling_params import SamplingParams
+from inlay.sampling.params import SamplingParams
 from inlay.server.limits import Tenant
 from inlay.server.logs import Line, current_line
 from inlay.server.metric_families import (

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from inlay.api.failures import BodyError
-from inlay.async_llm import AsyncLLM
+from inlay.client.async_llm import AsyncLLM
 from inlay.errors import InlayError, ParameterError
 from inlay.kv.identity import SegmentSpec
 from inlay.kv.pins import BY_KEY

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 
 from inlay.api.dialect import Dialect
 from inlay.api.failures import INTERNAL_ERROR, BodyError, Failure, failure_of
-from inlay.async_llm import AsyncLLM
+from inlay.client.async_llm import AsyncLLM
 from inlay.errors import AbortedError, InlayError
 from inlay.pml import Module, Turn, Union
 from inlay.pml.scopes import ByPath

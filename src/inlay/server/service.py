@@ -15,11 +15,11 @@ from inlay.api.call import system_fingerprint
 from inlay.api.failures import BodyError
 from inlay.api.reasoning import model_reasoning
 from inlay.api.tools.formats import model_tools
-from inlay.async_llm import AsyncLLM
+from inlay.client.async_llm import AsyncLLM
 from inlay.models.lora import check_names
 from inlay.pml import Schema
 from inlay.policy import OFF, ReusePolicy
-from inlay.sampling_params import SamplingParams
+from inlay.sampling.params import SamplingParams
 from inlay.server.cache_view import CacheView
 from inlay.server.errors import refuse
 from inlay.server.limits import Meter

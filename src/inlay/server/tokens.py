@@ -11,7 +11,7 @@ from starlette.responses import Response
 from inlay.api.call import Call
 from inlay.api.failures import BodyError
 from inlay.api.openai import Endpoint
-from inlay.async_llm import AsyncLLM
+from inlay.client.async_llm import AsyncLLM
 from inlay.prompt.inputs import CHAT_OPTIONS, check_ids
 from inlay.server.limits import Tenant
 from inlay.server.requests import check_name, check_schemas, policy_of, read_call

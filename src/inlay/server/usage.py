@@ -11,11 +11,11 @@ from inlay.api.call import Call
 from inlay.api.failures import BodyError, Failure
 from inlay.pml import Import, ImportSet, Prompt, PromptTurn, Text
 from inlay.pml.scopes import names_of, path_of
-from inlay.sampling_params import SamplingParams
+from inlay.sampling.params import SamplingParams
 from inlay.types import RequestOutput
 
 if TYPE_CHECKING:
-    from inlay.async_llm import AsyncLLM
+    from inlay.client.async_llm import AsyncLLM
     from inlay.prompt.layout import SchemaLayout
     from inlay.server.limits import Tenant
     from inlay.server.metric_families import Step

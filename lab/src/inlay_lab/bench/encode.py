@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from inlay.client.llm import LLM
 from inlay.errors import ContextError, ParameterError
-from inlay.llm import LLM
 from inlay.models.cache_keyword import with_cache
 from inlay.models.interface import attention_implementation
 from inlay.models.spec import dtype_name

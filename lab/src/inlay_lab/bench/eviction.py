@@ -14,8 +14,8 @@ from itertools import accumulate
 from typing import Any
 
 from inlay.errors import ParameterError
+from inlay.kv.eviction_queue import UseOrder
 from inlay.kv.policies import POLICIES, PassCost, Use
-from inlay.kv.use_order import UseOrder
 
 #: Called with the number of accesses done and their total.
 Progress = Callable[[int, int], None]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from inlay.base import Base
+from inlay.client.base import Base
 from inlay.errors import CapacityError
 from inlay.models.interface import attention_implementation
 from inlay.models.load import load_model

@@ -54,7 +54,7 @@ def longbench(
     from inlay.cli.output import report_folder, token_progress
 
     with told_loading("the libraries"):
-        from inlay.llm import LLM
+        from inlay.client.llm import LLM
         from inlay_lab.eval.longbench.data import open_suite
         from inlay_lab.eval.longbench.measure import Setting, measure_longbench
         from inlay_lab.eval.longbench.metrics import check_packages

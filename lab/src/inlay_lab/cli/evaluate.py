@@ -102,7 +102,7 @@ def modular_qa(
     from inlay.cli.output import token_progress
 
     with told_loading("the libraries"):
-        from inlay.llm import LLM
+        from inlay.client.llm import LLM
         from inlay_lab.eval.across import ALL_TASKS
         from inlay_lab.eval.modular_qa import measure_modular_qa
         from inlay_lab.eval.setting import Setting

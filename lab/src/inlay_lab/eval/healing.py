@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from inlay.check.divergence import divergence
-from inlay.llm import LLM
+from inlay.client.llm import LLM
 from inlay.policy import BEST
-from inlay.sampling_params import SamplingParams
+from inlay.sampling.params import SamplingParams
 from inlay_lab.eval import modular_qa
 from inlay_lab.eval.modular_cases import Round
 from inlay_lab.eval.setting import REFERENCE, Setting

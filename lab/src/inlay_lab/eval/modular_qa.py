@@ -16,14 +16,14 @@ from torch import Tensor
 
 from inlay.check.divergence import divergence
 from inlay.check.statistics import difference_interval, mcnemar, mean_bound, wilson_interval
+from inlay.client.llm import LLM
 from inlay.errors import ModelError
 from inlay.kv.identity import ROUNDED
-from inlay.llm import LLM
 from inlay.models.spec import dtype_name
 from inlay.pml.schema import Prompt
 from inlay.policy import ReusePolicy
 from inlay.prompt.chat import ChatTemplate
-from inlay.sampling_params import SamplingParams
+from inlay.sampling.params import SamplingParams
 from inlay.types import RequestOutput
 from inlay_lab.eval.answers import AnswerLog, case_keys
 from inlay_lab.eval.modular_cases import Case, Round

@@ -12,17 +12,17 @@ from contextlib import contextmanager
 import numpy as np
 
 from inlay.attention.plan import Part
+from inlay.client.llm import LLM
 from inlay.engine.allocation import Work
+from inlay.engine.background.profiler import deviation
+from inlay.engine.background.profiles import KnownProfiles, Profile
 from inlay.engine.core import Engine
-from inlay.engine.profiler import deviation
-from inlay.engine.profiles import KnownProfiles, Profile
 from inlay.errors import CapacityError
-from inlay.llm import LLM
 from inlay.pml.schema import Prompt
-from inlay.prompt.repair import expected_moves, inexact_modules
+from inlay.prompt.composed import splice_of
+from inlay.prompt.recompute import expected_moves, inexact_modules
 from inlay.prompt.request import EngineRequest
-from inlay.prompt.splice import splice_of
-from inlay.sampling_params import SamplingParams
+from inlay.sampling.params import SamplingParams
 from inlay.slots import cut
 
 _WRITTEN, _SERVED = "+oracle:", "+profiled:"

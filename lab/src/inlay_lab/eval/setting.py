@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from inlay.client.llm import LLM
 from inlay.config import check_choice
 from inlay.errors import ParameterError
-from inlay.llm import LLM
 from inlay.policy import POSITIONS, ReusePolicy
 from inlay_lab.eval.across import ALL_TASKS
 from inlay_lab.eval.modular_cases import Round, draw_rounds

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from inlay.llm import LLM
+from inlay.client.llm import LLM
 from inlay_lab.eval.longbench.data import open_suite
 from inlay_lab.eval.longbench.datasets import DATASETS
 from inlay_lab.eval.longbench.measure import Setting as LongBenchSetting

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from inlay.llm import LLM
+from inlay.client.llm import LLM
 from inlay.models.spec import dtype_name
 from inlay.pml import Prompt, Schema
 from inlay.wording import counted

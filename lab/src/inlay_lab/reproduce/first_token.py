@@ -6,8 +6,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from inlay.llm import LLM
-from inlay.sampling_params import SamplingParams
+from inlay.client.llm import LLM
+from inlay.sampling.params import SamplingParams
 from inlay.wording import counted
 from inlay_lab.bench.machine import new_sender
 from inlay_lab.bench.ttft import Setting, TTFTSetting, draw_ttft, measure_ttft, workload

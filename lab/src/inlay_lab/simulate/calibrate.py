@@ -6,8 +6,8 @@ import platform
 import statistics
 import time
 
-from inlay.llm import LLM
-from inlay.sampling_params import SamplingParams
+from inlay.client.llm import LLM
+from inlay.sampling.params import SamplingParams
 from inlay_lab.simulate.costs import Costs
 
 _RUNS = 5

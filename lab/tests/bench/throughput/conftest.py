@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inlay.async_llm import AsyncLLM
+from inlay.client.async_llm import AsyncLLM
 from inlay_lab.bench.throughput.columns import Continuous, Ours, Stock
 from tests.conftest import tiny
 

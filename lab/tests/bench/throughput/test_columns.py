@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from inlay.async_llm import AsyncLLM
+from inlay.client.async_llm import AsyncLLM
 from inlay.errors import DeadlineError, ModelError
-from inlay.sampling_params import SamplingParams
+from inlay.sampling.params import SamplingParams
 from inlay_lab.bench.throughput.columns import padded
 from inlay_lab.bench.throughput.runs import Run
 from inlay_lab.bench.throughput.steps import recording

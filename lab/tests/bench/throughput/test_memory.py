@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inlay.async_llm import AsyncLLM
+from inlay.client.async_llm import AsyncLLM
 from inlay.kv.identity import Context, TokenRun
 from inlay_lab.bench.throughput.memory import ResidentDocuments
 from inlay_lab.bench.throughput.workload import Sizes, random_ids

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
 
-from inlay.async_llm import AsyncLLM
 from inlay.attention.plan import Item, Part
+from inlay.client.async_llm import AsyncLLM
 from inlay.errors import DeadlineError
 from inlay.models.cache_keyword import with_cache
 from inlay.models.interface import attention_implementation

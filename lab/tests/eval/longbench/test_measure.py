@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from inlay import LLM, ParameterError
-from inlay.sampling_params import SamplingParams
+from inlay.sampling.params import SamplingParams
 from inlay_lab.eval.longbench import measure
 from inlay_lab.eval.longbench.data import open_suite
 from inlay_lab.eval.longbench.datasets import DATASETS

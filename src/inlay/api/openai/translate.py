@@ -15,13 +15,13 @@ from inlay.api.openai.reasoning import effort_variables, reasoning_of
 from inlay.api.openai.tools import Offer, offer_of
 from inlay.api.reasoning import ModelReasoning, ReasoningUse
 from inlay.api.tools.formats import ModelTools
-from inlay.engine.bounded_schemas import bounded_document
-from inlay.engine.json_schemas import GrammarError, holdable
 from inlay.errors import ParameterError
 from inlay.pml import Prompt
 from inlay.policy import ReusePolicy
 from inlay.prompt.inputs import CHAT_OPTIONS, PromptInput, unwrap
-from inlay.sampling_params import SamplingParams
+from inlay.sampling.bounded_schemas import bounded_document
+from inlay.sampling.json_schemas import GrammarError, holdable
+from inlay.sampling.params import SamplingParams
 
 _COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions; a chat's answer is bounded by the context alone
 

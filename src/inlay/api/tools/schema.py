@@ -9,10 +9,10 @@ from typing import Any
 import jsonschema_rs
 
 from inlay.api.failures import MAX_NAME, BodyError
-from inlay.engine.bounded_schemas import FREE, bounded, free_value
-from inlay.engine.grammar_forms import too_large
-from inlay.engine.json_schemas import BY_NAME, DATA, GrammarError, holdable, place_of
 from inlay.errors import StructureError
+from inlay.sampling.bounded_schemas import FREE, bounded, free_value
+from inlay.sampling.grammar_forms import too_large
+from inlay.sampling.json_schemas import BY_NAME, DATA, GrammarError, holdable, place_of
 from inlay.wording import clip
 
 _MAX_CALLS = 32  # in one answer that a grammar holds to calls: so that it ends

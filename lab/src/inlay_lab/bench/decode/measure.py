@@ -20,18 +20,18 @@ from torch import nn
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
 from inlay.attention.registry import get_backend
+from inlay.client.llm import LLM
 from inlay.config import check_choice
 from inlay.engine import core as engine
 from inlay.engine import forward
-from inlay.engine.sampler.sampler import Choice
 from inlay.errors import ContextError, ParameterError
-from inlay.llm import LLM
 from inlay.models.cache_keyword import with_cache
 from inlay.models.few_rows import FewRows
 from inlay.models.interface import attention_implementation
 from inlay.models.linear import FrozenLinear
 from inlay.models.spec import dtype_name
-from inlay.sampling_params import SamplingParams
+from inlay.sampling.params import SamplingParams
+from inlay.sampling.sampler import Choice
 from inlay_lab.bench.decode.llama import bytes_read, llama_answers, why_not
 from inlay_lab.bench.floor import Floor, Rates
 from inlay_lab.bench.machine import GB, Ceilings, Meter, Progress, Timing, describe_machine, in_turns, measure_ceilings

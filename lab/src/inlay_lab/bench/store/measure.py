@@ -17,14 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from inlay.client.llm import LLM
+from inlay.client.local import InProcessClient
 from inlay.config import check_choice
 from inlay.errors import ParameterError
-from inlay.in_process_client import InProcessClient
-from inlay.kv.tiers.disk import DiskTier
-from inlay.llm import LLM
+from inlay.kv.offload.disk import DiskTier
 from inlay.models.spec import dtype_name
 from inlay.pml import Prompt, Schema
-from inlay.sampling_params import SamplingParams
+from inlay.sampling.params import SamplingParams
 from inlay.types import RequestOutput
 from inlay_lab.bench.decode.llama import why_not
 from inlay_lab.bench.machine import Meter, clocked, describe_machine, in_turns

@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 from transformers import ContinuousBatchingConfig, DynamicCache, GenerationConfig, PreTrainedModel
 
-from inlay.async_llm import AsyncLLM
+from inlay.client.async_llm import AsyncLLM
 from inlay.errors import DeadlineError, ModelError
 from inlay.models.cache_keyword import with_cache
 from inlay.models.interface import attention_implementation
 from inlay.pml import Prompt
 from inlay.prompt.inputs import PromptInput
-from inlay.sampling_params import SamplingParams
+from inlay.sampling.params import SamplingParams
 from inlay_lab.bench.throughput.runs import Answer, Limit, Run
 from inlay_lab.bench.throughput.steps import held_chunks, recording
 from inlay_lab.bench.throughput.workload import POSITIONS, REUSE, Ask, Workload

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 from transformers import PreTrainedModel
 
-from inlay.async_llm import AsyncLLM
+from inlay.client.async_llm import AsyncLLM
 from inlay.errors import CapacityError, ContextError
 from inlay.models.load import DTYPES, LoadedModel, load_model
 from inlay.models.spec import ModelSpec, dtype_name

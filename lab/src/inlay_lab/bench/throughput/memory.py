@@ -10,9 +10,9 @@ import time
 
 import psutil
 
-from inlay.async_llm import AsyncLLM
+from inlay.client.async_llm import AsyncLLM
 from inlay.kv.identity import Context, TokenRun
-from inlay.sampling_params import SamplingParams
+from inlay.sampling.params import SamplingParams
 from inlay.types import Usage
 from inlay_lab.bench.throughput.ledger import Cell
 from inlay_lab.bench.throughput.runs import percentiles

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from inlay.async_llm import AsyncLLM
+from inlay.client.async_llm import AsyncLLM
 from inlay.config import KV_CACHE_DTYPES, check_choice
 from inlay.errors import ParameterError
 from inlay.models.weights import WeightForm

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from inlay.attention.plan import Part
-from inlay.base import Base
+from inlay.client.base import Base
 from inlay.engine.encoder import Task
 from inlay.engine.forward import ForwardPass, StepObserver
 from inlay.models.spec import dtype_name

@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from inlay.async_llm import AsyncLLM
+from inlay.client.async_llm import AsyncLLM
 from inlay.pml import Prompt, Schema
 from inlay.prompt.inputs import PromptInput
 from inlay.prompt.layout import SchemaLayout

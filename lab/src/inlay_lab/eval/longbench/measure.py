@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from inlay.check.statistics import mean_interval, permutation_test
+from inlay.client.llm import LLM
 from inlay.errors import ParameterError
 from inlay.kv.identity import ROUNDED
-from inlay.llm import LLM
 from inlay.models.spec import dtype_name
 from inlay.policy import ReusePolicy
-from inlay.sampling_params import SamplingParams
+from inlay.sampling.params import SamplingParams
 from inlay_lab.eval.answers import AnswerLog
 from inlay_lab.eval.longbench.data import Sample, Suite
 from inlay_lab.eval.longbench.datasets import Dataset

@@ -12,8 +12,8 @@ from hashlib import sha256
 from itertools import accumulate
 from typing import Any
 
+from inlay.client.llm import LLM
 from inlay.errors import ModelError, ParameterError, Place
-from inlay.llm import LLM
 from inlay.pml import Module, Prompt, PromptBuilder, Schema, Text, Turn, numbered
 from inlay.prompt.chat import ChatTemplate
 from inlay_lab.eval.longbench.data import Sample, Template

@@ -1,0 +1,23 @@
+"""Turns a log of prompts into a schema: finds repeated text anywhere, and counts the tokens that the schema saves.
+
+Needs no model and no tokenizer: the caller passes a function that encodes texts.
+"""
+
+from inlay.authoring.extract.corpus import Corpus
+from inlay.authoring.extract.extraction import Extraction, Settings, extract
+from inlay.authoring.extract.log import LogError, LoggedPrompt, LoggedTurn, LogReader
+from inlay.authoring.extract.proposal import Proposal
+from inlay.authoring.extract.saving import Saving
+
+__all__ = [
+    "Corpus",
+    "Extraction",
+    "LogError",
+    "LogReader",
+    "LoggedPrompt",
+    "LoggedTurn",
+    "Proposal",
+    "Saving",
+    "Settings",
+    "extract",
+]

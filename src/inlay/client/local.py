@@ -1,0 +1,370 @@
+"""The client of an engine in this process. For threads and callers see engine/thread.py."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+
+import torch
+
+from inlay.attention.backend import Backend
+from inlay.attention.device_storage import DeviceStorage
+from inlay.attention.quantization import NARROW
+from inlay.attention.registry import get_backend
+from inlay.attention.storage import KVStorage, bytes_per_token
+from inlay.client.engine_client import EncodeListener, Prepared, TokenListener
+from inlay.config import EngineConfig, allocating, parse_bytes
+from inlay.engine.background.divergence import DriftLog
+from inlay.engine.background.idle import IdleWorker
+from inlay.engine.background.profiler import Profiler
+from inlay.engine.background.profiles import KnownProfiles, Profile
+from inlay.engine.background.promoter import Promoter
+from inlay.engine.background.shadow import ShadowSampler
+from inlay.engine.core import Engine
+from inlay.engine.encoder import Encoding
+from inlay.engine.factory import RequestFactory
+from inlay.engine.forks import ThisProcess
+from inlay.engine.forward import StepObserver
+from inlay.engine.pass_cost import measured_cost
+from inlay.engine.request import Request
+from inlay.engine.runner import Runner, check_adapters, check_compiled, why_not_shift
+from inlay.engine.thread import EngineThread
+from inlay.engine.unshared_runner import UnsharedRunner
+from inlay.errors import InlayError, ParameterError
+from inlay.kv.identity import LOSSLESS, KeyMaker, SegmentSpec
+from inlay.kv.offload.disk import DiskTier
+from inlay.kv.offload.host import HostTier
+from inlay.kv.offload.residency import Residency
+from inlay.kv.offload.shared import SharedTier
+from inlay.kv.offload.tier import Tier
+from inlay.kv.policies import POLICIES, PassCost
+from inlay.kv.pool import KVPool
+from inlay.kv.store import SegmentStore
+from inlay.models.compiling import check_compilable
+from inlay.models.device import CPU, free_bytes, total_bytes
+from inlay.models.fingerprint import numerics
+from inlay.models.load import LoadedModel
+from inlay.models.location import public_name
+from inlay.models.lora import Adapter, Adapters
+from inlay.models.spec import dtype_name
+from inlay.policy import ReusePolicy
+from inlay.prompt.model_info import ModelInfo
+from inlay.prompt.request import EncodeRequest, EngineRequest
+from inlay.sampling.params import SamplingParams
+from inlay.sampling.structured import Guide
+from inlay.types import DriftStats, EngineStats, SegmentState
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_FLUSH_S = 60.0  # for outstanding writes when an engine ends
+
+
+class InProcessClient:
+    """An engine in this process.
+
+    Args:
+        own_thread: if True, the engine steps on its own thread; else callers ``pump`` it.
+        seed: for requests without one. None draws one.
+        adapters: the adapters that requests may name.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        *,
+        own_thread: bool,
+        seed: int | None = None,
+        adapters: Mapping[str, Adapter] | None = None,
+    ) -> None:
+        self._process = ThisProcess()
+        device = loaded.model.device
+        backend = get_backend(config.attention_backend, device)
+        self._adapters = Adapters(loaded.model, (adapters or {}).values())
+        if config.compile:
+            check_compilable(loaded.model, loaded.name, loaded.form, adapters=bool(adapters))
+        runner, pool, max_requests = _make_runner(loaded, backend, config, self._adapters)
+        self.storage = runner.storage
+        if config.compile:
+            check_compiled(loaded.spec, runner, pool)
+        check_adapters(self._adapters, loaded.spec, runner, pool)
+        named = {name: adapter.digest for name, adapter in (adapters or {}).items()}
+        self._model = _model_info(loaded, config, pool.bytes_per_token, why_not_shift(loaded.spec, runner, pool), named)
+        policy = POLICIES[config.eviction]
+        measures = config.eviction == "cost" and loaded.spec.unshared is None
+        cost = measured_cost(loaded.spec, runner, pool) if measures else PassCost()
+        self.store = SegmentStore(pool, self._model.keys, policy, cost)
+        movable = self._model.why_not_shift is None
+        profiler = Profiler(self.store, runner, KnownProfiles(), movable=movable, longest=self._model.max_positions)
+        share = config.promotion_memory
+        self.drift_log = DriftLog(config.shadow_threshold, profiles=config.profile == "auto")
+        shadow: ShadowSampler | None = None
+        if config.shadow:
+            shadow = ShadowSampler(self.store, runner, self.drift_log, share=config.shadow, seed=seed)
+        self.residency = Residency(
+            self.store,
+            runner.storage,
+            tiers_of(config, cost) if loaded.spec.unshared is None else (),  # nothing to store without reuse
+            host=host_tier(config, cost, runner.storage) if loaded.spec.unshared is None else None,
+            model=public_name(loaded.name),
+            timeout_s=config.store_timeout_s,
+        )
+        self.engine = Engine(
+            self.store,
+            runner,
+            max_requests=max_requests,
+            max_tokens=config.max_num_batched_tokens,
+            prefill_chunk=config.prefill_chunk,
+            max_waiting=config.max_waiting,
+            max_pass_s=config.max_pass_s,
+            profiler=profiler if config.profile == "auto" else None,
+            promoter=Promoter(self.store, runner, share=share) if share else None,
+            shadow=shadow,
+            residency=self.residency,
+            kept=config.kept,
+            pin_share=config.pin_memory,
+            prefetch_likely=config.prefetch == "likely",
+        )
+        self.factory = RequestFactory(
+            loaded,
+            secrets.randbits(64) if seed is None else seed,
+            adapters=self._adapters,
+            forms=self.residency.forms if self.residency.codecs else None,
+        )
+        self.thread = EngineThread(self.engine, own=own_thread)
+        self.residency.wake = self._wake
+
+    @property
+    def model(self) -> ModelInfo:
+        return self._model
+
+    def compile_grammar(self, params: SamplingParams, salt: str = "") -> Guide | None:
+        return self.factory.guide(params, salt)
+
+    def prepare(self, request: EngineRequest, grammar: Guide | None = None) -> Request:
+        return self.factory.make(request, grammar)
+
+    def submit(self, request: Prepared, listener: TokenListener) -> None:
+        assert isinstance(request, Request), "it is what prepare made"
+        self.thread.submit(request, listener)
+
+    def finish(self, request_id: str, index: int) -> None:
+        self.thread.finish(request_id, index)
+
+    def encode(self, request: EncodeRequest, listener: EncodeListener) -> None:
+        encoding = Encoding(
+            request.name,
+            request.specs,
+            request.request_id,
+            tenant=request.tenant,
+            weight=request.weight,
+            ttl_s=request.ttl_s,
+        )
+        self.thread.submit(encoding, listener)
+
+    def cancel(self, request_id: str) -> None:
+        self.thread.cancel(request_id)
+
+    def abort(self, request_id: str) -> None:
+        self.thread.abort(request_id)
+
+    def stored(self, request: EncodeRequest) -> Future[frozenset[bytes]]:
+        return self.call(lambda: self.engine.kv_manager.stored(request.specs))
+
+    def look(self, request: EncodeRequest, owner: str) -> Future[list[SegmentState | None]]:
+        return self.call(lambda: self.engine.kv_manager.retention.look(request.specs, owner))
+
+    def modules(self) -> Future[tuple[SegmentSpec, ...]]:
+        return self.call(self.engine.kv_manager.retention.modules)
+
+    def evict(self, request: EncodeRequest) -> Future[int]:
+        return self.call(lambda: self.engine.evict(request.specs))
+
+    def evict_texts(self, salt: str) -> Future[int]:
+        """Forget the text of all requests with a salt that is no module; the tokens of that."""
+        return self.call(lambda: self.engine.evict_texts(salt))
+
+    def pin(
+        self, request: EncodeRequest, owner: str, reason: str, budget: int | None = None, *, instead: str | None = None
+    ) -> Future[int]:
+        return self.call(lambda: self.engine.kv_manager.retention.pin(request.specs, owner, reason, budget, instead))
+
+    def unpin(self, request: EncodeRequest, owner: str | None, reason: str) -> Future[int]:
+        return self.call(lambda: self.engine.kv_manager.retention.unpin(request.specs, owner, reason))
+
+    def pinned(self, owner: str | None) -> Future[list[SegmentSpec]]:
+        return self.call(lambda: self.engine.kv_manager.retention.pinned(owner))
+
+    def reset_prefix_cache(self) -> Future[None]:
+        return self.call(self.engine.forget)
+
+    def profile(self, specs: Sequence[SegmentSpec]) -> None:
+        profiler = self.engine.profiler
+        if profiler is not None:
+            self.call(lambda: profiler.add(specs))
+
+    def profiles(self, specs: Iterable[SegmentSpec]) -> Future[dict[bytes, Profile]]:
+        known = self.engine.kv_manager.profiles
+        return self.call(lambda: {spec.key: known[spec.key] for spec in specs if spec.key in known})
+
+    def finish_profiles(self) -> None:
+        self._use_time(self.engine.profiler)
+
+    def promote(self) -> None:
+        self._use_time(self.engine.profiler, self.engine.promoter)
+
+    def measure_drift(self) -> None:
+        self._use_time(self.engine.shadow)
+
+    def drift(self, salt: str = "") -> tuple[DriftStats, ...]:
+        return self.drift_log.of(salt)
+
+    def policy_taken(self, policy: ReusePolicy, salt: str, schema: str, digest: str) -> ReusePolicy:
+        return self.drift_log.taken(policy, salt, schema, digest)
+
+    def lift_fallback(self, salt: str, schema: str | None = None) -> int:
+        return self.drift_log.lift(salt, schema)
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Call a function between two steps."""
+        return self.thread.call(function)
+
+    def observe(self, observer: StepObserver) -> Callable[[], None]:
+        """Call an observer after every step of the engine; returns a function that removes it."""
+        self.engine.observers.append(observer)
+        return partial(self.engine.observers.remove, observer)
+
+    def pump(self) -> None:
+        self.thread.pump()
+
+    @property
+    def busy(self) -> bool:
+        return self.engine.busy
+
+    def stats(self) -> EngineStats:
+        return self.engine.stats()
+
+    def check_health(self) -> None:
+        self.thread.check_open()
+
+    def shutdown(self) -> None:
+        """What is to be written is, where that takes no longer than _FLUSH_S."""
+        if self._process.left:  # the engine's threads are in another process, which ends them
+            return
+        with suppress(InlayError):  # inside a step it could not come further, and closed nothing does
+            if not self.residency.settled:
+                self.thread.run(self.residency.poll)
+                self.residency.flush(_FLUSH_S)
+        self.thread.stop()
+        self.residency.close()
+        self._adapters.remove()
+
+    def _use_time(self, *workers: IdleWorker | None) -> None:
+        """Run these workers until they have no more work, if no request is running."""
+        while self.thread.run(partial(self.engine.idle_step, whole=True, only=workers)):
+            pass
+
+    def _wake(self) -> None:
+        """Process finished loads and copies between two steps. Thread-safe."""
+        with suppress(InlayError):  # the engine has stopped
+            self.call(self.residency.poll)
+
+
+def _make_runner(
+    loaded: LoadedModel, backend: Backend, config: EngineConfig, adapters: Adapters
+) -> tuple[Runner, KVPool, int]:
+    """What runs a model's passes, the pool, and how many requests may run at the same time."""
+    device = loaded.model.device
+    budget = config.kv_bytes(backend.scratch_bytes, free_bytes(device))
+    with allocating("kv_memory", budget, config.kv_memory, total_bytes(device), _owner(device)):
+        if loaded.spec.unshared is not None:
+            _check_unshared(loaded.spec.unshared, config, adapters)
+            unshared = UnsharedRunner(loaded, backend)
+            requests, tokens = unshared.probe().room(budget, config.max_num_seqs, loaded.spec.max_positions)
+            size = max(1, unshared.shape.bytes_per_token)
+            return unshared, KVPool(tokens * size, size, config.chunk_size), requests
+        kv_dtype = NARROW.get(config.kv_cache_dtype, loaded.model.dtype)
+        pool = KVPool(budget, bytes_per_token(loaded.spec.shapes, kv_dtype), config.chunk_size)
+        runner = Runner(loaded, backend, pool.slots, adapters=adapters, kv_dtype=kv_dtype, compile=config.compile)
+    return runner, pool, config.max_num_seqs
+
+
+def _owner(device: torch.device) -> str:
+    """What has the memory of a device, as messages name it."""
+    return "this machine" if device.type == "cpu" else f"the GPU {device}"
+
+
+def _check_unshared(why: str, config: EngineConfig, adapters: Adapters) -> None:
+    """Raise ParameterError for settings that a model without reuse does not support. ``why`` is the reason."""
+    asked = {
+        "adapters were given": bool(adapters),
+        "compile is set": config.compile,
+        f"kv_cache_dtype is '{config.kv_cache_dtype}'": config.kv_cache_dtype != "auto",
+        f"attention_backend is '{config.attention_backend}'": config.attention_backend != "auto",
+    }
+    for what, so in asked.items():
+        if so:
+            raise ParameterError(f"{what}, and {why}; leave that out")
+
+
+def host_tier(config: EngineConfig, cost: PassCost, storage: KVStorage) -> HostTier | None:
+    """Return the host tier below a device's pool; None if the pool is in host memory or the tier is off."""
+    if isinstance(storage, DeviceStorage):
+        size = config.host_bytes()
+        if not size:
+            return None
+        with allocating("host_memory", size, config.host_memory, total_bytes(CPU), _owner(CPU)):
+            return HostTier(size, POLICIES[config.eviction], cost, lock=storage.lock)
+    if config.host_memory is not None and config.host_bytes():
+        logger.warning(
+            "host_memory is %s, and the KV pool is in the memory of the host: device and host are one tier here, "
+            "called device, and nothing is copied between them",
+            config.host_memory,
+        )
+    return None
+
+
+def tiers_of(config: EngineConfig, cost: PassCost) -> tuple[Tier, ...]:
+    """Return the tiers below these, nearest first. Raises ParameterError for an unusable one."""
+    tiers: list[Tier] = []
+    folder = config.store_folder()
+    if folder is not None:
+        quota = parse_bytes("store_bytes", config.store_bytes)
+        tiers.append(DiskTier(folder, quota, config.store_codec, POLICIES[config.eviction], cost))
+    if config.store_shared is not None:
+        tiers.append(SharedTier(config.store_shared, config.store_codec, timeout_s=config.store_timeout_s))
+    return tuple(tiers)
+
+
+def _model_info(
+    loaded: LoadedModel,
+    config: EngineConfig,
+    size: int,
+    reason: str | None,
+    adapters: Mapping[str, bytes],
+) -> ModelInfo:
+    """Return the published facts of a model.
+
+    Args:
+        size: bytes of a token's KV.
+        reason: see ModelInfo.why_not_shift.
+    """
+    kv_dtype = config.kv_cache_dtype if config.kv_cache_dtype in NARROW else dtype_name(loaded.model.dtype)
+    keys = KeyMaker(
+        fingerprint=loaded.fingerprint,
+        kv_dtype=kv_dtype,
+        codec=LOSSLESS,
+        salt=config.cache_salt.encode(),
+        positioned=reason is not None,
+        numerics=numerics(),
+    )
+    return ModelInfo(
+        loaded.spec.vocab_size, loaded.spec.max_positions, size, keys, reason, adapters, loaded.spec.unshared
+    )

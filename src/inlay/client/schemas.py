@@ -1,0 +1,204 @@
+"""The schemas of a running model: registration, encoding, pins and removal."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from inlay.client.engine_client import EngineClient
+from inlay.errors import AbortedError, InlayError, ParameterError
+from inlay.kv.identity import SegmentSpec
+from inlay.pml import Schema
+from inlay.policy import ReusePolicy
+from inlay.prompt.layout import SchemaLayout
+from inlay.prompt.limits import check_lengths
+from inlay.prompt.processor import PromptProcessor
+from inlay.prompt.registry import PUBLIC
+from inlay.prompt.request import EncodeRequest
+
+
+class SchemaManager:
+    """Tracks encodings and pins of schemas, and ends those of removed schemas. Thread-safe."""
+
+    def __init__(self, processor: PromptProcessor, client: EngineClient) -> None:
+        self._processor = processor
+        self._client = client
+        self._lock = threading.Lock()  # guards known schemas and their encodings
+        self.encodings: dict[EncodeRequest, tuple[SchemaLayout, str]] = {}  # the schema and its owner
+        # Keyed by name of the schema, its owner, and the owner of the pin.
+        self._pins: dict[tuple[str, str, str], _Pinned] = {}
+
+    def add(
+        self,
+        schema: Schema,
+        policy: ReusePolicy,
+        salt: str = "",
+        *,
+        replace: bool = False,
+        adapter: str | None = None,
+        ttl_s: float | None = None,
+    ) -> tuple[SchemaLayout, list[SegmentSpec]]:
+        """Register a schema; returns its layout and the segments that can be encoded ahead.
+
+        Args:
+            replace: if True, another schema of this name may be replaced.
+            adapter: the adapter to encode with.
+            ttl_s: see KnownSchema.
+
+        Raises:
+            ParameterError, PMLError: for a wrong argument or schema.
+        """
+        if not isinstance(schema, Schema):
+            raise ParameterError(f"add_schema takes an inlay.Schema, not {type(schema).__name__}")
+        processor = self._processor
+        processor.model.adapter(adapter)  # reject an unknown adapter before registration
+        layout = processor.schemas.lay_out(schema, salt)
+        check_lengths(layout, processor.model.max_positions)
+        with self._lock:
+            known = processor.schemas.get(schema.name, salt)
+            if not replace and known is not None and not _same(known.layout.schema, schema):
+                raise ParameterError(
+                    f"there is another schema '{schema.name}'; give replace=True to put this one in its place, or name "
+                    "it differently"
+                )
+            processor.schemas.add(layout, salt, ttl_s)
+            self._end_encodings()
+        return layout, processor.schemas.all_specs(layout, policy, salt, adapter)
+
+    def remove(self, name: str, salt: str = "") -> bool:
+        """Remove a schema; returns False if there was none. Running requests continue, and its encoding ends."""
+        with self._lock:
+            known = self._processor.schemas.remove(name, salt) is not None
+            self._end_encodings()
+        return known
+
+    def encoding(
+        self,
+        layout: SchemaLayout,
+        specs: Sequence[SegmentSpec],
+        *,
+        salt: str = "",
+        adapter: str | None = None,
+        tenant: str = "",
+        weight: float = 1.0,
+    ) -> EncodeRequest:
+        """Return the encoding request of a schema. Raises AbortedError if the schema was removed or replaced."""
+        model = self._processor.model
+        moves = model.why_not_shift is None
+        # No prompt reads segments beyond the context.
+        useful = [spec for spec in specs if moves or spec.end <= model.max_positions]
+        name = f"schema '{layout.schema.name}'"
+        known = self._processor.schemas.get(layout.schema.name, salt)
+        of_job: dict[str, Any] = {"adapter": adapter, "tenant": tenant, "weight": weight}
+        of_job["ttl_s"] = None if known is None else known.ttl_s
+        encoding = self._processor.encoding(name, useful, salt, **of_job)
+        with self._lock:
+            if not self._knows(layout, salt):
+                raise removed(encoding)
+            self.encodings[encoding] = layout, salt
+        return encoding
+
+    def pin(self, segments: EncodeRequest, name: str, salt: str, owner: str, budget: int | None) -> Future[int]:
+        """Pin segments of a schema, replacing the owner's earlier pin; see EngineClient.pin.
+
+        The caller must call ``pinned`` or ``unpin_segments`` when it has ended.
+        """
+        known = self._processor.schemas.find(name, salt)
+        with self._lock:
+            before = None if known is None else self._pins.get((name, known.owner, owner))
+        instead = None if before is None else before.segments.request_id
+        return self._client.pin(segments, owner, segments.request_id, budget, instead=instead)
+
+    def pinned(self, segments: EncodeRequest, name: str, salt: str, owner: str) -> None:
+        """Record an owner's pin of a schema, so that it is removed with the schema."""
+        known = self._processor.schemas.find(name, salt)
+        with self._lock:
+            if known is None or not self._knows(known.layout, known.owner):
+                self.unpin_segments(segments, owner)
+                raise removed(segments)
+            before = self._pins.get((name, known.owner, owner))
+            keys = {spec.lossless.key for spec in segments.specs}
+            self._pins[name, known.owner, owner] = _Pinned(segments, known.layout, keys)
+            if before is not None:  # the new pin has replaced it unless it came later
+                self.unpin_segments(before.segments, owner)
+
+    def unpinned(self, name: str, salt: str, owner: str) -> EncodeRequest | None:
+        """Forget and return an owner's pinned segments of a schema; None for none."""
+        with self._lock:
+            for whose in dict.fromkeys((salt, PUBLIC)):
+                if (pinned := self._pins.pop((name, whose, owner), None)) is not None:
+                    return pinned.segments
+        return None
+
+    def evict(self, segments: EncodeRequest) -> Future[int]:
+        """Evict segments; see EngineClient.evict. Pins lose the evicted segments and keep the rest."""
+        future = self._client.evict(segments)
+        gone = {spec.lossless.key for spec in segments.specs}
+        with self._lock:
+            for pin, pinned in list(self._pins.items()):
+                pinned.whole = pinned.whole and pinned.keys.isdisjoint(gone)
+                pinned.keys -= gone
+                if not pinned.keys:
+                    del self._pins[pin]
+        return future
+
+    def has_pinned(self, name: str, salt: str, owner: str) -> bool:
+        """True if an owner has pinned a schema or modules of it, and none of these was evicted since."""
+        pinned = self._pins.get((name, salt, owner))
+        return pinned is not None and pinned.whole
+
+    def unpin_segments(self, segments: EncodeRequest, owner: str) -> None:
+        """Remove one pin of an owner, if it exists."""
+        with suppress(InlayError):  # the engine may have been shut down
+            self._client.unpin(segments, owner, segments.request_id)
+
+    def ended(self, encoding: EncodeRequest, *, complete: bool) -> None:
+        """Forget an ended encoding. A complete one of several segments is profiled."""
+        if self.encodings.pop(encoding, None) is not None and complete and len(encoding.specs) > 1:
+            with suppress(InlayError):  # the engine may have been shut down
+                self._client.profile(encoding.specs)
+
+    def _end_encodings(self) -> None:
+        """Abort the encodings, and remove the pins, of schemas that are no longer registered."""
+        for (name, salt, owner), pinned in list(self._pins.items()):
+            if not self._knows(pinned.layout, salt):
+                del self._pins[name, salt, owner]
+                self.unpin_segments(pinned.segments, owner)
+        for encoding, (layout, salt) in list(self.encodings.items()):
+            if not self._knows(layout, salt):
+                with suppress(InlayError):  # the engine may have been shut down
+                    self._client.abort(encoding.request_id)
+
+    def _knows(self, layout: SchemaLayout, salt: str) -> bool:
+        """True if the name still means this schema, even if another thread laid it out again."""
+        known = self._processor.schemas.layout(layout.schema.name, salt)
+        return known is not None and known.schema is layout.schema
+
+
+@dataclass(eq=False, slots=True)
+class _Pinned:
+    """An owner's pin of a schema in this layout.
+
+    Args:
+        keys: of those segments that have not been evicted since.
+        whole: False once any was evicted.
+    """
+
+    segments: EncodeRequest
+    layout: SchemaLayout
+    keys: set[bytes]
+    whole: bool = True
+
+
+def _same(one: Schema, other: Schema) -> bool:
+    """True if two schemas are equal apart from their source."""
+    return one is other or one.to_json() == other.to_json()
+
+
+def removed(encoding: EncodeRequest) -> AbortedError:
+    """Return the error of an encoding whose schema is no longer registered."""
+    return AbortedError(f"{encoding.name} was removed or replaced while it was encoded; what is encoded stays")

@@ -1,0 +1,295 @@
+"""How much tokens of modules move, found out while an engine has nothing else to do.
+
+Each module is computed once more behind a sample of other modules, which are read as they are stored, at a shift: so a
+profile takes as many tokens as its module has. What is kept of it is how far each token's values are from those of its
+segment, the mean over the later half of the layers, each by how large values are there. Keys, which are turned by where
+they stand, say no more than values do; earlier layers and further samples add little.
+
+No request waits for a profile: when one comes, a profile that is begun is given up and begun again later. Profiles that
+a request would have used go on beside requests, in a bounded share of the engine's time (idle.py). In a full pool, as
+any is in the end, what was unused for longest goes for it, up to an eighth of the pool; a module that is longer than
+that waits until there is room. A module that was asked for twice and is not stored is encoded first.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from inlay.attention.plan import Item, Part
+from inlay.attention.storage import KVStorage
+from inlay.engine.allocation import Work, pieces
+from inlay.engine.background.idle import IdleWorker
+from inlay.engine.background.profiles import KnownProfiles
+from inlay.engine.runner import Runner
+from inlay.errors import CapacityError
+from inlay.kv.identity import SegmentSpec
+from inlay.kv.segment import Found, Hold
+from inlay.kv.store import SegmentStore
+from inlay.slots import SlotRange, cut
+
+#: Samples are about as long as prompts are, and of no more modules than that.
+_SAMPLE_TOKENS, _SAMPLE_MODULES = 1024, 64
+#: Segments that wait for their profile, at most, and how many tokens they and their samples have; those that have
+#: waited for longest are forgotten first.
+_MOST_WAITING, MOST_WAITING_TOKENS = 2**14, 2**20
+_MOST_TURNED_AWAY = 16  # that there is no room for, in a step: what each would be made behind is looked up
+#: Of the pool's tokens that others leave for it, where all are taken: one in so many.
+POOL_SHARE = 8
+
+
+@dataclass(eq=False, slots=True)
+class _Group:
+    """Segments that others wait with. waiting: how many do; tokens: of all that is kept for them."""
+
+    specs: Sequence[SegmentSpec]
+    tokens: int
+    waiting: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class _Begun:
+    """A module of which a part is computed behind its sample, or alone where it is to be stored.
+
+    found: where its segment lies; None where it is to be stored. slots: the new one.
+    """
+
+    spec: SegmentSpec
+    found: Found | None
+    hold: Hold
+    slots: tuple[SlotRange, ...]
+    left: Work | None
+
+
+class Profiler(IdleWorker):
+    """Makes profiles of one store's segments, and keeps them in ``profiles``.
+
+    movable: whether segments may be read at a shift; else a sample is of what stands before a module in any case.
+    longest: positions that the model has.
+    """
+
+    failure = "a profile could not be made: modules without one are repaired from their beginnings"
+
+    def __init__(
+        self, store: SegmentStore, runner: Runner, profiles: KnownProfiles, *, movable: bool, longest: int
+    ) -> None:
+        super().__init__(store, runner)
+        self.profiles = profiles
+        self._movable = movable
+        self._longest = longest
+        self._waiting: OrderedDict[bytes, tuple[SegmentSpec, _Group]] = OrderedDict()
+        self._waiting_tokens = 0
+        self._begun: _Begun | None = None
+        self._wanted: set[bytes] = set()  # those that wait and that requests would have used
+        self._asked: OrderedDict[bytes, None] = OrderedDict()  # the keys of segments that requests missed, once each
+
+    @property
+    def wanted(self) -> bool:
+        return bool(self._wanted)
+
+    def miss(self, specs: Sequence[SegmentSpec], others: Sequence[SegmentSpec]) -> None:
+        """Note that a request would have used profiles of these segments, which it read together with the others.
+
+        A segment that is not stored is encoded from the second time on.
+        """
+        again = [spec for spec in specs if spec.key in self._asked or self._store.get(spec) is not None]
+        for spec in specs:
+            self._asked[spec.key] = None
+            self._asked.move_to_end(spec.key)
+        while len(self._asked) > _MOST_WAITING:
+            self._asked.popitem(last=False)
+        self.add(again, others)
+        for spec in again:
+            if spec.key in self._waiting:
+                self._wanted.add(spec.key)
+                self._waiting.move_to_end(spec.key, last=False)
+
+    def add(self, specs: Sequence[SegmentSpec], others: Sequence[SegmentSpec] | None = None) -> None:
+        """Make profiles of these segments, each behind some of the others; None for some of these."""
+        new = [spec for spec in specs if spec.key not in self.profiles and spec.key not in self._waiting]
+        kept = {id(spec): len(spec.ids) for spec in (*new, *(specs if others is None else others))}
+        group = _Group(specs if others is None else others, sum(kept.values()))
+        for spec in new:
+            if spec.key not in self._waiting:
+                self._waiting[spec.key] = spec, group
+                group.waiting += 1
+        self._waiting_tokens += group.tokens if group.waiting else 0
+        while len(self._waiting) > _MOST_WAITING or self._waiting_tokens > MOST_WAITING_TOKENS:
+            key, (_, of) = next(iter(self._waiting.items()))
+            if of is group and len(self._waiting) <= _MOST_WAITING:  # a schema may be longer than that by itself
+                break
+            self._stop_waiting(key)
+
+    def forget(self, keys: frozenset[bytes]) -> None:
+        """Make no profiles of these segments. What is begun, maybe behind one of them, begins again later."""
+        self.give_up()
+        for key in keys:
+            self._asked.pop(key, None)
+            if key in self._waiting:
+                self._stop_waiting(key)
+
+    def give_up(self) -> None:
+        """Give back what the pool has lent, since others need the time; what was begun is begun again later.
+
+        Behind the others that wait: else a long one, which there is never time enough for, would keep them from theirs.
+        """
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            if begun.spec.key in self._waiting:
+                self._waiting.move_to_end(begun.spec.key)
+            begun.hold.release()
+            self._store.pool.free(begun.slots)
+            self._store.lent -= len(begun.spec.ids)
+
+    def _stop_waiting(self, key: bytes) -> None:
+        self._wanted.discard(key)
+        _, group = self._waiting.pop(key)
+        group.waiting -= 1
+        self._waiting_tokens -= 0 if group.waiting else group.tokens
+
+    def _begin(self) -> bool:
+        """Find room and a sample for the next module; those that are not stored any more are passed over."""
+        if self._begun is not None:
+            return True
+        turned_away = 0
+        while self._waiting and turned_away < min(len(self._waiting), _MOST_TURNED_AWAY):
+            key, (spec, group) = next(iter(self._waiting.items()))
+            context_found = None if key in self.profiles else self._found(spec.context)
+            if context_found is None:
+                self._stop_waiting(key)
+                continue
+            own = self._store.get(spec)
+            sample = [] if own is None else self._sample(spec, group.specs)
+            if own is not None and not sample and self._are_encoded_soon(group.specs):
+                self._waiting.move_to_end(key)
+                turned_away += 1
+                continue
+            # With nothing to stand before it, nothing can be told.
+            if (own is None and key not in self._wanted) or (own is not None and not sample):
+                self._stop_waiting(key)
+                continue
+            found = context_found if own is None else [*context_found, own]
+            context = self._context(spec, found, sample)
+            start = spec.start + (sum(each.tokens for _, each in sample) if self._movable else 0)
+            with ExitStack() as undo:
+                hold = undo.enter_context(self._store.hold(*found, *(each for _, each in sample)))
+                slots = self._room(len(spec.ids))
+                if slots is None:
+                    self._waiting.move_to_end(key)  # a shorter one may have room
+                    turned_away += 1
+                    continue
+                undo.callback(self._store.pool.free, slots)
+                part = Part.of(start, len(spec.ids), context, slots)
+                work = Work(spec.ids, part, adapter=spec.before.adapter)
+                self._begun = _Begun(spec, own, hold, slots, work)
+                self._store.lent += len(spec.ids)
+                undo.pop_all()
+            return True
+        return False
+
+    def _are_encoded_soon(self, specs: Sequence[SegmentSpec]) -> bool:
+        """Whether some of these segments are not stored and wait to be encoded."""
+        return any(spec.key in self._wanted and self._store.get(spec) is None for spec in specs)
+
+    def _room(self, tokens: int) -> tuple[SlotRange, ...] | None:
+        """Slots for a module; None where there are none now."""
+        pool = self._store.pool
+        if tokens * POOL_SHARE > pool.chunks * pool.chunk_size:
+            return pool.allocate(tokens)
+        try:
+            return self._store.allocate(tokens)
+        except CapacityError:
+            return None
+
+    def _found(self, specs: Sequence[SegmentSpec]) -> list[Found] | None:
+        """Where segments lie, if all of them are stored."""
+        found = [self._store.get(spec) for spec in specs]
+        stored = [each for each in found if each is not None]
+        return stored if len(stored) == len(found) else None
+
+    def _sample(self, spec: SegmentSpec, others: Sequence[SegmentSpec]) -> list[tuple[SegmentSpec, Found]]:
+        """Other segments, chosen by this one's key, as a prompt might have them before it."""
+        seen = {each.key for each in (*spec.context, spec)}
+        room = min(_SAMPLE_TOKENS, self._longest - spec.end)
+        draw = random.Random(spec.key)
+        chosen: list[tuple[int, SegmentSpec, Found]] = []
+        for number in draw.sample(range(len(others)), min(len(others), 2 * _SAMPLE_MODULES)):
+            other = others[number]
+            apart = other.key not in seen and all(each.key != spec.key for each in other.context)
+            alike = other.before.adapter == spec.before.adapter
+            if not apart or not alike or len(other.ids) > room or (not self._movable and other.end > spec.start):
+                continue
+            found = self._store.get(other)
+            if found is None:
+                continue
+            chosen.append((number, other, found))
+            room -= len(other.ids)
+            if len(chosen) == _SAMPLE_MODULES:
+                break
+        return [(other, found) for _, other, found in sorted(chosen, key=lambda each: each[0])]
+
+    def _context(
+        self, spec: SegmentSpec, found: Sequence[Found], sample: Sequence[tuple[SegmentSpec, Found]]
+    ) -> tuple[Item, ...]:
+        """What the module attends to: what it was made under, and behind that the sample."""
+        items: tuple[Item, ...] = ()
+        for each, lies in zip(spec.context, found, strict=False):
+            items += pieces(lies, each.start, len(each.ids))
+        at = spec.start
+        for other, lies in sample:
+            items += pieces(lies, at if self._movable else other.start, len(other.ids))
+            at += len(other.ids)
+        return items
+
+    def _compute(self, tokens: int) -> None:
+        begun = self._begun
+        assert begun is not None, "a module is begun"
+        assert begun.left is not None, "some of it is left"
+        rows = begun.left.part.rows
+        work, begun.left = (begun.left, None) if rows <= tokens else begun.left.split(tokens)
+        self._run([work])
+        if begun.left is None:
+            new = cut(begun.slots, 0, len(begun.spec.ids))
+            if begun.found is None:
+                self._store.insert(begun.spec, new)
+                self.give_up()
+                return
+            self.profiles.add(begun.spec.key, deviation(self._runner.storage, begun.found.slots, new))
+            if begun.spec.key in self._waiting:  # it may have waited too long meanwhile
+                self._stop_waiting(begun.spec.key)
+            self.give_up()
+
+    def _drop(self) -> None:
+        key = self._begun.spec.key if self._begun is not None else next(iter(self._waiting), None)
+        self.give_up()
+        if key is not None and key in self._waiting:
+            self._stop_waiting(key)
+
+
+def deviation(
+    storage: KVStorage, one: Sequence[SlotRange], other: Sequence[SlotRange]
+) -> npt.NDArray[np.float16]:  # (tokens,)
+    """How far the values of tokens are apart in two places: the mean over the later half of the layers, in each as a
+    share of how large the values of ``one`` are there.
+
+    one, other: slots of as many tokens, the same ones.
+    """
+    here, there = _numbers(one), _numbers(other)
+    layers = range(len(storage.values) // 2, len(storage.values))
+    moved = torch.zeros(len(here), device=storage.values[0].device)
+    for layer in layers:
+        expected, found = (storage.read_values(layer, slots).float() for slots in (here, there))
+        size = expected.pow(2).sum((0, 2)).sqrt().mean().clamp_min(1e-9)
+        moved += (found - expected).pow(2).sum((0, 2)).sqrt() / size
+    return (moved / len(layers)).numpy(force=True).astype(np.float16)
+
+
+def _numbers(ranges: Sequence[SlotRange]) -> torch.Tensor:
+    return torch.cat([torch.arange(each.first, each.end) for each in ranges])

@@ -1,0 +1,410 @@
+"""The disk tier: a folder of segments, each in a file of its own, that several processes may share."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from inlay.errors import ParameterError
+from inlay.kv.identity import LOSSLESS
+from inlay.kv.offload.codecs.codec import Slab
+from inlay.kv.offload.counts import TierCounts
+from inlay.kv.offload.disk_index import DiskIndex
+from inlay.kv.offload.files import FileSource, remove_drafts, write_file
+from inlay.kv.offload.form import FORM, UnknownFormError, read_header, read_segment, read_slabs, size_of
+from inlay.kv.offload.record import SegmentRecord
+from inlay.kv.offload.tier import Miss, TierEntry, TierMissError
+from inlay.kv.offload.worth import Worth
+from inlay.kv.policies import PassCost, Policy, lru
+from inlay.types import TierStats
+from inlay.whole_file import sync_folder
+from inlay.wording import fault_in_words
+
+logger = logging.getLogger(__name__)
+
+_SUFFIX = ".safetensors"
+LOOK_S = 1.0  # how often others' changes are looked for
+_RETRY_S = 30.0  # after a write that the system refused
+LOCK_S = 2.0  # for another process that evicts
+MOST_USES = 256  # that have no row yet; else they have one whenever others' changes are looked for
+
+
+class DiskTier:
+    """Segments in files below a folder. ``get``, ``put`` and ``delete`` may be called from any thread.
+
+    quota: the most bytes that the files may take. policy, cost: which go first; pinned ones never do.
+    codec: what the pool's segments are written through; files of any codec are read.
+    Raises ParameterError where the folder can be neither made nor read.
+    """
+
+    name = "disk"
+
+    def __init__(
+        self, folder: Path, quota: int, codec: str = LOSSLESS, policy: Policy = lru, cost: PassCost | None = None
+    ) -> None:
+        self.folder = folder / f"v{FORM}"
+        self.quota = quota
+        self.codec = codec
+        self._lock = threading.Lock()
+        self._worth = Worth(policy, cost)  # what is thought to be there; under the lock
+        self._uses: list[tuple[bytes, float]] = []  # that have no row yet
+        self._counts = TierCounts()
+        self._no_writes_until = 0.0
+        self._seen = (0.0, -1)  # when others' changes were looked for, and SQLite's number of what it saw
+        self._last_change = 0  # of a row, that was taken note of
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            os.listdir(self.folder)
+        except OSError as error:
+            raise ParameterError(
+                f"the store {folder} cannot be used ({error.strerror}); give another folder, or 'off' for none"
+            ) from None
+        self._index = DiskIndex(self.folder / "index.sqlite")
+        self.reconcile()
+
+    def holds(self, key: bytes) -> bool:
+        return key in self._worth.entries
+
+    def unsure(self, key: bytes) -> bool:
+        return False
+
+    def find(self, keys: Sequence[bytes]) -> None:
+        """What is there is known."""
+
+    def get(self, asked: SegmentRecord, take: Callable[[int, Slab], None], late: Callable[[], bool]) -> None:
+        try:
+            with self._opened(asked.key, whole=True) as file:
+                read_segment(file, asked, take, late)
+        except TierMissError as miss:
+            self._missed(asked.key, miss)
+            raise
+        except OSError as error:
+            missing = isinstance(error, FileNotFoundError)
+            failure = TierMissError(Miss.ABSENT if missing else Miss.FAILED, str(error))
+            self._missed(asked.key, failure)
+            raise failure from None
+        self._hit(asked)
+
+    def put(self, record: SegmentRecord, slabs: Iterable[Slab]) -> bool:
+        if self.holds(record.key) or time.monotonic() < self._no_writes_until:
+            return self.holds(record.key)
+        try:
+            if not self._make_room(size_of(record)):
+                self._counts.refused()
+                return False
+            written = write_file(self.folder, record.key.hex() + _SUFFIX, record, slabs)
+        except OSError as error:
+            self._counts.refused()
+            self._no_writes_until = time.monotonic() + _RETRY_S
+            logger.warning("segments are not written to %s for a while: %s", self.folder, error)
+            return False
+        entry = TierEntry.of(record, written, time.time())
+        self._index.add([entry])
+        with self._lock:
+            self._worth.note(entry)
+        self._counts.wrote(written)
+        return True
+
+    def delete(self, key: bytes) -> bool:
+        known = self.drop(key)
+        self._index.end([key])
+        return known
+
+    def drop(self, key: bytes) -> bool:
+        """Remove a file and its row; returns whether there was one. What is written again has the lifetime it had."""
+        with self._lock:
+            known = self._worth.remove(key)
+        try:
+            self._path(key).unlink()
+            known = True
+        except OSError:
+            pass
+        self._index.remove([key])
+        return known
+
+    def expire(self, key: bytes, ttl_s: float) -> None:
+        self._index.expire(key, ttl_s, time.time())
+
+    def left_s(self, key: bytes) -> float | None:
+        ends = self._index.ends(key)
+        return None if ends is None or ends == math.inf else max(0.0, ends - time.time())
+
+    def pin(self, key: bytes, pinned: bool) -> None:
+        """Keep a segment from being evicted, or no longer."""
+        self._index.pin(key, pinned)
+        with self._lock:
+            if key in self._worth.entries:
+                self._worth.note(replace(self._worth.entries[key], pinned=pinned))
+
+    def record(self, key: bytes) -> SegmentRecord:
+        """What a file says of its segment. Raises TierMissError and OSError."""
+        with self._opened(key) as file:
+            return read_header(file)[0].record
+
+    def verify(self, key: bytes) -> None:
+        """Read all of a file. Raises TierMissError and OSError where it is not what it should be."""
+        with self._opened(key, whole=True) as file:
+            header, at = read_header(file)
+            if header.record.key != key:
+                raise TierMissError(Miss.CORRUPT, "it holds another segment than its name says")
+            read_slabs(file, header, at, lambda layer, slab: None, lambda: False)
+
+    def verify_all(self) -> Iterator[str | None]:
+        """Read every file, and remove those that are damaged: for each, what was wrong with it, None for nothing."""
+        for entry in list(self.iterate()):
+            try:
+                self.verify(entry.key)
+                yield None
+            except (TierMissError, OSError) as error:
+                gone = isinstance(error, TierMissError) and error.reason is Miss.CORRUPT and self.drop(entry.key)
+                why = fault_in_words(error) if isinstance(error, OSError) else error
+                yield f"{entry.key.hex()}: {why}{'; removed' if gone else ''}"
+
+    def adopt(self, draft: Path) -> SegmentRecord:
+        """Check a file that came from elsewhere, a draft (``new_draft``), and take it in under its own name.
+
+        Raises TierMissError where it is not what it should be, or has no room, and OSError.
+        """
+        file = os.open(draft, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            source = FileSource(file, whole=True)
+            header, at = read_header(source)
+            read_slabs(source, header, at, lambda layer, slab: None, lambda: False)
+            size = source.size
+            os.fsync(file)
+        finally:
+            os.close(file)
+        record = header.record
+        if not self.holds(record.key) and not self._make_room(size):
+            raise TierMissError(Miss.FAILED, f"there is no room for its {size} bytes beside what is pinned")
+        os.rename(draft, self._path(record.key))
+        sync_folder(self.folder)
+        entry = TierEntry.of(record, size, time.time())
+        self._index.add([entry])
+        with self._lock:
+            self._worth.note(entry)
+        return record
+
+    def path(self, key: bytes) -> Path:
+        """Where the file of a segment lies, or would."""
+        return self._path(key)
+
+    def iterate(self) -> Iterator[TierEntry]:
+        self._note_uses()
+        return iter(self._index.entries())
+
+    def stats(self) -> TierStats:
+        with self._lock:
+            entries = list(self._worth.entries.values())
+        return self._counts.stats(entries, quota=self.quota)
+
+    def held_of(self, fingerprint: bytes) -> tuple[int, int, int]:
+        """How many segments, tokens and bytes of one model the folder holds, which other models may share."""
+        with self._lock:
+            mine = [entry for entry in self._worth.entries.values() if entry.fingerprint == fingerprint]
+        return len(mine), sum(entry.tokens for entry in mine), sum(entry.size for entry in mine)
+
+    @property
+    def has_room(self) -> bool:
+        return 2 * self._worth.evictable_bytes <= self.quota
+
+    def close(self) -> None:
+        self._note_uses()
+        self._index.close()
+
+    def reconcile(self) -> None:
+        """Make the index say what is there: rows for files that have none, and none without a file."""
+        sizes = self._files()
+        with suppress(OSError):
+            remove_drafts(self.folder)
+        self._index.forget_changes()
+        self._last_change = self._index.last_change()
+        rows = {entry.key: entry for entry in self._index.entries()}
+        self._index.remove([key for key in rows if key not in sizes])
+        found: list[TierEntry] = []
+        for key, (size, changed) in sizes.items():
+            if key in rows and rows[key].size == size:
+                continue
+            try:
+                record = self.record(key)
+            except (TierMissError, OSError) as error:
+                self._discard(key, error)
+                rows.pop(key, None)
+                continue
+            found.append(TierEntry.of(record, size, changed))
+        self._index.add(found)
+        entries = {key: rows[key] for key in sizes if key in rows} | {entry.key: entry for entry in found}
+        with self._lock:
+            self._worth.begin(entries.values())
+        self._drop_expired()
+        self._seen = (time.monotonic(), self._index.changes())
+
+    def _drop_expired(self) -> None:
+        for key in self._index.expired(time.time()):
+            self.delete(key)
+
+    def refresh(self) -> None:
+        """Take note of what other processes have written and removed, at most every second; note own uses."""
+        if time.monotonic() - self._seen[0] < LOOK_S:
+            return
+        self._note_uses()
+        self._drop_expired()
+        self._look()
+
+    def _look(self) -> bool:
+        """Take note of what other processes have changed; returns whether they have.
+
+        What that costs follows from what has changed. Their uses are looked up when something is to go (``_victims``).
+        """
+        changes = self._index.changes()
+        changed = changes != self._seen[1]
+        if changed:
+            with self._lock:  # what is put meanwhile has its row already, or is noted behind this
+                found = self._index.changed_since(self._last_change)
+                if found is None:
+                    self._last_change = self._index.last_change()
+                    self._worth.replace(self._index.entries())
+                else:
+                    self._last_change, rows = found
+                    self._worth.update(rows)
+        self._seen = (time.monotonic(), changes)
+        return changed
+
+    # Files
+
+    def _path(self, key: bytes) -> Path:
+        return self.folder / f"{key.hex()}{_SUFFIX}"
+
+    @contextmanager
+    def _opened(self, key: bytes, *, whole: bool = False) -> Iterator[FileSource]:
+        file = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            yield FileSource(file, whole=whole)
+        finally:
+            os.close(file)
+
+    def _files(self) -> dict[bytes, tuple[int, float]]:
+        """Size and time of the last change of every file that has a key for a name."""
+        found = {}
+        with suppress(OSError), os.scandir(self.folder) as files:
+            for file in files:
+                with suppress(OSError, ValueError):
+                    key = bytes.fromhex(file.name.removesuffix(_SUFFIX))
+                    if file.name.endswith(_SUFFIX) and len(key) == 32 and file.is_file(follow_symlinks=False):
+                        stat = file.stat(follow_symlinks=False)
+                        found[key] = stat.st_size, stat.st_mtime
+        return found
+
+    # Hits and misses
+
+    def _hit(self, asked: SegmentRecord) -> None:
+        now = time.time()
+        self._counts.hit(asked.tokens)
+        with self._lock:
+            self._uses.append((asked.key, now))
+            if asked.key in self._worth.entries:
+                entry = self._worth.entries[asked.key]
+                self._worth.note(replace(entry, used=max(now, entry.used), uses=entry.uses + 1))
+            many = len(self._uses) >= MOST_USES
+        if many:
+            self._note_uses()
+
+    def _missed(self, key: bytes, miss: TierMissError) -> None:
+        self._counts.missed(miss.reason)
+        if miss.reason is not Miss.LATE:
+            with self._lock:
+                self._worth.remove(key)
+        if miss.reason is Miss.ABSENT and not isinstance(miss, UnknownFormError):
+            self._index.remove([key])
+        elif miss.reason is not Miss.LATE:
+            self._discard(key, miss)
+
+    def _discard(self, key: bytes, reason: Exception) -> None:
+        """Say what is wrong with a file, and unlink it where it is damaged: what it held is computed anew."""
+        logger.warning("%s is not used: %s", self._path(key), reason)
+        if isinstance(reason, TierMissError) and reason.reason is Miss.CORRUPT:
+            with suppress(OSError):
+                self._path(key).unlink()
+        self._index.remove([key])
+
+    def _note_uses(self) -> None:
+        with self._lock:
+            uses, self._uses = self._uses, []
+        self._index.used(uses)
+
+    # Room
+
+    def _make_room(self, size: int) -> bool:
+        """Evict until so many bytes fit into the quota; returns whether they do. One process at a time evicts."""
+        if self._index.total_bytes() + size <= self.quota:
+            return True
+        if size > self.quota:
+            return False
+        with self.evicting() as mine:
+            if not mine:
+                return False
+            self._note_uses()
+            over = self._index.total_bytes() + size - self.quota
+            victims = self._victims(over)
+            if not victims and over > 0 and self._look():
+                victims = self._victims(over)
+            now = time.time()
+            for entry in victims:
+                with self._lock:
+                    self._worth.evicted(entry)
+                self.drop(entry.key)
+            self._counts.evicted(max(0.0, now - entry.used) for entry in victims)
+        return bool(victims) or over <= 0
+
+    def _victims(self, over: int) -> list[TierEntry]:
+        """Those that go, so that there are so many bytes less; none where what may go takes less than that.
+
+        What it takes grows with how many go, not with how many there are. Rows say what others have done meanwhile.
+        """
+        victims: list[TierEntry] = []
+        with self._lock:
+            entry = self._worth.take() if self._worth.evictable_bytes >= over > 0 else None
+        while entry is not None:
+            row = self._index.entry(entry.key)
+            with self._lock:
+                if row is not None and (row.pinned or (row.used, row.uses) > (entry.used, entry.uses)):
+                    self._worth.note(row)
+                elif row is None and not self._path(entry.key).exists():
+                    self._worth.remove(entry.key)
+                else:
+                    victims.append(entry)
+                    over -= entry.size
+                if over <= 0:
+                    return victims
+                entry = self._worth.take()
+        with self._lock:
+            for victim in victims:
+                self._worth.note(victim)
+        return []
+
+    @contextmanager
+    def evicting(self) -> Iterator[bool]:
+        """The lock of who evicts; yields whether it could be had in time. It ends with the process that has it."""
+        file = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            until = time.monotonic() + LOCK_S
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > until:
+                        yield False
+                        return
+                    time.sleep(0.01)
+            yield True
+        finally:
+            os.close(file)

@@ -1,0 +1,249 @@
+"""What a folder of segments holds, in SQLite: sizes, uses and pins, for all processes that share the folder.
+
+All but uses and pins can be read from the files again, and is, where the index is lost or damaged. Nothing that is
+wrong here makes an answer wrong: a file is checked whatever its row says.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import threading
+from collections.abc import Iterable, Sequence
+from contextlib import closing, suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from inlay.kv.offload.tier import TierEntry
+
+logger = logging.getLogger(__name__)
+
+_VERSION = 1
+_WAIT_S = 5.0  # for another process that writes
+_TABLE = """CREATE TABLE IF NOT EXISTS segments (
+    key BLOB PRIMARY KEY, tokens INTEGER NOT NULL, size INTEGER NOT NULL, model TEXT NOT NULL,
+    created REAL NOT NULL, used REAL NOT NULL, uses INTEGER NOT NULL, pinned INTEGER NOT NULL,
+    text BLOB NOT NULL, fingerprint BLOB NOT NULL, numerics TEXT NOT NULL, codec TEXT NOT NULL, salt BLOB NOT NULL,
+    context BLOB NOT NULL, private INTEGER NOT NULL
+)"""
+#: Lifetimes, also of segments that are still to be written: when they end, and when that was said, since 1970.
+_LIFETIMES = """CREATE TABLE IF NOT EXISTS lifetimes (
+    key BLOB PRIMARY KEY, ends REAL NOT NULL, said REAL NOT NULL
+)"""
+#: What all files take, kept up by the database itself, whichever process writes a row.
+_HELD = (
+    "CREATE TABLE IF NOT EXISTS held (one INTEGER PRIMARY KEY CHECK (one = 1), bytes INTEGER NOT NULL)",
+    "INSERT OR REPLACE INTO held SELECT 1, coalesce(sum(size), 0) FROM segments",
+    """CREATE TRIGGER IF NOT EXISTS held_more AFTER INSERT ON segments
+    BEGIN UPDATE held SET bytes = bytes + new.size; END""",
+    """CREATE TRIGGER IF NOT EXISTS held_less AFTER DELETE ON segments
+    BEGIN UPDATE held SET bytes = bytes - old.size; END""",
+    """CREATE TRIGGER IF NOT EXISTS held_other AFTER UPDATE OF size ON segments
+    BEGIN UPDATE held SET bytes = bytes + new.size - old.size; END""",
+)
+#: The keys of rows that were written or removed, each with the number of its last change; uses are no change. The
+#: triggers delete before they insert: the conflict clause of an upsert would replace their own OR REPLACE.
+_CHANGES = (
+    "CREATE TABLE IF NOT EXISTS changes (number INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL UNIQUE)",
+    """CREATE TRIGGER IF NOT EXISTS change_added AFTER INSERT ON segments
+    BEGIN DELETE FROM changes WHERE key = new.key; INSERT INTO changes (key) VALUES (new.key); END""",
+    """CREATE TRIGGER IF NOT EXISTS change_removed AFTER DELETE ON segments
+    BEGIN DELETE FROM changes WHERE key = old.key; INSERT INTO changes (key) VALUES (old.key); END""",
+    """CREATE TRIGGER IF NOT EXISTS change_other AFTER UPDATE OF size, pinned, tokens, model, codec ON segments
+    BEGIN DELETE FROM changes WHERE key = new.key; INSERT INTO changes (key) VALUES (new.key); END""",
+)
+#: So many changes are remembered; a process that has missed more reads all rows.
+MOST_CHANGES = 2**18
+#: Lifetimes that are kept of segments without a file; of more, those that end first are forgotten.
+MOST_AWAITED = 65_536
+_NAMES = [field.name for field in fields(TierEntry)]
+_COLUMNS = ", ".join(_NAMES)
+_FLAGS = ("pinned", "private")
+_USES = ("key", "created", "used", "uses", "pinned")  # what a file does not say
+
+
+class DiskIndex:
+    """The rows of one folder. Any thread may ask. What fails is told once, and is as if it had not been asked for.
+
+    path: the file; where it cannot be used, rows are kept in memory, for this process alone.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._told = False
+        self._connection = self._open()
+
+    def entries(self) -> list[TierEntry]:
+        """All rows, least recently used first."""
+        rows = self._ask(f"SELECT {_COLUMNS} FROM segments ORDER BY used, key")
+        return [entry_of(row) for row in rows]
+
+    def entry(self, key: bytes) -> TierEntry | None:
+        """The row of one; None where there is none."""
+        rows = self._ask(f"SELECT {_COLUMNS} FROM segments WHERE key = ?", (key,))
+        return entry_of(rows[0]) if rows else None
+
+    def total_bytes(self) -> int:
+        """How many bytes all of them take."""
+        rows = self._ask("SELECT bytes FROM held")
+        return int(rows[0][0]) if rows else 0
+
+    def add(self, entries: Iterable[TierEntry]) -> None:
+        """Rows for segments that are there now. What is known of their uses stays."""
+        rows = [tuple(getattr(entry, name) for name in _NAMES) for entry in entries]
+        marks = ", ".join("?" * len(_NAMES))
+        told = ", ".join(f"{name} = excluded.{name}" for name in _NAMES if name not in _USES)
+        self._tell(f"INSERT INTO segments ({_COLUMNS}) VALUES ({marks}) ON CONFLICT (key) DO UPDATE SET {told}", rows)
+
+    def remove(self, keys: Iterable[bytes]) -> None:
+        """Forget rows; the lifetimes of their segments stay."""
+        self._tell("DELETE FROM segments WHERE key = ?", [(key,) for key in keys])
+
+    def end(self, keys: Iterable[bytes]) -> None:
+        """Forget lifetimes."""
+        self._tell("DELETE FROM lifetimes WHERE key = ?", [(key,) for key in keys])
+
+    def used(self, uses: Iterable[tuple[bytes, float]]) -> None:
+        """Note when segments were read."""
+        rows = [(at, key) for key, at in uses]
+        self._tell("UPDATE segments SET used = max(used, ?), uses = uses + 1 WHERE key = ?", rows)
+
+    def pin(self, key: bytes, pinned: bool) -> None:
+        """Keep a segment from being evicted, or no longer."""
+        self._tell("UPDATE segments SET pinned = ? WHERE key = ?", [(int(pinned), key)])
+
+    def expire(self, key: bytes, ttl_s: float, now: float) -> None:
+        """Give a segment so many seconds; the claim that ends last counts."""
+        self._tell(
+            "INSERT INTO lifetimes VALUES (?, ?, ?) ON CONFLICT (key) DO UPDATE "
+            "SET ends = excluded.ends, said = excluded.said WHERE excluded.ends > ends",
+            [(key, now + ttl_s, now)],
+        )
+
+    def ends(self, key: bytes) -> float | None:
+        """When a segment's lifetime ends, since 1970; None where it has none."""
+        rows = self._ask("SELECT ends FROM lifetimes WHERE key = ?", (key,))
+        return float(rows[0][0]) if rows else None
+
+    def expired(self, now: float) -> list[bytes]:
+        """The segments whose time is over. A clock that went back gives none more time than was said."""
+        self._tell("UPDATE lifetimes SET ends = ? + ends - said, said = ? WHERE said > ?", [(now, now, now)])
+        self._tell(
+            "DELETE FROM lifetimes WHERE key IN (SELECT key FROM lifetimes WHERE key NOT IN "
+            "(SELECT key FROM segments) ORDER BY ends DESC LIMIT -1 OFFSET ?)",
+            [(MOST_AWAITED,)],
+        )
+        return [bytes(row[0]) for row in self._ask("SELECT key FROM lifetimes WHERE ends <= ?", (now,))]
+
+    def last_change(self) -> int:
+        """The number of the last change of a row."""
+        rows = self._ask("SELECT coalesce(max(number), 0) FROM changes")
+        return int(rows[0][0]) if rows else 0
+
+    def changed_since(self, number: int) -> tuple[int, dict[bytes, TierEntry | None]] | None:
+        """The rows that were changed behind a change: the last number, and each row by key, None where it is gone.
+
+        None where it has to be read from all rows.
+        """
+        last = self.last_change()
+        if last - number > MOST_CHANGES:
+            return None
+        names = ", ".join(f"segments.{name}" for name in _NAMES[1:])
+        rows = self._ask(
+            f"SELECT changes.key, {names} FROM changes LEFT JOIN segments ON segments.key = changes.key "
+            "WHERE number > ? AND number <= ?",
+            (number, last),
+        )
+        return last, {bytes(row["key"]): None if row["size"] is None else entry_of(row) for row in rows}
+
+    def forget_changes(self) -> None:
+        """Forget changes that are more than MOST_CHANGES behind."""
+        self._tell("DELETE FROM changes WHERE number <= ?", [(self.last_change() - MOST_CHANGES,)])
+
+    def changes(self) -> int:
+        """A number that is another one when another process has changed a row."""
+        rows = self._ask("PRAGMA data_version")
+        return int(rows[0][0]) if rows else 0
+
+    def close(self) -> None:
+        with self._lock, suppress(sqlite3.Error):
+            self._connection.close()
+
+    def _open(self) -> sqlite3.Connection:
+        for attempt in range(2):
+            try:
+                with suppress(OSError):  # its owner's alone, and so are the files that SQLite puts beside it
+                    os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+                return self._connect(str(self._path))
+            except sqlite3.DatabaseError as error:
+                damaged = not isinstance(error, sqlite3.OperationalError)
+                if not damaged or attempt:
+                    logger.warning("the index of %s cannot be used (%s); one in memory is", self._path.parent, error)
+                    break
+                logger.warning("the index of %s is damaged (%s); it is made anew", self._path.parent, error)
+                for suffix in ("", "-wal", "-shm"):
+                    with suppress(OSError):
+                        Path(f"{self._path}{suffix}").unlink()
+        return self._connect(":memory:")
+
+    def _connect(self, name: str) -> sqlite3.Connection:
+        """Raises sqlite3.DatabaseError."""
+        connection = sqlite3.connect(name, timeout=_WAIT_S, check_same_thread=False, isolation_level=None)
+        connection.row_factory = sqlite3.Row
+        try:
+            with closing(connection.cursor()) as cursor:
+                cursor.execute("PRAGMA journal_mode = WAL")
+                cursor.execute("PRAGMA synchronous = NORMAL")
+                if cursor.execute("PRAGMA quick_check").fetchone()[0] != "ok":
+                    raise sqlite3.DatabaseError("its check fails")
+                (version,) = cursor.execute("PRAGMA user_version").fetchone()
+                if version not in (0, _VERSION):
+                    raise sqlite3.OperationalError(f"it is of version {version}, and this inlay has {_VERSION}")
+                cursor.execute(_TABLE)
+                cursor.execute(_LIFETIMES)
+                cursor.execute("BEGIN IMMEDIATE")
+                for statement in (*_HELD, *_CHANGES):
+                    cursor.execute(statement)
+                cursor.execute("COMMIT")
+                cursor.execute(f"PRAGMA user_version = {_VERSION}")
+                cursor.execute(f"SELECT {_COLUMNS} FROM segments LIMIT 1").fetchall()
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _ask(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
+        try:
+            with self._lock:
+                return self._connection.execute(sql, values).fetchall()
+        except sqlite3.Error as error:
+            self._failed(error)
+            return []
+
+    def _tell(self, sql: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        if not rows:
+            return
+        try:
+            with self._lock:
+                self._connection.execute("BEGIN IMMEDIATE")
+                try:
+                    self._connection.executemany(sql, rows)
+                    self._connection.execute("COMMIT")
+                except BaseException:
+                    with suppress(sqlite3.Error):
+                        self._connection.execute("ROLLBACK")
+                    raise
+        except sqlite3.Error as error:
+            self._failed(error)
+
+    def _failed(self, error: sqlite3.Error) -> None:
+        if not self._told:
+            self._told = True
+            logger.warning("the index of %s cannot be written (%s); files stay without rows", self._path.parent, error)
+
+
+def entry_of(row: sqlite3.Row) -> TierEntry:
+    return TierEntry(**{**dict(row), **{name: bool(row[name]) for name in _FLAGS}})

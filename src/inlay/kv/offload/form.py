@@ -1,0 +1,184 @@
+"""The byte format of one segment: safetensors, with every byte under a checksum.
+
+    8 bytes     length of the header
+    header      JSON: the record and the checksums, and the offset of each tensor; padded with spaces, so that
+    4,096 · n   the first slab begins at a whole page
+    slabs       layer by layer, in the record's codec, each filled up to whole pages by a tensor of zeros
+
+Without a codec a slab is the keys, then the values, (2, kv_heads, tokens, head_dim), in the KV dtype. The bytes are the
+same in every tier. They are not trusted: readers check each part before they use it.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from inlay.kv.offload.codecs import CODECS
+from inlay.kv.offload.codecs.codec import Slab
+from inlay.kv.offload.record import SegmentRecord
+from inlay.kv.offload.tier import Miss, TierMissError
+
+FORM = 1  # each format has its own location and is never read as another
+PAGE = 4096
+_MOST_HEADER = 64 << 20
+_FORM_KEY = "inlay"
+
+
+class UnknownFormError(TierMissError):
+    """The segment has a format or codec that this version does not know. It is left alone."""
+
+
+class Source(Protocol):
+    """The stored bytes of one segment. ``size`` is their number."""
+
+    @property
+    def size(self) -> int: ...
+
+    def fill(self, buffer: memoryview, at: int) -> None:
+        """Fill the buffer with the bytes from ``at`` on. Raises TierMissError, or OSError for a file."""
+        ...
+
+
+def pages(size: int) -> int:
+    """A size rounded up to whole pages."""
+    return -(-size // PAGE) * PAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The part in front of the slabs. ``checksums``: the CRC-32 of each slab, including its page filling."""
+
+    record: SegmentRecord
+    checksums: tuple[int, ...]
+
+    def to_bytes(self) -> bytes:
+        """The file up to its first slab. Equal headers give equal bytes, so every byte can be checked."""
+        said = {"form": FORM, **self.record.to_json(), "checksums": list(self.checksums)}
+        text = json.dumps(said, separators=(",", ":"))
+        table: dict[str, Any] = {"__metadata__": {_FORM_KEY: text, "checksum": f"{zlib.crc32(text.encode()):08x}"}}
+        at = 0
+        for layer in range(len(self.record.layers)):
+            begin = at
+            for part in self.record.form.parts(self.record.shape(layer), self.record.kv_dtype):
+                table[f"layers.{layer}.{part.name}"] = _tensor(part.dtype, part.shape, at, part.nbytes)
+                at += part.nbytes
+            filling = pages(at - begin) - (at - begin)
+            if filling:
+                table[f"layers.{layer}.filling"] = _tensor("U8", (filling,), at, filling)
+                at += filling
+        header = json.dumps(table, separators=(",", ":")).encode()
+        header += b" " * (pages(8 + len(header)) - 8 - len(header))
+        return len(header).to_bytes(8, "little") + header
+
+    @property
+    def slabs_bytes(self) -> int:
+        return sum(pages(self.record.slab_bytes(layer)) for layer in range(len(self.record.layers)))
+
+
+def _tensor(dtype: str, shape: Sequence[int], at: int, size: int) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + size]}
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A segment as bytes: the header, and each slab filled up to whole pages."""
+
+    header: bytes
+    slabs: tuple[npt.NDArray[np.uint8], ...]
+
+    @classmethod
+    def of(cls, record: SegmentRecord, slabs: Iterable[Slab]) -> Encoded:
+        """Encode a segment from one slab per layer, in the pool's format."""
+        filled = tuple(_filled(record.form.encode(slab, record.kv_dtype)) for slab in slabs)
+        return cls(Header(record, tuple(zlib.crc32(slab.data) for slab in filled)).to_bytes(), filled)
+
+    @property
+    def size(self) -> int:
+        return len(self.header) + sum(map(len, self.slabs))
+
+
+def size_of(record: SegmentRecord) -> int:
+    """The most bytes that a segment takes, known before it is encoded."""
+    header = Header(record, (2**32 - 1,) * len(record.layers))
+    return len(header.to_bytes()) + header.slabs_bytes
+
+
+def read_header(source: Source) -> tuple[Header, int]:
+    """Read a segment's header and the offset of its first slab. Raises TierMissError and OSError."""
+    size = source.size
+    length = int.from_bytes(_exactly(source, 8, 0), "little")
+    if not 2 <= length <= min(_MOST_HEADER, size - 8) or (8 + length) % PAGE:
+        raise TierMissError(Miss.CORRUPT, f"it says that its header has {length} bytes, of {size}")
+    written = _exactly(source, length, 8)
+    try:
+        metadata = json.loads(written)["__metadata__"]
+        said = json.loads(metadata[_FORM_KEY])
+        if metadata["checksum"] == f"{zlib.crc32(metadata[_FORM_KEY].encode()):08x}":
+            _check_form(said)
+        header = Header(SegmentRecord.from_json(said), tuple(map(int, said["checksums"])))
+        right = len(header.checksums) == len(header.record.layers) and header.to_bytes()[8:] == written
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
+        raise TierMissError(Miss.CORRUPT, f"its header cannot be read ({type(error).__name__}: {error})") from None
+    if not right or not header.record.key_holds():
+        raise TierMissError(Miss.CORRUPT, "its header is damaged")
+    if size != 8 + length + header.slabs_bytes:
+        raise TierMissError(Miss.CORRUPT, f"it has {size} bytes in place of {8 + length + header.slabs_bytes}")
+    return header, 8 + length
+
+
+def _check_form(said: dict[str, Any]) -> None:
+    """Raises UnknownFormError for formats of a newer version."""
+    form, codec = said["form"], said.get("codec")
+    if form != FORM:
+        raise UnknownFormError(Miss.ABSENT, f"it is of form {form!r:.20}, and this inlay reads form {FORM}")
+    if codec not in CODECS:
+        raise UnknownFormError(Miss.ABSENT, f"it is of codec {codec!r:.20}, and this inlay knows {', '.join(CODECS)}")
+
+
+def read_segment(
+    source: Source, asked: SegmentRecord, take: Callable[[int, Slab], None], late: Callable[[], bool]
+) -> None:
+    """Deliver the slabs of the wanted segment, each once it is checked; see Tier.get.
+
+    Raises TierMissError, which includes a segment other than the wanted one, and OSError.
+    """
+    header, at = read_header(source)
+    if not header.record.same(asked):
+        raise TierMissError(Miss.CORRUPT, "it holds another segment than its name says")
+    read_slabs(source, header, at, take, late)
+
+
+def read_slabs(
+    source: Source, header: Header, at: int, take: Callable[[int, Slab], None], late: Callable[[], bool]
+) -> None:
+    """Deliver each slab behind a header, once its checksum holds. Raises TierMissError and OSError."""
+    record = header.record
+    buffer = np.empty(max(pages(record.slab_bytes(layer)) for layer in range(len(record.layers))), np.uint8)
+    for layer, checksum in enumerate(header.checksums):
+        size = record.slab_bytes(layer)
+        whole = buffer[: pages(size)]
+        source.fill(whole.data, at)
+        at += len(whole)
+        if zlib.crc32(whole.data) != checksum:
+            raise TierMissError(Miss.CORRUPT, f"the checksum of layer {layer} does not hold")
+        if late():
+            raise TierMissError(Miss.LATE)
+        take(layer, record.form.decode(whole[:size], record.shape(layer), record.kv_dtype))
+
+
+def _filled(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    filling = pages(data.size) - data.size
+    return np.concatenate([data, np.zeros(filling, np.uint8)]) if filling else data
+
+
+def _exactly(source: Source, length: int, at: int) -> bytes:
+    buffer = bytearray(length)
+    source.fill(memoryview(buffer), at)
+    return bytes(buffer)

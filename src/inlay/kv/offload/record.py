@@ -1,0 +1,195 @@
+"""The record that is stored with a segment's KV: all parts of its key, and its shape."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from inlay.errors import ParameterError
+from inlay.kv.identity import LOSSLESS, Context, KeyMaker, SegmentSpec
+from inlay.kv.offload.codecs import CODECS
+from inlay.kv.offload.codecs.codec import DTYPES, SCALE_BYTES, SCALED, Codec, Shape, Slab
+from inlay.slots import SlotRange
+
+
+class HeadShape(Protocol):
+    """The number of KV heads in one layer, and their width."""
+
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+
+
+class SlabMemory(Protocol):
+    """The pool's memory, as seen by code that copies between it and another tier."""
+
+    @property
+    def layers(self) -> Sequence[HeadShape]: ...
+
+    def read_slab(self, layer: int, slots: Sequence[SlotRange]) -> Slab: ...
+
+    def write_slab(self, layer: int, slots: Sequence[SlotRange], slab: Slab) -> None: ...
+
+    def beside(self) -> AbstractContextManager[None]: ...
+
+    def put_slab(self, layer: int, slots: Sequence[SlotRange], slab: Slab) -> Callable[[], None]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentRecord:
+    """A segment as tiers describe it.
+
+    Attributes:
+        model: the model's name for people.
+        fingerprint … numerics: see KeyMaker. Of a salt, only the sha256 is stored.
+        codec: the form in the tiers.
+        ids, start, before: its tokens, their first position, and the context in front.
+        layers: (heads, width) of each layer.
+    """
+
+    key: bytes
+    model: str
+    fingerprint: bytes
+    kv_dtype: str
+    codec: str
+    salt: bytes
+    positioned: bool
+    numerics: str
+    ids: tuple[int, ...]
+    start: int
+    before: Context
+    layers: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, spec: SegmentSpec, keys: KeyMaker, layers: Sequence[HeadShape], model: str) -> SegmentRecord:
+        """The record of a segment that an engine with these keys has computed."""
+        return cls(
+            key=spec.key,
+            model=model,
+            fingerprint=keys.fingerprint,
+            kv_dtype=keys.kv_dtype,
+            codec=keys.codec if spec.codec == LOSSLESS else spec.codec,
+            salt=salt_digest(keys.salt),
+            positioned=keys.positioned,
+            numerics=keys.numerics,
+            ids=spec.ids,
+            start=spec.start,
+            before=spec.lossless.before,
+            layers=tuple((layer.kv_heads, layer.head_dim) for layer in layers),
+        )
+
+    @property
+    def tokens(self) -> int:
+        return len(self.ids)
+
+    @property
+    def context(self) -> bytes:
+        return self.before.digest(self.start)
+
+    @property
+    def text(self) -> bytes:
+        """The digest of the tokens alone, equal for all contexts and forms."""
+        return text_digest(self.ids)
+
+    @property
+    def form(self) -> Codec:
+        """The codec of its slabs."""
+        return CODECS[self.codec]
+
+    def shape(self, layer: int) -> Shape:
+        """The shape of a layer's slab, in numbers."""
+        heads, width = self.layers[layer]
+        return 2, heads, self.tokens, width + (SCALE_BYTES if self.kv_dtype in SCALED else 0)
+
+    def slab_bytes(self, layer: int) -> int:
+        """The encoded size of a layer's KV in bytes."""
+        return self.form.nbytes(self.shape(layer), self.kv_dtype)
+
+    def same(self, other: SegmentRecord) -> bool:
+        """True if both records describe the same KV. The model's name may differ."""
+        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__ if name != "model")
+
+    def key_holds(self) -> bool:
+        """True if the key matches the fields. Keys with a salt cannot be checked, because the salt is not stored."""
+        if self.salt:
+            return True
+        keys = KeyMaker(self.fingerprint, self.kv_dtype, self.codec, b"", self.positioned, self.numerics)
+        return keys.key(self.context, self.ids, self.start) == self.key
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "key": self.key.hex(),
+            "model": self.model,
+            "fingerprint": self.fingerprint.hex(),
+            "kv_dtype": self.kv_dtype,
+            "codec": self.codec,
+            "salt": self.salt.hex(),
+            "positioned": self.positioned,
+            "numerics": self.numerics,
+            "ids": base64.b64encode(_packed(self.ids)).decode(),
+            "start": self.start,
+            "before": base64.b64encode(self.before.to_bytes()).decode(),
+            "layers": [list(layer) for layer in self.layers],
+        }
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> SegmentRecord:
+        """Read a record. Raises ValueError if it is invalid."""
+        try:
+            record = cls(
+                key=bytes.fromhex(said["key"]),
+                model=str(said["model"]),
+                fingerprint=bytes.fromhex(said["fingerprint"]),
+                kv_dtype=str(said["kv_dtype"]),
+                codec=str(said["codec"]),
+                salt=bytes.fromhex(said["salt"]),
+                positioned=bool(said["positioned"]),
+                numerics=str(said["numerics"]),
+                ids=tuple(np.frombuffer(base64.b64decode(said["ids"], validate=True), "<u4").tolist()),
+                start=int(said["start"]),
+                before=Context.from_bytes(base64.b64decode(said["before"], validate=True)),
+                layers=tuple((int(heads), int(width)) for heads, width in said["layers"]),
+            )
+        except (KeyError, TypeError, AttributeError, ParameterError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from None
+        if len(record.key) != 32 or not record.ids or not record.layers or record.kv_dtype not in (*DTYPES, *SCALED):
+            raise ValueError("it has no key, no tokens, no layers or an unknown dtype")
+        if record.codec not in CODECS:
+            raise ValueError(f"it has the unknown codec {record.codec!r:.20}")
+        if record.kv_dtype in SCALED and record.codec != LOSSLESS:
+            raise ValueError("it was rounded twice")
+        if min(min(layer) for layer in record.layers) < 1:
+            raise ValueError("a layer has no width")
+        return record
+
+
+def is_finite(slab: Slab, kv_dtype: str) -> bool:
+    """True if the KV has neither infinities nor NaN."""
+    if kv_dtype == "fp8" and ((slab[..., :-SCALE_BYTES] & 0x7F) == 0x7F).any():
+        return False
+    if kv_dtype in SCALED:
+        return bool(np.isfinite(np.ascontiguousarray(slab[..., -SCALE_BYTES:]).view("<f4")).all())
+    _, size, exponent = DTYPES[kv_dtype]
+    bits = np.ascontiguousarray(slab).reshape(-1).view(f"<u{size}")
+    return not bool(((bits & exponent) == exponent).any())
+
+
+def salt_digest(salt: bytes) -> bytes:
+    """The stored digest of a salt; empty for no salt."""
+    return hashlib.sha256(b"inlay salt" + salt).digest() if salt else b""
+
+
+def text_digest(ids: Sequence[int]) -> bytes:
+    """A digest of token ids, 16 bytes."""
+    return hashlib.sha256(_packed(ids)).digest()[:16]
+
+
+def _packed(ids: Sequence[int]) -> bytes:
+    return np.asarray(ids, "<u4").tobytes()

@@ -1,0 +1,230 @@
+"""Writes segments to the tiers below the pool, in the background.
+
+A segment is copied from the pool under a hold. Removals and lifetimes go through the same thread, in order.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from inlay.kv.identity import SegmentSpec
+from inlay.kv.offload.codecs.codec import Slab
+from inlay.kv.offload.record import SegmentRecord, SlabMemory, is_finite
+from inlay.kv.offload.tier import Tier, TierMissError
+from inlay.kv.offload.worker import Worker
+from inlay.kv.segment import Hold
+from inlay.kv.store import SegmentStore
+from inlay.slots import SlotRange
+
+#: Segments in the write queue; beyond that, the oldest are dropped.
+_MOST_WAITING = 4096
+_MOST_PROMOTIONS = 64  # segments that wait for a copy to nearer tiers; further ones are skipped
+
+
+@dataclass(eq=False, slots=True)
+class _Save:
+    """A segment that is being written. ``hold`` keeps it in the pool until it is copied.
+
+    ``slots`` are empty if the segment is no longer in the pool and is read from a nearer tier.
+    """
+
+    spec: SegmentSpec
+    slots: tuple[SlotRange, ...]
+    hold: Hold
+    copied: bool = False
+    over: bool = False
+    given_up: bool = False
+
+
+class Saver:
+    """Writes segments of one store to the tiers below it, and removes segments from them.
+
+    Args:
+        forms: a segment and its forms in the tiers.
+        record_of: the record to write for a segment.
+        nearest: the number of the first tier that is written. Tiers before it only remove segments.
+        tell: called on any thread after progress.
+        tell_waiting: called on any thread after progress that gives the engine no work.
+    """
+
+    def __init__(
+        self,
+        store: SegmentStore,
+        memory: SlabMemory,
+        tiers: tuple[Tier, ...],
+        *,
+        forms: Callable[[SegmentSpec], Iterator[SegmentSpec]],
+        record_of: Callable[[SegmentSpec], SegmentRecord],
+        nearest: int = 0,
+        tell: Callable[[], None],
+        tell_waiting: Callable[[], None],
+    ) -> None:
+        self.not_written = 0  # segments that were evicted or dropped from the queue before they were written
+        self._store = store
+        self._memory = memory
+        self._tiers = tiers
+        self._nearest = nearest
+        self._forms = forms
+        self._record_of = record_of
+        self._tell = tell
+        self._tell_waiting = tell_waiting
+        self._writer = Worker("inlay-writer")
+        self._promoting = 0  # segments in promotion from tier to tier, or waiting for it
+        self._counting = threading.Lock()
+        # by key: the segment and its time of entry
+        self._waiting: OrderedDict[bytes, tuple[SegmentSpec, float]] = OrderedDict()
+        self._saving: _Save | None = None
+        self._deleting: set[bytes] = set()  # keys that are still to be removed from the tiers
+
+    @property
+    def copying(self) -> bool:
+        """True if a segment is referenced until it is copied."""
+        saving = self._saving
+        return saving is not None and not saving.copied
+
+    @property
+    def waiting(self) -> int:
+        """The number of segments that are waiting or being written."""
+        return len(self._waiting) + (self._saving is not None)
+
+    @property
+    def settled(self) -> bool:
+        """True if nothing is left to write, remove or promote."""
+        return not self.waiting and not self._deleting and not self._promoting
+
+    @property
+    def lag_s(self) -> float:
+        """How long the first segment has waited, in seconds."""
+        for _, since in self._waiting.copy().values():  # the engine thread may change it meanwhile
+            return time.monotonic() - since
+        return 0.0
+
+    def forgets(self, key: bytes) -> bool:
+        """True if a segment is still to be removed from the tiers."""
+        return key in self._deleting
+
+    # With the engine lock held
+
+    def save(self, spec: SegmentSpec) -> None:
+        """See Residency.save."""
+        if spec.key in self._waiting or self._is_written(spec):
+            return
+        if len(self._waiting) >= _MOST_WAITING:
+            self._waiting.popitem(last=False)
+            self.not_written += 1
+        self._waiting[spec.key] = spec, time.monotonic()
+        self._save_next()
+
+    def forget(self, key: bytes) -> None:
+        """See Residency.forget."""
+        self._waiting.pop(key, None)
+        if self._saving is not None and self._saving.spec.key == key:
+            self._saving.given_up = True
+            self._saving.hold.release()
+        self._deleting.add(key)
+        self._writer.submit(lambda: self._delete(key))
+
+    def expire_at(self, keys: Sequence[bytes], ttl_s: float) -> None:
+        """See Residency.expire_at."""
+        self._writer.submit(lambda: self._expire_at(keys, ttl_s))
+
+    def poll(self) -> None:
+        """Release copied segments and start the next one."""
+        saving = self._saving
+        if saving is not None and saving.copied:
+            saving.hold.release()
+        if saving is not None and saving.over:
+            self._saving = None
+        self._save_next()
+
+    def _save_next(self) -> None:
+        while self._saving is None and self._waiting:
+            _, (spec, _) = self._waiting.popitem(last=False)
+            found = self._store.get(spec)
+            if found is None and not any(tier.holds(spec.key) for tier in self._tiers[: self._nearest]):
+                self.not_written += 1
+            elif not self._is_written(spec):
+                slots, hold = ((), Hold()) if found is None else (found.slots, self._store.hold(found))
+                save = self._saving = _Save(spec, slots, hold)
+                self._writer.submit(partial(self._write, save))
+
+    def _is_written(self, spec: SegmentSpec) -> bool:
+        """True if each tier has the segment in its own form, and no removal is pending."""
+        written = [(tier, self._written_by(tier, spec).key) for tier in self._tiers[self._nearest :]]
+        return all(tier.holds(key) and key not in self._deleting for tier, key in written)
+
+    def _written_by(self, tier: Tier, spec: SegmentSpec) -> SegmentSpec:
+        return spec if spec.source is not None else spec.through(tier.codec, self._store.keys)
+
+    def close(self, timeout: float) -> bool:
+        """End the thread after its current job. Returns True if it has ended in time."""
+        return self._writer.close(timeout)
+
+    def promote(self, record: SegmentRecord, slabs: list[Slab], number: int) -> None:
+        """Copy a segment from tier ``number`` to the tiers nearer than that, behind the queued work."""
+        with self._counting:
+            if self._promoting >= _MOST_PROMOTIONS:
+                return
+            self._promoting += 1
+
+        def put() -> None:
+            try:
+                for tier in self._tiers[self._nearest : number]:
+                    if self._tiers[number].holds(record.key):  # it has not been removed meanwhile
+                        tier.put(record, slabs)
+            finally:
+                with self._counting:
+                    self._promoting -= 1
+                self._tell_waiting()
+
+        self._writer.submit(put)
+
+    def _write(self, save: _Save) -> None:
+        try:
+            slabs = self._slabs(save)
+            save.copied = True
+            self._tell()
+            dtype = self._store.keys.kv_dtype
+            if save.given_up or not slabs or not all(is_finite(slab, dtype) for slab in slabs):
+                return
+            for tier in self._tiers[self._nearest :]:
+                tier.put(self._record_of(self._written_by(tier, save.spec)), slabs)
+            if save.given_up:
+                for form in self._forms(save.spec):
+                    self._delete(form.key)
+        finally:
+            save.copied = save.over = True
+            self._tell()
+
+    def _slabs(self, save: _Save) -> list[Slab]:
+        """The slabs of a segment; empty if it has left the nearer tier meanwhile."""
+        if save.slots:
+            return [self._memory.read_slab(layer, save.slots) for layer in range(len(self._memory.layers))]
+        slabs: list[Slab] = []
+        record = self._record_of(save.spec)
+        for tier in self._tiers[: self._nearest]:
+            with suppress(TierMissError):
+                tier.get(record, lambda layer, slab: slabs.append(slab.copy()), lambda: False)
+        if len(slabs) < len(self._memory.layers):
+            self.not_written += 1
+            return []
+        return slabs
+
+    def _delete(self, key: bytes) -> None:
+        try:
+            for tier in self._tiers:
+                tier.delete(key)
+        finally:
+            self._deleting.discard(key)
+            self._tell_waiting()
+
+    def _expire_at(self, keys: Sequence[bytes], ttl_s: float) -> None:
+        for key in keys:
+            for tier in self._tiers:
+                tier.expire(key, ttl_s)

@@ -1,0 +1,211 @@
+"""The forms that grammars come in, as llguidance takes them, and which of them would take too long to compile.
+
+JSON Schemas, choices and patterns, Lark, llama.cpp's GBNF, and vLLM's structural tags.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+from inlay.errors import ParameterError
+from inlay.sampling.bounded_schemas import bounded_document
+from inlay.sampling.json_schemas import GrammarError, holdable
+
+__all__ = ["GrammarError", "as_text", "lark_of", "lark_of_tags", "least_work", "read_tags", "tags_text", "too_large"]
+
+#: Directives by which a grammar in Lark holds others, whose cost nobody has looked at.
+_HOLDS_OTHERS = re.compile(r"%(json|regex|lark|llguidance)\b|<\[|@")
+_TEXTS = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|(?://|#).*')
+_MAX_TAGS = 64  # of one request
+_MAX_TAG_TEXT = 1_024  # characters of a begin, an end or a trigger
+_LONGEST = 2**17  # characters of a grammar
+_MAX_KEYS = 4_096  # of all objects of a schema: the time to compile it grows with the square of its properties,
+_MAX_PATTERNS = 128  # and faster with that of its patternProperties, each of which is held against all others
+_MAX_TOGETHER = 12  # patterns that one text may have to match: the time to tell whether any does doubles with each
+_MAX_REMAINDERS = 10_000  # of numbers that have to be multiples: each is a state, and the time grows with the square
+_MAX_OPTIONAL = 512  # optional parts of one pattern: the time to compile it grows with the square of their number,
+_MAX_OPTIONAL_RULES = 1_000  # and so does each step through optional parts of a grammar
+
+# Between the parts of JSON: a space, or a line break with indentation. JSON allows any amount, and models that have
+# taken to white space go on with it until max_tokens.
+_WHITE_SPACE = r" |\n {0,32}"
+
+
+# In a pattern: what is escaped, a class of characters, the head of a group, and the marks of optional parts.
+_OPTIONAL = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\(\?|([?*]|\{0*,|\{0+\})", re.DOTALL)
+
+
+def as_text(kind: str, value: Any) -> tuple[str, str]:
+    """The name of a kind of grammar in llguidance, and its text: JSON for schemas and choices, patterns as they are.
+
+    Raises GrammarError for one that is too large.
+    """
+    if kind in ("regex", "grammar"):
+        text, most = _short(str(value)), _MAX_OPTIONAL if kind == "regex" else _MAX_OPTIONAL_RULES
+        if _optional_parts(text) > most:
+            raise GrammarError(f"it has more than {most:,} optional parts; write fewer of ?, * and {{0,…}}")
+        return kind, text
+    try:
+        parsed = json.loads(_short(value)) if isinstance(value, str) else value
+        if kind == "choice":
+            return kind, _short(json.dumps(list(parsed)))
+        if kind == "structural_tag":
+            structures, triggers = read_tags(parsed)
+            if problem := too_large([one["schema"] for one in structures]):
+                raise GrammarError(problem)
+            structures = [{**one, "schema": bounded_document(holdable(one["schema"]))} for one in structures]
+            return kind, _short(tags_text(structures, triggers))
+        schema = {"type": "object"} if kind == "json_object" else parsed
+        if problem := too_large(schema):
+            raise GrammarError(problem)
+        schema = holdable(schema)
+        if kind == "json" and isinstance(schema, Mapping):
+            schema = bounded_document(schema)
+        options = {"x-guidance": {"whitespace_pattern": _WHITE_SPACE}}  # the schema may bring its own
+        return "json", _short(json.dumps(options | dict(schema) if isinstance(schema, Mapping) else schema))
+    except (TypeError, ValueError) as error:
+        raise ParameterError(f"structured_outputs['{kind}'] is no JSON: {error}.") from error
+    except RecursionError as error:
+        raise GrammarError("it nests too deeply; nest it less deeply") from error
+
+
+def _short(text: str) -> str:
+    if len(text) > _LONGEST:
+        raise GrammarError(f"it takes {len(text):,} characters, more than the {_LONGEST:,} that a grammar may have")
+    return text
+
+
+def lark_of(text: str) -> str:
+    """A grammar in Lark or GBNF as Lark. Raises GrammarError."""
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    found = _HOLDS_OTHERS.search(_TEXTS.sub('""', text))
+    if found is not None:
+        raise GrammarError(f"it has {found[0]!r}, and a grammar may not hold others; write all of it as rules")
+    try:
+        return str(any_to_lark(text))
+    except RecursionError as error:
+        raise GrammarError("it nests too deeply; nest it less deeply") from error
+    except Exception as error:  # the converter raises plain ones, too
+        raise GrammarError(f"it is neither Lark nor GBNF: {error}") from error
+
+
+def read_tags(value: Any) -> tuple[list[Mapping[str, Any]], list[str]]:
+    """The structures and triggers of a structural tag, as an object. Raises GrammarError."""
+    if not isinstance(value, Mapping) or value.get("type", "structural_tag") != "structural_tag":
+        raise GrammarError('it must be an object {"type": "structural_tag", "structures": […], "triggers": […]}')
+    if "format" in value:
+        raise GrammarError('"format" is the form of another library; write "structures" and "triggers"')
+    structures: Any = value.get("structures")
+    triggers: Any = value.get("triggers")
+    if not _is_list(structures) or not all(map(_is_structure, structures)):
+        raise GrammarError('"structures" must be a list of {"begin": "…", "schema": {a JSON Schema}, "end": "…"}')
+    if not _is_list(triggers) or not all(_is_text(trigger) and trigger for trigger in triggers):
+        raise GrammarError('"triggers" must be a list of texts, none of them empty')
+    return list(structures), list(triggers)
+
+
+def lark_of_tags(structures: Sequence[Mapping[str, Any]], triggers: Sequence[str], special: Collection[str]) -> str:
+    """A grammar of free text in which what begins with a trigger is one of the structures.
+
+    special: the tokenizer's special tokens, by name. Raises GrammarError.
+    """
+    from llguidance import StructTag
+
+    tags = []
+    for number, one in enumerate(structures):
+        begin = one["begin"]
+        trigger = next((each for each in triggers if begin.startswith(each)), None)
+        if trigger is None:
+            raise GrammarError(f'"structures"[{number}] begins with {begin!r:.60}, and no trigger is its beginning')
+        tags.append(StructTag(trigger=trigger, begin=begin, grammar=dict(one["schema"]), end=one["end"]))
+    named = [tag.trigger for tag in tags if tag.trigger.startswith("<") and tag.trigger.endswith(">")]
+    return str(StructTag.to_grammar(tags, assume_special=all(name in special for name in named)))
+
+
+def tags_text(structures: Sequence[Mapping[str, Any]], triggers: Sequence[str]) -> str:
+    """The same in one form, to compare."""
+    return json.dumps({"structures": [dict(one) for one in structures], "triggers": list(triggers)})
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple) and 0 < len(value) <= _MAX_TAGS
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= _MAX_TAG_TEXT
+
+
+def _is_structure(one: Any) -> bool:
+    return (
+        isinstance(one, Mapping)
+        and one.keys() == {"begin", "schema", "end"}
+        and _is_text(one["begin"])
+        and _is_text(one["end"])
+        and isinstance(one["schema"], Mapping)
+    )
+
+
+def too_large(schema: Any) -> str | None:
+    """Why a JSON Schema would take too long to compile; None if it would not."""
+    keys = by_pattern = patterns = optional = states = 0
+    together, largest, product = False, 1, 1
+    left = [schema]
+    while left and keys <= _MAX_KEYS:
+        one = left.pop()
+        if isinstance(one, list | tuple):
+            left += one
+        elif isinstance(one, Mapping):
+            keys += len(one)
+            left += one.values()
+            named = one.get("patternProperties")
+            by_pattern += len(named) if isinstance(named, Mapping) else 0
+            given = [
+                text for text in (one.get("pattern"), *(named if isinstance(named, Mapping) else ())) if _is_str(text)
+            ]
+            patterns += isinstance(one.get("pattern"), str)
+            optional += sum(_optional_parts(text) ** 2 for text in given)
+            multiple = _remainders(one.get("multipleOf"))
+            states += multiple**2
+            largest, product = max(largest, multiple), min(product * multiple, _MAX_REMAINDERS + 1)
+            together = together or "allOf" in one or ("$ref" in one and len(one) > 1)
+    if keys > _MAX_KEYS:
+        return f"it has more than {_MAX_KEYS:,} keys; ask for less at once"
+    if by_pattern > _MAX_PATTERNS:
+        return f"it has more than {_MAX_PATTERNS} patternProperties; ask for less at once"
+    if together and patterns > _MAX_TOGETHER:
+        return f"it has more than {_MAX_TOGETHER} patterns beside allOf or $ref; ask for fewer at once"
+    if optional > _MAX_OPTIONAL**2:
+        return f"its patterns have more than {_MAX_OPTIONAL} optional parts; write fewer of ?, * and {{0,…}}"
+    if max(largest, product if together else 1) > _MAX_REMAINDERS or states > _MAX_REMAINDERS**2 + _MAX_KEYS:
+        return f"what multipleOf asks for has more than {_MAX_REMAINDERS:,} remainders; write a smaller one"
+    return None
+
+
+def least_work(kind: str, text: str) -> int:
+    """About how much fuel of llguidance's lexer a grammar takes at least: that for its texts, and for its multiples."""
+    multiples = kind == "json" and '"multipleOf"' in text  # states of theirs take memory and no fuel
+    return max(len(text) // 2, 12_000 if multiples else 0)
+
+
+def _optional_parts(pattern: str) -> int:
+    return sum(found[1] is not None for found in _OPTIONAL.finditer(pattern))
+
+
+def _is_str(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _remainders(multiple: Any) -> int:
+    """How many states it takes to count in multiples of this number, up to one more than there may be."""
+    if not isinstance(multiple, int | float) or isinstance(multiple, bool) or not 0 < multiple < math.inf:
+        return 1
+    if multiple > _MAX_REMAINDERS:
+        return _MAX_REMAINDERS + 1
+    digits = Decimal(repr(multiple)).normalize()
+    return min(int(digits.scaleb(max(0, -int(digits.as_tuple().exponent)))), _MAX_REMAINDERS + 1)

@@ -1,0 +1,243 @@
+"""The sampler's state of one answer, and the adjustment of logits before a draw.
+
+The adjustments apply to greedy rows too, in vLLM's order (vllm/v1/sample/sampler.py). First come forbidden tokens
+(``allowed_token_ids``, grammars, ``min_tokens``, ``bad_words``), then ``logit_bias``, then the repetition, frequency
+and
+presence penalties.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from inlay.models.device import upload
+from inlay.sampling.later_guide import LaterGuide
+from inlay.sampling.params import SamplingParams
+from inlay.sampling.structured import Guide, allowed_bits
+from inlay.sampling.token_rules import Ids, TokenRules
+
+#: One row's numbers, so that a batch becomes an array in one call. inverse: 1 / temperature; 0 for greedy rows.
+SETTINGS = np.dtype(
+    [
+        ("inverse", np.float32),
+        ("min_p", np.float32),
+        ("top_k", np.int64),
+        ("top_p", np.float64),
+        ("typical_p", np.float64),
+        ("repetition", np.float32),
+        ("frequency", np.float32),
+        ("presence", np.float32),
+    ]
+)
+
+
+class Row:
+    """One answer in the sampler, with one row of logits per step.
+
+    Args:
+        params: the sampling parameters.
+        seed: of its draws, 0 to 2**64 - 1; see ``request_seed``.
+        prompt_ids: of the prompt; the repetition penalty counts them too.
+        stop_ids: the tokens that end an answer; ``min_tokens`` delays them.
+        never: tokens that are forbidden at every step.
+        guide: the answer's state in its grammar, if it has one.
+        later: the guide that applies behind a mark; ``guide`` applies until then.
+        rules: the request's token rules; made of ``params``, ``stop_ids`` and ``never`` by default.
+        seen: the counts of prompt tokens for the penalties; ``seen_of(params, prompt_ids)`` by default.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        seed: int,
+        *,
+        prompt_ids: Sequence[int] = (),
+        stop_ids: Collection[int] = (),
+        never: Collection[int] = (),
+        guide: Guide | None = None,
+        later: LaterGuide | None = None,
+        rules: TokenRules | None = None,
+        seen: Seen | None = None,
+    ) -> None:
+        self.params = params
+        self.seed = seed
+        self.guide = guide
+        self.later = later
+        self.rules = TokenRules(params, stop_ids, never) if rules is None else rules
+        self.seen = seen_of(params, prompt_ids) if seen is None else seen.copy()
+        self._bad_words = None if self.rules.bad_words is None else self.rules.bad_words.copy()
+        self.step = 0  # the number of tokens in the answer
+        self.settings = (
+            0.0 if params.greedy else float(np.float32(1) / np.float32(params.temperature)),
+            params.min_p,
+            max(params.top_k, 0),
+            params.top_p,
+            params.typical_p,
+            params.repetition_penalty,
+            params.frequency_penalty,
+            params.presence_penalty,
+        )
+
+    @property
+    def forbidden(self) -> Ids:
+        """The tokens that are forbidden next."""
+        # an answer must not end before its mark, because it would not match its grammar
+        early = self.step < self.params.min_tokens or (self.later is not None and self.guide is None)
+        never = self.rules.early if early else self.rules.never
+        return never if self._bad_words is None else np.union1d(never, self._bad_words.next)
+
+    def take(self, token: int) -> None:
+        """Advance behind a chosen token. Raises InlayError if the row's grammar does not allow it."""
+        self.step += 1
+        if self.seen is not None:
+            self.seen.add(token)
+        if self._bad_words is not None:
+            self._bad_words.take(token)
+        if self.later is not None:
+            self.guide = self.later.take(token)
+            if self.later.over:
+                self.later = None
+        elif self.guide is not None:
+            self.guide.take(token)
+
+
+class Seen:
+    """The tokens that penalties apply to, each once, and how often the answer contains them.
+
+    A list of tokens is short, so a step reads and changes only their logits. All answers of a prompt share its part of
+    the
+    list.
+    """
+
+    def __init__(self, prompt_ids: Sequence[int]) -> None:
+        self._prompt = np.unique(np.asarray(prompt_ids, dtype=np.int64))  # never changed
+        self._ids = self._prompt
+        self._counts = np.zeros(len(self._ids), dtype=np.float32)
+        self._size = len(self._ids)
+        self._places: dict[int, int] = {}  # of tokens that are not in the prompt
+        self._owned = False  # True if the counts belong to this answer alone
+
+    def copy(self) -> Seen:
+        """A copy for another answer that has not begun."""
+        assert not self._owned, "this one has not begun either"
+        made = copy.copy(self)
+        made._places = {}
+        return made
+
+    @property
+    def ids(self) -> Ids:
+        return self._ids[: self._size]
+
+    @property
+    def counts(self) -> npt.NDArray[np.float32]:
+        """How often the answer contains each of ``ids``; 0 for tokens that only the prompt contains."""
+        return self._counts[: self._size]
+
+    def add(self, token: int) -> None:
+        """Count a token of the answer."""
+        if not self._owned:
+            self._counts, self._owned = self._counts.copy(), True
+        place = int(self._prompt.searchsorted(token))
+        if place == len(self._prompt) or self._prompt[place] != token:
+            place = self._places.setdefault(token, self._size)
+        if place == self._size:
+            if place == len(self._ids):
+                self._grow()
+            self._ids[place], self._counts[place] = token, 0
+            self._size += 1
+        self._counts[place] += 1
+
+    def _grow(self) -> None:
+        room = max(64, len(self._ids))
+        self._ids = np.concatenate([self._ids, np.zeros(room, dtype=np.int64)])
+        self._counts = np.concatenate([self._counts, np.zeros(room, dtype=np.float32)])
+
+
+def seen_of(params: SamplingParams, prompt_ids: Sequence[int]) -> Seen | None:
+    """The counts at the start of an answer; None without penalties."""
+    if params.repetition_penalty != 1:
+        return Seen(prompt_ids)
+    return Seen(()) if params.presence_penalty or params.frequency_penalty else None
+
+
+def adjust(scores: Tensor, rows: Sequence[Row], vocabulary: int) -> Tensor:
+    """Apply the adjustments of all rows to logits, (rows, width), fp32. Returns ``scores`` itself if nothing changes
+    it.
+
+    Args:
+        vocabulary: the number of columns that are tokens.
+    """
+    guided = [place for place, row in enumerate(rows) if row.guide is not None]
+    forbidden = [row.forbidden for row in rows]
+    biased = any(len(row.rules.bias_ids) for row in rows)
+    penalized = [place for place, row in enumerate(rows) if row.seen is not None]
+    limited = [place for place, row in enumerate(rows) if row.rules.allowed is not None]
+    if not (guided or biased or penalized or limited or any(map(len, forbidden))):
+        return scores
+    scores = scores.clone()
+    for place in limited:
+        _limit(scores[place], rows[place].rules.allowed)
+    if guided:
+        _mask(scores, rows, guided, vocabulary)
+    if any(map(len, forbidden)):
+        # Ids beyond the vocabulary are skipped: indexing with them would crash the device context.
+        scores[_places([ids[ids < vocabulary] for ids in forbidden], scores)] = -math.inf
+    if biased:
+        places = _places([row.rules.bias_ids for row in rows], scores)
+        scores[places] += _tensor(np.concatenate([row.rules.biases for row in rows]), scores)
+    if penalized:
+        _penalize(scores, rows, penalized)
+    return scores
+
+
+def _mask(scores: Tensor, rows: Sequence[Row], guided: list[int], vocabulary: int) -> None:
+    bits = allowed_bits([guide for row in rows if (guide := row.guide) is not None], vocabulary)
+    words = _tensor(bits.view(np.int32), scores)
+    allowed = (words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=scores.device)) & 1
+    where = _tensor(np.array(guided), scores)
+    kept = scores[where, :vocabulary]
+    scores[where, :vocabulary] = kept.masked_fill_(allowed.flatten(1)[:, :vocabulary] == 0, -math.inf)
+
+
+def _limit(row: Tensor, allowed: Ids | None) -> None:
+    """Forbid all tokens except ``allowed``. Changes the row, (width,), in place."""
+    assert allowed is not None, "it is one of those that are limited"
+    columns = _tensor(allowed, row)
+    kept = row[columns]
+    row.fill_(-math.inf)
+    row[columns] = kept
+
+
+def _penalize(scores: Tensor, rows: Sequence[Row], penalized: list[int]) -> None:
+    seen = [found for row in rows if (found := row.seen) is not None]
+    lengths = [len(found.ids) for found in seen]
+    numbers = np.array([rows[place].settings for place in penalized], dtype=SETTINGS).repeat(lengths)
+    counts = _tensor(np.concatenate([found.counts for found in seen]), scores)
+    repetition, frequency, presence = (
+        _tensor(numbers[name].copy(), scores) for name in ("repetition", "frequency", "presence")
+    )
+    places = (
+        _tensor(np.array(penalized).repeat(lengths), scores),
+        _tensor(np.concatenate([found.ids for found in seen]), scores),
+    )
+    logits = scores[places]
+    logits = torch.where(logits > 0, logits / repetition, logits * repetition)
+    scores[places] = logits - frequency * counts - presence * (counts > 0)
+
+
+def _places(ids: Sequence[npt.NDArray[np.int64]], like: Tensor) -> tuple[Tensor, Tensor]:
+    """Row and column indices of each row's tokens."""
+    rows = np.arange(len(ids)).repeat([len(one) for one in ids])
+    return _tensor(rows, like), _tensor(np.concatenate(ids), like)
+
+
+def _tensor(array: npt.NDArray[Any], like: Tensor) -> Tensor:
+    return upload(array, like.device)

@@ -1,0 +1,60 @@
+"""Rows of logits and what the sampler makes of them, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+import torch
+
+from inlay.sampling.filters import block_sums, blocked, pad, ranked, tiles, typical, weigh
+from inlay.sampling.params import SamplingParams
+from inlay.sampling.report import Sampled
+from inlay.sampling.row import SETTINGS, Row
+from inlay.sampling.sampler import paths, sample
+
+
+def normal(*shape: int, seed: int = 0, scale: float = 3.0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def row(params: SamplingParams, step: int = 0, seed: int = 0, never: Collection[int] = (), **rest: Any) -> Row:
+    """A row whose answer has ``step`` tokens."""
+    made = Row(params, seed, never=never, **rest)
+    made.step = step
+    return made
+
+
+def choose(logits: torch.Tensor, rows: list[Row]) -> list[Sampled]:
+    """``sample`` where every row has a token."""
+    found = sample(logits, rows)
+    assert all(isinstance(one, Sampled) for one in found), found
+    return found
+
+
+def kept(logits: torch.Tensor, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
+    """The token ids that can be drawn from logits (vocabulary,), in drawing order, and their probabilities."""
+    blocks = blocked(pad(logits[None]))
+    best = blocks.maxima.max(axis=1)
+    settings = np.array([Row(params, 0).settings], dtype=SETTINGS)
+    free, by_rank, _ = paths(settings)
+    if len(free):
+        ((_, logs),) = tiles(blocks, best, settings)
+        weights = weigh(logs, settings)[0].numpy()
+        ids = np.arange(len(weights))
+    else:
+        totals = block_sums(blocks, best, settings).sum(axis=1)
+        lists = ranked(blocks, best, settings, totals) if len(by_rank) else typical(blocks, best, settings)
+        _, (ids,), (weights,) = next(found for found in lists if len(found.places))
+    some = np.flatnonzero(weights)
+    return ids[some], weights[some] / weights[some].sum()
+
+
+def probabilities(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    ids, shares = kept(logits, params)
+    assert len(set(ids.tolist())) == len(ids)
+    assert (shares > 0).all()
+    dense = torch.zeros(len(logits), dtype=torch.float64)
+    dense[torch.from_numpy(ids)] = torch.from_numpy(shares)
+    return dense
