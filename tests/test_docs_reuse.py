@@ -11,15 +11,15 @@ from inlay.types import Usage
 from .pages import DOCS, Block, blocks
 
 
-def example(beginning: str) -> Block:
+def example(prefix: str) -> Block:
     """The example that holds this text."""
-    (found,) = [each for each in blocks(DOCS / "reuse.md") if each.language == "python" and beginning in each.text]
+    (found,) = [each for each in blocks(DOCS / "reuse.md") if each.language == "python" and prefix in each.text]
     return found
 
 
 def test_shadow_sampling(capsys):
     exec(example("shadow=1.0").text, names := {})
-    (found,) = names["llm"].drift()
+    (found,) = names["llm"].divergence()
     assert capsys.readouterr().out == f"ships modular: {found.kl:.3f} nats, 1 answers\n"
     assert found.taken is None
 

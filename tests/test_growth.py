@@ -15,7 +15,7 @@ from inlay.kv.store import SegmentStore
 from inlay.models.random import bytes_tokenizer
 from inlay.pml import Prompt, Schema, resolve
 from inlay.prompt.chat import ChatTemplate
-from inlay.prompt.composed import Cached, splice_parts
+from inlay.prompt.composed import CachedSpan, compose_parts
 from inlay.prompt.contexts import SchemaSpecs
 from inlay.prompt.layout import TextRun, lay_out_schema
 from inlay.prompt.placed import lay_out_ids
@@ -41,7 +41,7 @@ def seconds(function: Callable[[], Any]) -> float:
 def test_parts_that_become_one_run():
     ids = tuple(range(20))
     parts = [PromptPart(ids, 20 * n, owned=bool(n % 2)) for n in range(16_000)]
-    assert seconds(lambda: splice_parts(parts)) < 2.5  # 0.1; quadratic: 20
+    assert seconds(lambda: compose_parts(parts)) < 2.5  # 0.1; quadratic: 20
 
 
 def test_every_module_of_a_large_schema_in_one_prompt():
@@ -57,10 +57,10 @@ def test_every_module_of_a_large_schema_in_one_prompt():
     def read(runs):
         return [PromptPart(run.ids, at, candidates=(specs.spec(run, frozenset()),), encode=True) for run, at in runs]
 
-    splice: list[Cached] = []
-    assert seconds(lambda: splice.extend(splice_parts(read(parts)))) < 6
+    composed: list[CachedSpan] = []
+    assert seconds(lambda: composed.extend(compose_parts(read(parts)))) < 6
     # text behind the first module is encoded without it, and so it and all that attends to it stand elsewhere
-    assert [part.displaced for part in splice] == [False] * 2 + [True] * 7998
+    assert [part.displaced for part in composed] == [False] * 2 + [True] * 7998
 
 
 def test_many_new_texts_in_one_prompt():
@@ -151,10 +151,10 @@ def test_beginnings_that_wait_to_be_encoded():
     known = Popularity(lambda run: None, lambda run: True)
     runs = [TokenRun((number,), 0, Context()) for number in range(16_000)]
     nodes = [Node(run, bytes(str(run.ids), "ascii"), 1, (b"module",)) for run in runs]
-    beginnings: Any = [SimpleNamespace(nodes=(node,)) for node in nodes]
+    prefixes: Any = [SimpleNamespace(nodes=(node,)) for node in nodes]
 
     def ask_twice():
-        for each in beginnings * 2:
+        for each in prefixes * 2:
             known.ask("", each, 0)
 
     assert seconds(ask_twice) < 4  # 0.2; quadratic: 20

@@ -17,7 +17,7 @@ from inlay.policy import (
     CONTEXTS,
     LEVELS,
     POSITIONS,
-    REPAIRED,
+    RECOMPUTED,
     TOLERANT,
     WORDS,
     ReusePolicy,
@@ -42,12 +42,12 @@ def test_modular_is_the_most_exact_form_there_is():
     """It encodes what is nowhere as ``anchored`` does, and reads what is stored more exactly, unless told not to."""
     best, fixed = ReusePolicy.parse("modular"), ReusePolicy.parse("anchored")
     assert best == BEST != fixed
-    assert best.unrepaired() == fixed
+    assert best.without_recompute() == fixed
     assert [ReusePolicy.parse(word).heals for word in WORDS] == [word == "modular" for word in WORDS]
     off = ReusePolicy.parse("modular+healing:off")
     assert not off.heals
     assert off.anchored
-    assert off.unrepaired() == fixed
+    assert off.without_recompute() == fixed
     assert [ReusePolicy.parse(word).modular for word in REUSE] == [False, False, True, True]
     assert [ReusePolicy.parse(word).reads_nothing for word in REUSE] == [True, False, False, False]
     assert [ReusePolicy.parse(word).anchored for word in REUSE] == [False, False, False, True]
@@ -138,17 +138,17 @@ def test_the_default_goes_by_whether_there_are_modules():
     | st.tuples(st.sampled_from(SHARES), st.integers(0, 10_000)).map(lambda some: f"{some[0]}:{some[1] / 10_000:.4f}"),
     st.sampled_from([None, *POSITIONS]),
 )
-def test_a_repaired_policy_is_written_and_read(word, repair, positions):
-    written = f"{word}+{repair}"
+def test_a_repaired_policy_is_written_and_read(word, recompute, positions):
+    written = f"{word}+{recompute}"
     policy = ReusePolicy.parse(written, positions)
-    assert re.fullmatch(REPAIRED, written)
+    assert re.fullmatch(RECOMPUTED, written)
     assert ReusePolicy.parse(str(policy), positions) == policy
-    assert re.fullmatch(REPAIRED, str(policy))
+    assert re.fullmatch(RECOMPUTED, str(policy))
     assert ReusePolicy.named(written) == ReusePolicy.parse(written)
-    assert policy.unrepaired() == ReusePolicy.parse(word, positions).unrepaired()
+    assert policy.without_recompute() == ReusePolicy.parse(word, positions).without_recompute()
     assert policy.heals == (word == "modular")
-    assert policy.profiled == ("profiled" in repair)
-    assert policy.alone().repair is None
+    assert policy.profiled == ("profiled" in recompute)
+    assert policy.alone().recompute is None
 
 
 def test_amounts_are_written_as_short_as_they_can_be():
@@ -157,14 +157,14 @@ def test_amounts_are_written_as_short_as_they_can_be():
         assert str(ReusePolicy.parse(f"modular+{written}")) == f"modular+{told}"
 
 
-@pytest.mark.parametrize("repair", ["", "+linked:16", "+profiled:0.15"])
-def test_healing_is_turned_off_in_writing(repair):
-    written = f"modular{repair}+healing:off"
+@pytest.mark.parametrize("recompute", ["", "+linked:16", "+profiled:0.15"])
+def test_healing_is_turned_off_in_writing(recompute):
+    written = f"modular{recompute}+healing:off"
     policy = ReusePolicy.parse(written)
     assert str(policy) == written
-    assert re.fullmatch(REPAIRED, written)
+    assert re.fullmatch(RECOMPUTED, written)
     assert not policy.heals
-    assert ReusePolicy.parse(f"modular{repair}").heals
+    assert ReusePolicy.parse(f"modular{recompute}").heals
 
 
 @pytest.mark.parametrize(
@@ -217,13 +217,13 @@ def test_a_repair_that_is_none_is_told_so(written, sentence):
     with pytest.raises(ParameterError, match=f"^reuse is {re.escape(repr(written))}.*{re.escape(sentence)}"):
         ReusePolicy.parse(written)
     assert ReusePolicy.named(written) is None
-    assert not re.fullmatch(REPAIRED, written)
+    assert not re.fullmatch(RECOMPUTED, written)
 
 
 def test_a_repair_is_within_what_its_level_is_within():
     for ceiling in LEVELS:
-        repaired, plain = ReusePolicy.parse("anchored+linked:8"), ReusePolicy.parse("anchored")
-        assert repaired.within(ReusePolicy.parse(ceiling)) == plain.within(ReusePolicy.parse(ceiling))
+        recomputed, plain = ReusePolicy.parse("anchored+linked:8"), ReusePolicy.parse("anchored")
+        assert recomputed.within(ReusePolicy.parse(ceiling)) == plain.within(ReusePolicy.parse(ceiling))
 
 
 @given(
@@ -231,16 +231,16 @@ def test_a_repair_is_within_what_its_level_is_within():
     st.sampled_from([None, "linked:8", "profiled:0.15"]),
     st.sampled_from([None, *POSITIONS]),
 )
-def test_a_policy_across_adapters_is_written_and_read(word, repair, positions):
-    written = f"{word}+across" if repair is None else f"{word}+across+{repair}"
+def test_a_policy_across_adapters_is_written_and_read(word, recompute, positions):
+    written = f"{word}+across" if recompute is None else f"{word}+across+{recompute}"
     policy = ReusePolicy.parse(written, positions)
     assert policy.across
     assert re.fullmatch(ACROSS, written)
-    assert not re.fullmatch(REPAIRED, written)
+    assert not re.fullmatch(RECOMPUTED, written)
     assert str(policy) == written
     assert re.fullmatch(ACROSS, f"{written}+healing:off") is None or word == "modular"
     assert ReusePolicy.parse(str(policy), positions) == policy
-    assert policy.unrepaired() == ReusePolicy.parse(word, positions).unrepaired()
+    assert policy.without_recompute() == ReusePolicy.parse(word, positions).without_recompute()
     assert not policy.alone().across
     assert not ReusePolicy.parse(written.replace("+across", "")).across
     assert [policy.within(ReusePolicy.parse(most)) for most in LEVELS] == [False, False, True]
@@ -266,7 +266,7 @@ def test_an_across_that_is_none_is_told_so(written, sentence):
 
 @pytest.mark.parametrize("kind", SHARES)
 def test_a_pass_chooses_where_something_is_left_to_choose(kind):
-    selects = [ReusePolicy.parse(f"anchored+{kind}:{share}").repair.selects for share in ("0", "0.5", "1")]
+    selects = [ReusePolicy.parse(f"anchored+{kind}:{share}").recompute.selects for share in ("0", "0.5", "1")]
     assert selects == [False, kind != "profiled", False]
 
 

@@ -123,8 +123,10 @@ def test_a_marked_part_has_its_lifetime_under_every_policy(monkeypatch, reuse):
     llm.shutdown()
 
 
-@pytest.mark.parametrize("repair", ["linked:12", "linked:9999", "profiled:0.3", "profiled:1", "query:0.4", "blend:0.4"])
-def test_what_was_computed_anew_of_a_part_goes_with_it(monkeypatch, repair):
+@pytest.mark.parametrize(
+    "recompute", ["linked:12", "linked:9999", "profiled:0.3", "profiled:1", "query:0.4", "blend:0.4"]
+)
+def test_what_was_computed_anew_of_a_part_goes_with_it(monkeypatch, recompute):
     clock = Clock(monkeypatch)
     llm = make("off")
     messages = marked("Some words before it, of which there is no end. ", "@" * 80)
@@ -133,8 +135,8 @@ def test_what_was_computed_anew_of_a_part_goes_with_it(monkeypatch, repair):
     def kept() -> int:
         return sum(segment.run.ids.count(secret) for segment in llm.local.store)
 
-    usage = answer(llm, messages, reuse=f"modular+{repair}").usage
-    assert usage.repaired_tokens > 10
+    usage = answer(llm, messages, reuse=f"modular+{recompute}").usage
+    assert usage.recomputed_tokens > 10
     assert kept() >= 80, "the module and what was computed anew of it, which may be all"
     clock.now += 301
     answer(llm, "Anything, since lifetimes are looked at when requests come.")

@@ -6,7 +6,7 @@ import pytest
 
 from inlay import LLM, ParameterError, SamplingParams, Schema
 from inlay.kv.offload.disk import DiskTier
-from inlay.prompt.composed import Cached, Fresh, splice_of
+from inlay.prompt.composed import CachedSpan, NewSpan, compose
 from inlay.prompt.request import EngineRequest
 from tests.test_store import BOTH, GREEDY, SCHEMA, answer, files, make, restarted
 
@@ -134,10 +134,12 @@ def test_what_stands_behind_a_lossy_form_is_another_text(tmp_path):
     lossy = frozenset(spec.key for part in both.parts for spec in part.candidates if spec.codec != "none")
     runs = []
     for stored in (frozenset(), lossy):
-        splice = splice_of(both, stored)
-        assert {part.spec.codec for part in splice if isinstance(part, Cached)} == ({"int8"} if stored else {"none"})
-        assert all(not part.exact for part in splice if isinstance(part, Cached) and stored)
-        (last,) = [part for part in splice if isinstance(part, Fresh)][-1:]
+        composed = compose(both, stored)
+        assert {part.spec.codec for part in composed if isinstance(part, CachedSpan)} == (
+            {"int8"} if stored else {"none"}
+        )
+        assert all(not part.exact for part in composed if isinstance(part, CachedSpan) and stored)
+        (last,) = [part for part in composed if isinstance(part, NewSpan)][-1:]
         runs.append(last.run.digest)
     assert len(set(runs)) == 2
     llm.shutdown()

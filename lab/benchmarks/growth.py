@@ -25,7 +25,7 @@ from inlay.models.load import load_tokenizer
 from inlay.models.quantize import Int8Linear
 from inlay.pml import Prompt, Schema, resolve
 from inlay.prompt.chat import ChatTemplate
-from inlay.prompt.composed import splice_parts
+from inlay.prompt.composed import compose_parts
 from inlay.prompt.contexts import SchemaSpecs, in_encoding_order
 from inlay.prompt.conversation import lay_out_conversation
 from inlay.prompt.inputs import Conversation
@@ -54,21 +54,21 @@ def schema_specs(modules: int) -> Callable[[], Any]:
     return lambda: in_encoding_order(s for module in specs_of(layout).by_module().values() for s in module)
 
 
-def splice_of_modules(modules: int) -> Callable[[], Any]:
+def composed_of_modules(modules: int) -> Callable[[], Any]:
     layout, parts, at = laid_out(modules), [], 0
     for run in layout.runs:
         parts.append((run, at))
         at += len(run.ids)
     specs = specs_of(layout)
-    return lambda: splice_parts(
+    return lambda: compose_parts(
         [PromptPart(run.ids, at, candidates=(specs.spec(run, frozenset()),), encode=True) for run, at in parts]
     )
 
 
-def splice_joins(parts: int) -> Callable[[], Any]:
+def composed_joins(parts: int) -> Callable[[], Any]:
     ids = tuple(range(100))
     placed = [PromptPart(ids, 100 * number) for number in range(parts)]
-    return lambda: splice_parts(placed)
+    return lambda: compose_parts(placed)
 
 
 def chat_turns(turns: int) -> Callable[[], Any]:
@@ -143,8 +143,8 @@ def quantized_head(outputs: int) -> Callable[[], Any]:
 
 ROWS: dict[str, tuple[Callable[[int], Callable[[], Any]], tuple[int, ...]]] = {
     "schema specs (modules, text between)": (schema_specs, (80, 800, 8000)),
-    "splice of all modules": (splice_of_modules, (80, 800, 8000)),
-    "splice joins (parts)": (splice_joins, (200, 2000, 20_000)),
+    "splice of all modules": (composed_of_modules, (80, 800, 8000)),
+    "splice joins (parts)": (composed_joins, (200, 2000, 20_000)),
     "chat turns": (chat_turns, (200, 2000, 20_000)),
     "placement (new texts)": (placement, (200, 2000, 20_000)),
     "free all chunks (free spans)": (free_spans, (2000, 20_000, 200_000)),

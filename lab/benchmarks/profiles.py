@@ -22,8 +22,8 @@ from statistics import fmean
 import numpy as np
 
 from inlay import LLM, SamplingParams
-from inlay.prompt.composed import splice_of
-from inlay.prompt.recompute import expected_moves, inexact_modules
+from inlay.prompt.composed import compose
+from inlay.prompt.recompute import expected_deviations, inexact_modules
 from inlay_lab.eval.modular_cases import draw_rounds
 from inlay_lab.eval.oracle import true_moves
 
@@ -48,12 +48,12 @@ def measure(llm: LLM, asked: argparse.Namespace) -> tuple[dict[int, tuple[float,
         llm.client.finish_profiles()
         for case in each.cases:
             request = llm.processor.process(each.prompt(case), SamplingParams(max_tokens=1), policy)
-            splice, true = splice_of(request), true_moves(engine, request)
-            modules = inexact_modules(splice)
+            composed, true = compose(request), true_moves(engine, request)
+            modules = inexact_modules(composed)
             known = [engine.kv_manager.profiles[part.spec.lossless.key][: part.length] for part in modules]
             for number, (part, profile) in enumerate(zip(modules, known, strict=True), 1):
                 moves[number].append((float(true[part.start].mean()), float(profile.mean(dtype=np.float64))))
-            weights = expected_moves(splice, {part.spec.lossless.key: ONES for part in modules})
+            weights = expected_deviations(composed, {part.spec.lossless.key: ONES for part in modules})
             unseen = np.concatenate([np.full(part.length, float(weights[part.start][0]) ** 4) for part in modules])
             moved = np.concatenate([true[part.start] for part in modules]).astype(np.float64)
             by_profile = np.concatenate(known).astype(np.float64)

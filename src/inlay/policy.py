@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from inlay.errors import ParameterError
-from inlay.recompute import LIKE, REPAIR, Repair, is_repair
+from inlay.recompute import LIKE, RECOMPUTE, Recompute, is_recompute
 from inlay.tolerance import WRITTEN, Measured, Tolerance
 from inlay.wording import SHOWN, show
 
@@ -39,11 +39,11 @@ WORDS = tuple(_WRITTEN)
 
 _READ = "|".join(word for word, (level, _) in _WRITTEN.items() if level == "modular")
 
-_END = f"(?:\\+{REPAIR})?"
+_END = f"(?:\\+{RECOMPUTE})?"
 
 #: What a policy with a repair, or without healing, is written like, as a regular expression; and one that reads across
 #: adapters.
-REPAIRED = f"^(?:(?:{_READ})\\+{REPAIR}|{_BEST}{_END}\\+{_HEALING_OFF})$"
+RECOMPUTED = f"^(?:(?:{_READ})\\+{RECOMPUTE}|{_BEST}{_END}\\+{_HEALING_OFF})$"
 ACROSS = f"^(?:(?:{_READ})\\+across{_END}|{_BEST}\\+across{_END}\\+{_HEALING_OFF})$"
 
 #: What ``auto`` is written like, alone or with a tolerance of its own, as a regular expression.
@@ -56,10 +56,10 @@ _LIKE_ACROSS = "write it like anchored+across, or anchored+across+linked:16"
 
 
 #: All of a module, however long it is.
-WHOLE = Repair("linked", 2**31 - 1)
+WHOLE = Recompute("linked", 2**31 - 1)
 
 #: What a policy is repaired by where it is found to go too far from full prefill (docs/quality.md).
-_SAFER = Repair("profiled", 0.15)
+_SAFER = Recompute("profiled", 0.15)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +82,17 @@ class ReusePolicy:
     level: str
     context: str | None = None
     positions: str | None = None
-    repair: Repair | None = None
+    recompute: Recompute | None = None
     across: bool = False
     best: bool = False
     healing: bool = True
     tolerance: Tolerance | None = None
-    unprofiled: Repair | None = None
+    unprofiled: Recompute | None = None
 
     @classmethod
     def parse(cls, reuse: object, positions: object = None) -> ReusePolicy:
         """The policy that is written so. Raises ParameterError."""
-        word, across, repair, healing = _cut(reuse)
+        word, across, recompute, healing = _cut(reuse)
         name, colon, tolerance = word.partition(":")
         if name == _AUTO:
             if word != reuse:
@@ -101,13 +101,13 @@ class ReusePolicy:
                 )
             within = Tolerance.parse(tolerance, f"the tolerance of reuse {show(reuse)}") if colon else Tolerance()
             return cls("modular", positions=_positions(positions), tolerance=within)
-        if repair is not None and f"+{_HEALING_OFF}" in f"+{repair}":
+        if recompute is not None and f"+{_HEALING_OFF}" in f"+{recompute}":
             raise ParameterError(
                 f"reuse is {show(reuse)}, and '+{_HEALING_OFF}' stands at its end, once; write it like "
                 f"{_BEST}+linked:16+{_HEALING_OFF}"
             )
         if word not in _WRITTEN:
-            if is_repair(word):
+            if is_recompute(word):
                 raise ParameterError(f"reuse is {show(reuse)}, a repair of no policy; write it like {_BEST}+{word}")
             near = get_close_matches(word[:SHOWN].lower(), (*WORDS, _AUTO), 1)
             if near:
@@ -119,19 +119,19 @@ class ReusePolicy:
                 f"reuse is {show(reuse)}, and '{word}' reads no modules that could be another adapter's; leave "
                 f"'+across' out, or {_LIKE_ACROSS}"
             )
-        if repair is not None and level != "modular":
+        if recompute is not None and level != "modular":
             raise ParameterError(
                 f"reuse is {show(reuse)}, and '{word}' reads no modules that could be repaired; "
-                f"leave '+{repair}' out, or {LIKE}"
+                f"leave '+{recompute}' out, or {LIKE}"
             )
         if not healing and word != _BEST:
             raise ParameterError(
                 f"reuse is {show(reuse)}, and '{word}' is the same whatever is stored; leave '+{_HEALING_OFF}' out"
             )
         positions = _positions(positions)
-        if repair is not None and repair.endswith("across"):
+        if recompute is not None and recompute.endswith("across"):
             raise ParameterError(f"reuse is {show(reuse)}, and '+across' stands before a repair; {_LIKE_ACROSS}")
-        made = None if repair is None else Repair.parse(repair, str(reuse))
+        made = None if recompute is None else Recompute.parse(recompute, str(reuse))
         return cls(level, context, positions, made, across, best=word == _BEST, healing=healing)
 
     @classmethod
@@ -178,7 +178,7 @@ class ReusePolicy:
             return f"{_AUTO}:{self.tolerance}" if self.tolerance.given else _AUTO
         words = [_BEST if self.best else self.context or self.level]
         words += ["across"] if self.across else []
-        words += [] if self.repair is None else [str(self.repair)]
+        words += [] if self.recompute is None else [str(self.recompute)]
         return "+".join(words if self.healing else [*words, _HEALING_OFF])
 
     @property
@@ -209,7 +209,7 @@ class ReusePolicy:
     @property
     def profiled(self) -> bool:
         """Whether what is computed anew depends on how much tokens of modules move."""
-        return self.repair is not None and self.repair.profiled
+        return self.recompute is not None and self.recompute.profiled
 
     @property
     def packed(self) -> bool:
@@ -256,12 +256,12 @@ class ReusePolicy:
         modular = [each for each in found if each[2].modular and not each[2].auto]
         taken = min(modular, key=lambda each: each[:2])[2] if modular else EXACT
         if taken.profiled:
-            base = replace(taken, repair=None)
-            alike = [policy.repair for _, _, policy in modular if replace(policy, repair=None) == base]
-            linked = [repair for repair in alike if repair is not None and repair.kind == "linked"]
+            base = replace(taken, recompute=None)
+            alike = [policy.recompute for _, _, policy in modular if replace(policy, recompute=None) == base]
+            linked = [recompute for recompute in alike if recompute is not None and recompute.kind == "linked"]
             if None in alike:
-                linked.append(Repair("linked", 0))
-            taken = replace(taken, unprofiled=min(linked, key=lambda repair: repair.amount, default=WHOLE))
+                linked.append(Recompute("linked", 0))
+            taken = replace(taken, unprofiled=min(linked, key=lambda recompute: recompute.amount, default=WHOLE))
         return replace(taken, positions=self.positions)
 
     def row(self, measured: Sequence[Measured]) -> Measured | None:
@@ -301,7 +301,7 @@ class ReusePolicy:
 
     def alone(self) -> ReusePolicy:
         """This policy for a prompt of which everything is computed: it stands where it did, and nothing is reused."""
-        plain = replace(self, repair=None, across=False, best=False, healing=True, unprofiled=None)
+        plain = replace(self, recompute=None, across=False, best=False, healing=True, unprofiled=None)
         return replace(plain, level="off", context=None)
 
     def safer(self, *, profiles: bool) -> ReusePolicy:
@@ -311,15 +311,19 @@ class ReusePolicy:
         """
         if not self.modular:
             return self
-        repair, safer = self.repair, _SAFER
-        less = repair is None or repair.kind == "linked" or (repair.kind == safer.kind and repair.amount < safer.amount)
+        recompute, safer = self.recompute, _SAFER
+        less = (
+            recompute is None
+            or recompute.kind == "linked"
+            or (recompute.kind == safer.kind and recompute.amount < safer.amount)
+        )
         if profiles and less:
-            return replace(self, repair=safer)
+            return replace(self, recompute=safer)
         return replace(EXACT, positions="packed")
 
-    def unrepaired(self) -> ReusePolicy:
+    def without_recompute(self) -> ReusePolicy:
         """This policy as far as it says what modules are encoded as, and where they stand."""
-        return replace(self, repair=None, across=False, best=False, healing=True, unprofiled=None)
+        return replace(self, recompute=None, across=False, best=False, healing=True, unprofiled=None)
 
     @property
     def _rank(self) -> float:
@@ -343,9 +347,9 @@ def _cut(reuse: object) -> tuple[str, bool, str | None, bool]:
         return "", False, None, True
     asked = reuse.removesuffix(f"+{_HEALING_OFF}")
     word, plus, rest = asked.partition("+")
-    first, more, repair = rest.partition("+")
+    first, more, recompute = rest.partition("+")
     if first == "across":
-        return word, True, repair if more else None, asked == reuse
+        return word, True, recompute if more else None, asked == reuse
     return word, False, rest if plus else None, asked == reuse
 
 

@@ -12,12 +12,12 @@ _SHARE = r"(?:0(?:\.[0-9]{1,4})?|1(?:\.0{1,4})?)"
 _AMOUNTS = {"linked": r"[0-9]{1,7}"} | dict.fromkeys(("profiled", "query", "profiled*query", "blend"), _SHARE)
 
 #: A regular expression of the written form, and its description for error messages.
-REPAIR = f"(?:{'|'.join(f'{re.escape(kind)}:{amount}' for kind, amount in _AMOUNTS.items())})"
+RECOMPUTE = f"(?:{'|'.join(f'{re.escape(kind)}:{amount}' for kind, amount in _AMOUNTS.items())})"
 LIKE = "write it like anchored+linked:16 or anchored+profiled:0.15"
 
 
 @dataclass(frozen=True, slots=True)
-class Repair:
+class Recompute:
     """The choice of module tokens to recompute against the text before them.
 
     Args:
@@ -63,7 +63,7 @@ class Repair:
         return min(int(self.amount), length) if self.kind == "linked" else round(self.amount * length)
 
     @classmethod
-    def parse(cls, written: str, reuse: str) -> Repair:
+    def parse(cls, written: str, reuse: str) -> Recompute:
         """Parse the written form. ``reuse`` is the whole policy, for errors. Raises ParameterError."""
         kind, _, amount = written.partition(":")
         told = f"reuse is {show(reuse)}"
@@ -73,7 +73,7 @@ class Repair:
             raise ParameterError(
                 f"{told}, and no repair is called {show(kind)}; use one of {', '.join(_AMOUNTS)}: {LIKE}"
             )
-        if is_repair(amount.partition("+")[2]):
+        if is_recompute(amount.partition("+")[2]):
             raise ParameterError(f"{told}, and a policy has one repair; write it like {_like(reuse, kind)}")
         if re.fullmatch(_AMOUNTS[kind], amount) is None:
             whole, share = (
@@ -85,9 +85,9 @@ class Repair:
         return cls(kind, float(amount))
 
 
-def is_repair(written: str) -> bool:
+def is_recompute(written: str) -> bool:
     """True if the text is only a recomputation, without a base policy."""
-    return re.fullmatch(REPAIR, written) is not None
+    return re.fullmatch(RECOMPUTE, written) is not None
 
 
 def _like(reuse: str, kind: str) -> str:

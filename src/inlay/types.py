@@ -86,8 +86,8 @@ class Usage:
     exact_tokens: int
     module_tokens: int
     shifted_tokens: int
+    duplicate_tokens: int = 0
     recomputed_tokens: int = 0
-    repaired_tokens: int = 0
     linked_tokens: int = 0
     selecting_tokens: int = 0
     host_tokens: int = 0
@@ -107,8 +107,8 @@ class Usage:
         assert self.prompt_tokens == self.cached_tokens + self.computed_tokens, self
         assert self.cached_tokens == self.exact_tokens + self.module_tokens, self
         assert 0 <= self.shifted_tokens <= self.cached_tokens, self
-        assert 0 <= self.recomputed_tokens <= self.computed_tokens, self
-        assert 0 <= self.linked_tokens <= self.repaired_tokens <= self.prompt_tokens, self
+        assert 0 <= self.duplicate_tokens <= self.computed_tokens, self
+        assert 0 <= self.linked_tokens <= self.recomputed_tokens <= self.prompt_tokens, self
         assert min(self.selecting_tokens, self.host_tokens, self.disk_tokens, self.shared_tokens) >= 0, self
         assert self.host_tokens + self.disk_tokens + self.shared_tokens <= self.cached_tokens, self
         assert 0 <= self.written_tokens <= self.computed_tokens, self
@@ -211,7 +211,7 @@ class SegmentState:
 
 
 @dataclass(frozen=True, slots=True)
-class DriftStats:
+class DivergenceStats:
     """The divergence from full prefill of one schema's answers under one policy and salt; see docs/reuse.md.
 
     Args:
@@ -236,7 +236,7 @@ class DriftStats:
 
 
 @dataclass(frozen=True, slots=True)
-class DriftTotals:
+class DivergenceTotals:
     """Divergence counters over all salts since the start.
 
     Args:
@@ -283,7 +283,7 @@ class ShadowStats:
     tokens: int = 0
     seconds: float = 0.0
     dropped: tuple[tuple[str, int], ...] = ()
-    totals: tuple[DriftTotals, ...] = ()
+    totals: tuple[DivergenceTotals, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,7 @@ def test_advancing_grows_what_building_anew_would_make():
     assert np.array_equal(plan.groups.stretches, anew.groups.stretches)
 
 
-def repaired() -> tuple[Part, list[int]]:
+def recomputed() -> tuple[Part, list[int]]:
     """205 tokens of a stored segment of 2,048 computed anew, read 100 positions further on."""
     left_out = sorted(random.Random(0).sample(range(2048), 205))
     stored = Item(SlotRange(0, 2048), 0, shift=100, masked=True, left_out=tuple(left_out))
@@ -123,7 +123,7 @@ def repaired() -> tuple[Part, list[int]]:
 
 
 def test_scattered_rows_over_a_long_segment_take_few_entries():
-    part, left_out = repaired()
+    part, left_out = recomputed()
     assert part.items.shape[1] <= 1000
     assert build_plan([part]).groups.stretches.shape[1] <= 1000
     read = {slot for run in part.ranges for slot in range(run.first, run.end)}
@@ -132,7 +132,7 @@ def test_scattered_rows_over_a_long_segment_take_few_entries():
 
 
 def test_rows_see_stored_and_new_tokens_in_front_of_them():
-    part, left_out = repaired()
+    part, left_out = recomputed()
     for row, position in enumerate(part.positions.tolist()):
         seen = []
         for _, length, start, shift, masked in part.items.T.tolist():

@@ -75,9 +75,9 @@ def test_prompts_of_a_users_schema_import_what_may_stand_together():
 def test_the_drift_of_a_mode():
     reference = torch.log_softmax(torch.tensor([[2.0, 1.0, 0.0], [0.0, 3.0, 1.0]]), dim=-1)
     other = torch.log_softmax(torch.tensor([[2.0, 1.0, 0.5], [0.0, 1.0, 3.0]]), dim=-1)
-    drift = compare(reference, other, [0, 1])
-    assert (drift.kl, drift.top1, drift.same) == (divergence(reference, other), 0.5, False)
-    assert compare(reference, reference, [0, 1]) == replace(drift, kl=0.0, top1=1.0, same=True)
+    found = compare(reference, other, [0, 1])
+    assert (found.kl, found.top1, found.same) == (divergence(reference, other), 0.5, False)
+    assert compare(reference, reference, [0, 1]) == replace(found, kl=0.0, top1=1.0, same=True)
 
 
 def test_the_bound_of_a_mean_counts_groups_not_values():
@@ -96,13 +96,13 @@ def test_rows_of_every_policy():
     told = []
     llm = make()
     found = check_model(llm, setting(against=("exact", "modular", "modular+linked:4")), lambda *at: told.append(at))
-    exact, modular, repaired = found.rows
+    exact, modular, recomputed = found.rows
     assert [row.policy for row in found.rows] == ["exact", "modular", "modular+linked:4"]
     assert {row.positions for row in found.rows} == {"packed"}
     assert exact.kl < 1e-6 < 1e-3 < modular.kl < modular.kl_high
     assert (exact.same, exact.top1) == (1, 1)
     assert (modular.recomputed, exact.recomputed > 0.3) == (0, True)
-    assert 0 < repaired.recomputed < exact.recomputed
+    assert 0 < recomputed.recomputed < exact.recomputed
     assert min(row.ttft_ms for row in found.rows) > 0
     assert sum(count for count, _ in found.kinds.values()) == exact.prompts
     assert list(found.kinds) == list(KINDS)
@@ -123,9 +123,9 @@ def test_the_drift_is_that_of_distributions():
     params = SamplingParams(temperature=0, max_tokens=4)
     said = [output.outputs[0].token_ids for output in llm.generate(prompts, params, reuse="off")]
     wanted, seen = (llm.distributions(prompts, said, reuse=reuse) for reuse in ("off", "anchored"))
-    drifts = [divergence(*pair) for pair in zip(wanted, seen, strict=True)]
-    assert found.rows[0].kl == pytest.approx(sum(drifts) / 2, rel=1e-3)
-    assert found.rows[0].kl_high == pytest.approx(mean_bound([drifts]), rel=1e-3)
+    divergences = [divergence(*pair) for pair in zip(wanted, seen, strict=True)]
+    assert found.rows[0].kl == pytest.approx(sum(divergences) / 2, rel=1e-3)
+    assert found.rows[0].kl_high == pytest.approx(mean_bound([divergences]), rel=1e-3)
     assert found.kinds == {"trip": (2, 1)}
 
 

@@ -91,10 +91,11 @@ def test_run_tells_what_was_repaired(files, capsys):
     arguments = ["run", "s.xml", "--prompt", "p.xml", "--model", "random:tiny", "--max-tokens", "1", "--reuse"]
     _, out, _ = run(capsys, *arguments, "modular+profiled:0.2", "--profile", "off", "--json")
     row = json.loads(out)
-    repaired = row["repaired_tokens"]
-    assert (row["linked_tokens"], row["module_tokens"]) == (repaired, row["cached_tokens"] - row["exact_tokens"])
+    recomputed = row["recomputed_tokens"]
+    assert (row["linked_tokens"], row["module_tokens"]) == (recomputed, row["cached_tokens"] - row["exact_tokens"])
     lines = {
-        "modular+profiled:0.2": f"(repaired: {repaired} tokens of modules, of which {repaired} are the first ones of ",
+        "modular+profiled:0.2": f"(repaired: {recomputed} tokens of modules, of which {recomputed} are the first "
+        "ones of ",
         "modular+linked:2": "(repaired: 4 tokens of modules)\n",
     }
     for policy, line in lines.items():

@@ -13,10 +13,10 @@ from inlay.cli.from_prompts import from_prompts
 PAGE = (Path(__file__).parents[2] / "docs" / "extraction.md").read_text(encoding="utf-8")
 
 
-def block(beginning: str) -> str:
+def block(prefix: str) -> str:
     """The fenced block that begins so, without its fences."""
-    match = re.search(rf"^{re.escape(beginning)}(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
-    assert match, beginning
+    match = re.search(rf"^{re.escape(prefix)}(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    assert match, prefix
     return match[1]
 
 

@@ -446,5 +446,5 @@ def test_the_last_token_of_a_stored_prompt_is_computed_again(llm):
     module = Prompt.from_string('<prompt schema="s"><a/></prompt>')
     for prompt, first in (("Some text that is not stored", 0), (module, 1)):
         usages = [llm.generate(prompt, GREEDY)[0].usage for _ in range(2)]
-        assert [usage.recomputed_tokens for usage in usages] == [first, 1]
+        assert [usage.duplicate_tokens for usage in usages] == [first, 1]
         assert usages[1].computed_tokens == 1

@@ -12,10 +12,10 @@ from torch import Tensor
 from inlay.engine.forward import ForwardPass, StepObserver
 from inlay.engine.request import Request
 from inlay.kv.identity import LOSSLESS, SegmentSpec
-from inlay.kv.segment import Found
-from inlay.prompt.composed import Cached, Repaired
+from inlay.kv.segment import PrefixMatch
+from inlay.prompt.composed import CachedSpan, RecomputedSpan
 
-from ..equivalence.splice_oracle import Layers
+from ..equivalence.composed_oracle import Layers
 from .driving import Driver
 
 
@@ -33,7 +33,7 @@ class Read(StepObserver):
                 # What this very pass has computed under a form's name is not stored yet, and lossless.
                 self.found[request] = {key: self._layers(found) for key, found in lies.items() if found is not None}
 
-    def _layers(self, found: Found) -> Layers:
+    def _layers(self, found: PrefixMatch) -> Layers:
         storage = self._driver.llm.storage
         slots = torch.cat([torch.arange(run.first, run.end) for run in found.slots])
         return [(k[None, :, slots], v[None, :, slots]) for k, v in zip(storage.keys, storage.values, strict=True)]
@@ -41,22 +41,22 @@ class Read(StepObserver):
 
 def lossy_of(request: Request) -> list[SegmentSpec]:
     """The lossy forms that a request reads."""
-    specs = [part.spec for part in request.prompt.splice if isinstance(part, Cached)]
+    specs = [part.spec for part in request.prompt.composed if isinstance(part, CachedSpan)]
     return [spec for spec in specs if spec.codec != LOSSLESS]
 
 
 def said_of(request: Request) -> str:
     """A request and its splice, as a failure shows them."""
     said, lines = request.prompt.request, []
-    for part in request.prompt.splice:
-        if isinstance(part, Cached):
+    for part in request.prompt.composed:
+        if isinstance(part, CachedSpan):
             spec = part.spec
             shift = part.start - part.first - spec.start
             read = (
                 f"{part.first}+{part.length} of {len(spec.ids)} at {part.start}, shift {shift}, without {part.left_out}"
             )
             lines.append(f"{spec.codec} {part.form} {read}, exact {part.exact}")
-        elif isinstance(part, Repaired):
+        elif isinstance(part, RecomputedSpan):
             lines.append(f"repaired {part.positions}")
         else:
             lines.append(f"fresh {part.start}+{len(part.ids)}, in place of modules {part.instead}")

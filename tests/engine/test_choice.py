@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from inlay.prompt.composed import Cached
+from inlay.prompt.composed import CachedSpan
 
 from .driving import Driver, ids
 
@@ -22,7 +22,7 @@ def chat(question: str, *, marked: bool) -> list[dict[str, Any]]:
 
 def read(request: Any) -> int:
     """How many segments its splice reads beside the system turn."""
-    return sum(isinstance(part, Cached) for part in request.prompt.splice) - 1
+    return sum(isinstance(part, CachedSpan) for part in request.prompt.composed) - 1
 
 
 def test_what_is_stored_while_a_request_waits_is_found():
@@ -52,7 +52,7 @@ def test_a_preempted_request_keeps_its_choice():
     late = driver.request(chat("Second", marked=False), 60, priority=1)
     driver.add(late)
     driver.step(2)
-    chosen = late.prompt.splice
+    chosen = late.prompt.composed
     assert read(late) == 1
     driver.add(driver.request(ids(80), 120))
     while driver.engine.busy and not late.preemptions:
@@ -60,7 +60,7 @@ def test_a_preempted_request_keeps_its_choice():
     assert late.preemptions
     driver.store.clear()  # what it reads may be gone by now
     driver.finish()
-    assert late.prompt.splice is chosen
+    assert late.prompt.composed is chosen
     assert (late.error, len(late.token_ids)) == (None, 60)
 
 
@@ -75,5 +75,5 @@ def test_all_answers_to_a_prompt_read_the_same():
         driver.step()
     driver.store.clear()
     driver.finish()
-    assert [member.prompt.splice is leader.prompt.splice for member in leader.family] == [True] * 3
+    assert [member.prompt.composed is leader.prompt.composed for member in leader.family] == [True] * 3
     assert all(len(member.token_ids) == 4 for member in leader.family)

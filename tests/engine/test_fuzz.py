@@ -1,6 +1,6 @@
 """Requests of every kind at random, over a pool that holds a few of them and a store on disk: each answer is right.
 
-Every finished answer is held against an oracle that is told the request's splice and nothing else (splice_oracle.py);
+Every finished answer is held against an oracle that is told the request's composed prompt and nothing else (composed_oracle.py);
 those that accept no approximation against the stock model too. What is drawn: the model and its settings; policies,
 salts, adapters, several answers to a prompt, lifetimes, priorities and deadlines; and between steps what is cancelled,
 promoted, profiled, forgotten, damaged on disk, and taken up by a new process.
@@ -22,11 +22,11 @@ from inlay import SamplingParams, Schema
 from inlay.engine.encoder import Encoding
 from inlay.engine.request import Request
 from inlay.errors import DeadlineError
-from inlay.prompt.composed import Cached, Fresh
+from inlay.prompt.composed import CachedSpan, NewSpan
 
 from ..adapters import merged, write_adapter
+from ..equivalence.composed_oracle import ComposedOracle
 from ..equivalence.oracle import prefill
-from ..equivalence.splice_oracle import SpliceOracle
 from ..test_store import Clock
 from .driving import Driver, ids, placed_requests
 from .reading import Read, lossy_of, said_of
@@ -84,7 +84,7 @@ class Fuzz:
         self.start()
         digests = self.driver.llm.client.model.adapters
         self.models = {b"": loaded} | {digests[name]: merged(loaded, path) for name, path in self.adapters.items()}
-        self.oracle = SpliceOracle(self.models)
+        self.oracle = ComposedOracle(self.models)
         self.alive: list[Request] = []
 
     def start(self) -> None:
@@ -209,23 +209,23 @@ class Fuzz:
             self.compare(member, torch.stack(rows))
 
     def compare(self, request: Request, rows: Tensor) -> None:
-        splice, said = request.prompt.splice, request.token_ids
+        composed, said = request.prompt.composed, request.token_ids
         self.seen["answers"] += 1
         assert len(rows) == len(said)
-        if all(part.exact if isinstance(part, Cached) else isinstance(part, Fresh) for part in splice):
+        if all(part.exact if isinstance(part, CachedSpan) else isinstance(part, NewSpan) for part in composed):
             behind = [request.positions[-1] + 1 + step for step in range(len(said) - 1)]
             ids, positions = [*request.ids, *said[:-1]], [*request.positions, *behind]
             stock = prefill(self.models[request.adapter], ids, positions)[len(request.ids) - 1 :]
             self.hold(request, rows, stock, "exact")
         lossy = lossy_of(request)
-        expected = self.oracle.logits(splice, request.adapter, said[:-1])
+        expected = self.oracle.logits(composed, request.adapter, said[:-1])
         if lossy and not same(rows, expected):
             if request.preemptions:  # what it read before may have been another form
                 return
             found = self.read.found[request]
-            expected = self.oracle.logits(splice, request.adapter, said[:-1], self.oracle.stand_in(lossy, found))
-        repaired = request.prompt.repaired.tokens > 0
-        self.hold(request, rows, expected, "lossy" if lossy else "repaired" if repaired else "spliced")
+            expected = self.oracle.logits(composed, request.adapter, said[:-1], self.oracle.stand_in(lossy, found))
+        recomputed = request.prompt.recomputed.tokens > 0
+        self.hold(request, rows, expected, "lossy" if lossy else "repaired" if recomputed else "spliced")
         self.seen["promoted"] += request.usage.promoted_tokens > 0
         self.seen["across"] += request.usage.across_tokens > 0
         self.seen["disk"] += request.usage.disk_tokens > 0

@@ -8,7 +8,7 @@ import pytest
 from inlay import SamplingParams, Schema
 from inlay.engine.background.profiles import KnownProfiles
 from inlay.policy import ReusePolicy
-from inlay.prompt.composed import Repaired
+from inlay.prompt.composed import RecomputedSpan
 
 from .driving import Driver, check_stock
 
@@ -46,12 +46,12 @@ def test_the_next_request_with_the_same_modules_in_front_computes_none(reuse):
     )
     driver.run(first)
     driver.run(second)
-    assert first.usage.repaired_tokens == second.usage.repaired_tokens > 0
-    assert first.usage.computed_tokens == len("Well?") + first.usage.repaired_tokens
+    assert first.usage.recomputed_tokens == second.usage.recomputed_tokens > 0
+    assert first.usage.computed_tokens == len("Well?") + first.usage.recomputed_tokens
     assert second.usage.computed_tokens == len("And?")
     longer = driver.request(prompt("ab"), reuse=LINKED)  # what stands behind changes nothing of what is chosen
     driver.run(longer)
-    assert longer.usage.computed_tokens == len("Well?") + (0 if reuse == LINKED else longer.usage.repaired_tokens)
+    assert longer.usage.computed_tokens == len("Well?") + (0 if reuse == LINKED else longer.usage.recomputed_tokens)
 
 
 @pytest.mark.parametrize("reuse", [LINKED, PROFILED])
@@ -60,7 +60,7 @@ def test_other_modules_in_front_find_nothing(reuse):
     driver.run(driver.request(prompt("abc"), reuse=reuse))
     other = driver.request(prompt("cab"), reuse=reuse)
     driver.run(other)
-    assert other.usage.computed_tokens == len("Well?") + other.usage.repaired_tokens
+    assert other.usage.computed_tokens == len("Well?") + other.usage.recomputed_tokens
 
 
 @pytest.mark.parametrize("reuse", [LINKED, PROFILED])
@@ -82,7 +82,7 @@ def test_what_is_repaired_depends_on_which_tokens_are():
     driver.run(driver.request(prompt("abc"), reuse=PROFILED))
     other = driver.request(prompt("abc"), reuse="anchored+profiled:0.5")
     driver.run(other)
-    assert other.usage.computed_tokens > len("Well?") + other.usage.repaired_tokens - 20
+    assert other.usage.computed_tokens > len("Well?") + other.usage.recomputed_tokens - 20
 
 
 @pytest.mark.parametrize("reuse", [LINKED, PROFILED])
@@ -125,7 +125,7 @@ def test_what_a_cancelled_request_had_repaired_is_found_by_the_next(steps):
     driver.engine.release(first)
     again = driver.request(prompt("abc"), reuse=PROFILED)
     driver.run(again)
-    assert again.usage.computed_tokens < len("Well?") + again.usage.repaired_tokens
+    assert again.usage.computed_tokens < len("Well?") + again.usage.recomputed_tokens
     whole = driver_for()
     assert whole.run(whole.request(prompt("abc"), reuse=PROFILED)) == [tuple(again.token_ids)]
 
@@ -151,7 +151,7 @@ def test_one_run_for_all_scattered_tokens_of_a_module():
     request = driver.request(prompt("abc"), reuse=PROFILED)
     driver.add(request)
     driver.step()
-    assert sum(isinstance(part, Repaired) for part in request.prompt.splice) <= 3
+    assert sum(isinstance(part, RecomputedSpan) for part in request.prompt.composed) <= 3
     driver.finish()
 
 
@@ -184,8 +184,8 @@ def test_until_there_is_a_profile_the_first_tokens_of_each_module_are_chosen():
     driver.schema(SCHEMA)
     request = driver.request(prompt("bc"), reuse=PROFILED)
     driver.run(request)
-    assert request.usage.linked_tokens == request.usage.repaired_tokens
-    assert request.usage.repaired_tokens == round(0.4 * len("A third, at last."))  # the other one is exact here
+    assert request.usage.linked_tokens == request.usage.recomputed_tokens
+    assert request.usage.recomputed_tokens == round(0.4 * len("A third, at last."))  # the other one is exact here
     assert ReusePolicy.parse(PROFILED).profiled
 
 

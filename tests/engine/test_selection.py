@@ -29,7 +29,7 @@ def test_the_answer_follows_from_the_choice_alone(reuse):
     others = [driver.request(prompt("cab", "Why?"), 8, reuse=other) for other in ("off", "anchored", *REUSES)]
     again = driver.request(prompt("abc"), 8, reuse=reuse)
     driver.run(*others, again)
-    assert again.prompt.repaired == first.prompt.repaired
+    assert again.prompt.recomputed == first.prompt.recomputed
     assert again.token_ids == first.token_ids
     assert driver.all_free()
 
@@ -70,7 +70,7 @@ def test_modules_that_the_pass_computes_were_not_stored(reuse):
     assert sum(tokens for _, tokens in cold.usage.misses) > 0
     driver.run(warm)
     assert (warm.usage.computed_tokens, warm.usage.misses) == (1, ())
-    assert warm.usage.repaired_tokens == cold.usage.repaired_tokens > 0
+    assert warm.usage.recomputed_tokens == cold.usage.recomputed_tokens > 0
 
 
 @pytest.mark.parametrize("reuse", REUSES)
@@ -173,10 +173,10 @@ def test_parts_of_messages_and_content_found_again(reuse):
 
     first = asked(True, (0, 1))
     driver.run(first)
-    assert first.usage.repaired_tokens > 0 < first.usage.selecting_tokens
+    assert first.usage.recomputed_tokens > 0 < first.usage.selecting_tokens
     found = asked(False, (1, 0))  # nobody has marked these
     driver.run(found)
-    assert found.usage.repaired_tokens > 0 < found.usage.module_tokens
+    assert found.usage.recomputed_tokens > 0 < found.usage.module_tokens
     assert driver.all_free()
 
 
@@ -228,7 +228,7 @@ def test_keys_are_compared_block_by_block(monkeypatch):
     again = driver_for()
     request = again.request(prompt("abc"), reuse="anchored+blend:0.3")
     again.run(request)
-    assert request.prompt.repaired == first.prompt.repaired
+    assert request.prompt.recomputed == first.prompt.recomputed
 
 
 def test_text_that_is_computed_once_counts_once():
@@ -239,4 +239,4 @@ def test_text_that_is_computed_once_counts_once():
     )
     driver.run(request)
     assert request.usage.selecting_tokens == len("Well?")
-    assert request.usage.computed_tokens == len("Now. ") + request.usage.repaired_tokens + len("Well?")
+    assert request.usage.computed_tokens == len("Now. ") + request.usage.recomputed_tokens + len("Well?")

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from inlay import Schema
-from inlay.prompt.composed import Cached
+from inlay.prompt.composed import CachedSpan
 
 from ..conftest import FAMILIES
 from ..equivalence.recorder import close
@@ -381,7 +381,7 @@ def test_a_module_that_lost_its_end_is_completed(name, reuse, left):
     driver.schema(LONG)
     request, again = (driver.request(LONG.prompt().use("b").text("Well?"), 4) for _ in range(2))
     stored = max(
-        (part.spec for part in request.prompt.splice if isinstance(part, Cached)), key=lambda spec: len(spec.ids)
+        (part.spec for part in request.prompt.composed if isinstance(part, CachedSpan)), key=lambda spec: len(spec.ids)
     )
     with driver.store.hold(driver.store.longest(stored, most=left)):
         driver.store.clear()

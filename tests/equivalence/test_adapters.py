@@ -281,18 +281,18 @@ def _text(text):
     return {"type": "text", "text": text}
 
 
-@pytest.mark.parametrize("repair", ["linked:4", "profiled:0.3"])
-def test_repairs_are_computed_by_the_adapter(repair, folders):
+@pytest.mark.parametrize("recompute", ["linked:4", "profiled:0.3"])
+def test_repairs_are_computed_by_the_adapter(recompute, folders):
     """With all tokens of modules repaired, an answer is that of a full prefill, also across adapters."""
     loaded = tiny("llama")
     made = folders(loaded)
     expected, recorder = models(loaded, made), Recorder(loaded, adapters=made)
     prompt = PROMPTS["order and gaps"](pml(recorder.llm).prompt()).build()
-    kind = repair.partition(":")[0]
+    kind = recompute.partition(":")[0]
     whole = f"anchored+across+{kind}:{'1' if kind == 'profiled' else '999'}"
-    for policy in (f"anchored+{repair}", f"anchored+across+{repair}", whole):
+    for policy in (f"anchored+{recompute}", f"anchored+across+{recompute}", whole):
         ((output, logits),) = recorder.greedy([prompt], reuse=policy, adapter="all", positions="packed")
-        assert output.usage.repaired_tokens > 0
+        assert output.usage.recomputed_tokens > 0
     check_whole_answer(expected["all"], list(output.prompt_token_ids), output, logits)
 
 
@@ -362,7 +362,7 @@ def test_schemas_are_encoded_ahead_for_an_adapter(folders):
     assert output.usage.cached_tokens > len("We can spend a little.")
     recorder.llm.warm(prompt, adapter="all")
     assert recorder.llm.stats().encoded_tokens > encoded
-    assert recorder.llm.sensitivity(schema.name, adapter="some").keys() >= {"money", "food"}
+    assert recorder.llm.deviations(schema.name, adapter="some").keys() >= {"money", "food"}
 
 
 def test_a_model_that_others_use_stays_as_it_is(folders):

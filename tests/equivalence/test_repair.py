@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from inlay import SamplingParams, Schema
-from inlay.prompt.composed import splice_of
+from inlay.prompt.composed import compose
 from inlay.prompt.recompute import choose_tokens
 
 from ..conftest import CONFIGS, tiny
@@ -35,7 +35,7 @@ def set_profiles(llm, prompts, policy, seed=0):
 def chosen(llm, prompt, policy):
     """What is computed anew of a prompt, by the start of each part."""
     request = llm.processor.process(prompt, SamplingParams(), policy)
-    return choose_tokens(policy.repair, splice_of(request), llm.local.engine.kv_manager.profiles).offsets
+    return choose_tokens(policy.recompute, compose(request), llm.local.engine.kv_manager.profiles).offsets
 
 
 def check(recorder, loaded, prompt, reuse, positions, told=None):
@@ -46,65 +46,65 @@ def check(recorder, loaded, prompt, reuse, positions, told=None):
     expected = oracle_logits(loaded, recorder.llm, prompt, answer, str(policy.context), positions, anew)
     for step, row in enumerate(expected):
         close(logits[step], row)
-    assert output.usage.repaired_tokens == sum(map(len, anew.values()))
+    assert output.usage.recomputed_tokens == sum(map(len, anew.values()))
     return output
 
 
 @pytest.mark.parametrize("which", list(PROMPTS))
 @pytest.mark.parametrize("name", list(CONFIGS))
-@pytest.mark.parametrize("repair", ["linked:3", "profiled:0.4"])
-def test_a_repaired_prompt(name, repair, which):
+@pytest.mark.parametrize("recompute", ["linked:3", "profiled:0.4"])
+def test_a_repaired_prompt(name, recompute, which):
     loaded, schema = tiny(name), Schema.from_string(SCHEMA)
     recorder = recorder_for(loaded, schema)
     prompt = PROMPTS[which](schema.prompt())
     for context, positions in SETTINGS:
         if (name == "gpt2" and positions == "packed") or (which.startswith("new text") and positions == "schema"):
             continue
-        policy = recorder.llm.policy(f"{context}+{repair}", positions)
+        policy = recorder.llm.policy(f"{context}+{recompute}", positions)
         set_profiles(recorder.llm, [prompt], policy)
         first = check(recorder, loaded, prompt, str(policy), positions)
         again = check(recorder, loaded, prompt, str(policy), positions)  # all of it is stored now
         assert again.usage.computed_tokens == 1
-        assert again.usage.repaired_tokens == first.usage.repaired_tokens
-        assert first.usage.repaired_tokens > 0 or which in ("one module", "a scaffold")  # which may be exact
-        assert first.usage.linked_tokens == (first.usage.repaired_tokens if repair.startswith("linked") else 0)
+        assert again.usage.recomputed_tokens == first.usage.recomputed_tokens
+        assert first.usage.recomputed_tokens > 0 or which in ("one module", "a scaffold")  # which may be exact
+        assert first.usage.linked_tokens == (first.usage.recomputed_tokens if recompute.startswith("linked") else 0)
 
 
 @pytest.mark.parametrize("name", list(CONFIGS))
-@pytest.mark.parametrize("repair", ["profiled:1", "linked:1000"])
-def test_a_ratio_of_one_is_full_prefill(name, repair):
+@pytest.mark.parametrize("recompute", ["profiled:1", "linked:1000"])
+def test_a_ratio_of_one_is_full_prefill(name, recompute):
     loaded, schema = tiny(name), Schema.from_string(SCHEMA)
     positions = "schema" if name == "gpt2" else "packed"
     recorder = recorder_for(loaded, schema, positions=positions)
     prompt = PROMPTS["nested, short and full arguments"](schema.prompt())
-    set_profiles(recorder.llm, [prompt], recorder.llm.policy(f"anchored+{repair}", positions))
-    ((output, logits),) = recorder.greedy([prompt], reuse=f"anchored+{repair}")
+    set_profiles(recorder.llm, [prompt], recorder.llm.policy(f"anchored+{recompute}", positions))
+    ((output, logits),) = recorder.greedy([prompt], reuse=f"anchored+{recompute}")
     answer = output.outputs[0].token_ids
     end = output.prompt_positions[-1] + 1
     ids = [*output.prompt_token_ids, *answer[:-1]]
     close(logits, prefill(loaded, ids, [*output.prompt_positions, *range(end, end + len(answer) - 1)])[-len(answer) :])
 
 
-@pytest.mark.parametrize("repair", ["profiled:0", "linked:0"])
-def test_a_ratio_of_nothing_is_no_repair(repair):
+@pytest.mark.parametrize("recompute", ["profiled:0", "linked:0"])
+def test_a_ratio_of_nothing_is_no_repair(recompute):
     schema = Schema.from_string(SCHEMA)
     recorder = recorder_for(tiny("llama"), schema)
     prompt = PROMPTS["order and gaps"](schema.prompt())
     ((plain, expected),) = recorder.greedy([prompt], reuse="anchored")
-    ((output, logits),) = recorder.greedy([prompt], reuse=f"anchored+{repair}")
+    ((output, logits),) = recorder.greedy([prompt], reuse=f"anchored+{recompute}")
     close(logits, expected)
-    assert (output.usage.repaired_tokens, output.usage.computed_tokens) == (0, 1)
+    assert (output.usage.recomputed_tokens, output.usage.computed_tokens) == (0, 1)
     assert plain.usage.prompt_tokens == output.usage.prompt_tokens
 
 
 @pytest.mark.parametrize("chunk_size", [1, 16])
 @pytest.mark.parametrize("budget", [3, 4096])
-@pytest.mark.parametrize("repair", ["linked:7", "profiled:0.5"])
-def test_in_chunks(chunk_size, budget, repair):
+@pytest.mark.parametrize("recompute", ["linked:7", "profiled:0.5"])
+def test_in_chunks(chunk_size, budget, recompute):
     loaded, schema = tiny("qwen3"), Schema.from_string(SCHEMA)
     recorder = recorder_for(loaded, schema, chunk_size=chunk_size, max_num_batched_tokens=budget)
     prompt = PROMPTS["nested, short and full arguments"](schema.prompt())
-    policy = recorder.llm.policy(f"anchored+{repair}")
+    policy = recorder.llm.policy(f"anchored+{recompute}")
     set_profiles(recorder.llm, [prompt], policy)
     check(recorder, loaded, prompt, str(policy), "packed")
 

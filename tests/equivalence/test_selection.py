@@ -10,7 +10,7 @@ from transformers import DynamicCache
 from inlay import SamplingParams, Schema
 from inlay.models.cache_keyword import with_cache
 from inlay.models.interface import attention_implementation
-from inlay.prompt.composed import splice_of
+from inlay.prompt.composed import compose
 from inlay.prompt.recompute import choose_tokens
 
 from ..conftest import CONFIGS, tiny
@@ -52,10 +52,10 @@ def expected_choice(recorder, loaded, prompt, policy, positions):
 
     llm = recorder.llm
     request = llm.processor.process(prompt, SamplingParams(), policy)
-    splice = splice_of(request)
+    composed = compose(request)
     oracle_logits(loaded, llm, prompt, [0], str(policy.context), positions, make_oracle=make_oracle)
     oracle = made[0]
-    if policy.repair.by_attention:
+    if policy.recompute.by_attention:
         by_position = oracle.mass
     else:
         layer = max(1, len(loaded.spec.layers) // 3)
@@ -69,7 +69,7 @@ def expected_choice(recorder, loaded, prompt, policy, positions):
         by_position = np.zeros(at[-1] + 1)
         by_position[at] = (here - there[:, order]).pow(2).sum((0, 2)).sqrt().numpy()
     scores = {part.start: by_position[part.start : part.start + len(part.ids)] for part in request.parts}
-    return choose_tokens(policy.repair, splice, llm.local.engine.kv_manager.profiles, scores).offsets
+    return choose_tokens(policy.recompute, composed, llm.local.engine.kv_manager.profiles, scores).offsets
 
 
 def check(recorder, loaded, prompt, policy, positions, *, told=None):
@@ -81,7 +81,7 @@ def check(recorder, loaded, prompt, policy, positions, *, told=None):
         while llm.stats().busy:
             llm.client.pump()
     assert request.error is None
-    anew = request.prompt.repaired.offsets
+    anew = request.prompt.recomputed.offsets
     expected = oracle_logits(loaded, llm, prompt, request.token_ids, str(policy.context), positions, anew)
     for step, row in enumerate(expected):
         close(recorder.logits[request.id][step], row)
@@ -103,7 +103,7 @@ def test_the_choice_and_the_answer(name, kind, which):
     request, anew = check(recorder, loaded, prompt, policy, positions)
     if name != "gpt2":  # whose oracle has no rotary embedding to move keys by
         assert anew == expected_choice(recorder, loaded, prompt, policy, positions)
-    assert request.usage.repaired_tokens == sum(map(len, anew.values())) > 0
+    assert request.usage.recomputed_tokens == sum(map(len, anew.values())) > 0
     assert request.usage.linked_tokens == 0 < request.usage.selecting_tokens
     again, same = check(recorder, loaded, prompt, policy, positions)
     assert (same, again.usage.computed_tokens) == (anew, 1)  # the same choice is found again
@@ -131,7 +131,7 @@ def test_a_ratio_of_nothing_is_no_repair(kind):
     ((_, expected),) = recorder.greedy([prompt], reuse="anchored")
     ((output, logits),) = recorder.greedy([prompt], reuse=f"anchored+{kind}:0")
     close(logits, expected)
-    assert (output.usage.repaired_tokens, output.usage.selecting_tokens, output.usage.computed_tokens) == (0, 0, 1)
+    assert (output.usage.recomputed_tokens, output.usage.selecting_tokens, output.usage.computed_tokens) == (0, 0, 1)
 
 
 @pytest.mark.parametrize("backend", ["reference", "torch"])
@@ -161,9 +161,9 @@ def test_batched_with_requests_under_other_policies():
     while llm.stats().busy:
         llm.client.pump()
     for (prompt, policy), request in zip(asked, requests, strict=True):
-        if policy.repair is not None:
+        if policy.recompute is not None:
             _, anew = check(recorder, loaded, prompt, policy, "packed", told=request)
-            if policy.repair.selects:
+            if policy.recompute.selects:
                 assert anew == expected_choice(recorder, loaded, prompt, policy, "packed")
             continue
         alone = Recorder(loaded)

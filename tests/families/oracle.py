@@ -116,7 +116,7 @@ def _beside_the_interface(name: str, model: PreTrainedModel) -> Iterator[dict[st
             yield {}
 
 
-class Splice:
+class ComposedPrompt:
     """Prompt Cache in one pass: a module's tokens see what it is encoded behind, new tokens see what stands before.
 
     What a module is encoded behind is there once more for it alone, as far before it as when it was encoded: no family
@@ -128,29 +128,33 @@ class Splice:
         self._ids: list[int] = []
         self._positions: list[int] = []
         self._group: list[int] = []  # of a module; 0 for new tokens
-        self._spliced: list[bool] = []  # not what is there for a module alone
+        self._composed_prompt: list[bool] = []  # not what is there for a module alone
 
     def add_module(self, context: list[tuple[int, int]], text: list[tuple[int, int]], start: int) -> None:
         """See PromptCacheOracle.add_module."""
         shift, group = start - text[0][1], max(self._group, default=0) + 1
-        for spliced, tokens in ((False, context), (True, text)):
+        for composed_prompt, tokens in ((False, context), (True, text)):
             for token, position in tokens:
-                self._add(token, position + shift, group, spliced)
+                self._add(token, position + shift, group, composed_prompt)
 
     def add_fresh(self, ids: list[int], start: int) -> None:
         """See PromptCacheOracle.add_fresh."""
         for offset, token in enumerate(ids):
             self._add(token, start + offset, 0, True)
 
-    def _add(self, token: int, position: int, group: int, spliced: bool) -> None:
+    def _add(self, token: int, position: int, group: int, composed_prompt: bool) -> None:
         self._ids.append(token)
         self._positions.append(position)
         self._group.append(group)
-        self._spliced.append(spliced)
+        self._composed_prompt.append(composed_prompt)
 
     @property
     def logits(self) -> list[Tensor]:
         """A row for each new token."""
-        at, group, spliced = (torch.tensor(each) for each in (self._positions, self._group, self._spliced))
-        visible = (at[None] <= at[:, None]) & torch.where(group[:, None] > 0, group[:, None] == group, spliced[None])
+        at, group, composed_prompt = (
+            torch.tensor(each) for each in (self._positions, self._group, self._composed_prompt)
+        )
+        visible = (at[None] <= at[:, None]) & torch.where(
+            group[:, None] > 0, group[:, None] == group, composed_prompt[None]
+        )
         return list(masked(self._name, self._ids, self._positions, visible)[group == 0])

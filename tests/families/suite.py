@@ -29,7 +29,7 @@ from ..adapters import ALL, linear_layers, updates, with_updates, write_adapter
 from ..equivalence.recorder import Recorder, close
 from ..equivalence.test_modules import PROMPTS, SCHEMA, oracle_logits
 from .configs import WINDOW, in_bfloat16, stock_model, tiny, tiny_bfloat16, tiny_with_tools
-from .oracle import Splice, masked, stock_implementation, untouched
+from .oracle import ComposedPrompt, masked, stock_implementation, untouched
 
 PACKED, INT8 = WeightForm("packed"), WeightForm("packed", "int8")
 
@@ -92,7 +92,7 @@ def _modules(name: str, reuse: str, positions: str, which: str) -> None:
     prompt = PROMPTS[which](schema.prompt())
     ((output, logits),) = recorder.greedy([prompt], 3)
     answer = list(output.outputs[0].token_ids)
-    expected = oracle_logits(loaded, recorder.llm, prompt, answer, reuse, positions, make_oracle=Splice)
+    expected = oracle_logits(loaded, recorder.llm, prompt, answer, reuse, positions, make_oracle=ComposedPrompt)
     close(logits, torch.stack(expected))
     assert output.usage.module_tokens > 0
 

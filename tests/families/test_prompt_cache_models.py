@@ -12,7 +12,7 @@ from inlay import Prompt, Schema
 from ..equivalence.recorder import Recorder, close
 from ..equivalence.test_modules import oracle_logits
 from .configs import tiny
-from .oracle import Splice
+from .oracle import ComposedPrompt
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -35,7 +35,7 @@ def test_a_schema_of_the_examples(name, positions):
     ((output, logits),) = recorder.greedy([prompt], 2)  # all but the new text comes from the store
     answer = list(output.outputs[0].token_ids)
     expected = torch.stack(
-        oracle_logits(loaded, recorder.llm, prompt, answer, "anchored", positions, make_oracle=Splice)
+        oracle_logits(loaded, recorder.llm, prompt, answer, "anchored", positions, make_oracle=ComposedPrompt)
     )
     close(first, expected)
     close(logits, expected)

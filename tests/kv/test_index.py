@@ -14,7 +14,7 @@ from inlay.errors import CapacityError
 from inlay.kv.identity import EMPTY, Context, KeyMaker, TokenRun
 from inlay.kv.index import PrefixIndex, shared_length
 from inlay.kv.pool import KVPool
-from inlay.kv.segment import Found, Hold
+from inlay.kv.segment import Hold, PrefixMatch
 from inlay.kv.store import SegmentStore
 from inlay.slots import SlotRange, cut
 from tests.kv.accounting import audit
@@ -64,7 +64,7 @@ class Oracle:
         return max((n for n in range(1, len(ids) + 1) if (self.under(*where), ids[:n]) in self.prefixes), default=0)
 
 
-def put(store: SegmentStore, run: TokenRun) -> Found:
+def put(store: SegmentStore, run: TokenRun) -> PrefixMatch:
     """Insert a run from slots of its own, as a request does."""
     slots = store.allocate(len(run.ids))
     found = store.insert(run, slots)
@@ -72,7 +72,7 @@ def put(store: SegmentStore, run: TokenRun) -> Found:
     return found
 
 
-def read(found: Found) -> tuple[int, ...]:
+def read(found: PrefixMatch) -> tuple[int, ...]:
     """The tokens that were found, one by one."""
     return tuple(token for each in found.ranges for token in each.segment.run.ids[each.first : each.end])
 
@@ -217,8 +217,8 @@ def test_what_is_computed_anew_between_two_ranges_cuts_no_segment(module, other,
     put(store, stored)
     begin, end = sorted(data.draw(st.tuples(st.integers(0, len(module)), st.integers(0, len(module)))))
     before = run_of(other, 1, 0, 0)
-    splice = before.after(len(other)).extend(module[:begin], before.end, stored.digest, continues=False)
-    anew = TokenRun(module[begin:end], before.end + begin, splice, continues=False)
+    composed = before.after(len(other)).extend(module[:begin], before.end, stored.digest, continues=False)
+    anew = TokenRun(module[begin:end], before.end + begin, composed, continues=False)
     if anew.ids:
         put(store, anew)
         assert not set(store.longest(anew).segments) & set(store.longest(stored).segments)
@@ -231,7 +231,7 @@ def _each(slots) -> list[int]:
     return [slot for run in slots for slot in range(run.first, run.end)]
 
 
-def _slots(found: Found) -> list[int]:
+def _slots(found: PrefixMatch) -> list[int]:
     return _each(found.slots)
 
 

@@ -134,15 +134,15 @@ def test_what_went_takes_little():
 def test_ends_go_before_beginnings(policy):
     """The end costs more to compute and was read more often under its own name; it is of no use alone."""
     s = store(policy, 4)
-    beginning = specify(tuple(range(8)), 0, (), KEYS)
-    end = beginning.rest(4)
-    put(s, beginning.beginning(4))
-    put(s, beginning)
+    prefix = specify(tuple(range(8)), 0, (), KEYS)
+    end = prefix.rest(4)
+    put(s, prefix.prefix(4))
+    put(s, prefix)
     read(s, end, 5)
     put(s, module(5, 8))
     read(s, module(5, 8), 9)
     put(s, module(6))
-    assert s.longest(beginning).tokens == 4
+    assert s.longest(prefix).tokens == 4
     put(s, module(7))
     audit(s)
 

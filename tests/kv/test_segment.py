@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from inlay.kv.identity import Context, KeyMaker, TokenRun
 from inlay.kv.policies import Use
-from inlay.kv.segment import Found, Hold, Segment, SegmentRange
+from inlay.kv.segment import Hold, PrefixMatch, Segment, SegmentRange
 from inlay.slots import SlotRange
 
 KEYS = KeyMaker(fingerprint=b"model", kv_dtype="float32", codec="none", salt=b"", positioned=False)
@@ -41,7 +41,7 @@ def test_any_part_of_what_was_found(lengths, first, end, start, data):
         ranges.append(SegmentRange(one, before, tokens))
         told += [(run.first, position + n) for n, run in enumerate(runs[before:])]
         slot, position = slot + 10 * tokens, position + length
-    part = Found(tuple(ranges)).part(first, end)
+    part = PrefixMatch(tuple(ranges)).part(first, end)
     assert part.tokens == len(told[first:end])
     assert [slot for run in part.slots for slot in range(run.first, run.end)] == [slot for slot, _ in told[first:end]]
     positions = [each.start + n for each in part.ranges for n in range(each.tokens)]

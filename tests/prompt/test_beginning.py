@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from inlay import LLM, SamplingParams, Schema
-from inlay.prompt.composed import Cached, Fresh
-from inlay.prompt.prefix import Beginning, beginning_of
+from inlay.prompt.composed import CachedSpan, NewSpan
+from inlay.prompt.prefix import Prefix, prefix_of
 from inlay.prompt.request import EngineRequest
 from tests.conftest import tiny
 
@@ -31,38 +31,38 @@ def request(llm: LLM, *names: str, reuse: str = "modular", salt: str = "", posit
     return llm.processor.process(built.text("Well?"), SamplingParams(), llm.policy(reuse, positions), salt=salt)
 
 
-def beginning(llm: LLM, *names: str, **asked: str) -> Beginning:
-    found = beginning_of(request(llm, *names, **asked))
+def prefix(llm: LLM, *names: str, **asked: str) -> Prefix:
+    found = prefix_of(request(llm, *names, **asked))
     assert found is not None
     return found
 
 
-def text(llm: LLM, found: Beginning) -> list[str]:
+def text(llm: LLM, found: Prefix) -> list[str]:
     return [llm.tokenizer.decode(list(node.run.ids)) for node in found.nodes]
 
 
 def test_it_is_all_behind_the_modules_that_are_exact_up_to_the_last_module(llm):
-    found = beginning(llm, "a", "b", "c")
+    found = prefix(llm, "a", "b", "c")
     assert text(llm, found) == ["Second ", "one", ".", "Third."]  # the front and the first see all that is before them
     assert [node.module for node in found.nodes] == [True, False, True, True]
-    splice = found.splice(len(request(llm, "a", "b", "c").parts) - 1)
-    assert [type(part) for part in splice] == [Cached, Cached, Fresh]
-    assert all(part.exact for part in splice[:2])
+    composed = found.composed(len(request(llm, "a", "b", "c").parts) - 1)
+    assert [type(part) for part in composed] == [CachedSpan, CachedSpan, NewSpan]
+    assert all(part.exact for part in composed[:2])
 
 
 @pytest.mark.parametrize("names", [(), ("a",)])
 def test_what_is_all_exact_has_none(llm, names):
-    assert beginning_of(request(llm, *names)) is None
+    assert prefix_of(request(llm, *names)) is None
 
 
 @pytest.mark.parametrize("reuse", ["off", "exact", "anchored", "isolated", "modular+healing:off"])
 def test_policies_that_do_not_heal_have_none(llm, reuse):
-    assert beginning_of(request(llm, "a", "b", "c", reuse=reuse)) is None
+    assert prefix_of(request(llm, "a", "b", "c", reuse=reuse)) is None
 
 
 @pytest.mark.parametrize("positions", ["packed", "schema"])
 def test_it_is_read_up_to_the_last_module_that_is_stored(llm, positions):
-    found = beginning(llm, "a", "b", "c", "d", positions=positions)
+    found = prefix(llm, "a", "b", "c", "d", positions=positions)
     parts = request(llm, "a", "b", "c", "d", positions=positions).parts
     starts = [part.start for part in parts]
     tokens = [len(node.run.ids) for node in found.nodes]
@@ -87,18 +87,18 @@ def test_it_is_read_up_to_the_last_module_that_is_stored(llm, positions):
 
 
 def test_others_with_the_same_beginning_have_it_under_the_same_keys(llm):
-    one, other = beginning(llm, "a", "b", "c"), beginning(llm, "a", "b", "d")
+    one, other = prefix(llm, "a", "b", "c"), prefix(llm, "a", "b", "d")
     keys = [[node.key for node in found.nodes] for found in (one, other)]
     assert keys[0][:3] == keys[1][:3]
     assert keys[0][3] != keys[1][3]
-    assert beginning(llm, "b", "c").nodes[-1].key not in keys[0]
+    assert prefix(llm, "b", "c").nodes[-1].key not in keys[0]
 
 
 def test_it_is_somebodys_own_also_over_a_public_schema(llm):
     llm.remove_schema("s", cache_salt="own")
-    keys = {salt: [node.key for node in beginning(llm, "a", "b", "c", salt=salt).nodes] for salt in ("", "one", "own")}
+    keys = {salt: [node.key for node in prefix(llm, "a", "b", "c", salt=salt).nodes] for salt in ("", "one", "own")}
     assert not {*keys[""]} & {*keys["one"]}
     assert not {*keys["own"]} & {*keys["one"]}
     llm.add_schema(SCHEMA, encode=False, cache_salt="own")
-    private = [node.key for node in beginning(llm, "a", "b", "c", salt="own").nodes]
+    private = [node.key for node in prefix(llm, "a", "b", "c", salt="own").nodes]
     assert not {*private} & {*keys["own"]}

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay.kv.identity import Context, KeyMaker, specify
-from inlay.prompt.composed import Cached, Fresh, Repaired, open_end, splice_parts
-from inlay.prompt.recompute import choose_tokens, expected_moves
+from inlay.prompt.composed import CachedSpan, NewSpan, RecomputedSpan, compose_parts, open_end
+from inlay.prompt.recompute import choose_tokens, expected_deviations
 from inlay.prompt.request import PromptPart
-from inlay.recompute import Repair
+from inlay.recompute import Recompute
 
 KEYS = KeyMaker(fingerprint=b"model", kv_dtype="float32", codec="none", salt=b"", positioned=False)
 FRONT = specify((1, 2), 0, (), KEYS)
@@ -23,7 +23,7 @@ def part(spec, start):
 
 
 PARTS = [part(FRONT, 0), part(A, 2), part(B, 10), PromptPart((7, 7), 18)]
-PLAIN = splice_parts(PARTS)
+PLAIN = compose_parts(PARTS)
 
 
 def profiles(**moved):
@@ -31,60 +31,64 @@ def profiles(**moved):
 
 
 def test_the_first_tokens_of_each_module():
-    choice = choose_tokens(Repair("linked", 3), PLAIN, {})
+    choice = choose_tokens(Recompute("linked", 3), PLAIN, {})
     assert choice.offsets == {2: (0, 1, 2), 10: (0, 1, 2)}  # what stands in front is exact
     assert (choice.tokens, choice.linked) == (6, 6)
 
 
 def test_of_all_modules_together_those_that_move_most():
     moved = profiles(a=[0, 0, 0, 9, 0, 0, 0, 1], b=[0, 2, 0, 3, 0, 3, 0, 0])
-    choice = choose_tokens(Repair("profiled", 0.25), PLAIN, moved)
+    choice = choose_tokens(Recompute("profiled", 0.25), PLAIN, moved)
     assert choice.offsets == {2: (3,), 10: (1, 3, 5)}
     assert (choice.tokens, choice.linked) == (4, 0)
-    assert choose_tokens(Repair("profiled", 0.06), PLAIN, moved).offsets == {2: (3,)}  # none of what hardly moves
+    assert choose_tokens(Recompute("profiled", 0.06), PLAIN, moved).offsets == {2: (3,)}  # none of what hardly moves
 
 
 def test_behind_more_text_tokens_are_expected_to_move_more():
     """As the fourth root of how many tokens a module's encoding has not seen: 2 of text it has, or none at all."""
     moved = profiles(a=[4] * 8, b=[4] * 8)
-    expected = expected_moves(PLAIN, moved)
+    expected = expected_deviations(PLAIN, moved)
     assert expected[2].tolist() == pytest.approx([4 * 2**0.25] * 8)
     assert expected[10].tolist() == pytest.approx([4 * 10**0.25] * 8)
     seen = specify(A.ids, 2, (FRONT,), KEYS)
-    behind = splice_parts([part(FRONT, 0), part(B, 2), part(seen, 10), PromptPart((7, 7), 18)])
-    expected = expected_moves(behind, {seen.key: moved[A.key]})
+    behind = compose_parts([part(FRONT, 0), part(B, 2), part(seen, 10), PromptPart((7, 7), 18)])
+    expected = expected_deviations(behind, {seen.key: moved[A.key]})
     assert expected[10].tolist() == pytest.approx([4 * 8**0.25] * 8), "it was encoded behind the text in front"
-    assert choose_tokens(Repair("profiled", 0.25), PLAIN, profiles(a=[5] * 8, b=[4] * 8)).offsets == {10: (0, 1, 2, 3)}
-    assert choose_tokens(Repair("profiled", 0.25), PLAIN, profiles(a=[7] * 8, b=[4] * 8)).offsets == {2: (0, 1, 2, 3)}
+    assert choose_tokens(Recompute("profiled", 0.25), PLAIN, profiles(a=[5] * 8, b=[4] * 8)).offsets == {
+        10: (0, 1, 2, 3)
+    }
+    assert choose_tokens(Recompute("profiled", 0.25), PLAIN, profiles(a=[7] * 8, b=[4] * 8)).offsets == {
+        2: (0, 1, 2, 3)
+    }
 
 
 def test_a_module_without_a_profile_gets_as_many_of_its_first_tokens():
-    choice = choose_tokens(Repair("profiled", 0.25), PLAIN, profiles(a=[0, 0, 0, 9, 0, 0, 0, 1]))
+    choice = choose_tokens(Recompute("profiled", 0.25), PLAIN, profiles(a=[0, 0, 0, 9, 0, 0, 0, 1]))
     assert choice.offsets == {2: (3, 7), 10: (0, 1)}
     assert (choice.tokens, choice.linked) == (4, 2)
 
 
 def test_nothing_where_nothing_is_asked_for_or_all_is_exact():
     assert not choose_tokens(None, PLAIN, {}).offsets
-    assert not choose_tokens(Repair("linked", 0), PLAIN, {}).offsets
-    assert not choose_tokens(Repair("linked", 5), splice_parts(PARTS[:1]), {}).offsets
+    assert not choose_tokens(Recompute("linked", 0), PLAIN, {}).offsets
+    assert not choose_tokens(Recompute("linked", 5), compose_parts(PARTS[:1]), {}).offsets
 
 
-def told(splice):
+def told(composed):
     """Each part as (kind, first position, tokens)."""
     return [
         ("repaired", each.positions[0], len(each.ids))
-        if isinstance(each, Repaired)
+        if isinstance(each, RecomputedSpan)
         else ("fresh", each.start, len(each.ids))
-        if isinstance(each, Fresh)
+        if isinstance(each, NewSpan)
         else ("cached", each.start, each.length - len(each.left_out))
-        for each in splice
+        for each in composed
     ]
 
 
 def test_a_beginning_is_like_text_of_the_requests_own():
-    repaired = splice_parts(PARTS, repairs={2: (0, 1), 10: (0, 1, 4)})
-    assert told(repaired) == [
+    recomputed = compose_parts(PARTS, recomputed_offsets={2: (0, 1), 10: (0, 1, 4)})
+    assert told(recomputed) == [
         ("cached", 0, 2),
         ("fresh", 2, 2),
         ("cached", 4, 6),
@@ -96,18 +100,18 @@ def test_a_beginning_is_like_text_of_the_requests_own():
 
 
 def test_all_of_a_module_is_the_text_itself():
-    whole = splice_parts(PARTS, repairs={2: tuple(range(8)), 10: tuple(range(8))})
-    text = splice_parts([PARTS[0], PromptPart(A.ids + B.ids + (7, 7), 2)])
+    whole = compose_parts(PARTS, recomputed_offsets={2: tuple(range(8)), 10: tuple(range(8))})
+    text = compose_parts([PARTS[0], PromptPart(A.ids + B.ids + (7, 7), 2)])
     assert told(whole) == told(text)
     assert whole[-1].run.digest == text[-1].run.digest
 
 
 def test_a_module_at_the_end_leaves_its_last_token():
     ends = PARTS[:3]
-    offsets = choose_tokens(Repair("profiled", 1), open_end(splice_parts(ends)), profiles(b=[1] * 8)).offsets
+    offsets = choose_tokens(Recompute("profiled", 1), open_end(compose_parts(ends)), profiles(b=[1] * 8)).offsets
     assert offsets[10] == tuple(range(7))
-    spliced = open_end(splice_parts(ends, repairs={10: (2, 3)}))
-    assert told(spliced)[-3:] == [("cached", 10, 5), ("repaired", 12, 2), ("fresh", 17, 1)]
+    composed_prompt = open_end(compose_parts(ends, recomputed_offsets={10: (2, 3)}))
+    assert told(composed_prompt)[-3:] == [("cached", 10, 5), ("repaired", 12, 2), ("fresh", 17, 1)]
 
 
 choices = st.fixed_dictionaries({2: st.sets(st.integers(0, 7)), 10: st.sets(st.integers(0, 7))})
@@ -116,7 +120,7 @@ choices = st.fixed_dictionaries({2: st.sets(st.integers(0, 7)), 10: st.sets(st.i
 @given(choices, choices)
 def test_what_follows_is_told_apart_by_what_was_computed_anew(one, other):
     ends = [
-        splice_parts(PARTS, repairs={start: tuple(sorted(some)) for start, some in each.items()})[-1].run
+        compose_parts(PARTS, recomputed_offsets={start: tuple(sorted(some)) for start, some in each.items()})[-1].run
         for each in (one, other)
     ]
     digests = [run.after(len(run.ids)).digest(run.end) for run in ends]
@@ -125,28 +129,30 @@ def test_what_follows_is_told_apart_by_what_was_computed_anew(one, other):
 
 @given(choices)
 def test_every_token_is_there_once(chosen):
-    splice = splice_parts(PARTS, repairs={start: tuple(sorted(some)) for start, some in chosen.items()})
+    composed = compose_parts(PARTS, recomputed_offsets={start: tuple(sorted(some)) for start, some in chosen.items()})
     seen: dict[int, int] = {}
-    for each in splice:
-        if isinstance(each, Cached):
+    for each in composed:
+        if isinstance(each, CachedSpan):
             read = [n for n in range(each.first, each.first + each.length) if n not in each.left_out]
             seen |= {each.start + n - each.first: each.spec.ids[n] for n in read}
             assert each.read(5) == sum(n < 5 for n in read)
-        elif isinstance(each, Repaired):
+        elif isinstance(each, RecomputedSpan):
             seen |= dict(zip(each.positions, each.ids, strict=True))
         else:
             seen |= dict(zip(range(each.start, each.start + len(each.ids)), each.ids, strict=True))
     assert [seen[position] for position in sorted(seen)] == [token for each in PARTS for token in each.ids]
     assert len(seen) == sum(
-        each.length - len(each.left_out) if isinstance(each, Cached) else len(each.ids) for each in splice
+        each.length - len(each.left_out) if isinstance(each, CachedSpan) else len(each.ids) for each in composed
     )
 
 
 def test_repaired_tokens_stand_where_no_text_does():
     """Their ids follow each other in a run, which is no text: nothing that reads so is found there, or finds it."""
-    (run,) = (each.run for each in splice_parts(PARTS, repairs={10: (2, 5)}) if isinstance(each, Repaired))
-    behind = splice_parts([*PARTS[:3], PromptPart(run.ids, 18)], repairs={10: (2, 5)})[-1]
-    assert isinstance(behind, Fresh)
+    (run,) = (
+        each.run for each in compose_parts(PARTS, recomputed_offsets={10: (2, 5)}) if isinstance(each, RecomputedSpan)
+    )
+    behind = compose_parts([*PARTS[:3], PromptPart(run.ids, 18)], recomputed_offsets={10: (2, 5)})[-1]
+    assert isinstance(behind, NewSpan)
     assert behind.run.digest != run.digest
     assert run.before == Context.from_bytes(run.before.to_bytes())
 
@@ -155,8 +161,8 @@ def test_repairs_are_kept_for_who_asked():
     runs = [
         [
             each.run
-            for each in splice_parts(PARTS, salt=salt, repairs={2: (0,), 10: (2, 5)})
-            if not isinstance(each, Cached)
+            for each in compose_parts(PARTS, salt=salt, recomputed_offsets={2: (0,), 10: (2, 5)})
+            if not isinstance(each, CachedSpan)
         ]
         for salt in (b"", b"one", b"two")
     ]

@@ -16,7 +16,7 @@ from inlay import LLM, SamplingParams, Schema, use
 from inlay.errors import ContextError, ParameterError
 from inlay.kv.identity import KeyMaker, fingerprint_under, specify
 from inlay.policy import POSITIONS, WORDS, ReusePolicy
-from inlay.prompt.composed import Cached, splice_of
+from inlay.prompt.composed import CachedSpan, compose
 from inlay.prompt.request import FORMS, EngineRequest, PromptPart
 from tests.conftest import tiny
 
@@ -106,11 +106,11 @@ def test_a_request_goes_through_bytes(request):
     assert replace(plain(read), params=request.params) == plain(request)
     assert (read.params.stops, read.params.stop_ids) == (request.params.stops, request.params.stop_ids)
     wanted = frozenset(spec.key for spec in request.open_segments())
-    assert [repr_of(part) for part in splice_of(read, wanted)] == [repr_of(part) for part in splice_of(request, wanted)]
+    assert [repr_of(part) for part in compose(read, wanted)] == [repr_of(part) for part in compose(request, wanted)]
 
 
 def repr_of(part):
-    if isinstance(part, Cached):
+    if isinstance(part, CachedSpan):
         return part.spec.key, part.spec.record.digest(9), part.start, part.length, part.exact, part.displaced
     return part.ids, part.start, part.run and (part.run.digest, part.run.continues)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from inlay import LLM, SamplingParams, Schema
 from inlay.engine.prompt_state import usage_of
 from inlay.kv.identity import KeyMaker, specify
-from inlay.prompt.composed import Cached, Fresh, splice_of, splice_parts
+from inlay.prompt.composed import CachedSpan, NewSpan, compose, compose_parts
 from inlay.prompt.request import PromptPart
 from tests.conftest import tiny
 
@@ -21,20 +21,20 @@ SCHEMA = Schema.from_string(
 )
 
 
-def splice(prompt, reuse: str, positions: str = "packed"):
+def composed(prompt, reuse: str, positions: str = "packed"):
     llm = LLM(tiny("llama"), kv_memory="1MiB")
     policy = llm.policy(reuse, positions)
     llm.add_schema(SCHEMA, encode=False)
-    return splice_of(llm.processor.process(prompt, SamplingParams(), policy))
+    return compose(llm.processor.process(prompt, SamplingParams(), policy))
 
 
 def told(parts):
     """Each part as (text, 'exact', 'module', 'displaced' or 'fresh')."""
     named = []
     for part in parts:
-        ids = part.ids if isinstance(part, Fresh) else part.spec.ids[: part.length]
+        ids = part.ids if isinstance(part, NewSpan) else part.spec.ids[: part.length]
         kind = "fresh"
-        if isinstance(part, Cached):
+        if isinstance(part, CachedSpan):
             kind = "exact" if part.exact else "displaced" if part.displaced else "module"
         named.append((tiny("llama").tokenizer.decode(list(ids)), kind))
     return named
@@ -42,27 +42,27 @@ def told(parts):
 
 def test_off_computes_everything_and_keeps_nothing():
     prompt = SCHEMA.prompt().use("b").text("Q")
-    (part,) = splice(prompt, "off")
-    assert isinstance(part, Fresh)
+    (part,) = composed(prompt, "off")
+    assert isinstance(part, NewSpan)
     assert part.run is None
-    whole = [each for ids, kind in told(splice(prompt, "anchored")) for each in ids]
+    whole = [each for ids, kind in told(composed(prompt, "anchored")) for each in ids]
     assert told([part]) == [("".join(whole), "fresh")]
 
 
 def test_off_under_schema_positions_has_a_run_between_gaps():
-    parts = splice(SCHEMA.prompt().use("b").text("Q"), "off", "schema")
+    parts = composed(SCHEMA.prompt().use("b").text("Q"), "off", "schema")
     assert len(parts) == 2
     assert parts[0].start + len(parts[0].ids) < parts[1].start
 
 
 def test_exact_is_one_run_of_tokens_wherever_they_come_from():
-    parts = splice(SCHEMA.prompt().use("a", p="two").use("b").text("Q"), "exact")
+    parts = composed(SCHEMA.prompt().use("a", p="two").use("b").text("Q"), "exact")
     assert told(parts) == [("In front. First two module.Second module. Behind.Q", "fresh")]
     assert (parts[0].run.start, parts[0].run.before.tokens) == (0, 0)
 
 
 def test_exact_with_gaps_is_a_run_for_each_side_of_a_gap():
-    parts = splice(SCHEMA.prompt().use("b").text("Q"), "exact", "schema")
+    parts = composed(SCHEMA.prompt().use("b").text("Q"), "exact", "schema")
     assert told(parts) == [("In front. ", "fresh"), ("Second module. Behind.Q", "fresh")]
     first, second = (part.run for part in parts)
     assert second.digest == first.after(len(first.ids)).digest(second.start)
@@ -70,7 +70,7 @@ def test_exact_with_gaps_is_a_run_for_each_side_of_a_gap():
 
 
 def test_anchored_is_exact_where_the_context_is_what_stands_there():
-    assert told(splice(SCHEMA.prompt().use("a", p="two").use("b").text("Q"), "anchored")) == [
+    assert told(composed(SCHEMA.prompt().use("a", p="two").use("b").text("Q"), "anchored")) == [
         ("In front. ", "exact"),
         ("First ", "exact"),
         ("two", "fresh"),
@@ -82,44 +82,44 @@ def test_anchored_is_exact_where_the_context_is_what_stands_there():
 
 
 def test_a_module_right_behind_its_anchor_is_exact():
-    assert told(splice(SCHEMA.prompt().use("b").text("Q"), "anchored"))[:2] == [
+    assert told(composed(SCHEMA.prompt().use("b").text("Q"), "anchored"))[:2] == [
         ("In front. ", "exact"),
         ("Second module.", "exact"),
     ]
 
 
 def test_isolated_has_no_context_to_be_displaced_from():
-    kinds = dict(told(splice(SCHEMA.prompt().use("b").text("Q"), "isolated")))
+    kinds = dict(told(composed(SCHEMA.prompt().use("b").text("Q"), "isolated")))
     assert kinds["Second module."] == "module"
 
 
 def test_under_schema_positions_nothing_is_displaced():
-    parts = splice(SCHEMA.prompt().use("a", p="two").use("b").text("Q"), "anchored", "schema")
+    parts = composed(SCHEMA.prompt().use("a", p="two").use("b").text("Q"), "anchored", "schema")
     assert "displaced" not in {kind for _, kind in told(parts)}
 
 
 def test_a_default_is_a_segment_of_its_own():
-    assert told(splice(SCHEMA.prompt().use("a").text("Q"), "anchored"))[2] == ("one", "exact")
+    assert told(composed(SCHEMA.prompt().use("a").text("Q"), "anchored"))[2] == ("one", "exact")
 
 
 def test_the_last_token_is_always_fresh():
-    parts = splice(SCHEMA.prompt().use("b"), "anchored")
+    parts = composed(SCHEMA.prompt().use("b"), "anchored")
     assert told(parts)[-2:] == [(" Behind", "displaced"), (".", "fresh")]
 
 
 def test_usage_counts_hits_alone():
-    parts = splice(SCHEMA.prompt().use("b").text("Q"), "anchored")
+    parts = composed(SCHEMA.prompt().use("b").text("Q"), "anchored")
     first = parts[0].spec
     usage = usage_of(parts, {first.key: len(first.ids)}, [0] * len(parts))
     assert (usage.cached_tokens, usage.exact_tokens, usage.module_tokens) == (10, 10, 0)
     half = usage_of(parts, {first.key: 4}, [0] * len(parts))
     assert (half.cached_tokens, half.exact_tokens, half.module_tokens) == (4, 4, 0)
-    everything = {part.spec.key: len(part.spec.ids) for part in parts if isinstance(part, Cached)}
+    everything = {part.spec.key: len(part.spec.ids) for part in parts if isinstance(part, CachedSpan)}
     assert usage_of(parts, everything, [0] * len(parts)).computed_tokens == 1
 
 
 def test_usage_counts_beginnings_of_fresh_runs_as_exact():
-    (part,) = splice(SCHEMA.prompt().use("b").text("Q"), "exact")
+    (part,) = composed(SCHEMA.prompt().use("b").text("Q"), "exact")
     usage = usage_of((part,), {}, [7])
     assert (usage.cached_tokens, usage.exact_tokens, usage.computed_tokens) == (7, 7, len(part.ids) - 7)
 
@@ -130,7 +130,7 @@ def test_exact_knows_no_borders(tokens, cuts, start):
     """However a prompt's text is put together, the exact splice of it is the same."""
     borders = [0, *sorted(c for c in cuts if c < len(tokens)), len(tokens)]
     parts = [PromptPart(tuple(tokens[a:b]), start + a) for a, b in pairwise(borders)]
-    (part,) = splice_parts(parts)
+    (part,) = compose_parts(parts)
     assert (part.ids, part.start, part.run.digest) == (tuple(tokens), start, b"")
 
 
@@ -142,7 +142,7 @@ def test_what_follows_two_modules_is_no_exact_continuation():
     for reuse in ("isolated", "anchored", "exact"):
         policy = llm.policy(reuse, "packed")
         prompt = SCHEMA.prompt().use("a", p="two").use("b").text("Q")
-        runs[reuse] = splice_of(llm.processor.process(prompt, SamplingParams(), policy))[-1].run
+        runs[reuse] = compose(llm.processor.process(prompt, SamplingParams(), policy))[-1].run
     whole = runs["exact"].rest(len(runs["exact"].ids) - 1)
     digests = {runs["isolated"].digest, runs["anchored"].digest, whole.digest}
     assert len(digests) == 3
@@ -161,7 +161,7 @@ def test_a_segment_is_displaced_where_any_that_it_attends_to_is_moved_otherwise(
         spec = CHAINED[number]
         parts.append((PromptPart(spec.ids, at + gap, candidates=(spec,), encode=True), spec))
         at += 1 + gap
-    told = splice_parts([part for part, _ in parts])
+    told = compose_parts([part for part, _ in parts])
     shifts: dict[bytes, int] = {}
     for (part, spec), cached in zip(parts, told, strict=True):
         shift = part.start - spec.start

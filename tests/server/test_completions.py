@@ -87,7 +87,7 @@ def test_what_was_reused_is_told_in_every_reply(site: Site):
     first, again = (site.post(COMPLETIONS, prompt=prompt, **GREEDY) for _ in range(2))
     assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == len(prompt) - 1
-    assert again["inlay"]["recomputed_tokens"] == again["inlay"]["computed_tokens"] == 1
+    assert again["inlay"]["duplicate_tokens"] == again["inlay"]["computed_tokens"] == 1
     timing = again["inlay"]["timing"]
     assert set(timing) == {"queue_s", "fetch_s", "compute_s", "ttft_s", "total_s"}
     assert timing["ttft_s"] == pytest.approx(timing["queue_s"] + timing["fetch_s"] + timing["compute_s"], abs=1e-4)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from inlay.engine.background import divergence as drift
+from inlay.engine.background import divergence
 
 from .site import CHAT, COMPLETIONS, SCHEMAS, Site, refused, serving, with_keys
 
@@ -27,7 +27,7 @@ PROMPT = {
 @pytest.fixture
 def site(tmp_path, monkeypatch) -> Iterator[Site]:
     """A server whose model has random weights, so that its answers are always too far."""
-    monkeypatch.setattr(drift, "LOOK", 2)
+    monkeypatch.setattr(divergence, "LOOK", 2)
     for site in with_keys(tmp_path, shadow=1.0, shadow_threshold=1e-7, profile="off"):
         assert site.call("POST", SCHEMAS, {"pml": PML, "public": True}, key="root")[0] == 201
         yield site

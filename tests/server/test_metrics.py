@@ -23,7 +23,7 @@ from inlay.server.metric_families import STEPS, token_buckets
 from inlay.server.metrics import Metrics
 from inlay.types import (
     CompletionOutput,
-    DriftTotals,
+    DivergenceTotals,
     EngineStats,
     RequestMetrics,
     RequestOutput,
@@ -52,8 +52,8 @@ STATS = EngineStats(
         seconds=1.5,
         dropped=(("busy", 2), ("gone", 0), ("no room", 1), ("failed", 0)),
         totals=(
-            DriftTotals("trip", "modular", 4, 0.61, (0, 1, 1, 1, 3, 3, 4, 4), 20, 15, 1),
-            DriftTotals("", "anchored", 1, 0.01, (0, 0, 1, 1, 1, 1, 1, 1), 5, 5, 0),
+            DivergenceTotals("trip", "modular", 4, 0.61, (0, 1, 1, 1, 3, 3, 4, 4), 20, 15, 1),
+            DivergenceTotals("", "anchored", 1, 0.01, (0, 0, 1, 1, 1, 1, 1, 1), 5, 5, 0),
         ),
     ),
 )
@@ -153,7 +153,7 @@ def test_totals_are_the_sums_of_what_requests_say(given_outputs, told, failed):
     assert value(counted, "prefix_cache_hits_total") == by_source["exact"] + by_source["module"]
     assert value(counted, "prompt_tokens_cached_total") == value(counted, "prefix_cache_hits_total")
     assert value(counted, "prompt_tokens_shifted_total") == sum(usage.shifted_tokens for usage in usages)
-    assert value(counted, "prompt_tokens_recomputed_total") == sum(usage.recomputed_tokens for usage in usages)
+    assert value(counted, "prompt_tokens_recomputed_total") == sum(usage.duplicate_tokens for usage in usages)
     assert value(counted, "generation_tokens_total") == max(said, sum(told))
     whole = not failed and bool(given_outputs) and all(output.finished for output in given_outputs)
     status = "504" if failed else "200" if whole else "499"
@@ -252,7 +252,7 @@ def test_drift_is_told_by_schema_and_policy():
 
 def test_passes_that_choose_and_safer_policies_are_counted():
     metrics = made()
-    output = finished([3], Usage(7, 5, 2, 0, 5, 0, repaired_tokens=2, selecting_tokens=4))
+    output = finished([3], Usage(7, 5, 2, 0, 5, 0, recomputed_tokens=2, selecting_tokens=4))
     for each in (output, replace(output, reuse="exact", fell_back_from="modular")):
         metrics.begin("/v1/completions", ANN).end([each], None)
     assert value(metrics, "selecting_tokens_total") == 8

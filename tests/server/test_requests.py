@@ -109,14 +109,14 @@ def test_a_repair_is_asked_for_like_any_policy(keyed):
     text = [{"import": "miami"}, "Where?"]
     behind = {"schema": "trip", "content": ["Well then. ", *text]}  # so that the module is not exact
     plain = ask(keyed, "free", prompt=behind, max_tokens=2, reuse="anchored")[1]["inlay"]
-    repaired = ask(keyed, "free", prompt=behind, max_tokens=2, reuse="anchored+linked:3")[1]["inlay"]
-    assert (plain["repaired_tokens"], repaired["repaired_tokens"]) == (0, 3)
+    recomputed = ask(keyed, "free", prompt=behind, max_tokens=2, reuse="anchored+linked:3")[1]["inlay"]
+    assert (plain["recomputed_tokens"], recomputed["recomputed_tokens"]) == (0, 3)
     assert ask(keyed, "free", prompt=behind, max_tokens=2, reuse="modular+profiled:0.5")[0] == 200
     status, answer = ask(keyed, "exact", prompt=behind, max_tokens=2, reuse="anchored+linked:3")
     assert (status, answer["error"]["code"]) == (403, "reuse_not_allowed")
     selected = ask(keyed, "free", prompt=behind, max_tokens=2, reuse="anchored+query:0.5")[1]["inlay"]
-    assert selected["repaired_tokens"] > 0 < selected["selecting_tokens"]
-    assert (repaired["linked_tokens"], selected["linked_tokens"]) == (3, 0)
+    assert selected["recomputed_tokens"] > 0 < selected["selecting_tokens"]
+    assert (recomputed["linked_tokens"], selected["linked_tokens"]) == (3, 0)
     for written in ("anchored+query:2", "anchored+first:3", "some"):
         _, answer = ask(keyed, "free", prompt=behind, max_tokens=2, reuse=written)
         assert (answer["error"]["code"], answer["error"]["param"]) == ("invalid_value", "reuse")

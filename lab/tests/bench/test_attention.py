@@ -38,7 +38,7 @@ TINY = AttentionSetting(
     prefill_runs=(1, 5),
     plan_requests=4,
     modules=12,
-    repaired=200,
+    recomputed=200,
     runs=1,
     quick=True,
 )

@@ -312,12 +312,12 @@ def test_every_request_that_is_timed_computes_its_new_tokens_and_its_repair(monk
 
     monkeypatch.setattr(ttft, "first_token", noted)
     (row,) = measure_ttft(TTFTSetting(model=TINY, rows=(Setting(64, 8),), runs=3, baselines=(), reuse=reuse))["rows"]
-    repaired = row.get("repaired", 0)
-    assert (repaired > 0) == ("+" in reuse)
-    assert (row["cached"], row["new"], "over_behind" in row) == (64, 8, repaired > 0)
+    recomputed = row.get("repaired", 0)
+    assert (recomputed > 0) == ("+" in reuse)
+    assert (row["cached"], row["new"], "over_behind" in row) == (64, 8, recomputed > 0)
     assert len(usages) > 8
-    assert {usage.computed_tokens for usage in usages} == {8 + repaired}
-    assert {usage.cached_tokens for usage in usages} == {0, 64 - repaired, *([64] if repaired else [])}
+    assert {usage.computed_tokens for usage in usages} == {8 + recomputed}
+    assert {usage.cached_tokens for usage in usages} == {0, 64 - recomputed, *([64] if recomputed else [])}
 
 
 @pytest.mark.parametrize("name", ["kernels", "ttft"])

@@ -59,7 +59,7 @@ def test_a_profiled_policy_is_scored_when_its_profiles_are_there(monkeypatch):
     monkeypatch.setattr(llm, "generate", noting)
     setting = Setting(reuse=("isolated+profiled:0.3",), scaffold=True, **SMALL)
     measure_modular_qa(llm, setting)
-    assert sum(usage.repaired_tokens for usage in used) > 0
+    assert sum(usage.recomputed_tokens for usage in used) > 0
     assert [usage.linked_tokens for usage in used] == [0] * len(used)
 
 

@@ -350,18 +350,18 @@ def test_repaired_tokens_are_a_share_of_the_modules(monkeypatch):
     generate = llm.generate
 
     @dataclass(frozen=True)
-    class Repaired:
+    class RecomputedSpan:
         prompt_tokens: int
         cached_tokens: int
         module_tokens: int
-        repaired_tokens: int
+        recomputed_tokens: int
 
-    def repairing(prompts, params, *, reuse, positions):
+    def recomputing(prompts, params, *, reuse, positions):
         outputs = generate(prompts, params, reuse=reuse, positions=positions)
-        return [replace(each, usage=Repaired(100, 60, 60, 20 if reuse == "anchored" else 0)) for each in outputs]
+        return [replace(each, usage=RecomputedSpan(100, 60, 60, 20 if reuse == "anchored" else 0)) for each in outputs]
 
     assert [row["recomputed"] for row in measure_modular_qa(llm, Setting(**SMALL))["rows"]] == [None] * 6 + [0.0] * 18
-    monkeypatch.setattr(llm, "generate", repairing)
+    monkeypatch.setattr(llm, "generate", recomputing)
     rows = measure_modular_qa(llm, Setting(reuse=("anchored", "isolated"), **SMALL))["rows"]
     assert [row["recomputed"] for row in rows] == [0.25] * 6 + [0.0] * 6
 

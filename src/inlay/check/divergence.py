@@ -12,7 +12,7 @@ from inlay.engine.background.divergence import divergences
 
 
 @dataclass(frozen=True, slots=True)
-class Drift:
+class Divergence:
     """The divergence of a mode from full prefill over one answer.
 
     Attributes:
@@ -36,7 +36,7 @@ def divergence(reference: Tensor, other: Tensor) -> float:
     return float(divergences(reference, other).mean())
 
 
-def compare(reference: Tensor, other: Tensor, said: Sequence[int]) -> Drift:
+def compare(reference: Tensor, other: Tensor, said: Sequence[int]) -> Divergence:
     """Compare a mode with full prefill over the greedy answer of full prefill.
 
     The mode gives the same answer if its most probable token equals each token of the answer.
@@ -50,4 +50,4 @@ def compare(reference: Tensor, other: Tensor, said: Sequence[int]) -> Drift:
     assert len(reference) == len(other) == len(said), (len(reference), len(other), len(said))
     tops = other.argmax(dim=-1)
     agreed = (tops == reference.argmax(dim=-1)).double().mean()
-    return Drift(divergence(reference, other), float(agreed), bool((tops == torch.tensor(list(said))).all()))
+    return Divergence(divergence(reference, other), float(agreed), bool((tops == torch.tensor(list(said))).all()))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inlay.check.divergence import Drift, compare
+from inlay.check.divergence import Divergence, compare
 from inlay.check.prompts import KINDS, Batch, draw_batches, draw_prompts
 from inlay.check.statistics import mean_bound, wilson_interval
 from inlay.client.llm import LLM
@@ -119,7 +119,7 @@ class _Seen:
 
     kind: str
     unit: int
-    drift: Drift
+    divergence: Divergence
     computed: int
     modules: int
     ttft_s: float
@@ -276,7 +276,7 @@ class _Run:
             llm.client.reset_prefix_cache().result()
             self._schema, self._unit = batch.schema, self._unit + 1
         params = SamplingParams(temperature=0, max_tokens=self._tokens)
-        for encoded in {ReusePolicy.parse(mode.reuse).unrepaired(): mode for mode in self._modes}.values():
+        for encoded in {ReusePolicy.parse(mode.reuse).without_recompute(): mode for mode in self._modes}.values():
             llm.add_schema(batch.schema, replace=True, reuse=encoded.reuse, positions=encoded.positions)
         outputs = llm.generate(prompts, params, reuse=REFERENCE.reuse, positions=REFERENCE.positions)
         said = [output.outputs[0].token_ids for output in outputs]
@@ -301,8 +301,8 @@ class _Run:
                 assert ttft_s is not None, "it has answered"
                 own = usage.prompt_tokens - modules[number]
                 computed = max(0, usage.computed_tokens + usage.selecting_tokens - own)
-                drift = compare(expected[number], found[number], said[number])
-                self._seen[mode].append(_Seen(batch.kind, self._unit, drift, computed, modules[number], ttft_s))
+                divergence = compare(expected[number], found[number], said[number])
+                self._seen[mode].append(_Seen(batch.kind, self._unit, divergence, computed, modules[number], ttft_s))
             self._done += len(prompts)
             yield self._done
 
@@ -322,16 +322,16 @@ class _Run:
         for one in seen:
             groups.setdefault(one.kind, []).append(one)
         bounds = [mean_bound(_grouped(of_kind)) for of_kind in groups.values()]
-        lows = [wilson_interval(sum(one.drift.same for one in of), len(of))[0] for of in groups.values()]
+        lows = [wilson_interval(sum(one.divergence.same for one in of), len(of))[0] for of in groups.values()]
         modules = sum(one.modules for one in seen)
         return Measured(
             policy=mode.reuse,
             positions=mode.positions,
             prompts=len(seen),
-            kl=statistics.fmean(one.drift.kl for one in seen),
+            kl=statistics.fmean(one.divergence.kl for one in seen),
             kl_high=max(bounds),
-            top1=statistics.fmean(one.drift.top1 for one in seen),
-            same=statistics.fmean(one.drift.same for one in seen) if answers else None,
+            top1=statistics.fmean(one.divergence.top1 for one in seen),
+            same=statistics.fmean(one.divergence.same for one in seen) if answers else None,
             same_low=min(lows) if answers else None,
             recomputed=sum(one.computed for one in seen) / modules if modules else 0.0,
             ttft_ms=1000 * statistics.median(one.ttft_s for one in seen),
@@ -344,7 +344,7 @@ def _grouped(seen: Sequence[_Seen]) -> list[list[float]]:
     """
     units: dict[int, list[float]] = {}
     for one in seen:
-        units.setdefault(one.unit if one.kind in KINDS else 0, []).append(one.drift.kl)
+        units.setdefault(one.unit if one.kind in KINDS else 0, []).append(one.divergence.kl)
     return list(units.values())
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inlay.cli.options import Profile, Tokenizer, prompt_file, schema_file, sensitivity_of
+from inlay.cli.options import Profile, Tokenizer, deviations_of, prompt_file, schema_file
 from inlay.errors import ModelError, Place, PMLError, Problem
 from inlay.pml import Prompt, Schema
 from inlay.pml.problems import JSONPlace
@@ -27,10 +27,10 @@ class _Report:
     schema: str | None = None
     problems: tuple[Problem, ...] = ()
     findings: list[Finding] = field(default_factory=list)
-    sensitivity: dict[str, float] | None = None
+    deviations: dict[str, float] | None = None
 
     def as_json(self) -> dict[str, Any]:
-        depends = {} if self.sensitivity is None else {"sensitivity": self.sensitivity}
+        depends = {} if self.deviations is None else {"sensitivity": self.deviations}
         return {
             "file": str(self.file),
             "schema": self.schema,
@@ -84,8 +84,8 @@ def _reports(
         _lint_all(schemas, model, prompts, small)
     sound = [(report, schema) for report, schema in schemas if not report.problems]
     if profile and sound:
-        for (report, _), found in zip(sound, sensitivity_of([schema for _, schema in sound], model), strict=True):
-            report.sensitivity = {name: round(moved, 3) for name, moved in found.items()}
+        for (report, _), found in zip(sound, deviations_of([schema for _, schema in sound], model), strict=True):
+            report.deviations = {name: round(moved, 3) for name, moved in found.items()}
     return reports
 
 
@@ -140,7 +140,7 @@ def _print(reports: list[_Report]) -> None:
             print(finding)
         if not report.problems and not report.findings:
             print(f"{report.file}: no advice")
-        for name, moved in (report.sensitivity or {}).items():
+        for name, moved in (report.deviations or {}).items():
             what = f"module '{name}'" if name else "the text outside modules"
             print(f"{report.file}: {what} depends on others by {moved:.2f}")
 

@@ -216,7 +216,7 @@ Quick = Annotated[bool, typer.Option("--quick", help="Sizes that take seconds: f
 Runs = Annotated[int, typer.Option(help="Runs of each, more where they are short; medians are reported.")]
 
 
-def sensitivity_of(schemas: Sequence[Schema], model: str) -> list[dict[str, float]]:
+def deviations_of(schemas: Sequence[Schema], model: str) -> list[dict[str, float]]:
     """How much each module of each schema moves when others stand before it; "" for text outside modules."""
     with told_loading("the libraries"):
         from inlay.client.llm import LLM
@@ -225,7 +225,7 @@ def sensitivity_of(schemas: Sequence[Schema], model: str) -> list[dict[str, floa
     found = []
     for schema in schemas:
         llm.add_schema(schema)
-        found.append(llm.sensitivity(schema.name))
+        found.append(llm.deviations(schema.name))
     return found
 
 

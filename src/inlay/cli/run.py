@@ -238,7 +238,7 @@ def _answer(
         **({"reanchored_tokens": reanchored} if (reanchored := output.usage.reanchored_tokens) else {}),
         "promoted_tokens": output.usage.promoted_tokens,
         "shifted_tokens": output.usage.shifted_tokens,
-        "repaired_tokens": output.usage.repaired_tokens,
+        "recomputed_tokens": output.usage.recomputed_tokens,
         "linked_tokens": output.usage.linked_tokens,
         "selecting_tokens": output.usage.selecting_tokens,
         "ttft_ms": round(output.metrics.ttft_s * 1000, 2),
@@ -284,7 +284,7 @@ def _table(answers: Sequence[Row]) -> None:
         )
     stdout_console().print(table, markup=False)
     for each in answers:
-        if each["repaired_tokens"]:
+        if each["recomputed_tokens"]:
             print(f"(repaired: {each['repaired_tokens']:,} tokens of modules{_unprofiled(each)})")
     for each in answers[0].get("order", ()):
         print(f"(order: {', '.join(each['members'])}{_why(each)})")

@@ -12,7 +12,7 @@ import typer
 from inlay.cli.from_prompts import from_prompts
 from inlay.cli.lint import lint
 from inlay.cli.loading import told_loading
-from inlay.cli.options import Plot, Profile, Tokenizer, check_plot, schema_file, sensitivity_of
+from inlay.cli.options import Plot, Profile, Tokenizer, check_plot, deviations_of, schema_file
 from inlay.errors import PMLError, Problem
 from inlay.pml import Module, Param, Schema, Text, Turn, Union
 from inlay.pml.variables import params_of, template_variables
@@ -102,7 +102,7 @@ def show(
         draw_layout(layout, plot)
     tree = _describe(layout)
     if profile:
-        _add_sensitivity(tree, sensitivity_of([schema], model)[0])
+        _add_deviations(tree, deviations_of([schema], model)[0])
     if as_json:
         print(json.dumps(tree, ensure_ascii=False))
         return
@@ -110,11 +110,11 @@ def show(
     stdout_console().print(_draw(tree))
 
 
-def _add_sensitivity(node: Node, found: dict[str, float]) -> None:
+def _add_deviations(node: Node, found: dict[str, float]) -> None:
     if node["kind"] == "module" and node["name"] in found:
         node["sensitivity"] = round(found[node["name"]], 3)
     for child in node["children"]:
-        _add_sensitivity(child, found)
+        _add_deviations(child, found)
 
 
 def _describe(layout: SchemaLayout) -> Node:

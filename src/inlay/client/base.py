@@ -39,7 +39,7 @@ from inlay.prompt.request import EncodeRequest
 from inlay.prompt.tokens import TextEncoder
 from inlay.sampling.params import SamplingParams
 from inlay.tolerance import Measured
-from inlay.types import DriftStats, EngineStats
+from inlay.types import DivergenceStats, EngineStats
 
 logger = logging.getLogger(__name__)
 
@@ -226,9 +226,9 @@ class Base:
         salt = cache_salt or ""
         return self.client.policy_taken(policy, salt, *self.processor.schemas.schema_of(prompt, salt))
 
-    def drift(self, *, cache_salt: str | None = None) -> tuple[DriftStats, ...]:
+    def divergence(self, *, cache_salt: str | None = None) -> tuple[DivergenceStats, ...]:
         """Return the divergence from full prefill of this salt's answers, by schema and policy."""
-        return self.client.drift(check_salt(cache_salt))
+        return self.client.divergence(check_salt(cache_salt))
 
     def lift_fallback(self, schema: str | None = None, *, cache_salt: str | None = None) -> int:
         """Remove the fallback policies of this salt (see ``policy_taken``) and the statistics of its answers.

@@ -17,7 +17,7 @@ from inlay.policy import ReusePolicy
 from inlay.prompt.model_info import ModelInfo
 from inlay.prompt.request import EncodeRequest, EngineRequest
 from inlay.sampling.params import SamplingParams
-from inlay.types import DriftStats, EngineStats, SegmentState
+from inlay.types import DivergenceStats, EngineStats, SegmentState
 
 
 class Prepared(Protocol):
@@ -142,11 +142,11 @@ class EngineClient(Protocol):
         """Promote repeated combinations now, under the same conditions."""
         ...
 
-    def measure_drift(self) -> None:
+    def measure_divergence(self) -> None:
         """Compare waiting answers with full prefill now, under the same conditions."""
         ...
 
-    def drift(self, salt: str = "") -> tuple[DriftStats, ...]:
+    def divergence(self, salt: str = "") -> tuple[DivergenceStats, ...]:
         """Return the measured divergence of a salt's answers. Cheap and thread-safe."""
         ...
 

@@ -66,13 +66,13 @@ class LLM(SchemaCalls):
         self.client.promote()
         return self.stats().promoted_tokens - before
 
-    def measure_drift(self) -> int:
+    def measure_divergence(self) -> int:
         """Compare the answers chosen by ``shadow`` with full prefill now.
 
         An engine with its own thread does so in idle time. Returns the number of answers compared.
         """
         before = self._compared()
-        self.client.measure_drift()
+        self.client.measure_divergence()
         return self._compared() - before
 
     def _compared(self) -> int:

@@ -153,7 +153,7 @@ class SchemaCalls(Base):
         specs = self.processor.schemas.every_spec(name, policy, salt, adapter, modules)
         return self.schemas.evict(self.processor.encoding(f"schema '{name}'", specs, salt, adapter=adapter)).result()
 
-    def sensitivity(
+    def deviations(
         self,
         name: str,
         *,

@@ -19,7 +19,7 @@ from inlay.attention.registry import get_backend
 from inlay.attention.storage import KVStorage, bytes_per_token
 from inlay.client.engine_client import EncodeListener, Prepared, TokenListener
 from inlay.config import EngineConfig, allocating, parse_bytes
-from inlay.engine.background.divergence import DriftLog
+from inlay.engine.background.divergence import DivergenceLog
 from inlay.engine.background.idle import IdleWorker
 from inlay.engine.background.profiler import Profiler
 from inlay.engine.background.profiles import KnownProfiles, Profile
@@ -57,7 +57,7 @@ from inlay.prompt.model_info import ModelInfo
 from inlay.prompt.request import EncodeRequest, EngineRequest
 from inlay.sampling.params import SamplingParams
 from inlay.sampling.structured import Guide
-from inlay.types import DriftStats, EngineStats, SegmentState
+from inlay.types import DivergenceStats, EngineStats, SegmentState
 
 logger = logging.getLogger(__name__)
 
@@ -104,10 +104,10 @@ class InProcessClient:
         movable = self._model.why_not_shift is None
         profiler = Profiler(self.store, runner, KnownProfiles(), movable=movable, longest=self._model.max_positions)
         share = config.promotion_memory
-        self.drift_log = DriftLog(config.shadow_threshold, profiles=config.profile == "auto")
+        self.divergence_log = DivergenceLog(config.shadow_threshold, profiles=config.profile == "auto")
         shadow: ShadowSampler | None = None
         if config.shadow:
-            shadow = ShadowSampler(self.store, runner, self.drift_log, share=config.shadow, seed=seed)
+            shadow = ShadowSampler(self.store, runner, self.divergence_log, share=config.shadow, seed=seed)
         self.residency = Residency(
             self.store,
             runner.storage,
@@ -220,17 +220,17 @@ class InProcessClient:
     def promote(self) -> None:
         self._use_time(self.engine.profiler, self.engine.promoter)
 
-    def measure_drift(self) -> None:
+    def measure_divergence(self) -> None:
         self._use_time(self.engine.shadow)
 
-    def drift(self, salt: str = "") -> tuple[DriftStats, ...]:
-        return self.drift_log.of(salt)
+    def divergence(self, salt: str = "") -> tuple[DivergenceStats, ...]:
+        return self.divergence_log.of(salt)
 
     def policy_taken(self, policy: ReusePolicy, salt: str, schema: str, digest: str) -> ReusePolicy:
-        return self.drift_log.taken(policy, salt, schema, digest)
+        return self.divergence_log.taken(policy, salt, schema, digest)
 
     def lift_fallback(self, salt: str, schema: str | None = None) -> int:
-        return self.drift_log.lift(salt, schema)
+        return self.divergence_log.lift(salt, schema)
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Call a function between two steps."""

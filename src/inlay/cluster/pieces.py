@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from inlay.kv.changes import border_keys, end_key, short_key
 from inlay.kv.identity import KeyMaker, SegmentSpec, TokenRun
-from inlay.prompt.composed import Cached, Fresh, splice_of
+from inlay.prompt.composed import CachedSpan, NewSpan, compose
 from inlay.prompt.request import EncodeRequest, EngineRequest
 
 
@@ -59,10 +59,10 @@ def wanted_by(request: EngineRequest, keys: KeyMaker) -> Wanted:
         return Wanted((), len(request.ids), answer)
     candidates = {part.start: part.candidates for part in request.parts}
     pieces: list[Piece] = []
-    for part in splice_of(request):
-        if isinstance(part, Cached):
+    for part in compose(request):
+        if isinstance(part, CachedSpan):
             pieces.append(_module((*candidates.get(part.start, ()), part.spec), part.length, keys))
-        elif isinstance(part, Fresh) and part.run is not None:
+        elif isinstance(part, NewSpan) and part.run is not None:
             pieces += _open_parts(part, request, keys)
     return Wanted(tuple(pieces), len(request.ids), answer)
 
@@ -72,7 +72,7 @@ def wanted_to_encode(request: EncodeRequest, keys: KeyMaker) -> list[Piece]:
     return [_module((spec,), len(spec.ids), keys) for spec in request.specs]
 
 
-def _open_parts(part: Fresh, request: EngineRequest, keys: KeyMaker) -> Iterator[Piece]:
+def _open_parts(part: NewSpan, request: EngineRequest, keys: KeyMaker) -> Iterator[Piece]:
     """The pieces of a run of text that the request computes, or of the open parts in it that may be stored as
     segments.
     """

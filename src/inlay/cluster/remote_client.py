@@ -28,7 +28,7 @@ from inlay.policy import ReusePolicy
 from inlay.prompt.model_info import ModelInfo
 from inlay.prompt.request import EncodeRequest, EngineRequest
 from inlay.sampling.params import SamplingParams
-from inlay.types import DriftStats, EngineStats, SegmentState
+from inlay.types import DivergenceStats, EngineStats, SegmentState
 from inlay.wording import fault_in_words
 
 logger = logging.getLogger(__name__)
@@ -188,10 +188,10 @@ class RemoteClient:
     def promote(self) -> None:
         """Do nothing, like ``finish_profiles``."""
 
-    def measure_drift(self) -> None:
+    def measure_divergence(self) -> None:
         """Do nothing, like ``finish_profiles``."""
 
-    def drift(self, salt: str = "") -> tuple[DriftStats, ...]:
+    def divergence(self, salt: str = "") -> tuple[DivergenceStats, ...]:
         """Return nothing: replicas measure no divergence (ClusterSettings)."""
         return ()
 

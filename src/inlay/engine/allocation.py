@@ -17,8 +17,8 @@ from inlay.engine.lookup import Lookup
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.offload.arrivals import Arrival
 from inlay.kv.pool import KVPool
-from inlay.kv.segment import Found, Hold
-from inlay.prompt.composed import Fresh, Repaired, Splice
+from inlay.kv.segment import Hold, PrefixMatch
+from inlay.prompt.composed import ComposedPrompt, NewSpan, RecomputedSpan
 from inlay.slots import SlotRange, cut, join, total
 
 
@@ -104,7 +104,7 @@ class Prefill:
         if self.left is None or self.keep is None or not self.computed:
             return None
         done = len(self.keep.ids) - self.tokens_left
-        return self.keep.beginning(done), cut(self.slots, 0, done)
+        return self.keep.prefix(done), cut(self.slots, 0, done)
 
     def take(self, tokens: int) -> Work:
         """Take the next part, of at most ``tokens`` tokens."""
@@ -220,7 +220,7 @@ class SequenceAllocation:
         return longer, slots + cut(self.tail, self.tokens - self.decoded, self.decoded)
 
 
-def pieces(found: Found, start: int, tokens: int) -> tuple[Item, ...]:
+def pieces(found: PrefixMatch, start: int, tokens: int) -> tuple[Item, ...]:
     """The first ``tokens`` tokens of a prefix match as plan items, read from position ``start`` on."""
     read: tuple[Item, ...] = ()
     for each in found.part(0, tokens).ranges:
@@ -260,7 +260,7 @@ def scattered(ranges: Sequence[SlotRange], positions: Table) -> tuple[Item, ...]
 
 
 def allocation_of(
-    splice: Splice,
+    composed: ComposedPrompt,
     lookup: Lookup,
     modules: tuple[SlotRange, ...],
     tail: tuple[SlotRange, ...],
@@ -270,11 +270,11 @@ def allocation_of(
     """The allocation of a composed prompt: the KV it reads and the work to compute. ``adapter`` is for its own text."""
     allocation = SequenceAllocation(modules=modules, tail=tail, hold=hold)
     encoded = _lay_modules(lookup, modules, allocation)
-    for part, found in zip(splice, lookup.beginnings, strict=True):
-        if isinstance(part, Fresh):
+    for part, found in zip(composed, lookup.prefixes, strict=True):
+        if isinstance(part, NewSpan):
             _lay_fresh(part, found, allocation, adapter)
-        elif isinstance(part, Repaired):
-            _lay_repaired(part, found or Found(()), allocation, adapter)
+        elif isinstance(part, RecomputedSpan):
+            _lay_recomputed(part, found or PrefixMatch(()), allocation, adapter)
         else:
             read = _module_pieces(part.spec, lookup, encoded, part.start, part.first, part.length)
             allocation.context.extend(without(read, [offset - part.first for offset in part.left_out]))
@@ -317,7 +317,7 @@ def _module_pieces(
     return stored + items_at(rest, spec.start + done, start - first - spec.start)
 
 
-def _lay_fresh(part: Fresh, found: Found | None, allocation: SequenceAllocation, adapter: bytes) -> None:
+def _lay_fresh(part: NewSpan, found: PrefixMatch | None, allocation: SequenceAllocation, adapter: bytes) -> None:
     """Add a run of the request's own tokens: read the stored part and compute the rest."""
     done = 0 if found is None else found.tokens
     if found is not None and done:
@@ -336,7 +336,7 @@ def _lay_fresh(part: Fresh, found: Found | None, allocation: SequenceAllocation,
     allocation.tokens += len(part.ids) - done
 
 
-def _lay_repaired(part: Repaired, found: Found, allocation: SequenceAllocation, adapter: bytes) -> None:
+def _lay_recomputed(part: RecomputedSpan, found: PrefixMatch, allocation: SequenceAllocation, adapter: bytes) -> None:
     """Add recomputed tokens of a module: read the stored ones and compute the rest in the request's own slots."""
     done, positions = found.tokens, np.array(part.positions)
     allocation.context.extend(scattered(found.slots, positions[:done]))
@@ -360,7 +360,7 @@ def _as_one(works: list[Work]) -> Work:
 
 
 def _whole(
-    part: Fresh, found: Found | None, slots: tuple[SlotRange, ...]
+    part: NewSpan, found: PrefixMatch | None, slots: tuple[SlotRange, ...]
 ) -> tuple[TokenRun, tuple[SlotRange, ...]] | None:
     """A run with all its slots, stored and own, for the store and for the answer to continue. None if it has no run."""
     if part.run is None:

@@ -257,9 +257,9 @@ class Engine:
             return
         if self.profiler is not None:
             self.profiler.miss(*request.prompt.unprofiled())
-        beginning = request.prompt.beginning
-        if self.promoter is not None and beginning is not None and request.leader is None:
-            self.promoter.asked(request.prompt.request.salt, beginning)
+        prefix = request.prompt.prefix
+        if self.promoter is not None and prefix is not None and request.leader is None:
+            self.promoter.asked(request.prompt.request.salt, prefix)
         if self.shadow is not None:
             self.shadow.answered(request)
 
@@ -360,7 +360,7 @@ class Engine:
         assert selection is not None, "the pass for that is over"
         scores = selection.scores(self.store, self.runner)
         request.prompt.select(scores, self.kv_manager.profiles)
-        request.prefill.selecting_tokens += selection.cost(request.prompt.splice, self.runner)
+        request.prefill.selecting_tokens += selection.cost(request.prompt.composed, self.runner)
         self.scheduler.requeue(request)
 
     def _unrun(self, made: ForwardPass) -> int:

@@ -39,9 +39,9 @@ from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.offload.arrivals import Arrival
 from inlay.kv.offload.residency import Residency
 from inlay.kv.offload.tier import Kept
-from inlay.kv.segment import Found, Segment
+from inlay.kv.segment import PrefixMatch, Segment
 from inlay.kv.store import SegmentStore
-from inlay.prompt.composed import Cached, Splice
+from inlay.prompt.composed import CachedSpan, ComposedPrompt
 from inlay.prompt.contexts import in_encoding_order
 from inlay.slots import SlotRange, cut
 
@@ -169,9 +169,9 @@ class KVCacheManager:
             request.wait_for(frozenset())
             return Admission.COMING
         request.prompt.choose(self._lower.at_hand, self._stored_tokens, self.profiles, self.orders)
-        splice = request.splice_now()
-        lookup = look_up(self._store, splice)
-        read = [part.spec for part in splice if isinstance(part, Cached)]
+        composed = request.compose_now()
+        lookup = look_up(self._store, composed)
+        read = [part.spec for part in composed if isinstance(part, CachedSpan)]
         arrivals: tuple[Arrival, ...] = ()
         coming = self._lower.bring_up(read, lookup)
         if coming is not None:
@@ -184,25 +184,25 @@ class KVCacheManager:
             # What does not come up is computed as it is. A prompt that has begun to answer computes it under the name
             # of the form that it has read: that is no less exact than the name says.
             request.prompt.choose(self._lower.in_pool, self._stored_tokens, self.profiles, self.orders)
-            splice = request.splice_now()
-            lookup = look_up(self._store, splice)
-        if self._publish(splice, lookup):
-            again = look_up(self._store, splice)
+            composed = request.compose_now()
+            lookup = look_up(self._store, composed)
+        if self._publish(composed, lookup):
+            again = look_up(self._store, composed)
             lookup = replace(again, modules=lookup.modules) if arrivals else again
-        if self._somebody_computes(request, splice, lookup):
+        if self._somebody_computes(request, composed, lookup):
             return Admission.LATER
-        if chunks_needed(self._store.pool, splice, lookup) > self._most_chunks(lookup):
+        if chunks_needed(self._store.pool, composed, lookup) > self._most_chunks(lookup):
             # What is stored may lie scattered over more chunks than it fills; computed anew it lies side by side.
-            lookup, arrivals = look_up(self._store, splice, find=False), ()
-            needed = chunks_needed(self._store.pool, splice, lookup)
+            lookup, arrivals = look_up(self._store, composed, find=False), ()
+            needed = chunks_needed(self._store.pool, composed, lookup)
             chooses = "" if request.prompt.selecting is None else ", with the pass that chooses what of it is repaired,"
             check_capacity(self._store.pool, needed, f"the request{chooses}", self._most_chunks(lookup))
         selecting = request.prompt.selecting is not None
         first = request.usage is None
         # Before room is made, for which that may go.
-        known = first and not selecting and knows_last(self._store, splice, lookup)
-        misses = count_misses(self.residency, splice, lookup) if first else {}
-        allocation = self._allocate(splice, lookup, request.adapter)
+        known = first and not selecting and knows_last(self._store, composed, lookup)
+        misses = count_misses(self.residency, composed, lookup) if first else {}
+        allocation = self._allocate(composed, lookup, request.adapter)
         if allocation is None:
             return Admission.NO_ROOM
         allocation.arrivals = arrivals
@@ -219,7 +219,7 @@ class KVCacheManager:
             if request.leader is None:
                 self.orders.asked(request.prompt.request)
             missed = request.prefill.misses or misses
-            request.count(lookup.modules, lookup.beginnings, known, missed, self.residency.came_from)
+            request.count(lookup.modules, lookup.prefixes, known, missed, self.residency.came_from)
             self._lower.write_used_again(request, lookup)
             self.retention.claim(request)
             self.prefetcher.admitted(request, read)
@@ -240,19 +240,19 @@ class KVCacheManager:
             return pool.chunks
         return pool.chunks - len(pinned.difference(*(pool.chunks_of(found.slots) for found in lookup.found)))
 
-    def _allocate(self, splice: Splice, lookup: Lookup, adapter: bytes) -> SequenceAllocation | None:
+    def _allocate(self, composed: ComposedPrompt, lookup: Lookup, adapter: bytes) -> SequenceAllocation | None:
         """What a splice takes of the pool; None where there is no room now, and then nothing is held.
 
         adapter: see EngineRequest; modules say themselves what they are made with.
         """
         with ExitStack() as undo:
             hold = undo.enter_context(self._store.hold(*lookup.found))  # what is read must not be evicted for room
-            slots = self._room(splice, lookup)
+            slots = self._room(composed, lookup)
             if slots is None:
                 return None
             for own in slots:
                 undo.callback(self._store.pool.free, own)
-            allocation = allocation_of(splice, lookup, *slots, hold, adapter)
+            allocation = allocation_of(composed, lookup, *slots, hold, adapter)
             undo.pop_all()
         self._store.read(*lookup.found)
         return allocation
@@ -320,10 +320,10 @@ class KVCacheManager:
         if kept is not None and self._is_stored(kept[0], len(kept[0].ids) - allocation.decoded):
             self._insert(request, *kept)
 
-    def _insert(self, task: Task, run: TokenRun, slots: tuple[SlotRange, ...]) -> Found:
+    def _insert(self, task: Task, run: TokenRun, slots: tuple[SlotRange, ...]) -> PrefixMatch:
         """Keep a run that a task has computed, unless some of it was evicted since the task was sent."""
         if not self.retention.may_keep(task, run):
-            return Found(())
+            return PrefixMatch(())
         if isinstance(task, Encoding) or isinstance(run, SegmentSpec):
             return self._store.insert(run, slots)
         return self._store.insert(run, slots, origin=task.prompt.origin(run.end))
@@ -369,8 +369,8 @@ class KVCacheManager:
         """How many of a run's tokens are, from the first on."""
         return self._store.longest(run).tokens
 
-    def _somebody_computes(self, task: Task, splice: Splice, lookup: Lookup) -> bool:
-        for run, done, most in wanted_runs(splice, lookup):
+    def _somebody_computes(self, task: Task, composed: ComposedPrompt, lookup: Lookup) -> bool:
+        for run, done, most in wanted_runs(composed, lookup):
             for prefill, common in self.pending.computing(run, done, most):
                 if prefill.computed < common and prefill.pending is not None:
                     task.waits_for = Wait(prefill, prefill.pending, common)
@@ -383,14 +383,14 @@ class KVCacheManager:
             task.waits_for = None
         return task.waits_for is not None
 
-    def _publish(self, splice: Splice, lookup: Lookup) -> bool:
+    def _publish(self, composed: ComposedPrompt, lookup: Lookup) -> bool:
         """Keep what others have computed by now, where that is all that this splice shares with them.
 
         So nobody waits for the end of a prompt that goes on otherwise. Returns whether there was any.
         """
         shared = [
             prefill
-            for run, done, most in wanted_runs(splice, lookup)
+            for run, done, most in wanted_runs(composed, lookup)
             for prefill, common in self.pending.computing(run, done, most)
             if prefill.computed >= common
         ]
@@ -403,12 +403,14 @@ class KVCacheManager:
                 self.pending.add([prefill])
         return bool(shared)
 
-    def _room(self, splice: Splice, lookup: Lookup) -> tuple[tuple[SlotRange, ...], tuple[SlotRange, ...]] | None:
+    def _room(
+        self, composed: ComposedPrompt, lookup: Lookup
+    ) -> tuple[tuple[SlotRange, ...], tuple[SlotRange, ...]] | None:
         """Slots for missing modules and for the open tail; None where there is no room now."""
         pool = self._store.pool
         modules = pool.chunks_for(lookup.missing_tokens) * pool.chunk_size
         try:
-            room = self._store.allocate(modules + tail_tokens(splice, lookup))
+            room = self._store.allocate(modules + tail_tokens(composed, lookup))
         except CapacityError:
             return None
         return cut(room, 0, modules), cut(room, modules, sum(run.length for run in room) - modules)

@@ -9,9 +9,9 @@ from inlay.errors import CapacityError
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.offload.residency import Residency
 from inlay.kv.pool import KVPool
-from inlay.kv.segment import Found
+from inlay.kv.segment import PrefixMatch
 from inlay.kv.store import SegmentStore
-from inlay.prompt.composed import Cached, Fresh, Repaired, Splice
+from inlay.prompt.composed import CachedSpan, ComposedPrompt, NewSpan, RecomputedSpan
 from inlay.prompt.contexts import in_encoding_order
 
 
@@ -24,16 +24,16 @@ class Lookup:
         beginnings: per part, the stored prefix of a run of the request's own tokens; None for modules.
     """
 
-    modules: dict[bytes, tuple[SegmentSpec, Found]]
-    beginnings: tuple[Found | None, ...]
+    modules: dict[bytes, tuple[SegmentSpec, PrefixMatch]]
+    prefixes: tuple[PrefixMatch | None, ...]
 
     @property
-    def found(self) -> list[Found]:
+    def found(self) -> list[PrefixMatch]:
         modules = [found for _, found in self.modules.values()]
-        return modules + [found for found in self.beginnings if found is not None]
+        return modules + [found for found in self.prefixes if found is not None]
 
     @property
-    def missing(self) -> list[tuple[SegmentSpec, Found]]:
+    def missing(self) -> list[tuple[SegmentSpec, PrefixMatch]]:
         """Modules that are not wholly stored, each with its stored prefix."""
         return [(spec, found) for spec, found in self.modules.values() if found.tokens < len(spec.ids)]
 
@@ -42,46 +42,46 @@ class Lookup:
         return sum(len(spec.ids) - found.tokens for spec, found in self.missing)
 
 
-def look_up(store: SegmentStore, splice: Splice, *, find: bool = True) -> Lookup:
+def look_up(store: SegmentStore, composed: ComposedPrompt, *, find: bool = True) -> Lookup:
     """Look up a composed prompt; finds nothing if ``find`` is False."""
-    specs = [part.spec for part in splice if isinstance(part, Cached)]
-    beginnings = [
-        store.longest(part.run, most=most) if find and not isinstance(part, Cached) and part.run else None
-        for part, most in zip(splice, readable_tokens(splice), strict=True)
+    specs = [part.spec for part in composed if isinstance(part, CachedSpan)]
+    prefixes = [
+        store.longest(part.run, most=most) if find and not isinstance(part, CachedSpan) and part.run else None
+        for part, most in zip(composed, readable_tokens(composed), strict=True)
     ]
-    return Lookup(look_up_modules(store, specs, find=find).modules, tuple(beginnings))
+    return Lookup(look_up_modules(store, specs, find=find).modules, tuple(prefixes))
 
 
 def look_up_modules(store: SegmentStore, specs: Sequence[SegmentSpec], *, find: bool = True) -> Lookup:
     """Look up modules, and the context of those that are missing."""
     wanted = {spec.key for spec in specs}
     ordered = in_encoding_order(specs)
-    lookup = Lookup({spec.key: (spec, begun(store, spec) if find else Found(())) for spec in ordered}, ())
+    lookup = Lookup({spec.key: (spec, begun(store, spec) if find else PrefixMatch(())) for spec in ordered}, ())
     needed = {spec.key for spec in in_encoding_order(spec for spec, _ in lookup.missing if spec.key in wanted)}
     return Lookup({key: entry for key, entry in lookup.modules.items() if key in wanted | needed}, ())
 
 
-def begun(store: SegmentStore, spec: SegmentSpec) -> Found:
+def begun(store: SegmentStore, spec: SegmentSpec) -> PrefixMatch:
     """What is stored of a module; not a few tokens of it, for which a chunk would be held that others share."""
     found = store.longest(spec)
-    return found if found.tokens >= min(store.pool.chunk_size, len(spec.ids)) else Found(())
+    return found if found.tokens >= min(store.pool.chunk_size, len(spec.ids)) else PrefixMatch(())
 
 
-def knows_last(store: SegmentStore, splice: Splice, lookup: Lookup) -> bool:
+def knows_last(store: SegmentStore, composed: ComposedPrompt, lookup: Lookup) -> bool:
     """True if the KV of a prompt's last token is stored, so that the token is recomputed only for its logits."""
-    last, found = splice[-1], lookup.beginnings[-1]
-    if isinstance(last, Fresh) and last.run is not None:
+    last, found = composed[-1], lookup.prefixes[-1]
+    if isinstance(last, NewSpan) and last.run is not None:
         almost = found is not None and found.tokens == len(last.ids) - 1
         return almost and store.longest(last.run).tokens == len(last.ids)
-    rest = [part for part in splice[-3:-1] if not isinstance(part, Repaired)]
+    rest = [part for part in composed[-3:-1] if not isinstance(part, RecomputedSpan)]
     before = rest[-1] if rest else None  # open_end took the last token of this module
-    return isinstance(before, Cached) and lookup.modules[before.spec.key][1].tokens == len(before.spec.ids)
+    return isinstance(before, CachedSpan) and lookup.modules[before.spec.key][1].tokens == len(before.spec.ids)
 
 
-def chunks_needed(pool: KVPool, splice: Splice, lookup: Lookup) -> int:
+def chunks_needed(pool: KVPool, composed: ComposedPrompt, lookup: Lookup) -> int:
     """The chunks that the prompt needs at admission: those it finds and its own."""
     held = {chunk for found in lookup.found for chunk in pool.chunks_of(found.slots)}
-    return len(held) + pool.chunks_for(lookup.missing_tokens) + pool.chunks_for(tail_tokens(splice, lookup))
+    return len(held) + pool.chunks_for(lookup.missing_tokens) + pool.chunks_for(tail_tokens(composed, lookup))
 
 
 def check_capacity(pool: KVPool, chunks: int, who: str, most: int) -> None:
@@ -98,34 +98,34 @@ def check_capacity(pool: KVPool, chunks: int, who: str, most: int) -> None:
         )
 
 
-def tail_tokens(splice: Splice, lookup: Lookup) -> int:
+def tail_tokens(composed: ComposedPrompt, lookup: Lookup) -> int:
     """The tokens that a request computes of its own text, plus its next token; 0 for an encoding."""
-    found = zip(splice, lookup.beginnings, strict=True)
-    own = [len(part.ids) - (begun.tokens if begun else 0) for part, begun in found if not isinstance(part, Cached)]
+    found = zip(composed, lookup.prefixes, strict=True)
+    own = [len(part.ids) - (begun.tokens if begun else 0) for part, begun in found if not isinstance(part, CachedSpan)]
     return sum(own) + 1 if own else 0
 
 
-def wanted_runs(splice: Splice, lookup: Lookup) -> Iterator[tuple[TokenRun, int, int]]:
+def wanted_runs(composed: ComposedPrompt, lookup: Lookup) -> Iterator[tuple[TokenRun, int, int]]:
     """The runs that are read but not wholly stored, each with its stored tokens and the tokens it reads."""
     for spec, found in lookup.missing:
         yield spec, found.tokens, len(spec.ids)
-    for part, begun, most in zip(splice, lookup.beginnings, readable_tokens(splice), strict=True):
-        if not isinstance(part, Cached) and part.run is not None and begun is not None:
+    for part, begun, most in zip(composed, lookup.prefixes, readable_tokens(composed), strict=True):
+        if not isinstance(part, CachedSpan) and part.run is not None and begun is not None:
             yield part.run, begun.tokens, most
 
 
-def readable_tokens(splice: Splice) -> list[int]:
+def readable_tokens(composed: ComposedPrompt) -> list[int]:
     """How many own tokens of each part may come from the store. The last one must be computed for its logits."""
-    lengths = [0 if isinstance(part, Cached) else len(part.ids) for part in splice]
+    lengths = [0 if isinstance(part, CachedSpan) else len(part.ids) for part in composed]
     return [*lengths[:-1], lengths[-1] - 1] if lengths else []
 
 
-def count_misses(residency: Residency, splice: Splice, lookup: Lookup) -> dict[str, int]:
+def count_misses(residency: Residency, composed: ComposedPrompt, lookup: Lookup) -> dict[str, int]:
     """The tokens of modules to compute, counted by the reason why they are missing."""
     missing = {spec.key: (spec, found.tokens) for spec, found in lookup.missing}
     counts: dict[str, int] = {}
-    for part in splice:
-        if isinstance(part, Cached) and part.spec.key in missing:
+    for part in composed:
+        if isinstance(part, CachedSpan) and part.spec.key in missing:
             spec, done = missing[part.spec.key]
             reason = residency.why_missing(spec)
             counts[reason] = counts.get(reason, 0) + max(0, part.length - done)

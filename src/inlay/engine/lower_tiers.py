@@ -13,7 +13,7 @@ from inlay.kv.offload.arrivals import Arrival
 from inlay.kv.offload.loader import Coming
 from inlay.kv.offload.residency import Residency
 from inlay.kv.offload.tier import Kept
-from inlay.kv.segment import Found
+from inlay.kv.segment import PrefixMatch
 from inlay.kv.store import SegmentStore
 from inlay.prompt.contexts import in_encoding_order
 
@@ -88,7 +88,7 @@ class LowerTiers:
         Returns:
             None if a missing module is not loading layer by layer yet.
         """
-        modules: dict[bytes, tuple[SegmentSpec, Found]] = {}
+        modules: dict[bytes, tuple[SegmentSpec, PrefixMatch]] = {}
         arrivals: list[Arrival] = []
         for key in dict.fromkeys(spec.key for spec in wanted):
             spec, found = lookup.modules[key]
@@ -97,9 +97,9 @@ class LowerTiers:
                 if arrival is None or found.tokens < arrival.done:
                     return None
                 arrivals.append(arrival)
-                found = Found((*found.part(0, arrival.done).ranges, arrival.stored))
+                found = PrefixMatch((*found.part(0, arrival.done).ranges, arrival.stored))
             modules[key] = spec, found
-        return Lookup(modules, lookup.beginnings), tuple(arrivals)
+        return Lookup(modules, lookup.prefixes), tuple(arrivals)
 
     def write_behind(self, task: Task, run: TokenRun) -> None:
         """Write a computed module to the lower tiers, if they may store it."""
@@ -137,6 +137,6 @@ class LowerTiers:
         return self.is_whole(spec) or any(self._residency.below(form.key) for form in self._residency.forms(spec))
 
 
-def _uses(found: Found) -> int:
+def _uses(found: PrefixMatch) -> int:
     """How often a segment has been computed or read."""
     return min((segment.use.uses for segment in found.segments), default=0)

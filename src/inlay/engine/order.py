@@ -19,9 +19,9 @@ import numpy as np
 from inlay.engine.background.popularity import Counts
 from inlay.kv.index import Cursor
 from inlay.kv.store import SegmentStore
-from inlay.prompt.composed import Fresh, InPlace, splice_parts
+from inlay.prompt.composed import InPlace, NewSpan, compose_parts
 from inlay.prompt.free_order import cut_at, in_line, placed_at
-from inlay.prompt.prefix import AsModules, beginning_of
+from inlay.prompt.prefix import AsModules, prefix_of
 from inlay.prompt.request import EngineRequest, PromptPart
 
 #: Limits of index lookups, for one set and for all sets of a request; later sets stay as written. A border between
@@ -106,9 +106,9 @@ class _Search:
         self._counts = counts
         self._request = request
         self._salt = request.salt.encode()
-        beginning = beginning_of(request)
+        prefix = prefix_of(request)
         self._heals = request.policy.heals
-        self._whose = None if beginning is None else beginning.whose
+        self._whose = None if prefix is None else prefix.whose
         self.looks = 0
         # The settled text before the next set: its parts, its name, and its place in the store.
         self._before: list[PromptPart] = []
@@ -240,8 +240,8 @@ class _Search:
         if self._heals:
             count, _ = AsModules.none(self._salt, adapter).longer(parts)
             in_place = InPlace(frozenset(part.start for part in longer[count:]), self._whose or b"")
-        last = splice_parts(longer, salt=self._salt, in_place=in_place, adapter=adapter)[-1]
-        assert isinstance(last, Fresh), "a part without candidates is computed"
+        last = compose_parts(longer, salt=self._salt, in_place=in_place, adapter=adapter)[-1]
+        assert isinstance(last, NewSpan), "a part without candidates is computed"
         assert last.run is not None, "it is kept"
         ids = last.run.ids[:-1]  # the run may begin with earlier tokens
         found, cursor = self._store.follow(self._store.cursor(last.run), ids)

@@ -16,7 +16,7 @@ from inlay.engine.request import Request
 from inlay.kv.identity import SegmentSpec
 from inlay.kv.offload.loader import Coming
 from inlay.kv.offload.residency import Residency
-from inlay.kv.segment import Found
+from inlay.kv.segment import PrefixMatch
 from inlay.kv.store import SegmentStore
 
 #: Of those who wait, so many are looked at, the first in line.
@@ -81,7 +81,7 @@ class Prefetcher:
         salt = request.prompt.request.salt
         self._note(salt, read)
         followed = self._followed.get((salt, _named(read)), ())
-        wanted: dict[bytes, tuple[SegmentSpec, Found]] = {}
+        wanted: dict[bytes, tuple[SegmentSpec, PrefixMatch]] = {}
         room = int(self._store.pool.slots * _LIKELY_SHARE)
         for spec in (*followed, *request.prompt.request.likely):
             if self._lower.is_whole(spec) or spec.key in wanted:
@@ -108,9 +108,9 @@ class Prefetcher:
             while len(self._followed) > _MOST_FOLLOWED or self._followed_bytes > MOST_BYTES:
                 self._followed_bytes -= _bytes(self._followed.popitem(last=False)[1])
 
-    def _wanted(self, request: Request) -> list[tuple[SegmentSpec, Found]]:
+    def _wanted(self, request: Request) -> list[tuple[SegmentSpec, PrefixMatch]]:
         """The segments that are below and not in the pool, each with what of it is."""
-        wanted: dict[bytes, tuple[SegmentSpec, Found]] = {}
+        wanted: dict[bytes, tuple[SegmentSpec, PrefixMatch]] = {}
         for part in request.prompt.request.parts:
             below = frozenset(spec.key for spec in part.candidates if self._residency.below(spec.key))
             if not below:

@@ -10,11 +10,11 @@ from inlay.engine.background.profiles import KnownProfiles
 from inlay.engine.order import OrderChooser, Orders, Work
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.segment import Origin
-from inlay.prompt.composed import Cached, Fresh, InPlace, Splice, splice_of
-from inlay.prompt.prefix import beginning_of
+from inlay.prompt.composed import CachedSpan, ComposedPrompt, InPlace, NewSpan, compose
+from inlay.prompt.prefix import prefix_of
 from inlay.prompt.recompute import Choice, Profiles, Scores, choose_tokens
 from inlay.prompt.request import FORMS, EngineRequest
-from inlay.prompt.token_selection import selecting_splice
+from inlay.prompt.token_selection import selection_prompt
 from inlay.types import Usage
 
 #: Tokens that many texts begin with after the same modules: the words around a question.
@@ -26,7 +26,7 @@ class PromptState:
 
     Where nothing of that depends on what is stored, the splice is made at once, on the thread of whoever asks.
 
-    repaired: which tokens of its modules are computed anew, under the policies that ask for it.
+    recomputed: which tokens of its modules are computed anew, under the policies that ask for it.
     request: as it was asked for, its free sets in the order that was chosen. orders: that, of each set the numbers of
         its members.
     beginning: what it reads in place of modules, as far as that is stored; None where there is nothing to read so.
@@ -37,6 +37,7 @@ class PromptState:
     __slots__ = (
         "_asked",
         "_by_profile",
+        "_composed",
         "_free",
         "_in_place",
         "_known",
@@ -44,13 +45,12 @@ class PromptState:
         "_origins",
         "_public",
         "_settled",
-        "_splice",
         "_stored",
         "_version",
         "_work",
-        "beginning",
         "orders",
-        "repaired",
+        "prefix",
+        "recomputed",
         "request",
         "selecting",
         "selector",
@@ -60,14 +60,14 @@ class PromptState:
         self.request = self._asked = request
         self.orders: Orders = ()
         self._version: object = None  # of what was stored when they were chosen
-        self.beginning = beginning_of(request)
+        self.prefix = prefix_of(request)
         self._open = request.open_segments()
-        repair = request.policy.repair
-        self._by_profile = repair is not None and repair.profiled and not repair.selects
+        recompute = request.policy.recompute
+        self._by_profile = recompute is not None and recompute.profiled and not recompute.selects
         self._free = bool(request.free_sets)
         self._work = Work()
-        self._settled = not self._open and not self._by_profile and self.beginning is None and not self._free
-        self.selecting: Splice | None = None
+        self._settled = not self._open and not self._by_profile and self.prefix is None and not self._free
+        self.selecting: ComposedPrompt | None = None
         self.selector: object | None = None
         self._stored: frozenset[bytes] = frozenset()
         self._in_place = InPlace()
@@ -75,15 +75,15 @@ class PromptState:
         self._known: tuple[frozenset[bytes], int, int] | None = None
         self._public: frozenset[bytes] | None = None
         self._origins: dict[int, Origin] = {}  # by how many modules it follows
-        self._splice: Splice | None = None
-        self.repaired = Choice({})
+        self._composed: ComposedPrompt | None = None
+        self.recomputed = Choice({})
         if self._settled:
             self._choose(frozenset(), {}, InPlace())
 
     @property
-    def splice(self) -> Splice:
-        assert self._splice is not None, "it is chosen when the first of its answers is admitted"
-        return self._splice
+    def composed(self) -> ComposedPrompt:
+        assert self._composed is not None, "it is chosen when the first of its answers is admitted"
+        return self._composed
 
     @property
     def public(self) -> frozenset[bytes]:
@@ -129,11 +129,11 @@ class PromptState:
         if self._free and orders.version != self._version and not self._work.spent:
             self._version = orders.version
             self._order(orders.choose(self._asked, self._work))
-        nodes = 0 if self.beginning is None else self.beginning.stored(longest)
+        nodes = 0 if self.prefix is None else self.prefix.stored(longest)
         known = stored(self._open) if self._open else frozenset(), profiles.version if self._by_profile else 0, nodes
         if known != self._known:
             self._known = known
-            in_place = InPlace() if self.beginning is None else self.beginning.in_place(nodes)
+            in_place = InPlace() if self.prefix is None else self.prefix.in_place(nodes)
             self._choose(known[0], profiles, in_place)
             if self._by_profile:
                 self._keep_tail(longest)
@@ -142,59 +142,59 @@ class PromptState:
         if orders != self.orders:
             self.orders, self.request, self._known = orders, self._asked.ordered(orders), None
             self._origins.clear()
-            self.beginning = beginning_of(self.request)
+            self.prefix = prefix_of(self.request)
 
     def unprofiled(self) -> tuple[list[SegmentSpec], list[SegmentSpec]]:
         """Modules that a repair would have had a profile of, and those that stand with them as samples.
 
         Where nobody shall learn what a request is made of, these are its owner's own.
         """
-        if not self.request.policy.profiled or not self.repaired.unprofiled:
+        if not self.request.policy.profiled or not self.recomputed.unprofiled:
             return [], []
-        plain = splice_of(self.request, self._stored, in_place=self._in_place)  # some may be computed anew whole
-        parts = [part for part in plain if isinstance(part, Cached)]
+        plain = compose(self.request, self._stored, in_place=self._in_place)  # some may be computed anew whole
+        parts = [part for part in plain if isinstance(part, CachedSpan)]
         own = [part for part in parts if part.spec.before.private or not self.request.salt]
         return [part.spec.lossless for part in own if not part.exact], [part.spec.lossless for part in own]
 
     def _choose(self, stored: frozenset[bytes], profiles: Profiles, in_place: InPlace) -> None:
         self._stored, self._in_place = stored, in_place
-        self._splice = splice_of(self.request, stored, in_place=in_place)
-        self.selecting = selecting_splice(self.request.policy.repair, self._splice)
+        self._composed = compose(self.request, stored, in_place=in_place)
+        self.selecting = selection_prompt(self.request.policy.recompute, self._composed)
         if self.selecting is None:
-            self._repair(profiles)
+            self._recompute(profiles)
 
     def _keep_tail(self, longest: Callable[[TokenRun], int]) -> None:
         """Repair what a request repaired before there were profiles, where more of what follows is stored behind that:
         a conversation keeps its repaired tokens, and with them all that was said."""
-        repair, by_profile, splice = self.request.policy.repair, self.repaired, self._splice
-        plain = splice_of(self.request, self._stored, in_place=self._in_place)
-        before = choose_tokens(repair, plain, {}, unprofiled=self.request.policy.unprofiled)
-        if before.offsets == by_profile.offsets or splice is None:
+        recompute, by_profile, composed = self.request.policy.recompute, self.recomputed, self._composed
+        plain = compose(self.request, self._stored, in_place=self._in_place)
+        before = choose_tokens(recompute, plain, {}, unprofiled=self.request.policy.unprofiled)
+        if before.offsets == by_profile.offsets or composed is None:
             return
-        other = splice_of(self.request, self._stored, before.offsets, self._in_place)
-        if _tail(other, longest) > max(_tail(splice, longest), _FEW):
-            self._splice, self.repaired = other, replace(before, unprofiled=by_profile.unprofiled)
+        other = compose(self.request, self._stored, before.offsets, self._in_place)
+        if _tail(other, longest) > max(_tail(composed, longest), _FEW):
+            self._composed, self.recomputed = other, replace(before, unprofiled=by_profile.unprofiled)
 
     def select(self, scores: Scores, profiles: Profiles) -> None:
         """Choose what is computed anew by what the pass of ``selecting`` has found out."""
         self.selecting = None
-        self._repair(profiles, scores)
+        self._recompute(profiles, scores)
 
-    def _repair(self, profiles: Profiles, scores: Scores | None = None) -> None:
+    def _recompute(self, profiles: Profiles, scores: Scores | None = None) -> None:
         policy = self.request.policy
-        self.repaired = choose_tokens(policy.repair, self.splice, profiles, scores, policy.unprofiled)
-        if self.repaired.tokens:
-            self._splice = splice_of(self.request, self._stored, self.repaired.offsets, self._in_place)
+        self.recomputed = choose_tokens(policy.recompute, self.composed, profiles, scores, policy.unprofiled)
+        if self.recomputed.tokens:
+            self._composed = compose(self.request, self._stored, self.recomputed.offsets, self._in_place)
 
     def settle(self) -> None:
         """Keep the choice: the other answers read what the first one does, and so does one that was preempted."""
         self._settled = True
 
 
-def _tail(splice: Splice, longest: Callable[[TokenRun], int]) -> int:
+def _tail(composed: ComposedPrompt, longest: Callable[[TokenRun], int]) -> int:
     """How many tokens are stored of what stands behind a splice's last module."""
-    last = max((number for number, part in enumerate(splice) if not isinstance(part, Fresh)), default=-1)
-    return sum(longest(part.run) for part in splice[last + 1 :] if isinstance(part, Fresh) and part.run is not None)
+    last = max((number for number, part in enumerate(composed) if not isinstance(part, NewSpan)), default=-1)
+    return sum(longest(part.run) for part in composed[last + 1 :] if isinstance(part, NewSpan) and part.run is not None)
 
 
 @dataclass(eq=False, slots=True)
@@ -231,12 +231,12 @@ class PrefillRecord:
 
 
 def usage_of(
-    splice: Splice,
+    composed: ComposedPrompt,
     stored: Mapping[bytes, int],
-    beginnings: Sequence[int],
+    prefixes: Sequence[int],
     *,
-    recomputed: int = 0,
-    repaired: Choice | None = None,
+    duplicates: int = 0,
+    recomputed: Choice | None = None,
     awaited: Mapping[bytes, str] | None = None,
     adapter: bytes = b"",
 ) -> Usage:
@@ -244,18 +244,18 @@ def usage_of(
 
     stored: of each module segment, by key, how many tokens were stored when it was admitted; none where it is left out.
     beginnings: for each part, how many tokens of it were stored as they stand here.
-    recomputed: how many were stored and are computed all the same. awaited: of those that came up from a lower tier,
-    by key, which one that was. repaired: what of its modules is computed anew. adapter: the request's.
+    duplicates: how many were stored and are computed nevertheless. awaited: of those that came up from a lower tier,
+    by key, which one that was. recomputed: what of its modules is computed anew. adapter: the request's.
     """
     total = exact = promoted = shifted = across = kept = 0
     lower: dict[str, int] = {}
     forms = dict.fromkeys(FORMS, 0)
-    for part, begun in zip(splice, beginnings, strict=True):
-        if not isinstance(part, Cached):
+    for part, begun in zip(composed, prefixes, strict=True):
+        if not isinstance(part, CachedSpan):
             total += len(part.ids)
             exact += begun
             kept += len(part.ids) - begun if part.run is not None else 0
-            promoted += min(begun, part.instead) if isinstance(part, Fresh) else 0
+            promoted += min(begun, part.instead) if isinstance(part, NewSpan) else 0
             continue
         total += part.length - len(part.left_out)
         read = part.read(stored.get(part.spec.key, 0))
@@ -266,10 +266,10 @@ def usage_of(
         tier = (awaited or {}).get(part.spec.key, "")
         lower[tier] = lower.get(tier, 0) + read
         across += read if part.spec.before.adapter != adapter else 0
-    last = splice[-1] if splice else None
+    last = composed[-1] if composed else None
     module = sum(forms.values())
     cached = exact + module
-    anew = repaired or Choice({})
+    anew = recomputed or Choice({})
     return Usage(
         total,
         cached,
@@ -277,17 +277,17 @@ def usage_of(
         exact,
         module,
         shifted,
-        recomputed,
+        duplicates,
         scaffold_tokens=forms["scaffold"],
         anchored_tokens=forms["anchored"] + forms["reanchored"],
         reanchored_tokens=forms["reanchored"],
         isolated_tokens=forms["isolated"],
         promoted_tokens=promoted,
-        repaired_tokens=anew.tokens,
+        recomputed_tokens=anew.tokens,
         linked_tokens=anew.linked,
         host_tokens=lower.get("host", 0),
         disk_tokens=lower.get("disk", 0),
         shared_tokens=lower.get("shared", 0),
         across_tokens=across,
-        written_tokens=kept - (recomputed if isinstance(last, Fresh) and last.run is not None else 0),
+        written_tokens=kept - (duplicates if isinstance(last, NewSpan) and last.run is not None else 0),
     )

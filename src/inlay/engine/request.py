@@ -19,8 +19,8 @@ from inlay.errors import CapacityError, InlayError, ParameterError
 from inlay.events import Fault, TokenEvent
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.offload.tier import Kept
-from inlay.kv.segment import Found
-from inlay.prompt.composed import Cached, Fresh, Repaired, Splice
+from inlay.kv.segment import PrefixMatch
+from inlay.prompt.composed import CachedSpan, ComposedPrompt, NewSpan, RecomputedSpan
 from inlay.sampling.params import SamplingParams
 from inlay.sampling.report import Sampled
 from inlay.types import RequestMetrics, Usage
@@ -139,19 +139,19 @@ class Request:
         """The first error among the request and its followers."""
         return next((member.error for member in self.family if member.error is not None), None)
 
-    def splice_now(self) -> Splice:
+    def compose_now(self) -> ComposedPrompt:
         """The composed prompt with all generated tokens, which are recomputed after a preemption.
 
         During token selection, this is the input of the selecting pass.
         """
-        splice, said = self.prompt.selecting or self.prompt.splice, tuple(self.token_ids)
+        composed, said = self.prompt.selecting or self.prompt.composed, tuple(self.token_ids)
         if not said:
-            return splice
-        last = splice[-1]
-        assert isinstance(last, Fresh), "somebody computes the last token of a prompt"
+            return composed
+        last = composed[-1]
+        assert isinstance(last, NewSpan), "somebody computes the last token of a prompt"
         run = last.run
         longer = None if run is None else TokenRun(run.ids + said, run.start, run.before, run.continues)
-        return (*splice[:-1], Fresh(last.ids + said, last.start, longer))
+        return (*composed[:-1], NewSpan(last.ids + said, last.start, longer))
 
     def attach(self, allocation: SequenceAllocation) -> None:
         """Take an allocation in the pool."""
@@ -179,8 +179,8 @@ class Request:
 
     def count(
         self,
-        modules: dict[bytes, tuple[SegmentSpec, Found]],
-        beginnings: Sequence[Found | None],
+        modules: dict[bytes, tuple[SegmentSpec, PrefixMatch]],
+        prefixes: Sequence[PrefixMatch | None],
         known: bool,
         misses: Mapping[str, int],
         came_from: Callable[[bytes], str | None],
@@ -198,15 +198,15 @@ class Request:
             stored = {key: min(found.tokens, earlier.get(key, found.tokens)) for key, (_, found) in modules.items()}
             begun = [
                 0 if found is None else min(found.tokens, earlier.get(_place(part), found.tokens))
-                for part, found in zip(self.prompt.splice, beginnings, strict=True)
+                for part, found in zip(self.prompt.composed, prefixes, strict=True)
             ]
             usage = usage_of(
-                self.prompt.splice,
+                self.prompt.composed,
                 stored,
                 begun,
-                recomputed=int(known),
+                duplicates=int(known),
                 awaited={key: came_from(key) or "" for key in self.prefill.awaited},
-                repaired=self.prompt.repaired,
+                recomputed=self.prompt.recomputed,
                 adapter=self.adapter,
             )
             self.prefill.usage = replace(
@@ -222,14 +222,14 @@ class Request:
         """
         prompt, prefill = self.prompt, self.prefill
         assert prompt.selecting is not None, "nothing is to be chosen"
-        assert prompt.request.policy.repair is not None, "nothing is to be chosen"
-        self.selection = Selection(prompt.request.policy.repair, prompt.selecting, self.allocation)
+        assert prompt.request.policy.recompute is not None, "nothing is to be chosen"
+        self.selection = Selection(prompt.request.policy.recompute, prompt.selecting, self.allocation)
         prompt.selector = self
         if not prefill.found:
             prefill.misses = misses
             prefill.found = {key: found.tokens for key, (_, found) in lookup.modules.items()}
-            for part, found in zip(prompt.selecting, lookup.beginnings, strict=True):
-                if found is not None and not isinstance(part, Cached) and found.tokens < len(part.ids):
+            for part, found in zip(prompt.selecting, lookup.prefixes, strict=True):
+                if found is not None and not isinstance(part, CachedSpan) and found.tokens < len(part.ids):
                     prefill.found[_place(part)] = found.tokens
 
     def end_selecting(self) -> None:
@@ -342,6 +342,6 @@ class Request:
         )
 
 
-def _place(part: Cached | Repaired | Fresh) -> object:
-    run = None if isinstance(part, Cached) else part.run
+def _place(part: CachedSpan | RecomputedSpan | NewSpan) -> object:
+    run = None if isinstance(part, CachedSpan) else part.run
     return None if run is None else place_of(run)

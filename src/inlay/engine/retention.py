@@ -20,7 +20,7 @@ from inlay.kv.offload.residency import Residency
 from inlay.kv.offload.tier import Kept
 from inlay.kv.pins import Pins
 from inlay.kv.store import SegmentStore
-from inlay.prompt.composed import Fresh, Repaired
+from inlay.prompt.composed import NewSpan, RecomputedSpan
 from inlay.types import SegmentState
 
 T = TypeVar("T", bytes, str)
@@ -204,18 +204,18 @@ class Retention:
 
     def _claim_text(self, request: Request, now: float) -> None:
         """The same for those parts that are its own text, or computed anew, which are kept as they stand there."""
-        splice, salt = request.prompt.splice, request.prompt.request.salt
-        fresh = [part for part in splice if isinstance(part, Fresh) and part.run is not None]
+        composed, salt = request.prompt.composed, request.prompt.request.salt
+        fresh = [part for part in composed if isinstance(part, NewSpan) and part.run is not None]
         fresh.sort(key=_start)
-        repaired = {part.positions[0]: part.run for part in splice if isinstance(part, Repaired)}
-        first_ones = sorted(repaired)
+        recomputed = {part.positions[0]: part.run for part in composed if isinstance(part, RecomputedSpan)}
+        first_ones = sorted(recomputed)
         ranges: dict[int, list[tuple[int, int, float]]] = defaultdict(list)  # by the number of what holds them
         for part in request.prompt.request.parts:
             if part.ttl_s is None or not part.ids:
                 continue
             number = bisect_left(first_ones, part.start)
             if number < len(first_ones) and first_ones[number] < part.start + len(part.ids):
-                run = repaired[first_ones[number]]
+                run = recomputed[first_ones[number]]
                 (passage,) = Passage.all_of(run, [(0, len(run.ids))], self._store.keys)
                 self._lifetimes.claim(passage, part.ttl_s, now, salt)
             at = bisect_right(fresh, part.start, key=_start) - 1
@@ -235,7 +235,7 @@ class Retention:
     def _forget_text(self, claims: Sequence[Claim], now: float) -> None:
         """Forget passages of one run: behind the first of them, so with all that was said behind each."""
         first, end = _range(claims)
-        if self._store.forget_behind(claims[0].run.beginning(end), first):
+        if self._store.forget_behind(claims[0].run.prefix(end), first):
             for claim in claims:
                 self._lifetimes.again(claim.thing, now, claim.salt)
 
@@ -260,7 +260,7 @@ def _nobody(keys: frozenset[bytes]) -> None:
     """Nobody has to hear of it."""
 
 
-def _start(part: Fresh) -> int:
+def _start(part: NewSpan) -> int:
     return part.start
 
 

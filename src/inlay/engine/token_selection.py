@@ -12,9 +12,9 @@ from inlay.engine.allocation import SequenceAllocation
 from inlay.engine.runner import Runner
 from inlay.kv.identity import TokenRun
 from inlay.kv.store import SegmentStore
-from inlay.prompt.composed import Cached, Fresh, Splice
+from inlay.prompt.composed import CachedSpan, ComposedPrompt, NewSpan
 from inlay.prompt.recompute import Scores, inexact_modules
-from inlay.recompute import Repair
+from inlay.recompute import Recompute
 from inlay.slots import SlotRange, cut
 
 
@@ -31,28 +31,28 @@ class Selection:
         allocation: its own, with no work taken yet.
     """
 
-    def __init__(self, repair: Repair, splice: Splice, allocation: SequenceAllocation) -> None:
-        self._splice = splice
+    def __init__(self, recompute: Recompute, composed: ComposedPrompt, allocation: SequenceAllocation) -> None:
+        self._composed = composed
         self._tail = allocation.tail
         self._mass: AttentionMass | None = None
         own = [prefill for prefill in allocation.prefill if not prefill.module]
         self._computed = [(prefill.keep, prefill.tokens_left) for prefill in own]
-        if repair.by_attention:
-            last = splice[-1]
-            assert isinstance(last, Fresh), "the new text comes last"
+        if recompute.by_attention:
+            last = composed[-1]
+            assert isinstance(last, NewSpan), "the new text comes last"
             self._mass = AttentionMass(last.start + len(last.ids))
             own = own[-1:]
         for prefill in own:
             assert prefill.left is not None, "nothing is taken yet"
-            prefill.left = replace(prefill.left, mass=self._mass, check=repair.by_keys)
+            prefill.left = replace(prefill.left, mass=self._mass, check=recompute.by_keys)
 
-    def cost(self, chosen: Splice, runner: Runner) -> int:
+    def cost(self, chosen: ComposedPrompt, runner: Runner) -> int:
         """The cost in tokens through all layers; see Usage.selecting_tokens.
 
         Args:
             chosen: the final composed prompt. Work of this pass that it reuses is not counted.
         """
-        kept = {place_of(part.run) for part in chosen if not isinstance(part, Cached) and part.run is not None}
+        kept = {place_of(part.run) for part in chosen if not isinstance(part, CachedSpan) and part.run is not None}
         tokens = sum(tokens for run, tokens in self._computed if run is None or place_of(run) not in kept)
         return tokens if self._mass is not None else runner.check_cost(tokens)
 
@@ -60,13 +60,13 @@ class Selection:
         """The measured scores, once the whole pass is computed."""
         if self._mass is not None:
             at = self._mass.by_position
-            return {part.start: at[part.start : part.start + part.length] for part in inexact_modules(self._splice)}
+            return {part.start: at[part.start : part.start + part.length] for part in inexact_modules(self._composed)}
         compared: list[tuple[int, npt.NDArray[np.int64]]] = []  # per module: its start, and one column per token
         taken = 0
-        for before, part in zip((None, *self._splice), self._splice, strict=False):
-            if not isinstance(part, Fresh):
+        for before, part in zip((None, *self._composed), self._composed, strict=False):
+            if not isinstance(part, NewSpan):
                 continue
-            if isinstance(before, Cached) and before.start == part.start:
+            if isinstance(before, CachedSpan) and before.start == part.start:
                 stored = store.get(before.spec)
                 if stored is not None:  # otherwise another copy was read, which is gone now
                     here = _numbers(cut(self._tail, taken, len(part.ids)))

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from inlay.kv.eviction_queue import UseOrder
+from inlay.kv.eviction_queue import EvictionQueue
 from inlay.kv.pool import KVPool
 from inlay.kv.segment import Segment
 
@@ -25,7 +25,7 @@ _ALIKE = 4
 
 
 def victims(
-    segments: UseOrder[Segment], chunks: int, pool: KVPool, may_go: Callable[[Segment], bool] | None = None
+    segments: EvictionQueue[Segment], chunks: int, pool: KVPool, may_go: Callable[[Segment], bool] | None = None
 ) -> list[tuple[Segment, int]]:
     """Segments to shorten so that ``chunks`` chunks become free, each with the number of tokens to keep.
 
@@ -48,7 +48,7 @@ def victims(
     return oldest.choose(chunks + spare)
 
 
-def next_to_go(segments: UseOrder[Segment], chunks: int, pool: KVPool) -> list[Segment]:
+def next_to_go(segments: EvictionQueue[Segment], chunks: int, pool: KVPool) -> list[Segment]:
     """The first segments of the eviction queue whose ends free ``chunks`` chunks; all if there are fewer."""
     oldest, found = _Oldest(pool, chunks), []
     with segments.next() as ordered:

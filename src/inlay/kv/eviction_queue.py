@@ -27,7 +27,7 @@ class Evictable(Protocol):
 T = TypeVar("T", bound=Evictable)
 
 
-class UseOrder(Generic[T]):
+class EvictionQueue(Generic[T]):
     """Items in the order of eviction.
 
     Every item has one heap entry, with its rank at that time. A use never lowers a rank, so a use only updates facts.

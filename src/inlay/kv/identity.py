@@ -25,7 +25,7 @@ LOSSLESS = "none"  # the codec of KV as it was computed
 ROUNDED = ("int8", "fp8")  # KV dtypes that count as another model
 
 _VERSION = 1  # of the hash and of the byte format; other versions never give the same digests
-_GROUP, _BREAK, _SALT, _REPAIR, _CODEC, _DIGEST, _BYTES, _ADAPTER, _MODEL = (
+_GROUP, _BREAK, _SALT, _RECOMPUTE, _CODEC, _DIGEST, _BYTES, _ADAPTER, _MODEL = (
     b"inlay context %d %-6b" % (_VERSION, kind)
     for kind in (b"group", b"break", b"salt", b"repair", b"codec", b"digest", b"bytes", b"adapt", b"model")
 )
@@ -95,14 +95,14 @@ class Context:
         chain = _hash(_SALT, self.chain, len(salt).to_bytes(8, "little") + salt + self.pending)
         return replace(self, chain=chain, pending=b"", private=True)
 
-    def repaired(self, offsets: Sequence[int]) -> Context:
+    def recomputed(self, offsets: Sequence[int]) -> Context:
         """This record, with the following tokens at these offsets recomputed behind all that precedes them.
 
         Args:
             offsets: increasing, counted from the next token on.
         """
         said = hashlib.sha256(np.asarray(offsets, "<u4").tobytes()).digest()
-        return replace(self, chain=_hash(_REPAIR, self.chain, said + self.pending), pending=b"")
+        return replace(self, chain=_hash(_RECOMPUTE, self.chain, said + self.pending), pending=b"")
 
     def through(self, codec: str) -> Context:
         """This record, for following tokens that passed through a codec, which may have changed their KV."""
@@ -269,7 +269,7 @@ class TokenRun:
             at, continues = stop, True
             yield at, record
 
-    def beginning(self, tokens: int) -> TokenRun:
+    def prefix(self, tokens: int) -> TokenRun:
         """The first ``tokens`` tokens."""
         return TokenRun(self.ids[:tokens], self.start, self.before, self.continues)
 

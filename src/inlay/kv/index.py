@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Protocol
 
-from inlay.kv.eviction_queue import UseOrder
+from inlay.kv.eviction_queue import EvictionQueue
 from inlay.kv.identity import KeyMaker, SegmentSpec, TokenRun
 from inlay.kv.policies import PassCost, Policy, Use, lru
 from inlay.kv.pool import KVPool
-from inlay.kv.segment import Found, Origin, Segment, SegmentRange
+from inlay.kv.segment import Origin, PrefixMatch, Segment, SegmentRange
 from inlay.slots import SlotRange, cut
 
 _FEW = 32  # tokens compared first: most mismatches are among these
@@ -58,7 +58,7 @@ class PrefixIndex:
         self._pool = pool
         self._keys = keys
         self._places: dict[bytes, dict[int, Segment]] = {}
-        self.by_use: UseOrder[Segment] = UseOrder(policy, cost or PassCost(), self.behind)
+        self.by_use: EvictionQueue[Segment] = EvictionQueue(policy, cost or PassCost(), self.behind)
         self.listener: IndexListener | None = None
         self.segments = 0
         self.tokens = 0  # of all segments
@@ -71,7 +71,7 @@ class PrefixIndex:
         """The node of a run: its stored prefix lies there, under its first token."""
         return self._keys.place(run.digest, run.start)
 
-    def longest(self, run: TokenRun, *, most: int | None = None, touch: bool = True) -> Found:
+    def longest(self, run: TokenRun, *, most: int | None = None, touch: bool = True) -> PrefixMatch:
         """The longest stored prefix of a run, of at most ``most`` tokens. Token ids are compared one by one.
 
         Args:
@@ -92,7 +92,7 @@ class PrefixIndex:
             place = segment.behind
         if touch:
             self._touch(each.segment for each in ranges)
-        return Found(tuple(ranges))
+        return PrefixMatch(tuple(ranges))
 
     def cursor(self, run: TokenRun) -> Cursor:
         """The start of a run, for ``follow``."""
@@ -123,7 +123,7 @@ class PrefixIndex:
 
     def insert(
         self, run: TokenRun, slots: Sequence[SlotRange], *, returns: bool = False, origin: Origin | None = None
-    ) -> Found:
+    ) -> PrefixMatch:
         """Keep the KV of a run, which lies in ``slots``, as far as it is not kept yet; returns what is kept of it now.
 
         That is all of it, but where two held segments stand in each other's way; see ``_cut``.
@@ -140,7 +140,7 @@ class PrefixIndex:
             own = cut(slots, found.tokens, len(rest.ids))
             new = self._add(rest, own, module=isinstance(run, SegmentSpec), returns=returns)
             self._touch(found.segments)
-            found = Found((*found.ranges, SegmentRange(new, 0, new.tokens)))
+            found = PrefixMatch((*found.ranges, SegmentRange(new, 0, new.tokens)))
         for segment in found.segments:
             if isinstance(run, SegmentSpec):
                 segment.specs[run.key] = segment.parts[run.key] = run
@@ -156,7 +156,7 @@ class PrefixIndex:
         elif tokens < segment.tokens:
             self._forget_modules(segment, segment.run.before.tokens + tokens)
             self.tokens -= segment.tokens - tokens
-            self._keep_beginning(segment, tokens)
+            self._keep_prefix(segment, tokens)
 
     def remove(self, segment: Segment) -> None:
         """Forget a segment without references and free its chunks."""
@@ -203,21 +203,21 @@ class PrefixIndex:
         if segment.evicted:
             self.evicted.add(behind)
         self.tokens -= len(rest.ids)
-        self._keep_beginning(segment, tokens)
+        self._keep_prefix(segment, tokens)
         for hold in segment.holds:
             more = hold.shorten(segment, tokens)
             if more:
                 hold.add(behind, more)
         return True
 
-    def _keep_beginning(self, segment: Segment, tokens: int) -> None:
+    def _keep_prefix(self, segment: Segment, tokens: int) -> None:
         """End a segment behind ``tokens`` tokens and give up the index's share of the other chunks."""
         if self.listener is not None:
             self.listener.removed(segment)
         kept, gone = cut(segment.slots, 0, tokens), cut(segment.slots, tokens, segment.tokens - tokens)
         border = kept[-1].end - 1
         self._pool.free(_without(gone, border // self._pool.chunk_size, self._pool.chunk_size))
-        segment.run, segment.slots = segment.run.beginning(tokens), kept
+        segment.run, segment.slots = segment.run.prefix(tokens), kept
         if self.listener is not None:
             self.listener.added(segment)
 

@@ -42,7 +42,7 @@ class Passage:
             ranges: first and end of each, by increasing ends. The run is kept only up to the last end.
         """
         ranges = list(ranges)
-        run = run.beginning(ranges[-1][1])
+        run = run.prefix(ranges[-1][1])
         digest, at, passages = hashlib.sha256(keys.place(run.digest, run.start)), 0, []
         for first, end in ranges:
             digest.update(np.asarray(run.ids[at:end], "<u4").tobytes())

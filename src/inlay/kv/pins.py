@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from inlay.errors import PinError
 from inlay.kv.identity import SegmentSpec
-from inlay.kv.segment import Found, Hold
+from inlay.kv.segment import Hold, PrefixMatch
 from inlay.kv.store import SegmentStore
 
 BY_KEY = "key"  # the reason of a pin by segment key
@@ -160,7 +160,7 @@ class Pins:
         return chunks * pool.chunk_size * pool.bytes_per_token
 
 
-def _holds(hold: Hold, found: Found) -> bool:
+def _holds(hold: Hold, found: PrefixMatch) -> bool:
     return all(hold.tokens.get(each.segment, 0) >= each.end for each in found.ranges)
 
 

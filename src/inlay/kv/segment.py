@@ -105,7 +105,7 @@ class SegmentRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PrefixMatch:
     """A prefix match: consecutive tokens of a run, as ranges of stored segments.
 
     It describes the store at the time of the lookup. Acquire a hold to read it later.
@@ -132,7 +132,7 @@ class Found:
         """True if the last segment continues behind the match."""
         return bool(self.ranges) and self.ranges[-1].end < self.ranges[-1].segment.tokens
 
-    def part(self, first: int, end: int) -> Found:
+    def part(self, first: int, end: int) -> PrefixMatch:
         """Tokens ``first`` … ``end - 1`` of these, or as many of them as were found."""
         ranges, at = [], 0
         for each in self.ranges:
@@ -140,7 +140,7 @@ class Found:
             if begin < stop:
                 ranges.append(each.part(begin, stop))
             at += each.tokens
-        return Found(tuple(ranges))
+        return PrefixMatch(tuple(ranges))
 
 
 @dataclass(eq=False, slots=True)

@@ -12,7 +12,7 @@ from inlay.kv.identity import KeyMaker, SegmentSpec, TokenRun
 from inlay.kv.index import Cursor, IndexListener, PrefixIndex
 from inlay.kv.policies import PassCost, Policy, lru
 from inlay.kv.pool import KVPool
-from inlay.kv.segment import Found, Hold, Origin, Segment
+from inlay.kv.segment import Hold, Origin, PrefixMatch, Segment
 from inlay.slots import SlotRange
 
 
@@ -71,12 +71,12 @@ class SegmentStore:
             listener.added(segment)
         self._index.listener = listener
 
-    def get(self, spec: SegmentSpec) -> Found | None:
+    def get(self, spec: SegmentSpec) -> PrefixMatch | None:
         """Where the segment that a spec asks for lies, if all of it is stored."""
         found = self.longest(spec)
         return found if found.tokens == len(spec.ids) else None
 
-    def peek(self, spec: SegmentSpec) -> Found | None:
+    def peek(self, spec: SegmentSpec) -> PrefixMatch | None:
         """As ``get``, without counting as having been asked for."""
         found = self._readable(self._index.longest(spec, touch=False))
         return found if found.tokens == len(spec.ids) else None
@@ -85,7 +85,7 @@ class SegmentStore:
         """The index node of a run. Runs with the same node share their common prefix."""
         return self._index.place(run)
 
-    def longest(self, run: TokenRun, *, most: int | None = None) -> Found:
+    def longest(self, run: TokenRun, *, most: int | None = None) -> PrefixMatch:
         """The longest stored beginning of a run, of at most ``most`` tokens. Evicted segments are not found."""
         return self._readable(self._index.longest(run, most=most))
 
@@ -99,7 +99,7 @@ class SegmentStore:
 
     def insert(
         self, run: TokenRun, slots: Sequence[SlotRange], *, returns: bool = False, origin: Origin | None = None
-    ) -> Found:
+    ) -> PrefixMatch:
         """Keep a run whose KV has been written to ``slots``. What is kept already stays where it is.
 
         returns: whether it comes back from a lower tier, which is no use of it. origin: where the text of a request
@@ -131,7 +131,7 @@ class SegmentStore:
         """The segments that are evicted first if this many chunks are needed."""
         return next_to_go(self._index.by_use, chunks, self.pool)
 
-    def hold(self, *found: Found) -> Hold:
+    def hold(self, *found: PrefixMatch) -> Hold:
         """Keep a prefix match from eviction until the hold is released: each segment up to the end of its range."""
         hold = Hold()
         for each in found:
@@ -139,7 +139,7 @@ class SegmentStore:
                 hold.add(stored.segment, stored.end)
         return hold
 
-    def read(self, *found: Found) -> None:
+    def read(self, *found: PrefixMatch) -> None:
         """Record that a prefix match is read. This counts for eviction; a lookup alone does not."""
         for each in found:
             for segment in reversed(each.segments):
@@ -244,11 +244,11 @@ class SegmentStore:
         for segment in [segment for segment in self._index.evicted if not segment.holds]:
             self._index.remove(segment)
 
-    def _readable(self, found: Found) -> Found:
+    def _readable(self, found: PrefixMatch) -> PrefixMatch:
         """What was found up to the first evicted segment."""
         if not self._index.evicted:
             return found
-        return Found(tuple(takewhile(lambda each: not each.segment.evicted, found.ranges)))
+        return PrefixMatch(tuple(takewhile(lambda each: not each.segment.evicted, found.ranges)))
 
     def _ends_of_module(self, spec: SegmentSpec) -> list[Segment]:
         """What is stored of a module and the text behind it, ends first, but for a beginning that others share.

@@ -9,11 +9,11 @@ from inlay.kv.identity import Context, SegmentSpec, TokenRun
 from inlay.prompt.request import EngineRequest, PromptPart
 
 #: Start of a prompt part → the recomputed tokens of its module, as offsets into the part.
-Repairs = Mapping[int, tuple[int, ...]]
+RecomputedOffsets = Mapping[int, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Cached:
+class CachedSpan:
     """A module's segment in a composed prompt, stored or to be stored, or a range of it.
 
     Args:
@@ -42,7 +42,7 @@ class Cached:
 
 
 @dataclass(frozen=True, slots=True)
-class Repaired:
+class RecomputedSpan:
     """Recomputed tokens within the range of the segment before them.
 
     Each attends to the composed prompt before it: the tokens read of the segment, and the earlier recomputed tokens.
@@ -58,7 +58,7 @@ class Repaired:
 
 
 @dataclass(frozen=True, slots=True)
-class Fresh:
+class NewSpan:
     """Tokens that the request computes, or finds stored with an exact context.
 
     Args:
@@ -72,7 +72,7 @@ class Fresh:
     instead: int = 0
 
 
-Splice = tuple[Cached | Repaired | Fresh, ...]
+ComposedPrompt = tuple[CachedSpan | RecomputedSpan | NewSpan, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +88,12 @@ class InPlace:
     salt: bytes = b""
 
 
-def splice_of(
+def compose(
     request: EngineRequest,
     stored: Container[bytes] = (),
-    repairs: Repairs | None = None,
+    recomputed_offsets: RecomputedOffsets | None = None,
     in_place: InPlace | None = None,
-) -> Splice:
+) -> ComposedPrompt:
     """Return the composed prompt of a request, with at least one new token at its end.
 
     Args:
@@ -103,19 +103,26 @@ def splice_of(
     if request.policy.reads_nothing:
         return tuple(_all_fresh(request.parts))
     salt, adapter = request.salt.encode(), request.adapter
-    chosen = splice_parts(request.parts, salt=salt, stored=stored, repairs=repairs, in_place=in_place, adapter=adapter)
+    chosen = compose_parts(
+        request.parts,
+        salt=salt,
+        stored=stored,
+        recomputed_offsets=recomputed_offsets,
+        in_place=in_place,
+        adapter=adapter,
+    )
     return open_end(chosen)
 
 
-def splice_parts(
+def compose_parts(
     parts: Sequence[PromptPart],
     *,
     salt: bytes = b"",
     stored: Container[bytes] = (),
-    repairs: Repairs | None = None,
+    recomputed_offsets: RecomputedOffsets | None = None,
     in_place: InPlace | None = None,
     adapter: bytes = b"",
-) -> Splice:
+) -> ComposedPrompt:
     """Choose segments for the parts that have candidates, and exact prefixes for the others.
 
     Recomputed tokens belong to the request: only requests with its salt find them.
@@ -125,12 +132,14 @@ def splice_parts(
         stored: see ``PromptPart.segment``.
         adapter: see EngineRequest. A segment of another adapter, or of none, is never exact, nor is the text behind it.
     """
-    repairs, in_place = repairs or {}, in_place or InPlace()
-    splice: list[Cached | Repaired | Fresh] = []
+    recomputed_offsets, in_place = recomputed_offsets or {}, in_place or InPlace()
+    composed: list[CachedSpan | RecomputedSpan | NewSpan] = []
     record = Context.under(adapter)  # the text before the next part in this composed prompt
     before = record  # the context of the previous part, with that part
     shifts = _Shifts()
-    runs = (run for each in parts for run in _runs(each, stored, repairs.get(each.start, ()), salt, in_place))
+    runs = (
+        run for each in parts for run in _runs(each, stored, recomputed_offsets.get(each.start, ()), salt, in_place)
+    )
     for part in _joined(runs):
         record, before = record.keep_private(part.salt), before.keep_private(part.salt)
         here, gap, spec = record.digest(part.start), part.start - record.end, part.spec
@@ -138,22 +147,24 @@ def splice_parts(
         continues = made == before.digest(before.end + gap)
         if spec is None:
             run = TokenRun(part.ids, part.start, record, continues)
-            splice.append(Fresh(part.ids, part.start, run if part.kept else None, part.instead))
+            composed.append(NewSpan(part.ids, part.start, run if part.kept else None, part.instead))
             record = record.extend(part.ids, part.start, made, continues)
             before = record
             continue
         shift = part.start - part.first - spec.start
         displaced = shifts.differ(spec, shift)
-        left_out = tuple(part.first + offset for offset in part.repaired)
-        splice.append(Cached(spec, part.start, len(part.ids), made == here, displaced, part.form, part.first, left_out))
+        left_out = tuple(part.first + offset for offset in part.recomputed)
+        composed.append(
+            CachedSpan(spec, part.start, len(part.ids), made == here, displaced, part.form, part.first, left_out)
+        )
         shifts.place(spec, shift)
         before = spec.record
-        if part.repaired:
-            record = record.keep_private(salt).repaired(part.repaired).extend(part.ids, part.start, made, False)
-            splice.append(_repaired(part, record))
+        if part.recomputed:
+            record = record.keep_private(salt).recomputed(part.recomputed).extend(part.ids, part.start, made, False)
+            composed.append(_recomputed(part, record))
         else:
             record = record.extend(part.ids, part.start, made, continues)
-    return tuple(splice)
+    return tuple(composed)
 
 
 def _made(spec: SegmentSpec, first: int) -> bytes:
@@ -161,12 +172,12 @@ def _made(spec: SegmentSpec, first: int) -> bytes:
     return spec.rest(first).digest if first else spec.digest
 
 
-def _repaired(part: _Run, record: Context) -> Repaired:
+def _recomputed(part: _Run, record: Context) -> RecomputedSpan:
     """Return the recomputed tokens of a part. ``record`` covers the whole part."""
-    ids = tuple(part.ids[offset] for offset in part.repaired)
+    ids = tuple(part.ids[offset] for offset in part.recomputed)
     # The record names the same tokens twice, so that no other text can follow at this place.
-    run = TokenRun(ids, record.end, record.repaired(part.repaired))
-    return Repaired(ids, tuple(part.start + offset for offset in part.repaired), run)
+    run = TokenRun(ids, record.end, record.recomputed(part.recomputed))
+    return RecomputedSpan(ids, tuple(part.start + offset for offset in part.recomputed), run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +189,7 @@ class _Run:
         first: the segment's token that they begin with.
         repaired: the recomputed ones, as offsets into them.
         form: see ``PromptPart``.
-        instead: see ``Fresh``.
+        instead: see ``NewSpan``.
     """
 
     ids: tuple[int, ...]
@@ -187,7 +198,7 @@ class _Run:
     salt: bytes
     kept: bool = True
     first: int = 0
-    repaired: tuple[int, ...] = ()
+    recomputed: tuple[int, ...] = ()
     form: str = ""
     instead: int = 0
 
@@ -199,23 +210,23 @@ class _Run:
 
 
 def _runs(
-    part: PromptPart, stored: Container[bytes], repaired: tuple[int, ...], salt: bytes, in_place: InPlace
+    part: PromptPart, stored: Container[bytes], recomputed: tuple[int, ...], salt: bytes, in_place: InPlace
 ) -> Iterator[_Run]:
     """Split a part into runs. Recomputed tokens at its start become the request's own text."""
     if part.start in in_place.starts:
         yield _Run(part.ids, part.start, None, in_place.salt, part.kept, instead=len(part.ids))
         return
     spec, owner = part.segment(stored), salt if part.owned else b""
-    if spec is None or not repaired:
+    if spec is None or not recomputed:
         yield _Run(part.ids, part.start, spec, owner, part.kept, form=part.form_of(spec))
         return
-    first = next((at for at, offset in enumerate(repaired) if at != offset), len(repaired))
+    first = next((at for at, offset in enumerate(recomputed) if at != offset), len(recomputed))
     if first:
         yield _Run(part.ids[:first], part.start, None, salt)
     if first < len(part.ids):
-        rest = tuple(offset - first for offset in repaired[first:])
+        rest = tuple(offset - first for offset in recomputed[first:])
         yield _Run(
-            part.ids[first:], part.start + first, spec, owner, first=first, repaired=rest, form=part.form_of(spec)
+            part.ids[first:], part.start + first, spec, owner, first=first, recomputed=rest, form=part.form_of(spec)
         )
 
 
@@ -269,24 +280,24 @@ class _Shifts:
         return found
 
 
-def _all_fresh(parts: Sequence[PromptPart]) -> Iterator[Fresh]:
+def _all_fresh(parts: Sequence[PromptPart]) -> Iterator[NewSpan]:
     """Yield parts as runs of tokens at consecutive positions."""
     start, ids = parts[0].start, list(parts[0].ids)
     for part in parts[1:]:
         if part.start != start + len(ids):
-            yield Fresh(tuple(ids), start)
+            yield NewSpan(tuple(ids), start)
             start, ids = part.start, []
         ids += part.ids
-    yield Fresh(tuple(ids), start)
+    yield NewSpan(tuple(ids), start)
 
 
-def open_end(splice: Splice) -> Splice:
+def open_end(composed: ComposedPrompt) -> ComposedPrompt:
     """Make the last token a new one, because the logits behind it must be computed."""
-    end = len(splice) - isinstance(splice[-1], Repaired) if splice else 0
-    last = splice[end - 1] if splice else None
-    if not isinstance(last, Cached):
-        return splice
+    end = len(composed) - isinstance(composed[-1], RecomputedSpan) if composed else 0
+    last = composed[end - 1] if composed else None
+    if not isinstance(last, CachedSpan):
+        return composed
     shorter = replace(last, length=last.length - 1)
     assert last.first + shorter.length not in last.left_out, "the last token of all is computed in any case"
-    tail = Fresh(last.spec.ids[-1:], last.start + last.length - 1)
-    return (*splice[: end - 1], *([shorter] if shorter.length else []), *splice[end:], tail)
+    tail = NewSpan(last.spec.ids[-1:], last.start + last.length - 1)
+    return (*composed[: end - 1], *([shorter] if shorter.length else []), *composed[end:], tail)

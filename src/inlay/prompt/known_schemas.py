@@ -164,7 +164,7 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
 
     def specs(self, known: KnownSchema, policy: ReusePolicy, adapter: bytes) -> SchemaSpecs:
         """Return the specs of a schema under a modular policy and an adapter."""
-        policy = policy.unrepaired()
+        policy = policy.without_recompute()
         made = known.specs.get((policy, adapter))
         if made is not None:
             return made

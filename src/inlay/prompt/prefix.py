@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from inlay.kv.identity import Context, TokenRun
-from inlay.prompt.composed import Fresh, InPlace, Splice, splice_parts
+from inlay.prompt.composed import ComposedPrompt, InPlace, NewSpan, compose_parts
 from inlay.prompt.request import EngineRequest, PromptPart
 
 #: Prefix of a salt for KV made of public text. No salt starts with this byte, because salts are UTF-8.
@@ -40,7 +40,7 @@ class Node:
         return bool(self.segments)
 
 
-class Beginning:
+class Prefix:
     """The prefix of a prompt, immutable and so thread-safe.
 
     Attributes:
@@ -59,12 +59,12 @@ class Beginning:
         public = any(not part.owned for part in parts)
         starts = frozenset(part.start for part in parts[exact:] if part.ids)
         self._whose = InPlace(starts, _OWN + salt if public else salt)
-        self._runs = tuple(part.run for part in self.splice(len(parts)) if isinstance(part, Fresh) and part.run)
+        self._runs = tuple(part.run for part in self.composed(len(parts)) if isinstance(part, NewSpan) and part.run)
         self.nodes = tuple(self._nodes(exact))
 
-    def splice(self, parts: int) -> Splice:
+    def composed(self, parts: int) -> ComposedPrompt:
         """Return the composed prompt of the first ``parts`` parts."""
-        return splice_parts(self._parts[:parts], salt=self._salt, in_place=self._whose, adapter=self.adapter)
+        return compose_parts(self._parts[:parts], salt=self._salt, in_place=self._whose, adapter=self.adapter)
 
     @property
     def whose(self) -> bytes:
@@ -105,11 +105,11 @@ class Beginning:
                 continue
             if rest is None or not rest.ids:
                 rest = next(runs)
-            run, rest = rest.beginning(len(part.ids)), rest.rest(len(part.ids))
+            run, rest = rest.prefix(len(part.ids)), rest.rest(len(part.ids))
             yield Node(run, rest.digest, number, tuple(spec.key for spec in part.candidates))
 
 
-def beginning_of(request: EngineRequest) -> Beginning | None:
+def prefix_of(request: EngineRequest) -> Prefix | None:
     """Return the prefix of a request; None if the policy has no promotion or all modules are exact."""
     if not request.policy.heals:
         return None
@@ -117,7 +117,7 @@ def beginning_of(request: EngineRequest) -> Beginning | None:
     exact = _exact(parts, salt, adapter)
     kept = next((number for number, part in enumerate(parts) if number >= exact and not part.kept), len(parts))
     end = max((number for number, part in enumerate(parts[:kept], 1) if part.candidates and part.ids), default=0)
-    return Beginning(parts[:end], exact, salt, adapter) if end > exact else None
+    return Prefix(parts[:end], exact, salt, adapter) if end > exact else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from inlay.pml import Prompt, PromptBuilder, resolve
 from inlay.policy import ReusePolicy
 from inlay.prompt.anchors import Anchor, SeenAnchors
 from inlay.prompt.chat import ChatTemplate
-from inlay.prompt.composed import Cached, open_end, splice_parts
+from inlay.prompt.composed import CachedSpan, compose_parts, open_end
 from inlay.prompt.conversation import ContentSpecs, anchor_of, as_turn, fixed_sets, lay_out_conversation
 from inlay.prompt.free_order import FreeSet, check_count, why_not_free
 from inlay.prompt.inputs import (
@@ -143,7 +143,7 @@ class PromptProcessor:
         """Return the module segments that a prompt reads. Raises ParameterError and PMLError."""
         made_with = self.model.adapter(adapter)
         parts = self.parts(self.lay_out(as_prompt(prompt), policy, salt), policy, salt, made_with)
-        return [part.spec for part in open_end(splice_parts(parts, adapter=made_with)) if isinstance(part, Cached)]
+        return [part.spec for part in open_end(compose_parts(parts, adapter=made_with)) if isinstance(part, CachedSpan)]
 
     def encoding(
         self,
@@ -353,7 +353,7 @@ class PromptProcessor:
 def _apart(parts: tuple[PromptPart, ...], sets: Sequence[FreeSet], salt: str) -> tuple[PromptPart, ...]:
     """Mark parts as private from the first free set on, so that other salts cannot learn the order that was chosen.
 
-    Module segments stay shared. ``Beginning`` isolates the text that is read in their place.
+    Module segments stay shared. ``Prefix`` isolates the text that is read in their place.
     """
     start = min((each.start for each in sets if not each.why_fixed), default=None)
     if start is None or not salt:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from inlay.prompt.composed import Cached, Repairs, Splice
-from inlay.recompute import Repair
+from inlay.prompt.composed import CachedSpan, ComposedPrompt, RecomputedOffsets
+from inlay.recompute import Recompute
 
 #: How much each token of a segment moves, by the segment's key; any scale, the same for all.
 Profiles = Mapping[bytes, npt.NDArray[np.float16]]
@@ -38,64 +38,66 @@ class Choice:
     had no profile that would have had a say, be it that so few of its first tokens are none.
     """
 
-    offsets: Repairs
+    offsets: RecomputedOffsets
     tokens: int = 0
     linked: int = 0
     unprofiled: bool = False
 
 
 def choose_tokens(
-    repair: Repair | None,
-    splice: Splice,
+    recompute: Recompute | None,
+    composed: ComposedPrompt,
     profiles: Profiles,
     scores: Scores | None = None,
-    unprofiled: Repair | None = None,
+    unprofiled: Recompute | None = None,
 ) -> Choice:
     """What of a splice a policy has computed anew. splice: without any repair; its last token is computed in any case.
 
     A share is one of all tokens that are read from modules under another context than theirs here.
     scores: what a pass has found out, where the policy needs one; it covers all of these. unprofiled: see ReusePolicy.
     """
-    modules = inexact_modules(splice)
-    if repair is None or not modules:
+    modules = inexact_modules(composed)
+    if recompute is None or not modules:
         return Choice({})
-    expected = expected_moves(splice, profiles) if repair.profiled else {}
-    matters = _scores(modules, expected, scores or {}) if repair.by_attention or repair.by_keys else expected
-    missing = {part.start for part in modules if part.spec.lossless.key not in profiles} if repair.profiled else set()
+    expected = expected_deviations(composed, profiles) if recompute.profiled else {}
+    matters = _scores(modules, expected, scores or {}) if recompute.by_attention or recompute.by_keys else expected
+    missing = (
+        {part.start for part in modules if part.spec.lossless.key not in profiles} if recompute.profiled else set()
+    )
     first = {part.start for part in modules if part.start not in matters} | (missing if unprofiled else set())
     known = [part for part in modules if part.start not in first]
-    others = unprofiled or repair
+    others = unprofiled or recompute
     linked = {part.start: tuple(range(others.tokens(part.length))) for part in modules if part.start in first}
-    chosen = {**linked, **_most(known, repair, matters)}
+    chosen = {**linked, **_most(known, recompute, matters)}
     offsets = {start: some for start, some in chosen.items() if some}
-    wants_profiles = repair.amount > 0 and bool(missing)
+    wants_profiles = recompute.amount > 0 and bool(missing)
     return Choice(offsets, sum(map(len, offsets.values())), sum(map(len, linked.values())), wants_profiles)
 
 
-def inexact_modules(splice: Splice) -> list[Cached]:
+def inexact_modules(composed: ComposedPrompt) -> list[CachedSpan]:
     """What a splice reads under another context than that of a full prefill."""
-    return [part for part in splice if isinstance(part, Cached) and not part.exact]
+    return [part for part in composed if isinstance(part, CachedSpan) and not part.exact]
 
 
-def expected_moves(splice: Splice, profiles: Profiles) -> dict[int, npt.NDArray[np.floating]]:
+def expected_deviations(composed: ComposedPrompt, profiles: Profiles) -> dict[int, npt.NDArray[np.floating]]:
     """How much each token of the modules that have a profile is expected to move here, (tokens,) in any scale, by where
     they start: as much as behind the samples that profiles were made behind, which are alike for all, but for how
     many tokens stand before it.
     """
     moves, before = {}, 0
-    for part in splice:
-        if isinstance(part, Cached) and not part.exact and part.spec.lossless.key in profiles:
+    for part in composed:
+        if isinstance(part, CachedSpan) and not part.exact and part.spec.lossless.key in profiles:
             moved = profiles[part.spec.lossless.key][: part.length].astype(np.float32)
             moves[part.start] = moved * max(1, before - part.spec.before.tokens) ** _EXPONENT
-        before += part.length if isinstance(part, Cached) else len(part.ids)
+        before += part.length if isinstance(part, CachedSpan) else len(part.ids)
     return moves
 
 
-def _scores(modules: list[Cached], known: Scores, scores: Scores) -> Scores:
+def _scores(modules: list[CachedSpan], known: Scores, scores: Scores) -> Scores:
     """Of each module what the pass has found, times its profile where that says something, too.
 
     Without one it moves as the others do in the mean. Where no pass was needed, all tokens are chosen, or none.
-    known: see ``expected_moves``.
+    known: see ``expected_deviations``.
     """
     found = {part.start: scores.get(part.start, np.zeros(part.length))[: part.length] for part in modules}
     if not known:
@@ -104,12 +106,12 @@ def _scores(modules: list[Cached], known: Scores, scores: Scores) -> Scores:
     return {start: own * known.get(start, mean) for start, own in found.items()}
 
 
-def _most(modules: list[Cached], repair: Repair, matters: Scores) -> dict[int, tuple[int, ...]]:
+def _most(modules: list[CachedSpan], recompute: Recompute, matters: Scores) -> dict[int, tuple[int, ...]]:
     """Of all these modules' tokens those that matter most; of two alike the one that stands first."""
     if not modules:
         return {}
     scores = np.concatenate([matters[part.start][: part.length] for part in modules])
-    most = np.argsort(-scores, kind="stable")[: repair.tokens(scores.size)]
+    most = np.argsort(-scores, kind="stable")[: recompute.tokens(scores.size)]
     of = np.zeros(scores.size, dtype=bool)
     of[most] = True
     borders = np.cumsum([part.length for part in modules])[:-1]

@@ -16,7 +16,7 @@ from inlay.errors import ParameterError
 from inlay.kv.identity import KeyMaker, SegmentSpec, fingerprint_under, specify
 from inlay.policy import ReusePolicy
 from inlay.prompt.free_order import FreeSet, Member, check_sets, reordered, reordered_text
-from inlay.recompute import Repair
+from inlay.recompute import Recompute
 from inlay.sampling.params import SamplingParams
 
 _VERSION = 7
@@ -310,7 +310,7 @@ _PLAIN_ENCODE = ("request_id", "name", "salt", "tenant", "weight")
 def _policy(written: list[Any], unprofiled: float | None) -> ReusePolicy:
     """A policy. unprofiled: how many first tokens modules without a profile have computed anew; None as written."""
     policy = ReusePolicy.parse(*written)
-    return policy if unprofiled is None else replace(policy, unprofiled=Repair("linked", unprofiled))
+    return policy if unprofiled is None else replace(policy, unprofiled=Recompute("linked", unprofiled))
 
 
 class _Segments:

@@ -20,8 +20,7 @@ from inlay.client.async_llm import AsyncLLM
 from inlay.errors import InlayError
 from inlay.models.location import public_name
 from inlay.pml import Schema
-from inlay.server import cache, completions, metrics, schemas, tokens
-from inlay.server import divergence as drift
+from inlay.server import cache, completions, divergence, metrics, schemas, tokens
 from inlay.server.body import BodyMiddleware
 from inlay.server.errors import (
     JSONBytes,
@@ -81,7 +80,7 @@ def build_app(
         },
     )
     app.state.service = service
-    parts = (completions.router, tokens.router, schemas.router, cache.router, drift.router, router, metrics.router)
+    parts = (completions.router, tokens.router, schemas.router, cache.router, divergence.router, router, metrics.router)
     for part in parts:
         app.include_router(part)
     app.state.routes = [route for part in parts for route in part.routes]

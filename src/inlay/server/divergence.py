@@ -14,7 +14,7 @@ from starlette.responses import Response
 from inlay.server.errors import JSONBytes
 from inlay.server.routes import DRIFT, LIFTED
 from inlay.server.schemas import asking
-from inlay.types import DriftStats
+from inlay.types import DivergenceStats
 
 router = APIRouter(tags=["server"])
 
@@ -24,11 +24,11 @@ _DIGITS = 6  # of figures in a response
 
 
 @router.get("/v1/drift", **DRIFT)
-async def drift(request: Request) -> Response:
+async def divergence(request: Request) -> Response:
     """What is known of the tenant's own answers, by schema and policy."""
     service, tenant = asking(request, only=())
     async with service.meter.request(tenant, tokens=False):
-        config, found = service.llm.config, service.llm.drift(cache_salt=tenant.salt)
+        config, found = service.llm.config, service.llm.divergence(cache_salt=tenant.salt)
         data = [_told(one) for one in found]
         return JSONBytes(
             {"object": "list", "shadow": config.shadow, "threshold": config.shadow_threshold, "data": data}
@@ -44,10 +44,10 @@ async def lift(request: Request, schema: Name = None) -> Response:
         return JSONBytes({"object": "drift.deleted", "schema": schema, "lifted": lifted})
 
 
-def _told(one: DriftStats) -> dict[str, Any]:
+def _told(one: DivergenceStats) -> dict[str, Any]:
     figures = {name: None if value is None else round(value, _DIGITS) for name, value in _figures(one).items()}
     return {**asdict(one), **figures}
 
 
-def _figures(one: DriftStats) -> dict[str, float | None]:
+def _figures(one: DivergenceStats) -> dict[str, float | None]:
     return {"kl": one.kl, "low": one.low, "high": one.high, "top1": one.top1}

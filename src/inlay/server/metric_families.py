@@ -79,8 +79,8 @@ class Families:
     prefix_hits: Counter
     cached_tokens: Counter
     shifted_tokens: Counter
+    duplicate_tokens: Counter
     recomputed_tokens: Counter
-    repaired_tokens: Counter
     selecting_tokens: Counter
     fell_back: Counter
     missed_tokens: dict[str, Counter]
@@ -129,8 +129,10 @@ def families(registry: CollectorRegistry, model: str, longest: int) -> Families:
         cached_tokens=count("prompt_tokens_cached", "Prompt tokens whose KV came from the cache."),
         shifted_tokens=count("prompt_tokens_shifted", "Cached tokens that were read at another offset."),
         missed_tokens={reason: missed.labels(model, ENGINE, reason) for reason in MISS_REASONS},
-        recomputed_tokens=count("prompt_tokens_recomputed", "Computed tokens whose KV had been computed before."),
-        repaired_tokens=count("prompt_tokens_repaired", "Tokens of modules read as they are behind what stands there."),
+        duplicate_tokens=count("prompt_tokens_recomputed", "Computed tokens whose KV had been computed before."),
+        recomputed_tokens=count(
+            "prompt_tokens_repaired", "Tokens of modules read as they are behind what stands there."
+        ),
         selecting_tokens=count("selecting_tokens", "Passes of one token made to choose repaired tokens."),
         fell_back=count("prompts_fell_back", "Prompts that got a safer policy than they asked for."),
         first_token=time("time_to_first_token_seconds", "From a request's arrival to its first token.", _FIRST_TOKEN),
@@ -229,7 +231,7 @@ class EngineCollector(Collector):
         host, disk, shared = stats.host or TierStats(), stats.disk or TierStats(), stats.shared or TierStats(up=False)
         gauges = (*gauges, *_host_gauges(host), *_store_gauges(stats, disk), *_shared_gauges(shared))
         counters = (*counters, *_host_counters(host), *_store_counters(disk), *_shared_counters(shared))
-        yield from self._drift(shadow)
+        yield from self._divergence(shadow)
         yield self._store_misses("host_misses", "memory of the host", host)
         yield self._store_misses("store_misses", "store on disk", disk)
         yield self._store_misses("shared_store_misses", "shared store", shared)
@@ -239,7 +241,7 @@ class EngineCollector(Collector):
                 family.add_metric((self._model, ENGINE), value)
                 yield family
 
-    def _drift(self, shadow: ShadowStats) -> Iterator[Metric]:
+    def _divergence(self, shadow: ShadowStats) -> Iterator[Metric]:
         """What shadow sampling found, by schema and policy."""
         of_all = ("model_name", "engine")
         dropped = CounterMetricFamily(

@@ -168,8 +168,8 @@ class RequestObserver:
         made.source["exact"].inc(usage.exact_tokens)
         made.source["module"].inc(usage.module_tokens)
         made.shifted_tokens.inc(usage.shifted_tokens)
+        made.duplicate_tokens.inc(usage.duplicate_tokens)
         made.recomputed_tokens.inc(usage.recomputed_tokens)
-        made.repaired_tokens.inc(usage.repaired_tokens)
         made.selecting_tokens.inc(usage.selecting_tokens)
         made.fell_back.inc(output.fell_back_from is not None)
         for reason, tokens in usage.misses:

@@ -258,11 +258,13 @@ def _policy(body: SchemaOptions, tenant: Tenant, service: Service) -> str | None
     if policy is None or not policy.modular:
         message = f"reuse is {body.reuse!r:.60}; modules are encoded ahead for {' or '.join(map(repr, CONTEXTS))}"
         raise BodyError(message, param="reuse")
-    if body.reuse is not None and (policy.repair is not None or policy.across or not policy.healing):
+    if body.reuse is not None and (policy.recompute is not None or policy.across or not policy.healing):
+        plain = str(policy.without_recompute())
         message = (
-            f"reuse is {body.reuse!r:.60}; a schema is encoded ahead for {str(policy.unrepaired())!r}, and what is "
+            f"reuse is {body.reuse!r:.60}; a schema is encoded for a plain policy: write reuse {plain!r}. "
+            "Each request says whether to recompute, to promote or to read across adapters"
         )
-        raise BodyError(f"{message}done about that is for each request to say: write that alone", param="reuse")
+        raise BodyError(message, param="reuse")
     if not policy.within(allowed):
         wanted = body.model_fields_set & {"reuse", "positions"} or ("encode" in body.model_fields_set and body.encode)
         if wanted:
@@ -270,7 +272,7 @@ def _policy(body: SchemaOptions, tenant: Tenant, service: Service) -> str | None
             raise BodyError(f"{message}positions and encode out", param="reuse", code="reuse_not_allowed", status=403)
         return None
     service.llm.positions_for(str(policy), body.positions)
-    return str(policy.unrepaired())
+    return str(policy.without_recompute())
 
 
 def _to_encode(given: GivenSchema, reuse: str | None, tenant: Tenant) -> int:

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from inlay import LLM, Schema
-from inlay.engine.background import divergence as drift
-from inlay.engine.background.divergence import LOOK, Comparison, DriftLog, Subject, divergences
+from inlay.engine.background import divergence
+from inlay.engine.background.divergence import LOOK, Comparison, DivergenceLog, Subject, divergences
 from inlay.policy import ReusePolicy
 from inlay.types import DRIFT_BOUNDS
 from tests.conftest import tiny
 
-MODULAR, REPAIRED, EXACT = (
+MODULAR, RECOMPUTED, EXACT = (
     ReusePolicy.parse(written, "packed") for written in ("modular", "modular+profiled:0.15", "exact")
 )
 
@@ -24,23 +24,25 @@ def subject(policy: ReusePolicy = MODULAR, salt: str = "one", schema: str = "tri
     return Subject(salt, schema, digest, policy)
 
 
-def count(log: DriftLog, kl: float, times: int, of: Subject | None = None) -> None:
+def count(log: DivergenceLog, kl: float, times: int, of: Subject | None = None) -> None:
     for _ in range(times):
         log.add(of or subject(), Comparison(kl, 4, 3), "ann")
 
 
-def taken(log: DriftLog, policy: ReusePolicy = MODULAR, salt: str = "one", schema: str = "trip", digest: str = "1"):
+def taken(
+    log: DivergenceLog, policy: ReusePolicy = MODULAR, salt: str = "one", schema: str = "trip", digest: str = "1"
+):
     return log.taken(policy, salt, schema, digest)
 
 
 def test_a_policy_is_replaced_when_enough_answers_are_too_far(caplog):
-    log = DriftLog(0.1, profiles=True)
+    log = DivergenceLog(0.1, profiles=True)
     with caplog.at_level(logging.INFO):
         count(log, 0.2, LOOK - 1)
         assert taken(log) == MODULAR
         assert not caplog.records
         count(log, 0.2, 1)
-    assert taken(log) == REPAIRED
+    assert taken(log) == RECOMPUTED
     (told, warned) = caplog.records
     assert told.getMessage() == (
         "shadow: answers to schema 'trip' of ann under modular are 0.2 nats a token from full prefill (95% bounds 0.2 "
@@ -54,20 +56,20 @@ def test_a_policy_is_replaced_when_enough_answers_are_too_far(caplog):
 
 
 def test_the_way_ends_with_exact():
-    log = DriftLog(0.1, profiles=True)
+    log = DivergenceLog(0.1, profiles=True)
     count(log, 0.2, LOOK)
-    count(log, 0.2, LOOK, subject(REPAIRED))
-    assert taken(log) == taken(log, REPAIRED) == taken(log, EXACT) == EXACT
+    count(log, 0.2, LOOK, subject(RECOMPUTED))
+    assert taken(log) == taken(log, RECOMPUTED) == taken(log, EXACT) == EXACT
 
 
 def test_without_profiles_exact_is_next():
-    log = DriftLog(0.1, profiles=False)
+    log = DivergenceLog(0.1, profiles=False)
     count(log, 0.2, LOOK)
     assert taken(log) == EXACT
 
 
 def test_other_salts_schemas_and_policies_keep_theirs():
-    log = DriftLog(0.1, profiles=True)
+    log = DivergenceLog(0.1, profiles=True)
     count(log, 9.0, LOOK)
     assert taken(log, salt="two") == MODULAR
     assert taken(log, salt="") == MODULAR
@@ -78,7 +80,7 @@ def test_other_salts_schemas_and_policies_keep_theirs():
 
 
 def test_a_mean_that_is_not_surely_beyond_decides_nothing():
-    log = DriftLog(0.1, profiles=True)
+    log = DivergenceLog(0.1, profiles=True)
     for number in range(4 * LOOK):
         count(log, 6.0 if number % LOOK == 7 else 0.0, 1)  # 0.19 in the mean, by one answer of 32
     (one,) = log.of("one")
@@ -87,37 +89,37 @@ def test_a_mean_that_is_not_surely_beyond_decides_nothing():
 
 
 def test_only_the_latest_answers_count():
-    log = DriftLog(0.1, profiles=True)
+    log = DivergenceLog(0.1, profiles=True)
     count(log, 0.0, 2000)
     count(log, 1.0, 4 * LOOK)
-    assert taken(log) == REPAIRED
+    assert taken(log) == RECOMPUTED
 
 
 def test_without_a_threshold_it_is_told_and_no_more():
-    log = DriftLog(None, profiles=True)
+    log = DivergenceLog(None, profiles=True)
     count(log, 9.0, 2 * LOOK)
     assert taken(log) == MODULAR
     assert log.of("one")[0].taken is None
 
 
 def test_what_is_lifted_begins_anew():
-    log = DriftLog(0.1, profiles=True)
+    log = DivergenceLog(0.1, profiles=True)
     count(log, 0.2, LOOK)
     count(log, 0.2, LOOK, subject(schema="other"))
     count(log, 0.2, LOOK, subject(salt="two"))
     assert log.lift("one", "absent") == 0
     assert log.lift("one", "trip") == 1
     assert taken(log) == MODULAR
-    assert taken(log, schema="other") == REPAIRED
+    assert taken(log, schema="other") == RECOMPUTED
     count(log, 0.2, LOOK - 1)
     assert taken(log) == MODULAR
     assert log.lift("one") == 1
     assert log.of("one") == ()
-    assert taken(log, salt="two") == REPAIRED
+    assert taken(log, salt="two") == RECOMPUTED
 
 
 def test_figures_are_those_of_one_salt_and_totals_of_all():
-    log = DriftLog(0.1, profiles=True)
+    log = DivergenceLog(0.1, profiles=True)
     log.add(subject(), Comparison(0.05, 4, 4))
     (one,) = log.of("one")
     assert (one.schema, one.reuse, one.positions) == ("trip", "modular", "packed")
@@ -140,12 +142,12 @@ def test_figures_are_those_of_one_salt_and_totals_of_all():
 
 
 def test_what_is_known_is_bounded_and_nobody_brings_back_anothers_policy(monkeypatch):
-    monkeypatch.setattr(drift, "MOST_KNOWN", 6)
-    log = DriftLog(0.1, profiles=True)
+    monkeypatch.setattr(divergence, "MOST_KNOWN", 6)
+    log = DivergenceLog(0.1, profiles=True)
     count(log, 5.0, LOOK)
     for number in range(500):
         log.add(subject(salt="two", schema=f"s{number}"), Comparison(0.1, 1, 1))
-    assert taken(log) == REPAIRED
+    assert taken(log) == RECOMPUTED
     assert len(log.of("two")) == 5
     assert len(log.totals()) <= 258
     assert sum(total.samples for total in log.totals()) == 500 + LOOK
@@ -153,7 +155,7 @@ def test_what_is_known_is_bounded_and_nobody_brings_back_anothers_policy(monkeyp
 
 def test_chance_seldom_replaces_a_policy():
     """500 answers each of 100 salts, whose mean is half the threshold, and whose tail is long as drift's is."""
-    randomly, log = random.Random(0), DriftLog(0.1, profiles=True)
+    randomly, log = random.Random(0), DivergenceLog(0.1, profiles=True)
     for salt in map(str, range(100)):
         for _ in range(500):
             kl = randomly.lognormvariate(0.0, 1.5) * 0.05 / 3.0802  # the mean of that is exp(1.125)
@@ -183,7 +185,7 @@ def test_a_schema_that_has_changed_is_another_one():
         name, digest = llm.processor.schemas.schema_of(prompt.build())
         found.append(digest)
         if len(found) == 1:
-            count(llm.local.drift_log, 5.0, LOOK, Subject("", name, digest, policy))
+            count(llm.local.divergence_log, 5.0, LOOK, Subject("", name, digest, policy))
         taken = llm.policy_taken(prompt, policy)
         assert (taken != policy) == (digest == found[0])
         output = llm.generate([prompt])[0]
@@ -199,7 +201,7 @@ def test_messages_in_parts_have_no_schema():
     part = {"type": "text", "text": "A document.", "cache_control": {"type": "ephemeral"}}
     messages = [{"role": "user", "content": [part, {"type": "text", "text": "Well?"}]}]
     assert llm.chat(messages)[0].reuse == "modular"
-    count(llm.local.drift_log, 5.0, LOOK, Subject("", "", "", llm.policy_for(messages)))
+    count(llm.local.divergence_log, 5.0, LOOK, Subject("", "", "", llm.policy_for(messages)))
     output = llm.chat(messages)[0]
     assert (output.reuse, output.fell_back_from) == ("modular+profiled:0.15", "modular")
     assert llm.lift_fallback("") == 1

@@ -92,11 +92,11 @@ def test_a_repair_takes_them_as_soon_as_they_are_there():
     driver = driver_for()
     before = driver.request(prompt(), reuse="anchored+profiled:0.3")
     driver.run(before)
-    assert before.usage.linked_tokens == before.usage.repaired_tokens > 0
+    assert before.usage.linked_tokens == before.usage.recomputed_tokens > 0
     work_off(driver)
     after = driver.request(prompt(), reuse="anchored+profiled:0.3")
     driver.run(after)
-    assert (after.usage.linked_tokens, after.usage.repaired_tokens) == (0, before.usage.repaired_tokens)
+    assert (after.usage.linked_tokens, after.usage.recomputed_tokens) == (0, before.usage.recomputed_tokens)
 
 
 def test_the_caller_of_a_profiled_repair_makes_them_where_nobody_else_has_time():
@@ -104,7 +104,7 @@ def test_the_caller_of_a_profiled_repair_makes_them_where_nobody_else_has_time()
     llm.add_schema(SCHEMA)
     assert llm.stats().profiled_tokens == 0
     (output,) = llm.generate(prompt(), ONE, reuse="anchored+profiled:0.3")
-    assert (output.usage.linked_tokens, output.usage.repaired_tokens) == (0, round(0.3 * 49))
+    assert (output.usage.linked_tokens, output.usage.recomputed_tokens) == (0, round(0.3 * 49))
     stats = llm.stats()
     assert stats.profiled_tokens == MOVABLE
     assert stats.profile_s > 0
@@ -115,20 +115,20 @@ def test_the_caller_of_a_profiled_repair_makes_them_where_nobody_else_has_time()
 def test_a_schemas_owner_is_told_which_modules_depend_on_others():
     llm = LLM(tiny("llama"), kv_memory="4MiB", seed=0)
     llm.add_schema(SCHEMA)
-    found = llm.sensitivity("s")
+    found = llm.deviations("s")
     assert list(found) == ["a", "b", "c"]
     assert min(found.values()) > 0
     assert found["a"] == pytest.approx(float(profiles_of(llm)["a"].astype(np.float32).mean()))
     llm.add_schema(Schema.from_string('<schema name="t"><module name="a">Other words.</module></schema>'), encode=False)
-    assert llm.sensitivity("t") == {}
-    assert llm.sensitivity("s", reuse="exact") == {}
+    assert llm.deviations("t") == {}
+    assert llm.deviations("s", reuse="exact") == {}
 
 
 def test_off_makes_none():
     llm = LLM(tiny("llama"), kv_memory="4MiB", seed=0, profile="off")
     llm.add_schema(SCHEMA)
     (output,) = llm.generate(prompt(), ONE, reuse="anchored+profiled:0.3")
-    assert output.usage.linked_tokens == output.usage.repaired_tokens > 0
+    assert output.usage.linked_tokens == output.usage.recomputed_tokens > 0
     assert llm.stats().profiled_tokens == 0
     with pytest.raises(ParameterError, match="profile is 'some'; use one of auto, off"):
         LLM(tiny("llama"), profile="some")
@@ -290,7 +290,7 @@ def test_without_shifts_a_sample_is_of_what_stands_before():
     llm = LLM(tiny("gpt2"), kv_memory="4MiB", seed=0)
     llm.add_schema(SCHEMA)
     (output,) = llm.generate(prompt(), ONE, reuse="anchored+profiled:0.3")
-    assert output.usage.linked_tokens == 0 < output.usage.repaired_tokens
+    assert output.usage.linked_tokens == 0 < output.usage.recomputed_tokens
     known = llm.local.engine.kv_manager.profiles
     modules = llm.processor.schemas.module_specs("s", llm.policy("anchored"))
     assert modules["a"][0].key not in known  # whose place nothing else ever stands before
@@ -312,8 +312,8 @@ def test_parts_of_messages_are_profiled_behind_those_that_came_with_them(salt):
     llm = LLM(tiny("llama"), kv_memory="4MiB", seed=0)
     asked = {"sampling_params": ONE, "reuse": "anchored+profiled:0.3", "cache_salt": salt}
     first, second = (llm.generate([CHAT], **asked)[0].usage for _ in range(2))
-    assert first.linked_tokens == first.repaired_tokens > 0
-    assert second.linked_tokens == 0 < second.repaired_tokens
+    assert first.linked_tokens == first.recomputed_tokens > 0
+    assert second.linked_tokens == 0 < second.recomputed_tokens
 
 
 def test_who_combines_public_modules_leaves_no_profile_of_them():

@@ -15,8 +15,8 @@ from inlay.check.divergence import divergence
 from inlay.engine.background import popularity, promoter
 from inlay.engine.request import Request
 from inlay.kv.identity import TokenRun
-from inlay.kv.segment import Found
-from inlay.prompt.composed import Cached
+from inlay.kv.segment import PrefixMatch
+from inlay.prompt.composed import CachedSpan
 from inlay_lab.eval.setting import Setting
 from tests.conftest import tiny
 from tests.engine.driving import Driver, check_stock, ids
@@ -260,7 +260,7 @@ def test_what_is_forgotten_before_it_is_encoded_is_not_encoded():
     for _ in range(2):
         ask(driver, "abc")
     assert driver.engine.promoter.step(3)
-    keys = frozenset(key for node in ask(driver, "ab").prompt.beginning.nodes for key in node.segments)
+    keys = frozenset(key for node in ask(driver, "ab").prompt.prefix.nodes for key in node.segments)
     driver.engine.promoter.forget_modules(keys)
     assert not work_off(driver)
     assert driver.llm.stats().promoted_tokens <= 3
@@ -276,7 +276,7 @@ def test_of_what_was_encoded_together_each_part_is_forgotten_by_itself(tokens):
     for _ in range(2):
         ask(driver, "abcd")
     work_off(driver, tokens)
-    second, third, last = ask(driver, "abcd").prompt.beginning.nodes
+    second, third, last = ask(driver, "abcd").prompt.prefix.nodes
     driver.engine.promoter.forget_modules(frozenset(third.segments))
     found = [driver.store.longest(node.run).tokens for node in (second, third, last)]
     assert found == [SECOND, 0, 0], "what stands behind it goes with it"
@@ -291,7 +291,7 @@ def test_what_stands_behind_what_is_forgotten_counts_no_more():
     work_off(driver)
     promoted = driver.engine.promoter.popularity
     assert promoted.slots >= SECOND + THIRD
-    (second, _) = ask(driver, "abc").prompt.beginning.nodes
+    (second, _) = ask(driver, "abc").prompt.prefix.nodes
     driver.engine.promoter.forget_modules(frozenset(second.segments))
     assert promoted.slots == 0
 
@@ -348,7 +348,7 @@ def test_a_preempted_request_and_all_answers_to_a_prompt_keep_the_choice():
     late = driver.request(prompt("abc"), 60, reuse="modular", n=2, temperature=1.0, priority=1)
     driver.add(late)
     driver.step(2)
-    chosen = late.prompt.splice
+    chosen = late.prompt.composed
     assert late.usage.promoted_tokens == SECOND + THIRD
     driver.add(driver.request(ids(150), 120, reuse="exact"))
     while driver.engine.busy and not any(member.preemptions for member in late.family):
@@ -356,7 +356,7 @@ def test_a_preempted_request_and_all_answers_to_a_prompt_keep_the_choice():
     assert any(member.preemptions for member in late.family)
     driver.store.clear()  # what it reads may be gone by now
     driver.finish()
-    assert all(member.prompt.splice is chosen for member in late.family)
+    assert all(member.prompt.composed is chosen for member in late.family)
     assert [(member.error, len(member.token_ids)) for member in late.family] == [(None, 60)] * 2
 
 
@@ -364,12 +364,12 @@ def test_a_repair_is_of_what_is_not_exact():
     driver = driver_for()
     for _ in range(2):
         before = ask(driver, "abc", reuse="modular+linked:5")
-    assert before.usage.repaired_tokens == 10
+    assert before.usage.recomputed_tokens == 10
     work_off(driver)
     after = ask(driver, "abc", reuse="modular+linked:5")
-    assert (after.usage.repaired_tokens, after.usage.module_tokens) == (0, 0)
+    assert (after.usage.recomputed_tokens, after.usage.module_tokens) == (0, 0)
     longer = ask(driver, "abcd", reuse="modular+linked:5")
-    assert (longer.usage.repaired_tokens, longer.usage.promoted_tokens) == (5, SECOND + THIRD)
+    assert (longer.usage.recomputed_tokens, longer.usage.promoted_tokens) == (5, SECOND + THIRD)
 
 
 def test_usage_says_which_form_was_read():
@@ -491,7 +491,7 @@ def test_what_could_not_be_kept_is_not_computed_for_ever(monkeypatch):
         ask(driver, "abc")
     computed = driver.llm.stats().promoted_tokens
     with monkeypatch.context() as patch:
-        patch.setattr(driver.store, "insert", lambda run, slots: Found(()))
+        patch.setattr(driver.store, "insert", lambda run, slots: PrefixMatch(()))
         assert work_off_in(driver, 50)
     assert driver.llm.stats().promoted_tokens == computed + SECOND + THIRD
     for _ in range(2):
@@ -513,12 +513,12 @@ def test_room_is_made_of_what_nobody_else_shares():
     work_off(driver)
     promoted = ask(driver, "abc")
     assert promoted.usage.module_tokens == 0
-    (second, *_) = [node.run for node in promoted.prompt.beginning.nodes]
+    (second, *_) = [node.run for node in promoted.prompt.prefix.nodes]
     again = TokenRun((*second.ids[:4], *driver.llm.encoder.text("xyz")), second.start, second.before)
     slots = driver.store.allocate(len(again.ids))
     driver.store.insert(again, slots)
     driver.store.pool.free(slots)
-    keys = frozenset(key for node in promoted.prompt.beginning.nodes for key in node.segments)
+    keys = frozenset(key for node in promoted.prompt.prefix.nodes for key in node.segments)
     driver.engine.promoter.forget_modules(keys)
     assert driver.store.longest(second).tokens == 4
     assert driver.store.longest(again).tokens == len(again.ids)
@@ -617,7 +617,7 @@ def test_many_combinations_in_a_small_pool_come_out_right():
         for request in [one for one in alive if one.finished]:
             alive.remove(request)
             assert request.error is None
-            approximate = any(isinstance(part, Cached) and not part.exact for part in request.prompt.splice)
+            approximate = any(isinstance(part, CachedSpan) and not part.exact for part in request.prompt.composed)
             if not approximate:
                 check_stock(driver, request)
                 exact += request.usage.promoted_tokens > 0

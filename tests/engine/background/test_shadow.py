@@ -11,7 +11,7 @@ import pytest
 
 from inlay import LLM, AsyncLLM, ParameterError, SamplingParams, Schema
 from inlay.check.divergence import divergence
-from inlay.engine.background import divergence as drift
+from inlay.engine.background import divergence as divergence_log
 from inlay.engine.background import shadow
 from inlay.engine.background.divergence import Comparison
 from inlay.engine.request import Request
@@ -69,7 +69,9 @@ def dropped(driver: Driver) -> dict[str, int]:
 def compared(monkeypatch) -> list[Comparison]:
     """What is counted from now on."""
     found: list[Comparison] = []
-    monkeypatch.setattr(drift.DriftLog, "add", lambda self, subject, comparison, tenant="": found.append(comparison))
+    monkeypatch.setattr(
+        divergence_log.DivergenceLog, "add", lambda self, subject, comparison, tenant="": found.append(comparison)
+    )
     return found
 
 
@@ -143,8 +145,8 @@ def test_without_a_share_there_is_nothing_of_it():
     ask(driver)
     assert driver.engine.shadow is None
     assert driver.llm.stats().shadow is None
-    assert driver.llm.measure_drift() == 0
-    assert driver.llm.drift() == ()
+    assert driver.llm.measure_divergence() == 0
+    assert driver.llm.divergence() == ()
 
 
 def test_nothing_is_compared_while_anybody_is_under_way():
@@ -242,9 +244,9 @@ def test_the_line_is_bounded_and_nobody_takes_the_others_place(monkeypatch):
     assert stats(driver).waiting == 4
     assert dropped(driver) == {"busy": 6}
     work_off(driver)
-    assert [one.samples for one in driver.llm.drift(cache_salt="one")] == [1]
-    assert [one.samples for one in driver.llm.drift(cache_salt="two")] == [3]
-    assert driver.llm.drift() == ()
+    assert [one.samples for one in driver.llm.divergence(cache_salt="one")] == [1]
+    assert [one.samples for one in driver.llm.divergence(cache_salt="two")] == [3]
+    assert driver.llm.divergence() == ()
 
 
 class Panic(BaseException):
@@ -281,7 +283,7 @@ def test_logits_that_are_no_numbers_count_for_nothing(monkeypatch, caplog):
     with caplog.at_level(logging.ERROR):
         work_off(driver)
     assert "no numbers to compare" in caplog.text
-    assert (dropped(driver), driver.llm.drift()) == ({"failed": 1}, ())
+    assert (dropped(driver), driver.llm.divergence()) == ({"failed": 1}, ())
     assert driver.all_free()
 
 
@@ -330,9 +332,9 @@ def test_an_engine_of_its_own_thread_compares_by_itself():
             await llm.add_schema(SCHEMA)
             async for _ in llm.generate(prompt(), SamplingParams(temperature=0, max_tokens=3)):
                 pass
-            while not llm.drift():
+            while not llm.divergence():
                 await asyncio.sleep(0.01)
-            return llm.drift()[0].samples
+            return llm.divergence()[0].samples
         finally:
             llm.shutdown()
 
@@ -359,7 +361,7 @@ def test_a_threshold_for_nothing_is_told_so():
 
 def test_a_schema_whose_answers_go_too_far_falls_back_and_another_does_not(monkeypatch):
     """On the model in the package: counting needs sight across documents, and a fact of one document does not."""
-    monkeypatch.setattr(drift, "LOOK", 8)
+    monkeypatch.setattr(divergence_log, "LOOK", 8)
     llm = LLM("demo", dtype="float32", kv_memory="64MiB", shadow=1.0, promotion_memory=0)
     randomly, params = random.Random(1), SamplingParams(temperature=0, max_tokens=4)
     taken = {}
@@ -372,13 +374,13 @@ def test_a_schema_whose_answers_go_too_far_falls_back_and_another_does_not(monke
             if task == "count":
                 case = replace(case, imported=tuple(sorted(randomly.sample(range(12), 6))))
             outputs += llm.generate([each.prompt(case)], params)
-            llm.measure_drift()
+            llm.measure_divergence()
         taken[task] = {(output.reuse, output.fell_back_from) for output in outputs}
     assert taken["single"] == {("modular", None)}
     assert taken["count"] == {("modular", None), ("modular+profiled:0.15", "modular")}
-    single, count, repaired = llm.drift()
+    single, count, recomputed = llm.divergence()
     assert single.kl < 0.02
     assert count.low > 0.1
     assert count.taken == "modular+profiled:0.15"
-    assert (repaired.reuse, repaired.taken) == ("modular+profiled:0.15", None)
-    assert repaired.kl < 0.1
+    assert (recomputed.reuse, recomputed.taken) == ("modular+profiled:0.15", None)
+    assert recomputed.kl < 0.1

@@ -13,7 +13,7 @@ from inlay.kv.offload.disk import DiskTier
 from inlay.kv.offload.host import HostTier
 from inlay.kv.offload.host_memory import PAGE
 from inlay.kv.offload.loader import Coming
-from inlay.kv.segment import Found
+from inlay.kv.segment import PrefixMatch
 from tests.kv.accounting import audit
 from tests.kv.offload.segments import KEYS, spec_of
 from tests.kv.offload.site import Site
@@ -537,7 +537,7 @@ def test_held_segments_are_neither_copied_nor_gone(host):
     site = Site([], tokens=128, host=host)
     site.compute(ONE)
     site.compute(TWO)
-    found: Found = site.store.longest(ONE)
+    found: PrefixMatch = site.store.longest(ONE)
     with site.store.hold(found), pytest.raises(CapacityError):
         site.allocate(128)
     assert site.lies_right(ONE)

@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any
 
 from inlay.errors import ParameterError
-from inlay.kv.eviction_queue import UseOrder
+from inlay.kv.eviction_queue import EvictionQueue
 from inlay.kv.policies import POLICIES, PassCost, Use
 
 #: Called with the number of accesses done and their total.
@@ -118,7 +118,7 @@ class _Pool:
         self._capacity, self._cost = capacity, cost
         self._stored: dict[int, _Stored] = {}
         self._used = 0
-        self._order: UseOrder[_Stored] = UseOrder(POLICIES[policy], cost, lambda one: one.behind.values())
+        self._order: EvictionQueue[_Stored] = EvictionQueue(POLICIES[policy], cost, lambda one: one.behind.values())
 
     def access(self, access: Access) -> tuple[int, float]:
         """Read a prompt and store all of it. Returns the tokens found and the seconds that computing them would

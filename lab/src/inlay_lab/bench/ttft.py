@@ -194,22 +194,22 @@ def _measure(
     llm.client.reset_prefix_cache().result()
     llm.add_schema(schema)
     warm = first_token(llm, prompt)
-    repaired, computed = warm.usage.repaired_tokens, warm.usage.computed_tokens
-    cached, new = warm.usage.cached_tokens + repaired, computed - repaired
+    recomputed, computed = warm.usage.recomputed_tokens, warm.usage.computed_tokens
+    cached, new = warm.usage.cached_tokens + recomputed, computed - recomputed
     tail = list(warm.prompt_token_ids[-computed:])
     meters: dict[str, Meter] = {
         "ttft_ms": clocked(partial(first_token, llm, prompt)),
         "bound_ms": clocked(partial(first_token, llm, tail)),
     }
-    if repaired:
+    if recomputed:
         _, longer = workload(llm, schema.name, replace(row, new=computed))
-        plain = str(ReusePolicy.parse(setting.reuse).unrepaired())
+        plain = str(ReusePolicy.parse(setting.reuse).without_recompute())
         meters["behind_ms"] = clocked(partial(first_token, llm, longer, reuse=plain))
     if stock is not None and _timed(row, setting):
         meters["full_prefill_ms"] = clocked(partial(prefill, stock, torch.tensor([warm.prompt_token_ids])))
     if llama is not None and _timed(row, setting):
         meters |= llama.meters(cached, new)
-    counts = {"cached": cached, "new": new} | ({"repaired": repaired} if repaired else {})
+    counts = {"cached": cached, "new": new} | ({"repaired": recomputed} if recomputed else {})
     return counts | _cells(in_turns(meters, setting.runs))
 
 

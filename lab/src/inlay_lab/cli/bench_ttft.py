@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 _NAMES = ("cached", "new", "ttft_ms", "full_prefill_ms", "bound_ms", "speedup", "over_bound")
-_REPAIRED = ("repaired", "behind_ms", "over_behind")
+_RECOMPUTED = ("repaired", "behind_ms", "over_behind")
 _LLAMA = ("llama_ms", "llama_held_ms")
 
 
@@ -99,7 +99,7 @@ def ttft(
 
 
 def _ttft_tables(result: dict[str, Any]) -> Iterator[tuple[str, Table]]:
-    more = (*_REPAIRED, *_LLAMA)
+    more = (*_RECOMPUTED, *_LLAMA)
     names = (*_NAMES, *(name for name in more if any(name in row for row in result["rows"])))
     table = make_table(names)
     for row in result["rows"]:

@@ -43,7 +43,7 @@ class Outcome:
         kl: Divergence in nats per token of the reference's answer.
         cached, tokens: Tokens of the prompt that were cached, and all of them.
         modules: Tokens read as encoded in another context.
-        repaired: Recomputed tokens of modules.
+        recomputed: Recomputed tokens of modules.
         ttft_s: Time to the first token in seconds; requests run one by one.
         checked: Module tokens that passed through layers to select tokens, scaled to a pass through all layers.
     """
@@ -54,7 +54,7 @@ class Outcome:
     cached: int
     tokens: int
     modules: int
-    repaired: int
+    recomputed: int
     ttft_s: float
     checked: int = 0
 
@@ -242,8 +242,8 @@ def _choosing(llm: LLM, prompt: Prompt, mode: Mode) -> AbstractContextManager[No
 
 def _checks(mode: Mode) -> bool:
     """True if module tokens pass through layers only to select some of them."""
-    repair = ReusePolicy.parse(served(mode.reuse)).repair
-    return repair is not None and repair.by_keys
+    recompute = ReusePolicy.parse(served(mode.reuse)).recompute
+    return recompute is not None and recompute.by_keys
 
 
 def _outcome(case: Case, output: RequestOutput, reference: Tensor, found: Tensor, *, by_keys: bool) -> Outcome:
@@ -256,7 +256,7 @@ def _outcome(case: Case, output: RequestOutput, reference: Tensor, found: Tensor
         usage.cached_tokens,
         usage.prompt_tokens,
         usage.module_tokens,
-        usage.repaired_tokens,
+        usage.recomputed_tokens,
         ttft_s,
         usage.selecting_tokens if by_keys else 0,
     )
@@ -310,6 +310,6 @@ def _summary(pairs: Sequence[tuple[Outcome, Outcome]]) -> Row:
 
 def _recomputed(outcomes: Sequence[Outcome]) -> float | None:
     """The recomputed share of the modules' tokens, or None if no module was read."""
-    repaired, modules = (sum(getattr(each, name) for each in outcomes) for name in ("repaired", "modules"))
+    recomputed, modules = (sum(getattr(each, name) for each in outcomes) for name in ("recomputed", "modules"))
     checked = sum(each.checked for each in outcomes)
-    return round((repaired + checked) / (repaired + modules), 4) if repaired + modules else None
+    return round((recomputed + checked) / (recomputed + modules), 4) if recomputed + modules else None

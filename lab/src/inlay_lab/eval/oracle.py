@@ -19,8 +19,8 @@ from inlay.engine.background.profiles import KnownProfiles, Profile
 from inlay.engine.core import Engine
 from inlay.errors import CapacityError
 from inlay.pml.schema import Prompt
-from inlay.prompt.composed import splice_of
-from inlay.prompt.recompute import expected_moves, inexact_modules
+from inlay.prompt.composed import compose
+from inlay.prompt.recompute import expected_deviations, inexact_modules
 from inlay.prompt.request import EngineRequest
 from inlay.sampling.params import SamplingParams
 from inlay.slots import cut
@@ -57,9 +57,9 @@ def true_profiles(llm: LLM, prompt: Prompt, reuse: str, positions: str) -> Itera
 
 def _profiles(engine: Engine, request: EngineRequest) -> KnownProfiles:
     """Profiles that select the tokens with the largest deviation in this prompt."""
-    known, splice = KnownProfiles(), splice_of(request)
-    keys = {part.start: part.spec.lossless.key for part in inexact_modules(splice)}
-    alike = expected_moves(splice, dict.fromkeys(keys.values(), _ALIKE))
+    known, composed = KnownProfiles(), compose(request)
+    keys = {part.start: part.spec.lossless.key for part in inexact_modules(composed)}
+    alike = expected_deviations(composed, dict.fromkeys(keys.values(), _ALIKE))
     for start, moved in true_moves(engine, request).items():
         known.add(keys[start], (moved / alike[start]).astype(np.float16))
     return known
@@ -81,7 +81,7 @@ def true_moves(engine: Engine, request: EngineRequest) -> dict[int, Profile]:
             work, left = left.split(_CHUNK) if left.part.rows > _CHUNK else (left, None)
             engine.runner.run([work], [])
         numbers = {position: at for at, position in enumerate(request.positions)}
-        for part in inexact_modules(splice_of(request)):
+        for part in inexact_modules(compose(request)):
             found = engine.store.get(part.spec)
             assert found is not None, "modules are stored before the oracle is asked"
             here = cut(slots, numbers[part.start], part.length)

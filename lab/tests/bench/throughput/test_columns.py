@@ -122,12 +122,12 @@ def test_modules_in_any_order(llm, columns):
     for name in ("off", "stock", "transformers"):
         check(columns[name].run(workload), workload, full)
     run = columns["inlay"].run(workload)
-    check(run, workload, [_spliced(llm, ask) for ask in workload.asks])
+    check(run, workload, [_composed_prompt(llm, ask) for ask in workload.asks])
     assert run.prepare_s > 0
     assert sum(part.rows for step in run.steps for part in step.parts) == 3 * (5 + COMPLETION - 1)
 
 
-def _spliced(llm: AsyncLLM, ask: Ask) -> tuple[int, ...]:
+def _composed_prompt(llm: AsyncLLM, ask: Ask) -> tuple[int, ...]:
     """The answer from modules that the stock model encoded one at a time and moved to their positions."""
     oracle, at = PromptCacheOracle(tiny("llama")), len(llm.encoder.bos)
     if at:

@@ -64,13 +64,13 @@ def test_hits_are_spread_evenly(requests, rate):
         assert abs(sum(said[:first]) - first * rate) <= 0.5 + 1e-9
 
 
-@pytest.mark.parametrize(("kind", "beginning", "own"), [("documents", 70, 6), ("summaries", 40, 12)])
-def test_a_hit_begins_with_what_is_resident_and_a_miss_like_nothing_else(llm, kind, beginning, own):
+@pytest.mark.parametrize(("kind", "prefix", "own"), [("documents", 70, 6), ("summaries", 40, 12)])
+def test_a_hit_begins_with_what_is_resident_and_a_miss_like_nothing_else(llm, kind, prefix, own):
     workload = made(llm, kind, 12, 0.75)
     (resident,) = workload.resident
-    assert len(resident) == beginning
-    assert [len(ask.ids) for ask in workload.asks] == [beginning + own] * 12
-    assert [ask.shared for ask in workload.asks].count(beginning) == 9
+    assert len(resident) == prefix
+    assert [len(ask.ids) for ask in workload.asks] == [prefix + own] * 12
+    assert [ask.shared for ask in workload.asks].count(prefix) == 9
     for number, ask in enumerate(workload.asks):
         stored = max(common(ask.ids, text) for text in [resident, *(other.ids for other in workload.asks[:number])])
         assert ask.shared <= stored <= ask.shared + 3

@@ -10,7 +10,7 @@ from pydantic.json_schema import models_json_schema
 from inlay.api.call import AnswerRoute
 from inlay.api.openai.bodies import NO_EFFECT, ChatBody, CompletionBody, Endpoint
 from inlay.api.openai.foreign import IGNORED
-from inlay.policy import ACROSS, POSITIONS, REPAIRED, TOLERANT, WORDS
+from inlay.policy import ACROSS, POSITIONS, RECOMPUTED, TOLERANT, WORDS
 
 _REF = "#/components/schemas/{model}"
 _TEXT = {"type": "string"}
@@ -67,5 +67,7 @@ def components(names: Sequence[str]) -> dict[str, Any]:
         fields.update({field: {"description": f"Of {known}; ignored."} for field, known in IGNORED.items()})
         for field, allowed in words.items():
             fields[field]["anyOf"] = [{"enum": list(allowed)}, {"type": "null"}]
-        fields["reuse"]["anyOf"] += [{"type": "string", "pattern": pattern} for pattern in (REPAIRED, ACROSS, TOLERANT)]
+        fields["reuse"]["anyOf"] += [
+            {"type": "string", "pattern": pattern} for pattern in (RECOMPUTED, ACROSS, TOLERANT)
+        ]
     return {**schemas, "Error": _ERROR}

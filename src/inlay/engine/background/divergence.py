@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from inlay.policy import ReusePolicy
-from inlay.types import DRIFT_BOUNDS, DriftStats, DriftTotals
+from inlay.types import DRIFT_BOUNDS, DivergenceStats, DivergenceTotals
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class _Total:
             self.at_most[number] += comparison.kl <= bound
 
 
-class DriftLog:
+class DivergenceLog:
     """Counts comparisons and decides the policy of requests. Thread-safe.
 
     Args:
@@ -159,17 +159,17 @@ class DriftLog:
             gone = [each for each in self._records if each.salt == salt and schema in (None, each.schema)]
             return sum(self._records.pop(each).taken is not None for each in gone)
 
-    def of(self, salt: str) -> tuple[DriftStats, ...]:
+    def of(self, salt: str) -> tuple[DivergenceStats, ...]:
         """The statistics of a salt's answers."""
         with self._lock:
             return tuple(_stats(subject, record) for subject, record in self._records.items() if subject.salt == salt)
 
-    def totals(self) -> tuple[DriftTotals, ...]:
+    def totals(self) -> tuple[DivergenceTotals, ...]:
         """The totals over all salts."""
         with self._lock:
             fallen = Counter(_name(subject) for subject, record in self._records.items() if record.taken is not None)
             return tuple(
-                DriftTotals(
+                DivergenceTotals(
                     *name, each.samples, each.kl, tuple(each.at_most), each.steps, each.agreeing, fallen.get(name, 0)
                 )
                 for name, each in self._totals.items()
@@ -215,9 +215,9 @@ def _name(subject: Subject) -> tuple[str, str]:
     return subject.schema, str(subject.policy)
 
 
-def _stats(subject: Subject, record: _Record) -> DriftStats:
+def _stats(subject: Subject, record: _Record) -> DivergenceStats:
     mean, low, high = record.bounds()
-    return DriftStats(
+    return DivergenceStats(
         schema=subject.schema,
         reuse=str(subject.policy),
         positions=str(subject.policy.positions),

@@ -9,7 +9,7 @@ from heapq import heapify, heapreplace
 from typing import TypeVar
 
 from inlay.kv.identity import TokenRun
-from inlay.prompt.prefix import Beginning, Node
+from inlay.prompt.prefix import Node, Prefix
 
 #: Requests for a prefix before it is promoted.
 _AGAIN = 2
@@ -28,17 +28,17 @@ class Target:
     """A prefix to encode, up to and including node number ``last``. ``tokens`` counts all its nodes."""
 
     salt: str
-    beginning: Beginning
+    prefix: Prefix
     last: int
     tokens: int
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        return self.beginning.nodes[: self.last + 1]
+        return self.prefix.nodes[: self.last + 1]
 
     @property
     def key(self) -> bytes:
-        return self.beginning.nodes[self.last].key
+        return self.prefix.nodes[self.last].key
 
     def reads(self, keys: frozenset[bytes]) -> bool:
         """True if any of it is text of these segments."""
@@ -103,10 +103,10 @@ class Popularity:
         known = [] if table is None else [table.promoted.get(node.key) for node in nodes]
         return sum(each.slots for each in known if each is not None)
 
-    def ask(self, salt: str, beginning: Beginning, stored: int) -> None:
+    def ask(self, salt: str, prefix: Prefix, stored: int) -> None:
         """Record a request for a prefix. ``stored`` is the number of its first nodes that are stored."""
         table = self._table(salt)
-        nodes = beginning.nodes
+        nodes = prefix.nodes
         for node in nodes:
             table.asked[node.key] = table.asked.get(node.key, 0) + 1
         self._touch(table, nodes)
@@ -114,7 +114,7 @@ class Popularity:
             self._unmark(table, node.key)  # it was evicted
         last = max((at for at, node in enumerate(nodes) if node.module and table.asked[node.key] >= _AGAIN), default=-1)
         if last >= stored:
-            table.wait(Target(salt, beginning, last, sum(len(node.run.ids) for node in nodes)))
+            table.wait(Target(salt, prefix, last, sum(len(node.run.ids) for node in nodes)))
         self._trim()
 
     def next(self) -> Target | None:

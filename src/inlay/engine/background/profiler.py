@@ -31,7 +31,7 @@ from inlay.engine.background.profiles import KnownProfiles
 from inlay.engine.runner import Runner
 from inlay.errors import CapacityError
 from inlay.kv.identity import SegmentSpec
-from inlay.kv.segment import Found, Hold
+from inlay.kv.segment import Hold, PrefixMatch
 from inlay.kv.store import SegmentStore
 from inlay.slots import SlotRange, cut
 
@@ -62,7 +62,7 @@ class _Begun:
     """
 
     spec: SegmentSpec
-    found: Found | None
+    found: PrefixMatch | None
     hold: Hold
     slots: tuple[SlotRange, ...]
     left: Work | None
@@ -208,18 +208,18 @@ class Profiler(IdleWorker):
         except CapacityError:
             return None
 
-    def _found(self, specs: Sequence[SegmentSpec]) -> list[Found] | None:
+    def _found(self, specs: Sequence[SegmentSpec]) -> list[PrefixMatch] | None:
         """Where segments lie, if all of them are stored."""
         found = [self._store.get(spec) for spec in specs]
         stored = [each for each in found if each is not None]
         return stored if len(stored) == len(found) else None
 
-    def _sample(self, spec: SegmentSpec, others: Sequence[SegmentSpec]) -> list[tuple[SegmentSpec, Found]]:
+    def _sample(self, spec: SegmentSpec, others: Sequence[SegmentSpec]) -> list[tuple[SegmentSpec, PrefixMatch]]:
         """Other segments, chosen by this one's key, as a prompt might have them before it."""
         seen = {each.key for each in (*spec.context, spec)}
         room = min(_SAMPLE_TOKENS, self._longest - spec.end)
         draw = random.Random(spec.key)
-        chosen: list[tuple[int, SegmentSpec, Found]] = []
+        chosen: list[tuple[int, SegmentSpec, PrefixMatch]] = []
         for number in draw.sample(range(len(others)), min(len(others), 2 * _SAMPLE_MODULES)):
             other = others[number]
             apart = other.key not in seen and all(each.key != spec.key for each in other.context)
@@ -236,7 +236,7 @@ class Profiler(IdleWorker):
         return [(other, found) for _, other, found in sorted(chosen, key=lambda each: each[0])]
 
     def _context(
-        self, spec: SegmentSpec, found: Sequence[Found], sample: Sequence[tuple[SegmentSpec, Found]]
+        self, spec: SegmentSpec, found: Sequence[PrefixMatch], sample: Sequence[tuple[SegmentSpec, PrefixMatch]]
     ) -> tuple[Item, ...]:
         """What the module attends to: what it was made under, and behind that the sample."""
         items: tuple[Item, ...] = ()

@@ -21,9 +21,9 @@ from inlay.engine.lookup import look_up, tail_tokens
 from inlay.engine.runner import Runner
 from inlay.errors import CapacityError
 from inlay.kv.identity import TokenRun
-from inlay.kv.segment import Found, Origin
+from inlay.kv.segment import Origin, PrefixMatch
 from inlay.kv.store import SegmentStore
-from inlay.prompt.prefix import Beginning, Node
+from inlay.prompt.prefix import Node, Prefix
 from inlay.slots import SlotRange, cut
 
 #: Most tokens of a prefix that are allocated at once, in one or more parts.
@@ -70,9 +70,9 @@ class Promoter(IdleWorker):
         self._begun: _Begun | None = None
         self._done: Node | None = None  # the first part of the last computed stretch
 
-    def asked(self, salt: str, beginning: Beginning) -> None:
+    def asked(self, salt: str, prefix: Prefix) -> None:
         """Record a request for a prefix. ``salt`` is the request's cache salt."""
-        self.popularity.ask(salt, beginning, self._stored(beginning))
+        self.popularity.ask(salt, prefix, self._stored(prefix))
 
     def forget_modules(self, keys: frozenset[bytes]) -> None:
         """Drop promoted text of expired modules. ``keys`` name all forms of the modules."""
@@ -116,15 +116,15 @@ class Promoter(IdleWorker):
             begun.allocation.hold.release()
             self._store.pool.free(begun.allocation.tail)
 
-    def _stored(self, beginning: Beginning) -> int:
-        return beginning.stored(lambda run: self._store.longest(run).tokens)
+    def _stored(self, prefix: Prefix) -> int:
+        return prefix.stored(lambda run: self._store.longest(run).tokens)
 
     def _begin(self) -> bool:
         """Find the next part to encode, and room for it."""
         if self._begun is not None:
             return True
         while (target := self.popularity.next()) is not None:
-            number = self._stored(target.beginning)
+            number = self._stored(target.prefix)
             if number > target.last:
                 self.popularity.done(target)
                 continue
@@ -160,18 +160,18 @@ class Promoter(IdleWorker):
         over = self.popularity.slots + self._slots(sum(len(node.run.ids) for node in nodes)) - self._most
         if over > 0 and not self.popularity.make_room(over, target):
             return None
-        splice = target.beginning.splice(nodes[-1].parts)
-        lookup = look_up(self._store, splice)
+        composed = target.prefix.composed(nodes[-1].parts)
+        lookup = look_up(self._store, composed)
         if lookup.missing:  # its leading modules are encoded only for a request
             return None
         with ExitStack() as undo:
             hold = undo.enter_context(self._store.hold(*lookup.found))
             try:
-                slots = self._store.allocate(tail_tokens(splice, lookup) - 1, urgent=True)
+                slots = self._store.allocate(tail_tokens(composed, lookup) - 1, urgent=True)
             except CapacityError:
                 return None
             undo.callback(self._store.pool.free, slots)
-            allocation = allocation_of(splice, lookup, (), slots, hold, target.beginning.adapter)
+            allocation = allocation_of(composed, lookup, (), slots, hold, target.prefix.adapter)
             undo.pop_all()
         return allocation
 
@@ -190,8 +190,8 @@ class Promoter(IdleWorker):
             self._give_back()
             self._done = begun.nodes[0]
 
-    def _insert(self, target: Target, run: TokenRun, slots: Sequence[SlotRange]) -> Found:
-        modules = target.beginning.modules(run.end)
+    def _insert(self, target: Target, run: TokenRun, slots: Sequence[SlotRange]) -> PrefixMatch:
+        modules = target.prefix.modules(run.end)
         return self._store.insert(run, slots, origin=Origin(target.salt, modules))
 
     def _is_stored(self, run: TokenRun) -> bool:

@@ -20,14 +20,14 @@ import torch
 from torch import Tensor
 
 from inlay.engine.allocation import SequenceAllocation, allocation_of
-from inlay.engine.background.divergence import Comparison, DriftLog, Subject, divergences
+from inlay.engine.background.divergence import Comparison, DivergenceLog, Subject, divergences
 from inlay.engine.background.idle import IdleWorker
 from inlay.engine.lookup import look_up, tail_tokens
 from inlay.engine.request import Request
 from inlay.engine.runner import Runner
 from inlay.errors import CapacityError, InlayError
 from inlay.kv.store import SegmentStore
-from inlay.prompt.composed import Cached, Fresh, Splice
+from inlay.prompt.composed import CachedSpan, ComposedPrompt, NewSpan
 from inlay.prompt.request import EngineRequest
 from inlay.types import DROP_REASONS, ShadowStats
 
@@ -47,7 +47,7 @@ class _Sample:
     """An answer to compare. ``splice`` is its composed prompt; ``said`` are its first tokens."""
 
     request: EngineRequest
-    splice: Splice
+    composed: ComposedPrompt
     said: tuple[int, ...]
 
     @property
@@ -59,20 +59,20 @@ class _Sample:
         asked = self.request
         return Subject(asked.salt, asked.schema, asked.schema_digest, asked.policy)
 
-    def as_given(self) -> Splice:
+    def as_given(self) -> ComposedPrompt:
         """The composed prompt with the answer. The last run is computed in any case, for its distributions."""
-        last = self.splice[-1]
-        assert isinstance(last, Fresh), "somebody computes the last token of a prompt"
+        last = self.composed[-1]
+        assert isinstance(last, NewSpan), "somebody computes the last token of a prompt"
         most = len(last.ids) - 1
-        run = None if last.run is None or not most else last.run.beginning(most)
-        ahead = (Fresh(last.ids[:-1], last.start, run),) if most else ()
-        return (*self.splice[:-1], *ahead, Fresh((last.ids[-1], *self.said[:-1]), last.start + most))
+        run = None if last.run is None or not most else last.run.prefix(most)
+        ahead = (NewSpan(last.ids[:-1], last.start, run),) if most else ()
+        return (*self.composed[:-1], *ahead, NewSpan((last.ids[-1], *self.said[:-1]), last.start + most))
 
-    def in_full(self) -> Splice:
+    def in_full(self) -> ComposedPrompt:
         """The same text fully computed, without gaps."""
         *ahead, last = self.request.ids
-        run = Fresh((last, *self.said[:-1]), len(ahead))
-        return (Fresh(tuple(ahead), 0), run) if ahead else (run,)
+        run = NewSpan((last, *self.said[:-1]), len(ahead))
+        return (NewSpan(tuple(ahead), 0), run) if ahead else (run,)
 
 
 @dataclass(eq=False, slots=True)
@@ -108,10 +108,10 @@ class ShadowSampler(IdleWorker):
     like_prompts = False
 
     def __init__(
-        self, store: SegmentStore, runner: Runner, drift: DriftLog, *, share: float, seed: int | None = None
+        self, store: SegmentStore, runner: Runner, divergence: DivergenceLog, *, share: float, seed: int | None = None
     ) -> None:
         super().__init__(store, runner)
-        self.drift = drift
+        self.divergence = divergence
         self._share = share
         self._random = random.Random(seed)
         self._most = store.pool.chunks * store.pool.chunk_size // _PART
@@ -127,13 +127,13 @@ class ShadowSampler(IdleWorker):
         answer, asked = request.answer, request.prompt.request
         if request.usage is None or request.leader is not None or asked.forced:
             return
-        if all(not isinstance(part, Cached) or part.exact for part in request.prompt.splice):
+        if all(not isinstance(part, CachedSpan) or part.exact for part in request.prompt.composed):
             return
         whole = answer.finish_reason is not None and request.error is None and answer.token_ids
         if not whole or self._random.random() >= self._share:
             return
         said = tuple(answer.token_ids[: self._most_steps])
-        self._waiting.setdefault(asked.salt, deque()).append(_Sample(asked, request.prompt.splice, said))
+        self._waiting.setdefault(asked.salt, deque()).append(_Sample(asked, request.prompt.composed, said))
         while self._is_too_much():
             most = max(self._waiting, key=lambda salt: len(self._waiting[salt]))
             self._take(most)
@@ -147,7 +147,7 @@ class ShadowSampler(IdleWorker):
             tokens=self.tokens,
             seconds=self.seconds,
             dropped=tuple(self._dropped.items()),
-            totals=self.drift.totals(),
+            totals=self.divergence.totals(),
         )
 
     def clear(self) -> None:
@@ -208,11 +208,11 @@ class ShadowSampler(IdleWorker):
     def _place(self, begun: _Begun) -> str | None:
         """Allocate the next run of a sample. Returns the reason if that fails."""
         sample = begun.sample
-        splice = sample.as_given() if begun.given is None else sample.in_full()
-        lookup = look_up(self._store, splice)
+        composed = sample.as_given() if begun.given is None else sample.in_full()
+        lookup = look_up(self._store, composed)
         if lookup.missing:  # modules that it read are gone
             return "gone"
-        tokens = tail_tokens(splice, lookup) - 1
+        tokens = tail_tokens(composed, lookup) - 1
         if tokens > self._most:
             return "no room"
         with ExitStack() as undo:
@@ -222,7 +222,7 @@ class ShadowSampler(IdleWorker):
             except CapacityError:
                 return "no room"
             undo.callback(self._store.pool.free, slots)
-            begun.allocation = allocation_of(splice, lookup, (), slots, hold, sample.request.adapter)
+            begun.allocation = allocation_of(composed, lookup, (), slots, hold, sample.request.adapter)
             undo.pop_all()
         return None
 
@@ -261,7 +261,7 @@ class ShadowSampler(IdleWorker):
         found = Comparison(begun.kl / begun.steps, begun.steps, begun.agreeing)
         if not math.isfinite(found.kl):
             raise InlayError("the model's logits are no numbers to compare")
-        self.drift.add(begun.sample.subject, found, begun.sample.request.tenant)
+        self.divergence.add(begun.sample.subject, found, begun.sample.request.tenant)
         self._samples += 1
         self.give_up()
         self._begun = None

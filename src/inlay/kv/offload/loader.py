@@ -26,7 +26,7 @@ from inlay.kv.offload.host import HostTier
 from inlay.kv.offload.record import SegmentRecord, SlabMemory
 from inlay.kv.offload.tier import Miss, Tier, TierMissError
 from inlay.kv.offload.worker import Worker
-from inlay.kv.segment import Found, Hold
+from inlay.kv.segment import Hold, PrefixMatch
 from inlay.kv.store import SegmentStore
 from inlay.slots import SlotRange, cut, total
 
@@ -206,7 +206,7 @@ class Loader:
         now = time.monotonic()
         return any(now < self._sought.get(key, 0.0) for key in list(keys))
 
-    def bring_up(self, wanted: Iterable[tuple[SegmentSpec, Found]], moving: Callable[[], bool]) -> Coming:
+    def bring_up(self, wanted: Iterable[tuple[SegmentSpec, PrefixMatch]], moving: Callable[[], bool]) -> Coming:
         """See Residency.bring_up. moving: whether what is on its way will give back room."""
         missing = [(spec, found) for spec, found in wanted if spec.key not in self._by_key]
         if not missing:
@@ -240,7 +240,7 @@ class Loader:
         for load in [load for load in self._loads if load.over]:
             self._arrive(load)
 
-    def _start(self, missing: list[tuple[SegmentSpec, Found]], slots: tuple[SlotRange, ...], hold: Hold) -> None:
+    def _start(self, missing: list[tuple[SegmentSpec, PrefixMatch]], slots: tuple[SlotRange, ...], hold: Hold) -> None:
         near = all(self._is_near(spec.key) for spec, _ in missing)
         load = _Load([], slots, hold, time.monotonic() + self._timeout_s, near)
         at = 0

@@ -25,7 +25,7 @@ from inlay.kv.offload.loader import Coming, Loader
 from inlay.kv.offload.record import SegmentRecord, SlabMemory
 from inlay.kv.offload.saver import Saver
 from inlay.kv.offload.tier import Tier
-from inlay.kv.segment import Found
+from inlay.kv.segment import PrefixMatch
 from inlay.kv.store import SegmentStore
 from inlay.types import TierStats
 
@@ -219,7 +219,7 @@ class Residency:
         """Have the tiers that are ``unsure`` of these asked for them; returns whether to wait for that."""
         return self._loader.seek(specs)
 
-    def bring_up(self, wanted: Iterable[tuple[SegmentSpec, Found]]) -> Coming:
+    def bring_up(self, wanted: Iterable[tuple[SegmentSpec, PrefixMatch]]) -> Coming:
         """Have segments read into the pool, all that are ``below``, where there is room; returns what becomes of them.
 
         wanted: with what of each is stored.

@@ -162,7 +162,7 @@ class AttentionSetting:
     prefill_runs: tuple[int, ...] = (1, 10, 57)
     plan_requests: int = 64
     modules: int = 1000
-    repaired: int = 2048
+    recomputed: int = 2048
     columns: tuple[str, ...] = COLUMNS
     backend: str = "auto"
     runs: int = 5
@@ -216,7 +216,7 @@ def measure_attention(setting: AttentionSetting, progress: Progress | None = Non
             elif isinstance(case, PrefillCase):
                 result[part].append(measure_prefill(case, backend, setting.runs, flush))
             elif case is None:
-                sizes = (setting.plan_requests, setting.modules, setting.repaired)
+                sizes = (setting.plan_requests, setting.modules, setting.recomputed)
                 result[part] += measure_plans(*sizes, setting.runs)
             else:
                 result[part].append(_measure(case, setting, backend, ceilings, flush))

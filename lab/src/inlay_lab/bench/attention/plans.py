@@ -100,7 +100,9 @@ def measure_plans(requests: int, modules: int, tokens: int, runs: int) -> list[d
         read = [[*range(same), *range(same + n * own, same + (n + 1) * own)] for n in range(requests)]
         makers = [_decoding(numbers, behind + 64 * n) for n, numbers in enumerate(read)]
         rows.append({"what": "modules", "read": name} | _measured(makers, runs))
-    rows.append({"what": "repair", "read": f"a tenth of {tokens:,} tokens anew"} | _measured([_repair(tokens)], runs))
+    rows.append(
+        {"what": "repair", "read": f"a tenth of {tokens:,} tokens anew"} | _measured([_recompute(tokens)], runs)
+    )
     return rows
 
 
@@ -113,7 +115,7 @@ def _decoding(modules: list[int], slot: int) -> Callable[[], Part]:
     return lambda: Part.of(_SIZE * len(modules), 1, items, (SlotRange(slot, 1),))
 
 
-def _repair(tokens: int) -> Callable[[], Part]:
+def _recompute(tokens: int) -> Callable[[], Part]:
     anew = np.sort(np.random.default_rng(0).choice(tokens, tokens // 10, replace=False))
     stored = Item(SlotRange(0, tokens), 0, 100, masked=True, left_out=tuple(anew.tolist()))
     return lambda: Part.at(anew + 100, (stored,), (SlotRange(2 * tokens, tokens),))

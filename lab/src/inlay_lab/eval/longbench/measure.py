@@ -76,7 +76,7 @@ class Outcome:
     cached: int
     tokens: int
     modules: int
-    repaired: int
+    recomputed: int
     ttft_s: float
     documents: int
     cut: bool
@@ -206,7 +206,7 @@ def ask(llm: LLM, dataset: Dataset, case: Case, mode: Mode, max_tokens: int) -> 
         cached=usage.cached_tokens,
         tokens=usage.prompt_tokens,
         modules=usage.module_tokens,
-        repaired=usage.repaired_tokens,
+        recomputed=usage.recomputed_tokens,
         ttft_s=ttft_s,
         documents=len(case.documents),
         cut=case.cut,
@@ -224,7 +224,7 @@ def _summary(dataset: Dataset, mode: Mode, pairs: Pairs, differences: Sequence[f
     """The figures of a row. Scores and differences are 0 to 100, as in the paper."""
     these = [this for this, _ in pairs]
     tokens = sum(this.tokens for this in these)
-    read = sum(this.modules + this.repaired for this in these)
+    read = sum(this.modules + this.recomputed for this in these)
     low, high = mean_interval(differences)
     return {
         "metric": METRICS[dataset.metric].label,
@@ -243,7 +243,7 @@ def _summary(dataset: Dataset, mode: Mode, pairs: Pairs, differences: Sequence[f
         "documents": round(statistics.fmean(this.documents for this in these), 1),
         "cut": sum(this.cut for this in these),
         "cached": round(sum(this.cached for this in these) / tokens, 4),
-        "recomputed": round(sum(this.repaired for this in these) / read, 4) if read else None,
+        "recomputed": round(sum(this.recomputed for this in these) / read, 4) if read else None,
         "ttft_s": float(f"{statistics.median(this.ttft_s for this in these):.4g}"),
     }
 

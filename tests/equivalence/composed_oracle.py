@@ -17,7 +17,7 @@ from transformers import DynamicCache
 from inlay.kv.identity import LOSSLESS, SegmentSpec
 from inlay.kv.offload.codecs import CODECS
 from inlay.models.load import LoadedModel
-from inlay.prompt.composed import Cached, Repaired, Splice
+from inlay.prompt.composed import CachedSpan, ComposedPrompt, RecomputedSpan
 
 from .oracle import PromptCacheOracle, forward, keys_and_values
 
@@ -25,7 +25,7 @@ Layers = list[tuple[Tensor, Tensor]]
 """Of each layer keys and values, (1, kv_heads, tokens, head_dim)."""
 
 
-class SpliceOracle:
+class ComposedOracle:
     """models: by the digest of an adapter, the stock model with it; b"" for the model alone."""
 
     def __init__(self, models: Mapping[bytes, LoadedModel]) -> None:
@@ -33,18 +33,22 @@ class SpliceOracle:
         self._encoded: dict[bytes, Layers] = {}
 
     def logits(
-        self, splice: Splice, adapter: bytes, said: Sequence[int] = (), lossy: Mapping[bytes, Layers] | None = None
+        self,
+        composed: ComposedPrompt,
+        adapter: bytes,
+        said: Sequence[int] = (),
+        lossy: Mapping[bytes, Layers] | None = None,
     ) -> Tensor:
         """(len(said) + 1, vocabulary): behind the prompt, and behind each of the tokens said.
 
         lossy: by key, keys and values that stand for those of lossy forms; see ``stand_in``.
         """
         made = _Reading(self._models[adapter])
-        *before, last = splice
+        *before, last = composed
         for part in before:
-            if isinstance(part, Cached):
+            if isinstance(part, CachedSpan):
                 made.read((lossy or {}).get(part.spec.key) or self._segment(part.spec), part)
-            elif isinstance(part, Repaired):
+            elif isinstance(part, RecomputedSpan):
                 made.compute(list(part.ids), list(part.positions))
             else:
                 made.compute(list(part.ids), list(range(part.start, part.start + len(part.ids))))
@@ -98,7 +102,7 @@ class SpliceOracle:
 
 
 class _Reading(PromptCacheOracle):
-    def read(self, layers: Layers, part: Cached) -> None:
+    def read(self, layers: Layers, part: CachedSpan) -> None:
         """A range of a segment, as the splice reads it."""
         kept = [at for at in range(part.first, part.first + part.length) if at not in part.left_out]
         shift = part.start - part.first - part.spec.start
