@@ -113,7 +113,7 @@ def test_what_is_wrong_becomes_a_line(tmp_path: Path):
         (9, 400, None, "line 9: the prompt ends at position"),
         (10, 400, None, "line 10: the prompt ends at position"),
         (11, 400, "reuse", "line 11: reuse is 'some'; use one of"),
-        (12, 400, None, "line 12: structured_outputs['regex'] cannot be used"),
+        (12, 400, "structured_outputs", "line 12: structured_outputs['regex'] cannot be used"),
     ]
     for number, status, param, message in expected:
         response = rows_read[number]["response"]

@@ -157,7 +157,7 @@ def test_warm_is_what_a_later_process_reads(capsys, tmp_path, monkeypatch):
         (("evict",), "name segments by their keys, or give --all"),
         (("evict", "ab", "--all"), "name segments by their keys, or give --all"),
         (("show", "xyz"), "0 segments have a key that begins with 'xyz'; see inlay cache ls"),
-        (("pin", ""), "3 segments have a key that begins with ''; see inlay cache ls"),
+        (("pin", ""), "the argument behind 'pin' is empty; give it a value, or leave it out"),
         (("ls", "--store", "off"), "there is no store; name its folder with --store"),
         (("import", "none.tar"), "none.tar cannot be read ([Errno 2] No such file or directory: 'none.tar'); "),
     ],

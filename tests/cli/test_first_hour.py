@@ -283,5 +283,6 @@ def test_a_batch_with_failures_says_where_they_are_explained(files, capsys):
     (files / "in.jsonl").write_text("hello\n")
     assert main(["batch", "in.jsonl", "out.jsonl"]) == 1
     said = capsys.readouterr()
-    assert "inlay: 1 of 1 requests failed; out.jsonl says why, line by line" in said.err.splitlines()
+    failed = "inlay: 1 of 1 requests failed; out.jsonl says why, line by line; --retry-failed answers them again"
+    assert failed in said.err.splitlines()
     assert json.loads(said.out)["failed"] == 1

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -169,12 +167,3 @@ def test_a_log_in_which_nothing_repeats(log, capsys):
     status, out, _ = run(capsys, "one.jsonl", "--model", "random:tiny")
     assert status == 0
     assert "note: no text repeats often and long enough for a module" in out
-
-
-def test_the_benchmark():
-    file = Path(__file__).parents[2] / "benchmarks" / "extract.py"
-    words = [sys.executable, str(file), "--prompts", "30", "--words", "600", "--documents", "5"]
-    result = subprocess.run(words, capture_output=True, text=True, check=True)
-    row = json.loads(result.stdout.splitlines()[-1])
-    assert (row["prompts"], row["recall"], row["whole"]) == (30, 1.0, 1.0)
-    assert row["seconds"] > 0

@@ -1,6 +1,7 @@
 """Requests of every kind at random, over a pool that holds a few of them and a store on disk: each answer is right.
 
-Every finished answer is held against an oracle that is told the request's composed prompt and nothing else (composed_oracle.py);
+Every finished answer is held against an oracle that is told the request's composed prompt and nothing
+else (composed_oracle.py);
 those that accept no approximation against the stock model too. What is drawn: the model and its settings; policies,
 salts, adapters, several answers to a prompt, lifetimes, priorities and deadlines; and between steps what is cancelled,
 promoted, profiled, forgotten, damaged on disk, and taken up by a new process.

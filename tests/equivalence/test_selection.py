@@ -152,7 +152,7 @@ def test_batched_with_requests_under_other_policies():
     loaded, schema = tiny("llama"), Schema.from_string(SCHEMA)
     reuses = ["off", "exact", "anchored", "anchored+linked:5", *(f"anchored+{kind}:0.3" for kind in KINDS)]
     prompts = [PROMPTS[which](schema.prompt()) for which in (NESTED, "order and gaps")]
-    recorder = recorder_for(loaded, schema, max_num_batched_tokens=16)
+    recorder = recorder_for(loaded, schema, max_num_batched_tokens=16, profile="off")
     llm, params = recorder.llm, SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     asked = [(prompt, llm.policy(reuse)) for prompt in prompts for reuse in reuses]
     requests = [llm.local.prepare(llm.processor.process(prompt, params, policy)) for prompt, policy in asked]
