@@ -57,7 +57,7 @@ test-newest:
 	$(NEWEST)/bin/pip install --disable-pip-version-check --no-deps .
 	$(NEWEST)/bin/python -m pip freeze > $(NEWEST)/tried.txt
 	$(NEWEST)/bin/python -m pytest -n 2 --dist loadfile --hypothesis-profile ci -m "not long and not slow and not triton" \
-		tests/newest.py tests/models tests/families tests/server/test_completions.py tests/server/test_starting.py tests/test_llm.py
+		tests/newest.py tests/models tests/families tests/server/test_completions.py tests/server/test_starting.py tests/client/test_llm.py
 
 test-cluster: install
 	$(BIN)/python -m pytest tests/cluster tests/test_docs_cluster.py

@@ -40,12 +40,21 @@ def _restored(kind: type[PortableError], args: tuple[Any, ...], state: dict[str,
 class InlayError(PortableError):
     """The base of all errors that inlay raises on purpose.
 
+    Args:
+        code: a stable name of the mistake, like "request.too_long". Programs and tests compare codes; the wording of
+            messages may change. Without it, the class's own code.
+
     ``outputs`` is set if one of several prompts of a call failed. It holds a RequestOutput for each prompt, in order,
-    with
-    None for prompts without one.
+    with None for prompts without one.
     """
 
+    code: str | None = "error"
     outputs: Sequence[Any] = ()
+
+    def __init__(self, *args: Any, code: str | None = None) -> None:
+        super().__init__(*args)
+        if code is not None:
+            self.code = code
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +71,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem with its place and the remedy."""
+    """One problem with its place, the remedy, and a stable code like "pml.unknown_module"."""
 
     place: Place
     message: str
+    code: str = "pml.invalid"
 
     def __str__(self) -> str:
         return f"{self.place}: {self.message}"
@@ -74,33 +84,49 @@ class Problem:
 class PMLError(InlayError):
     """A schema or prompt is wrong. ``problems`` holds every problem found, in order of appearance."""
 
+    code = "pml.invalid"
+
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
+        if self.problems:
+            self.code = self.problems[0].code
 
 
 class ModelError(InlayError):
     """A model cannot be loaded, or does not support the request."""
 
+    code = "model.unusable"
+
 
 class QueueFullError(InlayError):
     """The queue is full; try again later."""
+
+    code = "engine.queue_full"
 
 
 class AbortedError(InlayError):
     """A request was aborted while a caller waited for it."""
 
+    code = "request.aborted"
+
 
 class EngineDeadError(InlayError):
     """The engine has stopped after an internal error, which is in its log."""
+
+    code = "engine.dead"
 
 
 class DeadlineError(InlayError):
     """A request had no answer by its deadline."""
 
+    code = "request.deadline"
+
 
 class ParameterError(InlayError, ValueError):
     """An argument is out of range or unknown."""
+
+    code: str | None = "parameter.invalid"
 
 
 class StructureError(ParameterError):
@@ -121,14 +147,22 @@ class StructureError(ParameterError):
 class ContextError(InlayError):
     """A prompt does not fit into the model's context."""
 
+    code = "request.too_long"
+
 
 class CapacityError(InlayError):
     """The KV pool is too small for the request."""
+
+    code = "engine.kv_memory"
 
 
 class PinError(CapacityError):
     """The pins exceed the pool's limit or a tenant's budget."""
 
+    code = "cache.pin_limit"
+
 
 class DeviceMemoryError(CapacityError):
     """A device has no memory left for a pass, beside the pool."""
+
+    code = "engine.device_memory"

@@ -65,7 +65,7 @@ class Usage:
         shifted_tokens: cached tokens read at another offset, relative to their context, than at encoding.
         recomputed_tokens: computed tokens whose KV was stored: the last token of a fully stored prompt, because its
             logits are needed.
-        repaired_tokens: module tokens read as recomputed behind the text before them, under a recompute policy. They
+        recomputed_tokens: module tokens read as recomputed behind the text before them, under a recompute policy. They
             were computed for this request, or found stored.
         linked_tokens: repaired tokens chosen as the first ones of their module. Under ``profiled`` these are in modules
             without a profile.

@@ -94,9 +94,9 @@ def test_run_tells_what_was_repaired(files, capsys):
     recomputed = row["recomputed_tokens"]
     assert (row["linked_tokens"], row["module_tokens"]) == (recomputed, row["cached_tokens"] - row["exact_tokens"])
     lines = {
-        "modular+profiled:0.2": f"(repaired: {recomputed} tokens of modules, of which {recomputed} are the first "
+        "modular+profiled:0.2": f"(recomputed: {recomputed} tokens of modules, of which {recomputed} are the first "
         "ones of ",
-        "modular+linked:2": "(repaired: 4 tokens of modules)\n",
+        "modular+linked:2": "(recomputed: 4 tokens of modules)\n",
     }
     for policy, line in lines.items():
         _, out, _ = run(capsys, *arguments, policy, "--profile", "off")

@@ -90,7 +90,7 @@ def test_quantized_layers(quantization, folders):
 @pytest.mark.parametrize("kind", ["Q4_0", {"": "Q4_K", "attn_v": "Q6_K", "ffn_down": "Q6_K", "output": "Q6_K"}])
 def test_layers_of_a_checkpoint_that_is_quantized_already(kind, folders, tmp_path):
     pytest.importorskip("gguf", reason="gguf is not installed")
-    from ..models.gguf_files import random_model, write_gguf
+    from tests.models.formats.gguf_files import random_model, write_gguf
 
     model = random_model("llama", hidden_size=256, intermediate_size=256, num_hidden_layers=2)
     path = write_gguf(tmp_path / "model.gguf", model, "llama", kind)

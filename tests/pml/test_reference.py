@@ -42,8 +42,8 @@ WITH_A_MODEL = (
     SRC / "prompt/limits.py",
     SRC / "prompt/placement.py",
     SRC / "prompt/prompt_turns.py",
-    SRC / "llm.py",
-    SRC / "schemas.py",
+    SRC / "client" / "llm.py",
+    SRC / "client" / "schemas.py",
 )
 
 

@@ -115,4 +115,5 @@ def failure_of(error: InlayError) -> Failure:
     if isinstance(error, BodyError):
         return Failure(error.status, message, error.param, error.code, error.retry_after_s)
     status, code, retry_after_s = next((s, c, r) for cls, s, c, r in _KINDS if isinstance(error, cls))
-    return Failure(status, message, None, code, retry_after_s)
+    given = None if isinstance(error, ContextError) else vars(error).get("code")  # clients know context_length_exceeded
+    return Failure(status, message, None, given or code, retry_after_s)

@@ -285,7 +285,7 @@ def _table(answers: Sequence[Row]) -> None:
     stdout_console().print(table, markup=False)
     for each in answers:
         if each["recomputed_tokens"]:
-            print(f"(repaired: {each['repaired_tokens']:,} tokens of modules{_unprofiled(each)})")
+            print(f"(recomputed: {each['recomputed_tokens']:,} tokens of modules{_unprofiled(each)})")
     for each in answers[0].get("order", ()):
         print(f"(order: {', '.join(each['members'])}{_why(each)})")
     encode_ms = sum(row["encode_ms"] for row in answers)
