@@ -43,7 +43,7 @@ def make(**settings) -> LLM:
 
 
 def setting(**more) -> CheckSetting:
-    return CheckSetting(**{"quick": True, "tokens": 4, "seconds": 1e-9} | more)
+    return CheckSetting(**{"quick": True, "tokens": 4} | more)
 
 
 def test_generated_prompts_are_of_every_kind_and_the_same_every_time():
@@ -152,6 +152,36 @@ def test_keys_that_are_normalised_after_the_rotation_are_not_shifted():
         ("isolated", "schema"),
         ("modular", "schema"),
     ]
+
+
+def test_the_cheapest_policy_is_measured_when_the_time_is_over():
+    found = check_model(make(), setting(schema=TRIP, against=("exact", "modular+linked:4", "modular"), seconds=1e-9))
+    assert [(row.policy, row.prompts) for row in found.rows] == [("modular", 1)]
+    assert (found.missing, found.complete, found.interrupted) == (("exact", "modular+linked:4"), False, False)
+
+
+def test_an_interruption_keeps_the_measurements_so_far():
+    def interrupt(done: int, total: int) -> None:
+        if done >= 4:  # a prompt in full prefill and in two modes, and the next one in full prefill
+            raise KeyboardInterrupt
+
+    found = check_model(make(), setting(schema=TRIP, against=("exact", "modular")), interrupt)
+    assert [(row.policy, row.prompts) for row in found.rows] == [("exact", 1), ("modular", 1)]
+    assert (found.missing, found.interrupted) == ((), True)
+    with pytest.raises(KeyboardInterrupt):  # nothing was measured
+        check_model(make(), setting(schema=TRIP, against=("exact",)), lambda *_: interrupt(4, 4))
+
+
+def test_every_row_is_of_the_same_prompts():
+    ended = []
+
+    def stop(done: int, total: int) -> None:
+        ended.append(done)
+        if len(ended) == 8:
+            raise KeyboardInterrupt
+
+    found = check_model(make(), setting(schema=TRIP, against=("exact", "modular", "modular+linked:4")), stop)
+    assert {row.prompts for row in found.rows} == {1}
 
 
 def test_of_random_weights_only_distributions_are_compared():

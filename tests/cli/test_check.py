@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -42,7 +44,10 @@ def test_json_ends_in_the_result_and_auto_goes_by_it(model, capsys, files):
     assert status == 0
     about, result = map(json.loads, out.splitlines())
     assert list(result) == ["rows", "recommended", "reason"]
-    assert all(list(row) == ["policy", "kl", "top1", "same_answers", "recomputed", "ttft_ms"] for row in result["rows"])
+    assert all(
+        list(row) == ["policy", "prompts", "kl", "top1", "same_answers", "recomputed", "ttft_ms"]
+        for row in result["rows"]
+    )
     assert [row["policy"] for row in result["rows"]] == ["exact", "modular"]
     assert (result["recommended"], about["refused"], about["only_distributions"]) == ("modular", [], None)
     assert about["kinds"] == {"trip": {"prompts": 3, "schemas": 1}}
@@ -109,7 +114,24 @@ def test_a_damaged_file_is_told_and_written_anew(model, capsys):
 def test_prompts_that_there_was_no_time_for_are_told(model, capsys, files):
     (files / "prompts.jsonl").write_text("\n".join([WRITTEN[0]] * 9))
     status, _, err = run(capsys, "check", model, *OWN, "--seconds", "0.001")
-    assert (status, "8 of 9 prompts were compared in 0.001 seconds; --seconds gives" in err) == (0, True)
+    assert (status, "1 of 9 prompts were compared in 0.001 seconds; --seconds gives" in err) == (0, True)
+    assert "inlay: no time was left to compare exact" in err
+    assert "'auto' will not know of this: it ended before every policy was compared" in err
+
+
+def test_termination_prints_what_was_measured(model, files):
+    (files / "prompts.jsonl").write_text("\n".join([WRITTEN[0]] * 400))
+    words = [sys.executable, "-m", "inlay", "check", model, *OWN, "--json"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as check:
+        for line in check.stderr:
+            if "comparing answers: " in line and "not started" not in line:
+                break
+        check.terminate()
+        out, err = check.communicate(timeout=120)
+    assert check.returncode == 130, err
+    about, result = map(json.loads, out.splitlines())
+    assert (about["kept"], "it was interrupted" in err) == (None, True)
+    assert all(row["prompts"] >= 1 for row in result["rows"])
 
 
 def test_a_quick_look_at_generated_prompts_is_not_gone_by(model, capsys, files):

@@ -39,7 +39,7 @@ QUICK = ("exact", "modular", "modular+profiled:0.1")
 
 _AT_ONCE = 8  # prompts with distributions in memory together
 _DEMO_KINDS = ("facts", "counting")  # the bundled model was trained on these only
-_FEWEST = 2  # passes and batches, regardless of time; fewer say nothing about a mean
+_SALT = "check"  # of requests that encode modules before the measured ones
 
 Row = dict[str, Any]
 
@@ -65,7 +65,8 @@ class CheckSetting:
         schema: The user's schema. None for generated ones.
         prompts: Prompts of the user's schema. None to draw them.
         quick: Use fewer and shorter prompts, and fewer policies unless ``against`` names them.
-        seconds: Approximate time limit. A started pass is finished, and a minimum of passes always runs.
+        seconds: Time limit. Only the request that runs at the limit is finished, and at least one policy is compared
+            on one prompt.
         tolerance: The tolerance of the recommendation.
         seed: The seed of generated prompts.
         passes: The most passes over all kinds of generated prompts, or the most batches of a user's schema.
@@ -136,6 +137,9 @@ class Check:
         reason: The reason of the recommendation.
         kinds: For each kind of prompts, the number of prompts and of schemas.
         meaningless: The reason why answers were not compared, or None if they were.
+        missing: Policies that no prompt was compared for, because the time was over or the check was interrupted.
+        complete: Every policy was compared on the same prompts, of every kind.
+        interrupted: The check ended by a signal.
     """
 
     rows: tuple[Measured, ...]
@@ -144,12 +148,16 @@ class Check:
     reason: str
     kinds: dict[str, tuple[int, int]]
     meaningless: str | None
+    missing: tuple[str, ...] = ()
+    complete: bool = True
+    interrupted: bool = False
 
     def as_json(self) -> Row:
         """Return the object of the last line of ``inlay check --json``."""
         rows = [
             {
                 "policy": row.policy,
+                "prompts": row.prompts,
                 "kl": float(f"{row.kl:.4g}"),
                 "top1": round(row.top1, 4),
                 "same_answers": None if row.same is None else round(row.same, 4),
@@ -162,7 +170,10 @@ class Check:
 
 
 def check_model(llm: LLM, setting: CheckSetting, progress: Callable[[int, int], None] | None = None) -> Check:
-    """Compare policies with full prefill on a model. CheckSetting.seconds limits the time.
+    """Compare policies with full prefill on a model. The cheapest policies are compared first.
+
+    ``CheckSetting.seconds`` limits the wall time. The result then holds the measurements up to there, and so it does
+    after a KeyboardInterrupt that comes behind the first measurement.
 
     Args:
         llm: The model, with ``promotion_memory=0`` and without a store that outlives it.
@@ -173,28 +184,36 @@ def check_model(llm: LLM, setting: CheckSetting, progress: Callable[[int, int], 
         InlayError: A schema or prompt does not fit. Raised before any prompt runs.
     """
     modes, refused = _modes(llm, setting.policies)
-    run = _Run(llm, modes, setting.tokens)
-    fewest = 1 if setting.quick and setting.schema is not None else _FEWEST
-    began, total = time.perf_counter(), 0
-    for number, (batches, passes) in enumerate(_batches(llm, setting)):
-        if number >= fewest and time.perf_counter() - began > setting.seconds:
-            break
-        total = total or passes * sum(len(batch.prompts) for batch in batches) * (len(modes) + 1)
-        for batch in batches:
-            for done in run.ask(batch):
+    run = _Run(llm, modes, setting.tokens, setting.seconds)
+    total, interrupted = 0, False
+    try:
+        for batches, passes in _batches(llm, setting):
+            total = total or passes * sum(len(batch.prompts) for batch in batches) * (len(modes) + 1)
+            for done in run.ask(batches):
                 if progress is not None:
                     progress(min(done, total), total)
+            if run.late:
+                break
+    except KeyboardInterrupt:
+        if not run.measured:
+            raise
+        interrupted = True
     if not total:
         longest = llm.client.model.max_positions
         raise ParameterError(
             f"no generated prompt fits into the model's {longest:,} positions; give a schema with shorter modules"
         )
-    if progress is not None:
+    if progress is not None and not interrupted:
         progress(total, total)
+    run.level()
+    kinds = run.kinds()
+    everything = setting.schema is not None or set(kinds_of(llm)) == set(kinds)
     meaningless = "the weights are random, so that answers mean nothing" if _is_random(llm) else None
-    rows = tuple(run.row(mode, answers=meaningless is None) for mode in modes)
+    rows = tuple(run.row(mode, answers=meaningless is None) for mode in modes if mode in run.measured)
+    missing = tuple(mode.reuse for mode in modes if mode not in run.measured)
     recommended, reason = _recommended(llm, rows, setting.tolerance, meaningless)
-    return Check(rows, refused, recommended, reason, run.kinds(), meaningless)
+    complete = everything and not missing
+    return Check(rows, refused, recommended, reason, kinds, meaningless, missing, complete, interrupted)
 
 
 def kinds_of(llm: LLM) -> tuple[str, ...]:
@@ -259,25 +278,57 @@ def _fits(llm: LLM, batch: Batch, answer: int) -> bool:
     return longest + answer < llm.client.model.max_positions
 
 
-class _Run:
-    """The measurements of every mode so far."""
+def _cost(mode: Mode) -> tuple[int, float]:
+    """Return a key that sorts modes by the tokens that they compute."""
+    policy = ReusePolicy.parse(mode.reuse)
+    if not policy.modular:
+        return 2, 0.0
+    if policy.recompute is None:
+        return 0, 0.0
+    return 1, 0.0 if policy.recompute.kind == "linked" else policy.recompute.amount
 
-    def __init__(self, llm: LLM, modes: Sequence[Mode], tokens: int) -> None:
-        self._llm, self._modes, self._tokens = llm, modes, tokens
+
+class _Run:
+    """The measurements of every mode so far, within a time limit in seconds."""
+
+    def __init__(self, llm: LLM, modes: Sequence[Mode], tokens: int, seconds: float) -> None:
+        self._llm, self._modes, self._tokens = llm, sorted(modes, key=_cost), tokens
+        self._end = time.perf_counter() + seconds
         self._seen: dict[Mode, list[_Seen]] = {mode: [] for mode in modes}
+        self._encoded: set[tuple[str, bytes]] = set()
         self._schema: Schema | None = None
         self._unit = -1
         self._done = 0
+        self._at_once = 1  # doubles, so that every mode has a first measurement early
 
-    def ask(self, batch: Batch) -> Iterator[int]:
-        """Run a batch in every mode, full prefill first. Yields the number of answers so far, over all batches."""
-        llm, prompts = self._llm, list(batch.prompts)
+    @property
+    def measured(self) -> list[Mode]:
+        """The modes that have measurements."""
+        return [mode for mode, seen in self._seen.items() if seen]
+
+    @property
+    def late(self) -> bool:
+        """True if the time is over and at least one mode has a measurement."""
+        return bool(self.measured) and time.perf_counter() > self._end
+
+    def ask(self, batches: Sequence[Batch]) -> Iterator[int]:
+        """Run batches in every mode until the time is over. Yields the number of answers so far, over all batches."""
+        for batch in batches:
+            rest = list(batch.prompts)
+            while rest and not self.late:
+                portion, rest = rest[: self._at_once], rest[self._at_once :]
+                self._at_once = min(2 * self._at_once, _AT_ONCE)
+                yield from self._ask(batch, portion)
+
+    def _ask(self, batch: Batch, prompts: list[Prompt]) -> Iterator[int]:
+        """Run prompts of one schema, full prefill first."""
+        llm = self._llm
         if batch.schema is not self._schema:
             llm.client.reset_prefix_cache().result()
             self._schema, self._unit = batch.schema, self._unit + 1
+            self._encoded.clear()
+            llm.add_schema(batch.schema, encode=False, replace=True)
         params = SamplingParams(temperature=0, max_tokens=self._tokens)
-        for encoded in {ReusePolicy.parse(mode.reuse).without_recompute(): mode for mode in self._modes}.values():
-            llm.add_schema(batch.schema, replace=True, reuse=encoded.reuse, positions=encoded.positions)
         outputs = llm.generate(prompts, params, reuse=REFERENCE.reuse, positions=REFERENCE.positions)
         said = [output.outputs[0].token_ids for output in outputs]
         expected = llm.distributions(prompts, said, reuse=REFERENCE.reuse, positions=REFERENCE.positions)
@@ -294,7 +345,14 @@ class _Run:
             }
             # One by one, because the time to the first token must be that of a single request.
             first = SamplingParams(temperature=0, max_tokens=1)
-            usages = [llm.generate([prompt], first, **asked)[0] for prompt in prompts]
+            usages = []
+            for prompt in prompts:
+                if self.late:
+                    return
+                self._encode(prompt, mode)
+                usages.append(llm.generate([prompt], first, **asked)[0])
+                self._done += 1
+                yield self._done
             found = expected if mode == REFERENCE else llm.distributions(prompts, said, **asked)
             for number, output in enumerate(usages):
                 usage, ttft_s = output.usage, output.metrics.ttft_s
@@ -303,12 +361,29 @@ class _Run:
                 computed = max(0, usage.computed_tokens + usage.selecting_tokens - own)
                 divergence = compare(expected[number], found[number], said[number])
                 self._seen[mode].append(_Seen(batch.kind, self._unit, divergence, computed, modules[number], ttft_s))
-            self._done += len(prompts)
-            yield self._done
+
+    def _encode(self, prompt: Prompt, mode: Mode) -> None:
+        """Encode the modules of a prompt that this mode has not read yet, and make their profiles if it needs any."""
+        llm, policy = self._llm, self._llm.policy(mode.reuse, mode.positions)
+        if not policy.modular:
+            return
+        form = mode.reuse if policy.profiled else str(policy.without_recompute())
+        keys = {(form, spec.key) for spec in llm.processor.segments_of(prompt, policy)}
+        if keys - self._encoded:
+            asked: dict[str, Any] = {"reuse": form, "positions": mode.positions, "cache_salt": f"{_SALT} {form}"}
+            llm.generate([prompt], SamplingParams(temperature=0, max_tokens=1), **asked)
+            self._encoded |= keys
+
+    def level(self) -> None:
+        """Drop measurements of prompts that not every mode has, if every mode has some."""
+        shortest = min(map(len, self._seen.values()))
+        if shortest:
+            for seen in self._seen.values():
+                del seen[shortest:]
 
     def kinds(self) -> dict[str, tuple[int, int]]:
         """Return the number of prompts of each kind, and the number of their schemas."""
-        seen = next(iter(self._seen.values()), [])
+        seen = max(self._seen.values(), key=len)
         kinds = dict.fromkeys(one.kind for one in seen)
         return {
             kind: (sum(one.kind == kind for one in seen), len({one.unit for one in seen if one.kind == kind}))

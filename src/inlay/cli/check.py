@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -62,7 +66,9 @@ def check(
     quick: Annotated[
         bool, typer.Option("--quick", help="Few and short prompts, three policies: a first look.")
     ] = False,
-    seconds: Annotated[float, typer.Option(help="About how long to compare; what was begun is finished.")] = 300.0,
+    seconds: Annotated[
+        float, typer.Option(help="The longest time to compare; then what was measured is shown.")
+    ] = 300.0,
     seed: Annotated[int, typer.Option(help="Of generated prompts, and of random weights.")] = 0,
     threads: Threads = None,
     dtype: DType = "auto",
@@ -122,17 +128,25 @@ def check(
     about = _about(llm)
     if not as_json:
         _print_about(about)
-    with token_progress("comparing answers") as progress:
+    with token_progress("comparing answers") as progress, _termination_interrupts():
         found = check_model(llm, setting, progress)
     compared = sum(count for count, _ in found.kinds.values())
     if given is not None and compared < len(given):
         told = f"{compared:,} of {len(given):,} prompts were compared in {setting.seconds:g} seconds"
         print(f"inlay: {told}; --seconds gives them more time", file=sys.stderr)
+    if found.missing:
+        print(f"inlay: no time was left to compare {', '.join(found.missing)}", file=sys.stderr)
     measurements = Measurements.of(llm.client.model.measured_as(None))
     if measurements.problem is not None:
         print(f"inlay: {measurements.problem}", file=sys.stderr)
     little = "--quick asks too little of generated prompts to go by; leave it out"
-    problem = little if quick and asked is None else measurements.keep(asked, found.rows)
+    partial = "it ended before every policy was compared on every kind of prompt; give --seconds more"
+    if found.interrupted:
+        problem: str | None = "it was interrupted; these are the measurements so far"
+    elif not found.complete:
+        problem = little if quick and asked is None else partial
+    else:
+        problem = little if quick and asked is None else measurements.keep(asked, found.rows)
     if problem is not None:
         print(f"inlay: 'auto' will not know of this: {problem}", file=sys.stderr)
     about |= {
@@ -146,6 +160,21 @@ def check(
         print(json.dumps(found.as_json(), ensure_ascii=False))
     else:
         _print_found(found, about)
+    if found.interrupted:
+        raise typer.Exit(130)
+
+
+@contextmanager
+def _termination_interrupts() -> Iterator[None]:
+    """Let SIGTERM raise KeyboardInterrupt in the block, as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def prompts_file(path: Path, schema: Schema | None) -> list[Prompt]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,15 +67,31 @@ def stdout_console() -> Console:
     return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=_WIDE)
 
 
+_LINE_EVERY_S = 10.0  # without a terminal
+
+
 @contextmanager
 def token_progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar that counts tokens; yields a function of (done, total). Shown on a terminal only."""
+    """Show a progress bar on stderr, or a line every ten seconds without a terminal. Yields report(done, total)."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
+    state, ended, began = [0, 0], threading.Event(), time.perf_counter()
+
+    def lines() -> None:
+        while not ended.wait(_LINE_EVERY_S):
+            counted = f"{state[0]:,} of {state[1]:,}" if state[1] else "not started"
+            print(f"inlay: {what}: {counted} ({time.perf_counter() - began:.0f} s)", file=sys.stderr, flush=True)
+
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(what, total=None)
 
         def report(done: int, total: int) -> None:
+            state[:] = done, total
             progress.update(task, completed=done, total=total)
 
-        yield report
+        if not console.is_terminal:
+            threading.Thread(target=lines, name="inlay-progress", daemon=True).start()
+        try:
+            yield report
+        finally:
+            ended.set()
