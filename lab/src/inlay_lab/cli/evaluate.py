@@ -30,12 +30,14 @@ from inlay.cli.options import (
 from inlay.cli.output import check_outputs, output_file, report_folder, stdout_console
 from inlay.wording import clip
 from inlay_lab.cli.eval_longbench import longbench
+from inlay_lab.cli.eval_reading import reading
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 app = typer.Typer(help="Measure answers with reuse against answers without.", no_args_is_help=True)
 app.command(name="longbench")(longbench)
+app.command(name="reading")(reading)
 
 
 @app.callback()
