@@ -1,5 +1,5 @@
-"""The FastAPI application: middlewares, routes and error handlers around one service. It also has the health probes
-and the model list.
+"""The FastAPI application: middlewares, routes and error handlers around one service. It also has the health probes and
+the model list.
 """
 
 from __future__ import annotations

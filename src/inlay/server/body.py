@@ -92,11 +92,9 @@ class BodyMiddleware:
     """ASGI middleware: parses the body of a request into ``scope["state"]["body"]``, or refuses the request.
 
     A JSON body becomes its value. An XML body, on routes that take XML, becomes its text. No body becomes None. The
-    size in
-    bytes is in ``scope["state"]["body_bytes"]``. The raw bytes are dropped, and ``receive`` continues after them. The
-    middleware keeps no reference to the value, so a route that pops it from the state holds the only one. Place it
-    inside
-    AuthMiddleware, so that bodies without a valid key are not read.
+    size in bytes is in ``scope["state"]["body_bytes"]``. The raw bytes are dropped, and ``receive`` continues after
+    them. The middleware keeps no reference to the value, so a route that pops it from the state holds the only one.
+    Place it inside AuthMiddleware, so that bodies without a valid key are not read.
 
     It refuses with status 400, 408 (too slow), 413 (too large), 415 (wrong type), and 429 for too many large bodies at
     once. It refuses types that web pages may send across origins without a preflight request (text/plain, forms).

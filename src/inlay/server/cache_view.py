@@ -179,8 +179,8 @@ class CacheView:
         return await asyncio.wrap_future(self._llm.client.unpin(request, tenant.name, BY_KEY))
 
     def row(self, segment: StoredSegment, tenant: Tenant) -> dict[str, Any]:
-        """Return a segment as an entry of a list. The uses of a public segment are hidden, because other tenants
-        make them.
+        """Return a segment as an entry of a list. The uses of a public segment are hidden, because other tenants make
+        them.
         """
         state, alone = segment.state, segment.private or tenant.admin or tenant.salt is None
         return {
@@ -267,8 +267,7 @@ class CacheView:
         """Return a tenant's segments in the pool and below, and its pinned ones.
 
         Public segments of the pool are included for an admin, and on a server without keys. Pinned public segments are
-        always
-        included.
+        always included.
         """
         keys, salt = self._llm.client.model.keys, tenant.salt
 

@@ -252,8 +252,7 @@ async def merge_streams(streams: Sequence[Outputs]) -> AsyncGenerator[Sequence[U
     """Merge the updates of several prompts, with at most the latest update of each prompt in one batch.
 
     A reader may be slower than the model, so it can skip updates. An exception in one stream ends all of them. The
-    other
-    streams are closed then, and also when the reader leaves.
+    other streams are closed then, and also when the reader leaves.
 
     Args:
         streams: the generators of ``AsyncLLM.generate``, one per prompt.

@@ -131,8 +131,7 @@ async def refuse(error: BodyError, scope: Scope, receive: Receive, send: Send) -
 
     A small body is read and dropped, and the connection stays open. After a larger body the connection is closed. The
     server reads a little of the body first, because an immediate close would reset the TCP connection, and a client
-    that is
-    still sending would lose the answer.
+    that is still sending would lose the answer.
     """
     response = failure_response(failure_of(error), scope["path"])
     if not has_body(scope) or await _small(scope, receive):

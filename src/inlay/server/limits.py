@@ -3,8 +3,8 @@
 The limits per minute are token buckets. A bucket holds a minute's worth, is full at the start, and fills evenly. So at
 most ``limit × (1 + t / 60)`` requests are admitted in any span of t seconds.
 
-Tokens are paid when they are used: prompt tokens with the first update of the prompt, answer tokens as they arrive.
-The tokens that a running request may still use are reserved. A request is admitted while its tenant's bucket holds more
+Tokens are paid when they are used: prompt tokens with the first update of the prompt, answer tokens as they arrive. The
+tokens that a running request may still use are reserved. A request is admitted while its tenant's bucket holds more
 tokens than its other requests have reserved. So a tenant that sends one request at a time is admitted until its bucket
 is empty, whatever the size of the request. Parallel requests together use at most the content of the bucket and one
 request more. A reservation shrinks as tokens are paid, and ends with its request. So a short answer does not keep other
@@ -231,8 +231,8 @@ class Meter:
             admitted.end()
 
     def headers(self, tenant: Tenant) -> dict[str, str]:
-        """Return OpenAI's ``x-ratelimit-…`` headers: for each limit its size, the rest, and the time until it is
-        full again.
+        """Return OpenAI's ``x-ratelimit-…`` headers: for each limit its size, the rest, and the time until it is full
+        again.
         """
         account, now = self.account(tenant), self.clock()
         buckets = {"requests": (account.requests, 0), "tokens": (account.tokens, account.reserved)}

@@ -23,8 +23,7 @@ def configure(*, format: str, level: str, stream: TextIO | None = None) -> None:
     """Write the log to a stream, by default stderr. It replaces earlier log handlers.
 
     The level applies to inlay's and the HTTP server's records. Other libraries log from ``warning``. Start the HTTP
-    server
-    with ``log_config=None, access_log=False``: its records come here, and each request already has a line.
+    server with ``log_config=None, access_log=False``: its records come here, and each request already has a line.
 
     Args:
         format: as in ServerSettings, which checks it.

@@ -116,8 +116,7 @@ class RequestLogMiddleware:
     ``scope["state"]["request_id"]`` have it, and every log record of the request.
 
     An unhandled exception is logged and answered with INTERNAL_ERROR, which does not describe it. After the first byte
-    of
-    a response, it is raised to the HTTP server.
+    of a response, it is raised to the HTTP server.
     """
 
     def __init__(self, app: ASGIApp, counts: Counts) -> None:

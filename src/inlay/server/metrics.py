@@ -94,8 +94,7 @@ class RequestObserver:
     """Observes one request for answers, from its arrival.
 
     Call ``asked`` when its parameters are known, ``tokens`` (or ``first_token``) when tokens arrive, and ``end`` once.
-    The
-    end counts the request and writes its numbers into the request's log line.
+    The end counts the request and writes its numbers into the request's log line.
     """
 
     def __init__(self, families: Families, model: str, endpoint: str, tenant: str) -> None:

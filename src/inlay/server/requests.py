@@ -198,8 +198,7 @@ def policy_of(call: Call, tenant: Tenant, service: Service) -> str:
 
     A request without a policy gets the server's default, or a lower policy if the limits demand it. If the limit is
     ``auto``, measured divergence decides: the policy must be within the server's tolerance for all prompts of the
-    request,
-    at the positions of its modules.
+    request, at the positions of its modules.
 
     Raises:
         BodyError: status 403, the request asks for more than its limit.

@@ -33,8 +33,8 @@ class Route:
         always_open: answered while the server stops, and not waited for when it drains. For status routes.
         takes_xml: the body may be PML, as text.
         takes_file: the route reads a body of any size itself.
-        probe: answered without a Host header, because load balancers may use HTTP/1.0, which has none. Web pages
-            always send a Host, and these paths reveal nothing to them.
+        probe: answered without a Host header, because load balancers may use HTTP/1.0, which has none. Web pages always
+            send a Host, and these paths reveal nothing to them.
         dialect: the format of its requests, answers and failures.
     """
 

@@ -69,8 +69,7 @@ def listen_unix(path: Path) -> Iterator[socket.socket]:
     """Listen on a Unix domain socket. Its file is removed at the end of the block.
 
     The modes of the file and its folder, and the umask, decide which users may connect. A socket file that a killed
-    server
-    left behind is replaced. Raises ParameterError.
+    server left behind is replaced. Raises ParameterError.
     """
     where = f"--uds {path}"
     listener = socket.socket(socket.AF_UNIX)
@@ -183,8 +182,7 @@ def drop_sleepers(listener: socket.socket, seconds: float) -> None:
     """Let the system close connections of clients that read nothing for this many seconds, if it can.
 
     A server cannot take back data that it has handed to the system, and its connection waits until that data is read.
-    Linux
-    also counts the time in which the client's window is closed (RFC 5482).
+    Linux also counts the time in which the client's window is closed (RFC 5482).
     """
     option = getattr(socket, "TCP_USER_TIMEOUT", None)
     if option is not None:
@@ -196,8 +194,7 @@ class _OneLength(h11.Connection):
     """h11's connection that refuses a request with two different lengths of its body (RFC 9112, 6.1).
 
     A proxy that believes the other length could take the bytes after the body for a part of it, or the reverse. The
-    text of
-    one client would then become a request of another.
+    text of one client would then become a request of another.
     """
 
     #: The error of the last request; None if h11 refused it.
@@ -215,9 +212,8 @@ class PromptHeads(H11Protocol):
     """Uvicorn's HTTP protocol with a time limit for the head of a request.
 
     The head must arrive within ``head_s`` seconds and give one body length. The time runs from the connection, and
-    later
-    from the first byte of a head. Between two requests, a connection may be idle for Uvicorn's ``timeout_keep_alive``.
-    BodyMiddleware limits the body.
+    later from the first byte of a head. Between two requests, a connection may be idle for Uvicorn's
+    ``timeout_keep_alive``. BodyMiddleware limits the body.
     """
 
     head_s = 20.0
@@ -316,10 +312,8 @@ class Server(uvicorn.Server):
         """Handle a signal. Only a call to the event loop is safe here.
 
         While the model loads, there is nothing to drain and the load cannot be interrupted, so the process exits. At
-        the second
-        signal the process exits after a moment. It does not wait for the event loop or the engine, because code outside
-        the
-        interpreter cannot be interrupted.
+        the second signal the process exits after a moment. It does not wait for the event loop or the engine, because
+        code outside the interpreter cannot be interrupted.
         """
         self._signals += 1
         if self._service is None:

@@ -178,8 +178,8 @@ def read_source(body: SchemaBody) -> Source:
 
 
 def check_name(source: Source, name: str) -> None:
-    """Raise BodyError if the schema's name differs from the path's.
-    Yield all strings in a JSON value, without the keys.
+    """Raise BodyError if the schema's name differs from the path's. Yield all strings in a JSON value, without the
+    keys.
     """
     given = source.schema.name
     if given != name:

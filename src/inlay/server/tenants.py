@@ -164,12 +164,10 @@ class LocalHostMiddleware:
 
     It is for a server without keys that listens on this machine only. A web page can make its own host name resolve to
     127.0.0.1 ("DNS rebinding"). Its scripts can then call a local server as their own origin. They cannot change the
-    Host
-    header, which still holds the page's host name. Probes need no Host header.
+    Host header, which still holds the page's host name. Probes need no Host header.
 
     Starlette's TrustedHostMiddleware does not fit. It knows names and "*.name", but not all of 127.0.0.0/8. It reads
-    "["
-    as the host of "[::1]:8000", requires a Host from probes, and its answer 400 does not say what to do.
+    "[" as the host of "[::1]:8000", requires a Host from probes, and its answer 400 does not say what to do.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -202,8 +200,8 @@ def is_local(host: str) -> bool:
 
 
 def check_api_key(key: str) -> str:
-    """Return the key if clients can send it as ``Authorization: Bearer KEY``. Raises ParameterError without the key
-    in it.
+    """Return the key if clients can send it as ``Authorization: Bearer KEY``. Raises ParameterError without the key in
+    it.
     """
     if not re.fullmatch(r"[!-~]+", key):
         raise ParameterError(
@@ -218,8 +216,8 @@ def _digest(key: str) -> bytes:
 
 
 def _authorization(scope: Scope) -> str | None:
-    """Return the Authorization header. Raises BodyError for several headers, because a proxy may have checked
-    another one.
+    """Return the Authorization header. Raises BodyError for several headers, because a proxy may have checked another
+    one.
     """
     values = [value for name, value in scope["headers"] if name == b"authorization"]
     if len(values) > 1:

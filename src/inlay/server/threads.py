@@ -212,10 +212,8 @@ def set_up_process() -> None:
     """Tune the process for an engine and Python threads. Call it before any thread starts.
 
     A forward pass releases the interpreter at some hundred calls into C, and takes it back from threads that parse
-    bodies.
-    With Python's default of 5 ms each time, a pass of 30 ms takes over a second. glibc gives threads up to eight arenas
-    per
-    core. In each of them, remains of large bodies keep memory from the system.
+    bodies. With Python's default of 5 ms each time, a pass of 30 ms takes over a second. glibc gives threads up to
+    eight arenas per core. In each of them, remains of large bodies keep memory from the system.
     """
     sys.setswitchinterval(_SWITCH_S)
     limit = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries lack it or ignore the option

@@ -1,8 +1,7 @@
 """Request bodies as pydantic models: OpenAI's fields, vLLM's, and inlay's own.
 
 An error for a wrong value quotes the description of its field. ``null`` means absent, as at OpenAI, and is removed
-before
-these models check a body.
+before these models check a body.
 """
 
 from __future__ import annotations

@@ -31,8 +31,7 @@ def completion_logprobs(token_ids: Sequence[int], steps: Sequence[Mapping[int, L
     """Return the ``logprobs`` of a completion's choice: four lists with one entry per token.
 
     ``top_logprobs`` is keyed by text, with the chosen token included. If two tokens have the same text, the more
-    probable
-    one counts. ``text_offset`` counts the characters of earlier tokens.
+    probable one counts. ``text_offset`` counts the characters of earlier tokens.
     """
     chosen = [step[token] for token, step in zip(token_ids, steps, strict=True)]
     texts = [_text(one) for one in chosen]

@@ -60,8 +60,7 @@ class CacheOptions(Form):
 
     Args:
         mode: "implicit" also keeps text after the last marked part. "explicit" keeps text up to that part only, and
-            nothing
-            without marks.
+            nothing without marks.
         ttl: for marked parts without a ttl.
     """
 

@@ -149,8 +149,7 @@ def inlay_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
     ``reuse`` is the policy of the prompts; several are joined with commas. ``misses``, ``across_tokens``,
     ``reanchored_tokens``, ``fallbacks`` and ``order`` are left out if empty. ``order`` lists the members of each set in
     their final order (types.SetOrder). ``timing`` is in seconds (types.RequestMetrics). Unknown times are null, for
-    example
-    in a waiting request.
+    example in a waiting request.
     """
     slowest = max((output.metrics for output in outputs), key=lambda times: times.total_s or 0.0, default=_NO_TIMES)
     times = {name: getattr(slowest, name) for name in _TIMED}

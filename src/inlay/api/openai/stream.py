@@ -31,10 +31,8 @@ class Chunks:
     """The chunks of one response.
 
     A chat choice starts with a chunk for its role. Then come chunks for content and tool calls, and a chunk with its
-    finish
-    reason. A completion has no role and no calls. The final chunk has the ``inlay`` object of a whole response. It is
-    the
-    usage chunk, if the call asks for usage.
+    finish reason. A completion has no role and no calls. The final chunk has the ``inlay`` object of a whole response.
+    It is the usage chunk, if the call asks for usage.
 
     Args:
         call: the request.

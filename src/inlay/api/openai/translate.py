@@ -65,8 +65,7 @@ def translate(
         tools: from ``model_tools(tokenizer)``; None for a model without tools.
         reasoning: from ``model_reasoning(tokenizer)``.
         defaults: ``llm.sampling_defaults``, for SamplingParams that the body does not set. Its max_tokens applies to
-            chats
-            only.
+            chats only.
 
     Raises:
         BodyError: the body is inconsistent.

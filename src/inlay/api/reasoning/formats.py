@@ -30,8 +30,7 @@ class ReasoningFormat:
         opens: the mark before it.
         closes: the mark after it.
         assumed: an answer starts with reasoning even without the opening mark. Otherwise the template or the answer
-            must
-            have the mark.
+            must have the mark.
     """
 
     name: str

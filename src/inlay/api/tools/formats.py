@@ -70,8 +70,7 @@ class ModelTools:
         history: its template shows past calls and results.
         parallel: an answer may have several calls. False if the template cannot show several in a conversation.
         ends: special tokens that may end an answer. They are in the text if the format's marks are special tokens,
-            because
-            then all special tokens are; otherwise empty.
+            because then all special tokens are; otherwise empty.
     """
 
     format: ToolFormat
