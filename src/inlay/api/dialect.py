@@ -37,8 +37,10 @@ class Dialect(Protocol):
     routes: tuple[AnswerRoute, ...]
 
     def components(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return the schemas of its routes, by name, for an OpenAPI document. ``names`` are those of the served
-        model.
+        """Return the schemas of its routes, by name, for an OpenAPI document.
+
+        Args:
+            names: of the served model.
         """
 
     def read(self, raw: Any, endpoint: str) -> Any:

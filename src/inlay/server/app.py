@@ -1,6 +1,4 @@
-"""The FastAPI application: middlewares, routes and error handlers around one service. It also has the health probes and
-the model list.
-"""
+"""The FastAPI application around one service, with the health probes and the model list."""
 
 from __future__ import annotations
 
@@ -143,9 +141,7 @@ async def health(request: Request) -> Response:
 
 @router.get("/ready", tags=["server"], **READY)
 async def ready(request: Request) -> Response:
-    """The server accepts requests: the model is loaded, the first schemas are encoded, and the server is not
-    stopping.
-    """
+    """The server accepts requests: the model is loaded, first schemas are encoded, and it is not stopping."""
     service: Service = request.app.state.service
     if service.in_flight.stopping:
         raise stopping_error()

@@ -179,9 +179,7 @@ class CacheView:
         return await asyncio.wrap_future(self._llm.client.unpin(request, tenant.name, BY_KEY))
 
     def row(self, segment: StoredSegment, tenant: Tenant) -> dict[str, Any]:
-        """Return a segment as an entry of a list. The uses of a public segment are hidden, because other tenants make
-        them.
-        """
+        """Return a segment as an entry of a list. It hides the uses of public segments, made by all tenants."""
         state, alone = segment.state, segment.private or tenant.admin or tenant.salt is None
         return {
             "key": segment.key,
@@ -207,9 +205,7 @@ class CacheView:
         return self._disk().held_of(self._llm.client.model.keys.fingerprint)
 
     async def verify(self) -> tuple[int, list[str]]:
-        """Read every file and remove the damaged ones. Returns the number of valid files, and the problems of the
-        others.
-        """
+        """Read every file and remove damaged ones. Returns the number of valid files, and the problems."""
         found = await asyncio.to_thread(lambda disk: [*disk.verify_all()], self._disk())
         problems = [problem for problem in found if problem is not None]
         return len(found) - len(problems), problems

@@ -166,9 +166,7 @@ class Answer(Response):
         }
 
     def _reason(self, error: Exception) -> Exception:
-        """Return the reason that a request ended. It replaces an abort by the stopping server with the stopping
-        error.
-        """
+        """Return the error of a request. A stopping server replaces its own abort with the stopping error."""
         stops = isinstance(error, AbortedError) and self._service.in_flight.stopping
         return stopping_error() if stops else error
 

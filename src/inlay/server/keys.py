@@ -64,8 +64,14 @@ class TenantEntry(_Entry):
 
 
 class KeyEntry(_Entry):
-    """A key. ``salt`` and ``sha256`` are its hash, in hexadecimal. ``created`` is in UTC. An ``admin`` may change
-    public data.
+    """A key of a tenant.
+
+    Args:
+        tenant: the tenant's name.
+        admin: the key may change public schemas and segments.
+        salt: of the hash, in hexadecimal.
+        sha256: the hash, in hexadecimal.
+        created: the time in UTC.
     """
 
     tenant: str

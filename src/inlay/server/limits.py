@@ -231,9 +231,7 @@ class Meter:
             admitted.end()
 
     def headers(self, tenant: Tenant) -> dict[str, str]:
-        """Return OpenAI's ``x-ratelimit-…`` headers: for each limit its size, the rest, and the time until it is full
-        again.
-        """
+        """Return OpenAI's ``x-ratelimit-…`` headers: each limit, its rest, and the time until it is full again."""
         account, now = self.account(tenant), self.clock()
         buckets = {"requests": (account.requests, 0), "tokens": (account.tokens, account.reserved)}
         headers = {}
@@ -245,8 +243,9 @@ class Meter:
         return headers
 
     def check(self, tenant: Tenant, *, tokens: bool = True) -> None:
-        """Raise BodyError if any request of the tenant would be refused now. It uses nothing. For ``tokens`` see
-        ``request``.
+        """Raise BodyError if any request of the tenant would be refused now. It uses nothing.
+
+        For ``tokens`` see ``request``.
         """
         account = self.account(tenant)
         self.check_room(tenant, account, 1, 1)
@@ -311,8 +310,9 @@ class Meter:
 
 
 def duration(seconds: float) -> str:
-    """Format a time like OpenAI's headers: "17ms", "1.5s", "2m30s". It rounds up, so that no client retries too
-    early.
+    """Format a time like OpenAI's headers: "17ms", "1.5s", "2m30s".
+
+    It rounds up, so that no client retries too early.
     """
     milliseconds = math.ceil(seconds * 1000)
     if 0 < milliseconds < 1000:

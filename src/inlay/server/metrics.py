@@ -256,10 +256,9 @@ class _Bounded:
 
 
 class _Sent(Collector):
-    """A registry in the form that is sent. It repeats vLLM's metrics under vLLM's prefix, and drops ``_created``
-    series.
+    """A registry as it is sent, with a copy of vLLM's metrics under vLLM's prefix.
 
-    No dashboard reads the ``_created`` series, and they would double the size.
+    It drops ``_created`` series, which no dashboard reads and which would double the size.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:

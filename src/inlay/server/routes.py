@@ -203,9 +203,7 @@ def _route(
     stream: bool = False,
     wrong: tuple[int, ...],
 ) -> dict[str, Any]:
-    """Return FastAPI's arguments for a route: its answer, the schemas of its body and errors, and its error
-    statuses.
-    """
+    """Return FastAPI's arguments for a route: its answer, its body and error schemas, and its error statuses."""
     content: dict[str, Any] = {"application/json": {"schema": ok}}
     if stream:
         content["text/event-stream"] = {"schema": _TEXT}

@@ -76,8 +76,9 @@ class SchemaCatalog:
         return len(self._records)
 
     async def publish(self, schema: Schema, *, reuse: str | None = str(BEST), ttl: str | None = None) -> SchemaRecord:
-        """Register a public schema of the operator. A stored schema of this name is kept if it is the same, else
-        replaced.
+        """Register a public schema of the operator.
+
+        A stored schema of this name is kept if it is the same, else replaced.
 
         Args:
             schema: the schema.
@@ -209,10 +210,11 @@ class SchemaCatalog:
 
     @asynccontextmanager
     async def _ending(self, record: SchemaRecord | None) -> AsyncIterator[None]:
-        """Run the block that ends this version of a schema. Then remove pins by key of public segments without any
-        schema.
+        """Run the block that ends this version of a schema, then remove orphaned pins.
 
-        A tenant could no longer see the schema of such a pin. Private segments stay visible to their tenant.
+        These are pins by key of public segments without any schema. A tenant could no longer see the schema of such a
+        pin.
+        Private segments stay visible to their tenant.
         """
         pinned: dict[bytes, SegmentSpec] = {}
         if record is not None and record.public:
@@ -271,8 +273,9 @@ class SchemaCatalog:
             return {}
 
     async def segments(self, record: SchemaRecord) -> dict[str, list[SegmentSpec]]:
-        """Return for each module its segments that can be encoded ahead; "" is text outside modules. Empty after
-        deletion.
+        """Return for each module its segments that can be encoded ahead. The key "" is text outside modules.
+
+        It is empty once the schema is deleted.
         """
         policy = self._llm.policy(record.reuse, record.positions, schema=record.layout.schema)
         find = self._llm.processor.schemas.module_specs
@@ -345,9 +348,7 @@ class SchemaCatalog:
         return kept[::-1]
 
     async def _current(self, before: SchemaRecord, if_match: str | None) -> SchemaRecord:
-        """Return the current record in place of an older one. Raises BodyError if it is gone, or If-Match does not
-        match.
-        """
+        """Return the current record in place of an older one. Raises BodyError if it is gone or does not match."""
         key = (before.salt, before.name)
         if key in self._prewarms:
             await self._prewarms[key].begun()  # until then the task might register the old version again

@@ -178,9 +178,7 @@ def read_source(body: SchemaBody) -> Source:
 
 
 def check_name(source: Source, name: str) -> None:
-    """Raise BodyError if the schema's name differs from the path's. Yield all strings in a JSON value, without the
-    keys.
-    """
+    """Raise BodyError if the schema's name differs from the path's."""
     given = source.schema.name
     if given != name:
         message = f"the schema is named {given!r:.100} and the path says {name!r:.100}; write the same name in both"
@@ -188,7 +186,7 @@ def check_name(source: Source, name: str) -> None:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All texts in a value of JSON but the names of keys."""
+    """Yield all strings in a JSON value, without the keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list):
@@ -213,8 +211,9 @@ def _source(form: Literal["pml", "schema"], text: str, schema: Schema) -> Source
 
 
 def _check_size(body: SchemaBody) -> None:
-    """Raise BodyError for a schema that would take long to parse, because other requests wait for the same Python
-    threads.
+    """Raise BodyError for a schema that would take long to parse.
+
+    Other requests wait for the same Python threads.
     """
     if body.pml is not None and body.pml.count("<") > MAX_TAGS:
         message = f"pml holds more than {MAX_TAGS:,} tags; make several schemas of it"

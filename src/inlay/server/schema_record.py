@@ -92,8 +92,9 @@ class SchemaRecord:
 
 @dataclass(frozen=True, slots=True)
 class KeptSchema:
-    """A schema in the form that a keeper stores. ``form`` and ``text`` are its source; the rest is as in
-    SchemaRecord.
+    """A schema in the form that a keeper stores.
+
+    ``form`` and ``text`` are its source. The other fields are as in SchemaRecord.
     """
 
     name: str

@@ -1,6 +1,4 @@
-"""Finds the tenant of a request by its key. Also has the middlewares for authentication, rate limits and the Host
-header.
-"""
+"""Finds the tenant of a request by its key, and checks keys, rate limits and the Host header in middlewares."""
 
 from __future__ import annotations
 
@@ -200,8 +198,9 @@ def is_local(host: str) -> bool:
 
 
 def check_api_key(key: str) -> str:
-    """Return the key if clients can send it as ``Authorization: Bearer KEY``. Raises ParameterError without the key in
-    it.
+    """Return the key if clients can send it as ``Authorization: Bearer KEY``.
+
+    Raises ParameterError without the key in it.
     """
     if not re.fullmatch(r"[!-~]+", key):
         raise ParameterError(
@@ -216,8 +215,9 @@ def _digest(key: str) -> bytes:
 
 
 def _authorization(scope: Scope) -> str | None:
-    """Return the Authorization header. Raises BodyError for several headers, because a proxy may have checked another
-    one.
+    """Return the Authorization header.
+
+    Raises BodyError for several headers, because a proxy may have checked another one.
     """
     values = [value for name, value in scope["headers"] if name == b"authorization"]
     if len(values) > 1:

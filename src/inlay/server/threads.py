@@ -96,14 +96,17 @@ class BodyWorkers:
         self._large = _Lane("large-bodies", max_bytes, trimmer, pacer)
 
     async def run(self, work: Callable[[], Result], *, tenant: str, size: int, slow: bool = False) -> Result:
-        """Run work and return its result. Raises its exception, or BodyError, status 429, if too many of the tenant's
-        bytes wait.
+        """Run work and return its result.
 
         Args:
             work: the function to run.
             tenant: the tenant's name.
             size: bytes of the body.
             slow: the body takes longer per byte than others.
+
+        Raises:
+            BodyError: status 429, too many of the tenant's bytes wait.
+            Exception: any exception of the work.
         """
         if size <= (_INLINE_BYTES // 16 if slow else _INLINE_BYTES):
             return work()

@@ -164,8 +164,12 @@ def _too_long(kept: dict[str, Any], form: type[Body]) -> list[Problem]:
 
 
 def _without_nulls(field: str, kind: str, value: Any) -> Any:
-    """Return a field's value without keys that are null, if _KINDS lists their object. ``kind`` is the kind of its
-    objects.
+    """Return a field's value without null keys, for objects that _KINDS lists.
+
+    Args:
+        field: the name of the field.
+        kind: the kind of its objects.
+        value: the value.
     """
     if kind not in _KINDS:
         return value

@@ -143,13 +143,13 @@ def usage_of(outputs: Sequence[RequestOutput], reasoning: ReasoningUse | None = 
 
 
 def inlay_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-    """Return the ``inlay`` object: the origin of the prompt tokens (types.Usage), summed, and the times of the slowest
-    prompt.
+    """Return the ``inlay`` object: the origin of the prompt tokens, and the times of the slowest prompt.
 
-    ``reuse`` is the policy of the prompts; several are joined with commas. ``misses``, ``across_tokens``,
-    ``reanchored_tokens``, ``fallbacks`` and ``order`` are left out if empty. ``order`` lists the members of each set in
-    their final order (types.SetOrder). ``timing`` is in seconds (types.RequestMetrics). Unknown times are null, for
-    example in a waiting request.
+    The tokens are summed over all prompts (types.Usage). ``reuse`` is the policy of the prompts; several are joined
+    with
+    commas. ``misses``, ``across_tokens``, ``reanchored_tokens``, ``fallbacks`` and ``order`` are left out if empty.
+    ``order`` lists the members of each set in their final order (types.SetOrder). ``timing`` is in seconds
+    (types.RequestMetrics). Unknown times are null, for example in a waiting request.
     """
     slowest = max((output.metrics for output in outputs), key=lambda times: times.total_s or 0.0, default=_NO_TIMES)
     times = {name: getattr(slowest, name) for name in _TIMED}
@@ -175,8 +175,9 @@ def inlay_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
 
 
 def as_message(use: ToolUse, text: str, response: str, choice: int) -> dict[str, Any]:
-    """Return the ``content`` and ``tool_calls`` of a complete message. For ``response`` and ``choice`` see
-    ``as_delta``.
+    """Return the ``content`` and ``tool_calls`` of a complete message.
+
+    For ``response`` and ``choice`` see ``as_delta``.
     """
     parser = use.parser()
     deltas = [*parser.feed(text), *parser.finish()]
@@ -220,9 +221,7 @@ def _opened(delta: Delta, response: str, choice: int) -> dict[str, Any]:
 
 
 def error_body(failure: Failure) -> dict[str, Any]:
-    """Return the body ``{"error": {"message", "type", "param", "code"}}`` of a failure, with "problems" if there are
-    any.
-    """
+    """Return the body ``{"error": {"message", "type", "param", "code"}}`` of a failure, with any "problems"."""
     kind = failure.kind.value
     said = {"message": failure.message, "type": kind, "param": failure.param, "code": failure.code}
     problems = {"problems": [_described(problem) for problem in failure.problems]} if failure.problems else {}

@@ -18,8 +18,9 @@ _LONGEST_HEAD = 256  # characters of a call before its object
 
 
 class FreeParser:
-    """An AnswerParser for answers without a grammar. Each step reads the pending text, and returns True if more can be
-    done.
+    """An AnswerParser for answers without a grammar.
+
+    Each step reads the pending text, and returns True if more can be done.
 
     Args:
         tools: the model's format of calls.
