@@ -115,7 +115,7 @@ class Failure:
 
 
 #: The answer to a server fault. The details are in the server's log.
-INTERNAL_ERROR = Failure(500, "the server failed at this; its log says why", code="internal_error")
+INTERNAL_ERROR = Failure(500, "the server failed at this request; its log says why", code="internal_error")
 
 
 def failure_of(error: InlayError) -> Failure:

@@ -59,7 +59,7 @@ def check_values(name: str, value: Any, most: int | None = None) -> None:
         if problem := _half_character(piece):
             raise BodyError(f"{said} holds {problem}", param=name)
         if float in _kinds(piece) and not all(math.isfinite(one) for one in piece if isinstance(one, float)):
-            raise BodyError(f"{said} holds NaN or Infinity, which are no values of JSON; write a number", param=name)
+            raise BodyError(f"{said} holds NaN or Infinity, which are not JSON values; write a number", param=name)
 
 
 def _half_character(piece: Sequence[Any]) -> str | None:

@@ -67,7 +67,7 @@ def _sentence(error: JSONError) -> str:
         case Fault.SYNTAX:
             return f"is not JSON ({error.detail} at line {error.line}, column {error.column}); correct it"
         case Fault.CONSTANT:
-            return f"holds {error.detail}, which is no value of JSON; write a number, or leave it out"
+            return f"holds {error.detail}, which is not a JSON value; write a number, or leave it out"
         case Fault.TWICE:
             return f"gives {json.dumps(clip(error.detail))} twice in one object; keep one of them"
         case Fault.HALF:
@@ -203,7 +203,7 @@ class BodyMiddleware:
             raise self._too_large()
         if self._held[tenant] + len(piece) > _BODIES_AT_ONCE * self._max_bytes:
             raise BodyError(
-                "you are sending as many large bodies at the same time as may be; wait for one to end",
+                "you are sending too many large bodies at the same time; wait for one to end",
                 code="too_many_bodies",
                 status=429,
                 retry_after_s=_BUSY_RETRY_S,

@@ -146,7 +146,7 @@ class CacheView:
     async def evict(self, segment: StoredSegment, tenant: Tenant) -> int:
         """Evict a segment and return its tokens. Raises BodyError if it is public and the tenant is no admin."""
         if not segment.private and not tenant.admin:
-            message = "the segment is of a public schema, and only an admin may evict it; evict your own"
+            message = "the segment is public, and only an admin may evict it; evict your own segments"
             raise BodyError(message, code="admin_only", status=403)
         return await asyncio.wrap_future(self._llm.schemas.evict(self._request([segment.spec])))
 
@@ -236,7 +236,9 @@ class CacheView:
             async for piece in pieces:
                 size += len(piece)
                 if size > disk.quota:
-                    message = f"the file has more than the {disk.quota:,} bytes that the store may hold"
+                    message = (
+                        f"the file has more than {disk.quota:,} bytes, the size of the store; make the store larger"
+                    )
                     raise BodyError(message, code="body_too_large", status=413)
                 if refused is None:
                     try:
@@ -248,7 +250,7 @@ class CacheView:
             try:
                 return await asyncio.to_thread(disk.adopt, draft)
             except TierMissError as miss:
-                message = f"it is no file of a segment, or is damaged: {miss}"
+                message = f"the file is not a segment, or it is damaged: {miss}"
                 raise BodyError(message, code="invalid_file") from None
 
     def _disk(self) -> DiskTier:

@@ -151,7 +151,7 @@ class Answer(Response):
                 raise  # the failure can still have its own status
             failure = _failure(self._reason(error))
             if failure is INTERNAL_ERROR:
-                logger.exception("an exception that nobody expected ended a stream")
+                logger.exception("an unexpected exception ended a stream")
             await events.end(stream.fail(failure))
             return failure
         return None

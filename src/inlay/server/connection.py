@@ -81,7 +81,7 @@ class Connection:
         if self._sending_since is not None:
             left -= self._loop.time() - self._sending_since
         if left <= 0:
-            logger.warning("the client has read nothing for %g seconds; its request is given up", self._slow_s)
+            logger.warning("the client has read nothing for %g seconds; its request is aborted", self._slow_s)
             self._leave()
         else:
             self._timer = self._loop.call_later(left, self._look)

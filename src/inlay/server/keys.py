@@ -110,9 +110,7 @@ class KeyFile(_Entry):
 def check_tenant(name: str) -> str:
     """Return a valid tenant name. Metrics and logs show it. Raises ParameterError."""
     if name == PUBLIC:
-        raise ParameterError(
-            f"the tenant is {PUBLIC!r}, as everybody is called on a server without keys; give another name"
-        )
+        raise ParameterError(f"the tenant is {PUBLIC!r}, which is reserved for servers without keys; give another name")
     if not re.fullmatch(_NAME, name):
         raise ParameterError(
             f"the tenant is {name!r:.80}; write 1 to 64 letters, digits, dots, dashes and underscores, the first a "
@@ -209,7 +207,7 @@ def _parsed(path: Path, data: bytes) -> KeyFile:
     for key_id, key in content.keys.items():
         if key.tenant not in content.tenants:
             raise ParameterError(
-                f"{path}: keys.{key_id} is of the tenant {key.tenant!r:.80}, who is not there; {_RESTORE}"
+                f"{path}: keys.{key_id} is of the tenant {key.tenant!r:.80}, which does not exist; {_RESTORE}"
             )
     return content
 

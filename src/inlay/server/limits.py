@@ -264,22 +264,22 @@ class Meter:
         """
         most = tenant.limits.max_concurrent
         if most is not None and answers > most:
-            message = f"the request asks for {answers:,} answers, and your key allows {most:,} at the same time"
+            message = f"the request asks for {answers:,} answers, but your key allows {most:,} at the same time"
             raise BodyError(f"{message}; ask for fewer", param="n", code="max_concurrent_not_allowed", status=403)
         if most is not None and account.answers + more > most:
             raise _too_many(
-                f"as many of your requests are running as may, {most:,}; every answer counts, wait for one to end",
+                f"your key allows {most:,} answers at the same time, and all are running; wait for one to end",
                 _BUSY_RETRY_S,
             )
         if self._places is None:
             return
         share = max(1, self._places // 2)
         if answers > share:
-            message = f"the request asks for {answers:,} answers, and one tenant may have {share:,} at the same time"
-            raise BodyError(f"{message}; make several requests of it", param="n")
+            message = f"the request asks for {answers:,} answers, but one tenant may have {share:,} at the same time"
+            raise BodyError(f"{message}; split it into several requests", param="n")
         if account.answers + more > max(1, self._places - self.answers - more):
             raise BodyError(
-                f"{account.answers:,} of your answers run or wait, and the rest of the line is for others; "
+                f"{account.answers:,} of your answers run or wait, and the free slots are for other tenants; "
                 "wait for one to end",
                 code="queue_full",
                 status=429,
@@ -292,8 +292,8 @@ class Meter:
         bucket = account.tokens
         if bucket is not None and bucket.holds(self.clock()) - account.reserved < 1:
             raise _too_many(
-                f"what is left of your {bucket.per_minute:,} tokens a minute is reserved for your requests that are "
-                "running; wait for one to end, or give them smaller max_tokens",
+                f"your running requests have reserved the rest of your {bucket.per_minute:,} tokens a minute; "
+                "wait for one to end, or give them smaller max_tokens",
                 _BUSY_RETRY_S,
             )
 

@@ -153,7 +153,7 @@ class RequestLogMiddleware:
             exchange.line.error = INTERNAL_ERROR.code
             if exchange.line.status is not None:
                 raise  # the HTTP server logs it and closes the connection
-            logger.exception("nobody expected this")
+            logger.exception("an unexpected exception ended a request")
             await failure_response(INTERNAL_ERROR, scope["path"])(scope, exchange.receive, exchange.send)
 
 

@@ -287,5 +287,5 @@ async def metrics(request: Request) -> Response:
     """All metrics. On a server with keys only admins may read them, because the series name the tenants."""
     tenant: Tenant = request.state.tenant
     if not tenant.admin:
-        raise BodyError("metrics tell of all tenants; ask with an admin's key", code="admin_only", status=403)
+        raise BodyError("metrics cover all tenants; send an admin's key", code="admin_only", status=403)
     return Response(request.app.state.service.metrics.render(), media_type=CONTENT_TYPE)

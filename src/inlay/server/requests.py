@@ -163,14 +163,18 @@ def _check_answers(call: Call, service: Service) -> None:
     """Refuse a request for more answers than the queue can ever hold, because trying again would never help."""
     answers, most = call.answers, service.llm.config.max_waiting
     if most is not None and answers > most:
-        message = f"the request asks for {answers:,} answers, and at most {most:,} may wait here; make several of it"
+        message = (
+            f"the request asks for {answers:,} answers, but the queue holds {most:,}; split it into several requests"
+        )
         raise BodyError(message, param="n" if len(call.prompts) == 1 else "prompt")
 
 
 def _check_priority(call: Call, tenant: Tenant) -> None:
     """Refuse a negative priority, which only an admin may use to pass other requests."""
     if call.priority < 0 and not tenant.admin:
-        message = f"priority is {call.priority}, and your key may not pass others; write 0 or more, or leave it out"
+        message = (
+            f"priority is {call.priority}, but only an admin may use a negative one; write 0 or more, or leave it out"
+        )
         raise BodyError(message, param="priority", code="priority_not_allowed", status=403)
 
 
@@ -188,7 +192,7 @@ def _bounded(call: Call, tenant: Tenant) -> Call:
     if most is None or (wanted is not None and wanted <= most):
         return call
     if call.said_max_tokens:
-        message = f"max_tokens is {wanted:,} and your key allows {most:,}; ask for fewer"
+        message = f"max_tokens is {wanted:,}, but your key allows {most:,}; ask for fewer"
         raise BodyError(message, param="max_tokens", code="max_tokens_not_allowed", status=403)
     return replace(call, params=replace(call.params, max_tokens=most))
 

@@ -122,7 +122,7 @@ def tls_context(
         raise ParameterError(f"--ssl-cert-reqs is {cert_reqs}; use 0 (none), 1 (optional) or 2 (required)")
     if cert_reqs and ca_certs is None:
         raise ParameterError(
-            f"--ssl-cert-reqs is {cert_reqs}, and nobody is known who signs certificates; give --ssl-ca-certs"
+            f"--ssl-cert-reqs is {cert_reqs}, which needs certificate authorities; give --ssl-ca-certs"
         )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with _said_of("--ssl-certfile and --ssl-keyfile", certfile, keyfile):

@@ -370,10 +370,12 @@ class SchemaCatalog:
         others = [record for record in self._records.of(_owner(salt)) if record is not before]
         whose = "the server has" if salt is None else "you have"
         if len(others) >= self._quotas.schemas:
-            raise _too_much(f"{whose} {len(others)} schemas, as many as may be; delete one first")
+            raise _too_much(f"{whose} {len(others)} schemas, which is the limit; delete one first")
         size, most = sum(record.source.size for record in others) + source.size, self._quotas.source_bytes
         if size > most:
-            raise _too_much(f"with this one {whose} schemas of {size:,} bytes, and {most:,} may be; delete one first")
+            raise _too_much(
+                f"with this one {whose} schemas of {size:,} bytes, but the limit is {most:,}; delete one first"
+            )
 
 
 def _matches(record: SchemaRecord, if_match: str) -> bool:

@@ -154,7 +154,7 @@ def read_body(body: Any, query: Mapping[str, str]) -> SchemaBody:
     if isinstance(body, str):
         words: dict[str, Any] = {"true": True, "false": False}
         if "pml" in query or "schema" in query:
-            raise BodyError("the query holds a schema, and so does the body; leave it out of the query", param="query")
+            raise BodyError("the query and the body both hold a schema; leave it out of the query", param="query")
         return _validated({"pml": body, **{name: words.get(value, value) for name, value in query.items()}})
     if not isinstance(body, Mapping):
         raise BodyError(f'the body is {shown(body)}; it must be an object {{"pml": "…"}} or {{"schema": {{…}}}}')
@@ -231,7 +231,9 @@ class _NoFiles(Folder):
         super().__init__("")
 
     def read(self, src: str) -> NoReturn:
-        raise UnreadableError("src names a file, and a server reads none for a request; put the text into the module")
+        raise UnreadableError(
+            "src names a file, but the server reads no files for requests; put the text into the module"
+        )
 
 
 def _validated(given: dict[str, Any]) -> SchemaBody:

@@ -146,7 +146,9 @@ async def one_version(request: Request, name: str, version: int, public: Public 
         record = service.schemas.find(name, tenant, public=public)
         found = next((one for one in record.versions if one.version == version), None)
         if found is None:
-            message = f"schema {name!r:.100} has no version {version}, or had it too long ago; GET it to see which"
+            message = (
+                f"schema {name!r:.100} has no version {version}, or it is too old; GET the schema for its versions"
+            )
             raise BodyError(message, code="not_found", status=404)
         current = version == record.version
         source = {record.source.form: record.source.document()} if current else past_source(found)
@@ -160,7 +162,7 @@ async def pin(request: Request, name: str, public: Public = None) -> Response:
     record = service.schemas.find(name, tenant, public=public)
     if record.reuse is None:
         raise BodyError(
-            "nothing of it is encoded ahead, as no modules are allowed, so there is nothing to pin",
+            "modules are not allowed, so the schema is not encoded ahead; there is nothing to pin",
             code="reuse_not_allowed",
             status=403,
         )
@@ -237,7 +239,7 @@ def _check_meant(request: Request) -> None:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and "authorization" not in request.headers:
         raise BodyError(
-            "there is no Content-Type, so that a web page could have sent this; send {} with "
+            "there is no Content-Type, and a web page could send such a request; send {} with "
             "'Content-Type: application/json'",
             code="unsupported_media_type",
             status=415,
@@ -279,7 +281,7 @@ def _policy(body: SchemaOptions, tenant: Tenant, service: Service) -> str | None
     if not policy.within(allowed):
         wanted = body.model_fields_set & {"reuse", "positions"} or ("encode" in body.model_fields_set and body.encode)
         if wanted:
-            message = f"the most that you may ask for is reuse '{allowed}', so nothing is encoded ahead; leave reuse, "
+            message = f"you may ask for at most reuse '{allowed}', so nothing is encoded ahead; leave reuse, "
             raise BodyError(f"{message}positions and encode out", param="reuse", code="reuse_not_allowed", status=403)
         return None
     service.llm.positions_for(str(policy), body.positions)

@@ -175,7 +175,7 @@ class Service:
         """Raise BodyError, status 503, if a new request would wait behind prompts that make no progress."""
         stuck_s = self.llm.pools.prompts.stuck_s
         if stuck_s > _STUCK_S:
-            message = f"no prompt has been begun for {stuck_s:.0f} seconds and some wait; send requests elsewhere"
+            message = f"no waiting prompt has started for {stuck_s:.0f} seconds; send requests to another server"
             raise BodyError(message, code="not_ready", status=503, retry_after_s=_STUCK_S)
 
     @contextmanager
@@ -199,7 +199,7 @@ class Service:
         in_flight.stopping = True
         if await in_flight.drained(self.settings.drain_s):
             return
-        logger.warning("the server stops; requests that are still under way end with an error")
+        logger.warning("the server stops; the remaining requests end with an error")
         for _ in range(_LAST_WORDS):  # Repeated, because a request in layout cannot be aborted yet.
             for name in list(self._running):
                 self.llm.abort(name)

@@ -88,8 +88,8 @@ class ServerSettings:
         check_choice("log_level", self.log_level, LOG_LEVELS)
         if reuse is not None and not reuse.within(ReusePolicy.parse(self.max_reuse)):
             raise ParameterError(
-                f"reuse is {self.reuse!r} and max_reuse is {self.max_reuse!r}, so that no request could leave its "
-                "policy out; lower the one or raise the other"
+                f"reuse is {self.reuse!r} and max_reuse is {self.max_reuse!r}, which allows less; lower reuse or raise "
+                "max_reuse"
             )
         if self.schema_ttl is not None:
             parse_ttl(self.schema_ttl, "schema_ttl")

@@ -105,9 +105,9 @@ class Tenants:
         try:
             self._keys, self._stamp = read_keys(path)
         except ParameterError as error:
-            logger.error("the keys stay as they were: %s", error)
+            logger.error("the keys file has changed and cannot be used; the old keys stay valid: %s", error)
         else:
-            logger.info("%s has changed and was read again: %d keys", path, len(self._keys.keys))
+            logger.info("%s has changed and was read again; it has %d keys", path, len(self._keys.keys))
 
 
 class AuthMiddleware:
@@ -178,8 +178,8 @@ class LocalHostMiddleware:
             probed = given is None and route_of(scope["path"]).probe
             if not probed and not is_local(host):
                 message = (
-                    f"the Host is {host!r:.80}, and a server without keys that listens on this machine alone answers "
-                    "to localhost; write that, or serve with --keys, or with --open-to-network"
+                    f"the Host is {host!r:.80}, but a server without keys answers only to localhost; write localhost, "
+                    "or start the server with --keys or --open-to-network"
                 )
                 await refuse(BodyError(message, code="misdirected_request", status=421), scope, receive, send)
                 return

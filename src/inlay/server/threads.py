@@ -146,7 +146,7 @@ class _Lane:
     async def run(self, work: Callable[[], Result], tenant: str, size: int) -> Result:
         if self._bytes[tenant] + size > max(self._max_bytes, size):
             raise BodyError(
-                "you are sending as many large bodies at the same time as may be; wait for one to end",
+                "you are sending too many large bodies at the same time; wait for one to end",
                 code="too_many_bodies",
                 status=429,
                 retry_after_s=_RETRY_S,

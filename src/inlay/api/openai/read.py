@@ -119,7 +119,7 @@ def _all_of(problems: list[Problem]) -> BodyError:
     param, code, _ = problems[0]
     sentences = [sentence for _, _, sentence in problems[:MAX_PROBLEMS]]
     if len(problems) > MAX_PROBLEMS:
-        sentences.append("there is more; correct these first")
+        sentences.append("there are more errors; correct these first")
     return BodyError(". Also: ".join(sentences), param=param, code=code)
 
 
@@ -158,7 +158,7 @@ def _too_long(kept: dict[str, Any], form: type[Body]) -> list[Problem]:
     prompt = kept.get("prompt")
     if isinstance(prompt, list) and len(prompt) > MAX_PROMPTS and not isinstance(prompt[0], int):
         del kept["prompt"]
-        sentence = f"prompt is {shown(prompt)}; of prompts, one request takes at most {MAX_PROMPTS:,}"
+        sentence = f"prompt is {shown(prompt)}; one request takes at most {MAX_PROMPTS:,} prompts"
         problems.append(("prompt", "invalid_value", sentence))
     return problems
 

@@ -36,7 +36,7 @@ def effort_variables(body: ChatBody, model: ModelReasoning | None) -> dict[str, 
     if effort == _USUAL or (effort == "none" and not reasons):
         return {}
     allowed = f'"{_USUAL}"' if reasons and not switches else f'"none" or "{_USUAL}"'
-    message = f"reasoning_effort is {effort!r}, and this model's chat template knows no such thing; write {allowed}"
+    message = f"reasoning_effort is {effort!r}, but this model's chat template does not support it; write {allowed}"
     raise BodyError(f"{message}, or leave it out", param="reasoning_effort")
 
 

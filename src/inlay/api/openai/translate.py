@@ -74,14 +74,12 @@ def translate(
     options = body.stream_options
     include_usage = bool(options and options.include_usage)
     if include_usage and not body.stream:
-        raise BodyError('stream_options are given without a stream; write "stream": true', param="stream_options")
+        raise BodyError('stream_options needs a stream; write "stream": true', param="stream_options")
     said = _said_max_tokens(body)
     structure = _structure(body)
     offer = offer_of(body, tools, _form(structure)) if isinstance(body, ChatBody) else None
     if offer is not None and structure is not None and "structural_tag" in structure:
-        message = (
-            "response_format is a structural tag beside tools, and no answer can follow both; leave one of them out"
-        )
+        message = "response_format is a structural tag and tools are given; no answer can follow both, so leave one out"
         raise BodyError(message, param="response_format")
     use = reasoning_of(body, reasoning) if isinstance(body, ChatBody) else None
     return Call(
@@ -235,7 +233,7 @@ def _logprobs(body: Body) -> int | None:
 def _prompt_logprobs(body: Body) -> int | None:
     """Return the number of alternatives for prompt tokens: the largest number that any field asks for."""
     if body.stream and body.prompt_logprobs is not None:
-        raise BodyError("prompt_logprobs are told with whole answers; leave stream out", param="prompt_logprobs")
+        raise BodyError("prompt_logprobs does not work with stream; leave stream out", param="prompt_logprobs")
     asked = [body.prompt_logprobs]
     if isinstance(body, CompletionBody) and body.echo:
         spelled = body.prompt is not None and (isinstance(body.prompt, str) or _all_texts(body.prompt))
