@@ -92,7 +92,7 @@ def test_limits_are_set_anew(capsys):
         ("add --file new.json", "Missing option '--tenant'"),
         ("add --tenant a", "Missing option '--file'"),
         ("add --file new.json --tenant a/b", "the tenant is 'a/b'; write 1 to 64 letters"),
-        ("add --file new.json --tenant public", "the tenant is 'public', as everybody is called on a server without"),
+        ("add --file new.json --tenant public", "the tenant is 'public', which is reserved for servers without keys"),
         ("add --file new.json --tenant a --max-tokens 0", "Invalid value for '--max-tokens'"),
         ("add --file new.json --tenant a --max-reuse all", "max_reuse is 'all'; use one of off, exact, auto, modular"),
         ("add --file no/new.json --tenant a", "no/new.json: there is no folder no; make it first"),

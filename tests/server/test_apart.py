@@ -98,7 +98,7 @@ def test_requests_at_the_same_time_are_bounded(site: Site):
         response = held.getresponse()
         assert (response.status, response.readline()[:6]) == (200, b"data: ")
         sentence = refused(site.call("POST", COMPLETIONS, body, key="one"), 429, "rate_limit_exceeded")
-        assert sentence.startswith("as many of your requests are running as may, 1;")
+        assert sentence.startswith("your key allows 1 answers at the same time, and all are running;")
         assert site.call("POST", COMPLETIONS, body)[0] == 200
         response.close()
     deadline = time.monotonic() + 10

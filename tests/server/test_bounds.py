@@ -111,7 +111,7 @@ def test_prompts_times_n_are_answers(server: Keyed):
     body = {"max_tokens": 2, "ignore_eos": True}
     never = server.post("four", prompt=["a", "b"], n=3, **body)
     assert code(never) == (403, "max_concurrent_not_allowed")
-    assert never[2]["error"]["message"].startswith("the request asks for 6 answers, and your key allows 4 at the same")
+    assert never[2]["error"]["message"].startswith("the request asks for 6 answers, but your key allows 4 at the same")
     assert server.post("four", prompt=["a", "b"], n=2, **body)[0] == 200
     assert code(server.post("bob", prompt=["a"] * 7, **body)) == (400, "invalid_value")
     assert server.post("bob", prompt=["a"] * 6, **body)[0] == 200

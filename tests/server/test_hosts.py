@@ -34,7 +34,7 @@ def test_other_names(host: str):
     found = send(LocalHostMiddleware(app), headers={"host": host} if host else {})
     assert not app.states
     assert (found.status, found.error["code"]) == (421, "misdirected_request")
-    assert found.error["message"].startswith(f"the Host is {host!r}, and a server without keys ")
+    assert found.error["message"].startswith(f"the Host is {host!r}, but a server without keys ")
 
 
 def test_balancers_ask_without_naming_a_host():

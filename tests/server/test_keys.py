@@ -182,7 +182,7 @@ def damaged(*place: str, to: object) -> str:
         (damaged("keys", "zz", to={}), "keys.zz: String should match pattern"),
         (damaged("keys", _ID, "sha256", to="00"), f"keys.{_ID}.sha256: String should match pattern"),
         (damaged("keys", _ID, "admin", to="yes"), f"keys.{_ID}.admin: Input should be a valid boolean"),
-        (damaged("keys", _ID, "tenant", to="who"), f"keys.{_ID} is of the tenant 'who', who is not there"),
+        (damaged("keys", _ID, "tenant", to="who"), f"keys.{_ID} is of the tenant 'who', which does not exist"),
         (damaged("tenants", "a b", to={}), "tenants.a b: String should match pattern"),
         (damaged("tenants", "acme", "salt", to=""), "tenants.acme.salt: String should match pattern"),
         (damaged("tenants", "acme", "limits", to=5), "tenants.acme.limits: limits are an object"),

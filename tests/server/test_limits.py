@@ -209,7 +209,7 @@ def test_requests_side_by_side_use_what_there_is_and_one_request_more():
     assert len(running) == 2, "the first leaves 100 tokens, and the second has begun on them"
     refused = failure_of(next(one for one in found if isinstance(one, BodyError)))
     assert (refused.status, refused.code, refused.retry_after_s) == (429, "rate_limit_exceeded", 1.0)
-    assert "what is left of your 500 tokens a minute is reserved for your requests" in refused.message
+    assert "your running requests have reserved the rest of your 500 tokens a minute" in refused.message
     assert meter.headers(who)["x-ratelimit-remaining-tokens"] == "0"
 
 
@@ -312,7 +312,7 @@ def test_a_refused_request_uses_nothing():
     meter, who = Meter(clock), tenant(requests_per_minute=2, max_concurrent=1)
     begun = begin(meter, who)
     assert not isinstance(begun, BodyError)
-    assert "as many of your requests are running as may, 1;" in str(refusal(meter, who))
+    assert "your key allows 1 answers at the same time, and all are running;" in str(refusal(meter, who))
     end(begun[0])
     admitted(meter, who)
     assert meter.headers(who)["x-ratelimit-remaining-requests"] == "0"

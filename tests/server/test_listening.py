@@ -223,7 +223,7 @@ def test_tls_files_that_are_wrong(pem, tmp_path):
         ((tmp_path / "text", key), "--ssl-certfile and --ssl-keyfile: cannot be used ("),
         ((pem / "locked.pem", pem / "locked.key"), "--ssl-keyfile: the key is encrypted; give one without a password"),
         ((server, key, tmp_path / "text"), "--ssl-ca-certs: cannot be used ("),
-        ((server, key, None, 2), "--ssl-cert-reqs is 2, and nobody is known who signs certificates; give --ssl-ca"),
+        ((server, key, None, 2), "--ssl-cert-reqs is 2, which needs certificate authorities; give --ssl-ca"),
         ((server, key, None, 3), "--ssl-cert-reqs is 3; use 0 (none), 1 (optional) or 2 (required)"),
     ):
         with pytest.raises(ParameterError) as caught:

@@ -186,7 +186,7 @@ def test_over_http(site):
     status, error = site.refusal(CHAT, {**body, "reasoning_effort": "high"})
     assert (status, error["param"]) == (400, "reasoning_effort")
     assert error["message"] == (
-        'reasoning_effort is \'high\', and this model\'s chat template knows no such thing; write "none" or "medium", '
+        'reasoning_effort is \'high\', but this model\'s chat template does not support it; write "none" or "medium", '
         "or leave it out"
     )
 

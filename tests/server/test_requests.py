@@ -79,7 +79,7 @@ def test_the_longest_answer_of_a_tenant(keyed, field):
     messages = [{"role": "user", "content": "Hello"}]
     status, answer = ask(keyed, "short", CHAT, messages=messages, **{field: 5})
     assert (status, answer["error"]["code"]) == (403, "max_tokens_not_allowed")
-    assert answer["error"]["message"] == "max_tokens is 5 and your key allows 4; ask for fewer"
+    assert answer["error"]["message"] == "max_tokens is 5, but your key allows 4; ask for fewer"
     assert ask(keyed, "short", CHAT, messages=messages, **{field: 4})[0] == 200
     status, answer = ask(keyed, "short", CHAT, messages=messages)
     assert (status, answer["usage"]["completion_tokens"]) == (200, 4)

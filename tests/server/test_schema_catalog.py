@@ -161,7 +161,7 @@ def test_limits_are_of_each_owner_and_count_what_is_there():
         assert (caught.value.status, caught.value.code) == (403, "schema_limit")
         await create(registry, salt="b")
         second = await create(registry, source("t"), salt="a")
-        with pytest.raises(BodyError, match="you have 2 schemas, as many as may be"):
+        with pytest.raises(BodyError, match="you have 2 schemas, which is the limit"):
             await create(registry, source("u", ""), salt="a")
         with pytest.raises(BodyError, match="schemas of"):
             await registry.replace(first, source(text="Some text of more"), reuse=None, positions=None, if_match=None)

@@ -212,7 +212,7 @@ class TestWrong:
     def test_nothing_on_the_servers_disk_is_read(self, client, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         Path("here.txt").write_text("canary")
-        sentence = "src names a file, and a server reads none for a request; put the text into the module"
+        sentence = "src names a file, but the server reads no files for requests; put the text into the module"
         for src in ("here.txt", "./here.txt", str(tmp_path / "here.txt"), "../x", "/etc/passwd", ""):
             pml = f'<schema name="x"><module name="a" src="{src}"/></schema>'
             for body in ({"pml": pml}, {"schema": {"name": "x", "content": [{"module": "a", "src": src}]}}):

@@ -145,7 +145,7 @@ def test_a_model_that_cannot_answer_ends_it():
     [
         (
             {"reuse": "anchored", "max_reuse": "exact"},
-            "reuse is 'anchored' and max_reuse is 'exact', so that",
+            "reuse is 'anchored' and max_reuse is 'exact', which",
         ),
         ({"reuse": "some"}, "reuse is 'some'; use one of"),
         ({"max_reuse": "anchored"}, "max_reuse is 'anchored'; use one of off, exact, auto, modular"),

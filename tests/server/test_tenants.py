@@ -177,7 +177,7 @@ def test_a_broken_file_changes_nothing_and_is_said_once(path: Path, key: str, ho
             assert known(tenants, key)
         errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
         assert len(errors) == 1
-        assert errors[0].startswith(f"the keys stay as they were: {path}: ")
+        assert errors[0].startswith(f"the keys file has changed and cannot be used; the old keys stay valid: {path}: ")
         path.write_bytes(good)
         path.chmod(0o600)
         revoke(path, key)

@@ -109,7 +109,7 @@ def test_not_ready_while_no_prompt_is_begun(llm, monkeypatch):
         monkeypatch.setattr(WorkPool, "stuck_s", property(lambda pool: 12.3))
         status, heads, answer = site.call("GET", "/ready")
         assert (status, answer["error"]["code"], heads["retry-after"]) == (503, "not_ready", "10")
-        assert answer["error"]["message"].startswith("no prompt has been begun for 12 seconds and some wait")
+        assert answer["error"]["message"].startswith("no waiting prompt has started for 12 seconds")
         monkeypatch.setattr(WorkPool, "stuck_s", property(lambda pool: 9.0))
         assert site.call("GET", "/ready")[0] == 200
 

@@ -1,6 +1,5 @@
-"""From bodies of requests to calls, and from outputs to bodies of responses, without HTTP.
+"""Translates request bodies into calls, and outputs into response bodies, without HTTP.
 
-call: a request for answers, in no API's words. failures: what went wrong, likewise. values: what bodies may hold.
-tools: how models write calls of tools; reasoning: what they think. dialect: what an API puts around these, and which
-one speaks at which path; openai: OpenAI's.
+``call`` and ``failures`` are independent of the API. ``values`` checks JSON values. ``tools`` and ``reasoning`` parse
+the formats of models. ``dialect`` is the interface of an API, and ``openai`` is the one dialect.
 """

@@ -1,4 +1,4 @@
-"""Requests for answers, whichever dialect they come in: where they are sent, and one as a model takes it."""
+"""A request for answers in a form that is independent of the dialect, and the routes that take such requests."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from inlay.sampling.params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class AnswerRoute:
-    """A path that takes requests for answers, and what the OpenAPI document says of it.
+    """A path that takes requests for answers, with its description for the OpenAPI document.
 
-    Arguments:
-        path: where they are POSTed.
-        name: of the operation, in words of a function's name. summary: what it does, in a sentence.
-        body, error: the names of two of the dialect's ``components``: of a request, and of what went wrong.
-        answer: the JSON Schema of a whole answer.
+    Args:
+        path: the path to POST to.
+        name: the name of the operation, like a function's name.
+        summary: one sentence that describes it.
+        body: the dialect's component for the request body.
+        error: the dialect's component for an error.
+        answer: the JSON Schema of a complete answer.
     """
 
     path: str
@@ -35,24 +37,26 @@ class AnswerRoute:
 class Call:
     """One request for answers.
 
-    Arguments:
-        endpoint: the path that it was sent to; the answer has that path's form.
-        model: the model that it asks for, or None.
-        prompts: as ``LLM.generate`` takes them; one, but for completions of several. Each gets ``params.n`` answers.
-        params: how tokens are chosen; ``seed`` is None where the request brings none.
-        said_max_tokens: whether the request says how many tokens an answer may have.
-        reuse, positions: its policy; None for the engine's defaults. order: "any" where modules that are neighbours may
-            change places; None for the order of the prompts.
-        priority: who goes first where not all can run; a lower one does.
-        stream: whether the answer is wanted piece by piece. include_usage: whether its end is to tell the usage;
-            running_usage: and every piece what it is so far.
-        tools: how its answers call tools; None where they cannot.
-        echo: whether answers begin with their prompt. scores: how many alternatives to tell for every token of the
-            prompt; None for nothing.
-        reasoning: how its answers reason; None where they do not.
-        keep_marked_alone: whether what stands behind the last marked part is neither kept for others nor found.
-        structure_field: the field that says which form the answer has.
-        ignored: the fields that the request has and that mean nothing here; the sender is told of them.
+    Args:
+        endpoint: the path of the request, which decides the form of the answer.
+        model: the requested model, or None.
+        prompts: as ``LLM.generate`` takes them. Only completions may have several. Each gets ``params.n`` answers.
+        params: the sampling parameters; ``seed`` is None if the request has none.
+        said_max_tokens: the request sets the most tokens of an answer.
+        reuse: the reuse policy; None for the default.
+        positions: the positions of modules; None for the engine's default.
+        priority: lower values run first if not all requests can run.
+        stream: send the answer in pieces.
+        include_usage: send the usage at the end of the stream.
+        running_usage: send the usage so far with every piece.
+        tools: the use of tools in its answers; None for no tools.
+        echo: answers start with their prompt.
+        scores: the number of alternatives to return for every prompt token; None for no scores.
+        reasoning: the form of reasoning in its answers; None for no reasoning.
+        keep_marked_alone: text after the last marked part is neither stored nor looked up in the cache.
+        structure_field: the field that constrains the form of the answer.
+        ignored: the ignored fields of the request, which the response names.
+        order: "any" if neighboring modules may change places; None to keep the order.
     """
 
     endpoint: str
@@ -77,13 +81,14 @@ class Call:
 
     @property
     def answers(self) -> int:
-        """How many answers it asks for: every prompt gets ``params.n``."""
+        """The number of answers: every prompt gets ``params.n``."""
         return len(self.prompts) * self.params.n
 
 
 def system_fingerprint(fingerprint: bytes) -> str:
-    """What answers call the weights that they came from, and how these are kept.
+    """Return OpenAI's system fingerprint, which identifies the weights of an answer and their format.
 
-    fingerprint: ``LoadedModel.fingerprint``.
+    Args:
+        fingerprint: from ``LoadedModel.fingerprint``.
     """
     return f"fp_{fingerprint.hex()[:10]}"

@@ -1,7 +1,7 @@
-"""What one API puts around the neutral call: its paths, and how it writes requests, answers and failures. No HTTP.
+"""The interface of a dialect: its routes, and its form of requests, answers and failures. It has no HTTP.
 
-A new dialect is a package beside ``openai`` with an object of this kind, and one more in DIALECTS; the server makes its
-routes and its part of the OpenAPI document of what is said here.
+A new dialect is a package beside ``openai`` with such an object, added to DIALECTS. The server creates its routes and
+its part of the OpenAPI document from that object.
 """
 
 from __future__ import annotations
@@ -19,28 +19,32 @@ from inlay.types import RequestOutput
 
 
 class AnswerStream(Protocol):
-    """The server-sent events of one response, as text; each ends with its empty line."""
+    """The server-sent events of one response, as text. Each ends with its empty line."""
 
     def update(self, number: int, output: RequestOutput) -> Iterable[str]:
-        """The events that say what is new in the answers to the call's prompt of this number."""
+        """Return the events for new output of the call's prompt with this number."""
 
     def end(self) -> Iterable[str]:
-        """The events behind the last choice's last one."""
+        """Return the events after the last choice has ended."""
 
     def fail(self, failure: Failure) -> Iterable[str]:
-        """The events that end the stream before its time."""
+        """Return the events that end the stream with a failure."""
 
 
 class Dialect(Protocol):
-    """One API's way to write requests, answers and failures. routes: where its requests for answers are sent."""
+    """The request, answer and failure format of one API. ``routes`` are its paths for requests."""
 
     routes: tuple[AnswerRoute, ...]
 
     def components(self, names: Sequence[str]) -> dict[str, Any]:
-        """The schemas that its routes name, by name, as an OpenAPI document has them. names: of the served model."""
+        """Return the schemas of its routes, by name, for an OpenAPI document.
+
+        Args:
+            names: of the served model.
+        """
 
     def read(self, raw: Any, endpoint: str) -> Any:
-        """The checked body of a request. endpoint: its path. Raises BodyError, which names every problem."""
+        """Check and return the body of a request to this path. Raises BodyError, which names every problem."""
 
     def translate(
         self,
@@ -51,10 +55,18 @@ class Dialect(Protocol):
         reasoning: ModelReasoning | None = None,
         defaults: Mapping[str, Any] = MappingProxyType({}),
     ) -> Call:
-        """A checked body as a call. Raises BodyError, and PMLError for a prompt of a schema that cannot be read.
+        """Translate a checked body into a call.
 
-        default_max_tokens: for requests that don't say. tools, reasoning: what the model does with these.
-        defaults: ``llm.sampling_defaults``, for fields of SamplingParams that the body does not say.
+        Args:
+            body: the result of ``read``.
+            default_max_tokens: for requests without max_tokens.
+            tools: the model's format of tool calls; None for a model without tools.
+            reasoning: the model's format of reasoning.
+            defaults: ``llm.sampling_defaults``, for SamplingParams that the body does not set.
+
+        Raises:
+            BodyError: the body is invalid.
+            PMLError: a prompt of a schema cannot be parsed.
         """
 
     def respond(
@@ -67,19 +79,24 @@ class Dialect(Protocol):
         model: str,
         fingerprint: str | None = None,
     ) -> dict[str, Any]:
-        """The body of a whole response.
+        """Return the body of a complete response.
 
-        outputs: one for each of the call's prompts, finished. name: what tells this response from others.
-        created: seconds since 1970. model: what it is called. fingerprint: see ``system_fingerprint``.
+        Args:
+            call: the request.
+            outputs: the finished output of each prompt.
+            name: the unique id of the response.
+            created: seconds since 1970.
+            model: the model's name.
+            fingerprint: see ``system_fingerprint``.
         """
 
     def stream(
         self, call: Call, *, name: str, created: int, model: str, fingerprint: str | None = None
     ) -> AnswerStream:
-        """The events of a streamed response; for the arguments, see ``respond``."""
+        """Return the events of a streamed response. For the arguments, see ``respond``."""
 
     def error_body(self, failure: Failure) -> dict[str, Any]:
-        """The body of a response that says what went wrong."""
+        """Return the body of an error response."""
 
 
 OPENAI: Dialect = OpenAI()
@@ -88,5 +105,5 @@ DIALECTS: tuple[Dialect, ...] = (OPENAI,)
 
 
 def dialect_of(path: str) -> Dialect:
-    """The dialect of a path; OpenAI's where no dialect has such a route."""
+    """Return the dialect of a path; OpenAI's for an unknown path."""
     return next((one for one in DIALECTS if any(route.path == path for route in one.routes)), OPENAI)

@@ -1,6 +1,6 @@
-"""What went wrong with a request, in no API's words: each dialect writes its own error objects of it.
+"""Failures of requests in a form that is independent of the dialect. Each dialect writes its own error objects.
 
-Errors of the rest of the package become failures here, with the status that HTTP has for them.
+It maps the package's errors to failures with an HTTP status.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from inlay.errors import (
 )
 from inlay.wording import clip
 
-MAX_PROBLEMS = 20  # that one error names
+MAX_PROBLEMS = 20  # in one error
 
-MAX_NAME = 100  # characters of a name that came from a client, as errors repeat it
-_MESSAGE = 6_000  # of what one error says, whatever it is made of
-_QUEUE_RETRY_S = 1.0  # a place in the line is free again as soon as any request ends
+MAX_NAME = 100  # characters of a client's name in an error
+_MESSAGE = 6_000  # characters of one error's message
+_QUEUE_RETRY_S = 1.0  # a slot in the queue is free as soon as any request ends
 
-#: In this order: the first class that fits decides. status, code, when to try again in seconds.
+#: The first matching class decides: status, code, seconds until a retry.
 _KINDS: tuple[tuple[type[InlayError], int, str | None, float | None], ...] = (
     (ContextError, 400, "context_length_exceeded", None),
     (PMLError, 400, "invalid_prompt", None),
@@ -41,16 +41,20 @@ _KINDS: tuple[tuple[type[InlayError], int, str | None, float | None], ...] = (
     (AbortedError, 499, "aborted", None),
     (EngineDeadError, 503, "engine_dead", None),
     (DeviceMemoryError, 507, "device_memory_exceeded", None),
-    (CapacityError, 400, "kv_memory_exceeded", None),  # however idle the server is: who asks has to ask for less
+    (CapacityError, 400, "kv_memory_exceeded", None),  # a retry never helps, so the request must be smaller
     (InlayError, 500, None, None),
 )
 
 
 class BodyError(ParameterError):
-    """A request is not answered, and why.
+    """A request is refused.
 
-    param: the field that is wrong, shortened where its name is long. code: the kind of mistake. status: that of HTTP.
-    retry_after_s: when to send the same request again, where that may help.
+    Args:
+        message: the reason and the remedy.
+        param: the invalid field. A long name is shortened.
+        code: the kind of error.
+        status: the HTTP status.
+        retry_after_s: seconds until the same request may succeed; None if a retry does not help.
     """
 
     def __init__(
@@ -70,7 +74,7 @@ class BodyError(ParameterError):
 
 
 class FailureKind(StrEnum):
-    """Whose fault a failure is, by its status."""
+    """The side that caused a failure, derived from its status."""
 
     INVALID_REQUEST = "invalid_request_error"
     RATE_LIMIT = "rate_limit_error"
@@ -79,10 +83,15 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What the sender of a request is told instead of an answer.
+    """A failure, as the client receives it.
 
-    status: that of HTTP. message: one sentence, on one line. param: the field that is wrong. code: the kind of mistake.
-    retry_after_s: when to try again, in seconds; None where that won't help. problems: all that is wrong with a text.
+    Args:
+        status: the HTTP status.
+        message: one sentence on one line.
+        param: the invalid field.
+        code: the kind of error.
+        retry_after_s: seconds until a retry; None if it does not help.
+        problems: all problems of a text.
     """
 
     status: int
@@ -94,23 +103,23 @@ class Failure:
 
     @property
     def kind(self) -> FailureKind:
-        """Whose fault it is."""
+        """The side that caused it."""
         if self.status == 429:
             return FailureKind.RATE_LIMIT
         return FailureKind.SERVER if self.status >= 499 else FailureKind.INVALID_REQUEST
 
     @property
     def name(self) -> str:
-        """What logs and metrics call it: its code, else its kind."""
+        """Its name in logs and metrics: the code, else the kind."""
         return self.code or self.kind.value
 
 
-#: What is said of a fault of the server's own; its log says more.
-INTERNAL_ERROR = Failure(500, "the server failed at this; its log says why", code="internal_error")
+#: The answer to a server fault. The details are in the server's log.
+INTERNAL_ERROR = Failure(500, "the server failed at this request; its log says why", code="internal_error")
 
 
 def failure_of(error: InlayError) -> Failure:
-    """What to tell the sender of a request that ended so."""
+    """Return the failure for a request that ended with this error."""
     message = "; ".join(clip(str(error), _MESSAGE).splitlines())
     if isinstance(error, BodyError):
         return Failure(error.status, message, error.param, error.code, error.retry_after_s)

@@ -1,4 +1,4 @@
-"""Answers that no grammar can hold: the engine's error in the words of the request."""
+"""Translates the engine's error for an impossible grammar into the request's terms."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from inlay.sampling.json_schemas import place_of
 
 
 def structure_failure(call: Call, error: StructureError) -> BodyError:
-    """The error for the sender of a request: it names the field and the place in its schema."""
+    """Return the error for the client. It names the field and the place in its schema."""
     if not error.reason:  # it came from another process
         return BodyError(str(error).rstrip("."), param=call.structure_field)
     if call.tools is not None and call.tools.held and call.params.structured_outputs is not None:

@@ -1,7 +1,7 @@
-"""Values of JSON in bodies: what no tokenizer, template or grammar takes.
+"""Checks of JSON values in bodies for values that no tokenizer, template or grammar accepts.
 
-What looks into lists does so a piece at a time, and asks for the types of a whole piece at once: a body may hold a
-million token ids, and other threads get their turn between two pieces.
+The checks process lists in pieces, and compare the types of a whole piece at once. A body may hold a million token ids,
+and other threads can run between two pieces.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Any
 from inlay.api.failures import MAX_NAME, BodyError
 from inlay.wording import clip, lone_surrogate
 
-MAX_NESTING = 128  # lists and objects inside each other, the body's own counted
+MAX_NESTING = 128  # lists and objects, with the body's own
 
-MAX_FIELDS = 256  # of a body, and of each object in it whose fields are known
+MAX_FIELDS = 256  # of a body, and of each object in it with known fields
 
-_PIECE = 2**15  # members of a list that are looked at together
+_PIECE = 2**15  # members of a list that are checked together
 
 
 def all_of(kind: type, values: Sequence[Any]) -> bool:
-    """Whether all are of this very type. Looks no further than the piece with the first that is not."""
+    """True if all values have exactly this type. Stops after the first piece with another type."""
     return all(kinds == {kind} for kinds in map(_kinds, _pieces(values)))
 
 
 def walk(value: Any) -> Iterator[tuple[int, Sequence[Any]]]:
-    """All that a value holds, a piece of a list or object at a time, with its depth; keys of objects are in it too."""
+    """Yield the depth and members of every list and object in a value, in pieces. Keys of objects are included."""
     level, depth = [[value]], 1
     while level:
         inside: list[Any] = []
@@ -40,9 +40,12 @@ def walk(value: Any) -> Iterator[tuple[int, Sequence[Any]]]:
 
 
 def check_values(name: str, value: Any, most: int | None = None) -> None:
-    """Raises BodyError for lone surrogates, for NaN and Infinity, and for what nests too deeply in a field.
+    """Raise BodyError for lone surrogates, NaN, Infinity, or too deep nesting in a field.
 
-    most: how many values the field may hold; None for any number.
+    Args:
+        name: the field's name.
+        value: its value.
+        most: the most values that the field may hold; None for no limit.
     """
     if problem := lone_surrogate(name):
         raise BodyError(f"the name of a field holds {problem}")
@@ -56,7 +59,7 @@ def check_values(name: str, value: Any, most: int | None = None) -> None:
         if problem := _half_character(piece):
             raise BodyError(f"{said} holds {problem}", param=name)
         if float in _kinds(piece) and not all(math.isfinite(one) for one in piece if isinstance(one, float)):
-            raise BodyError(f"{said} holds NaN or Infinity, which are no values of JSON; write a number", param=name)
+            raise BodyError(f"{said} holds NaN or Infinity, which are not JSON values; write a number", param=name)
 
 
 def _half_character(piece: Sequence[Any]) -> str | None:

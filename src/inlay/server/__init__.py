@@ -1,1 +1,1 @@
-"""`inlay serve`: the HTTP server, a file a concern."""
+"""The HTTP server of `inlay serve`."""

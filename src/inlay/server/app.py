@@ -1,4 +1,4 @@
-"""The application: middlewares, routes and handlers of errors around one service, and what it says of itself."""
+"""The FastAPI application around one service, with the health probes and the model list."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _TOLD_TO_PAGES = (
 )
 _RETRY_S = 1.0
 
-#: Whether the server lives, whether it answers, what it is, and which model it serves.
+#: Routes for the health probes, the version and the list of models.
 router = APIRouter()
 
 
@@ -58,17 +58,23 @@ def build_app(
     first_schemas: Sequence[Schema] = (),
     keeper: SchemaKeeper | None = None,
 ) -> FastAPI:
-    """The server as an ASGI application; ``app.state.service`` is what its routes share.
+    """Return the server as an ASGI application. Its routes share ``app.state.service``.
 
-    first_schemas: public ones that are there from the start. keeper: where schemas outlive the server; None for
-    nowhere. Raises ParameterError for a file of keys that is wrong.
+    Args:
+        llm: the model that answers requests.
+        settings: the server's options.
+        first_schemas: public schemas that exist from the start.
+        keeper: stores schemas across restarts; None to keep them in memory only.
+
+    Raises:
+        ParameterError: the keys file is invalid.
     """
     service = Service(llm, settings, first_schemas, keeper)
     app = FastAPI(
         title="inlay",
         summary="OpenAI's API, with modules whose attention states are computed once.",
         version=inlay.__version__,
-        docs_url=None,  # these pages load scripts from elsewhere
+        docs_url=None,  # FastAPI's documentation pages load scripts from other hosts
         redoc_url=None,
         lifespan=_lifespan,
         middleware=_middlewares(service),
@@ -96,7 +102,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 def _middlewares(service: Service) -> list[Middleware]:
-    """Outermost first: who asks is settled before anything of the body is read."""
+    """Outermost first. Authentication and rate limits come before the body is read."""
     settings = service.settings
     pages = Middleware(
         CORSMiddleware,
@@ -105,7 +111,8 @@ def _middlewares(service: Service) -> list[Middleware]:
         allow_headers=["*"],
         expose_headers=_TOLD_TO_PAGES,
     )
-    anybody = settings.has_keys or settings.open_to_network or settings.uds  # pages cannot reach a socket's file
+    # web pages cannot open a Unix domain socket
+    anybody = settings.has_keys or settings.open_to_network or settings.uds
     return [
         *([Middleware(RootPathMiddleware, root_path=settings.root_path)] if settings.root_path else []),
         Middleware(RequestLogMiddleware, counts=service.metrics),
@@ -126,7 +133,7 @@ def _middlewares(service: Service) -> list[Middleware]:
 
 @router.get("/health", tags=["server"], **HEALTH)
 async def health(request: Request) -> Response:
-    """The process lives, and so does its engine."""
+    """The process and its engine are alive."""
     service: Service = request.app.state.service
     await service.llm.check_health()
     return JSONBytes({"status": "alive"})
@@ -134,7 +141,7 @@ async def health(request: Request) -> Response:
 
 @router.get("/ready", tags=["server"], **READY)
 async def ready(request: Request) -> Response:
-    """Requests are answered: the model is there, the first schemas are encoded, and the server is not stopping."""
+    """The server accepts requests: the model is loaded, first schemas are encoded, and it is not stopping."""
     service: Service = request.app.state.service
     if service.in_flight.stopping:
         raise stopping_error()
@@ -148,7 +155,7 @@ async def ready(request: Request) -> Response:
 
 @router.get("/version", tags=["server"], **VERSION)
 async def version() -> Response:
-    """Of inlay."""
+    """The version of inlay."""
     return JSONBytes({"version": inlay.__version__})
 
 
@@ -161,15 +168,17 @@ async def models(request: Request) -> Response:
 
 @router.get("/v1/models/{name:path}", tags=["models"], **MODEL)
 async def model(request: Request, name: str) -> Response:
-    """What is known of the model under one of its names, or of one of its adapters."""
+    """One model or adapter, by name."""
     service: Service = request.app.state.service
     check_name(name, service)
     return JSONBytes(_model(service, name))
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:
-    """OpenAI's model object, with vLLM's ``root``, ``parent`` and ``max_model_len``, and what requests get that do not
-    say. The parent of an adapter is its model."""
+    """Return OpenAI's model object with vLLM's ``root``, ``parent`` and ``max_model_len``, and the sampling defaults.
+
+    The parent of an adapter is its model.
+    """
     adapter = service.llm.adapters.get(name)
     return {
         "id": name,

@@ -1,6 +1,7 @@
-"""The bytes of a request's body → a value of JSON, in one parse and bounded time, or a sentence that says why not.
+"""Reads and parses request bodies, in one pass and bounded time.
 
-A middleware reads each body once, within bounds of size and time, before any route sees it.
+A middleware reads each body once, within limits of size and time, before any route sees it. An invalid body is refused
+with a sentence that says why.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from inlay.server.threads import BodyWorkers
 from inlay.strict_json import Fault, JSONError, decode, read_json
 from inlay.wording import clip
 
-MAX_CONTAINERS = 100_000  # lists and objects, as many as PML may have elements
+MAX_CONTAINERS = 100_000  # lists and objects; PML has the same limit of elements
 MAX_FIELDS = 100_000  # of all objects together
-MAX_VALUES = 2**20  # the token ids of a prompt are some
+MAX_VALUES = 2**20  # token ids of a prompt count
 
 _TOO_MANY = {Fault.SIZE: "lists and objects", Fault.FIELDS: "fields", Fault.VALUES: "values"}
 
 
 def parse_json(data: bytes | bytearray, max_nesting: int) -> Any:
-    """The value that a body holds; None for an empty body. Raises BodyError."""
+    """Return the value of a JSON body, None for an empty body. Raises BodyError."""
     if not data or data.isspace():
         return None
     try:
@@ -48,7 +49,7 @@ def parse_json(data: bytes | bytearray, max_nesting: int) -> Any:
 
 
 def decoded(data: bytes | bytearray) -> str:
-    """A body as text. Raises BodyError where it is not UTF-8."""
+    """Return a body as text. Raises BodyError if it is not UTF-8."""
     try:
         return decode(data)
     except JSONError as error:
@@ -66,7 +67,7 @@ def _sentence(error: JSONError) -> str:
         case Fault.SYNTAX:
             return f"is not JSON ({error.detail} at line {error.line}, column {error.column}); correct it"
         case Fault.CONSTANT:
-            return f"holds {error.detail}, which is no value of JSON; write a number, or leave it out"
+            return f"holds {error.detail}, which is not a JSON value; write a number, or leave it out"
         case Fault.TWICE:
             return f"gives {json.dumps(clip(error.detail))} twice in one object; keep one of them"
         case Fault.HALF:
@@ -82,27 +83,30 @@ def _sentence(error: JSONError) -> str:
 _JSON = "application/json"
 _XML = frozenset({"application/xml", "text/xml"})
 _NO_BODY = frozenset({"GET", "HEAD", "OPTIONS"})
-_BODIES_AT_ONCE = 16  # of the largest size
+_BODIES_AT_ONCE = 16  # bodies of the largest size
 _BUSY_RETRY_S = 1.0
 _MIB = 2**20
 
 
 class BodyMiddleware:
-    """ASGI middleware: the body of a request, parsed, at ``scope["state"]["body"]``; a refusal where it is no good.
+    """ASGI middleware: parses the body of a request into ``scope["state"]["body"]``, or refuses the request.
 
-    A body of JSON becomes its value, a body of XML (where its route takes that) its text, and no body None. Routes take
-    it from there, with what it had of bytes at ``scope["state"]["body_bytes"]``: these are gone, and ``receive`` goes
-    on behind them. Nobody else holds the value: a route that takes it out of the state has the only one. Best inside
-    AuthMiddleware, so that no stranger's body is read.
+    A JSON body becomes its value. An XML body, on routes that take XML, becomes its text. No body becomes None. The
+    size in bytes is in ``scope["state"]["body_bytes"]``. The raw bytes are dropped, and ``receive`` continues after
+    them. The middleware keeps no reference to the value, so a route that pops it from the state holds the only one.
+    Place it inside AuthMiddleware, so that bodies without a valid key are not read.
 
-    max_body_bytes: of one body; of all that one tenant is sending at the same time, 16 times as much.
-    max_nesting: lists and objects inside each other.
-    workers: parse what is large; None for some of its own.
-    slow_s, slow_bytes_per_s: a body may take slow_s seconds, and more as it grows, at this rate.
+    It refuses with status 400, 408 (too slow), 413 (too large), 415 (wrong type), and 429 for too many large bodies at
+    once. It refuses types that web pages may send across origins without a preflight request (text/plain, forms).
+    Otherwise a page could write to a server without keys through its visitor's browser.
 
-    Refuses with status 400, 408 (too slow), 413 (too large), 415 (of another type), and 429 where too many large bodies
-    come at the same time. A type that a web page may send anywhere without asking first (text/plain, forms) is not
-    taken: on a server without keys, a page could have the browser of its visitor write to it.
+    Args:
+        app: the next ASGI application.
+        max_body_bytes: of one body. All bodies that one tenant sends at the same time may have 16 times as much.
+        max_nesting: the most levels of lists and objects.
+        workers: parse large bodies; None creates new workers.
+        slow_s: seconds that every body may take to arrive.
+        slow_bytes_per_s: a larger body may take longer, at this rate.
     """
 
     def __init__(
@@ -121,7 +125,7 @@ class BodyMiddleware:
         self._workers = workers or BodyWorkers(_BODIES_AT_ONCE * max_body_bytes)
         self._slow_s = slow_s
         self._slow_bytes_per_s = slow_bytes_per_s
-        self._held: Counter[str] = Counter()  # by tenant: bytes of bodies that are not whole yet
+        self._held: Counter[str] = Counter()  # by tenant: bytes of bodies that are still arriving
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or route_of(scope["path"]).takes_file:
@@ -141,11 +145,11 @@ class BodyMiddleware:
         except BodyError as error:
             await failure_response(failure_of(error), scope["path"])(scope, receive, send)
             return
-        del data  # the value stays, its bytes need not while the request is answered
+        del data  # frees the raw bytes while the request is answered
         await self._app(scope, receive, send)
 
     async def _data(self, scope: Scope, receive: Receive) -> bytearray:
-        """The bytes of a body. Raises BodyError while more of it may come, and ClientDisconnect."""
+        """Return the bytes of a body. Raises BodyError while more bytes may follow, and ClientDisconnect."""
         self._check_headers(scope)
         return await self._read(receive, _tenant(scope))
 
@@ -156,7 +160,7 @@ class BodyMiddleware:
         return await self._workers.run(work, tenant=_tenant(scope), size=len(data))
 
     def _check_headers(self, scope: Scope) -> None:
-        """Refuse what can be told before the body has come."""
+        """Raise BodyError if the headers show that the body cannot be accepted."""
         method, headers = scope["method"], Headers(scope=scope)
         if method in _NO_BODY:
             raise BodyError(f"{method} takes no body; leave it out", code="unexpected_body")
@@ -174,7 +178,7 @@ class BodyMiddleware:
             raise _other_type(f"{said}; send JSON with 'Content-Type: {_JSON}'")
 
     async def _read(self, receive: Receive, tenant: str) -> bytearray:
-        """The bytes of a body, as many as may be. Raises BodyError, and ClientDisconnect."""
+        """Return the bytes of a body within the limits. Raises BodyError and ClientDisconnect."""
         data = bytearray()
         try:
             async with asyncio.timeout(self._slow_s) as timeout:
@@ -191,7 +195,7 @@ class BodyMiddleware:
             self._held[tenant] -= len(data)
 
     def _take(self, message: Message, data: bytearray, tenant: str) -> bool:
-        """Add what has come of a body; returns whether that was all."""
+        """Append a piece of a body. Returns True if it was the last one."""
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         piece = message.get("body", b"")
@@ -199,7 +203,7 @@ class BodyMiddleware:
             raise self._too_large()
         if self._held[tenant] + len(piece) > _BODIES_AT_ONCE * self._max_bytes:
             raise BodyError(
-                "you are sending as many large bodies at the same time as may be; wait for one to end",
+                "you are sending too many large bodies at the same time; wait for one to end",
                 code="too_many_bodies",
                 status=429,
                 retry_after_s=_BUSY_RETRY_S,
@@ -217,7 +221,7 @@ class BodyMiddleware:
 
 
 def _tenant(scope: Scope) -> str:
-    """The name of who asks."""
+    """The tenant's name."""
     tenant: Tenant = scope.get("state", {}).get("tenant", EVERYBODY)
     return tenant.name
 

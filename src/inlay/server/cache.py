@@ -1,4 +1,4 @@
-"""``/v1/cache``: what is stored of a tenant's segments and of public ones; see docs/store.md."""
+"""``/v1/cache``: the stored segments of a tenant, and public ones. See docs/store.md."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 router = APIRouter(prefix="/v1/cache")
 
-_SLOW_S, _SLOW_BYTES_PER_S = 30.0, 2**20 / 64  # that a file may take, and more as it grows, at this rate
+_SLOW_S, _SLOW_BYTES_PER_S = 30.0, 2**20 / 64  # seconds for every file to arrive, and the rate for larger ones
 
 Limit = Annotated[int, Query(ge=1, le=1000, description="how many to list")]
 
 
 @router.get("", responses=RESPONSES)
 async def stats(request: Request) -> Response:
-    """How full the pool and the tiers below it are, of all tenants together; and what is pinned.
+    """The usage of the pool and the tiers below it, for all tenants together, and the pinned bytes.
 
-    A folder may hold segments of other models: they count in its ``all_models`` alone.
+    A folder may hold segments of other models. Only its ``all_models`` counts them.
     """
     service, tenant = _asking(request)
     async with service.meter.request(tenant, tokens=False):
@@ -63,7 +63,7 @@ async def segments(request: Request, limit: Limit = 100, after: str = "") -> Res
 
 @router.get("/segments/{key}", responses=RESPONSES)
 async def one_segment(request: Request, key: str) -> Response:
-    """All that is known of one, its token ids too."""
+    """One segment in detail, with its token ids."""
     service, tenant = _asking(request)
     async with service.meter.request(tenant, tokens=False):
         found = await service.cache.find(key, tenant)
@@ -88,7 +88,7 @@ async def evict(request: Request, key: str) -> Response:
 
 @router.delete("/segments", responses=RESPONSES)
 async def evict_all(request: Request) -> Response:
-    """Evict all that is the tenant's own, also text that no list shows; an admin evicts what is public, too."""
+    """Evict all segments of the tenant, and text that no list shows. An admin also evicts public segments."""
     service, tenant = _asking(request)
     async with service.meter.request(tenant, tokens=False):
         gone = await service.cache.evict_all(tenant)
@@ -128,7 +128,7 @@ async def file(request: Request, key: str) -> Response:
 
 @router.post("/verify", openapi_extra=NO_BODY, responses=RESPONSES)
 async def verify(request: Request) -> Response:
-    """Read every file of the store, everybody's."""
+    """Check every file of the store, for all tenants."""
     service, tenant = _asking(request)
     _check_admin(tenant, "read every file of the store")
     async with service.meter.request(tenant, tokens=False):
@@ -138,7 +138,7 @@ async def verify(request: Request) -> Response:
 
 @router.post("/files", responses=RESPONSES)
 async def take(request: Request) -> Response:
-    """Take the file of a segment, as the body, into the store."""
+    """Add a segment's file, sent as the body, to the store."""
     service: Service = request.app.state.service
     tenant: Tenant = request.state.tenant
     _check_admin(tenant, "put files into the store")
@@ -155,7 +155,7 @@ async def take(request: Request) -> Response:
 
 
 async def _in_time(request: Request) -> AsyncIterator[bytes]:
-    """The pieces of a body. Raises BodyError where they come too slowly."""
+    """Yield the pieces of a body. Raises BodyError if they arrive too slowly."""
     loop = asyncio.get_running_loop()
     began, size = loop.time(), 0
     pieces = request.stream()
@@ -173,7 +173,7 @@ async def _in_time(request: Request) -> AsyncIterator[bytes]:
 
 
 def _asking(request: Request, *takes: str) -> tuple[Service, Tenant]:
-    """What the routes share, and who asks. takes: what may stand in the query."""
+    """Return the service and the tenant of a request. ``takes`` are the allowed query parameters."""
     for name in request.query_params:
         if name not in takes:
             may = f"may hold {', '.join(takes)}" if takes else "is to be empty"

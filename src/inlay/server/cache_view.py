@@ -1,8 +1,10 @@
-"""What a server's cache holds, as one tenant may see it: its own segments, and those of public schemas.
+"""The segments in a server's cache, as one tenant may see them.
 
-What a tenant has pinned it sees as well, though its schema is gone, and an admin sees all that is public in the pool.
+A tenant sees its own segments, those of public schemas, and those that it has pinned, even after their schema is gone.
+An admin also sees all public segments of the pool.
 
-Whose a segment is follows from its key, which is worked out anew with the tenant's salt: nobody else's is ever shown.
+A segment belongs to a tenant if its key can be derived with the tenant's salt. So a tenant never sees another tenant's
+segments.
 """
 
 from __future__ import annotations
@@ -31,13 +33,13 @@ from inlay.server.limits import Tenant
 from inlay.server.schema_catalog import SchemaCatalog
 from inlay.types import SegmentState
 
-PER_TURN = 200  # segments that are looked at between two steps of the engine
-_MOST_ROUNDS = 3  # in which an eviction of everything looks for segments
-_MOST_NAMED = 10  # segments that the beginning of a key is said to name, where it is to name one
+PER_TURN = 200  # segments that are looked up between two steps of the engine
+_MOST_ROUNDS = 3  # rounds in which an eviction of everything looks for segments
+_MOST_NAMED = 10  # the most segments that an error counts for an ambiguous key
 
 
 class _Seen(NamedTuple):
-    """A segment, or a form of one, that may be there: of which schema, and of which of its modules."""
+    """A possible segment or one of its encoded forms, with its schema and module."""
 
     spec: SegmentSpec
     schema: str | None = None
@@ -45,7 +47,7 @@ class _Seen(NamedTuple):
 
 
 class Evicted(NamedTuple):
-    """What an eviction of everything came to. size: bytes. left: public segments that only an admin may evict."""
+    """The result of an eviction. ``size`` is in bytes. ``left`` counts public segments that only an admin may evict."""
 
     segments: int
     tokens: int
@@ -55,10 +57,14 @@ class Evicted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredSegment:
-    """A segment that lies somewhere, or that the tenant has pinned.
+    """A stored or pinned segment.
 
-    schema, module: what it is encoded of; None for a part of a message, or where that schema is gone.
-    private: whether it is the tenant's own.
+    Args:
+        state: its place and size.
+        spec: the lossless form of its specification.
+        schema: its schema; None for a part of a message, or if the schema is gone.
+        module: its module, as above.
+        private: it is the tenant's own.
     """
 
     state: SegmentState
@@ -73,20 +79,32 @@ class StoredSegment:
 
 
 class CacheView:
-    """The cache of one server. llm: whose. schemas: those that tenants may name."""
+    """The cache of one server.
+
+    Args:
+        llm: the model.
+        schemas: the schemas that tenants can name.
+    """
 
     def __init__(self, llm: AsyncLLM, schemas: SchemaCatalog) -> None:
         self._llm = llm
         self._schemas = schemas
-        # By tenant: each goes through all that it has, on threads that others want, too.
+        # One look-up per tenant at a time, because each runs through all its segments on shared threads.
         self._looking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def segments(
         self, tenant: Tenant, *, begun: str = "", after: str = "", limit: int | None = None
     ) -> list[StoredSegment]:
-        """What a tenant may see, by key, whose keys begin so and stand behind one. Raises InlayError on a cluster.
+        """Return the segments that a tenant may see, ordered by key. It looks them up in batches until it has enough.
 
-        limit: how many at most; None for all. No more are looked at than that takes, a few at a time.
+        Args:
+            tenant: the caller.
+            begun: the hexadecimal prefix of the keys.
+            after: the last key before the first result.
+            limit: the most segments to return; None for all.
+
+        Raises:
+            InlayError: the engine is a cluster.
         """
         found: list[StoredSegment] = []
         async with self._looking[tenant.name]:
@@ -103,7 +121,7 @@ class CacheView:
         return found
 
     async def _seen(self, tenant: Tenant, begun: str, after: str) -> list[_Seen]:
-        """What may be there, in the order of keys: see ``segments``."""
+        """Return the possible segments in the order of keys. See ``segments``."""
         pool = await asyncio.wrap_future(self._llm.client.modules())
         pinned = await asyncio.wrap_future(self._llm.client.pinned(tenant.name))
         own = await self._llm.pools.schemas.run(self._own, pool, pinned, tenant, owner=tenant.salt)
@@ -116,7 +134,7 @@ class CacheView:
         return await self._llm.pools.schemas.run(in_order, owner=tenant.salt)
 
     async def find(self, begun: str, tenant: Tenant) -> StoredSegment:
-        """The one segment that a tenant may see whose key begins so. Raises BodyError."""
+        """Return the tenant's visible segment whose key has this prefix. Raises BodyError for none or several."""
         found = await self.segments(tenant, begun=begun.lower(), limit=_MOST_NAMED)
         if len(found) != 1:
             several = f"{_MOST_NAMED} or more" if len(found) == _MOST_NAMED else f"{len(found)}"
@@ -126,16 +144,16 @@ class CacheView:
         return found[0]
 
     async def evict(self, segment: StoredSegment, tenant: Tenant) -> int:
-        """Forget a segment; returns its tokens. Raises BodyError for one that is everybody's, but for an admin."""
+        """Evict a segment and return its tokens. Raises BodyError if it is public and the tenant is no admin."""
         if not segment.private and not tenant.admin:
-            message = "the segment is of a public schema, and only an admin may evict it; evict your own"
+            message = "the segment is public, and only an admin may evict it; evict your own segments"
             raise BodyError(message, code="admin_only", status=403)
         return await asyncio.wrap_future(self._llm.schemas.evict(self._request([segment.spec])))
 
     async def evict_all(self, tenant: Tenant) -> Evicted:
-        """Forget all segments that are a tenant's own, with all text of its requests; for an admin public ones, too."""
+        """Evict all segments of a tenant, and all text of its requests. An admin also evicts public ones."""
         segments = tokens = size = left = 0
-        for _ in range(_MOST_ROUNDS):  # requests that come meanwhile store more
+        for _ in range(_MOST_ROUNDS):  # requests that run meanwhile store more
             found = await self.segments(tenant)
             own = [one for one in found if one.private or tenant.admin or tenant.salt is None]
             left = len(found) - len(own)
@@ -151,17 +169,17 @@ class CacheView:
         return Evicted(segments, tokens + texts, size + texts * self._llm.client.model.bytes_per_token, left)
 
     async def pin(self, segment: StoredSegment, tenant: Tenant) -> int:
-        """Keep a segment in the pool, from when it is there; returns what the tenant's pins take. Raises PinError."""
+        """Pin a segment in the pool. Returns the bytes of all the tenant's pins. Raises PinError."""
         request, most = self._request([segment.spec]), tenant.limits.max_pinned_bytes
         return await asyncio.wrap_future(self._llm.client.pin(request, tenant.name, BY_KEY, most))
 
     async def unpin(self, segment: StoredSegment, tenant: Tenant) -> int:
-        """Let a tenant's pin of a segment go; returns what its other pins take."""
+        """Remove a tenant's pin. Returns the bytes of its other pins."""
         request = self._request([segment.spec])
         return await asyncio.wrap_future(self._llm.client.unpin(request, tenant.name, BY_KEY))
 
     def row(self, segment: StoredSegment, tenant: Tenant) -> dict[str, Any]:
-        """A segment as the API shows it in a list. How often others read what is public is nobody's to see."""
+        """Return a segment as an entry of a list. It hides the uses of public segments, made by all tenants."""
         state, alone = segment.state, segment.private or tenant.admin or tenant.salt is None
         return {
             "key": segment.key,
@@ -181,19 +199,19 @@ class CacheView:
     # The store on disk
 
     def on_disk(self) -> tuple[int, int, int] | None:
-        """How many segments, tokens and bytes of this model lie on disk; None where the engine is elsewhere."""
+        """Return the segments, tokens and bytes of this model on disk; None if the engine runs in another process."""
         if not isinstance(self._llm.client, InProcessClient):
             return None
         return self._disk().held_of(self._llm.client.model.keys.fingerprint)
 
     async def verify(self) -> tuple[int, list[str]]:
-        """Read every file, and remove those that are damaged; how many are whole, and what was wrong with others."""
+        """Read every file and remove damaged ones. Returns the number of valid files, and the problems."""
         found = await asyncio.to_thread(lambda disk: [*disk.verify_all()], self._disk())
         problems = [problem for problem in found if problem is not None]
         return len(found) - len(problems), problems
 
     def file(self, segment: StoredSegment) -> Path:
-        """Where the file of a segment lies. Raises BodyError where it has none."""
+        """Return the path of a segment's file. Raises BodyError if it has none."""
         disk = self._disk()
         if "disk" not in segment.state.tiers:
             raise BodyError("the segment has no file in the store", code="not_found", status=404)
@@ -203,10 +221,14 @@ class CacheView:
         return path
 
     async def take(self, pieces: AsyncIterator[bytes]) -> SegmentRecord:
-        """Take in a file of a segment, once it is checked.
+        """Check a segment file and add it to the store.
 
-        Raises BodyError, and OSError where the folder cannot be written. The rest of the body is read first in that
-        case: a client that is still sending might not see the answer.
+        If a write fails, the rest of the body is read first. A client that is still sending might not see the answer
+        otherwise.
+
+        Raises:
+            BodyError: the file is too large or invalid.
+            OSError: the folder cannot be written.
         """
         disk, size = self._disk(), 0
         refused: OSError | None = None
@@ -214,7 +236,9 @@ class CacheView:
             async for piece in pieces:
                 size += len(piece)
                 if size > disk.quota:
-                    message = f"the file has more than the {disk.quota:,} bytes that the store may hold"
+                    message = (
+                        f"the file has more than {disk.quota:,} bytes, the size of the store; make the store larger"
+                    )
                     raise BodyError(message, code="body_too_large", status=413)
                 if refused is None:
                     try:
@@ -226,7 +250,7 @@ class CacheView:
             try:
                 return await asyncio.to_thread(disk.adopt, draft)
             except TierMissError as miss:
-                message = f"it is no file of a segment, or is damaged: {miss}"
+                message = f"the file is not a segment, or it is damaged: {miss}"
                 raise BodyError(message, code="invalid_file") from None
 
     def _disk(self) -> DiskTier:
@@ -238,9 +262,10 @@ class CacheView:
         return found
 
     def _own(self, pool: Sequence[SegmentSpec], pinned: Sequence[SegmentSpec], tenant: Tenant) -> list[SegmentSpec]:
-        """Of the pool and below it, a tenant's segments; for an admin or without keys also those that are nobody's.
+        """Return a tenant's segments in the pool and below, and its pinned ones.
 
-        Of what it has pinned, those that are nobody's, too.
+        Public segments of the pool are included for an admin, and on a server without keys. Pinned public segments are
+        always included.
         """
         keys, salt = self._llm.client.model.keys, tenant.salt
 
@@ -259,7 +284,7 @@ class CacheView:
 def _in_order(
     named: Iterable[_Seen], forms: Callable[[SegmentSpec], Iterable[SegmentSpec]], begun: str, after: str
 ) -> list[_Seen]:
-    """These and their forms, by key, those whose keys begin so and stand behind one."""
+    """Return these segments and their forms, ordered by key, with this key prefix and after this key."""
     found = (one._replace(spec=form) for one in named for form in forms(one.spec))
     chosen = ((key, one) for one in found if (key := one.spec.key.hex()).startswith(begun) and key > after)
     return [one for _, one in sorted(chosen, key=itemgetter(0))]

@@ -1,4 +1,4 @@
-"""Requests for answers: one is read, the model's updates to its answers are merged, a response is made of them."""
+"""Answers a request: reads it, merges the model's updates for its prompts, and writes the response or the stream."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from inlay.types import RequestOutput
 
 logger = logging.getLogger(__name__)
 
-#: What ``AsyncLLM.generate`` gives.
+#: The updates of one prompt, from ``AsyncLLM.generate``.
 Outputs = AsyncGenerator[RequestOutput, None]
 
-#: Of so many tokens is heard at once where the client waits for the whole answer: one who leaves is charged up to here.
+#: Without streaming, an update arrives after this many tokens. A client that disconnects pays up to the last update.
 _COUNTED_EVERY = 16
 
-#: The header of a response that names the fields of the request that mean nothing here.
+#: The response header that names the ignored fields of the request.
 IGNORED_FIELDS = "X-Inlay-Ignored-Fields"
 
-# Of a response, roughly, in bytes: one token's text, and one token among its log-probabilities.
+# Rough sizes in a response, in bytes: the text of one token, and one token among its log-probabilities.
 _TOKEN_BYTES = 8
 _LOGPROB_BYTES = 64
 
 
 class Answer(Response):
-    """The response to one request. It is made while it is sent, in the request's own task."""
+    """The response to one request. It is produced while it is sent, in the request's own task."""
 
     def __init__(self, service: Service, endpoint: str) -> None:
         super().__init__()
@@ -75,13 +75,14 @@ class Answer(Response):
             usage.end(failure)
 
     async def _hold(self, request: ServerRequest, admission: Admission) -> ServerRequest:
-        """Take what the request needs of its tenant's limits, now that it is known. Raises BodyError."""
+        """Reserve the answers and tokens of the request in its tenant's limits. Raises BodyError."""
         service, tenant = self._service, request.tenant
         call = within_logprobs(request.call, service.llm.client.model.max_positions)
         if call.params.prompt_logprobs is not None:
             await off_loop(lambda: check_prompt_logprobs(call, service.llm, tenant))
         tokens = 0
-        if tenant.limits.tokens_per_minute is not None:  # a prompt may have a hundred thousand parts
+        # counted off the event loop, because a prompt may have 100,000 parts
+        if tenant.limits.tokens_per_minute is not None:
             tokens = await off_loop(lambda: tokens_of(call, service.llm, tenant))
         admission.hold(answers=call.answers, tokens=tokens)
         return replace(request, call=call)
@@ -89,7 +90,7 @@ class Answer(Response):
     async def _answer(
         self, request: ServerRequest, usage: RequestUsage, admission: Admission, connection: Connection
     ) -> Failure | None:
-        """Answer, whole or piece by piece; returns what ended a stream behind its first byte."""
+        """Answer the whole request or stream it. Returns the failure that ended a stream after its first byte."""
         names = [request.request_id(number) for number in range(len(request.call.prompts))]
         usage.asked(request.call.params)
         try:
@@ -147,16 +148,16 @@ class Answer(Response):
             await events.end(stream.end())
         except Exception as error:
             if not events.begun:
-                raise  # it can still have a status of its own
+                raise  # the failure can still have its own status
             failure = _failure(self._reason(error))
             if failure is INTERNAL_ERROR:
-                logger.exception("an exception that nobody expected ended a stream")
+                logger.exception("an unexpected exception ended a stream")
             await events.end(stream.fail(failure))
             return failure
         return None
 
     def _named(self, request: ServerRequest) -> dict[str, Any]:
-        """What every answer says of itself."""
+        """Return the fields that identify an answer."""
         return {
             "name": request.name,
             "created": request.created,
@@ -165,7 +166,7 @@ class Answer(Response):
         }
 
     def _reason(self, error: Exception) -> Exception:
-        """Why a request ended: where the server gave it up, that it stops."""
+        """Return the error of a request. A stopping server replaces its own abort with the stopping error."""
         stops = isinstance(error, AbortedError) and self._service.in_flight.stopping
         return stopping_error() if stops else error
 
@@ -193,13 +194,13 @@ class Answer(Response):
 
 
 def _warnings(request: ServerRequest) -> dict[str, str]:
-    """The header that names the fields of a request that were ignored."""
+    """Return the header that names the ignored fields of a request."""
     ignored = request.call.ignored
     return {IGNORED_FIELDS: ", ".join(ignored)} if ignored else {}
 
 
 def _route(path: str) -> Callable[[Request], Awaitable[Response]]:
-    """The function of a route that answers requests."""
+    """Return the handler of a route that answers requests."""
 
     async def answer(request: Request) -> Response:
         return Answer(request.app.state.service, path)
@@ -214,7 +215,7 @@ for _dialect in DIALECTS:
 
 
 async def _events(stream: AnswerStream, changed: Sequence[Update], size: int) -> Iterable[str]:
-    """The events of what is new; a client that slept may have much to hear."""
+    """Return the events of new updates. Many updates are formatted off the event loop."""
 
     def made() -> list[str]:
         return [event for number, output in changed for event in stream.update(number, output)]
@@ -223,18 +224,18 @@ async def _events(stream: AnswerStream, changed: Sequence[Update], size: int) ->
 
 
 def _response_size(request: ServerRequest, usage: RequestUsage) -> int:
-    """About how many bytes a response with all that has been said so far has."""
+    """The approximate bytes of a response with all tokens generated so far."""
     return _size(request, usage.said) + _prompts_size(request, usage.outputs)
 
 
 def _size(request: ServerRequest, tokens: int) -> int:
-    """About how many bytes of a response so many tokens make."""
+    """The approximate bytes of a response with this many tokens."""
     logprobs = request.call.params.logprobs
     return tokens * (_TOKEN_BYTES + (0 if logprobs is None else (1 + logprobs) * _LOGPROB_BYTES))
 
 
 def _prompts_size(request: ServerRequest, outputs: Sequence[RequestOutput]) -> int:
-    """About how many bytes of a response tell of prompts."""
+    """The approximate bytes of echoed prompts and prompt log-probabilities in a response."""
     call, told = request.call, request.call.params.prompt_logprobs
     times = call.params.n if call.echo else 1
     each = (_TOKEN_BYTES if call.echo else 0) + (0 if told is None else (1 + told) * _LOGPROB_BYTES)
@@ -246,10 +247,13 @@ def _failure(error: Exception) -> Failure:
 
 
 async def merge_streams(streams: Sequence[Outputs]) -> AsyncGenerator[Sequence[Update], None]:
-    """What has changed since the last time, for each prompt at most once: a reader may be slower than the model.
+    """Merge the updates of several prompts, with at most the latest update of each prompt in one batch.
 
-    streams: of ``AsyncLLM.generate``, one a prompt. Raises what ends any of them; then, and when the reader leaves, the
-    others are given up.
+    A reader may be slower than the model, so it can skip updates. An exception in one stream ends all of them. The
+    other streams are closed then, and also when the reader leaves.
+
+    Args:
+        streams: the generators of ``AsyncLLM.generate``, one per prompt.
     """
     if len(streams) == 1:
         async with aclosing(streams[0]) as outputs:

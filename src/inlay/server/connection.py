@@ -1,4 +1,4 @@
-"""One client's connection while its answer is made, and the server-sent events that are written to it."""
+"""The connection of one client during its answer, and the server-sent events on it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ logger = logging.getLogger(__name__)
 
 
 class ClientGoneError(Exception):
-    """Nobody reads the answer any more."""
+    """The client has left."""
 
 
 class Connection:
-    """A context that ends its task with ClientGoneError when the client hangs up, or leaves what was sent to it unread.
+    """A context that ends its task with ClientGoneError if the client disconnects, or leaves sent data unread.
 
-    A server that has much unsent data for a client lets ``send`` wait. Meanwhile the engine goes on, and what it says
-    is kept once, however long the client sleeps.
+    If a client reads slowly, ``send`` waits. The engine continues meanwhile, and only its latest output is kept.
 
-    scope, receive, send: of ASGI, behind the request's body.
-    slow_s: how long a client may leave data unread.
+    Args:
+        scope: the ASGI scope.
+        receive: ASGI's receive, after the request's body.
+        send: ASGI's send.
+        slow_s: seconds that a client may leave data unread.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, slow_s: float) -> None:
@@ -59,13 +61,13 @@ class Connection:
     async def send(self, message: Message) -> None:
         """ASGI's send."""
         if message["type"] == "http.response.body" and not message.get("more_body", False):
-            self._complete = True  # a server says that the client has left behind the last byte, too
+            self._complete = True  # after the last byte, servers report a disconnect too
         self._sending_since = self._loop.time()
         await self._send(message)
         self._sending_since = None
 
     async def respond(self, response: Response) -> None:
-        """Send a whole response."""
+        """Send a complete response."""
         await response(self._scope, self._receive, self.send)
 
     async def _listen(self) -> None:
@@ -74,12 +76,12 @@ class Connection:
         self._leave()
 
     def _look(self) -> None:
-        """Every now and then: has what was sent last been waiting for too long?"""
+        """Check from time to time if sent data has been unread for too long."""
         left = self._slow_s
         if self._sending_since is not None:
             left -= self._loop.time() - self._sending_since
         if left <= 0:
-            logger.warning("the client has read nothing for %g seconds; its request is given up", self._slow_s)
+            logger.warning("the client has read nothing for %g seconds; its request is aborted", self._slow_s)
             self._leave()
         else:
             self._timer = self._loop.call_later(left, self._look)
@@ -93,16 +95,18 @@ class Connection:
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # nginx would keep events until it has many
+    (b"x-accel-buffering", b"no"),  # nginx would otherwise buffer events
 ]
 
 
 class EventStream:
-    """The events of one response. It begins with the first: what fails before can still have a status of its own.
+    """The events of one response. The first event starts it, so earlier failures can have their own status.
 
-    keep_alive_s: how long it may be silent under ``kept_alive``. Then it begins, whatever comes later, with a comment,
-    which clients skip: proxies close connections on which nothing comes for long.
-    headers: of the response, beside those that all streams have.
+    Args:
+        send: ASGI's send.
+        keep_alive_s: seconds of silence under ``kept_alive`` until a comment is sent. The comment also starts the
+            response. Clients skip it, and proxies do not close the connection.
+        headers: further headers of the response.
     """
 
     def __init__(self, send: Send, keep_alive_s: float, headers: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -115,13 +119,13 @@ class EventStream:
 
     @asynccontextmanager
     async def kept_alive(self) -> AsyncIterator[None]:
-        """Send comments in every silence, until the end of the block."""
+        """Send comments during silence, until the end of the block."""
         comments = asyncio.create_task(self._comment())
         try:
             yield
         finally:
             comments.cancel()
-            await asyncio.gather(comments, return_exceptions=True)  # whoever writes next meets what it met
+            await asyncio.gather(comments, return_exceptions=True)  # the next write meets the same exception
 
     async def _comment(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -133,13 +137,13 @@ class EventStream:
                 await self._write(b": keep-alive\n\n", more=True)
 
     async def write(self, events: Iterable[str]) -> None:
-        """Send events, together."""
+        """Send some events together."""
         text = "".join(events)
         if text:
             await self._write(text.encode(errors="backslashreplace"), more=True)
 
     async def end(self, events: Iterable[str]) -> None:
-        """Send the last events, and end the response."""
+        """Send the last events and end the response."""
         *before, last = events
         await self.write(before)
         await self._write(last.encode(errors="backslashreplace"), more=False)
@@ -148,6 +152,6 @@ class EventStream:
         async with self._writing:
             if not self.begun:
                 await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
-                self.begun = True  # not before: a comment may be cancelled in here
+                self.begun = True  # set only now, because a comment may be cancelled during the send
             await self._send({"type": "http.response.body", "body": body, "more_body": more})
             self._written_at = asyncio.get_running_loop().time()

@@ -1,4 +1,4 @@
-"""``/v1/drift``: how far a tenant's answers are from full prefill, and which of them get a safer policy for that.
+"""``/v1/drift``: the measured divergence of a tenant's answers from full prefill, and the fallbacks to safer policies.
 
 See docs/reuse.md, "Shadow sampling".
 """
@@ -20,12 +20,12 @@ router = APIRouter(tags=["server"])
 
 Name = Annotated[str | None, Query(description="of this schema alone")]
 
-_DIGITS = 6  # of figures in a response
+_DIGITS = 6  # of numbers in a response
 
 
 @router.get("/v1/drift", **DRIFT)
 async def divergence(request: Request) -> Response:
-    """What is known of the tenant's own answers, by schema and policy."""
+    """The divergence of the tenant's own answers, by schema and policy."""
     service, tenant = asking(request, only=())
     async with service.meter.request(tenant, tokens=False):
         config, found = service.llm.config, service.llm.divergence(cache_salt=tenant.salt)
@@ -37,7 +37,7 @@ async def divergence(request: Request) -> Response:
 
 @router.delete("/v1/drift", **LIFTED)
 async def lift(request: Request, schema: Name = None) -> Response:
-    """Forget that, and give the tenant's requests what they ask for again."""
+    """Delete the samples, and lift the fallbacks of the tenant's requests."""
     service, tenant = asking(request, only=("schema",))
     async with service.meter.request(tenant, tokens=False):
         lifted = service.llm.lift_fallback(schema, cache_salt=tenant.salt)

@@ -1,6 +1,6 @@
-"""Failures as responses: those of routes, by handlers of errors, and those of middlewares, before a body is read.
+"""Turns errors into responses: the error handlers of routes, and refusals by middlewares before a body is read.
 
-What nobody expected is answered by logs.RequestLogMiddleware.
+logs.RequestLogMiddleware answers unexpected exceptions.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from inlay.wording import clip
 
 logger = logging.getLogger(__name__)
 
-# Sent again, these would only make the server do the same work for nothing; OpenAI's clients look at the header.
+# A retry would repeat the same work in vain. OpenAI's clients obey the header.
 _NOT_AGAIN = frozenset({504, 507})
 
 
 class JSONBytes(Response):
-    """A value of JSON, unchecked: it was made here."""
+    """A JSON response whose value is not checked, because the server made it."""
 
     media_type = "application/json"
 
@@ -41,14 +41,14 @@ class JSONBytes(Response):
 
 
 def json_bytes(value: Any) -> bytes:
-    """Compact JSON in UTF-8. Halves of characters, which a request may have held, stay escapes."""
+    """Return compact JSON in UTF-8. Lone surrogates, which a request may hold, stay escapes."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(
         errors="backslashreplace"
     )
 
 
 def failure_response(failure: Failure, path: str) -> Response:
-    """An error as a response in the path's dialect, with the headers that say what to do about it."""
+    """Return an error as a response in the path's dialect, with the headers for retries and authentication."""
     headers = {}
     if failure.retry_after_s is not None:
         headers["Retry-After"] = str(math.ceil(failure.retry_after_s))
@@ -60,12 +60,12 @@ def failure_response(failure: Failure, path: str) -> Response:
 
 
 async def handle_inlay_error(request: Request, error: Exception) -> Response:
-    """The handler of InlayError."""
+    """Handle an InlayError."""
     assert isinstance(error, InlayError)
     return failure_response(failure_of(error), request.scope["path"])
 
 
-#: What the system refuses to write, and the status of the answer. A client that has left is another OSError.
+#: Errors of failed writes → the status of the answer. Other OSErrors mean a client that has left.
 _REFUSED = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), 507),
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO), 500),
@@ -73,7 +73,7 @@ _REFUSED = {
 
 
 async def handle_refused_write(request: Request, error: Exception) -> Response:
-    """The handler of OSError, for a file that a request would have written. Raises what is none of these."""
+    """Handle an OSError from writing a request's file. Other OSErrors are raised again."""
     assert isinstance(error, OSError)
     status = _REFUSED.get(error.errno or 0)
     if status is None:
@@ -87,11 +87,11 @@ async def handle_refused_write(request: Request, error: Exception) -> Response:
 
 
 async def handle_http_exception(request: Request, error: Exception) -> Response:
-    """The handler of starlette's own errors: no such route, no such method."""
+    """Handle starlette's own errors: an unknown path or method."""
     assert isinstance(error, HTTPException)
     method, path = clip(request.method, MAX_NAME), clip(request.url.path, MAX_NAME)
     headers = dict(error.headers or {})
-    if error.status_code == 405:  # that of the first route with such a path is all that starlette knows of
+    if error.status_code == 405:  # starlette names only the methods of the first matching route
         headers["Allow"] = ", ".join(_methods(request)) or headers.get("Allow", "GET")
     sentences = {
         404: f"there is nothing at {path!r}; see docs/server.md, or /openapi.json, for what there is",
@@ -106,14 +106,14 @@ async def handle_http_exception(request: Request, error: Exception) -> Response:
 
 
 def _methods(request: Request) -> list[str]:
-    """What the path of a request takes."""
+    """Return the methods that the path of a request takes."""
     routes = [route for route in request.app.state.routes if route.matches(request.scope)[0] is not Match.NONE]
     methods = {method for route in routes for method in getattr(route, "methods", None) or ()}
     return sorted(methods | {"HEAD"} if "GET" in methods else methods)
 
 
 async def handle_validation_error(request: Request, error: Exception) -> Response:
-    """The handler of FastAPI's errors in paths and queries."""
+    """Handle FastAPI's errors in paths and queries."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     name = ".".join(map(str, first["loc"][1:])) or None
@@ -127,11 +127,11 @@ _SMALL_BYTES = 2**16
 
 
 async def refuse(error: BodyError, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer with an error while more of the body may come.
+    """Answer with an error while more of the body may follow.
 
-    A small body is thrown away, and the connection goes on. Behind any other it is closed; but not at once, which
-    would make a client that is still sending lose the answer (TCP resets the connection): a little of what comes is
-    thrown away first.
+    A small body is read and dropped, and the connection stays open. After a larger body the connection is closed. The
+    server reads a little of the body first, because an immediate close would reset the TCP connection, and a client
+    that is still sending would lose the answer.
     """
     response = failure_response(failure_of(error), scope["path"])
     if not has_body(scope) or await _small(scope, receive):
@@ -145,25 +145,25 @@ async def refuse(error: BodyError, scope: Scope, receive: Receive, send: Send) -
 
 
 def has_body(scope: Scope) -> bool:
-    """Whether a request's headers say that a body follows."""
+    """True if the headers announce a body."""
     headers = dict(scope["headers"])
     return b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
 
 
 async def _small(scope: Scope, receive: Receive) -> bool:
-    """Whether the body has a length, and a small one; it is read then, and nothing more will come."""
+    """Read and drop a small body of known length. Returns False for any other body."""
     length = dict(scope["headers"]).get(b"content-length", b"")
     small = length.isdigit() and len(length) < 10 and int(length) <= _SMALL_BYTES
     return small and await _thrown_away(receive, _SMALL_BYTES)
 
 
 async def _thrown_away(receive: Receive, most: int) -> bool:
-    """Read so much of a body, for a while, and forget it; returns whether that was its end."""
+    """Read and drop at most this many bytes of a body, for a limited time. Returns True if the body ended."""
     with suppress(TimeoutError):
         async with asyncio.timeout(_LINGER_S):
             while most >= 0:
                 message = await receive()
                 most -= len(message.get("body", b""))
-                if not message.get("more_body", False):  # neither is there any where the client has left
+                if not message.get("more_body", False):  # a client that has left sends no more either
                     return True
     return False

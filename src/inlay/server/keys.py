@@ -1,10 +1,10 @@
-"""API keys: how they are made and known again, and what a file of them says.
+"""API keys and the file that stores them.
 
-A key is ``inlay-ID-SECRET``. ID is public and finds the key's entry in one step; SECRET is 256 random bits. Nothing
-keeps a key but its owner: there is a salted SHA-256 of it. A slow hash (bcrypt, argon2) makes guessing dear where
-secrets come out of people's heads; 256 random bits are beyond guessing at any price, and every request is hashed.
+A key is ``inlay-ID-SECRET``. ID is public and finds the key's entry in one step. SECRET is 256 random bits. Only the
+owner has the key: the file holds a salted SHA-256 of it. Slow hashes (bcrypt, argon2) protect passwords that people
+choose. 256 random bits cannot be guessed, and every request computes the hash.
 
-The file of keys on disk: others cannot read it, one process at a time changes it, and no crash leaves half of it.
+Other users cannot read the file, one process at a time changes it, and a crash never leaves a partial file.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Entry(BaseModel):
 
 
 class TenantEntry(_Entry):
-    """A tenant. salt: of its cache, in hexadecimal; chosen once, so that all its keys find what any of them left."""
+    """A tenant. ``salt`` is its hexadecimal cache_salt, chosen once, so that all its keys share one cache."""
 
     salt: _Salt
     limits: Annotated[Limits, BeforeValidator(_as_limits)] = NO_LIMITS
@@ -64,7 +64,15 @@ class TenantEntry(_Entry):
 
 
 class KeyEntry(_Entry):
-    """A key. salt, sha256: of its hash, in hexadecimal. created: when, in UTC. admin: may change what is public."""
+    """A key of a tenant.
+
+    Args:
+        tenant: the tenant's name.
+        admin: the key may change public schemas and segments.
+        salt: of the hash, in hexadecimal.
+        sha256: the hash, in hexadecimal.
+        created: the time in UTC.
+    """
 
     tenant: str
     admin: bool
@@ -74,20 +82,20 @@ class KeyEntry(_Entry):
 
 
 class KeyFile(_Entry):
-    """What a file of keys says: tenants by name, keys by id. ``version`` is that of the file's form."""
+    """The content of a keys file: tenants by name, and keys by id. ``version`` is the version of the format."""
 
     version: Literal[1]
     tenants: dict[Annotated[str, Field(pattern=_NAME)], TenantEntry] = Field(default_factory=dict)
     keys: dict[_KeyId, KeyEntry] = Field(default_factory=dict)
 
     def entry_of(self, key: str) -> KeyEntry | None:
-        """The entry of a key, None if there is none. A wrong id takes as long as a wrong secret."""
+        """Return the entry of a key; None if there is none. A wrong id takes as long as a wrong secret."""
         entry = self.keys.get(key.removeprefix(f"{_PREFIX}-").partition("-")[0])
         salt, expected = (_NOBODYS_SALT, _NOBODYS_HASH) if entry is None else (entry.salt, entry.sha256)
         return entry if hmac.compare_digest(_hashed(key, salt), expected) else None
 
     def add(self, tenant: str, *, admin: bool = False) -> tuple[str, str]:
-        """Make a key for a tenant, and the tenant if there is none of that name. Returns the key and its id."""
+        """Create a key for a tenant, and the tenant if it is new. Returns the key and its id."""
         if tenant not in self.tenants:
             self.tenants[tenant] = TenantEntry(salt=secrets.token_hex(_SALT_BYTES))
         key_id = secrets.token_hex(_ID_BYTES)
@@ -100,11 +108,9 @@ class KeyFile(_Entry):
 
 
 def check_tenant(name: str) -> str:
-    """Return a name that a tenant may have; metrics and logs show it. Raises ParameterError."""
+    """Return a valid tenant name. Metrics and logs show it. Raises ParameterError."""
     if name == PUBLIC:
-        raise ParameterError(
-            f"the tenant is {PUBLIC!r}, as everybody is called on a server without keys; give another name"
-        )
+        raise ParameterError(f"the tenant is {PUBLIC!r}, which is reserved for servers without keys; give another name")
     if not re.fullmatch(_NAME, name):
         raise ParameterError(
             f"the tenant is {name!r:.80}; write 1 to 64 letters, digits, dots, dashes and underscores, the first a "
@@ -123,7 +129,7 @@ _RESTORE = "correct it, or put a copy in its place"
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What tells one state of a file from the next without reading it."""
+    """Identifies one state of a file without reading it."""
 
     inode: int
     size: int
@@ -136,9 +142,9 @@ class Stamp:
 
 
 def read_keys(path: Path) -> tuple[KeyFile, Stamp]:
-    """What a file of keys says, and which state of the file that is.
+    """Return the content of a keys file, and the state of the file.
 
-    Raises ParameterError where it cannot be read, others may read it, or it is damaged.
+    Raises ParameterError if it cannot be read, other users may read it, or it is damaged.
     """
     try:
         with open(path, "rb", opener=_without_waiting) as file:
@@ -158,9 +164,9 @@ def read_keys(path: Path) -> tuple[KeyFile, Stamp]:
 
 @contextmanager
 def editing(path: Path) -> Iterator[KeyFile]:
-    """What a file of keys says, to be changed; written when the block ends well. A file that is not there is empty.
+    """Give the content of a keys file to change, and write it if the block succeeds. A missing file is empty.
 
-    The folder is locked meanwhile, and not the file, which is replaced. Raises ParameterError.
+    The folder is locked meanwhile instead of the file, because the file is replaced. Raises ParameterError.
     """
     with _locked(path):
         content = read_keys(path)[0] if path.exists() else KeyFile(version=1)
@@ -182,7 +188,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # a pipe would wait for a writer
+    return os.open(path, flags | os.O_NONBLOCK)  # opening a pipe would wait for a writer
 
 
 def _check_mode(path: Path, found: os.stat_result) -> None:
@@ -201,13 +207,13 @@ def _parsed(path: Path, data: bytes) -> KeyFile:
     for key_id, key in content.keys.items():
         if key.tenant not in content.tenants:
             raise ParameterError(
-                f"{path}: keys.{key_id} is of the tenant {key.tenant!r:.80}, who is not there; {_RESTORE}"
+                f"{path}: keys.{key_id} is of the tenant {key.tenant!r:.80}, which does not exist; {_RESTORE}"
             )
     return content
 
 
 def _sentence(error: ValidationError) -> str:
-    """The first thing that is wrong and where, and how many there are."""
+    """Return the first problem, its place, and the number of further problems."""
     first, *more = error.errors(include_url=False, include_input=False)
     place = ".".join(str(part) for part in first["loc"] if part != "[key]")
     what = first["msg"].removeprefix("Value error, ")
@@ -215,8 +221,8 @@ def _sentence(error: ValidationError) -> str:
 
 
 def _write(path: Path, content: KeyFile) -> None:
-    """Put a new file in the place of the old one, in one step; a link goes on to point at it, and its owner owns it."""
-    try:  # root may edit what a server's own user reads
+    """Replace the file in one step. A symbolic link still points at it, and its owner stays the same."""
+    try:  # root may edit a file that the server's user reads
         replace_file(Path(os.path.realpath(path)), f"{content.model_dump_json(indent=2)}\n".encode(), keep_owner=True)
     except OSError as error:
         raise ParameterError(f"{path}: cannot be written ({error.strerror}); nothing has changed") from None

@@ -1,17 +1,19 @@
-"""What tenants may use of a server, which ``inlay keys`` writes down; and the meter, which admits requests within that.
+"""The limits of tenants, which ``inlay keys`` stores, and the meter that admits requests within them.
 
-The limits by the minute are token buckets: a bucket holds a minute's worth, is filled evenly, and is full at the start.
-So in any span of t seconds at most ``limit × (1 + t / 60)`` requests are admitted.
+The limits per minute are token buckets. A bucket holds a minute's worth, is full at the start, and fills evenly. So at
+most ``limit × (1 + t / 60)`` requests are admitted in any span of t seconds.
 
-Tokens are paid when they are used: a prompt's with the first news of it, an answer's as they come. What requests under
-way may still use is reserved: a request is admitted while its tenant's bucket holds more than the others have reserved.
-So a tenant that asks for one thing at a time is admitted until its bucket is empty, however much it asks for, and
-requests that run side by side use at most what the bucket held and one request more. Reservations go down as tokens are
-paid and end with their request, so an answer that stays short keeps nobody waiting behind what it could have said.
+Tokens are paid when they are used: prompt tokens with the first update of the prompt, answer tokens as they arrive. The
+tokens that a running request may still use are reserved. A request is admitted while its tenant's bucket holds more
+tokens than its other requests have reserved. So a tenant that sends one request at a time is admitted until its bucket
+is empty, whatever the size of the request. Parallel requests together use at most the content of the bucket and one
+request more. A reservation shrinks as tokens are paid, and ends with its request. So a short answer does not keep other
+requests waiting for the tokens that it never used.
 
-Every answer takes a place, so that a request of 64 prompts and 8 answers each takes 512 (``max_concurrent``). Beside
-that limit, one tenant may have as many answers under way as it leaves places free for others: half of all places where
-it is alone, a third where two do so. So there is room in the engine's line for whoever has nothing in it.
+Every answer takes a slot: a request of 64 prompts with 8 answers each takes 512 (``max_concurrent``). In addition, a
+tenant may have at most as many running answers as slots remain free for others. That is half of all slots for a single
+tenant, and a third for each of two. So a tenant without running requests always finds a free slot in the engine's
+queue.
 """
 
 from __future__ import annotations
@@ -27,20 +29,22 @@ from inlay.errors import ParameterError
 from inlay.policy import CEILINGS as CEILINGS
 
 _MINUTE_NS = 60 * 10**9
-_BUSY_RETRY_S = 1.0  # a place is free again as soon as any of the tenant's requests ends
+_BUSY_RETRY_S = 1.0  # a slot is free as soon as one of the tenant's requests ends
 
 Clock = Callable[[], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one tenant may use, all its keys together; None for no limit. Raises ParameterError.
+    """The limits of one tenant, for all its keys together. None means no limit. Raises ParameterError.
 
-    requests_per_minute, tokens_per_minute: of prompts and of answers together.
-    max_concurrent: answers at the same time; a request without answers of its own counts as one.
-    max_reuse: the most approximation that a request may ask for, a word of CEILINGS.
-    max_tokens: the most that one answer may have.
-    max_pinned_bytes: of the KV pool, that its pins may take; None for what the server lets all pins take.
+    Args:
+        requests_per_minute: requests.
+        tokens_per_minute: tokens of prompts and answers together.
+        max_concurrent: answers at the same time. A request without answers of its own counts as one.
+        max_reuse: the most approximation that a request may ask for, one of CEILINGS.
+        max_tokens: the most tokens of one answer.
+        max_pinned_bytes: bytes of the KV pool that its pins may take; None for the server's limit for all pins.
     """
 
     requests_per_minute: int | None = None
@@ -64,16 +68,19 @@ class Limits:
 
 NO_LIMITS = Limits()
 
-#: The name of everybody on a server without keys, which no tenant of keys can have.
+#: The tenant name of all callers on a server without keys. No keys file can have a tenant of this name.
 PUBLIC = "public"
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Who asks.
+    """The caller of a request.
 
-    salt: keeps the KV of its requests apart (``cache_salt``); None on a server without keys.
-    admin: whether it may change what is public.
+    Args:
+        name: the tenant's name.
+        salt: the ``cache_salt`` that keeps its KV apart; None on a server without keys.
+        limits: see Limits.
+        admin: the tenant may change public schemas.
     """
 
     name: str
@@ -82,14 +89,14 @@ class Tenant:
     admin: bool = False
 
 
-#: Everybody, on a server without keys.
+#: The tenant of every request on a server without keys.
 EVERYBODY = Tenant(PUBLIC, admin=True)
 
 
 class Bucket:
-    """Holds a minute's worth of something, and is filled evenly; may be in debt.
+    """A token bucket that holds a minute's worth and fills evenly. It may be in debt.
 
-    Whole numbers throughout, in units of which a minute's nanoseconds make one piece: nothing is lost to rounding.
+    It counts in integers, so nothing is lost to rounding: one piece is as many units as a minute has nanoseconds.
     """
 
     def __init__(self, per_minute: int, now: int) -> None:
@@ -98,7 +105,7 @@ class Bucket:
         self._at = now
 
     def holds(self, now: int) -> int:
-        """How many whole pieces it holds at a time in nanoseconds, or is short of if that is negative."""
+        """Return the whole pieces that it holds at a time in nanoseconds. A negative number is a debt."""
         return self._filled(now) // _MINUTE_NS
 
     def take(self, pieces: int, now: int) -> None:
@@ -106,11 +113,11 @@ class Bucket:
         self._units -= pieces * _MINUTE_NS
 
     def seconds_until(self, pieces: int, now: int) -> float:
-        """How long until it holds so many."""
+        """Return the seconds until it holds this many pieces."""
         return max(0, pieces * _MINUTE_NS - self._filled(now)) / self.per_minute / 1e9
 
     def resize(self, per_minute: int, now: int) -> None:
-        """Fill it at another rate from now on. What it holds, or owes, stays, as far as there is room for it."""
+        """Fill it at another rate from now on. Its content or debt stays, up to the new size."""
         self._filled(now)
         self.per_minute = per_minute
 
@@ -121,7 +128,7 @@ class Bucket:
 
 
 class Account:
-    """What one tenant has used. answers: under way. reserved: tokens that they may still use."""
+    """The usage of one tenant: its running ``answers``, and the tokens ``reserved`` for them."""
 
     def __init__(self) -> None:
         self.answers = 0
@@ -130,13 +137,13 @@ class Account:
         self.tokens: Bucket | None = None
 
     def adopt(self, limits: Limits, now: int) -> None:
-        """Go by these limits from now on; they are other ones when the file of keys has changed."""
+        """Apply these limits from now on. They differ from the old ones if the keys file has changed."""
         self.requests = _fitted(self.requests, limits.requests_per_minute, now)
         self.tokens = _fitted(self.tokens, limits.tokens_per_minute, now)
 
 
 class Admission:
-    """A request that was admitted: one answer's place, until ``hold`` says how many it asks for."""
+    """An admitted request. It has one slot until ``hold`` takes the slots of its other answers."""
 
     def __init__(self, meter: Meter, account: Account, tenant: Tenant) -> None:
         self._meter = meter
@@ -147,9 +154,10 @@ class Admission:
         self._paid = 0
 
     def hold(self, *, answers: int = 1, tokens: int = 0) -> None:
-        """Take places for all answers of the request, and reserve the tokens that it may use.
+        """Take slots for all answers of the request, and reserve the tokens that it may use.
 
-        Raises BodyError: status 429 and retry_after_s where there is no room now, 403 or 400 where there never is.
+        Raises:
+            BodyError: status 429 with retry_after_s if there is no room now; 403 or 400 if there never is.
         """
         self._meter.check_room(self._tenant, self._account, answers, answers - self._answers)
         if tokens:
@@ -160,19 +168,19 @@ class Admission:
         self._answers, self._reserved = answers, self._reserved + tokens
 
     def tokens(self, count: int) -> None:
-        """Pay for tokens that were used."""
+        """Pay for used tokens."""
         self._paid += count
         if self._account.tokens is not None:
             self._account.tokens.take(count, self._meter.clock())
         self._release(min(count, self._reserved))
 
     def used(self, total: int) -> None:
-        """Pay for what was used since the last time, now that it is so many tokens in all."""
+        """Pay for the tokens since the last call. ``total`` counts all tokens of the request so far."""
         if total > self._paid:
             self.tokens(total - self._paid)
 
     def end(self) -> None:
-        """Give back its places, and what it has reserved and did not use."""
+        """Release the slots and the unused reservation."""
         self._meter.answers -= self._answers
         self._account.answers -= self._answers
         self._release(self._reserved)
@@ -183,23 +191,29 @@ class Admission:
 
 
 class Meter:
-    """Admits requests and counts what they use. One event loop's; never awaits, so nothing happens in between.
+    """Admits requests and counts their usage. Use it from one event loop. It never awaits, so each call is atomic.
 
-    clock: nanoseconds that never go back.
-    places: how many answers may run and wait, of which every tenant has a share; None where nothing is to be shared.
+    Args:
+        clock: monotonic nanoseconds.
+        places: the number of answers that may run or wait, shared among the tenants; None for no limit.
     """
 
     def __init__(self, clock: Clock = time.monotonic_ns, *, places: int | None = None) -> None:
         self.clock = clock
-        self.answers = 0  # under way, of all tenants
+        self.answers = 0  # running answers of all tenants
         self._places = places
         self._accounts: dict[str, Account] = {}
 
     @asynccontextmanager
     async def request(self, tenant: Tenant, *, tokens: bool = True) -> AsyncIterator[Admission]:
-        """A place for one request of a tenant, given back at the end. Raises BodyError: status 429, retry_after_s.
+        """Hold a slot for one request of a tenant, until the block ends.
 
-        tokens: whether it may use some; one that uses none is admitted while they are used up.
+        Args:
+            tenant: the caller.
+            tokens: the request may use tokens. A request that uses none is admitted even if the tokens are used up.
+
+        Raises:
+            BodyError: status 429 with retry_after_s, the tenant's limit is reached.
         """
         account = self.account(tenant)
         self.check_room(tenant, account, 1, 1)
@@ -217,7 +231,7 @@ class Meter:
             admitted.end()
 
     def headers(self, tenant: Tenant) -> dict[str, str]:
-        """OpenAI's ``x-ratelimit-…`` headers for what is limited: the limit, what is left of it, when that is all."""
+        """Return OpenAI's ``x-ratelimit-…`` headers: each limit, its rest, and the time until it is full again."""
         account, now = self.account(tenant), self.clock()
         buckets = {"requests": (account.requests, 0), "tokens": (account.tokens, account.reserved)}
         headers = {}
@@ -229,7 +243,10 @@ class Meter:
         return headers
 
     def check(self, tenant: Tenant, *, tokens: bool = True) -> None:
-        """Refuse what any request would be refused for now; uses nothing. tokens: see ``request``. Raises BodyError."""
+        """Raise BodyError if any request of the tenant would be refused now. It uses nothing.
+
+        For ``tokens`` see ``request``.
+        """
         account = self.account(tenant)
         self.check_room(tenant, account, 1, 1)
         self._check_bucket("requests", account.requests)
@@ -237,25 +254,32 @@ class Meter:
             self._check_bucket("tokens", account.tokens)
 
     def check_room(self, tenant: Tenant, account: Account, answers: int, more: int) -> None:
-        """Raises BodyError where a request has no room. answers: all that it asks for. more: those without a place."""
+        """Raise BodyError if there are not enough slots for a request.
+
+        Args:
+            tenant: the caller.
+            account: the caller's usage.
+            answers: all answers of the request.
+            more: its answers that have no slot yet.
+        """
         most = tenant.limits.max_concurrent
         if most is not None and answers > most:
-            message = f"the request asks for {answers:,} answers, and your key allows {most:,} at the same time"
+            message = f"the request asks for {answers:,} answers, but your key allows {most:,} at the same time"
             raise BodyError(f"{message}; ask for fewer", param="n", code="max_concurrent_not_allowed", status=403)
         if most is not None and account.answers + more > most:
             raise _too_many(
-                f"as many of your requests are running as may, {most:,}; every answer counts, wait for one to end",
+                f"your key allows {most:,} answers at the same time, and all are running; wait for one to end",
                 _BUSY_RETRY_S,
             )
         if self._places is None:
             return
         share = max(1, self._places // 2)
         if answers > share:
-            message = f"the request asks for {answers:,} answers, and one tenant may have {share:,} at the same time"
-            raise BodyError(f"{message}; make several requests of it", param="n")
+            message = f"the request asks for {answers:,} answers, but one tenant may have {share:,} at the same time"
+            raise BodyError(f"{message}; split it into several requests", param="n")
         if account.answers + more > max(1, self._places - self.answers - more):
             raise BodyError(
-                f"{account.answers:,} of your answers run or wait, and the rest of the line is for others; "
+                f"{account.answers:,} of your answers run or wait, and the free slots are for other tenants; "
                 "wait for one to end",
                 code="queue_full",
                 status=429,
@@ -263,13 +287,13 @@ class Meter:
             )
 
     def check_tokens(self, account: Account) -> None:
-        """Raises BodyError where a request that uses tokens may not begin."""
+        """Raise BodyError if the tenant has no tokens left to start a request."""
         self._check_bucket("tokens", account.tokens)
         bucket = account.tokens
         if bucket is not None and bucket.holds(self.clock()) - account.reserved < 1:
             raise _too_many(
-                f"what is left of your {bucket.per_minute:,} tokens a minute is reserved for your requests that are "
-                "running; wait for one to end, or give them smaller max_tokens",
+                f"your running requests have reserved the rest of your {bucket.per_minute:,} tokens a minute; "
+                "wait for one to end, or give them smaller max_tokens",
                 _BUSY_RETRY_S,
             )
 
@@ -286,7 +310,10 @@ class Meter:
 
 
 def duration(seconds: float) -> str:
-    """A time as OpenAI writes it in headers: "17ms", "1.5s", "2m30s"; rounded up, so that nobody comes early."""
+    """Format a time like OpenAI's headers: "17ms", "1.5s", "2m30s".
+
+    It rounds up, so that no client retries too early.
+    """
     milliseconds = math.ceil(seconds * 1000)
     if 0 < milliseconds < 1000:
         return f"{milliseconds}ms"
@@ -296,7 +323,7 @@ def duration(seconds: float) -> str:
 
 
 def _fitted(bucket: Bucket | None, per_minute: int | None, now: int) -> Bucket | None:
-    """The bucket that a limit asks for: this one wherever there is one."""
+    """Return the bucket for a limit. It keeps an existing bucket."""
     if per_minute is None:
         return None
     if bucket is None:

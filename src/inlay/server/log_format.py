@@ -1,7 +1,7 @@
-"""How log records are written: as text for people, or as one JSON object a line for programs.
+"""The formats of log records: text for people, or one JSON object per line for programs.
 
-The text of an exception may quote a prompt. So a record shows where an exception came from and of which kind it was,
-and what it said at the level ``debug`` alone.
+The message of an exception may quote a prompt. So a record shows the place and type of an exception, and its message
+only at level ``debug``.
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ from typing import Any, TextIO
 
 from inlay.server.logs import current_line
 
-_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127)}  # so that no message can write lines of its own
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127)}  # so that no message can start a new line
 
 
 def configure(*, format: str, level: str, stream: TextIO | None = None) -> None:
-    """Write the log to a stream, stderr if none is given; in place of whatever was logged to before.
+    """Write the log to a stream, by default stderr. It replaces earlier log handlers.
 
-    format, level: as in ServerSettings, which checks them. The level is that of inlay's and of the HTTP server's own
-    records; other libraries are heard from ``warning`` on.
-    The HTTP server is to be started with ``log_config=None, access_log=False``: its records come here too, and there
-    is one line a request already.
+    The level applies to inlay's and the HTTP server's records. Other libraries log from ``warning``. Start the HTTP
+    server with ``log_config=None, access_log=False``: its records come here, and each request already has a line.
+
+    Args:
+        format: as in ServerSettings, which checks it.
+        level: as in ServerSettings.
+        stream: the output.
     """
     number = logging.getLevelNamesMapping()[level.upper()]
     handler = logging.StreamHandler(stream or sys.stderr)
@@ -37,7 +40,7 @@ def configure(*, format: str, level: str, stream: TextIO | None = None) -> None:
 
 
 class _Formatter(logging.Formatter):
-    """tell: whether to say what exceptions say."""
+    """Base of the formats. ``tell`` includes the messages of exceptions."""
 
     def __init__(self, *, tell: bool) -> None:
         super().__init__()
@@ -50,7 +53,7 @@ class _Formatter(logging.Formatter):
 
 
 class JSONFormatter(_Formatter):
-    """One JSON object a line: time, level, logger, message, request_id, then the record's own fields."""
+    """One JSON object per line: time, level, logger, message, request_id, then the record's own fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = current_line()
@@ -67,7 +70,7 @@ class JSONFormatter(_Formatter):
 
 
 class TextFormatter(_Formatter):
-    """One line a record: time, level, request id, message, then the fields that say something."""
+    """One line per record: time, level, request id, message, then the fields that have a value."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = current_line()
@@ -84,7 +87,7 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _telling(fields: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The fields that a message does not say already."""
+    """Yield the fields that the message does not already contain."""
     said = ("method", "path", "status")
     return (
         (key, value) for key, value in fields.items() if key not in said and value is not None and value is not False
@@ -98,7 +101,7 @@ def _written(value: Any) -> str:
 
 
 def _trace(error: BaseException, tell: bool) -> Iterator[str]:
-    """An exception much as Python writes it, those that led to it first."""
+    """Yield an exception in about Python's format, after the exceptions that caused it."""
     for number, each in enumerate(reversed(_chain(error))):
         if number:
             yield "and then:\n"
@@ -111,7 +114,7 @@ def _trace(error: BaseException, tell: bool) -> Iterator[str]:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """An exception, the one that led to it, and so on."""
+    """Return an exception, its cause, and so on."""
     chain = [error]
     while (earlier := chain[-1].__cause__ or _context(chain[-1])) is not None and earlier not in chain:
         chain.append(earlier)

@@ -1,7 +1,7 @@
-"""One log line for every request, and its id in every record that is made on its way: an ASGI middleware.
+"""ASGI middleware that writes one log line per request, and adds the request's id to every record made for it.
 
-A line says who asked for what, how long it took and how many tokens it was; never a prompt, an answer, a key or a
-header. Routes add what they know to ``current_line()``; ``metrics.RequestObserver`` does so for completions.
+A line has the tenant, the path, the time and the tokens of a request. It never has a prompt, an answer, a key or a
+header. Routes add their values to ``current_line()``; ``metrics.RequestObserver`` does so for completions.
 """
 
 from __future__ import annotations
@@ -31,25 +31,37 @@ _SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _SANE_CODE = re.compile(r"[a-z0-9_]{1,64}")
 _PATH_CHARACTERS = 200
 _METHOD_CHARACTERS = 16
-_ERROR_BYTES = 65_536  # of an error's body: ours are short, and others are not looked into
-_CLIENT_LEFT = 499  # what nginx writes where the client left before it had an answer
+_ERROR_BYTES = 65_536  # of an error's body; the server's own errors are short, and others are not parsed
+_CLIENT_LEFT = 499  # nginx's status for a client that left before its answer
 
 _LINE: ContextVar[Line | None] = ContextVar("inlay_request", default=None)
 
 
 def current_line() -> Line | None:
-    """The line of the request that this code runs for, to be added to; None outside of requests."""
+    """Return the line of the current request, to add values to it; None outside of requests."""
     return _LINE.get()
 
 
 @dataclass(slots=True)
 class Line:
-    """What is logged of one request, at its end; None is what it has not, or what is not known.
+    """The values of one request's log line. None means absent or unknown.
 
-    endpoint: the path of the route that answered, as in "/v1/schemas/{name}"; "unknown" if none did.
-    seconds: from the request's arrival to the end of its response. ttft_s: to its first token, in seconds.
-    finish_reasons: of its answers, in order, once they are whole. disconnected: whether the client left before that.
-    error: the code of the error that it was answered with, or that ended its stream.
+    Args:
+        request_id: the request's id.
+        method: the HTTP method.
+        path: the path of the request.
+        endpoint: the path of the route, like "/v1/schemas/{name}"; "unknown" without a route.
+        tenant: the tenant's name.
+        status: the HTTP status.
+        seconds: from the request's arrival to the end of its response.
+        ttft_s: seconds to its first token.
+        prompt_tokens: of all its prompts.
+        cached_tokens: prompt tokens from the cache.
+        module_tokens: prompt tokens from modules.
+        generated_tokens: of all its answers.
+        finish_reasons: of its answers, in order, once they are complete.
+        disconnected: the client left before the answer was complete.
+        error: the code of the error that replaced the answer or ended its stream.
     """
 
     request_id: str
@@ -69,7 +81,7 @@ class Line:
     error: str | None = None
 
     def fields(self) -> dict[str, Any]:
-        """What a log record says; times to the microsecond."""
+        """Return the fields of a log record, with times to the microsecond."""
         return {
             "tenant": self.tenant,
             "method": self.method,
@@ -88,22 +100,23 @@ class Line:
 
 
 class Counts(Protocol):
-    """Whoever counts requests; see ``metrics.Metrics``."""
+    """Counts requests; see ``metrics.Metrics``."""
 
     def http_began(self) -> None:
-        """A request has arrived."""
+        """Count a request that has arrived."""
 
     def http_ended(self, line: Line) -> None:
-        """It has been answered, or its client has left."""
+        """Count a request that was answered, or whose client has left."""
 
 
 class RequestLogMiddleware:
-    """The outermost middleware: gives every request an id, and one log line at its end.
+    """The outermost middleware: gives every request an id, and writes one log line at its end.
 
-    The id is the request's own ``X-Request-Id`` if that is a sane token, and made otherwise; the response carries it,
-    ``scope["state"]["request_id"]`` holds it, and every log record of the request bears it.
-    An exception that nobody has answered is logged and answered with INTERNAL_ERROR, which says nothing of it;
-    behind the first byte of a response it goes on to the HTTP server.
+    The id is the request's own ``X-Request-Id`` if it is well-formed, else a new one. The response and
+    ``scope["state"]["request_id"]`` have it, and every log record of the request.
+
+    An unhandled exception is logged and answered with INTERNAL_ERROR, which does not describe it. After the first byte
+    of a response, it is raised to the HTTP server.
     """
 
     def __init__(self, app: ASGIApp, counts: Counts) -> None:
@@ -129,27 +142,27 @@ class RequestLogMiddleware:
             self._counts.http_ended(line)
             level = logging.ERROR if line.status is not None and line.status >= 500 else logging.INFO
             access.log(level, "%s %s %s", line.method, line.path, line.status, extra={"fields": line.fields()})
-        _LINE.reset(token)  # not behind an exception: what the HTTP server logs of it is to bear the id
+        _LINE.reset(token)  # not after an exception, because the HTTP server's record of it needs the id
 
     async def _answer(self, scope: Scope, exchange: _Exchange) -> None:
         try:
             await self._app(scope, exchange.receive, exchange.send)
         except Exception as error:
             if exchange.left and isinstance(error, OSError):
-                return  # so the HTTP server said that the client has left
+                return  # the HTTP server raises OSError if the client has left
             exchange.line.error = INTERNAL_ERROR.code
             if exchange.line.status is not None:
-                raise  # the HTTP server logs it, and closes the connection
-            logger.exception("nobody expected this")
+                raise  # the HTTP server logs it and closes the connection
+            logger.exception("an unexpected exception ended a request")
             await failure_response(INTERNAL_ERROR, scope["path"])(scope, exchange.receive, exchange.send)
 
 
 class _Exchange:
-    """What passes between a server and an application for one request, seen by its line."""
+    """The messages between server and application for one request. It notes their values in the line."""
 
     def __init__(self, line: Line, receive: Receive, send: Send) -> None:
         self.line = line
-        self.left = False  # whether the client left before the response was complete
+        self.left = False  # True if the client left before the response was complete
         self._receive = receive
         self._send = send
         self._complete = False
@@ -177,7 +190,7 @@ class _Exchange:
             raise
 
     def close(self, scope: Scope) -> None:
-        """Note what is known at the end. A client that has its answer may leave when it likes."""
+        """Complete the line at the end. A client that has its whole answer does not count as disconnected."""
         line = self.line
         line.disconnected = line.disconnected or (self.left and line.finish_reasons is None)
         if line.status is None and line.disconnected:
@@ -194,7 +207,7 @@ def _request_id(scope: Scope) -> str:
 
 
 def _error_code(body: bytes) -> str | None:
-    """The code of the error in a body, else its type, as all dialects write them; None for any other body."""
+    """Return the code of the error in a body, else its type, in any dialect; None for other bodies."""
     if not 0 < len(body) <= _ERROR_BYTES:
         return None
     try:

@@ -1,8 +1,8 @@
-"""What is counted: every metric of the server, with its name, its labels and its buckets.
+"""All metrics of the server, with their names, labels and buckets.
 
-Names behind the prefix, labels and buckets are those of vLLM (docs/usage/metrics.md and vllm/v1/metrics there) wherever
-it has the metric, which is then sent under vLLM's prefix as well, so that its dashboards and autoscalers find it; the
-rest is inlay's own. docs/metrics.md has the table, and a test holds the two together.
+If vLLM has a metric, its name after the prefix, its labels and its buckets are the same here (docs/usage/metrics.md and
+vllm/v1/metrics in vLLM). Such a metric is also sent under vLLM's prefix, for vLLM's dashboards and autoscalers.
+docs/metrics.md has the table, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from inlay.types import DRIFT_BOUNDS, DROP_REASONS, MISS_REASONS, EngineStats, S
 PREFIX = "inlay:"
 VLLM_PREFIX = "vllm:"
 
-#: The label ``engine`` of all series: in vLLM the number of one of several, here there is one.
+#: The ``engine`` label of all series. vLLM numbers several engines; here there is one.
 ENGINE = "0"
 
-#: What vLLM has under the same name, with the same labels, meaning and buckets; counters without their ``_total``.
+#: Metrics that vLLM has with the same name, labels, meaning and buckets. Counters lack their ``_total``.
 IN_VLLM = frozenset(
     (
         "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions", "prompt_tokens",
@@ -57,21 +57,21 @@ _OVERHEAD = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0
 
 
 class Engine(Protocol):
-    """Whatever says how the engine is doing; see AsyncLLM."""
+    """A source of engine statistics; see AsyncLLM."""
 
     def stats(self) -> EngineStats:
-        """What it is doing now."""
+        """Return the current statistics."""
 
 
 def token_buckets(most: int) -> list[int]:
-    """1, 2, 5, 10, 20, 50 … up to the longest context that the model has."""
+    """Return the buckets 1, 2, 5, 10, 20, 50 … up to the longest context of the model."""
     series = (mantissa * 10**exponent for exponent in range(len(str(most))) for mantissa in (1, 2, 5))
     return [bound for bound in series if bound <= most]
 
 
 @dataclass(frozen=True, slots=True)
 class Families:
-    """All metrics that requests write to. Those without labels of their own stand ready under the model's name."""
+    """All metrics that requests write to. Metrics without labels of their own are bound to the model's name."""
 
     prompt_tokens: Counter
     generation_tokens: Counter
@@ -101,7 +101,7 @@ class Families:
     in_flight: Gauge
     source: dict[str, Counter]
     overhead: dict[str, Histogram]
-    # with labels behind the model's name
+    # with labels after the model's name
     success: Counter  # finished_reason
     requests: Counter  # endpoint, tenant, status
     tenant_tokens: Counter  # tenant, kind
@@ -114,7 +114,7 @@ def families(registry: CollectorRegistry, model: str, longest: int) -> Families:
     made = _Maker(registry, model)
     count, time, sizes = made.counter, made.histogram, partial(made.histogram, buckets=token_buckets(longest))
     success = made.labelled(Counter, "request_success", "Answers by how they ended.", "finished_reason")
-    for reason in REASONS:  # a rate needs a zero to begin with
+    for reason in REASONS:  # a rate needs a zero to start from
         success.labels(model, ENGINE, reason)
     missed = made.labelled(Counter, "module_tokens_missed", "Module tokens that were nowhere.", "reason")
     source = made.labelled(Counter, "prompt_tokens_by_source", "Prompt tokens by how their KV came about.", "source")
@@ -165,7 +165,7 @@ def families(registry: CollectorRegistry, model: str, longest: int) -> Families:
 
 
 class _Maker:
-    """Makes metrics whose first labels are the model's name and the engine."""
+    """Creates metrics whose first labels are the model's name and the engine."""
 
     def __init__(self, registry: CollectorRegistry, model: str) -> None:
         self._registry = registry
@@ -188,14 +188,14 @@ class _Maker:
         return kind(PREFIX + name, says, labelnames=names, registry=self._registry, **settings)
 
 
-_IN_PARTS = "(messages)"  # no schema is called so
+_IN_PARTS = "(messages)"  # no schema can have this name
 
-#: Why a tier did not give a segment; see kv/offload/tier.py.
+#: Reasons that a tier did not return a segment; see kv/offload/tier.py.
 STORE_MISSES = ("absent", "corrupt", "late", "failed")
 
 
 class EngineCollector(Collector):
-    """What the engine and the registry of schemas say at the moment of a scrape."""
+    """Reads the statistics of the engine and the schema registry at every scrape."""
 
     def __init__(self, engine: Engine, schemas: Sized, model: str) -> None:
         self._engine = engine
@@ -242,7 +242,7 @@ class EngineCollector(Collector):
                 yield family
 
     def _divergence(self, shadow: ShadowStats) -> Iterator[Metric]:
-        """What shadow sampling found, by schema and policy."""
+        """Yield the results of shadow sampling, by schema and policy."""
         of_all = ("model_name", "engine")
         dropped = CounterMetricFamily(
             PREFIX + "shadow_dropped", "Answers that were chosen and not compared.", labels=(*of_all, "reason")

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: what requests, the engine and the server do, and ``GET /metrics`` for an admin's key."""
+"""Prometheus metrics of requests, the engine and the server. ``GET /metrics`` serves them to admins."""
 
 from __future__ import annotations
 
@@ -29,22 +29,25 @@ from inlay.types import RequestOutput
 
 _METHODS = frozenset(("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"))
 _OTHER = "other"
-_NOBODY = "none"  # the tenant of a request that none was found for
+_NOBODY = "none"  # the tenant label of a request without a tenant
 _MOST_TENANTS = 1_000
 _MOST_REASONS = 64
 _CLIENT_LEFT = 499
 
-#: The only format that is sent: as OpenMetrics, prometheus-client writes other names (an underscore for the colon).
+#: The only format. In OpenMetrics, prometheus-client writes other names (an underscore for the colon).
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 router = APIRouter()
 
 
 class Metrics:
-    """All that is counted of one server.
+    """All metrics of one server.
 
-    engine: whose state is read at every scrape. model_name: the label of all series. longest: tokens of the model's
-    context. schemas: how many the server knows is their length.
+    Args:
+        engine: read at every scrape.
+        model_name: the label of all series.
+        longest: tokens of the model's context.
+        schemas: its length is the number of schemas on the server.
     """
 
     def __init__(self, engine: Engine, *, model_name: str, longest: int, schemas: Sized) -> None:
@@ -57,16 +60,16 @@ class Metrics:
         ProcessCollector(registry=self._registry)
 
     def register(self, collector: Collector) -> None:
-        """Send what somebody else counts, too."""
+        """Add another collector to the metrics."""
         self._registry.register(collector)
 
     def begin(self, endpoint: str, tenant: Tenant | None) -> RequestObserver:
-        """A request for answers has arrived at this path; see RequestObserver."""
+        """Return the observer of a request for answers that has arrived at this path."""
         name = _NOBODY if tenant is None else self._tenants.label(tenant.name)
         return RequestObserver(self._families, self._model, endpoint, name)
 
     def overhead(self, step: Step, seconds: float) -> None:
-        """The server itself took so long for a step of a request."""
+        """Record the seconds that the server itself took for a step of a request."""
         self._families.overhead[step].observe(seconds)
 
     def http_began(self) -> None:
@@ -74,7 +77,7 @@ class Metrics:
         self._families.in_flight.inc()
 
     def http_ended(self, line: Line) -> None:
-        """See logs.Counts. A refusal is an answer of 4xx or 503; its reason is the code of the error."""
+        """See logs.Counts. A response with 4xx or 503 counts as a refusal, with the error's code as reason."""
         self._families.in_flight.dec()
         method = line.method if line.method in _METHODS else _OTHER
         status = line.status or 0
@@ -83,15 +86,15 @@ class Metrics:
             self._families.rejected.labels(self._model, ENGINE, self._reasons.label(line.error or _OTHER)).inc()
 
     def render(self) -> bytes:
-        """All metrics in Prometheus' text format, of type CONTENT_TYPE."""
+        """Return all metrics in Prometheus' text format, of type CONTENT_TYPE."""
         return generate_latest(_Sent(self._registry))
 
 
 class RequestObserver:
-    """One request for answers, from its arrival on.
+    """Observes one request for answers, from its arrival.
 
-    Call ``asked`` when its parameters are known, ``tokens`` (or ``first_token``) whenever some arrive, and ``end``
-    once, however it ends: then it is counted, and its numbers stand in the request's log line.
+    Call ``asked`` when its parameters are known, ``tokens`` (or ``first_token``) when tokens arrive, and ``end`` once.
+    The end counts the request and writes its numbers into the request's log line.
     """
 
     def __init__(self, families: Families, model: str, endpoint: str, tenant: str) -> None:
@@ -107,21 +110,23 @@ class RequestObserver:
         self._ended = False
 
     def asked(self, params: SamplingParams) -> None:
-        """What each of its prompts is sampled with."""
+        """Record the sampling parameters of its prompts."""
         self._families.asked_answers.observe(params.n)
         if params.max_tokens is not None:
             self._families.asked_tokens.observe(params.max_tokens)
 
     def first_token(self) -> None:
-        """The first token of any of its answers is here; what follows the first call changes nothing."""
+        """Record the first token of any of its answers. Only the first call counts."""
         if self._first is None:
             self._first = time.perf_counter()
             self._families.first_token.observe(self._first - self._began)
 
     def tokens(self, count: int, steps: int = 1) -> None:
-        """So many tokens have arrived together, of all its answers; the first ones too.
+        """Record new tokens of all its answers, the first ones included.
 
-        steps: of the model, in which they came about: the time since the last ones is that of all of them.
+        Args:
+            count: the tokens that arrived together.
+            steps: the model's steps that made them. The time since the last tokens is divided among these steps.
         """
         if not count:
             return
@@ -135,10 +140,11 @@ class RequestObserver:
         self._families.generation_tokens.inc(count)
 
     def end(self, outputs: Sequence[RequestOutput] | None, failure: Failure | None) -> None:
-        """It is over; further calls change nothing, so that a ``finally`` may make one.
+        """Record the end. Further calls change nothing, so a ``finally`` block may call it.
 
-        outputs: the last of each prompt, finished or not; None if there is none. failure: what it was answered with,
-        or what ended its stream; None where all went well, and where the client left.
+        Args:
+            outputs: the latest output of each prompt, finished or not; None if there is none.
+            failure: the error that replaced the answer or ended its stream; None on success, or if the client left.
         """
         if self._ended:
             return
@@ -178,13 +184,13 @@ class RequestObserver:
             made.tenant_tokens.labels(self._model, ENGINE, self._tenant, kind).inc(tokens)
 
     def _count_said(self, outputs: Sequence[RequestOutput]) -> None:
-        """The tokens of answers: those that ``tokens`` was told of, and what came without it."""
+        """Count the tokens of answers, including those that ``tokens`` has not counted."""
         said = sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
         self._families.generation_tokens.inc(max(0, said - self._said))
         self._families.tenant_tokens.labels(self._model, ENGINE, self._tenant, "generation").inc(max(said, self._said))
 
     def _count_times(self, output: RequestOutput) -> None:
-        """A prompt whose answers are whole."""
+        """Record the times and lengths of a prompt with complete answers."""
         made, spent = self._families, output.metrics
         lengths = [len(answer.token_ids) for answer in output.outputs]
         made.prompt_length.observe(output.usage.prompt_tokens)
@@ -205,7 +211,7 @@ class RequestObserver:
             made.per_token.observe(decode / (max(lengths) - 1))
 
     def _tell(self, outputs: Sequence[RequestOutput], failure: Failure | None, whole: bool) -> None:
-        """What the log line says."""
+        """Write the numbers into the log line."""
         line = self._line
         if line is None:
             return
@@ -225,7 +231,7 @@ class RequestObserver:
 
 
 def _reasons(outputs: Sequence[RequestOutput], status: int) -> list[str]:
-    """How answers ended, in vLLM's words; nothing for a request that was refused."""
+    """Return the finish reasons in vLLM's words; none for a refused request."""
     if status == 200:
         return [str(answer.finish_reason) for output in outputs for answer in output.outputs]
     if status == _CLIENT_LEFT:
@@ -234,7 +240,7 @@ def _reasons(outputs: Sequence[RequestOutput], status: int) -> list[str]:
 
 
 class _Bounded:
-    """Keeps a label from taking more than so many values: those that come later are "other"."""
+    """Limits a label to a number of values. Later values become "other"."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -250,9 +256,9 @@ class _Bounded:
 
 
 class _Sent(Collector):
-    """A registry as it is sent: what vLLM has under its name, too, and nothing without a reader.
+    """A registry as it is sent, with a copy of vLLM's metrics under vLLM's prefix.
 
-    No dashboard reads the ``_created`` series, which would double what is sent.
+    It drops ``_created`` series, which no dashboard reads and which would double the size.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -278,8 +284,8 @@ def _vllm_name(name: str) -> str:
 
 @router.get("/metrics", include_in_schema=False)
 async def metrics(request: Request) -> Response:
-    """All metrics; with keys, for admins alone, since the series name the tenants."""
+    """All metrics. On a server with keys only admins may read them, because the series name the tenants."""
     tenant: Tenant = request.state.tenant
     if not tenant.admin:
-        raise BodyError("metrics tell of all tenants; ask with an admin's key", code="admin_only", status=403)
+        raise BodyError("metrics cover all tenants; send an admin's key", code="admin_only", status=403)
     return Response(request.app.state.service.metrics.render(), media_type=CONTENT_TYPE)

@@ -1,4 +1,4 @@
-"""A request for answers as the server takes it: read, translated, and held against what its tenant may ask for."""
+"""Reads a request for answers, translates it, and checks it against the limits of its tenant."""
 
 from __future__ import annotations
 
@@ -29,17 +29,23 @@ if TYPE_CHECKING:
     from inlay.server.usage import RequestUsage
 
 _TIMEOUT = "X-Request-Timeout"
-_MANY_NAMES = 9  # of which a message names the first ones
+_MANY_NAMES = 9  # a message with this many names lists only the first ones
 
 
 @dataclass(frozen=True, slots=True)
 class ServerRequest:
-    """What to answer, for whom, and in which bounds.
+    """A checked request, with its tenant and its deadline.
 
-    name: what tells its answer from others. created: seconds since 1970. model: what the answer calls the model.
-    adapter: the one that answers; None for the model alone.
-    reuse: the policy of its prompts. arrival: when all of it had come, on the clock of ``time.perf_counter``.
-    timeout_s: how long after that it ends in any case; None for never.
+    Args:
+        call: the request, translated from its dialect.
+        tenant: the caller.
+        name: the unique id of its answer.
+        created: seconds since 1970.
+        model: the model name to write in the answer.
+        adapter: the adapter to use; None for the model alone.
+        reuse: the reuse policy of its prompts.
+        arrival: when the whole body had arrived, on the clock of ``time.perf_counter``.
+        timeout_s: seconds after arrival until the request is aborted; None for no deadline.
     """
 
     call: Call
@@ -53,12 +59,12 @@ class ServerRequest:
     timeout_s: float | None
 
     def request_id(self, number: int) -> str:
-        """The engine's name for one of its prompts."""
+        """Return the engine's request id of one prompt."""
         return f"{self.name}-{number}"
 
 
 class TimedCall(NamedTuple):
-    """A call, and how many seconds its two steps took."""
+    """A call, with the seconds that reading and translating it took."""
 
     call: Call
     read_s: float
@@ -68,9 +74,19 @@ class TimedCall(NamedTuple):
 async def read_call(
     service: Service, endpoint: str, body: Any, *, tenant: Tenant, size: int, default_max_tokens: int | None = None
 ) -> TimedCall:
-    """The call that a body is, made where that holds up nobody else. size: bytes of the body.
+    """Return the call that a body asks for. Large and slow bodies are read off the event loop.
 
-    Raises BodyError, and PMLError for a prompt of a schema that cannot be read.
+    Args:
+        service: the server's shared state.
+        endpoint: the path of the route.
+        body: the parsed body.
+        tenant: the caller.
+        size: bytes of the body.
+        default_max_tokens: see ``api.dialect.Dialect.translate``.
+
+    Raises:
+        BodyError: the body is invalid.
+        PMLError: a prompt of a schema cannot be parsed.
     """
     work = partial(_call, body, endpoint, service, default_max_tokens)
     return await service.body_workers.run(work, tenant=tenant.name, size=size, slow=_is_slow(body))
@@ -91,14 +107,18 @@ def _call(body: Any, endpoint: str, service: Service, default_max_tokens: int | 
 
 
 def _is_slow(body: Any) -> bool:
-    """Whether there is a language in it: PML, or JSON Schemas."""
+    """True if the body holds PML or JSON Schemas, which are slow to parse."""
     return isinstance(body, Mapping) and ("pml" in body or "tools" in body or isinstance(body.get("prompt"), Mapping))
 
 
 async def read_request(service: Service, endpoint: str, scope: Scope, usage: RequestUsage) -> ServerRequest:
-    """A request as the server takes it. Raises BodyError, and PMLError for a prompt of a schema that cannot be read.
+    """Return a checked request.
 
-    Takes the body out of the request's state: what is kept of it while the request is answered is the call.
+    It takes the body out of the request's state. Only the call is kept while the request is answered.
+
+    Raises:
+        BodyError: the body is invalid, or asks for more than the tenant may use.
+        PMLError: a prompt of a schema cannot be parsed.
     """
     began = time.perf_counter()
     settings, state = service.settings, scope["state"]
@@ -131,7 +151,7 @@ async def read_request(service: Service, endpoint: str, scope: Scope, usage: Req
 
 
 def check_name(name: str | None, service: Service) -> None:
-    """Raises BodyError, status 404, for a model that is not served here."""
+    """Raise BodyError, status 404, if the server has no model of this name."""
     known = service.names
     if name is not None and name not in known:
         there = " or ".join(map(repr, known)) if len(known) < _MANY_NAMES else listed(map(repr, known))
@@ -140,22 +160,26 @@ def check_name(name: str | None, service: Service) -> None:
 
 
 def _check_answers(call: Call, service: Service) -> None:
-    """More answers than may ever wait in line would be told to try again for ever."""
+    """Refuse a request for more answers than the queue can ever hold, because trying again would never help."""
     answers, most = call.answers, service.llm.config.max_waiting
     if most is not None and answers > most:
-        message = f"the request asks for {answers:,} answers, and at most {most:,} may wait here; make several of it"
+        message = (
+            f"the request asks for {answers:,} answers, but the queue holds {most:,}; split it into several requests"
+        )
         raise BodyError(message, param="n" if len(call.prompts) == 1 else "prompt")
 
 
 def _check_priority(call: Call, tenant: Tenant) -> None:
-    """A tenant may let others go first, and only an admin may pass them."""
+    """Refuse a negative priority, which only an admin may use to pass other requests."""
     if call.priority < 0 and not tenant.admin:
-        message = f"priority is {call.priority}, and your key may not pass others; write 0 or more, or leave it out"
+        message = (
+            f"priority is {call.priority}, but only an admin may use a negative one; write 0 or more, or leave it out"
+        )
         raise BodyError(message, param="priority", code="priority_not_allowed", status=403)
 
 
 def check_schemas(call: Call, service: Service, tenant: Tenant) -> None:
-    """Raises BodyError, status 404, for a schema that the tenant cannot see."""
+    """Raise BodyError, status 404, if the tenant can see no schema of this name."""
     for prompt in call.prompts:
         if isinstance(prompt, Prompt) and service.llm.schema(prompt.schema, cache_salt=tenant.salt) is None:
             message = f"there is no schema {clip(prompt.schema, MAX_NAME)!r}; create it with POST /v1/schemas"
@@ -163,21 +187,26 @@ def check_schemas(call: Call, service: Service, tenant: Tenant) -> None:
 
 
 def _bounded(call: Call, tenant: Tenant) -> Call:
-    """The call with no more tokens than the tenant may ask for, where it does not say how many it wants."""
+    """Return the call with max_tokens lowered to the tenant's limit, if the request does not set max_tokens."""
     most, wanted = tenant.limits.max_tokens, call.params.max_tokens
     if most is None or (wanted is not None and wanted <= most):
         return call
     if call.said_max_tokens:
-        message = f"max_tokens is {wanted:,} and your key allows {most:,}; ask for fewer"
+        message = f"max_tokens is {wanted:,}, but your key allows {most:,}; ask for fewer"
         raise BodyError(message, param="max_tokens", code="max_tokens_not_allowed", status=403)
     return replace(call, params=replace(call.params, max_tokens=most))
 
 
 def policy_of(call: Call, tenant: Tenant, service: Service) -> str:
-    """The policy of a request; one that does not say gets the server's default, or less where less is allowed.
+    """Return the reuse policy of a request.
 
-    Under a ceiling of ``auto`` that is what was measured to be within the server's tolerance, for all its prompts and
-    where its modules stand. Raises BodyError for more, status 403, and ParameterError for what is no policy.
+    A request without a policy gets the server's default, or a lower policy if the limits demand it. If the limit is
+    ``auto``, measured divergence decides: the policy must be within the server's tolerance for all prompts of the
+    request, at the positions of its modules.
+
+    Raises:
+        BodyError: status 403, the request asks for more than its limit.
+        ParameterError: the policy is invalid.
     """
     settings, auto = service.settings, service.llm.auto
     words = ReusePolicy.least(settings.max_reuse, tenant.limits.max_reuse)
@@ -197,15 +226,15 @@ def policy_of(call: Call, tenant: Tenant, service: Service) -> str:
 
 
 def _placed(reuse: str, call: Call, service: Service) -> ReusePolicy:
-    """The policy that is written so, at the positions that the request is answered at."""
+    """Return the policy that this text names, at the request's positions."""
     llm = service.llm
     policy = ReusePolicy.parse(reuse, llm.config.positions if call.positions is None else call.positions)
-    # What cannot be done at positions that are given is told where that is tried: it may be no more than a default.
+    # Given positions may come from a default, so an unsupported combination is reported when it is used.
     return policy if policy.auto or policy.positions is not None else policy.settled(llm.client.model.why_not_shift)
 
 
 def _measured(call: Call, tenant: Tenant, service: Service) -> list[tuple[Measured, ...]]:
-    """What is known of each of a call's prompts: by its schema, where it has one, and by the adapter that answers."""
+    """Return the measured divergence for each prompt of a call, by its schema and the request's adapter."""
     adapter = call.model if call.model in service.llm.adapters else None
     return [service.llm.measured(prompt, cache_salt=tenant.salt, adapter=adapter) for prompt in call.prompts]
 
@@ -218,7 +247,7 @@ def _default(call: Call, service: Service) -> ReusePolicy:
 
 
 def _timeout(given: str | None, settings: ServerSettings) -> float | None:
-    """Seconds, of the header or the server's own."""
+    """Return the seconds of the header, or the server's own timeout."""
     if given is None:
         return settings.timeout_s
     try:

@@ -1,7 +1,7 @@
-"""The table of paths: what each takes and answers, and what stands in front of it. All middlewares look here.
+"""The table of paths, with the flags that middlewares read, and the OpenAPI document.
 
-HEAD is answered wherever GET is. Routes read bodies themselves, so FastAPI cannot know what the OpenAPI document is to
-say of them: it is said here, and for those that answer requests by their dialects.
+HEAD is answered on every path that takes GET. Routes read bodies themselves, so FastAPI cannot describe them. This
+module describes the bodies of most routes. The dialects describe the bodies of the routes that answer requests.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ from inlay.api.dialect import DIALECTS, OPENAI, Dialect
 class Route:
     """A path and its flags.
 
-    path: with names in braces, as routers write them. methods: those that it takes.
-    needs_key: whether only a tenant is answered, where there are keys: probes have none.
-    uses_tokens: whether a request with a body may use tokens, so that it is refused where a tenant's are used up.
-    always_open: whether it is answered while the server stops, and nobody waits for such requests: what a server says
-        about itself as long as it lives.
-    takes_xml: whether a body may be PML, as text. takes_file: whether the route reads a body of any size itself.
-    probe: whether it is answered without a Host: balancers ask over HTTP/1.0, which knows none. Pages always send one,
-        and these paths tell them nothing.
-    dialect: how its requests, answers and failures are written.
+    Args:
+        path: with names in braces, as routers write them.
+        methods: the HTTP methods that it accepts.
+        needs_key: on a server with keys, only a tenant is answered. Probes have no key.
+        uses_tokens: a request with a body may use tokens, so it is refused if the tenant's tokens are used up.
+        always_open: answered while the server stops, and not waited for when it drains. For status routes.
+        takes_xml: the body may be PML, as text.
+        takes_file: the route reads a body of any size itself.
+        probe: answered without a Host header, because load balancers may use HTTP/1.0, which has none. Web pages always
+            send a Host, and these paths reveal nothing to them.
+        dialect: the format of its requests, answers and failures.
     """
 
     path: str
@@ -78,20 +80,20 @@ _EXACT = {route.path: route for route in ROUTES if "{" not in route.path}
 _PATTERNS: list[tuple[Pattern[str], Route]] = [
     (compile_path(route.path)[0], route) for route in ROUTES if "{" in route.path
 ]
-_NOWHERE = Route("", ())  # a path that nothing is at has no privileges
+_NOWHERE = Route("", ())  # an unknown path has no privileges
 
 
 def route_of(path: str) -> Route:
-    """The row of a request's path."""
+    """Return the row for a request's path."""
     if path in _EXACT:
         return _EXACT[path]
     return next((route for pattern, route in _PATTERNS if pattern.match(path)), _NOWHERE)
 
 
 class RootPathMiddleware:
-    """ASGI middleware, outermost: paths lose the server's root path, which a proxy may have left in front or not.
+    """ASGI middleware, outermost: removes the server's root path from request paths, if the proxy left it there.
 
-    What a response says of where something is has it in front.
+    It adds the root path to the Location header of responses.
     """
 
     def __init__(self, app: ASGIApp, root_path: str) -> None:
@@ -112,7 +114,7 @@ class RootPathMiddleware:
 
 
 class HeadMiddleware:
-    """ASGI middleware: HEAD is answered as GET is, without the body."""
+    """ASGI middleware: answers HEAD like GET, without the body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -131,7 +133,7 @@ class HeadMiddleware:
         try:
             await self._app(asked, receive, sending)
         finally:
-            if "route" in asked:  # the log names it
+            if "route" in asked:  # the log needs the route
                 scope["route"] = asked["route"]
 
 
@@ -140,7 +142,7 @@ _TEXT = {"type": "string"}
 _COUNT = {"type": "integer", "minimum": 0}
 _IDS = {"type": "array", "items": _COUNT}
 
-#: Status → what it means.
+#: HTTP status → its description.
 _WRONG = {
     400: "The request is wrong; the message says what to write instead.",
     401: "The key is missing, wrong or revoked.",
@@ -158,7 +160,7 @@ _WRONG = {
 
 
 def _object(**properties: dict[str, Any]) -> dict[str, Any]:
-    """An object that has these."""
+    """Return the JSON Schema of an object that requires these properties."""
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
@@ -201,7 +203,7 @@ def _route(
     stream: bool = False,
     wrong: tuple[int, ...],
 ) -> dict[str, Any]:
-    """Arguments of a route: what it answers, the names of its body's and errors' schemas, and how it can fail."""
+    """Return FastAPI's arguments for a route: its answer, its body and error schemas, and its error statuses."""
     content: dict[str, Any] = {"application/json": {"schema": ok}}
     if stream:
         content["text/event-stream"] = {"schema": _TEXT}
@@ -243,13 +245,19 @@ VERSION = _route(_object(version=_TEXT), wrong=())
 
 
 def of_answers(route: AnswerRoute) -> dict[str, Any]:
-    """Arguments of a route that answers requests."""
+    """Return FastAPI's arguments for a route that answers requests."""
     described = _route(route.answer, body=route.body, error=route.error, stream=True, wrong=(*_BODY, 504, 507))
     return {"name": route.name, "description": route.summary, **described}
 
 
 def describe(app: FastAPI, names: Sequence[str], root_path: str = "") -> dict[str, Any]:
-    """The OpenAPI document of an app, made once. names: of its model. root_path: in front of its paths."""
+    """Return the OpenAPI document of an app. It is built once.
+
+    Args:
+        app: the application.
+        names: the names of its model.
+        root_path: the prefix of its paths.
+    """
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
         if root_path:
@@ -263,6 +271,6 @@ def describe(app: FastAPI, names: Sequence[str], root_path: str = "") -> dict[st
         document["security"] = [{}, {"key": []}]
         for path in document["paths"].values():
             for operation in path.values():
-                operation["responses"].pop("422", None)  # FastAPI's; here it is a 400
+                operation["responses"].pop("422", None)  # FastAPI adds it; this server answers 400 instead
         app.openapi_schema = document
     return app.openapi_schema

@@ -1,6 +1,6 @@
-"""A server's life: it listens, runs on Uvicorn until it is told to stop, lets requests under way end, and goes.
+"""The life of a server process: open the socket, serve with Uvicorn, drain at a signal, and exit.
 
-The socket is opened before a model is loaded, so that what is wrong with it is said at once.
+The socket is opened before the model is loaded, so that errors in its options are reported at once.
 """
 
 from __future__ import annotations
@@ -29,19 +29,24 @@ from inlay.errors import ParameterError
 from inlay.server.starting import StartingApp
 from inlay.server.threads import set_up_process
 
-if TYPE_CHECKING:  # torch takes seconds to read, and probes are answered before
+if TYPE_CHECKING:  # torch takes seconds to import, and probes must be answered before
     from inlay.server.service import Service
 
 _LAST_PORT = 65535
 _LONGEST_MS = 2**31 - 1
-_BACKLOG = 2048  # connections that the system keeps while the model is being loaded, or an event loop is busy
+_BACKLOG = 2048  # connections that the system queues while the model loads or the event loop is busy
 
 
 def listen(host: str, port: int, *, network: bool) -> socket.socket:
-    """Listen on a host and a port, 0 for any that is free.
+    """Listen on a host and a port.
 
-    network: whether it may be reached from other machines.
-    Raises ParameterError: for an unknown host, a port in use, or a host that others can reach if they may not.
+    Args:
+        host: a name or an address of this machine.
+        port: 0 for any free port.
+        network: allow an address that other machines can reach.
+
+    Raises:
+        ParameterError: an unknown host, a port in use, or a reachable address without ``network``.
     """
     if not 0 <= port <= _LAST_PORT:
         raise ParameterError(f"--port is {port}; it must be a number from 1 to {_LAST_PORT}, or 0 for any that is free")
@@ -61,10 +66,10 @@ def listen(host: str, port: int, *, network: bool) -> socket.socket:
 
 @contextmanager
 def listen_unix(path: Path) -> Iterator[socket.socket]:
-    """Listen on a Unix domain socket until the end of the block, when its file goes.
+    """Listen on a Unix domain socket. Its file is removed at the end of the block.
 
-    Who may connect is the file's mode to say, and so that of the folder and the umask. A socket that is left of a
-    server that was killed is replaced. Raises ParameterError.
+    The modes of the file and its folder, and the umask, decide which users may connect. A socket file that a killed
+    server left behind is replaced. Raises ParameterError.
     """
     where = f"--uds {path}"
     listener = socket.socket(socket.AF_UNIX)
@@ -98,11 +103,16 @@ def _answers(path: Path) -> bool:
 def tls_context(
     certfile: Path | None, keyfile: Path | None, ca_certs: Path | None = None, cert_reqs: int = 0
 ) -> ssl.SSLContext | None:
-    """What TLS connections are made with; None where no certificate is given.
+    """Return the TLS context of the server; None without a certificate.
 
-    certfile: the chain, in PEM. keyfile: its private key; None where it is in the same file. ca_certs: who may have
-    signed the certificates of clients. cert_reqs: of clients, 0 for none, 1 for one that is looked at where it is
-    given, 2 for one. Raises ParameterError.
+    Args:
+        certfile: the certificate chain, in PEM.
+        keyfile: its private key; None if it is in the same file.
+        ca_certs: the authorities that may have signed client certificates.
+        cert_reqs: 0 asks clients for no certificate, 1 checks one if it is given, 2 requires one.
+
+    Raises:
+        ParameterError: a file is missing or cannot be used.
     """
     if certfile is None:
         if keyfile is not None or ca_certs is not None or cert_reqs:
@@ -112,7 +122,7 @@ def tls_context(
         raise ParameterError(f"--ssl-cert-reqs is {cert_reqs}; use 0 (none), 1 (optional) or 2 (required)")
     if cert_reqs and ca_certs is None:
         raise ParameterError(
-            f"--ssl-cert-reqs is {cert_reqs}, and nobody is known who signs certificates; give --ssl-ca-certs"
+            f"--ssl-cert-reqs is {cert_reqs}, which needs certificate authorities; give --ssl-ca-certs"
         )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with _said_of("--ssl-certfile and --ssl-keyfile", certfile, keyfile):
@@ -125,13 +135,13 @@ def tls_context(
 
 
 def _no_password() -> str:
-    """OpenSSL would ask a terminal for it."""
+    """Refuse an encrypted key, because OpenSSL would ask for its password on a terminal."""
     raise ParameterError("--ssl-keyfile: the key is encrypted; give one without a password, that only you may read")
 
 
 @contextmanager
 def _said_of(options: str, *files: Path | None) -> Iterator[None]:
-    """Tell what is wrong with files in one sentence."""
+    """Turn errors of files into one sentence."""
     try:
         yield
     except (OSError, ssl.SSLError) as error:
@@ -141,7 +151,7 @@ def _said_of(options: str, *files: Path | None) -> Iterator[None]:
 
 
 def url(listener: socket.socket, *, tls: bool = False) -> str:
-    """What clients take for their base URL; of a Unix domain socket, where that is."""
+    """Return the base URL for clients. For a Unix domain socket, return its path."""
     if listener.family == socket.AF_UNIX:
         return f"unix:{listener.getsockname()}"
     scheme = "https" if tls else "http"
@@ -151,7 +161,7 @@ def url(listener: socket.socket, *, tls: bool = False) -> str:
 
 
 def _address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:
-    """The address of a host; of several that for IPv4, as most programs try that one."""
+    """Return the address of a host. It prefers IPv4, because most programs try that first."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError):
@@ -169,10 +179,10 @@ def _why_not(host: str, port: int, error: OSError) -> str:
 
 
 def drop_sleepers(listener: socket.socket, seconds: float) -> None:
-    """Let the system end connections whose clients take nothing for so long, where it can.
+    """Let the system close connections of clients that read nothing for this many seconds, if it can.
 
-    What a server has handed over it can no longer take back, and its own connection waits for that to be read. Linux
-    counts the time that a client's window is closed, too (RFC 5482).
+    A server cannot take back data that it has handed to the system, and its connection waits until that data is read.
+    Linux also counts the time in which the client's window is closed (RFC 5482).
     """
     option = getattr(socket, "TCP_USER_TIMEOUT", None)
     if option is not None:
@@ -181,13 +191,13 @@ def drop_sleepers(listener: socket.socket, seconds: float) -> None:
 
 
 class _OneLength(h11.Connection):
-    """h11's connection, but it refuses a request that gives the length of its body in two ways (RFC 9112, 6.1).
+    """h11's connection that refuses a request with two different lengths of its body (RFC 9112, 6.1).
 
-    A proxy that believes the other length would take what follows the body for a part of it, or the reverse: the text
-    of one client would become a request of another one.
+    A proxy that believes the other length could take the bytes after the body for a part of it, or the reverse. The
+    text of one client would then become a request of another.
     """
 
-    #: What is wrong with the last request. None where h11 refused it.
+    #: The error of the last request; None if h11 refused it.
     refusal: str | None = None
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
@@ -199,10 +209,11 @@ class _OneLength(h11.Connection):
 
 
 class PromptHeads(H11Protocol):
-    """Uvicorn's protocol (``http=`` of its Config), but a request's head has to come whole, in time, and unambiguous.
+    """Uvicorn's HTTP protocol with a time limit for the head of a request.
 
-    Counts from the connection on, and later from the first byte of a head: between two requests a connection may be
-    quiet for Uvicorn's ``timeout_keep_alive``. What happens behind the head is BodyMiddleware's to bound.
+    The head must arrive within ``head_s`` seconds and give one body length. The time runs from the connection, and
+    later from the first byte of a head. Between two requests, a connection may be idle for Uvicorn's
+    ``timeout_keep_alive``. BodyMiddleware limits the body.
     """
 
     head_s = 20.0
@@ -234,16 +245,18 @@ class PromptHeads(H11Protocol):
 
 
 _UVICORN = logging.getLogger("uvicorn.error")
-_KEEP_ALIVE_S = 75  # longer than proxies keep idle connections, so that it is they who close them
-_LAST_S = 3.0  # behind a second signal: for errors to reach those who are still told
-_CLOSING_S = 2  # for connections to close when nothing is under way any more
+_KEEP_ALIVE_S = 75  # longer than proxies keep idle connections, so that the proxies close them
+_LAST_S = 3.0  # after a second signal: time to deliver errors to clients
+_CLOSING_S = 2  # for connections to close after the last request
 
 
 class Server(uvicorn.Server):
-    """Uvicorn; but at the first signal requests under way may go on, and at the second they end.
+    """A Uvicorn server that drains requests at the first signal and aborts them at the second.
 
-    app: the application, or one that is being loaded. ready: called when the model answers.
-    tls: see ``tls_context``; None for connections in the clear.
+    Args:
+        app: the application, or one that is still loading.
+        ready: called once the model answers.
+        tls: see ``tls_context``; None for plain connections.
     """
 
     def __init__(
@@ -275,7 +288,7 @@ class Server(uvicorn.Server):
         self._signals = 0
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until a signal ends it. sockets: that listen already. Raises what keeps it from starting."""
+        """Serve on open sockets until a signal. Raises the error that prevents the start."""
         set_up_process()
         for listener in sockets or ():
             drop_sleepers(listener, self._slow_client_s)
@@ -286,9 +299,9 @@ class Server(uvicorn.Server):
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self.loop = asyncio.get_running_loop()
         if self._service is None:
-            _UVICORN.setLevel(logging.WARNING)  # it would say that it has started
+            _UVICORN.setLevel(logging.WARNING)  # the log must not say that the server has started
         else:
-            await self._service.open()  # before the lifespan does, in which an error could not be told as one sentence
+            await self._service.open()  # before the lifespan, which could not report an error as one sentence
         await super().serve(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -296,11 +309,11 @@ class Server(uvicorn.Server):
         self._tasks.append(asyncio.create_task(self._start()))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """On a signal; nothing is safe here but to tell the event loop.
+        """Handle a signal. Only a call to the event loop is safe here.
 
-        While the model loads there is nothing to bring to an end, and a load cannot be interrupted: the process ends.
-        At the second signal the process ends in a moment, whatever its threads are doing: what runs outside the
-        interpreter cannot be ended, and neither the event loop nor the engine may be waited for.
+        While the model loads, there is nothing to drain and the load cannot be interrupted, so the process exits. At
+        the second signal the process exits after a moment. It does not wait for the event loop or the engine, because
+        code outside the interpreter cannot be interrupted.
         """
         self._signals += 1
         if self._service is None:
@@ -313,7 +326,7 @@ class Server(uvicorn.Server):
         self.loop.call_soon_threadsafe(self.stop)
 
     def stop(self) -> None:
-        """Begin to stop; called once more, stop at once. On the event loop."""
+        """Start to stop. A second call stops at once. Call it on the event loop."""
         self._tasks.append(asyncio.create_task(self._stop()))
 
     async def _start(self) -> None:
@@ -321,14 +334,14 @@ class Server(uvicorn.Server):
             if self._service is None:
                 self._service = await self._loaded()
             await self._service.warm_up()
-        except Exception as error:  # a server that is never ready is of no use to anybody
+        except Exception as error:  # a server that never becomes ready is useless
             self.fault = error
             self.should_exit = True
         else:
             self._ready()
 
     async def _loaded(self) -> Service:
-        """The service of the application that is being loaded, which answers from then on."""
+        """Wait for the application to load, and let it answer requests from then on."""
         assert self._starting is not None, "where there is no service, one is being loaded"
         app = await self._starting.loaded()
         service: Service = app.state.service
@@ -348,7 +361,7 @@ class Server(uvicorn.Server):
 
 
 def _leave() -> None:
-    """End the process as the end of its main thread would, without waiting for any other."""
+    """End the process like the end of its main thread, but without waiting for other threads."""
     with suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,7 +1,7 @@
-"""The schemas that a server knows: whose they are, their versions, and how far they are encoded.
+"""The schemas of a server: their owners, their versions, and their encoding.
 
-A schema is public, or its tenant's alone. Names are taken once among the public ones and once for every tenant, whose
-own schema stands before a public one of that name. To everybody else a private schema does not exist.
+A schema is public, or private to its tenant. Names are unique among the public schemas and within each tenant. A
+tenant's own schema hides a public one of the same name. For other tenants, a private schema does not exist.
 """
 
 from __future__ import annotations
@@ -29,10 +29,13 @@ from inlay.server.schema_record import KeptSchema, PrewarmTask, SchemaKeeper, Sc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaQuotas:
-    """What one tenant may have, and what the public schemas together may.
+    """The limits for the schemas of one tenant, and for all public schemas together.
 
-    schemas: how many. source_bytes: of their sources, in UTF-8, all together. versions: how many past ones are listed.
-    past_bytes: of the sources of past versions, all together.
+    Args:
+        schemas: the number of schemas.
+        source_bytes: bytes of all their sources, in UTF-8.
+        versions: the number of past versions that are listed.
+        past_bytes: bytes of all sources of past versions.
     """
 
     schemas: int = 200
@@ -42,9 +45,13 @@ class SchemaQuotas:
 
 
 class SchemaCatalog:
-    """All schemas of one server, with their versions and quotas. One event loop's.
+    """All schemas of one server, with their versions and quotas. Use it from one event loop.
 
-    keeper: where they outlive the server; None for nowhere. clock: seconds since 1970.
+    Args:
+        llm: the model.
+        quotas: the limits of each tenant.
+        keeper: stores schemas across restarts; None to keep them in memory only.
+        clock: seconds since 1970.
     """
 
     def __init__(
@@ -63,17 +70,24 @@ class SchemaCatalog:
         self._records: SchemaRegistry[SchemaRecord] = SchemaRegistry()
         self._prewarms: dict[tuple[str | None, str], PrewarmTask] = {}
         self._locks: defaultdict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)  # by salt: one change at a time
-        self._looks: defaultdict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)  # by salt: one look at a time
+        self._looks: defaultdict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)  # by salt: one look-up at a time
 
     def __len__(self) -> int:
         return len(self._records)
 
     async def publish(self, schema: Schema, *, reuse: str | None = str(BEST), ttl: str | None = None) -> SchemaRecord:
-        """Register a public schema, as the operator's. Raises PMLError, and BodyError where its name is taken.
+        """Register a public schema of the operator.
 
-        One that was kept is as it was, or becomes this one.
-        reuse: what its modules are encoded for, by ``prewarm``; None where nobody may ask for modules. ttl: see
-            SchemaRecord.
+        A stored schema of this name is kept if it is the same, else replaced.
+
+        Args:
+            schema: the schema.
+            reuse: the policy that ``prewarm`` encodes its modules for; None if no request may use modules.
+            ttl: see SchemaRecord.
+
+        Raises:
+            PMLError: the schema cannot be laid out.
+            BodyError: its name is taken.
         """
         source = of_schema(schema)
         known = None if self._keeper is None else self._records.get(schema.name, PUBLIC)
@@ -84,9 +98,12 @@ class SchemaCatalog:
         return await self.replace(known, source, reuse=reuse, positions=None, ttl=ttl, if_match=None)
 
     def find(self, name: str, tenant: Tenant, *, public: bool | None = None) -> SchemaRecord:
-        """What a tenant means by a name: its own schema, else a public one. Raises BodyError.
+        """Return the schema that a name means to a tenant: its own, else a public one. Raises BodyError.
 
-        public: True for the public one alone, False for its own alone.
+        Args:
+            name: the schema's name.
+            tenant: the caller.
+            public: True for the public schema only, False for the tenant's own only.
         """
         owner = PUBLIC if public else _owner(tenant.salt)
         record = self._records.find(name, owner) if public is None else self._records.get(name, owner)
@@ -95,7 +112,7 @@ class SchemaCatalog:
         return record
 
     def own(self, name: str, tenant: Tenant, *, public: bool | None = None) -> SchemaRecord:
-        """The schema of that name that a tenant may change. Raises BodyError."""
+        """Return the schema of this name if the tenant may change it. Raises BodyError."""
         record = self.find(name, tenant, public=public)
         if record.public and not tenant.admin:
             raise BodyError(
@@ -106,17 +123,17 @@ class SchemaCatalog:
         return record
 
     def visible(self, tenant: Tenant) -> list[SchemaRecord]:
-        """All schemas that a tenant can name, by name; the public ones that its own stand before are left out."""
+        """Return all schemas that a tenant can name, ordered by name, without the public ones that its own hide."""
         return [record for _, record in sorted(self._records.visible(_owner(tenant.salt)).items())]
 
     async def read(self, body: SchemaBody, tenant: Tenant) -> Source:
-        """The schema that a body of a tenant's holds. Raises BodyError and PMLError."""
+        """Parse the schema in a body. Raises BodyError and PMLError."""
         return await self._llm.pools.schemas.run(read_source, body, owner=tenant.salt)
 
     async def create(
         self, source: Source, *, salt: str | None, reuse: str | None, positions: str | None, ttl: str | None = None
     ) -> SchemaRecord:
-        """Register a new schema. Raises BodyError, and PMLError where it cannot be laid out."""
+        """Register a new schema. Raises BodyError, and PMLError if it cannot be laid out."""
         name = source.schema.name
         async with self._locks[salt]:
             if self._records.get(name, _owner(salt)) is not None:
@@ -138,7 +155,7 @@ class SchemaCatalog:
         if_match: str | None,
         ttl: str | None = None,
     ) -> SchemaRecord:
-        """Make a new version of a schema; requests under way finish on the old one. Raises BodyError and PMLError."""
+        """Create a new version of a schema. Running requests finish on the old one. Raises BodyError and PMLError."""
         async with self._locks[before.salt]:
             current = await self._current(before, if_match)
             self._check_quota(current.salt, source, current)
@@ -146,7 +163,7 @@ class SchemaCatalog:
                 return await self._keep(source, current.salt, reuse, positions, ttl, self._past(current))
 
     async def remove(self, before: SchemaRecord, *, if_match: str | None) -> None:
-        """Unregister a schema; requests under way finish, its encoding ends. Raises BodyError."""
+        """Delete a schema. Running requests finish, its prewarm ends. Raises BodyError."""
         async with self._locks[before.salt]:
             record = await self._current(before, if_match)
             if self._keeper is not None and not await asyncio.to_thread(self._keeper.drop, KeptSchema.of(record)):
@@ -155,7 +172,7 @@ class SchemaCatalog:
                 self._forget(record)
 
     async def refresh(self) -> None:
-        """Take in what other servers with the same keeper have changed."""
+        """Load the changes of other servers that share the keeper."""
         keeper = self._keeper
         if keeper is None or not keeper.changed():
             return
@@ -172,7 +189,7 @@ class SchemaCatalog:
                     await self._adopt(one)
 
     async def _adopt(self, kept: KeptSchema) -> None:
-        """Know a schema as it was kept, unless this version of it is known."""
+        """Register a stored schema, unless this version of it is known."""
         known = self._records.get(kept.name, _owner(kept.salt))
         if known is not None and known.versions[-1] == kept.versions[-1]:
             return
@@ -193,9 +210,11 @@ class SchemaCatalog:
 
     @asynccontextmanager
     async def _ending(self, record: SchemaRecord | None) -> AsyncIterator[None]:
-        """While this version of a schema ends: then pins by key go of public segments that no schema has any more.
+        """Run the block that ends this version of a schema, then remove orphaned pins.
 
-        Who has pinned such a one might not know of it any more. What is private its tenant goes on seeing.
+        These are pins by key of public segments without any schema. A tenant could no longer see the schema of such a
+        pin.
+        Private segments stay visible to their tenant.
         """
         pinned: dict[bytes, SegmentSpec] = {}
         if record is not None and record.public:
@@ -215,17 +234,20 @@ class SchemaCatalog:
                 await asyncio.wrap_future(self._llm.client.unpin(request, None, BY_KEY))
 
     async def _keys(self, record: SchemaRecord) -> dict[bytes, SegmentSpec]:
-        """The segments of a schema that can be encoded ahead, by key."""
+        """Return the segments of a schema that can be encoded ahead, by key."""
         modules = {} if record.reuse is None else await self.segments(record)
         return {spec.key: spec for specs in modules.values() for spec in specs}
 
     async def prewarm(self, record: SchemaRecord, tenant: str = "") -> PrewarmTask:
-        """Encode a schema's modules, those that are not; joins whoever does so already. Raises BodyError.
+        """Encode the missing modules of a schema, or join the task that already does. Raises BodyError.
 
-        It goes on to its end whoever waits for it, unless the schema is replaced or deleted meanwhile.
-        tenant: the name of who asks for it.
+        The task runs to its end even if no caller waits for it, unless the schema is replaced or deleted meanwhile.
+
+        Args:
+            record: the schema.
+            tenant: the name of the calling tenant.
         """
-        async with self._locks[record.salt]:  # no change is half done
+        async with self._locks[record.salt]:  # waits for unfinished changes
             key = (record.salt, record.name)
             current = self._records.get(record.name, _owner(record.salt))
             if current is None:
@@ -235,15 +257,15 @@ class SchemaCatalog:
             return self._prewarms[key]
 
     def prewarm_of(self, record: SchemaRecord) -> PrewarmTask | None:
-        """The encoding of this version that was begun last."""
+        """Return the latest prewarm task of this version."""
         return self._prewarms.get((record.salt, record.name))
 
     async def stored(self, record: SchemaRecord) -> dict[str, tuple[int, int]]:
-        """Module → tokens that can be encoded ahead, and how many of them are stored now; see AsyncLLM.stored."""
+        """Return for each module the tokens that can be encoded ahead, and how many are stored. See AsyncLLM.stored."""
         if record.reuse is None:
             return {}
         try:
-            async with self._looks[record.salt]:  # each goes through all modules, on a thread that others want, too
+            async with self._looks[record.salt]:  # each look-up runs through all modules on a shared thread
                 return await self._llm.stored(
                     record.name, reuse=record.reuse, positions=record.positions, cache_salt=record.salt
                 )
@@ -251,7 +273,10 @@ class SchemaCatalog:
             return {}
 
     async def segments(self, record: SchemaRecord) -> dict[str, list[SegmentSpec]]:
-        """Module → its segments that can be encoded ahead; "" for text outside modules. Nothing once it is deleted."""
+        """Return for each module its segments that can be encoded ahead. The key "" is text outside modules.
+
+        It is empty once the schema is deleted.
+        """
         policy = self._llm.policy(record.reuse, record.positions, schema=record.layout.schema)
         find = self._llm.processor.schemas.module_specs
         try:
@@ -260,7 +285,7 @@ class SchemaCatalog:
             return {}
 
     async def pin(self, record: SchemaRecord, tenant: Tenant) -> int:
-        """Keep what is encoded of a schema, within a tenant's budget; see LLM.pin. Raises PinError."""
+        """Pin the encoded segments of a schema, within the tenant's budget. See LLM.pin. Raises PinError."""
         return await self._llm.pin(
             record.name,
             reuse=record.reuse,
@@ -271,21 +296,21 @@ class SchemaCatalog:
         )
 
     async def unpin(self, record: SchemaRecord, tenant: Tenant) -> bool:
-        """Let a tenant's pin of a schema go; returns whether there was one."""
+        """Remove a tenant's pin of a schema. Returns True if there was one."""
         return await self._llm.unpin(record.name, cache_salt=record.salt, tenant=tenant.name)
 
     def is_pinned(self, record: SchemaRecord, tenant: Tenant) -> bool:
-        """Whether a tenant has pinned a schema."""
+        """True if the tenant has pinned the schema."""
         return self._llm.schemas.has_pinned(record.name, record.salt or PUBLIC, tenant.name)
 
     async def evict(self, record: SchemaRecord) -> int:
-        """Forget what is encoded of a schema; see LLM.evict."""
+        """Evict the encoded segments of a schema. See LLM.evict."""
         evict = self._llm.evict
         return await evict(record.name, reuse=record.reuse, positions=record.positions, cache_salt=record.salt)
 
     @property
     def bytes_per_token(self) -> int:
-        """What a stored token takes."""
+        """The bytes of one stored token."""
         return self._llm.client.model.bytes_per_token
 
     async def _keep(
@@ -310,7 +335,7 @@ class SchemaCatalog:
         return record
 
     def _past(self, record: SchemaRecord) -> list[SchemaVersion]:
-        """The versions of a schema that is to have a new one, with their sources, as far as there is room for these."""
+        """Return the past versions of a schema that gets a new one, with as many sources as the quota allows."""
         source = record.source
         now = dataclasses.replace(record.versions[-1], form=source.form, text=source.text)
         past = [*record.versions[:-1], now]
@@ -323,10 +348,10 @@ class SchemaCatalog:
         return kept[::-1]
 
     async def _current(self, before: SchemaRecord, if_match: str | None) -> SchemaRecord:
-        """The record that to change where this one stood. Raises BodyError where that is not what was meant."""
+        """Return the current record in place of an older one. Raises BodyError if it is gone or does not match."""
         key = (before.salt, before.name)
         if key in self._prewarms:
-            await self._prewarms[key].begun()  # until then it might put back what is taken away
+            await self._prewarms[key].begun()  # until then the task might register the old version again
         record = self._records.get(before.name, _owner(before.salt))
         if record is None:
             raise _unknown(before.name)
@@ -341,29 +366,31 @@ class SchemaCatalog:
         return record
 
     def _check_quota(self, salt: str | None, source: Source, before: SchemaRecord | None) -> None:
-        """Raises BodyError where a tenant has as much as it may. before: what the source replaces."""
+        """Raise BodyError if the source exceeds the tenant's quota. ``before`` is the schema that it replaces."""
         others = [record for record in self._records.of(_owner(salt)) if record is not before]
         whose = "the server has" if salt is None else "you have"
         if len(others) >= self._quotas.schemas:
-            raise _too_much(f"{whose} {len(others)} schemas, as many as may be; delete one first")
+            raise _too_much(f"{whose} {len(others)} schemas, which is the limit; delete one first")
         size, most = sum(record.source.size for record in others) + source.size, self._quotas.source_bytes
         if size > most:
-            raise _too_much(f"with this one {whose} schemas of {size:,} bytes, and {most:,} may be; delete one first")
+            raise _too_much(
+                f"with this one {whose} schemas of {size:,} bytes, but the limit is {most:,}; delete one first"
+            )
 
 
 def _matches(record: SchemaRecord, if_match: str) -> bool:
-    """Whether an If-Match header names this version: by its etag, by its number, or "*" for any."""
+    """True if an If-Match header names this version: by its ETag, by its number, or "*" for any."""
     named = [one.strip() for one in if_match.split(",")]
     return "*" in named or record.etag in named or str(record.version) in [one.strip('"') for one in named]
 
 
 def _owner(salt: str | None) -> str:
-    """Whose a schema is, as the registry names it."""
+    """Return the registry's name for the owner."""
     return PUBLIC if salt is None else salt
 
 
 def _unknown(name: str) -> BodyError:
-    """The same for a schema of somebody else's as for one that nobody has."""
+    """The same error for another tenant's schema and for one that does not exist."""
     return BodyError(f"there is no schema {name!r:.100}; GET /v1/schemas lists them", code="not_found", status=404)
 
 

@@ -1,4 +1,4 @@
-"""What a client sends to make a schema, and what the OpenAPI document says of that: options, and PML or JSON."""
+"""The request bodies that hold a schema, as PML or JSON with options, and their description in the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from inlay.pml.sources import Folder, UnreadableError, document_from_string
 from inlay.server.usage import text_tokens
 from inlay.wording import shown
 
-MAX_TAGS = 50_000  # of a schema as PML, which take a second or two to read
-MAX_VALUES = 200_000  # of one as JSON, and names of fields: a module has about 8 of them
-SOURCE = "schema"  # what problems call a document that has no file
+MAX_TAGS = 50_000  # of a schema as PML; parsing that many takes a second or two
+MAX_VALUES = 200_000  # values and field names of a schema as JSON; a module has about 8
+SOURCE = "schema"  # the name of a document without a file, in problems
 
 
 class SchemaOptions(BaseModel):
-    """What may stand beside a schema."""
+    """The options beside a schema."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -40,7 +40,7 @@ class SchemaOptions(BaseModel):
 
 
 class SchemaBody(SchemaOptions):
-    """The body of a request that makes a schema, or a version of one, in JSON."""
+    """The JSON body of a request that creates a schema or a new version."""
 
     pml: str | None = Field(None, description="a schema as PML: <schema name=…>…</schema>")
     schema_: dict[str, Any] | None = Field(
@@ -51,7 +51,7 @@ class SchemaBody(SchemaOptions):
 _OPTIONS = frozenset(SchemaOptions.model_fields)
 
 
-#: Of routes that take a schema, and of one that takes none, for the OpenAPI document; and what each status means.
+#: OpenAPI descriptions of routes with and without a schema in the body, and the meaning of each status.
 BODY = {
     "requestBody": {
         "required": True,
@@ -87,7 +87,15 @@ RESPONSES: dict[int | str, dict[str, Any]] = {status: {"description": says} for 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A schema as it was given. form: "pml", whose text is kept, or "schema", whose JSON is. size: bytes of UTF-8."""
+    """The source of a schema.
+
+    Args:
+        form: "pml" or "schema" (JSON).
+        text: the text in that form.
+        schema: the parsed schema.
+        size: bytes of the text in UTF-8.
+        sha256: of the text.
+    """
 
     form: Literal["pml", "schema"]
     text: str
@@ -96,26 +104,26 @@ class Source:
     sha256: str
 
     def document(self) -> str | dict[str, Any]:
-        """It as the body of a request gives it."""
+        """Return the source as a request body gives it."""
         document: str | dict[str, Any] = self.text if self.form == "pml" else json.loads(self.text)
         return document
 
 
 def of_schema(schema: Schema) -> Source:
-    """The source of a schema that came from a file of the operator's; the files that it names stand in it."""
+    """Return the source of a schema from an operator's file. The text of files that it names is included."""
     return _source("schema", schema.to_json(), schema)
 
 
 def of_text(form: Literal["pml", "schema"], text: str) -> Source:
-    """The source that has this form and text, to the letter. Raises PMLError."""
+    """Parse a text of this form and return its source, with the text unchanged. Raises PMLError."""
     read = _of_pml(text) if form == "pml" else _of_json(json.loads(text))
     return _source(form, text, read.schema)
 
 
 class GivenSchema:
-    """The schema that a request brings, taken out of the request's state: it is kept until it is read, and no longer.
+    """The schema of a request, taken out of the request's state. It is dropped once it is parsed.
 
-    options: what stands beside it. field: the one of the body that it is in.
+    ``options`` are the options beside it. ``field`` is the body's field that holds it.
     """
 
     def __init__(self, state: dict[str, Any], query: Mapping[str, str]) -> None:
@@ -126,27 +134,27 @@ class GivenSchema:
         self._body: SchemaBody | None = body
 
     def tokens(self) -> int:
-        """About how many it has, before it is read."""
+        """Estimate its tokens before it is parsed."""
         assert self._body is not None, "it was not read yet"
         pml = self._body.pml
         return text_tokens(pml) if pml is not None else sum(map(text_tokens, _texts(self._body.schema_)))
 
     def taken(self) -> SchemaBody:
-        """The body that holds it, once."""
+        """Return the body that holds it. Call it once."""
         body, self._body = self._body, None
         assert body is not None, "a schema is read once"
         return body
 
 
 def read_body(body: Any, query: Mapping[str, str]) -> SchemaBody:
-    """What the body of a request says: an object of JSON, or PML as text with its options in the query.
+    """Return the fields of a request body: a JSON object, or PML as text with its options in the query.
 
     Raises BodyError, which names every problem.
     """
     if isinstance(body, str):
         words: dict[str, Any] = {"true": True, "false": False}
         if "pml" in query or "schema" in query:
-            raise BodyError("the query holds a schema, and so does the body; leave it out of the query", param="query")
+            raise BodyError("the query and the body both hold a schema; leave it out of the query", param="query")
         return _validated({"pml": body, **{name: words.get(value, value) for name, value in query.items()}})
     if not isinstance(body, Mapping):
         raise BodyError(f'the body is {shown(body)}; it must be an object {{"pml": "…"}} or {{"schema": {{…}}}}')
@@ -158,7 +166,7 @@ def read_body(body: Any, query: Mapping[str, str]) -> SchemaBody:
 
 
 def read_source(body: SchemaBody) -> Source:
-    """The schema that a body holds. Files are never read for it. Raises BodyError and PMLError. Takes a while."""
+    """Parse the schema of a body. It never reads files. It is slow. Raises BodyError and PMLError."""
     if (body.pml is None) == (body.schema_ is None):
         raise BodyError('there is no schema, or there are two; give one of "pml" and "schema"', param="pml")
     _check_size(body)
@@ -170,7 +178,7 @@ def read_source(body: SchemaBody) -> Source:
 
 
 def check_name(source: Source, name: str) -> None:
-    """Raises BodyError for a schema of another name than that of its path."""
+    """Raise BodyError if the schema's name differs from the path's."""
     given = source.schema.name
     if given != name:
         message = f"the schema is named {given!r:.100} and the path says {name!r:.100}; write the same name in both"
@@ -178,7 +186,7 @@ def check_name(source: Source, name: str) -> None:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All texts in a value of JSON but the names of keys."""
+    """Yield all strings in a JSON value, without the keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list):
@@ -203,7 +211,10 @@ def _source(form: Literal["pml", "schema"], text: str, schema: Schema) -> Source
 
 
 def _check_size(body: SchemaBody) -> None:
-    """Raises BodyError for a schema that would take long to read: a thread of Python that others wait for does it."""
+    """Raise BodyError for a schema that would take long to parse.
+
+    Other requests wait for the same Python threads.
+    """
     if body.pml is not None and body.pml.count("<") > MAX_TAGS:
         message = f"pml holds more than {MAX_TAGS:,} tags; make several schemas of it"
         raise BodyError(message, param="pml")
@@ -214,13 +225,15 @@ def _check_size(body: SchemaBody) -> None:
 
 
 class _NoFiles(Folder):
-    """The folder of a schema that came over the network: nothing on the server's disk is read for it."""
+    """The folder of a schema from the network. It reads no file from the server's disk."""
 
     def __init__(self) -> None:
         super().__init__("")
 
     def read(self, src: str) -> NoReturn:
-        raise UnreadableError("src names a file, and a server reads none for a request; put the text into the module")
+        raise UnreadableError(
+            "src names a file, but the server reads no files for requests; put the text into the module"
+        )
 
 
 def _validated(given: dict[str, Any]) -> SchemaBody:

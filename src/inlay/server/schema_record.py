@@ -1,7 +1,7 @@
-"""One schema as the server keeps it, as the API shows it, and its prewarm: the encoding of its modules ahead of time.
+"""The server's record of a schema, its JSON in the API, and its prewarm task.
 
-The API shows it in a line, or with its modules and what is encoded. A prewarm is one task, which several may wait for
-and watch.
+The API shows a schema as a summary, or in detail with its modules and their encoded tokens. A prewarm task encodes the
+modules ahead of time. Several callers may wait for the same task and watch it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SchemaVersion:
-    """One version of a schema: its number from 1, when it was made (seconds since 1970), and its source's sha256.
+    """One version of a schema.
 
-    form, text: of the source of a past version, as far as it is kept; see KeptSchema.
+    Args:
+        version: its number, from 1.
+        created: seconds since 1970.
+        sha256: of its source.
+        form: the form of a past version's source; None if the source is not kept.
+        text: the source of a past version; None if it is not kept.
     """
 
     version: int
@@ -40,17 +45,24 @@ class SchemaVersion:
 
     @property
     def size(self) -> int:
-        """Bytes of the text that is kept, in UTF-8."""
+        """The size of the kept text in UTF-8 bytes."""
         return 0 if self.text is None else len(self.text.encode())
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaRecord:
-    """The current version of a schema, and what its past ones were.
+    """The current version of a schema, and its history.
 
-    salt: of the tenant who owns it; None for a public one. reuse, positions: what its modules are encoded for; None
-    for nothing that can be encoded ahead, and for the engine's default. tokens: of all its text. versions: oldest
-    first, the current one last. ttl: the lifetime of what is encoded of it, as it was written; None for none.
+    Args:
+        name: the schema's name.
+        salt: the cache_salt of the tenant that owns it; None for a public schema.
+        source: its source.
+        layout: its layout.
+        reuse: the policy that its modules are encoded for; None if nothing can be encoded ahead.
+        positions: the positions that its modules are encoded for; None for the engine's default.
+        tokens: the number of tokens of all its text.
+        versions: oldest first, the current version last.
+        ttl: the lifetime of its encoded states, as the request gave it; None for no limit.
     """
 
     name: str
@@ -69,7 +81,7 @@ class SchemaRecord:
 
     @property
     def etag(self) -> str:
-        """What tells this version from all others of this name, also of a schema that was deleted since."""
+        """An ETag that differs for every version of this name, even after the schema was deleted and created again."""
         now = self.versions[-1]
         return f'"{now.version}-{now.sha256[:16]}-{int(now.created * 1e6):x}"'
 
@@ -80,7 +92,10 @@ class SchemaRecord:
 
 @dataclass(frozen=True, slots=True)
 class KeptSchema:
-    """A schema as it outlives the server that it was made on. form, text: its source's; the rest as of SchemaRecord."""
+    """A schema in the form that a keeper stores.
+
+    ``form`` and ``text`` are its source. The other fields are as in SchemaRecord.
+    """
 
     name: str
     salt: str | None
@@ -99,40 +114,40 @@ class KeptSchema:
 
 
 class SchemaKeeper(Protocol):
-    """Where schemas outlive a server, and several servers of one model share them. Its methods may take long."""
+    """Stores schemas across restarts. Several servers of one model may share it. Its methods may block."""
 
     def changed(self) -> bool:
-        """Whether somebody else may have changed something since ``all``. Quick."""
+        """Return True if another server may have changed a schema since ``all``. It is fast."""
         ...
 
     def all(self) -> list[KeptSchema]:
-        """What is kept now."""
+        """Return the stored schemas."""
         ...
 
     def keep(self, kept: KeptSchema) -> bool:
-        """Keep a schema; returns False where another server has changed it meanwhile, and nothing is kept."""
+        """Store a schema. Returns False and stores nothing if another server has changed it meanwhile."""
         ...
 
     def drop(self, kept: KeptSchema) -> bool:
-        """Keep it no longer; returns False as above."""
+        """Delete a schema. Returns False and deletes nothing if another server has changed it meanwhile."""
         ...
 
 
 def past_source(version: SchemaVersion) -> dict[str, Any] | None:
-    """The source of a past version, as the body of a request gives it; None where it is not kept."""
+    """Return the source of a past version as a request body gives it; None if it is not kept."""
     if version.form is None or version.text is None:
         return None
     return {version.form: version.text if version.form == "pml" else json.loads(version.text)}
 
 
-#: The most modules that are shown at once.
+#: The most modules in one response.
 MODULES = 1000
 
-Stored = Mapping[str, tuple[int, int]]  # module → tokens that can be encoded ahead, and how many of them are stored
+Stored = Mapping[str, tuple[int, int]]  # module → (tokens that can be encoded ahead, tokens of them that are stored)
 
 
 def summary(record: SchemaRecord) -> dict[str, Any]:
-    """A schema in a line of a list."""
+    """Return a schema as an entry of a list."""
     return {
         "object": "schema",
         "name": record.name,
@@ -151,16 +166,18 @@ def summary(record: SchemaRecord) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some of a schema's modules, in the order of the document.
+    """A page of a schema's modules, in document order.
 
-    after: the module behind which they begin; "" for the first one. limit: how many at most.
+    Args:
+        after: the module before the first one of the page; "" to start at the first module.
+        limit: the most modules of the page.
     """
 
     after: str = ""
     limit: int = MODULES
 
     def check(self, record: SchemaRecord) -> None:
-        """Raises BodyError where the schema has no such module."""
+        """Raise BodyError if the schema has no module ``after``."""
         if self.after and self.after not in record.layout.schema.modules:
             raise BodyError(
                 f"after is {self.after!r:.100}, and the schema has no such module; leave it out to begin with the "
@@ -169,9 +186,9 @@ class Page:
             )
 
     def of(self, modules: ByPath[Module]) -> tuple[Sequence[str], bool]:
-        """The paths of the modules on this page, and whether there are others behind it."""
+        """Return the paths of the modules on this page, and True if more modules follow."""
         paths = list(modules)
-        (last,) = modules.paths(self.after) if self.after else (None,)  # ``check`` has seen to it that there is one
+        (last,) = modules.paths(self.after) if self.after else (None,)  # ``check`` has ensured that the module exists
         start = 0 if last is None else paths.index(last) + 1
         end = start + self.limit
         return paths[start:end], end < len(paths)
@@ -180,9 +197,14 @@ class Page:
 def detail(
     record: SchemaRecord, stored: Stored, encoding: dict[str, Any], bytes_per_token: int, page: Page
 ) -> dict[str, Any]:
-    """A schema with its versions, the tree of the modules on a page, and what is encoded of each now.
+    """Return a schema with its versions, the tree of the modules on a page, and the encoded tokens of each module.
 
-    encoding: how far its encoding ahead of time is; see ``encoding``.
+    Args:
+        record: the schema.
+        stored: the stored tokens by module.
+        encoding: the state of its prewarm task; see ``encoding``.
+        bytes_per_token: bytes of KV per token.
+        page: the modules to show.
     """
     schema = record.layout.schema
     shown, has_more = page.of(schema.modules)
@@ -202,7 +224,7 @@ def detail(
 
 
 class _Tree:
-    """The modules of a schema as they nest: those that are shown, and those around them."""
+    """Builds the tree of a schema's modules: the shown modules and their parents."""
 
     def __init__(self, layout: SchemaLayout, stored: Stored, bytes_per_token: int, shown: frozenset[str]) -> None:
         self._layout = layout
@@ -212,7 +234,7 @@ class _Tree:
         self.always = sum(len(run.ids) for run in layout.runs if not run.owner)
 
     def nodes(self, children: Iterable[object]) -> list[dict[str, Any]]:
-        """Modules and unions among the children of a schema, a turn or a module."""
+        """Return the modules and unions among the children of a schema, a turn or a module."""
         found: list[dict[str, Any]] = []
         for child in children:
             if isinstance(child, Turn):
@@ -226,7 +248,7 @@ class _Tree:
         return found
 
     def encoded(self, *modules: str) -> dict[str, int]:
-        """What of some modules can be encoded ahead, in tokens, and what of that is stored now."""
+        """Return the tokens of some modules that can be encoded ahead, and the part of them that is stored now."""
         counts = [self._stored.get(module, (0, 0)) for module in modules]
         tokens = sum(stored for _, stored in counts)
         return {"tokens": tokens, "of": sum(of for of, _ in counts), "bytes": tokens * self._bytes}
@@ -245,10 +267,17 @@ class _Tree:
 
 
 class PrewarmTask:
-    """Encodes a schema from now on, to its end, whoever watches; or until the schema is deleted or replaced.
+    """Encodes a schema in the background, until the end or until the schema is deleted or replaced.
 
-    One event loop's. record: what is encoded. tenant: who pays with its share of the passes. done, total: tokens; both
-    0 until the schema is laid out. failure: what ended it before its time.
+    It continues if no caller waits for it. Use it from one event loop.
+
+    Args:
+        llm: the model.
+        record: the schema to encode.
+        tenant: the tenant whose share of the passes pays for it.
+
+    ``done`` and ``total`` count tokens, and are 0 until the schema is laid out. ``failure`` is the reason of an early
+    end.
     """
 
     def __init__(self, llm: AsyncLLM, record: SchemaRecord, tenant: str) -> None:
@@ -258,7 +287,7 @@ class PrewarmTask:
         self.total = 0
         self.failure: Failure | None = None
         self._loop = asyncio.get_running_loop()
-        self._changed = asyncio.Event()  # replaced whenever it is set, so that nobody misses one
+        self._changed = asyncio.Event()  # replaced whenever it is set, so that no waiter misses a change
         self._task = self._loop.create_task(self._run(llm))
 
     @property
@@ -266,17 +295,17 @@ class PrewarmTask:
         return self._task.done()
 
     async def begun(self) -> None:
-        """Wait until the schema is laid out and known to the model, or all is over."""
+        """Wait until the schema is laid out and known to the model, or the task has ended."""
         if not self.over and not self.total:
             await self._changed.wait()
 
     async def result(self) -> PrewarmTask:
-        """Wait for the end, which nobody who stops waiting puts off. Raises nothing: see ``failure``."""
+        """Wait for the end. Cancelling the wait does not cancel the task. It raises nothing; see ``failure``."""
         await asyncio.wait((self._task,))
         return self
 
     async def watch(self) -> AsyncIterator[tuple[int, int]]:
-        """(done, total) whenever more is done, until the end; one who is slow misses some."""
+        """Yield (done, total) after each progress, until the end. A slow reader misses some updates."""
         seen = 0
         while True:
             changed, done = self._changed, self.done
@@ -302,7 +331,7 @@ class PrewarmTask:
                     ttl=record.ttl,
                     tenant=self._tenant,
                 )
-                await asyncio.sleep(0)  # the last of what _report was told comes before the end
+                await asyncio.sleep(0)  # the last scheduled _report runs before the end
         except AbortedError as error:
             self.failure = failure_of(BodyError(str(error), code="encoding_ended", status=409))
         except InlayError as error:
@@ -315,7 +344,7 @@ class PrewarmTask:
             self._notify()
 
     def _report(self, done: int, total: int) -> None:
-        """Called by the model, on whatever thread."""
+        """The model calls this on any thread."""
         self._loop.call_soon_threadsafe(self._note, done, total)
 
     def _note(self, done: int, total: int) -> None:
@@ -328,9 +357,10 @@ class PrewarmTask:
 
 
 def encoding(task: PrewarmTask | None, dialect: Dialect) -> dict[str, Any]:
-    """How far the encoding ahead of a version is, in tokens, as the API shows it.
+    """Return the state of a version's prewarm, with its tokens, as the API shows it.
 
-    state: "none" where it was never begun, "running", "done" or "failed", with the error as this dialect writes it.
+    The state is "none" if no prewarm was started, else "running", "done" or "failed". A failure has its error in this
+    dialect.
     """
     if task is None:
         return {"state": "none", "done": 0, "total": 0}

@@ -34,7 +34,7 @@ Modules = Annotated[int, Query(ge=1, le=MODULES, description="how many modules t
 After = Annotated[str, Query(description="the module behind which to begin")]
 Public = Annotated[bool | None, Query(description="true for the public schema of that name, false for your own")]
 
-_MODULE_BYTES = 200  # of a module in a response, about
+_MODULE_BYTES = 200  # approximate bytes of one module in a response
 
 
 @router.post("", status_code=201, openapi_extra=BODY, responses=RESPONSES)
@@ -125,7 +125,7 @@ async def warm(request: Request, name: str, public: Public = None, stream: bool 
     record = service.schemas.find(name, tenant, public=public)
     async with service.meter.request(tenant) as admission:
         missing = await _missing(service.schemas, record)
-        admission.hold(tokens=missing)  # others of the tenant's may have used up its tokens meanwhile
+        admission.hold(tokens=missing)  # other requests of the tenant may have used its tokens meanwhile
         admission.tokens(missing)
         task = await service.schemas.prewarm(record, tenant.name)
     if stream or "text/event-stream" in request.headers.get("accept", ""):
@@ -146,7 +146,9 @@ async def one_version(request: Request, name: str, version: int, public: Public 
         record = service.schemas.find(name, tenant, public=public)
         found = next((one for one in record.versions if one.version == version), None)
         if found is None:
-            message = f"schema {name!r:.100} has no version {version}, or had it too long ago; GET it to see which"
+            message = (
+                f"schema {name!r:.100} has no version {version}, or it is too old; GET the schema for its versions"
+            )
             raise BodyError(message, code="not_found", status=404)
         current = version == record.version
         source = {record.source.form: record.source.document()} if current else past_source(found)
@@ -160,7 +162,7 @@ async def pin(request: Request, name: str, public: Public = None) -> Response:
     record = service.schemas.find(name, tenant, public=public)
     if record.reuse is None:
         raise BodyError(
-            "nothing of it is encoded ahead, as no modules are allowed, so there is nothing to pin",
+            "modules are not allowed, so the schema is not encoded ahead; there is nothing to pin",
             code="reuse_not_allowed",
             status=403,
         )
@@ -196,7 +198,7 @@ async def evict(request: Request, name: str, public: Public = None) -> Response:
 
 
 def _check_ttl(options: SchemaOptions) -> None:
-    """Raises BodyError for a lifetime that is none."""
+    """Raise BodyError for an invalid ttl."""
     if options.ttl is not None:
         try:
             parse_ttl(options.ttl)
@@ -207,7 +209,13 @@ def _check_ttl(options: SchemaOptions) -> None:
 def asking(
     request: Request, only: tuple[str, ...] | None = None, body: tuple[Any, ...] = (None,)
 ) -> tuple[Service, Tenant]:
-    """What the routes share, and who asks. only: what may stand in the query where the body is one of a few."""
+    """Return the service and the tenant of a request.
+
+    Args:
+        request: the request.
+        only: the allowed query parameters; None skips the checks of query and body.
+        body: the allowed bodies.
+    """
     if only is not None:
         for name in request.query_params:
             if name not in only:
@@ -219,19 +227,19 @@ def asking(
 
 
 def _dialect(request: Request) -> Dialect:
-    """How the path's failures are written."""
+    """Return the dialect of the path's failures."""
     return route_of(request.scope["path"]).dialect
 
 
 def _check_meant(request: Request) -> None:
-    """Raises BodyError for a request that a web page could have its visitor's browser send without asking first.
+    """Refuse a request that a web page could make its visitor's browser send without a preflight request.
 
-    Without a body there is no type of it that BodyMiddleware would look at. Either header makes a browser ask.
+    A request without a body has no content type for BodyMiddleware to check. Either header forces a preflight request.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and "authorization" not in request.headers:
         raise BodyError(
-            "there is no Content-Type, so that a web page could have sent this; send {} with "
+            "there is no Content-Type, and a web page could send such a request; send {} with "
             "'Content-Type: application/json'",
             code="unsupported_media_type",
             status=415,
@@ -239,7 +247,7 @@ def _check_meant(request: Request) -> None:
 
 
 def _is_public(asked: bool | None, tenant: Tenant) -> bool:
-    """Whose a new schema is: everybody's or the tenant's alone."""
+    """True if a new schema is public, False if only its tenant can see it."""
     if tenant.salt is None:
         if asked is False:
             raise BodyError("this server has no keys, so all on it is public; leave public out", param="public")
@@ -251,7 +259,12 @@ def _is_public(asked: bool | None, tenant: Tenant) -> bool:
 
 
 def _policy(body: SchemaOptions, tenant: Tenant, service: Service) -> str | None:
-    """What modules are encoded for; None where nobody asks for it and it is not allowed. Raises ParameterError."""
+    """Return the policy to encode modules for; None if modules are not allowed and the request does not ask for them.
+
+    Raises:
+        BodyError: the request asks for a policy that is not allowed or not modular.
+        ParameterError: the policy is invalid.
+    """
     allowed = ReusePolicy.least(service.settings.max_reuse, tenant.limits.max_reuse)
     ahead = ReusePolicy.ahead(service.settings.reuse, allowed)
     policy = ahead if body.reuse is None else ReusePolicy.named(body.reuse)
@@ -268,7 +281,7 @@ def _policy(body: SchemaOptions, tenant: Tenant, service: Service) -> str | None
     if not policy.within(allowed):
         wanted = body.model_fields_set & {"reuse", "positions"} or ("encode" in body.model_fields_set and body.encode)
         if wanted:
-            message = f"the most that you may ask for is reuse '{allowed}', so nothing is encoded ahead; leave reuse, "
+            message = f"you may ask for at most reuse '{allowed}', so nothing is encoded ahead; leave reuse, "
             raise BodyError(f"{message}positions and encode out", param="reuse", code="reuse_not_allowed", status=403)
         return None
     service.llm.positions_for(str(policy), body.positions)
@@ -276,14 +289,14 @@ def _policy(body: SchemaOptions, tenant: Tenant, service: Service) -> str | None
 
 
 def _to_encode(given: GivenSchema, reuse: str | None, tenant: Tenant) -> int:
-    """About how many tokens a schema will take of a tenant's; how many they are is known when it is laid out."""
+    """Estimate the tokens that encoding a schema costs its tenant. The exact number is known after layout."""
     if given.options.encode is False or reuse is None or tenant.limits.tokens_per_minute is None:
         return 0
     return given.tokens()
 
 
 async def _missing(registry: SchemaCatalog, record: SchemaRecord) -> int:
-    """How many tokens there are to be encoded."""
+    """Return the number of tokens that are not encoded yet."""
     return sum(of - tokens for of, tokens in (await registry.stored(record)).values())
 
 
@@ -308,7 +321,7 @@ async def _response(
     source: bool = False,
     page: Page | None = None,
 ) -> Response:
-    """A schema as it is now to a tenant, one page of its modules."""
+    """Return a response that shows a schema to a tenant, with one page of its modules."""
     page, registry = page or Page(), service.schemas
     page.check(record)
     stored, task = await registry.stored(record), registry.prewarm_of(record)
@@ -321,13 +334,13 @@ async def _response(
     headers = {"ETag": record.etag}
     if status == 201:
         headers["Location"] = f"{router.prefix}/{quote(record.name)}"
-    # The tree is built of all modules, however few are shown.
+    # The tree is built from all modules, even if the page shows few.
     size = len(record.layout.schema.modules) * _MODULE_BYTES + (record.source.size if source else 0)
     return await json_response(body, size, status, headers)
 
 
 async def _outcome(registry: SchemaCatalog, task: PrewarmTask, dialect: Dialect) -> dict[str, Any]:
-    """What came of an encoding."""
+    """Return the result of an encoding."""
     record = task.record
     counts = (await registry.stored(record)).values()
     return {
@@ -341,7 +354,7 @@ async def _outcome(registry: SchemaCatalog, task: PrewarmTask, dialect: Dialect)
 
 
 async def progress_events(registry: SchemaCatalog, task: PrewarmTask, dialect: Dialect) -> AsyncIterator[bytes]:
-    """Server-sent events: how far it is, what came of it, and the end."""
+    """Yield server-sent events: the progress, the result, and the end marker."""
     async for done, total in task.watch():
         yield _event({"done": done, "total": total})
     outcome = await _outcome(registry, task, dialect) if task.failure is None else dialect.error_body(task.failure)
@@ -354,6 +367,6 @@ def _event(value: dict[str, Any]) -> bytes:
 
 
 def _refused(error: PMLError, field: str, path: str) -> Response:
-    """All that is wrong with a schema. field: of the body, in which it came."""
+    """Return the response that lists all errors of a schema. ``field`` is the body's field that holds the schema."""
     failure = dataclasses.replace(failure_of(error), param=field, code="invalid_schema", problems=tuple(error.problems))
     return failure_response(failure, path)

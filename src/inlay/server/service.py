@@ -1,4 +1,4 @@
-"""What the routes of one server share, which requests are under way, and how it begins and ends."""
+"""The shared state of a server's routes, its running requests, and its start and stop."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ from inlay.server.threads import BodyWorkers, MemoryTrimmer
 
 logger = logging.getLogger(__name__)
 
-_STUCK_S = 10.0  # of prompt processing, until the server is not ready
-_LAST_WORDS, _LAST_WORD_S = 20, 0.1  # how often, and how long each time, for errors to reach those who listen
-_RETRY_S = 5.0  # by then somebody else has taken over
+_STUCK_S = 10.0  # seconds without progress on prompts until the server is not ready
+_LAST_WORDS, _LAST_WORD_S = 20, 0.1  # repetitions and seconds per repetition to deliver errors to clients
+_RETRY_S = 5.0  # by then another server should have taken over
 
 
 class InFlight:
-    """The requests under way on one event loop, but for those that only ask how the server is."""
+    """Counts the running requests of one event loop. Probes and other status requests do not count."""
 
     def __init__(self) -> None:
         self.stopping = False
         self._count = 0
-        self._changed = asyncio.Event()  # set at the last one's end, or where nobody is to wait any longer
+        self._changed = asyncio.Event()  # set when the last request ends, or when the wait is over
 
     def begin(self) -> None:
-        """Raises BodyError, status 503, once the server is stopping."""
+        """Count a request. Raises BodyError, status 503, once the server is stopping."""
         if self.stopping:
             raise stopping_error()
         self._count += 1
@@ -58,11 +58,11 @@ class InFlight:
             self._changed.set()
 
     def stop_waiting(self) -> None:
-        """Whoever waits for them waits no longer."""
+        """End the wait of ``drained``."""
         self._changed.set()
 
     async def drained(self, seconds: float) -> bool:
-        """Wait so long for all of them to end, once no more begin; returns whether they did."""
+        """Wait at most this long for all requests to end. Returns True if they did."""
         self._changed.clear()
         if self._count:
             with suppress(TimeoutError):
@@ -72,13 +72,13 @@ class InFlight:
 
 
 def stopping_error() -> BodyError:
-    """What a server that is stopping says to requests."""
+    """Return the error for requests to a server that is stopping."""
     message = "the server is stopping; send the request again"
     return BodyError(message, code="server_stopping", status=503, retry_after_s=_RETRY_S)
 
 
 class DrainMiddleware:
-    """ASGI middleware: counts requests in and out."""
+    """ASGI middleware: counts running requests, and refuses new ones while the server stops."""
 
     def __init__(self, app: ASGIApp, in_flight: InFlight) -> None:
         self._app = app
@@ -100,11 +100,19 @@ class DrainMiddleware:
 
 
 class Service:
-    """A model with its tenants, its schemas and its counts.
+    """A model with its tenants, schemas and metrics: the shared state of all routes.
 
-    schemas: public ones, there from the first request on. keeper: see SchemaCatalog.
-    ready: whether the model has answered, and these schemas are encoded. created: when, in seconds since 1970.
-    Raises ParameterError where an adapter has the model's name.
+    Args:
+        llm: the model.
+        settings: the server's options.
+        schemas: public schemas that exist from the start.
+        keeper: see SchemaCatalog.
+
+    ``ready`` is True once the first schemas are encoded and the model has answered. ``created`` is in seconds since
+    1970.
+
+    Raises:
+        ParameterError: an adapter has the model's name.
     """
 
     def __init__(
@@ -116,7 +124,7 @@ class Service:
     ) -> None:
         check_names(llm.adapters, settings.served_names)
         self.llm = llm
-        #: Where the model runs without reuse, nobody may ask for any.
+        #: If the model runs without reuse, no request may ask for any.
         self.settings = settings if llm.client.model.why_unshared is None else replace(settings, max_reuse=str(OFF))
         self.tenants = Tenants(settings.keys_file, settings.api_keys)
         self.tools = model_tools(llm.tokenizer, settings.tool_parser)
@@ -138,15 +146,15 @@ class Service:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What requests may call the model, the one that answers call it first; then its adapters."""
+        """The served names of the model, then its adapters. Answers use the first one."""
         return (*self.settings.served_names, *self.llm.adapters)
 
     def fingerprint(self, adapter: str | None) -> str:
-        """See ``system_fingerprint``. adapter: the one that answers; None for the model alone."""
+        """Return the system fingerprint of an adapter, or of the model alone. See ``system_fingerprint``."""
         return system_fingerprint(self.llm.client.model.fingerprint(adapter))
 
     async def open(self) -> None:
-        """Make the schemas of the start known, once, before anybody can ask for them. Raises InlayError."""
+        """Publish the first schemas, once, before requests arrive. Raises InlayError."""
         await self.schemas.refresh()
         ahead: str | None = str(ReusePolicy.ahead(self.settings.reuse, ReusePolicy.parse(self.settings.max_reuse)))
         if self.llm.client.model.why_unshared is not None:
@@ -155,7 +163,7 @@ class Service:
             self._records.append(await self.schemas.publish(schema, reuse=ahead, ttl=self.settings.schema_ttl))
 
     async def warm_up(self) -> None:
-        """Encode these schemas, where anybody may use that, and let the model answer once. Raises InlayError."""
+        """Encode the first schemas if requests may use modules, and let the model answer once. Raises InlayError."""
         if ReusePolicy.parse(self.settings.max_reuse).modular:
             for record in self._records:
                 await (await self.schemas.prewarm(record)).result()
@@ -164,15 +172,15 @@ class Service:
         self.ready = True
 
     def check_moving(self) -> None:
-        """Raises BodyError, status 503, where what is sent now would stand in line behind work that does not end."""
+        """Raise BodyError, status 503, if a new request would wait behind prompts that make no progress."""
         stuck_s = self.llm.pools.prompts.stuck_s
         if stuck_s > _STUCK_S:
-            message = f"no prompt has been begun for {stuck_s:.0f} seconds and some wait; send requests elsewhere"
+            message = f"no waiting prompt has started for {stuck_s:.0f} seconds; send requests to another server"
             raise BodyError(message, code="not_ready", status=503, retry_after_s=_STUCK_S)
 
     @contextmanager
     def running(self, names: Sequence[str]) -> Iterator[None]:
-        """Requests of the engine under these names are under way."""
+        """Register the engine's request ids as running, until the block ends."""
         self._running.update(names)
         try:
             yield
@@ -180,9 +188,9 @@ class Service:
             self._running.difference_update(names)
 
     async def stop(self) -> None:
-        """Let nobody in, and wait for those who are under way; after the time they have, tell them that it is over.
+        """Refuse new requests and wait for the running ones. Abort them after ``drain_s`` seconds.
 
-        Called once more while it waits: their time is over now.
+        A second call during the wait ends it at once.
         """
         in_flight = self.in_flight
         if in_flight.stopping:
@@ -191,8 +199,8 @@ class Service:
         in_flight.stopping = True
         if await in_flight.drained(self.settings.drain_s):
             return
-        logger.warning("the server stops; requests that are still under way end with an error")
-        for _ in range(_LAST_WORDS):  # more than once: one that is being laid out cannot be told yet
+        logger.warning("the server stops; the remaining requests end with an error")
+        for _ in range(_LAST_WORDS):  # Repeated, because a request in layout cannot be aborted yet.
             for name in list(self._running):
                 self.llm.abort(name)
             if await in_flight.drained(_LAST_WORD_S):
@@ -200,6 +208,6 @@ class Service:
 
 
 def _places(llm: AsyncLLM) -> int | None:
-    """How many answers run and wait at most; None for any number."""
+    """Return the most answers that may run or wait; None for no limit."""
     config = llm.config
     return None if config.max_waiting is None else config.max_num_seqs + config.max_waiting

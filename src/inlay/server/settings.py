@@ -1,4 +1,4 @@
-"""What a server is told once, at the start."""
+"""The options of a server, fixed at its start."""
 
 from __future__ import annotations
 
@@ -22,29 +22,34 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """Settings of a server; checked once, here. Raises ParameterError.
+    """Options of a server, checked on creation. Raises ParameterError.
 
-    host, port: where it listens; port 0 takes a free one.
-    served_names: what requests may call the model; the first is what answers call it.
-    reuse: the policy of requests that bring none; None for that of ``policy.default_policy``.
-    max_reuse: the most reuse that a request may ask for.
-    keys_file: of ``inlay keys``. api_keys: further ones, of the operator. Without either, everybody is answered.
-    open_to_network: whether it may listen elsewhere than on this machine without keys.
-    uds: whether it listens on a Unix domain socket, in place of host and port.
-    root_path: in front of all paths where a proxy has it there, like "/llm"; "" for none.
-    cors_origins: of web pages whose scripts may call it; "*" for all.
-    max_body_bytes, max_nesting: of a request's body.
-    timeout_s: after which a request ends, unless it asks for another time; None for never.
-    max_timeout_s: the most that a request may ask for; None for ``timeout_s``.
-    stream_interval: how many new tokens are worth an event of a stream, over all its choices; more of them cost less.
-    keep_alive_s: how long a stream may be silent; then its headers are sent, and a comment.
-    slow_client_s: how long a client may leave what was sent to it unread.
-    drain_s: how long requests under way may go on when the server is told to stop.
-    default_max_tokens: see ``api.dialect.Dialect.translate``.
-    tool_parser: how answers write tool calls, a name of ``api.tools.formats``; None to tell it from
-        the template. reasoning_parser: how answers write reasoning, a name of ``api.reasoning.formats``; as above.
-    schema_ttl: the lifetime of what is encoded of the schemas that are there from the start, like "1h"; None for none.
-    log_format, log_level: of the log on stderr.
+    Args:
+        host: the address to listen on.
+        port: the port to listen on; 0 takes a free one.
+        served_names: the model's names in requests. Answers use the first one.
+        reuse: the policy of requests without one; None for ``policy.default_policy``.
+        max_reuse: the most reuse that a request may ask for.
+        keys_file: the file that ``inlay keys`` writes.
+        api_keys: the operator's keys, beside the file. Without file and keys, every caller is answered.
+        open_to_network: allow a server without keys to listen beyond this machine.
+        uds: the server listens on a Unix domain socket instead of host and port.
+        root_path: the path prefix at a proxy, like "/llm"; "" for none.
+        cors_origins: origins of web pages whose scripts may call the server; "*" for all.
+        max_body_bytes: the largest body.
+        max_nesting: the most levels of lists and objects in a body.
+        timeout_s: seconds until a request is aborted, unless it asks for another time; None for never.
+        max_timeout_s: the most seconds that a request may ask for; None for ``timeout_s``.
+        stream_interval: new tokens per event of a stream, over all its choices. A larger value costs less.
+        keep_alive_s: seconds without an event until a stream sends its headers and a comment.
+        slow_client_s: seconds that a client may leave sent data unread.
+        drain_s: seconds that running requests may continue once the server stops.
+        default_max_tokens: see ``api.dialect.Dialect.translate``.
+        tool_parser: the format of tool calls, a name of ``api.tools.formats``; None to detect it from the template.
+        reasoning_parser: the format of reasoning, a name of ``api.reasoning.formats``; None to detect it.
+        schema_ttl: the lifetime of the encoded states of the first schemas, like "1h"; None for no limit.
+        log_format: the format of the log on stderr.
+        log_level: the lowest level of the log.
     """
 
     host: str = "127.0.0.1"
@@ -83,8 +88,8 @@ class ServerSettings:
         check_choice("log_level", self.log_level, LOG_LEVELS)
         if reuse is not None and not reuse.within(ReusePolicy.parse(self.max_reuse)):
             raise ParameterError(
-                f"reuse is {self.reuse!r} and max_reuse is {self.max_reuse!r}, so that no request could leave its "
-                "policy out; lower the one or raise the other"
+                f"reuse is {self.reuse!r} and max_reuse is {self.max_reuse!r}, which allows less; lower reuse or raise "
+                "max_reuse"
             )
         if self.schema_ttl is not None:
             parse_ttl(self.schema_ttl, "schema_ttl")
@@ -107,10 +112,10 @@ class ServerSettings:
 
     @property
     def has_keys(self) -> bool:
-        """Whether those who have none are refused."""
+        """True if callers without a key are refused."""
         return self.keys_file is not None or bool(self.api_keys)
 
     @property
     def longest_s(self) -> float | None:
-        """The most seconds that a request may take; None for no bound."""
+        """The most seconds that a request may take; None for no limit."""
         return self.timeout_s if self.max_timeout_s is None else self.max_timeout_s

@@ -1,6 +1,6 @@
-"""A server while its model loads: the process lives, and says how far it is; everything else is told to wait.
+"""Answers requests while the model loads: the process is alive, and everything else must wait.
 
-Imports nothing that takes long: it answers before torch has been read.
+It imports nothing slow, so it answers before torch is imported.
 """
 
 from __future__ import annotations
@@ -24,9 +24,13 @@ _RETRY_S = 1
 
 @dataclass
 class Loading:
-    """How far the loading of a model is: what is done now, and how much of that. Written by one thread, read by others.
+    """The progress of loading a model. One thread writes it, others read it.
 
-    what: as in "the server loads …". done, total: 0 where nobody counts.
+    Args:
+        what: the current step, as in "the server loads …".
+        done: finished units of the step.
+        total: all units of the step; 0 if they are not counted.
+        began: the start, in monotonic seconds.
     """
 
     what: str = "its libraries"
@@ -44,9 +48,12 @@ class Loading:
 
 
 class StartingApp:
-    """An ASGI application that becomes another one as soon as that is there.
+    """An ASGI application that is replaced by another one once that is loaded.
 
-    load: makes it, on a thread of its own, and tells how far it is. root_path, slow_client_s: see ServerSettings.
+    Args:
+        load: creates the application on its own thread, and reports its progress.
+        root_path: see ServerSettings.
+        slow_client_s: see ServerSettings.
     """
 
     def __init__(self, load: Callable[[Loading], FastAPI], root_path: str = "", slow_client_s: float = 30.0) -> None:
@@ -57,9 +64,9 @@ class StartingApp:
         self._app: ASGIApp | None = None
 
     async def loaded(self) -> FastAPI:
-        """The application, once it is loaded. Raises what keeps it from that.
+        """Load the application and return it. Raises the exception that loading raised.
 
-        The thread is not waited for at the end of the process: a load cannot be interrupted.
+        The end of the process does not wait for the thread, because a load cannot be interrupted.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[FastAPI] = loop.create_future()
@@ -80,7 +87,7 @@ class StartingApp:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":  # the application behind is opened by hand
+        if scope["type"] == "lifespan":  # the loaded application is opened by the server
             await _lifespan(receive, send)
         elif self._app is not None:
             await self._app(scope, receive, send)

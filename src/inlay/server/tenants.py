@@ -1,4 +1,4 @@
-"""Who asks: from the key of a request to its tenant, and the middlewares that let nobody else further."""
+"""Finds the tenant of a request by its key, and checks keys, rate limits and the Host header in middlewares."""
 
 from __future__ import annotations
 
@@ -29,11 +29,15 @@ _SEND = "send the header 'Authorization: Bearer KEY'"
 
 
 class Tenants:
-    """The tenants of a server. One event loop's.
+    """The tenants of a server. Use it from one event loop.
 
-    path: of a file of keys, which is read again when it changes; None for none. api_keys: those of the operator, whose
-    requests are EVERYBODY's, as all are where there are neither. clock: seconds that never go back.
-    Raises ParameterError for a file that cannot be read.
+    Args:
+        path: the keys file, which is read again when it changes; None for none.
+        api_keys: the operator's keys. Requests with them belong to EVERYBODY. Without file and keys, all requests do.
+        clock: monotonic seconds.
+
+    Raises:
+        ParameterError: the file cannot be read.
     """
 
     def __init__(
@@ -50,22 +54,22 @@ class Tenants:
 
     @classmethod
     def open(cls) -> Tenants:
-        """No keys: every request is EVERYBODY's."""
+        """Return tenants without keys: every request belongs to EVERYBODY."""
         return cls(None)
 
     @classmethod
     def from_file(cls, path: Path, *, clock: Callable[[], float] = time.monotonic) -> Tenants:
-        """The tenants of a file of keys alone. Raises ParameterError."""
+        """Return the tenants of a keys file. Raises ParameterError."""
         return cls(path, clock=clock)
 
     @property
     def names(self) -> frozenset[str]:
-        """Of all tenants that there are now."""
+        """The names of all current tenants."""
         own = {PUBLIC} if self._operator or self._path is None else set()
         return frozenset(own | set(self._keys.tenants))
 
     def of(self, authorization: str | None) -> Tenant:
-        """Whose request has this Authorization header, or none. Raises BodyError with status 401."""
+        """Return the tenant for an Authorization header, or for None without one. Raises BodyError with status 401."""
         if self._path is None and not self._operator:
             return EVERYBODY
         if self._path is not None:
@@ -84,12 +88,12 @@ class Tenants:
         return Tenant(entry.tenant, tenant.salt, tenant.limits, entry.admin)
 
     def _is_operators(self, key: str) -> bool:
-        """Compared with all of them, so that the time tells neither which one it is nor how much of it is right."""
+        """Compares with all keys in constant time, so that timing reveals nothing about them."""
         given = _digest(key)
         return sum(hmac.compare_digest(given, one) for one in self._operator) > 0
 
     def _look_again(self, path: Path) -> None:
-        """Take up what ``inlay keys`` has changed. What cannot be read changes nothing, and is said once."""
+        """Read the file again if it has changed. A file that cannot be read changes nothing and is logged once."""
         now = self._clock()
         if now - self._looked_at < _LOOK_EVERY_S:
             return
@@ -101,13 +105,13 @@ class Tenants:
         try:
             self._keys, self._stamp = read_keys(path)
         except ParameterError as error:
-            logger.error("the keys stay as they were: %s", error)
+            logger.error("the keys file has changed and cannot be used; the old keys stay valid: %s", error)
         else:
-            logger.info("%s has changed and was read again: %d keys", path, len(self._keys.keys))
+            logger.info("%s has changed and was read again; it has %d keys", path, len(self._keys.keys))
 
 
 class AuthMiddleware:
-    """ASGI middleware: sets ``scope["state"]["tenant"]``, and answers 401 where a request has no key that is known."""
+    """ASGI middleware: sets ``scope["state"]["tenant"]``. It answers 401 to a request without a valid key."""
 
     def __init__(self, app: ASGIApp, tenants: Tenants) -> None:
         self._app = app
@@ -124,9 +128,9 @@ class AuthMiddleware:
 
 
 class RateLimitMiddleware:
-    """ASGI middleware: answers to tenants with limits say what is left of them. Best inside AuthMiddleware.
+    """ASGI middleware: adds rate limit headers to responses for tenants with limits. Place it inside AuthMiddleware.
 
-    Where nothing is left, a request with a body is refused before the body is read: only what is metered has one.
+    If a limit is used up, it refuses a request with a body before the body is read. Only metered requests have a body.
     """
 
     def __init__(self, app: ASGIApp, meter: Meter) -> None:
@@ -156,12 +160,12 @@ class RateLimitMiddleware:
 class LocalHostMiddleware:
     """ASGI middleware: answers 421 to requests for any host but localhost and loopback addresses.
 
-    For a server that has no keys and serves its own machine alone. A web page can make its own name mean 127.0.0.1 for
-    a moment ("DNS rebinding"), and then its scripts speak to a server there as if it were their own. They cannot change
-    the Host header, which says whom they believe to speak to. Requests for probes need not name one.
+    It is for a server without keys that listens on this machine only. A web page can make its own host name resolve to
+    127.0.0.1 ("DNS rebinding"). Its scripts can then call a local server as their own origin. They cannot change the
+    Host header, which still holds the page's host name. Probes need no Host header.
 
-    Starlette's TrustedHostMiddleware would not do: it knows names and "*.name", not all of 127.0.0.0/8, takes "[" for
-    the host of "[::1]:8000", asks probes for a Host too, and answers 400 without saying what to do.
+    Starlette's TrustedHostMiddleware does not fit. It knows names and "*.name", but not all of 127.0.0.0/8. It reads
+    "[" as the host of "[::1]:8000", requires a Host from probes, and its answer 400 does not say what to do.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -174,8 +178,8 @@ class LocalHostMiddleware:
             probed = given is None and route_of(scope["path"]).probe
             if not probed and not is_local(host):
                 message = (
-                    f"the Host is {host!r:.80}, and a server without keys that listens on this machine alone answers "
-                    "to localhost; write that, or serve with --keys, or with --open-to-network"
+                    f"the Host is {host!r:.80}, but a server without keys answers only to localhost; write localhost, "
+                    "or start the server with --keys or --open-to-network"
                 )
                 await refuse(BodyError(message, code="misdirected_request", status=421), scope, receive, send)
                 return
@@ -183,7 +187,7 @@ class LocalHostMiddleware:
 
 
 def is_local(host: str) -> bool:
-    """Whether a Host header names the machine that it is sent to."""
+    """True if a Host header names localhost or a loopback address."""
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
     if name.lower().rstrip(".") == "localhost":
         return True
@@ -194,7 +198,10 @@ def is_local(host: str) -> bool:
 
 
 def check_api_key(key: str) -> str:
-    """Return a key that a client can send as ``Authorization: Bearer KEY``. Raises ParameterError, which shows none."""
+    """Return the key if clients can send it as ``Authorization: Bearer KEY``.
+
+    Raises ParameterError without the key in it.
+    """
     if not re.fullmatch(r"[!-~]+", key):
         raise ParameterError(
             "an API key is empty, or has a space or a character that headers cannot hold; write letters, digits and "
@@ -208,7 +215,10 @@ def _digest(key: str) -> bytes:
 
 
 def _authorization(scope: Scope) -> str | None:
-    """The Authorization header. Raises BodyError where there are several, of which a proxy may have seen another."""
+    """Return the Authorization header.
+
+    Raises BodyError for several headers, because a proxy may have checked another one.
+    """
     values = [value for name, value in scope["headers"] if name == b"authorization"]
     if len(values) > 1:
         raise _stranger("there are several Authorization headers; send one")

@@ -1,13 +1,12 @@
-"""Threads beside the event loop, for the server's own long work: what bodies ask for, and large answers.
+"""Threads beside the event loop for the server's own long work: request bodies and large answers.
 
-Bodies are parsed, checked and translated before the engine knows of them. The event loop does this itself for small
-ones, which takes it less than a change of threads. All others wait for a thread of a lane, a tenant's one after the
-other, so that tenants take turns; while the engine is busy, a tenant's next one waits for a while behind what took long
-(engine/pacing.py). A lane's threads are its own: work that a client no longer waits for keeps its thread until it ends,
-and no more of it begins.
+Bodies are parsed, checked and translated before they reach the engine. The event loop handles small bodies itself,
+because a thread switch would take longer. Larger ones run on the threads of a lane, one per tenant at a time, so that
+tenants take turns. While the engine is busy, a tenant's next body waits for a while after a slow one
+(engine/pacing.py). If the client has left, running work keeps its thread until it ends, and queued work does not start.
 
-A thread of Python holds the interpreter for as long as one call into C takes, and the event loop waits with everybody
-else. So large JSON is made of many small pieces, between which the loop gets its turn.
+A Python thread holds the interpreter during one call into C, and the event loop waits for it. So large JSON is encoded
+in many small pieces, and the loop can run between them.
 """
 
 from __future__ import annotations
@@ -35,28 +34,28 @@ Result = TypeVar("Result")
 
 _INLINE_BYTES = 2**14
 _SMALL_BYTES = 2**16
-_THREADS = 2  # of a lane: more would only share the interpreter's lock
+_THREADS = 2  # per lane: more threads would only share the interpreter's lock
 _MIB = 2**20
 _RETRY_S = 1.0
-_LOOK_S = 0.05  # how often those that rest look whether the engine is still busy
-_TRIMMED_BYTES = _MIB  # of bodies and answers, behind which it is worth some milliseconds to give their memory back
+_LOOK_S = 0.05  # how often a resting tenant checks if the engine is still busy
+_TRIMMED_BYTES = _MIB  # bytes of bodies and answers after which returning memory is worth some milliseconds
 TRIM_AFTER_S = 1.0
-TRIM_AGAIN_S = 8.0  # behind that, for what was made of bodies: grammars, prompts
-TRIM_LATEST_S = 60.0  # behind the first of small ones that do not end
+TRIM_AGAIN_S = 8.0  # after that, for objects made from bodies: grammars, prompts
+TRIM_LATEST_S = 60.0  # after the first of many small ones
 
 
 class MemoryTrimmer:
-    """Has freed memory given back to the system soon after large bodies and answers; one event loop's."""
+    """Returns freed memory to the system soon after large bodies and answers. Use it from one event loop."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="inlay-trim")
-        self._ended = 0  # bytes since memory was given back
+        self._ended = 0  # bytes since memory was last returned
         self._timer: asyncio.TimerHandle | None = None
-        self._latest = 0.0  # when it is given back at the latest, while the timer runs
+        self._latest = 0.0  # the latest time to return memory, while the timer runs
         self._soon = False
 
     def ended(self, size: int) -> None:
-        """What took about so many bytes, in a body or a response, is over."""
+        """Record the end of a body or response of about this many bytes."""
         self._ended += size
         if self._soon:
             return
@@ -66,8 +65,8 @@ class MemoryTrimmer:
         else:
             self._timer.cancel()
         self._soon = self._ended >= _TRIMMED_BYTES
-        # Never at once: the request goes on with what was made. And behind the last few of many, too: what is made of
-        # a small one may be hundreds of times its size.
+        # Never at once, because the request still uses the parsed objects. Small bodies count too: their objects may
+        # take hundreds of times their size.
         delay = TRIM_AFTER_S if self._soon else TRIM_AGAIN_S
         self._timer = loop.call_at(min(loop.time() + delay, self._latest), self._give_back)
 
@@ -81,10 +80,12 @@ class MemoryTrimmer:
 
 
 class BodyWorkers:
-    """Runs work on bodies where it holds up nobody else; one event loop's.
+    """Runs work on bodies without blocking other requests. Use it from one event loop.
 
-    max_bytes: of one tenant's bodies that wait for a thread or have one, at the same time. trimmer: hears of each.
-    pacer: how long a tenant's next body waits behind one; None for not at all.
+    Args:
+        max_bytes: bytes of one tenant's bodies that may wait or run at the same time.
+        trimmer: is notified at the end of each body.
+        pacer: decides how long a tenant's next body waits after one; None for no wait.
     """
 
     def __init__(
@@ -95,9 +96,17 @@ class BodyWorkers:
         self._large = _Lane("large-bodies", max_bytes, trimmer, pacer)
 
     async def run(self, work: Callable[[], Result], *, tenant: str, size: int, slow: bool = False) -> Result:
-        """What the work returns or raises; and BodyError, status 429, where too much of its tenant's waits.
+        """Run work and return its result.
 
-        size: bytes of the body. slow: whether so many bytes take longer here than those of others.
+        Args:
+            work: the function to run.
+            tenant: the tenant's name.
+            size: bytes of the body.
+            slow: the body takes longer per byte than others.
+
+        Raises:
+            BodyError: status 429, too many of the tenant's bytes wait.
+            Exception: any exception of the work.
         """
         if size <= (_INLINE_BYTES // 16 if slow else _INLINE_BYTES):
             return work()
@@ -106,7 +115,7 @@ class BodyWorkers:
 
 
 class _Timed(Generic[Result]):
-    """Work, to be called once, and the processor time that it took."""
+    """Work to be called once, and its processor time."""
 
     def __init__(self, work: Callable[[], Result]) -> None:
         self._work: Callable[[], Result] | None = work
@@ -124,7 +133,7 @@ class _Timed(Generic[Result]):
 
 
 class _Lane:
-    """A few threads, of which no tenant has more than one at a time."""
+    """A few threads. No tenant uses more than one of them at a time."""
 
     def __init__(self, name: str, max_bytes: int, trimmer: MemoryTrimmer, pacer: Pacer) -> None:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"inlay-{name}")
@@ -137,7 +146,7 @@ class _Lane:
     async def run(self, work: Callable[[], Result], tenant: str, size: int) -> Result:
         if self._bytes[tenant] + size > max(self._max_bytes, size):
             raise BodyError(
-                "you are sending as many large bodies at the same time as may be; wait for one to end",
+                "you are sending too many large bodies at the same time; wait for one to end",
                 code="too_many_bodies",
                 status=429,
                 retry_after_s=_RETRY_S,
@@ -157,11 +166,12 @@ class _Lane:
                 loop.call_soon_threadsafe(self._end, tenant, size, timed.seconds)
 
         future = self._threads.submit(copy_context().run, timed)
-        future.add_done_callback(ended)  # not when nobody waits any more: the thread is taken until then
+        # runs even if the caller no longer waits, because the thread is busy until then
+        future.add_done_callback(ended)
         try:
             return await asyncio.wrap_future(future)
         finally:
-            # An error's traceback leads here, and from here to the error and the body: a circle.
+            # Breaks the reference cycle from an error's traceback to this frame, which holds the error and the body.
             del future, work, timed, ended
 
     def _end(self, tenant: str, size: int, worked_s: float) -> None:
@@ -171,7 +181,7 @@ class _Lane:
         self._rest(tenant, asyncio.get_running_loop().time() + rest_s)
 
     def _rest(self, tenant: str, until: float) -> None:
-        """Let a tenant's next body begin then, or as soon as the engine has nothing to do."""
+        """Let the tenant's next body start at this time, or as soon as the engine is idle."""
         loop = asyncio.get_running_loop()
         left = until - loop.time()
         if left > 0 and self._pacer.busy:
@@ -190,53 +200,56 @@ class _Lane:
 
 
 def give_memory_back() -> None:
-    """Return to the system what was freed: glibc keeps it wherever anything that is still in use lies behind it."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none
+    """Return freed memory to the system. glibc keeps freed memory below any block that is still in use."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries lack it
     if trim is not None:
         trim(0)
 
 
-_SWITCH_S = 1e-4  # how long a thread that computes in Python keeps the interpreter from one that asks for it
+_SWITCH_S = 1e-4  # seconds that a thread running Python may keep the interpreter after another asks for it
 _ARENAS = 2
 _M_ARENA_MAX = -8  # of glibc's malloc.h
 
 
 def set_up_process() -> None:
-    """Let an engine and threads of Python live in one process; to be called before there are any.
+    """Tune the process for an engine and Python threads. Call it before any thread starts.
 
-    A pass gives the interpreter up at some hundred calls into C, and takes it back from whoever parses a body
-    meanwhile: with Python's 5 ms each time, a pass of 30 ms takes over a second. And glibc gives up to eight arenas a
-    core to threads, in each of which what large bodies leave behind keeps memory from the system.
+    A forward pass releases the interpreter at some hundred calls into C, and takes it back from threads that parse
+    bodies. With Python's default of 5 ms each time, a pass of 30 ms takes over a second. glibc gives threads up to
+    eight arenas per core. In each of them, remains of large bodies keep memory from the system.
     """
     sys.setswitchinterval(_SWITCH_S)
-    limit = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none, or heed nothing of it
+    limit = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries lack it or ignore the option
     if limit is not None:
         limit(_M_ARENA_MAX, _ARENAS)
 
 
-#: Where JSON is to become larger than this, it is made off the loop. In bytes.
+#: JSON larger than this is encoded off the loop. In bytes.
 LARGE = 2**16
 
-_WRITTEN_AT_ONCE = 2**18  # bytes; behind each the loop may do something else
-_DEPTH = 6  # down to one token's log-probabilities, or one module, of any body that is sent
+_WRITTEN_AT_ONCE = 2**18  # bytes; the loop can run after each piece
+_DEPTH = 6  # reaches the log-probabilities of one token, or one module, in every kind of body
 
-# Two, so that one large answer does not hold up another; more would only share the same interpreter.
+# Two, so that one large answer does not block another. More would only share the same interpreter.
 _threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="inlay-json")
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 async def off_loop(work: Callable[[], Result]) -> Result:
-    """What a function returns, called on a thread that is for nothing else. Raises what it raises."""
+    """Run a function on a thread for such work. Returns its result and raises its exception."""
     return await asyncio.get_running_loop().run_in_executor(_threads, work)
 
 
 async def json_response(
     make: Callable[[], Any], size: int, status: int = 200, headers: dict[str, str] | None = None
 ) -> Response:
-    """A response of JSON.
+    """Return a JSON response.
 
-    make: gives its value; called on another thread where the response is large.
-    size: about how many bytes it will have.
+    Args:
+        make: returns the value; called on another thread if the response is large.
+        size: the approximate size of the response in bytes.
+        status: the HTTP status.
+        headers: further headers.
     """
     if size <= LARGE:
         return JSONBytes(make(), status, headers)
@@ -244,7 +257,7 @@ async def json_response(
 
 
 def json_pieces(value: Any, depth: int = _DEPTH) -> Iterator[bytes]:
-    """Compact JSON as ``errors.json_bytes`` writes it, part by part; lists and objects are taken apart to a depth."""
+    """Yield compact JSON in pieces, equal to ``errors.json_bytes``. Lists and objects are split down to a depth."""
     if depth and isinstance(value, dict) and value:
         for number, (key, member) in enumerate(value.items()):
             yield (("," if number else "{") + _encode(key) + ":").encode(errors="backslashreplace")
@@ -260,7 +273,7 @@ def json_pieces(value: Any, depth: int = _DEPTH) -> Iterator[bytes]:
 
 
 class InPieces(Response):
-    """A large body of JSON, handed over to the client's connection as fast as that takes it."""
+    """A large JSON body that is sent as fast as the client's connection takes it."""
 
     media_type = "application/json"
 

@@ -1,4 +1,4 @@
-"""``/tokenize`` and ``/detokenize``, as vLLM has them: prompts of all kinds as token ids, and these as text."""
+"""``/tokenize`` and ``/detokenize``, as in vLLM: prompts of all kinds to token ids, and token ids to text."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from inlay.wording import shown
 
 router = APIRouter(tags=["tokens"])
 
-#: What a prompt may be given as, in the fields of completions; and two of /tokenize's own.
+#: The fields for a prompt are those of completions. Two more belong to /tokenize.
 _PROMPT = ("messages", "model", "pml", "positions", "prompt", "reuse", "tools", *CHAT_OPTIONS)
 _OWN = ("add_special_tokens", "return_token_strs")
 FIELDS = (*_PROMPT, *_OWN)
 
-#: Of one request: the characters of a prompt, and the ids of a text.
+#: Limits for one request: characters of a prompt, and ids of a text.
 MAX_CHARACTERS = 2**20
 MAX_IDS = 2**18
 
-_ID_BYTES, _TEXT_BYTES = 8, 16  # of an id, and of a token's text, in a response; about
+_ID_BYTES, _TEXT_BYTES = 8, 16  # approximate bytes in a response, of an id and of a token's text
 
 
 @router.post("/tokenize", **TOKENIZE)
 async def tokenize(request: Request) -> Response:
-    """The ids of a prompt, exactly as a completion would take it."""
+    """The token ids of a prompt, exactly as a completion would read it."""
     service: Service = request.app.state.service
     tenant: Tenant = request.state.tenant
     async with service.meter.request(tenant, tokens=False):
@@ -116,7 +116,7 @@ async def _call(body: Mapping[str, Any], service: Service, tenant: Tenant, size:
 
 
 def _length(prompt: Any) -> int:
-    """How many characters all texts of a prompt have; an id of one that was given as ids counts as one."""
+    """Count the characters of all texts in a prompt. Each token id counts as one."""
     if isinstance(prompt, str):
         return len(prompt)
     if isinstance(prompt, Mapping):

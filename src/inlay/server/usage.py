@@ -1,4 +1,4 @@
-"""What a request for answers may use, told before it runs: tokens and log-probabilities. And what it has used."""
+"""Estimates the tokens and log-probabilities of a request before it runs, and counts its usage."""
 
 from __future__ import annotations
 
@@ -21,19 +21,25 @@ if TYPE_CHECKING:
     from inlay.server.metric_families import Step
     from inlay.server.metrics import Metrics
 
-#: The number of a prompt, and what its answers have come to.
+#: The number of a prompt, and the latest output for it.
 Update = tuple[int, RequestOutput]
 
-#: Of one request, alternatives included. Each takes about 60 bytes of a response, and several times that until then.
+#: Per request, alternatives included. Each takes about 60 bytes of a response, and several times that before it is
+#: sent.
 MAX_LOGPROBS = 2**18
 
-_BYTES_A_TOKEN = 4  # of UTF-8, roughly; what a prompt comes to is known when it is laid out
+_BYTES_A_TOKEN = 4  # a rough estimate for UTF-8; the exact number is known after layout
 
 
 def within_logprobs(call: Call, longest: int) -> Call:
-    """The call with answers no longer than MAX_LOGPROBS allows, where it does not say how long they may be.
+    """Return the call with max_tokens lowered to fit MAX_LOGPROBS, if the request does not set max_tokens.
 
-    longest: tokens of the model's context. Raises BodyError for a call that asks for more.
+    Args:
+        call: the request.
+        longest: tokens of the model's context.
+
+    Raises:
+        BodyError: the request asks for more log-probabilities.
     """
     params = call.params
     if params.logprobs is None:
@@ -53,7 +59,7 @@ def within_logprobs(call: Call, longest: int) -> Call:
 
 
 def check_prompt_logprobs(call: Call, llm: AsyncLLM, tenant: Tenant) -> None:
-    """Raises BodyError for a call that asks for more log-probabilities of its prompts than one may have, roughly."""
+    """Raise BodyError if a call asks for more prompt log-probabilities than MAX_LOGPROBS, by a rough estimate."""
     scored = call.params.prompt_logprobs
     if scored is None:
         return
@@ -67,7 +73,7 @@ def check_prompt_logprobs(call: Call, llm: AsyncLLM, tenant: Tenant) -> None:
 
 
 def tokens_of(call: Call, llm: AsyncLLM, tenant: Tenant) -> int:
-    """How many tokens a call may use: of its prompts, estimated from their text, and of the longest answers."""
+    """Estimate the tokens that a call may use: its prompts, by their text, and answers of the greatest length."""
     longest = llm.client.model.max_positions
     answers = call.answers * _longest_answer(call.params, longest)
     return answers + _prompts_tokens(call, llm, tenant)
@@ -79,7 +85,7 @@ def _prompts_tokens(call: Call, llm: AsyncLLM, tenant: Tenant) -> int:
 
 
 def text_tokens(text: str) -> int:
-    """About how many tokens a text has."""
+    """Estimate the tokens of a text."""
     return -(-len(text.encode(errors="replace")) // _BYTES_A_TOKEN)
 
 
@@ -105,9 +111,12 @@ def _prompt_tokens(prompt: Any, llm: AsyncLLM, tenant: Tenant) -> int:
 def _nodes_tokens(
     nodes: Sequence[Text | Import | ImportSet | PromptTurn], layout: SchemaLayout | None, around: tuple[str, ...]
 ) -> int:
-    """Of what a prompt of a schema says and imports. Names that its schema does not have are refused later.
+    """Estimate the tokens of a prompt's texts and imports. Unknown names count nothing and are refused later.
 
-    around: the names of the modules around these nodes.
+    Args:
+        nodes: the nodes of the prompt.
+        layout: the schema's layout; None if the schema is unknown.
+        around: the names of the modules around these nodes.
     """
     total = 0
     for node in nodes:
@@ -121,7 +130,7 @@ def _nodes_tokens(
         if isinstance(node, Import):
             inside = (*around, *names_of(node.name))
             total += sum(text_tokens(one.value) for one in node.arguments)
-            for depth in range(len(around) + 1, len(inside) + 1):  # a path imports the modules around it, too
+            for depth in range(len(around) + 1, len(inside) + 1):  # a path also imports the modules around it
                 extent = None if layout is None else layout.extents.get(path_of(inside[:depth]))
                 total += 0 if extent is None else extent.tokens
         total += _nodes_tokens(node.children, layout, inside)
@@ -129,15 +138,15 @@ def _nodes_tokens(
 
 
 class RequestUsage:
-    """What one request for answers has used so far, for all who count: metrics, the log line, a tenant's limits.
+    """The usage of one request so far, for the metrics, the log line and the tenant's limits.
 
-    Kept while the request is answered; ``end`` comes once.
+    It exists while the request is answered. Call ``end`` once.
     """
 
     def __init__(self, metrics: Metrics, endpoint: str, tenant: Tenant) -> None:
         self._metrics = metrics
         self._observer = metrics.begin(endpoint, tenant)
-        self._outputs: dict[int, RequestOutput] = {}  # the last of each prompt
+        self._outputs: dict[int, RequestOutput] = {}  # the latest output of each prompt
         self._said: dict[tuple[int, int], int] = {}  # tokens of each answer, by prompt and choice
         self.said = 0  # tokens of all answers
         self._asked_at = 0.0
@@ -145,23 +154,23 @@ class RequestUsage:
 
     @property
     def outputs(self) -> list[RequestOutput]:
-        """The last output of each prompt that has one."""
+        """The latest output of each prompt that has one."""
         return [output for _, output in sorted(self._outputs.items())]
 
     @property
     def tokens(self) -> int:
-        """Of prompts and answers."""
+        """The tokens of prompts and answers."""
         return self.said + sum(output.usage.prompt_tokens for output in self._outputs.values())
 
     def asked(self, params: SamplingParams) -> None:
-        """The engine is asked now."""
+        """The request is sent to the engine now."""
         self._observer.asked(params)
         self._asked_at = time.perf_counter()
 
     def note(self, changed: Sequence[Update]) -> None:
-        """The engine has said something."""
+        """Count new updates of the engine."""
         if not self._outputs:
-            # What is not the engine's own time: laying the prompt out, and the ways there and back.
+            # The rest of the time is not the engine's: layout, and the transfer in both directions.
             ttft_s = changed[0][1].metrics.ttft_s or 0.0
             self.took("lay_out", max(0.0, time.perf_counter() - self._asked_at - ttft_s))
         self._outputs.update(changed)
@@ -175,11 +184,11 @@ class RequestUsage:
         self._observer.tokens(sum(more), steps=max(more, default=0))
 
     def took(self, step: Step, seconds: float) -> None:
-        """The server itself took so long for a step; several times are added up."""
+        """Add the seconds that the server itself took for a step."""
         self._took[step] = self._took.get(step, 0.0) + seconds
 
     def end(self, failure: Failure | None) -> None:
-        """It is over. failure: what was answered in place of an answer, or ended it."""
+        """Record the end of the request. ``failure`` is the error that replaced or ended the answer."""
         for step, seconds in self._took.items():
             self._metrics.overhead(step, seconds)
         self._observer.end(self.outputs, failure)

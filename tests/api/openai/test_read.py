@@ -202,7 +202,7 @@ def test_nulls_in_objects_of_lists():
         ({**CHAT, "top_k": 2**40}, "top_k", "top_k is 1099511627776; it must be a whole number from -1 to"),
         ({**CHAT, "top_k": 10**5000}, "top_k", "top_k is a huge number; it must be a whole number from -1 to"),
         ({**CHAT, "priority": 2**31}, "priority", "priority is 2147483648; it must be a whole number of 32 bits"),
-        ({**CHAT, "temperature": math.nan}, "temperature", "temperature holds NaN or Infinity, which are no values of"),
+        ({**CHAT, "temperature": math.nan}, "temperature", "temperature holds NaN or Infinity, which are not JSON"),
         ({**CHAT, "logit_bias": {"3": -math.inf}}, "logit_bias", "logit_bias holds NaN or Infinity"),
         ({**CHAT, "stop": "a\ud800"}, "stop", "stop holds a lone surrogate at index 1; decode the text properly or"),
         (
@@ -427,7 +427,7 @@ def test_lists_and_objects_that_are_too_long(name: str, most: int):
 def test_twenty_problems_are_named():
     sentence = refusal({"messages": [1] * 8_000})
     assert sentence.count("Also: ") == 20
-    assert sentence.endswith("Also: there is more; correct these first")
+    assert sentence.endswith("Also: there are more errors; correct these first")
     sentence = refusal({"messages": [{"role": "user"}] * 8_000})
     assert (sentence.count(" has no content; "), sentence.count("Also: ")) == (20, 20)
     sentence = refusal({**CHAT, **{f"max_token_{i}": 1 for i in range(200)}})
@@ -473,7 +473,7 @@ def test_what_is_too_much(body: Any, sentence: str):
 def test_many_prompts_and_many_tags():
     many = ["a"] * 4_097
     assert refusal({"prompt": many}, Endpoint.COMPLETIONS) == (
-        "prompt is a list of 4,097; of prompts, one request takes at most 4,096"
+        "prompt is a list of 4,097; one request takes at most 4,096 prompts"
     )
     with pytest.raises(BodyError, match=r"^pml holds more than 20,000 tags; import fewer modules$"):
         translate(read({"pml": f'<prompt schema="s">{"<a/>" * 20_000}</prompt>'}, Endpoint.COMPLETIONS))

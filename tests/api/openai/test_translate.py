@@ -216,7 +216,7 @@ def test_a_prompt_of_a_schema_that_cannot_be_read():
             completion,
             {"stream_options": {"include_usage": True}},
             "stream_options",
-            'stream_options are given without a stream; write "stream": true',
+            'stream_options needs a stream; write "stream": true',
         ),
     ],
 )

@@ -82,7 +82,7 @@ def test_what_is_told_of_a_prompt(body, scored):
             Endpoint.COMPLETIONS,
             {"stream": True, "prompt_logprobs": 1},
             "prompt_logprobs",
-            "prompt_logprobs are told with whole answers; leave stream out",
+            "prompt_logprobs does not work with stream; leave stream out",
         ),
         (
             Endpoint.COMPLETIONS,

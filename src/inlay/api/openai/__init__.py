@@ -1,8 +1,8 @@
-"""OpenAI's protocol without HTTP, one file a step.
+"""OpenAI's API without HTTP, with one file per step.
 
-bodies, messages: which fields there are. read: JSON → body, or sentences. tools, reasoning: what a body asks of these.
-translate: body → call. respond: outputs → body of a response, failure → error object. stream: outputs so far → events.
-logprobs: how both write these. openapi: what the OpenAPI document says of it all.
+``bodies`` and ``messages`` declare the fields, and ``read`` checks a body. ``tools`` and ``reasoning`` interpret its
+requests for these, and ``translate`` creates the call. ``respond`` writes a response or an error, ``stream`` writes
+events, and ``logprobs`` serves both. ``openapi`` describes the routes.
 """
 
 from inlay.api.call import AnswerRoute
@@ -17,7 +17,7 @@ __all__ = ["Chunks", "Endpoint", "OpenAI", "error_body", "read_body", "respond",
 
 
 class OpenAI:
-    """The dialect: see ``inlay.api.dialect.Dialect``."""
+    """OpenAI's dialect: see ``inlay.api.dialect.Dialect``."""
 
     routes: tuple[AnswerRoute, ...] = ROUTES
     components = staticmethod(components)

@@ -1,7 +1,7 @@
-"""The bodies of requests as pydantic models: OpenAI's fields, those that vLLM adds, and inlay's own.
+"""Request bodies as pydantic models: OpenAI's fields, vLLM's, and inlay's own.
 
-A field's description is what a sentence about a wrong value says that it must be. ``null`` is the same as leaving a
-field out, as at OpenAI; it never gets here.
+An error for a wrong value quotes the description of its field. ``null`` means absent, as at OpenAI, and is removed
+before these models check a body.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from inlay.api.values import all_of
 
 _MAX_LOGPROBS = 20
 
-#: Fields that clients send by habit, and that change nothing about an answer: accepted, and never looked at.
+#: Accepted fields that clients often send and that do not change an answer.
 NO_EFFECT = (
     "metadata",
     "prompt_cache_key",
@@ -38,7 +38,7 @@ NO_EFFECT = (
     "user",
 )
 
-#: Fields that inlay has no use for → values that ask for nothing and are accepted, and what to do about others.
+#: Unsupported fields → accepted neutral values, and the remedy for others.
 UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     **REFUSED,
     "audio": ((), "inlay writes text alone; leave it out"),
@@ -72,21 +72,21 @@ _MAX_STOP = 1_024  # characters of one
 MAX_MESSAGES = 8_192
 MAX_PROMPTS = 4_096
 
-#: Fields that are lists or objects → how many members they may have; looked at before the members are.
+#: Fields that are lists or objects → the most members. Checked before the members.
 LONGEST = {
     "allowed_token_ids": 262_144,
     "bad_words": 256,
     "documents": 1_024,
     "logit_bias": 16_384,
     "messages": MAX_MESSAGES,
-    "stop": 64,  # each is looked for behind every token
+    "stop": 64,  # each is searched for after every token
     "stop_token_ids": 4_096,
     "tools": MAX_TOOLS,
 }
 
-MAX_TAGS = 20_000  # of a prompt as PML; and values of one as JSON
+MAX_TAGS = 20_000  # of a prompt as PML; also values of a prompt as JSON
 
-#: Fields that hold JSON Schemas or grammars → how many values there may be in them, at any depth.
+#: Fields with JSON Schemas or grammars → the most values in them, at any depth.
 LARGEST = {
     "chat_template_kwargs": 1_000,
     "documents": 10_000,
@@ -97,7 +97,7 @@ LARGEST = {
 
 
 def _prompt_of_one_kind(value: Any) -> Any:
-    """The value of ``prompt``; its first member says which kind of list it is. Raises ValueError at the first other."""
+    """Check the type of ``prompt``. The first member decides the type of a list. Raises ValueError at another type."""
     if isinstance(value, str | dict):
         return value
     if isinstance(value, list):
@@ -110,7 +110,7 @@ def _prompt_of_one_kind(value: Any) -> Any:
 
 
 def _numbers(value: Any) -> Any:
-    """An object as it is; raises ValueError at the first of its values that is no number."""
+    """Return an object of numbers unchanged. Raises ValueError for any other value in it."""
     if isinstance(value, dict) and not all(type(one) in (int, float) for one in value.values()):
         raise ValueError("not a number")
     return value
@@ -120,7 +120,7 @@ Prompts = str | list[str] | list[int] | list[list[int]] | dict[str, Any]
 
 
 class Endpoint(StrEnum):
-    """Where a request goes."""
+    """The paths of the API."""
 
     CHAT = "/v1/chat/completions"
     COMPLETIONS = "/v1/completions"
@@ -129,8 +129,8 @@ class Endpoint(StrEnum):
 class Function(Form):
     """A function that a model may call.
 
-    ``strict`` is accepted: arguments are enforced where a call is. So is ``cache_control``: tools belong to the system
-    turn, which is kept in any case.
+    ``strict`` is accepted: a grammar enforces arguments if it enforces a call. ``cache_control`` has no effect, because
+    tools belong to the system turn, which is always kept.
     """
 
     name: str = Field(pattern=NAME)
@@ -141,7 +141,7 @@ class Function(Form):
 
 
 class Tool(Form):
-    """What a model may call. ``cache_control``: as of its function."""
+    """A tool. For ``cache_control`` see Function."""
 
     type: Literal["function"] = Field(description='"function"; inlay knows no other tools')
     function: Function = Field(
@@ -157,30 +157,30 @@ class FunctionName(Form):
 
 
 class NamedTool(Form):
-    """The one tool that is to be called."""
+    """The one tool that must be called."""
 
     type: Literal["function"]
     function: FunctionName
 
 
 class Allowed(Form):
-    """Some of the tools, and whether one of them has to be called."""
+    """Some of the tools. ``mode`` says if one of them must be called."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedTool], Field(fail_fast=True, min_length=1, max_length=MAX_TOOLS)]
 
 
 class AllowedTools(Form):
-    """The tools that may be called, of those that the model is shown."""
+    """The tools that may be called, among those that the model sees."""
 
     type: Literal["allowed_tools"]
     allowed_tools: Allowed
 
 
 class StreamOptions(Form):
-    """What a stream holds. ``continuous_usage_stats`` is vLLM's: usage so far on every chunk, beside that at the end.
+    """Options of a stream. vLLM's ``continuous_usage_stats`` adds the usage so far to every chunk.
 
-    ``include_obfuscation`` asks for noise that hides lengths; there is none, ever.
+    ``include_obfuscation`` asks for noise that hides lengths. inlay never sends any.
     """
 
     include_usage: bool | None = None
@@ -189,7 +189,7 @@ class StreamOptions(Form):
 
 
 class JSONSchemaFormat(Form):
-    """The schema of an answer. It is always enforced, whatever ``strict`` says."""
+    """The schema of an answer. It is always enforced, with any ``strict``."""
 
     name: str | None = None
     description: str | None = None
@@ -198,7 +198,7 @@ class JSONSchemaFormat(Form):
 
 
 class ResponseFormat(Form):
-    """What an answer has to be. ``structures`` and ``triggers`` are vLLM's, of a structural tag."""
+    """The form of an answer. ``structures`` and ``triggers`` are vLLM's fields for a structural tag."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JSONSchemaFormat | None = None
@@ -210,13 +210,13 @@ _Stop = Annotated[str, Field(max_length=_MAX_STOP)]
 
 
 class Body(Form):
-    """What both endpoints take."""
+    """The fields of both endpoints."""
 
     _ignored: tuple[str, ...] = PrivateAttr(())
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """The fields of other servers that the request has, and that mean nothing here."""
+        """The request's fields of other servers that have no meaning here."""
         return self._ignored
 
     model: str | None = Field(None, description=_TEXT)
@@ -283,7 +283,7 @@ class Body(Form):
 
 
 class ChatBody(Body):
-    """The body of /v1/chat/completions: messages, or in their place a prompt of a schema."""
+    """The body of /v1/chat/completions: messages, or a prompt of a schema."""
 
     messages: Annotated[list[PastAnswer | Message], Field(max_length=MAX_MESSAGES)] | None = Field(
         None, description=f'a list of messages {{"role": "user", "content": "…"}}, at most {MAX_MESSAGES:,}'

@@ -1,16 +1,16 @@
-"""Fields of other servers: those that are ignored with a warning, and those that would change the answer.
+"""Fields of other servers: ignored with a warning, or refused because they would change the answer.
 
-A field is ignored if the answer is right without it: it is about memory, devices, caches, reports or routes. A field
-that asks for other tokens, another prompt or another form of the answer is refused, except for neutral values.
+A field is ignored if the answer is right without it: memory, devices, caches, reports, routes. A field that asks for
+other tokens, another prompt or another form of the answer is refused, except for neutral values.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-#: Fields that are ignored → the servers that know them. The response names them in a header.
+#: Ignored fields → the servers that have them. A response header names them.
 IGNORED = {
-    # how much room a model gets, and on which devices and threads it runs
+    # memory, devices and threads of a model
     "f16_kv": "Ollama",
     "keep_alive": "Ollama",
     "low_vram": "Ollama",
@@ -54,10 +54,10 @@ IGNORED = {
     "timings_per_token": "llama.cpp",
     "trace": "OpenRouter",
     "usage": "OpenRouter",
-    # where a request is sent
+    # the route of a request
     "provider": "OpenRouter",
     "route": "OpenRouter",
-    # settings of samplers that are off: the field that turns one on is refused
+    # settings of samplers that are off; the field that turns one on is refused
     "dry_allowed_length": "llama.cpp",
     "dry_base": "llama.cpp",
     "dry_penalty_last_n": "llama.cpp",
@@ -70,7 +70,7 @@ IGNORED = {
 
 _SAMPLER = "inlay has no such sampler; leave it out"
 
-#: Fields that would change the answer → neutral values, which are accepted, and the remedy for others.
+#: Fields that would change the answer → accepted neutral values, and the remedy for others.
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "adapter_id": ((), "write the adapter's name as model"),
     "add_special_tokens": ((), "chat templates write them, and completions have the tokenizer's; leave it out"),

@@ -1,4 +1,4 @@
-"""Log-probabilities as OpenAI writes them, of chats and of completions; and as vLLM does, of prompts."""
+"""Log-probabilities of answers in OpenAI's form, and of prompts in vLLM's."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from inlay.api.call import Call
 from inlay.logprobs import Logprob
 from inlay.types import RequestOutput
 
-_LOWEST = -9999.0  # what OpenAI sends for a token that cannot come; JSON has no infinity
+_LOWEST = -9999.0  # OpenAI's value for an impossible token; JSON has no infinity
 _HALF = "\ufffd"
 
 
 def chat_logprobs(token_ids: Sequence[int], steps: Sequence[Mapping[int, Logprob]], top: int) -> dict[str, Any]:
-    """The ``logprobs`` of a chat's choice. top: how many of the most probable tokens to list for every token.
+    """Return the ``logprobs`` of a chat's choice. ``top`` is the number of most probable tokens in each list.
 
-    ``bytes`` is null where a token is a part of a character.
+    ``bytes`` is null if a token is a part of a character.
     """
     content = []
     for token, step in zip(token_ids, steps, strict=True):
@@ -28,10 +28,10 @@ def chat_logprobs(token_ids: Sequence[int], steps: Sequence[Mapping[int, Logprob
 
 
 def completion_logprobs(token_ids: Sequence[int], steps: Sequence[Mapping[int, Logprob]]) -> dict[str, Any]:
-    """The ``logprobs`` of a completion's choice: four lists of one entry a token.
+    """Return the ``logprobs`` of a completion's choice: four lists with one entry per token.
 
-    ``top_logprobs`` is by text, the chosen token's included; of tokens that are written alike the likelier counts.
-    ``text_offset`` counts the characters of the tokens before.
+    ``top_logprobs`` is keyed by text, with the chosen token included. If two tokens have the same text, the more
+    probable one counts. ``text_offset`` counts the characters of earlier tokens.
     """
     chosen = [step[token] for token, step in zip(token_ids, steps, strict=True)]
     texts = [_text(one) for one in chosen]
@@ -44,27 +44,27 @@ def completion_logprobs(token_ids: Sequence[int], steps: Sequence[Mapping[int, L
 
 
 def echoed_logprobs(output: RequestOutput, top: int) -> dict[str, Any]:
-    """The same of a prompt that an answer repeats; the first token has none. top: how many of the most probable."""
+    """Return the ``logprobs`` of an echoed prompt, with ``top`` alternatives per token. Its first token has none."""
     first, *steps = output.prompt_logprobs or [None]
     assert first is None, "nobody expects the first token"
     kept = [_up_to(top, token, step or {}) for token, step in zip(output.prompt_token_ids[1:], steps, strict=True)]
     known = completion_logprobs(output.prompt_token_ids[1:], kept)
     behind = "".join(known["tokens"])
     prompt = output.prompt or ""
-    # what the others leave of the text; nothing where they fall into halves of characters
+    # The first token's text is the rest of the prompt. It is empty if later tokens split a character.
     text = prompt[: len(prompt) - len(behind)] if prompt.endswith(behind) else ""
     return joined({"text_offset": [0], "token_logprobs": [None], "tokens": [text], "top_logprobs": [None]}, known)
 
 
 def joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """The ``logprobs`` of tokens and of those behind them."""
+    """Join the ``logprobs`` of tokens with those of later tokens."""
     offset = sum(map(len, one["tokens"]))
     moved = {**other, "text_offset": [offset + at for at in other["text_offset"]]}
     return {name: [*values, *moved[name]] for name, values in one.items()}
 
 
 def prompt_scores(call: Call, output: RequestOutput) -> list[dict[str, dict[str, Any]] | None]:
-    """What vLLM calls ``prompt_logprobs``: for every token of the prompt None, or tokens by id."""
+    """Return vLLM's ``prompt_logprobs``: for every prompt token None, or tokens by id."""
     told: list[dict[str, dict[str, Any]] | None] = []
     for token, step in zip(output.prompt_token_ids, output.prompt_logprobs or (), strict=True):
         kept = None if step is None else _up_to(call.scores or 0, token, step)
@@ -77,7 +77,7 @@ def _scored(one: Logprob) -> dict[str, Any]:
 
 
 def _up_to(top: int, token: int, step: Mapping[int, Logprob]) -> dict[int, Logprob]:
-    """A token, and of the most probable ones so many."""
+    """Return a token, and the ``top`` most probable ones."""
     return {each: one for each, one in step.items() if each == token or (one.rank or 0) <= top}
 
 

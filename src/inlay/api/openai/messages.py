@@ -1,4 +1,4 @@
-"""The messages of a chat: their fields, what is wrong with them, and how chat templates take them."""
+"""Chat messages: their fields, their checks, and their form for chat templates."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from inlay.api.tools.growing_json import parsed
 from inlay.strict_json import JSONError
 from inlay.wording import clip, shown
 
-Problem = tuple[str | None, str | None, str]  # the field, the code, the sentence
+Problem = tuple[str | None, str | None, str]  # field, code, sentence
 
-#: What the marks of a part are written like, by the field.
+#: The form of a part's marks, by field.
 MARKS = {
     "cache_control": '{"type": "ephemeral"}, with or without "ttl": "5m"',
     "prompt_cache_breakpoint": '{"mode": "explicit"}, with or without "ttl": "30m" or "12h"',
@@ -36,31 +36,32 @@ NAMED = "letters, digits, _, . and -, at most 64 of them"
 
 
 class Form(BaseModel):
-    """What all objects have in common: no key beyond those that are listed, and nothing is converted."""
+    """Base of all objects: it rejects unknown keys and converts nothing."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class CacheControl(Form):
-    """Marks a part of a message as worth keeping: until the room is needed, and no longer than ``ttl`` says."""
+    """Marks a part of a message to keep in the cache, at most for ``ttl``, until the memory is needed."""
 
     type: Literal["ephemeral"]
     ttl: Annotated[str, Field(max_length=32)] | None = None
 
 
 class CacheBreakpoint(Form):
-    """OpenAI's own way to mark a part; it means the same as CacheControl. Its ``ttl`` is that of the request, if not
-    given."""
+    """OpenAI's mark for a part, with the meaning of CacheControl. Without ``ttl``, the request's applies."""
 
     mode: Literal["explicit"]
     ttl: Literal["30m", "12h"] | None = None
 
 
 class CacheOptions(Form):
-    """OpenAI's options for all that a request leaves in the cache.
+    """OpenAI's options for the text that a request leaves in the cache.
 
-    mode: "implicit" keeps what is behind the last marked part as well, "explicit" up to there alone, and nothing where
-    none is marked. ttl: of marked parts that do not say.
+    Args:
+        mode: "implicit" also keeps text after the last marked part. "explicit" keeps text up to that part only, and
+            nothing without marks.
+        ttl: for marked parts without a ttl.
     """
 
     mode: Literal["implicit", "explicit"] | None = None
@@ -81,20 +82,20 @@ class TextPart(Form):
 
 
 class RefusalPart(Form):
-    """A part of a past answer, in which a model said no. It is text like any other."""
+    """A part of a past answer that refuses. It is treated as text."""
 
     type: Literal["refusal"]
     refusal: str
 
 
 class Echo(Form):
-    """A part of a past answer. Clients send back what they were told and what they have made of it: more is let be."""
+    """A part of a past answer. Clients send back answers with extra fields, so unknown ones are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 class EchoedPart(Form):
-    """Fields that clients keep in a part of a past answer. They change nothing."""
+    """Fields that clients keep in a part of a past answer. They have no effect."""
 
     annotations: Any = None
     citations: Any = None
@@ -117,7 +118,7 @@ _EchoedParts = Annotated[list[EchoedText | EchoedRefusal], Field(fail_fast=True,
 
 
 class CalledFunction(Echo):
-    """What a past answer called: a name, and its arguments, which are any text."""
+    """The function of a past call: a name, and its arguments as any text."""
 
     name: str = Field(pattern=NAME)
     arguments: str
@@ -160,9 +161,9 @@ class Message(Form):
 
 
 class PastAnswer(Message, Echo):
-    """A turn of the model's, as a client has kept it. Fields beside its text, thoughts and calls are ignored.
+    """A turn of the model, as a client stored it. Fields beside its text, reasoning and calls are ignored.
 
-    But for ``function_call``, which is a call that the model would not be shown.
+    ``function_call`` is refused, because the model would not see that call.
     """
 
     role: Literal["assistant"] = Field(description='"assistant"')
@@ -173,13 +174,13 @@ class PastAnswer(Message, Echo):
 
 
 def form_of(message: Any) -> type[Message]:
-    """The form that a message has to have."""
+    """Return the class of a message."""
     past = isinstance(message, Mapping) and message.get("role") == "assistant"
     return PastAnswer if past else Message
 
 
 def problems_of(messages: Sequence[Message]) -> list[Problem]:
-    """What is wrong with messages each of which has the right fields; no more than one error can tell."""
+    """Return the problems of messages whose fields are valid one by one, up to the limit of one error."""
     problems: list[Problem] = []
     calls: set[str] = set()
     for number, message in enumerate(messages):
@@ -193,7 +194,7 @@ def problems_of(messages: Sequence[Message]) -> list[Problem]:
 
 
 def _against_role(message: Message, calls: set[str]) -> list[tuple[str, str]]:
-    """Fields that a message lacks, or must not have. calls: the ids of calls in the messages before."""
+    """Return missing fields of a message and fields that its role forbids. ``calls`` are the ids of earlier calls."""
     wrong = []
     past_answer = message.role == "assistant"
     if message.content is None and not (past_answer and _says_more(message)):
@@ -214,17 +215,19 @@ def _against_role(message: Message, calls: set[str]) -> list[tuple[str, str]]:
 
 
 def _says_more(message: Message) -> bool:
-    """Whether a past answer is something without its content."""
+    """True if a past answer has a meaning without its content."""
     thought = isinstance(message, PastAnswer) and (message.reasoning_content or message.reasoning)
     return bool(message.tool_calls or thought) or message.refusal is not None
 
 
 def for_template(messages: Sequence[Message], ttl: str | None = None) -> list[dict[str, Any]]:
-    """Messages as chat templates take them; content that came in parts stays in parts. Raises BodyError.
+    """Return messages in the form of chat templates. Content in parts stays in parts. Raises BodyError.
 
-    ttl: of OpenAI's marks that have none.
+    The name of the function is added to tool results, because some templates need it.
 
-    The name of the function is added to results of calls: some templates ask for it.
+    Args:
+        messages: the checked messages.
+        ttl: for OpenAI's marks without a ttl.
     """
     names = {call.id: call.function.name for message in messages for call in message.tool_calls or ()}
     made = []
@@ -250,7 +253,7 @@ def for_template(messages: Sequence[Message], ttl: str | None = None) -> list[di
 
 
 def wrong_part(part: Any, place: str, *, past_answer: bool) -> Problem | None:
-    """The first problem of a part of a message's content, or None. place: the way to the part."""
+    """Return the first problem of a content part, or None. ``place`` is the path to the part."""
     if not isinstance(part, Mapping):
         return place, "invalid_value", f'{place} is {shown(part)}; it must be a part {{"type": "text", "text": "…"}}'
     kind = part.get("type")
@@ -283,7 +286,7 @@ def wrong_part(part: Any, place: str, *, past_answer: bool) -> Problem | None:
 
 
 def first_of_tools(messages: Sequence[Message]) -> int | None:
-    """The number of the first message that calls a tool, or is the result of a call."""
+    """Return the number of the first message with a tool call or a tool result."""
     return next((number for number, one in enumerate(messages) if one.tool_calls or one.role == "tool"), None)
 
 
@@ -310,9 +313,9 @@ def _part(part: TextPart | RefusalPart, ttl: str | None, place: str) -> dict[str
 
 
 def _calls(message: Message) -> list[dict[str, Any]]:
-    """Calls with their arguments as objects: templates write them as JSON of their own.
+    """Return calls with their arguments as objects, because templates format the JSON themselves.
 
-    A text that is no object, such as that of a call that was cut off, is shown to the model as it is.
+    Arguments that are no object, like those of a truncated call, stay text.
     """
     made = []
     for call in message.tool_calls or ():
@@ -324,7 +327,7 @@ def _calls(message: Message) -> list[dict[str, Any]]:
 
 
 def _object(text: str) -> dict[str, Any] | None:
-    """The object that a JSON text holds; an empty text, which clients send for no arguments, is an empty one."""
+    """Return the object in a JSON text. An empty text, which clients send for no arguments, is an empty object."""
     try:
         value = parsed(text) if text.strip() else {}
     except JSONError:

@@ -1,4 +1,4 @@
-"""What an OpenAPI document says of OpenAI's routes: they read bodies themselves, so no framework can know."""
+"""Describes OpenAI's routes for the OpenAPI document. They read bodies themselves, so FastAPI cannot describe them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COUNT = {"type": "integer", "minimum": 0}
 
 
 def _object(**properties: dict[str, Any]) -> dict[str, Any]:
-    """An object that has these."""
+    """Return the JSON Schema of an object that requires these properties."""
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
@@ -54,9 +54,12 @@ ROUTES = (
 
 
 def components(names: Sequence[str]) -> dict[str, Any]:
-    """The schemas of both bodies and of their parts, with what only a server knows, the fields without effect, errors.
+    """Return the schemas of both bodies, their parts, and errors.
 
-    names: of the served model.
+    The bodies include the fields without effect and the served model's names.
+
+    Args:
+        names: of the served model.
     """
     _, made = models_json_schema([(ChatBody, "validation"), (CompletionBody, "validation")], ref_template=_REF)
     words = {"model": names, "reuse": WORDS, "positions": POSITIONS}

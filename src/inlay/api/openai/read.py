@@ -1,8 +1,8 @@
-"""JSON → the body of a request, or a sentence for everything that is wrong with it, up to a number of things.
+"""Checks the JSON of a request and returns its body, or an error with one sentence per problem.
 
-Bodies are as large as a server lets them be, so nothing here looks at all of one before it knows how much there is:
-lists and objects are counted first, a list is given up at the first member that is wrong, and messages and tools, of
-which each is told with what is wrong in it, when there is enough to tell.
+A body may be as large as the server allows, so the checks bound their work. Lists and objects are counted before their
+members are read. A list is given up at the first wrong member. Messages and tools are checked one by one, until there
+are enough problems.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from inlay.api.values import MAX_FIELDS, check_values
 from inlay.wording import clip, shown
 
 _FORMS: dict[Endpoint, type[Body]] = {Endpoint.CHAT: ChatBody, Endpoint.COMPLETIONS: CompletionBody}
-_LONGEST_GUESSED = 60  # characters of a name that others are compared with
+_LONGEST_GUESSED = 60  # characters; longer names are not compared with known ones
 
-#: Fields that are lists of objects: what is wrong in one of these is told with its number.
+#: Fields that are lists of objects. An error in a member has its number.
 _MEMBERS: dict[str, tuple[type[Form], str, str]] = {
     "messages": (Message, "message", 'a message {"role": "user", "content": "…"}'),
     "tools": (Tool, "tool", 'a tool {"type": "function", "function": {…}}'),
 }
 
-#: Objects whose fields are known: for each kind, its keys that hold other kinds. In them, null is the same as nothing.
+#: Objects with known fields: for each kind, the keys that hold other kinds. In these objects, null means absent.
 _KINDS: dict[str, dict[str, str]] = {
     "messages": {"content": "part", "tool_calls": "call", "cache_control": "mark"},
     "part": {"cache_control": "mark", "prompt_cache_breakpoint": "mark"},
@@ -68,9 +68,9 @@ _KINDS: dict[str, dict[str, str]] = {
 
 
 def read_body(raw: Any, endpoint: str) -> Body:
-    """The body of a request; the fields that have no effect are gone. Raises BodyError, which names every problem.
+    """Check a request and return its body, without the fields that have no effect.
 
-    Of many problems, it names the first MAX_PROBLEMS.
+    Raises BodyError, which names up to MAX_PROBLEMS problems.
     """
     if not isinstance(raw, Mapping):
         raise BodyError(f"the body is {shown(raw)}; it must be an object")
@@ -103,7 +103,7 @@ def read_body(raw: Any, endpoint: str) -> Body:
 
 
 def _without_ignored(given: dict[str, Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """The names of fields that are ignored, in order, and the other fields.
+    """Return the sorted names of the ignored fields, and the other fields.
 
     Ollama's ``options`` is ignored if all of its fields are.
     """
@@ -115,16 +115,16 @@ def _without_ignored(given: dict[str, Any]) -> tuple[tuple[str, ...], dict[str, 
 
 
 def _all_of(problems: list[Problem]) -> BodyError:
-    """One error that tells all of these, or the first of them."""
+    """Return one error for all problems, up to a limit."""
     param, code, _ = problems[0]
     sentences = [sentence for _, _, sentence in problems[:MAX_PROBLEMS]]
     if len(problems) > MAX_PROBLEMS:
-        sentences.append("there is more; correct these first")
+        sentences.append("there are more errors; correct these first")
     return BodyError(". Also: ".join(sentences), param=param, code=code)
 
 
 def _unsupported(given: Mapping[str, Any], form: type[Body], endpoint: str) -> list[Problem]:
-    """The fields that this endpoint does not take."""
+    """Return the problems of fields that this endpoint does not accept."""
     problems: list[Problem] = []
     for name, value in given.items():
         if name in form.model_fields or len(problems) > MAX_PROBLEMS:
@@ -132,7 +132,7 @@ def _unsupported(given: Mapping[str, Any], form: type[Body], endpoint: str) -> l
         if name in UNSUPPORTED:
             harmless, remedy = UNSUPPORTED[name]
             if name == "best_of":
-                harmless = (*harmless, given.get("n", 1))  # the best of as many as are asked for are all of them
+                harmless = (*harmless, given.get("n", 1))  # n answers are requested, so the best n of n are all of them
             if not any(value == one and type(value) is type(one) for one in harmless):
                 problems.append((name, "unsupported_field", f"{name} is not supported: {remedy}"))
             continue
@@ -143,14 +143,14 @@ def _unsupported(given: Mapping[str, Any], form: type[Body], endpoint: str) -> l
 
 
 def _nearest(name: str, form: type[Body]) -> str | None:
-    """The field that is accepted and whose name is nearest to an unknown one; None where none is near."""
+    """Return the accepted field with the nearest name; None if no name is near."""
     known = (*form.model_fields, *NO_EFFECT, *IGNORED)
     near = get_close_matches(name, known, n=1) if len(name) <= _LONGEST_GUESSED else ()
     return near[0] if near else None
 
 
 def _too_long(kept: dict[str, Any], form: type[Body]) -> list[Problem]:
-    """The fields that have more members than they may, which are then taken out: nobody looks at their members."""
+    """Return the problems of fields with too many members, and remove them, so that their members are not checked."""
     problems: list[Problem] = []
     for name, most in LONGEST.items():
         if isinstance(kept.get(name), list | Mapping) and len(kept[name]) > most:
@@ -158,13 +158,19 @@ def _too_long(kept: dict[str, Any], form: type[Body]) -> list[Problem]:
     prompt = kept.get("prompt")
     if isinstance(prompt, list) and len(prompt) > MAX_PROMPTS and not isinstance(prompt[0], int):
         del kept["prompt"]
-        sentence = f"prompt is {shown(prompt)}; of prompts, one request takes at most {MAX_PROMPTS:,}"
+        sentence = f"prompt is {shown(prompt)}; one request takes at most {MAX_PROMPTS:,} prompts"
         problems.append(("prompt", "invalid_value", sentence))
     return problems
 
 
 def _without_nulls(field: str, kind: str, value: Any) -> Any:
-    """A field's value; null where _KINDS says so is the same as leaving the key out. kind: of the objects in it."""
+    """Return a field's value without null keys, for objects that _KINDS lists.
+
+    Args:
+        field: the name of the field.
+        kind: the kind of its objects.
+        value: the value.
+    """
     if kind not in _KINDS:
         return value
     if isinstance(value, list):
@@ -183,7 +189,7 @@ def _without_nulls(field: str, kind: str, value: Any) -> Any:
 
 
 def _members(name: str, given: list[Any], problems: list[Problem]) -> list[Form]:
-    """The members of a list of objects. What is wrong with them joins the problems, until there are enough."""
+    """Return the parsed members of a list. Their errors are added to the problems, until there are enough."""
     made = []
     for number, member in enumerate(given):
         try:
@@ -197,7 +203,7 @@ def _members(name: str, given: list[Any], problems: list[Problem]) -> list[Form]
 
 
 def _wrong(error: ValidationError, given: Mapping[str, Any], form: type[Body]) -> list[Problem]:
-    """What pydantic found, in sentences of our own: one a field."""
+    """Return pydantic's errors as inlay's sentences, one per field."""
     fields = dict.fromkeys(str(one["loc"][0]) for one in error.errors(include_url=False, include_input=False))
     return [(field, "invalid_value", _must_be(field, given[field], form)) for field in fields]
 
@@ -207,7 +213,7 @@ def _must_be(field: str, value: Any, form: type[Body]) -> str:
 
 
 def _wrong_part(param: str, content: Any, inner: Sequence[str], form: type[Form]) -> Problem | None:
-    """The problem of a part of a content, or None for another problem. inner: pydantic's way to the problem."""
+    """Return the problem of a content part; None if the problem is elsewhere. ``inner`` is pydantic's path to it."""
     number = next((int(name) for name in inner if name.isdigit()), None)
     if not isinstance(content, list) or number is None or len(content) > MAX_PARTS:
         return None
@@ -215,7 +221,7 @@ def _wrong_part(param: str, content: Any, inner: Sequence[str], form: type[Form]
 
 
 def _wrong_member(error: ValidationError, name: str, number: int, member: Any, form: type[Form]) -> list[Problem]:
-    """What pydantic found in one member of a list: one sentence a field of it."""
+    """Return pydantic's errors for one member of a list, one per field."""
     _, called, example = _MEMBERS[name]
     place = f"{name}[{number}]"
     if not isinstance(member, Mapping):
@@ -226,7 +232,7 @@ def _wrong_member(error: ValidationError, name: str, number: int, member: Any, f
         param = f"{place}.{clip(field, MAX_NAME)}"
         part = _wrong_part(param, member[field], inner, form) if name == "messages" and field == "content" else None
         if part is not None:
-            found[param] = part  # in place of what is said of the list around it
+            found[param] = part  # replaces the problem of the list around it
             continue
         if one["type"] == "extra_forbidden" and not inner:
             known = ", ".join(form.model_fields)

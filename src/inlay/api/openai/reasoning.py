@@ -1,4 +1,4 @@
-"""What a chat's body asks of reasoning → what the template is told, and how the answer is read."""
+"""Interprets the reasoning fields of a chat's body, for the template and for the parser of the answer."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from inlay.api.openai.messages import Message
 from inlay.api.reasoning import ModelReasoning, ReasoningUse
 from inlay.api.reasoning.formats import SWITCHES
 
-_USUAL = "medium"  # asks for nothing but what a model does anyway
+_USUAL = "medium"  # asks for the model's normal behavior
 
 
 def reasoning_of(body: ChatBody, model: ModelReasoning | None) -> ReasoningUse | None:
-    """How the answers to a body are read; None where they do not reason. model: what it does with reasoning."""
+    """Return the form of reasoning in the answers to a body; None for a model without reasoning."""
     if model is None or model.format is None:
         return None
     last = _text(body.messages[-1]) if body.continue_final_message and body.messages else None
@@ -22,7 +22,7 @@ def reasoning_of(body: ChatBody, model: ModelReasoning | None) -> ReasoningUse |
 
 
 def effort_variables(body: ChatBody, model: ModelReasoning | None) -> dict[str, Any]:
-    """What ``reasoning_effort`` tells the chat template. Raises BodyError where the template has no way to heed it."""
+    """Return the template variables for ``reasoning_effort``. Raises BodyError if the template does not support it."""
     effort = body.reasoning_effort
     known = frozenset[str]() if model is None else model.variables
     if effort is None:
@@ -36,7 +36,7 @@ def effort_variables(body: ChatBody, model: ModelReasoning | None) -> dict[str, 
     if effort == _USUAL or (effort == "none" and not reasons):
         return {}
     allowed = f'"{_USUAL}"' if reasons and not switches else f'"none" or "{_USUAL}"'
-    message = f"reasoning_effort is {effort!r}, and this model's chat template knows no such thing; write {allowed}"
+    message = f"reasoning_effort is {effort!r}, but this model's chat template does not support it; write {allowed}"
     raise BodyError(f"{message}, or leave it out", param="reasoning_effort")
 
 

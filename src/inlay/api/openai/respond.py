@@ -1,6 +1,6 @@
-"""Finished outputs → the body of a response, ``chat.completion`` or ``text_completion``; and failure → error object.
+"""Writes the body of a response (``chat.completion`` or ``text_completion``) from finished outputs, and error objects.
 
-Its parts, which chunks of streams are made of too: usage, and calls of tools.
+Streams use its parts for usage and tool calls.
 """
 
 from __future__ import annotations
@@ -52,11 +52,15 @@ def respond(
     model: str,
     fingerprint: str | None = None,
 ) -> dict[str, Any]:
-    """The body of the response to a call.
+    """Return the body of the response to a call.
 
-    outputs: one for each of the call's prompts, finished. name: what tells this response from others, a part of its id
-    and of the ids of its tool calls. created: seconds since 1970. model: what it is called.
-    fingerprint: see ``system_fingerprint``.
+    Args:
+        call: the request.
+        outputs: the finished output of each prompt.
+        name: unique to the response; a part of its id and of the ids of its tool calls.
+        created: seconds since 1970.
+        model: the model's name.
+        fingerprint: see ``system_fingerprint``.
     """
     answers = [(output, answer) for output in outputs for answer in output.outputs]
     if call.endpoint == Endpoint.CHAT:
@@ -108,12 +112,12 @@ def _end(answer: CompletionOutput, *, calls: bool) -> dict[str, Any]:
 
 
 def told_reasoning(use: ReasoningUse | None, text: str) -> dict[str, str]:
-    """Reasoning in a message or a delta, under the name that clients know and vLLM's newer one."""
+    """Return reasoning for a message or a delta, under the common field name and vLLM's newer one."""
     return {"reasoning_content": text, "reasoning": text} if use is not None and use.include and text else {}
 
 
 def usage_of(outputs: Sequence[RequestOutput], reasoning: ReasoningUse | None = None) -> dict[str, Any]:
-    """OpenAI's ``usage``, summed over the prompts of a call and their answers. reasoning: how these reason."""
+    """Return OpenAI's ``usage``, summed over all prompts and answers. ``reasoning`` is the form of their reasoning."""
     thought = 0
     if reasoning is not None:
         said = [(output.prompt or "", answer.token_ids) for output in outputs for answer in output.outputs]
@@ -139,13 +143,13 @@ def usage_of(outputs: Sequence[RequestOutput], reasoning: ReasoningUse | None = 
 
 
 def inlay_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-    """How the tokens of a call's prompts came about (types.Usage), summed, and where the time of the slowest went.
+    """Return the ``inlay`` object: the origin of the prompt tokens, and the times of the slowest prompt.
 
-    ``reuse`` is the policy that they got, or several with commas.
-
-    ``misses``, ``across_tokens``, ``reanchored_tokens`` and ``fallbacks`` are left out where there are none, and so is
-    ``order``: of each set of the prompts the members as they stand (types.SetOrder). ``timing`` is in seconds
-    (types.RequestMetrics); null for times that are not yet known, as of a request that waits.
+    The tokens are summed over all prompts (types.Usage). ``reuse`` is the policy of the prompts; several are joined
+    with
+    commas. ``misses``, ``across_tokens``, ``reanchored_tokens``, ``fallbacks`` and ``order`` are left out if empty.
+    ``order`` lists the members of each set in their final order (types.SetOrder). ``timing`` is in seconds
+    (types.RequestMetrics). Unknown times are null, for example in a waiting request.
     """
     slowest = max((output.metrics for output in outputs), key=lambda times: times.total_s or 0.0, default=_NO_TIMES)
     times = {name: getattr(slowest, name) for name in _TIMED}
@@ -171,7 +175,10 @@ def inlay_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
 
 
 def as_message(use: ToolUse, text: str, response: str, choice: int) -> dict[str, Any]:
-    """The ``content`` and ``tool_calls`` of a whole answer's message. response, choice: see ``as_delta``."""
+    """Return the ``content`` and ``tool_calls`` of a complete message.
+
+    For ``response`` and ``choice`` see ``as_delta``.
+    """
     parser = use.parser()
     deltas = [*parser.feed(text), *parser.finish()]
     content = "".join(delta.content for delta in deltas)
@@ -186,9 +193,12 @@ def as_message(use: ToolUse, text: str, response: str, choice: int) -> dict[str,
 
 
 def as_delta(delta: Delta, response: str, choice: int) -> dict[str, Any]:
-    """The ``delta`` of a chunk.
+    """Return the ``delta`` of a chunk.
 
-    response: what tells the response from others. choice: the number of the answer. Ids of calls are made of both.
+    Args:
+        delta: the piece of the answer.
+        response: the unique name of the response.
+        choice: the number of the answer. The ids of calls are derived from both.
     """
     if delta.call is None:
         return {"content": delta.content}
@@ -199,19 +209,19 @@ def as_delta(delta: Delta, response: str, choice: int) -> dict[str, Any]:
 
 
 def finish_reason(reason: str | None, *, calls: bool) -> str | None:
-    """OpenAI's ``finish_reason``. reason: the engine's. calls: whether the answer calls a tool."""
+    """Return OpenAI's ``finish_reason`` for the engine's. ``calls`` is True if the answer calls a tool."""
     return "tool_calls" if calls and reason == "stop" else reason
 
 
 def _opened(delta: Delta, response: str, choice: int) -> dict[str, Any]:
-    """A call as its first piece has it."""
+    """Return the first piece of a call."""
     digest = hashlib.sha256(f"{response} {choice} {delta.call}".encode()).hexdigest()
     function = {"name": delta.name, "arguments": delta.arguments}
     return {"id": f"call_{digest[:24]}", "type": "function", "function": function}
 
 
 def error_body(failure: Failure) -> dict[str, Any]:
-    """The body of a response: ``{"error": {"message", "type", "param", "code"}}``, and "problems" where it has some."""
+    """Return the body ``{"error": {"message", "type", "param", "code"}}`` of a failure, with any "problems"."""
     kind = failure.kind.value
     said = {"message": failure.message, "type": kind, "param": failure.param, "code": failure.code}
     problems = {"problems": [_described(problem) for problem in failure.problems]} if failure.problems else {}

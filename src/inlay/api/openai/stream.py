@@ -1,7 +1,7 @@
-"""Outputs so far → the chunks of a streamed response (``chat.completion.chunk`` or ``text_completion``), as events.
+"""Writes the events of a streamed response (``chat.completion.chunk`` or ``text_completion``) from outputs so far.
 
-Outputs hold the whole answer so far, and a chunk holds what is new in it. Text only grows, so what a chunk brings is
-what the last one left.
+An output holds the whole answer so far, and a chunk holds its new part. Text only grows, so the new part is the rest
+after the last chunk.
 """
 
 from __future__ import annotations
@@ -30,11 +30,16 @@ _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", "
 class Chunks:
     """The chunks of one response.
 
-    Every choice of a chat begins with its role, goes on with content and calls of tools, and ends with a chunk of its
-    finish reason; a completion's has neither the first nor calls. The last chunk of all, or the one of usage where the
-    call asks for it, has the ``inlay`` object of a whole response.
+    A chat choice starts with a chunk for its role. Then come chunks for content and tool calls, and a chunk with its
+    finish reason. A completion has no role and no calls. The final chunk has the ``inlay`` object of a whole response.
+    It is the usage chunk, if the call asks for usage.
 
-    name, created, model, fingerprint: see ``respond``.
+    Args:
+        call: the request.
+        name: see ``respond``.
+        created: see ``respond``.
+        model: see ``respond``.
+        fingerprint: see ``respond``.
     """
 
     def __init__(self, call: Call, *, name: str, created: int, model: str, fingerprint: str | None = None) -> None:
@@ -45,7 +50,7 @@ class Chunks:
             "model": model,
             "system_fingerprint": fingerprint,
         }
-        # Written once: what changes from token to token is a fifth of a chunk.
+        # Encoded once, because only a fifth of a chunk changes from token to token.
         self._head = f'{_json(head)[:-1]},"choices":['
         self._usage = call.include_usage
         self._running_usage = call.running_usage
@@ -56,37 +61,37 @@ class Chunks:
         self._choices = [kind(call, name, number) for number in range(len(call.prompts) * call.params.n)]
 
     def update(self, number: int, output: RequestOutput) -> Iterable[str]:
-        """The events that say what is new in the answers to the call's prompt of this number."""
+        """Return the events for new output of the call's prompt with this number."""
         return map(_event, self.documents(number, output))
 
     def end(self) -> list[str]:
-        """The chunk of usage where the call asks for it, and that this is all."""
+        """Return the usage chunk, if the call asks for it, and the end marker."""
         return [*([_event(self.usage())] if self._usage else ()), _event("[DONE]")]
 
     def fail(self, failure: Failure) -> list[str]:
-        """That there will be no more, and why."""
+        """Return the event that ends the stream with an error."""
         return [_event(_json(error_body(failure)))]
 
     def documents(self, number: int, output: RequestOutput) -> Iterator[str]:
-        """The chunks that ``update`` puts into events, as JSON."""
+        """Yield the chunks of ``update`` as JSON."""
         self._outputs[number] = output
         for answer in output.outputs:
             for said in self._choices[number * self._answers + answer.index].update(answer, output):
                 yield f"{self._head}{said}{self._so_far()}{self._last_words()}}}"
 
     def usage(self) -> str:
-        """The chunk behind the last choice's, for a call that asks for it."""
+        """Return the usage chunk, which follows the last choice."""
         outputs = self._latest()
         return f"{self._head}],{_json({'usage': usage_of(outputs, self._reasoning), 'inlay': inlay_of(outputs)})[1:]}"
 
     def _so_far(self) -> str:
-        """What stands behind the choices of every chunk."""
+        """Return the part of a chunk after its choices."""
         if self._running_usage:
             return f'],"usage":{_json(usage_of(self._latest(), self._reasoning))}'
         return '],"usage":null' if self._usage else "]"
 
     def _last_words(self) -> str:
-        """What the last choice's last chunk has beside it."""
+        """Return the extra part of the last choice's last chunk."""
         if self._usage or not all(choice.finished for choice in self._choices):
             return ""
         return f',"inlay":{_json(inlay_of(self._latest()))}'
@@ -100,9 +105,12 @@ def _event(document: str) -> str:
 
 
 class _Choice(ABC):
-    """One answer, as far as it was sent.
+    """One answer and the part of it that was sent.
 
-    name: of the response. number: of the choice.
+    Args:
+        call: the request.
+        name: of the response.
+        number: of the choice.
     """
 
     def __init__(self, call: Call, name: str, number: int) -> None:
@@ -115,7 +123,7 @@ class _Choice(ABC):
         self.finished = False
 
     def update(self, answer: CompletionOutput, output: RequestOutput) -> Iterator[str]:
-        """What an answer brings beyond what was sent of it, as entries of ``choices``. output: that it is one of."""
+        """Yield the new part of an answer as entries of ``choices``. ``output`` is the answer's output."""
         if self.finished:
             return
         if not self._begun:
@@ -132,31 +140,31 @@ class _Choice(ABC):
             yield self._end(answer)
 
     def _new_logprobs(self, answer: CompletionOutput) -> dict[str, Any] | None:
-        """Of the tokens that are new: they may come before their text does."""
+        """Return the log-probabilities of new tokens, which may come before their text."""
         start, self._tokens = self._tokens, len(answer.token_ids)
         if answer.logprobs is None or start == self._tokens:
             return None
         return self._logprobs(answer.token_ids[start:], answer.logprobs[start:])
 
     def _opening(self, output: RequestOutput) -> Iterable[str]:
-        """What comes before the first text."""
+        """Return the entries before the first text."""
         return ()
 
     def _rest(self) -> Iterable[str]:
-        """What was held back, now that no more text will come."""
+        """Return the entries for text that was held back, at the end of the answer."""
         return ()
 
     @abstractmethod
     def _logprobs(self, token_ids: Sequence[int], steps: Sequence[Mapping[int, Logprob]]) -> dict[str, Any]:
-        """Of new tokens, in the endpoint's form."""
+        """Return the log-probabilities of new tokens in the endpoint's form."""
 
     @abstractmethod
     def _said(self, text: str, logprobs: str) -> Iterable[str]:
-        """Entries for new text. logprobs: JSON."""
+        """Return the entries for new text. ``logprobs`` is JSON."""
 
     @abstractmethod
     def _end(self, answer: CompletionOutput) -> str:
-        """The entry that ends the choice."""
+        """Return the entry that ends the choice."""
 
 
 class _ChatChoice(_Choice):
@@ -180,7 +188,7 @@ class _ChatChoice(_Choice):
             yield self._entry(f'{{"content":{_json(text)}}}', logprobs)
             return
         told = self._apart(Split(content=text) if self._thoughts is None else self._thoughts.feed(text))
-        if logprobs != "null":  # with the first of what is told, or alone: their tokens are told when all is known
+        if logprobs != "null":  # with the first delta or alone, because a token's text may be held back
             yield self._entry(next(told, "{}"), logprobs)
         yield from map(self._entry, told)
 
@@ -191,7 +199,7 @@ class _ChatChoice(_Choice):
             yield from map(self._entry, self._told(self._parser.finish()))
 
     def _apart(self, new: Split) -> Iterator[str]:
-        """The deltas of new text of both kinds."""
+        """Yield the deltas for new reasoning and content."""
         if reasoning := told_reasoning(self._reasoning, new.reasoning):
             yield _json(reasoning)
         if self._parser is not None:
@@ -215,7 +223,7 @@ class _ChatChoice(_Choice):
 class _TextChoice(_Choice):
     def __init__(self, call: Call, name: str, number: int) -> None:
         super().__init__(call, name, number)
-        self._offset = 0  # where the next token's text begins
+        self._offset = 0  # of the next token's text
         self._echo = call.echo
         self._scored = call.params.logprobs is not None
 

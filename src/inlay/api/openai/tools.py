@@ -1,4 +1,4 @@
-"""The tools of a body → what a model's template is told of them, and what an answer may be."""
+"""Interprets the tools of a body, for the model's template and for the form of the answer."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ _NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalPrope
 class Offer:
     """The tools of one request.
 
-    tools: as a chat template takes them. use: how to read the answer.
-    structure: the ``structured_outputs`` that hold the answer to calls, or None.
+    Args:
+        tools: in the form of a chat template.
+        use: creates the parsers of the answers.
+        structure: the ``structured_outputs`` that force the answer to be a call, or None.
     """
 
     tools: tuple[dict[str, Any], ...]
@@ -32,10 +34,12 @@ class Offer:
 
 
 def offer_of(body: ChatBody, model: ModelTools | None, form: Mapping[str, Any] | None = None) -> Offer | None:
-    """What a request offers its model to call; None for nothing. Raises BodyError.
+    """Return the tools that a request offers to its model; None for no tools. Raises BodyError.
 
-    model: what the model does with tools; None for a model that does nothing with them.
-    form: the schema of an answer that calls none, where response_format asks for one.
+    Args:
+        body: the request.
+        model: the model's format of tool calls; None for a model without tools.
+        form: the schema of an answer without calls, if response_format asks for one.
     """
     functions = [tool.function for tool in body.tools or ()]
     _check_functions(functions)
@@ -79,7 +83,7 @@ def _check_history(body: ChatBody, model: ModelTools | None) -> None:
 
 
 def _leaves_open(choice: Choice) -> bool:
-    """Whether the model decides if it calls a tool."""
+    """True if the model decides to call a tool or not."""
     if isinstance(choice, AllowedTools):
         return choice.allowed_tools.mode == "auto"
     return choice in ("auto", "none")
@@ -91,7 +95,7 @@ def _check_no_call(choice: Choice) -> None:
 
 
 def _check_alone(body: ChatBody) -> None:
-    """What structured_outputs ask for may be anything, and calls are JSON."""
+    """Refuse structured_outputs beside tools, because a call is JSON and structured_outputs may ask for any form."""
     if body.structured_outputs is not None:
         remedy = 'write response_format, leave structured_outputs out, or write "tool_choice": "none"'
         message = f"structured_outputs and tools are both given, and no answer can follow both; {remedy}"
@@ -99,7 +103,7 @@ def _check_alone(body: ChatBody) -> None:
 
 
 def _chosen(functions: Sequence[Function], choice: Choice) -> list[Function]:
-    """The functions that may be called, in their order among the tools."""
+    """Return the functions that may be called, in their order among the tools."""
     if isinstance(choice, str):
         return list(functions)
     tools = choice.allowed_tools.tools if isinstance(choice, AllowedTools) else [choice]
@@ -119,7 +123,7 @@ def _structure(
 
 
 def _for_template(function: Function) -> dict[str, Any]:
-    """A tool as templates take it: some fail without parameters."""
+    """Return a tool in the form of templates. Some templates fail without parameters."""
     described = {} if function.description is None else {"description": function.description}
     parameters = function.parameters or {"type": "object", "properties": {}}
     return {"type": "function", "function": {"name": function.name, **described, "parameters": parameters}}

@@ -1,4 +1,4 @@
-"""The body of a request → the neutral call: prompts, sampling parameters and a policy."""
+"""Translates a checked body into a call: prompts, sampling parameters and a reuse policy."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from inlay.sampling.bounded_schemas import bounded_document
 from inlay.sampling.json_schemas import GrammarError, holdable
 from inlay.sampling.params import SamplingParams
 
-_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions; a chat's answer is bounded by the context alone
+_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions; only the context limits a chat's answer
 
-#: Fields that SamplingParams has under the same name, and with the same meaning.
+#: Fields that SamplingParams has with the same name and meaning.
 _PLAIN = (
     "n",
     "temperature",
@@ -56,27 +56,30 @@ def translate(
     reasoning: ModelReasoning | None = None,
     defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> Call:
-    """A body as a call.
+    """Translate a body into a call.
 
-    default_max_tokens: for requests that don't say; None for OpenAI's, which are 16 for completions and no bound but
-        the context for chats.
-    tools: what the model does with tools, ``model_tools(tokenizer)``; None for a model that does nothing with them.
-    reasoning: what it does with reasoning, ``model_reasoning(tokenizer)``.
-    defaults: ``llm.sampling_defaults``, for fields of SamplingParams that the body does not say; completions without
-        max_tokens have OpenAI's all the same.
-    Raises BodyError, and PMLError for a prompt of a schema that cannot be read.
+    Args:
+        body: the checked body.
+        default_max_tokens: for requests without max_tokens. None takes OpenAI's: 16 for completions, the context for
+            chats.
+        tools: from ``model_tools(tokenizer)``; None for a model without tools.
+        reasoning: from ``model_reasoning(tokenizer)``.
+        defaults: ``llm.sampling_defaults``, for SamplingParams that the body does not set. Its max_tokens applies to
+            chats only.
+
+    Raises:
+        BodyError: the body is inconsistent.
+        PMLError: a prompt of a schema cannot be parsed.
     """
     options = body.stream_options
     include_usage = bool(options and options.include_usage)
     if include_usage and not body.stream:
-        raise BodyError('stream_options are given without a stream; write "stream": true', param="stream_options")
+        raise BodyError('stream_options needs a stream; write "stream": true', param="stream_options")
     said = _said_max_tokens(body)
     structure = _structure(body)
     offer = offer_of(body, tools, _form(structure)) if isinstance(body, ChatBody) else None
     if offer is not None and structure is not None and "structural_tag" in structure:
-        message = (
-            "response_format is a structural tag beside tools, and no answer can follow both; leave one of them out"
-        )
+        message = "response_format is a structural tag and tools are given; no answer can follow both, so leave one out"
         raise BodyError(message, param="response_format")
     use = reasoning_of(body, reasoning) if isinstance(body, ChatBody) else None
     return Call(
@@ -123,7 +126,7 @@ def _prompts(body: Body, offer: Offer | None, reasoning: ModelReasoning | None) 
 
 
 def _chat_prompt(body: ChatBody, offer: Offer | None, reasoning: ModelReasoning | None) -> PromptInput:
-    conversation = body.messages or None  # clients that insist on messages send an empty list beside a prompt
+    conversation = body.messages or None  # clients that require messages send an empty list beside a prompt
     _require_one(body, {"messages": conversation, "prompt": body.prompt, "pml": body.pml})
     asked = {name: value for name in CHAT_OPTIONS if (value := getattr(body, name)) is not None}
     if told := effort_variables(body, reasoning):
@@ -164,7 +167,7 @@ def _is_ids(prompt: Sequence[Any]) -> bool:
 
 
 def _require_one(body: Body, given: Mapping[str, object]) -> None:
-    """Exactly one of these fields says what the prompt is."""
+    """Check that exactly one of these fields is given."""
     named = [name for name, value in given.items() if value is not None]
     if len(named) > 1:
         raise BodyError(f"{' and '.join(named)} are both given; keep one of them", param=named[1])
@@ -204,7 +207,7 @@ def _params(
         given["reasoning_end"] = reasoning.format.closes
         given["reasoning_start"] = reasoning.format.opens if reasoning.may_begin else None
     if offer is not None and offer.use.model.ends and not offer.use.held:
-        given["skip_special_tokens"] = False  # marks of calls are some; the parser leaves out the one at the end
+        given["skip_special_tokens"] = False  # marks of calls may be special tokens; the parser removes the final one
     try:
         return SamplingParams(**given)
     except ParameterError as error:
@@ -228,13 +231,13 @@ def _logprobs(body: Body) -> int | None:
 
 
 def _prompt_logprobs(body: Body) -> int | None:
-    """How many alternatives the engine is to tell of the prompt's tokens: as many as any field asks for."""
+    """Return the number of alternatives for prompt tokens: the largest number that any field asks for."""
     if body.stream and body.prompt_logprobs is not None:
-        raise BodyError("prompt_logprobs are told with whole answers; leave stream out", param="prompt_logprobs")
+        raise BodyError("prompt_logprobs does not work with stream; leave stream out", param="prompt_logprobs")
     asked = [body.prompt_logprobs]
     if isinstance(body, CompletionBody) and body.echo:
         spelled = body.prompt is not None and (isinstance(body.prompt, str) or _all_texts(body.prompt))
-        # ids are spelled by who scores them; and who wants no token wants something of the prompt
+        # Clients that score send token ids. A client that wants no new token wants scores of the prompt.
         asked.append(0 if body.logprobs is None and (body.max_tokens == 0 or not spelled) else body.logprobs)
     return max((one for one in asked if one is not None), default=None)
 
@@ -254,7 +257,7 @@ def _structure(body: Body) -> Mapping[str, Any] | None:
 
 
 def _form(structure: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """The JSON Schema that an answer has to obey where it is held to one."""
+    """Return the JSON Schema that constrains an answer, if there is one."""
     if structure is None:
         return None
     form: Mapping[str, Any] | None = structure.get("json", {"type": "object"} if "json_object" in structure else None)
@@ -284,7 +287,7 @@ def _format(wanted: ResponseFormat) -> Mapping[str, Any] | None:
 
 
 def _bounded(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema whose answers end. Raises BodyError where no grammar can hold an answer to it."""
+    """Return a schema with bounded answers. Raises BodyError if no grammar can enforce it."""
     try:
         return bounded_document(holdable(schema))
     except GrammarError as error:
@@ -298,7 +301,7 @@ def _token_id(token: str) -> int:
 
 
 def _field(message: str, body: Body) -> str | None:
-    """The field that a sentence of SamplingParams begins with."""
+    """Return the field at the start of an error message of SamplingParams."""
     name = re.match(r"\w*", message)
     field = name[0] if name else ""
     return field if field in type(body).model_fields else None

@@ -1,4 +1,4 @@
-"""What models think before they answer: how they mark it (formats), and how answers are read (parser)."""
+"""Reasoning before an answer: the marks of models (formats), and the parser of answers (parser)."""
 
 from inlay.api.reasoning.formats import ModelReasoning, model_reasoning
 from inlay.api.reasoning.parser import ReasoningParser, ReasoningUse, Split

@@ -1,6 +1,6 @@
-"""How models mark what they think before they answer: one row a family, told from the chat template.
+"""The marks around a model's reasoning, one row per family, detected from the chat template.
 
-The names of formats are those of vLLM's reasoning parsers.
+Formats have the names of vLLM's reasoning parsers.
 """
 
 from __future__ import annotations
@@ -15,18 +15,22 @@ from inlay.prompt.chat import ChatTemplate
 from inlay.prompt.chat_options import template_variables
 
 OFF = "off"
-"""The name that turns it off: what a model thinks is a part of its answer's text."""
+"""The parser name for no parsing: reasoning stays in the answer's text."""
 
-#: Variables by which templates switch thinking on and off.
+#: Template variables that switch reasoning on and off.
 SWITCHES = ("enable_thinking", "thinking")
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """How one family writes it.
+    """The reasoning format of one family.
 
-    opens, closes: the marks around it. assumed: whether an answer begins with it even where nobody has written the
-    first mark; else only behind that mark, the template's or the answer's own.
+    Args:
+        name: of the format.
+        opens: the mark before it.
+        closes: the mark after it.
+        assumed: an answer starts with reasoning even without the opening mark. Otherwise the template or the answer
+            must have the mark.
     """
 
     name: str
@@ -35,7 +39,7 @@ class ReasoningFormat:
     assumed: bool = False
 
 
-#: In this order: the first row whose marks a template holds decides.
+#: The first row whose marks are in a template decides.
 FORMATS = (
     ReasoningFormat("qwen3", "<think>", "</think>"),
     ReasoningFormat("deepseek_r1", "<think>", "</think>", assumed=True),
@@ -47,10 +51,13 @@ NAMES = tuple(row.name for row in FORMATS)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelReasoning:
-    """What one model does with reasoning.
+    """The reasoning of one model.
 
-    format: how its answers write it; None where they do not. variables: what its chat template takes.
-    close_id: the token that is the closing mark, if one is. decode: the text of tokens.
+    Args:
+        format: its format; None for a model without reasoning.
+        variables: the variables of its chat template.
+        close_id: the token of the closing mark; None if it is not one token.
+        decode: returns the text of tokens.
     """
 
     format: ReasoningFormat | None
@@ -60,16 +67,20 @@ class ModelReasoning:
 
 
 def check_parser(name: str | None) -> None:
-    """Raises ParameterError for a name that no format has."""
+    """Raise ParameterError for an unknown format."""
     if name is not None and name not in (OFF, *NAMES):
         raise ParameterError(f"reasoning_parser is {name!r}; it must be one of {', '.join((OFF, *NAMES))}")
 
 
 def model_reasoning(tokenizer: PreTrainedTokenizerBase, parser: str | None = None) -> ModelReasoning:
-    """What a model does with reasoning.
+    """Return the reasoning of a model.
 
-    parser: the name of a format, for a model whose template does not tell it, or OFF.
-    Raises ParameterError for a name that no format has, and for a format whose marks this model's texts do not show.
+    Args:
+        tokenizer: the model's tokenizer.
+        parser: the name of a format, for a model whose template does not show it, or OFF.
+
+    Raises:
+        ParameterError: an unknown format, or one whose marks are special tokens, which this model's texts do not show.
     """
     check_parser(parser)
     source = ChatTemplate(tokenizer).source if tokenizer.chat_template else ""

@@ -1,4 +1,4 @@
-"""What an answer thinks and what it says, told apart while it grows."""
+"""Separates reasoning from content in an answer, while it is generated."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from inlay.api.reasoning.formats import ModelReasoning, ReasoningFormat
 
 
 class _At(Enum):
-    START = "start"  # of an answer that may open it
+    START = "start"  # of an answer that may open with reasoning
     INSIDE = "inside"
-    BEHIND = "behind"  # the closing mark, where nothing is said yet
+    BEHIND = "behind"  # after the closing mark, before any content
     OUTSIDE = "outside"
 
 
@@ -27,10 +27,12 @@ class Split:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReasoningUse:
-    """How the answers to one request are read.
+    """The parsing of the answers to one request.
 
-    model: how the model writes reasoning; it has a format. include: whether it is told.
-    last: the message that the answer goes on with, or None.
+    Args:
+        model: the model's reasoning, with a format.
+        include: send the reasoning to the client.
+        last: the message that the answer continues, or None.
     """
 
     model: ModelReasoning
@@ -44,20 +46,20 @@ class ReasoningUse:
 
     @property
     def is_over(self) -> bool:
-        """Whether the message that the answer goes on with has said its reasoning, or none."""
+        """True if the answer continues a message without reasoning, or with complete reasoning."""
         return self.last is not None and self._begins("") is _At.OUTSIDE
 
     @property
     def may_begin(self) -> bool:
-        """Whether answers reason where they, or the prompt, open that with the mark, and else do not."""
+        """True if an answer may start with the opening mark, and has no reasoning otherwise."""
         return self._begins("") is _At.START
 
     def parser(self, prompt: str) -> ReasoningParser:
-        """A parser for one answer. prompt: as the chat template has written it."""
+        """Return a parser for one answer. ``prompt`` is the text of the chat template."""
         return ReasoningParser(self.format, self._begins(prompt))
 
     def count(self, prompt: str, tokens: Sequence[int]) -> int:
-        """How many tokens of an answer are reasoning, the marks included."""
+        """Count the reasoning tokens of an answer, with the marks."""
         begins = self._begins(prompt)
         if begins is _At.OUTSIDE:
             return 0
@@ -83,20 +85,20 @@ class ReasoningUse:
 
 
 class ReasoningParser:
-    """Tells reasoning from content. How the text is cut into pieces changes nothing about the outcome.
+    """Separates reasoning from content. The result does not depend on the division of the text into pieces.
 
-    White space at both ends of reasoning, and in front of what follows it, is dropped: templates put their own there.
+    White space around reasoning and before the content is dropped, because templates add their own.
     """
 
     def __init__(self, marks: ReasoningFormat, at: _At) -> None:
         self._marks = marks
         self._at = at
         self._rest = ""
-        self._begun = False  # whether any reasoning was told
-        self._opened = False  # whether the one mark has come that may be left out
+        self._begun = False  # True once any reasoning was returned
+        self._opened = False  # True once the optional opening mark was read
 
     def feed(self, text: str) -> Split:
-        """What can be told now that this text has come."""
+        """Add text, and return the new parts that are certain."""
         self._rest += text
         if self._at is _At.START:
             self._start()
@@ -111,7 +113,7 @@ class ReasoningParser:
         return Split(reasoning, content)
 
     def finish(self) -> Split:
-        """What is left, now that no more text will come."""
+        """Return the rest at the end of the text."""
         rest, self._rest = self._rest, ""
         if self._at is _At.INSIDE:
             return Split(reasoning=rest.rstrip() if self._begun else rest.strip())
@@ -128,7 +130,7 @@ class ReasoningParser:
         opens, closes = self._marks.opens, self._marks.closes
         if not self._begun:
             self._rest = self._rest.lstrip()
-            if not self._opened and self._rest.startswith(opens):  # some repeat the mark of their template
+            if not self._opened and self._rest.startswith(opens):  # some models repeat the mark of their template
                 self._opened, self._rest = True, self._rest[len(opens) :].lstrip()
             elif not self._opened and opens.startswith(self._rest):
                 return ""

@@ -1,4 +1,4 @@
-"""Calls of tools: how a model writes them (formats), how answers are held to them (schema) and read (parsers)."""
+"""Tool calls: the formats of models (formats), the grammar of calls (schema), and the parsing of answers (parsers)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ __all__ = ["AnswerParser", "Delta", "ToolUse"]
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What one request does with tools.
+    """The use of tools in one request.
 
-    model: how the model writes calls. names: of the functions that it may call.
-    held: whether a grammar holds the answer to calls. parallel: whether there may be more than one.
-    formed: whether what is held may be text of its own form in place of calls.
+    Args:
+        model: the model's format of calls.
+        names: the functions that it may call.
+        held: a grammar forces the answer to be calls.
+        parallel: an answer may have several calls.
+        formed: the grammar also allows an answer of another form instead of calls.
     """
 
     model: ModelTools
@@ -27,7 +30,7 @@ class ToolUse:
     formed: bool = False
 
     def parser(self) -> AnswerParser:
-        """A parser for one answer."""
+        """Return a parser for one answer."""
         if self.held:
             return EitherParser(self.names, self.model.format.key) if self.formed else HeldParser(self.names)
         return FreeParser(self.model, self.names, parallel=self.parallel)

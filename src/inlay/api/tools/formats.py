@@ -1,7 +1,7 @@
-"""How models write calls of tools into their answers: one row a family, told from the chat template.
+"""The formats of tool calls in answers, one row per family, detected from the chat template.
 
-A call is a JSON object with a name and its arguments, or a list of them; families differ in what they put around it.
-The names of formats are those of vLLM's tool parsers, but for the last.
+A call is a JSON object with a name and arguments, or a list of such objects. Families differ in the text around it.
+Formats have the names of vLLM's tool parsers, except for the last.
 """
 
 from __future__ import annotations
@@ -14,18 +14,22 @@ from inlay.errors import ParameterError
 from inlay.prompt.chat import ChatTemplate
 
 KEYS = ("arguments", "parameters")
-"""What the arguments of a call stand under, in one family or another."""
+"""The keys of a call's arguments, in different families."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How one family writes calls.
+    """The format of tool calls in one family.
 
-    opens: a mark in front of a call, or of a list of calls. closes: the mark behind it, which may be missing.
-    key: the one of KEYS that its calls have.
-    bare: whether an answer that begins with a call needs no mark.
-    inside: marks between the name of a call and its arguments, in families that write it so: ``name[ARGS]{…}``.
-    shown_by, not_by: what a template of this family holds, all of it, and what it does not.
+    Args:
+        name: of the format.
+        opens: the mark before a call, or before a list of calls.
+        closes: the mark after it, which may be missing.
+        key: the key of the arguments, one of KEYS.
+        bare: an answer that starts with a call needs no mark.
+        inside: the marks between the name and the arguments, in families that write ``name[ARGS]{…}``.
+        shown_by: texts that a template of this family has, all of them.
+        not_by: texts that it does not have.
     """
 
     name: str
@@ -38,11 +42,11 @@ class ToolFormat:
     not_by: tuple[str, ...] = ()
 
 
-#: In this order: the first row that fits a template decides; the last fits every one.
+#: The first row that fits a template decides. The last row fits every template.
 FORMATS = (
-    # Nous Hermes, Qwen 2.5 and 3; not those that write XML inside (Qwen 3 Coder, GLM 4.5)
+    # Nous Hermes, Qwen 2.5 and 3; not families with XML inside (Qwen 3 Coder, GLM 4.5)
     ToolFormat("hermes", "<tool_call>", "</tool_call>", shown_by=("<tool_call>",), not_by=("<function=", "<arg_key>")),
-    # from version 11 of its tokenizer on, the name stands in front of the object
+    # from version 11 of its tokenizer, the name is before the object
     ToolFormat("mistral", "[TOOL_CALLS]", inside=("[CALL_ID]", "[ARGS]"), shown_by=("[TOOL_CALLS]",)),
     # Llama 3.1 and 3.2
     ToolFormat(
@@ -59,13 +63,14 @@ FORMATS = (
 
 @dataclass(frozen=True, slots=True)
 class ModelTools:
-    """What one model does with tools.
+    """The tool calls of one model.
 
-    format: how its answers write calls.
-    history: whether its template shows calls and results of past turns.
-    parallel: whether an answer may call more than one: not where a conversation could not go on behind that.
-    ends: the special tokens one of which may end an answer's text, where those of the format have to be seen and so
-        all of them are in the text; empty where the format has none.
+    Args:
+        format: the format of calls.
+        history: its template shows past calls and results.
+        parallel: an answer may have several calls. False if the template cannot show several in a conversation.
+        ends: special tokens that may end an answer. They are in the text if the format's marks are special tokens,
+            because then all special tokens are; otherwise empty.
     """
 
     format: ToolFormat
@@ -75,7 +80,7 @@ class ModelTools:
 
 
 def named_format(name: str | None) -> ToolFormat | None:
-    """The format of that name; None for None. Raises ParameterError for a name that no format has."""
+    """Return the format of this name; None for None. Raises ParameterError for an unknown name."""
     known = {row.name: row for row in FORMATS}
     if name is not None and name not in known:
         raise ParameterError(f"tool_parser is {name!r}; it must be one of {', '.join(known)}")
@@ -83,10 +88,14 @@ def named_format(name: str | None) -> ToolFormat | None:
 
 
 def model_tools(tokenizer: PreTrainedTokenizerBase, parser: str | None = None) -> ModelTools | None:
-    """What a model does with tools; None where its chat template has no place for them.
+    """Return the tool calls of a model; None if its chat template does not show tools.
 
-    parser: the name of a format, for a model whose template does not tell it.
-    Raises ParameterError for a name that no format has.
+    Args:
+        tokenizer: the model's tokenizer.
+        parser: the name of a format, for a model whose template does not show it.
+
+    Raises:
+        ParameterError: an unknown format.
     """
     named = named_format(parser)
     template = ChatTemplate(tokenizer)

@@ -1,8 +1,8 @@
-"""Calls in an answer that nothing holds to a form: text and calls in the format of the model's family.
+"""Parses tool calls in an answer without a grammar: text and calls in the format of the model's family.
 
-A call is told when all of it is there, as only then one knows that it is one: a known function with an object of
-arguments. What begins like a call and is none is text, to the letter. White space around calls is dropped, as chat
-templates put their own there; so a conversation that goes on finds its history in the cache.
+A call is returned when it is complete, because only then it is certain: a known function with an object of arguments.
+An incomplete or invalid call is returned as unchanged text. White space around calls is dropped, because chat templates
+add their own. So the next turn of the conversation finds its history in the cache.
 """
 
 from __future__ import annotations
@@ -14,13 +14,18 @@ from inlay.api.tools.formats import ModelTools
 from inlay.api.tools.growing_json import JSONEnd
 from inlay.api.tools.parsers import Delta, calls_in
 
-_LONGEST_HEAD = 256  # characters of a call in front of its object
+_LONGEST_HEAD = 256  # characters of a call before its object
 
 
 class FreeParser:
-    """See AnswerParser. names: the functions that there are. parallel: whether an answer goes on behind its first call.
+    """An AnswerParser for answers without a grammar.
 
-    Each step looks at the text that has come and is not told; it returns whether there is more to do with it.
+    Each step reads the pending text, and returns True if more can be done.
+
+    Args:
+        tools: the model's format of calls.
+        names: the known functions.
+        parallel: the answer continues after its first call.
     """
 
     def __init__(self, tools: ModelTools, names: Collection[str], *, parallel: bool) -> None:
@@ -32,12 +37,12 @@ class FreeParser:
             "".join(["([\\w.-]+)", *(f"(?:{re.escape(m)}[^\\s\\[{{]*)?" for m in tools.format.inside)])
         )
         self._rest = ""
-        self._white = ""  # in front of it; told if text follows
-        self._before = ""  # what stands in front of the object that may be a call: text if it is none
-        self._name: str | None = None  # of the call, where it stands in front of the object
+        self._white = ""  # white space before _rest; returned if text follows
+        self._before = ""  # text before a possible call; returned if it is no call
+        self._name: str | None = None  # the name of the call, if it is before the object
         self._end = JSONEnd()
         self._calls = 0
-        self._called = False  # whether the last that was told is a call
+        self._called = False  # True if the last returned piece is a call
         self._told: list[Delta] = []
         self._step = self._begin if tools.format.bare else self._text
 
@@ -56,7 +61,7 @@ class FreeParser:
         return told
 
     def _begin(self, final: bool) -> bool:
-        """The start of an answer that may be a call without a mark."""
+        """Read the start of an answer that may be a call without a mark."""
         start = self._rest.lstrip()
         if not start and not final:
             return False
@@ -67,7 +72,7 @@ class FreeParser:
         return True
 
     def _text(self, final: bool) -> bool:
-        """Text, up to the next mark. A special token that is no mark of a call may be the end of it all."""
+        """Read text up to the next mark. A special token that is no mark of a call may be the end of the answer."""
         found = self._marks.find(self._rest, final)
         if found is None:
             return self._say_up_to(len(self._rest) - (0 if final else self._marks.held(self._rest)))
@@ -89,12 +94,12 @@ class FreeParser:
         return False
 
     def _open(self, before: str, rest: str) -> None:
-        """What follows may be a call. before: what makes it so."""
+        """Start a possible call. ``before`` is the text before it."""
         self._before, self._rest, self._name, self._end = before, rest, None, JSONEnd()
         self._step = self._call
 
     def _call(self, final: bool) -> bool:
-        """Behind a mark: up to the end of an object or a list."""
+        """Read an object or a list after a mark, up to its end."""
         value = self._rest.lstrip()
         if value[:1] not in ("{", "["):
             return self._named_call(value, final)
@@ -112,7 +117,7 @@ class FreeParser:
         return True
 
     def _named_call(self, value: str, final: bool) -> bool:
-        """A name in front of the object, or nothing yet, or no call."""
+        """Read a name before the object. Refuses any other text."""
         start = value.find("{")
         if start > _LONGEST_HEAD or (start < 0 and len(value) > _LONGEST_HEAD):
             return self._refuse()
@@ -127,7 +132,7 @@ class FreeParser:
         return True
 
     def _refuse(self) -> bool:
-        """It was no call: text, which may hold marks."""
+        """Return to text, which may hold marks, because this is no call."""
         self._step = self._text
         self._say(self._before)
         return True
@@ -140,7 +145,7 @@ class FreeParser:
         self._step = self._behind if self._parallel else self._over
 
     def _behind(self, final: bool) -> bool:
-        """Behind a call: its closing mark, or another call."""
+        """Read the closing mark or another call, after a call."""
         self._rest = self._rest.lstrip()
         closes = self._format.closes or ""
         if not self._rest or (len(self._rest) < len(closes) and closes.startswith(self._rest)):
@@ -148,7 +153,7 @@ class FreeParser:
             return final and bool(self._rest)
         if closes and self._rest.startswith(closes):
             self._rest = self._rest[len(closes) :]
-        elif self._format.bare and self._rest[0] == ";":  # Llama writes several calls so
+        elif self._format.bare and self._rest[0] == ";":  # Llama separates calls so
             following = self._rest[1:].lstrip()
             if not following and not final:
                 return False
@@ -177,7 +182,7 @@ class FreeParser:
 
 
 class _Marks:
-    """Texts to look for in a text that grows."""
+    """Finds marks in a growing text."""
 
     def __init__(self, marks: Iterable[str]) -> None:
         longest_first = sorted(marks, key=len, reverse=True)
@@ -186,12 +191,12 @@ class _Marks:
         self._longest = max(map(len, longest_first), default=1) - 1
 
     def find(self, text: str, final: bool) -> re.Match[str] | None:
-        """The first mark in a text; not yet where it may be the beginning of a longer one."""
+        """Return the first mark in a text; None if it may be the start of a longer one."""
         found = self._any.search(text)
         unsure = found is not None and found.end() == len(text) and found[0] in self._beginnings and not final
         return None if unsure else found
 
     def held(self, text: str) -> int:
-        """How many of the last characters may be the beginning of a mark."""
+        """Return the number of last characters that may be the start of a mark."""
         lengths = range(min(self._longest, len(text)), 0, -1)
         return next((length for length in lengths if text[-length:] in self._beginnings), 0)

@@ -1,4 +1,4 @@
-"""JSON in a text that is still growing: where an object or a list of it ends, or that it is none."""
+"""Finds the end of a JSON object or list in a growing text, or detects that it is not JSON."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ _MAX_DEPTH = 200
 
 
 class JSONEnd:
-    """Looks for the end of the object or list that a text begins with. Each character is looked at once.
+    """Finds the end of the object or list at the start of a text. It reads each character once.
 
-    ``broken``: that the text can no longer become JSON, noticed before it is twice as long as it was when it could.
-    first_look: after how many characters that is looked at first.
+    ``broken`` is True if the text can no longer become JSON. It is set before the text has doubled since it was valid.
+
+    Args:
+        first_look: the length in characters at the first check.
     """
 
     def __init__(self, first_look: int = _FIRST_LOOK) -> None:
@@ -30,7 +32,7 @@ class JSONEnd:
         self._next_look = first_look
 
     def find(self, text: str) -> int | None:
-        """The index behind the last character, once it is there. text: all of it so far, from its first brace on."""
+        """Return the index after the last character, or None. ``text`` is everything so far, from its first brace."""
         while not self.broken:
             stop = min(len(text), self._next_look)
             while self._at < stop:
@@ -43,14 +45,14 @@ class JSONEnd:
         return None
 
     def _step(self, text: str, stop: int) -> int | None:
-        """Go on to the next mark; returns where the value ends if that one ends it."""
+        """Read up to the next mark. Returns the end of the value if that mark ends it."""
         found = (_IN_STRING if self._in_string else _OUTSIDE).search(text, self._at, stop)
         self._at = found.end() if found else stop
         if found is None:
             return None
         mark = found[0]
         if mark == "\\":
-            self._at += 1  # whatever it escapes, which may not be there yet
+            self._at += 1  # the escaped character may not be there yet
         elif mark == '"':
             self._in_string = not self._in_string
         else:
@@ -59,14 +61,14 @@ class JSONEnd:
 
 
 def parsed(text: str) -> Any:
-    """The value of a JSON text; of a key that stands twice, the last. Raises JSONError."""
+    """Return the value of a JSON text. The last value of a repeated key wins. Raises JSONError."""
     return read_json(text.encode(errors="surrogatepass"), max_depth=_MAX_DEPTH, make_object=dict)
 
 
 def may_become_json(text: str) -> bool:
     try:
-        from_json(text, allow_inf_nan=False)  # json's own parser does not tell what is wrong from what is not there yet
+        from_json(text, allow_inf_nan=False)  # json's own parser does not separate invalid from incomplete text
     except ValueError as error:
-        # its mode for partial values would not do: that takes anything behind a value inside a list
+        # its partial mode does not fit: it accepts any text after a value in a list
         return str(error).startswith("EOF while parsing")
     return True

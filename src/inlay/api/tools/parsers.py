@@ -1,5 +1,6 @@
-"""What the text of an answer is made of once calls of tools are told apart, and who tells them in an answer that a
-grammar holds to calls, or to calls or a form of its own: JSON in a known form, told piece by piece as it comes.
+"""Splits an answer's text into content and tool calls, if a grammar forces it to be calls or JSON of a known form.
+
+The calls are returned in pieces, as they arrive.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from inlay.strict_json import JSONError
 class Delta:
     """A piece of an answer: of its text, or of a call.
 
-    content: text; "" in a piece of a call.
-    call: the number of the call, from 0; None in a piece of text.
-    name: of the function, in the first piece of a call alone.
-    arguments: JSON text, as far as it is there.
+    Args:
+        content: text; "" in a piece of a call.
+        call: the number of the call, from 0; None in a piece of text.
+        name: of the function, only in the first piece of a call.
+        arguments: a piece of JSON text.
     """
 
     content: str = ""
@@ -32,25 +34,29 @@ class Delta:
 
 
 class AnswerParser(Protocol):
-    """Tells calls from text while an answer grows. How it is cut into pieces changes nothing about the outcome."""
+    """Separates calls from text in a growing answer. The result does not depend on the division into pieces."""
 
     def feed(self, text: str) -> list[Delta]:
-        """What can be told now that this text has come."""
+        """Add text, and return the new parts that are certain."""
 
     def finish(self) -> list[Delta]:
-        """What is left, now that no more text will come."""
+        """Return the rest at the end of the text."""
 
 
 def calls_in(text: str, names: Collection[str], key: str) -> list[tuple[str, str]]:
-    """The calls that a JSON object or a list of objects is, each as a name and its arguments in JSON.
+    """Return the calls in a JSON object or a list of objects, each as a name and its arguments in JSON.
 
-    names: the functions that there are. key: what arguments stand under; the other one of KEYS is taken as well.
-    Empty for everything else: of a list, all must be calls.
+    It returns an empty list for any other text, and for a list with a member that is no call.
+
+    Args:
+        text: the JSON text.
+        names: the known functions.
+        key: the key of the arguments. The other one of KEYS is accepted too.
     """
     try:
         value = parsed(text)
         made = [_call(one, names, key) for one in (value if isinstance(value, list) else [value])]
-    except (JSONError, ValueError):  # it is no JSON, or holds a number that JSON has no form for
+    except (JSONError, ValueError):  # it is not JSON, or has a number that JSON cannot represent
         return []
     return [call for call in made if call is not None] if None not in made else []
 
@@ -65,25 +71,26 @@ def _call(value: Any, names: Collection[str], key: str) -> tuple[str, str] | Non
     return value["name"], json.dumps(arguments, ensure_ascii=False, allow_nan=False)
 
 
-_BEHIND = r"[\s\]},]*"  # a call: what closes it and its list, and the comma of the next
+_BEHIND = r"[\s\]},]*"  # after a call: the end of the call and its list, and the comma before the next
 _HEAD = re.compile(rf'{_BEHIND}\[?\s*\{{\s*"name"\s*:\s*"([\w.-]+)"\s*,\s*"(?:{"|".join(KEYS)})"\s*:\s*(?=\{{)')
 
 
-# A call that ends behind its name and before its arguments.
+# A call that ends after its name starts and before its arguments.
 _CUT = re.compile(r'\{\s*"name"\s*:\s*"(?P<name>[\w.-]*)(?P<closed>"\s*(?:,\s*(?:"\w*(?:"\s*:?\s*)?)?)?)?$')
-_OPENING = '{"name":"'  # of a call, white space aside
+_OPENING = '{"name":"'  # of a call, without white space
 
 
 class HeldParser:
-    """See AnswerParser. An answer that ends too early ends in a call that is cut off, as at OpenAI.
+    """An AnswerParser for calls that a grammar enforces. A truncated answer ends in a truncated call, as at OpenAI.
 
-    names: the functions that there are: a call that ends within its name is one of the only function that it can be of.
+    Args:
+        names: the known functions. A call that ends within its name is returned if only one function fits.
     """
 
     def __init__(self, names: Collection[str] = ()) -> None:
         self._names = names
-        self._rest = ""  # has come and is not told
-        self._arguments: str | None = None  # of the call that is under way
+        self._rest = ""  # pending text
+        self._arguments: str | None = None  # of the current call
         self._sent = 0
         self._end = JSONEnd()
         self._calls = 0
@@ -102,13 +109,13 @@ class HeldParser:
         cut = re.sub(r"^\s*\[?\s*", "", left)
         found = _CUT.match(cut)
         if found is None:
-            # in front of its name, a call tells nothing; the only function that there is need not be named
+            # The start of a call, before any name, counts as a call if there is only one function.
             began = left != "" and _OPENING.startswith("".join(cut.split()))
             return self._named("", whole=False) if began else ([Delta(left)] if left else [])
         return self._named(found["name"], whole=found["closed"] is not None)
 
     def _named(self, name: str, *, whole: bool) -> list[Delta]:
-        """The call of a function whose name begins so, or is this one; nothing where it may be one of several."""
+        """Return the call of the only function with this name or prefix; nothing if several fit."""
         fitting = [each for each in self._names if (each == name if whole else each.startswith(name))]
         return [Delta(call=self._calls, name=fitting[0])] if len(fitting) == 1 else []
 
@@ -137,13 +144,15 @@ class HeldParser:
 
 
 class EitherParser:
-    """See AnswerParser. An answer that a grammar holds to calls or to a form of its own: its beginning tells which.
+    """An AnswerParser for calls or another form that a grammar enforces. The start of the answer decides.
 
-    names: the functions that there are. key: what the arguments of a call stand under.
+    Args:
+        names: the known functions.
+        key: the key of a call's arguments.
     """
 
     def __init__(self, names: Collection[str], key: str) -> None:
-        # calls are written with the white space of Python's json, as ``calls_schema`` has it
+        # ``calls_schema`` writes calls with the white space of Python's json
         self._names = names
         heads = [f'{{"name": {json.dumps(name)}, "{key}": {{' for name in names]
         self._heads = [*heads, *(f"[{head}" for head in heads)]
@@ -170,7 +179,7 @@ class EitherParser:
             return self._calls.finish()
         if self._text or not self._start:
             return []
-        named = re.match(r'\[?\{"name": "[\w.-]+"', self._start)  # as much as tells a call from another form
+        named = re.match(r'\[?\{"name": "[\w.-]+"', self._start)  # enough to tell a call from another form
         parser = HeldParser(self._names)
         told = [*parser.feed(self._start), *parser.finish()] if named else []
         return told or [Delta(self._start)]

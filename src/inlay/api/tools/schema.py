@@ -1,4 +1,4 @@
-"""JSON Schemas of functions' parameters: whether they are any, and the one that holds an answer to calls."""
+"""JSON Schemas of function parameters: their check, and the schema that forces an answer to be calls."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from inlay.sampling.grammar_forms import too_large
 from inlay.sampling.json_schemas import BY_NAME, DATA, GrammarError, holdable, place_of
 from inlay.wording import clip
 
-_MAX_CALLS = 32  # in one answer that a grammar holds to calls: so that it ends
-_LONGEST_HELD = 2**16  # characters of a schema: making a grammar takes half a second there, and grows with the square
-# By whether there has to be a call:
+_MAX_CALLS = 32  # in one answer with a grammar, so that the answer ends
+# characters of a schema; compiling one of this size takes half a second, and the time grows with the square
+_LONGEST_HELD = 2**16
+# The key is True if there must be a call:
 _ASKED = {True: "tool_choice asks for a call", False: "tools are given with response_format"}
 _WITHOUT = {True: '"tool_choice": "auto"', False: '"tool_choice": "none"'}
-_INSTEAD = "instead"  # the definition of an answer that calls nothing
+_INSTEAD = "instead"  # the definition of an answer without calls
 _LONGEST_REASON = 300  # characters
 _DIALECTS = (
     "http://json-schema.org/draft-04/schema#",
@@ -29,13 +30,13 @@ _DIALECTS = (
     "https://json-schema.org/draft/2019-09/schema",
     "https://json-schema.org/draft/2020-12/schema",
 )
-# Between the parts of JSON, what Python's json puts there, and with it chat templates: a conversation that goes on
-# writes a call as the model did, and finds it in the cache.
+# The separators of Python's json, which chat templates use. So the next turn of a conversation has the call's exact
+# text, and finds it in the cache.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 def check_parameters(parameters: Mapping[str, Any], param: str) -> None:
-    """Raises BodyError for what is no JSON Schema of objects. param: the field."""
+    """Raise BodyError if this is no JSON Schema of an object. ``param`` is the field."""
     if problem := _problem(parameters):
         raise BodyError(f"{param} is no JSON Schema of an object: {problem}; correct it", param=param)
 
@@ -48,19 +49,19 @@ def calls_schema(
     instead: Mapping[str, Any] | None = None,
     strict: Collection[str] = (),
 ) -> dict[str, Any]:
-    """The schema of an answer that calls one of these functions; a list of calls where there may be several.
+    """Return the schema of an answer that calls one of these functions, or a list of calls.
 
-    Each function's own definitions stay apart from the others'. Arguments come to an end: see ``bounded``.
+    Definitions of different functions stay separate. Arguments have a bounded length: see ``bounded``.
 
     Args:
         functions: names and parameters.
-        key: what a call's arguments stand under.
-        several: whether there may be more than one call.
-        instead: the schema of an answer that calls none; None where there has to be a call.
-        strict: the functions whose schemas hold to the letter. For others, items of a list may come twice.
+        key: the key of a call's arguments.
+        several: allow several calls.
+        instead: the schema of an answer without calls; None if there must be a call.
+        strict: functions whose schemas apply exactly. For others, items of a list may repeat.
 
     Raises:
-        BodyError: no grammar can hold an answer to it.
+        BodyError: no grammar can enforce the schema.
     """
     forced = instead is None
     one: dict[str, Any] = {"anyOf": [_call(name, number, key) for number, (name, _) in enumerate(functions)]}
@@ -90,7 +91,7 @@ def calls_schema(
 
 
 def call_failure(error: StructureError, schema: Mapping[str, Any]) -> BodyError:
-    """What to tell the sender of tools whose calls no grammar can hold. schema: see ``calls_schema``."""
+    """Return the error for tools whose calls no grammar can enforce. ``schema`` is from ``calls_schema``."""
     forced, definitions = _INSTEAD not in schema["$defs"], schema["$defs"]
     start, *rest = error.place[1:] if error.place[:1] == ("$defs",) else ("",)
     if start in ("", FREE, _INSTEAD) or start not in definitions:
@@ -103,7 +104,7 @@ def call_failure(error: StructureError, schema: Mapping[str, Any]) -> BodyError:
 
 
 def _not_held(problem: str, name: str | None, *, forced: bool) -> BodyError:
-    """name: of the function with the problem, where it is known."""
+    """Return the error for parameters that no grammar can enforce. ``name`` is the function, if known."""
     of = "these parameters" if name is None else f"the parameters of {name!r}"
     held = f"one to {of}" if forced else ("an answer to both" if name is None else f"a call to {of}")
     return BodyError(
@@ -123,14 +124,14 @@ def _call(name: str, number: int, key: str) -> dict[str, Any]:
 
 
 def _moved(schema: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A schema as it stands among the definitions of a larger one: what it refers to has moved."""
+    """Return a schema to be placed among the definitions of a larger one, with its references adjusted."""
     kept = {key: value for key, value in schema.items() if key not in ("$schema", "x-guidance")}
     moved: dict[str, Any] = _with_references(kept, f"#/$defs/{name}")
     return moved
 
 
 def _with_references(schema: Any, root: str, *, by_name: bool = False) -> Any:
-    """The same schema, its references below ``root``. by_name: whether its keys are names, and not keywords."""
+    """Return the schema with its references below ``root``. ``by_name``: its keys are names, not keywords."""
     if isinstance(schema, list):
         return [_with_references(inner, root) for inner in schema]
     if not isinstance(schema, Mapping):
@@ -148,11 +149,11 @@ def _with_references(schema: Any, root: str, *, by_name: bool = False) -> Any:
 
 
 def _problem(schema: Mapping[str, Any]) -> str | None:
-    """Why this is no schema of objects; None where it is one."""
+    """Return the reason that this is no schema of objects; None if it is one."""
     if schema.get("type", "object") != "object":
         return 'its "type" must be "object"'
     dialect = schema.get("$schema")
-    # an unknown one would be looked up on the network
+    # an unknown dialect would be looked up on the network
     known = dialect if dialect in _DIALECTS else _DIALECTS[-1]
     try:
         jsonschema_rs.meta.validate({**schema, "$schema": known})
