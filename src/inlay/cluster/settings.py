@@ -227,7 +227,7 @@ class ClusterSettings(_Part):
         return self.model_dump(mode="json", exclude_defaults=True)
 
     def engine_settings(self) -> dict[str, Any]:
-        """What every replica's AsyncLLM is told beside its model."""
+        """The options of every replica's AsyncLLM, except its model."""
         keyed = {"store_private": False} if self.server_settings().has_keys else {}
         return {"max_waiting": _WAITING, **keyed, **self.engine}
 

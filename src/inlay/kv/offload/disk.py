@@ -34,7 +34,7 @@ _SUFFIX = ".safetensors"
 LOOK_S = 1.0  # between two looks for other processes' changes
 _RETRY_S = 30.0  # no writes after the system has refused one
 LOCK_S = 2.0  # the longest wait for another process that evicts
-MOST_USES = 256  # unwritten uses that are written at once; fewer are written on refresh
+MOST_USES = 256  # Uses that are kept in memory. More are written at once, fewer on refresh.
 
 
 class DiskTier:

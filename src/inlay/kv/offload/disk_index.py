@@ -32,7 +32,7 @@ _TABLE = """CREATE TABLE IF NOT EXISTS segments (
 _LIFETIMES = """CREATE TABLE IF NOT EXISTS lifetimes (
     key BLOB PRIMARY KEY, ends REAL NOT NULL, said REAL NOT NULL
 )"""
-#: The bytes of all files. Triggers maintain it, whichever process writes a row.
+#: The bytes of all files. Triggers maintain it for every process that writes a row.
 _HELD = (
     "CREATE TABLE IF NOT EXISTS held (one INTEGER PRIMARY KEY CHECK (one = 1), bytes INTEGER NOT NULL)",
     "INSERT OR REPLACE INTO held SELECT 1, coalesce(sum(size), 0) FROM segments",
