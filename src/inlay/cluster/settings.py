@@ -92,7 +92,13 @@ class IngressSettings(_Part):
 
 
 class RouterPart(_Part):
-    """How a replica is chosen. kind: one of ROUTERS. memory: for the residency map. The rest: see RouterSettings."""
+    """The choice of a replica.
+
+    Args:
+        kind: One of ROUTERS.
+        memory: For the residency map.
+        The others: See RouterSettings.
+    """
 
     kind: str = "module"
     memory: str | int = "1GiB"

@@ -138,7 +138,7 @@ class FewRows:
 
 
 def acts(module: nn.Module) -> bool:
-    """Whether a hook of a module has something to do in this pass; a hook may say that it has not."""
+    """True if a hook of a module acts in this pass. A hook may deny it with ``acts``."""
     if module._forward_pre_hooks:
         return True
     return bool(module._forward_hooks) and any(
