@@ -54,7 +54,7 @@ class Fault(Enum):
 
 
 class JSONError(PortableError):
-    """JSON that is not taken. Who reads it says so in a sentence of its own.
+    """Rejected JSON. The caller words the message for its user.
 
     Args:
         fault: the reason.

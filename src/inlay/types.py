@@ -59,18 +59,17 @@ class Usage:
         anchored_tokens: module tokens encoded behind the always-present text.
         isolated_tokens: module tokens encoded alone.
         reanchored_tokens: anchored tokens encoded behind an earlier version of this prompt's system turn.
-        promoted_tokens: exact tokens read in place of modules. ``modular`` found this prompt's prefix encoded exactly,
-            in
-            idle time or for an earlier request.
+        promoted_tokens: exact tokens read in place of modules, because this prompt's prefix was encoded exactly in idle
+            time or for an earlier request.
         shifted_tokens: cached tokens read at another offset, relative to their context, than at encoding.
-        recomputed_tokens: computed tokens whose KV was stored: the last token of a fully stored prompt, because its
-            logits are needed.
+        duplicate_tokens: computed tokens with stored KV: the last token of a fully stored prompt, because its logits
+            are needed.
         recomputed_tokens: module tokens read as recomputed behind the text before them, under a recompute policy. They
             were computed for this request, or found stored.
-        linked_tokens: repaired tokens chosen as the first ones of their module. Under ``profiled`` these are in modules
-            without a profile.
-        selecting_tokens: the cost of choosing the repaired tokens, in passes of one token through all layers. Not among
-            computed_tokens. Under ``query`` it counts new text that is computed again behind the chosen tokens. Under
+        linked_tokens: recomputed tokens chosen as the first ones of their module. Under ``profiled`` these are in
+            modules without a profile.
+        selecting_tokens: the cost of choosing the recomputed tokens, in passes of one token through all layers. It is
+            not part of computed_tokens. Under ``query`` it counts new text that is computed again behind the chosen tokens. Under
             ``blend`` it counts all modules' tokens, weighted by the share of layers that they pass.
         host_tokens: cached tokens loaded from host memory for the request.
         disk_tokens: cached tokens loaded from the store on disk for the request.
@@ -141,9 +140,8 @@ class RequestMetrics:
     """Times of a request in seconds from its arrival; None for unknown ones.
 
     ``ttft_s`` ends at the first token, ``total_s`` at the last. ``encode_s`` is the time for missing segments.
-    The time to the first token has three parts. ``queue_s`` is spent in the queue, and ``fetch_s`` on finding stored KV
-    and
-    making room for the rest. ``compute_s`` is the remainder.
+    The time to the first token has three parts. ``queue_s`` is spent in the queue. ``fetch_s`` is spent
+    on finding stored KV and making room for the rest. ``compute_s`` is the remainder.
     """
 
     ttft_s: float | None = None
@@ -240,7 +238,7 @@ class DivergenceTotals:
     """Divergence counters over all salts since the start.
 
     Args:
-        schema, reuse: as in DriftStats.
+        schema, reuse: as in DivergenceStats.
         samples: answers compared.
         kl: nats a token, summed over the answers.
         at_most: the number of answers within each of DRIFT_BOUNDS.

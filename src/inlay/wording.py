@@ -28,8 +28,8 @@ def quote(text: str) -> str:
 
 
 def fault_in_words(error: BaseException) -> str:
-    """An exception by its type and its message, for whoever may not know the paths of this machine."""
-    if isinstance(error, OSError):  # whose text has the path
+    """The type and message of an exception, without paths of this machine."""
+    if isinstance(error, OSError):  # its text has the path
         return f"{type(error).__name__}: {error.strerror}" if error.strerror else type(error).__name__
     return f"{type(error).__name__}: {error}"
 

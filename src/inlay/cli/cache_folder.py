@@ -109,7 +109,7 @@ class FolderCache(CacheSource):
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Say in one sentence why the folder cannot be written. What cannot be read is another error."""
+    """Return the reason why the folder cannot be written, as one sentence. Failed reads are other errors."""
     try:
         yield
     except OSError as error:

@@ -116,7 +116,7 @@ def check(
             kv_cache_dtype=kv_cache_dtype,
             weights=weights,
             seed=seed,
-            promotion_memory=0,  # what is measured is what is encoded for everybody, not what idle time has made of it
+            promotion_memory=0,  # measure modules as they are encoded, without promotion
             store="off",
             generation_config="off",
             **memory,

@@ -1,4 +1,4 @@
-"""What a command loads before it can answer, told on stderr: libraries take seconds to read, and weights minutes."""
+"""Progress lines on stderr while a command loads libraries, which takes seconds, and weights, which takes minutes."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-EVERY_S = 10.0  # how often a step that goes on is told again
+EVERY_S = 10.0  # seconds between two lines about one step
 
 
 class LoadingLines:
     """Lines about the steps of a start.
 
-    On a terminal every step is told when it begins. Elsewhere, as in the log of a service, short starts are silent. A
-    step that goes on is told every ten seconds, on both.
+    On a terminal every step is reported when it begins. Elsewhere, as in a service's log, short starts are silent. A
+    long
+    step is reported again every ten seconds, on both.
 
     Args:
-        say: writes a line.
-        terminal: whether somebody waits in front of a terminal.
-        every_s: seconds between two lines about a step that goes on.
+        say: Writes a line.
+        terminal: True if the output is a terminal.
+        every_s: Seconds between two lines about a long step.
     """
 
     def __init__(self, say: Callable[[str], object], *, terminal: bool, every_s: float = EVERY_S) -> None:
@@ -34,7 +35,7 @@ class LoadingLines:
         threading.Thread(target=self._repeat, name="loading-lines", daemon=True).start()
 
     def report(self, what: str, done: int = 0, total: int = 0) -> None:
-        """Tell what is loaded now, like "the weights", and how many bytes of how many. Any thread may."""
+        """Report the present step, like "the weights", with the bytes loaded so far and in all. Thread-safe."""
         self._counted = f", {done / 2**30:.1f} of {total / 2**30:.1f} GiB" if total else ""
         if what != self._what:
             self._what = what
@@ -42,7 +43,7 @@ class LoadingLines:
                 self._say(f"loading {what}")
 
     def end(self) -> None:
-        """Say nothing more."""
+        """Report nothing more."""
         self._over.set()
 
     def _repeat(self) -> None:
@@ -53,7 +54,7 @@ class LoadingLines:
 
 @contextmanager
 def told_loading(what: str) -> Iterator[None]:
-    """Tell on stderr that something is loaded in the block, like "the libraries"."""
+    """Report on stderr that something is loaded in the block, like "the libraries"."""
     lines = LoadingLines(_print, terminal=sys.stderr.isatty())
     lines.report(what)
     try:

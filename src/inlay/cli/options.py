@@ -192,7 +192,7 @@ Plot = Annotated[Path | None, typer.Option(help="Also draw it into this .png, .s
 
 
 def _use_threads(threads: int | None) -> int | None:
-    """Have models computed on so many threads. OpenMP reads the variable when torch loads it, so this comes before."""
+    """Set the number of threads for models. Call it before torch loads, because OpenMP reads the variable then."""
     if threads is None:
         return None
     if not 1 <= threads <= _MOST_THREADS:
@@ -217,7 +217,7 @@ Runs = Annotated[int, typer.Option(help="Runs of each, more where they are short
 
 
 def deviations_of(schemas: Sequence[Schema], model: str) -> list[dict[str, float]]:
-    """How much each module of each schema moves when others stand before it; "" for text outside modules."""
+    """The deviation of each module of each schema behind other modules; "" for text outside modules."""
     with told_loading("the libraries"):
         from inlay.client.llm import LLM
     with told_loading(f"the model {clip(model)}"):

@@ -103,7 +103,7 @@ def run(
         raise ParameterError(f"max_tokens is {max_tokens}; it must be at least 1: write --max-tokens 1, or more")
     parsed_schema, parsed_prompt = schema_file(schema), prompt_file(prompt)
     template, adapters = read_template(chat_template), adapters_of(adapter, (model,))
-    resolve(parsed_schema, parsed_prompt, moves=True)  # what is wrong is said before a model is loaded
+    resolve(parsed_schema, parsed_prompt, moves=True)  # errors are reported before a model is loaded
     with told_loading("the libraries"):
         from inlay.client.llm import LLM
         from inlay.sampling.params import SamplingParams

@@ -5,7 +5,7 @@ tier. Cost is the seconds of prefill that are left, plus those queued at the rep
 the bound. Otherwise several requests at once would go to a replica that has just ended some. The recent work of each
 replica counts too and spreads requests evenly over time.
 
-A piece that no replica holds has a home, chosen by rendezvous hashing among the replicas with a load within a bound
+A piece that no replica holds has a home. Rendezvous hashing chooses it among the replicas with a load within a bound
 (Mirrokni, Thorup, Zadimoghaddam: consistent hashing with bounded loads, arXiv 1608.01350). If all holders of a piece
 are above the bound, it gets a second home in the same way. So hot pieces spread only as far as their load requires.
 """

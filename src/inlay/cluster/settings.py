@@ -92,7 +92,13 @@ class IngressSettings(_Part):
 
 
 class RouterPart(_Part):
-    """How a replica is chosen. kind: one of ROUTERS. memory: for the residency map. The rest: see RouterSettings."""
+    """The choice of a replica.
+
+    Args:
+        kind: One of ROUTERS.
+        memory: For the residency map.
+        The others: See RouterSettings.
+    """
 
     kind: str = "module"
     memory: str | int = "1GiB"
@@ -227,7 +233,7 @@ class ClusterSettings(_Part):
         return self.model_dump(mode="json", exclude_defaults=True)
 
     def engine_settings(self) -> dict[str, Any]:
-        """What every replica's AsyncLLM is told beside its model."""
+        """The options of every replica's AsyncLLM, except its model."""
         keyed = {"store_private": False} if self.server_settings().has_keys else {}
         return {"max_waiting": _WAITING, **keyed, **self.engine}
 

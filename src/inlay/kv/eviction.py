@@ -89,7 +89,7 @@ class _Oldest:
     def add(self, segment: Segment) -> bool:
         """Add the next segment of the queue. Returns True if more are needed."""
         held = segment.held
-        # UseOrder yields the segments behind this one first, so their ends are known.
+        # EvictionQueue yields the segments behind this one first, so their ends are known.
         end = _End(segment, [], self._places.get(segment.behind, []))
         self._places.setdefault(segment.place, []).append(end)
         for first, chunk in _from_its_end(segment, self._pool.chunk_size):

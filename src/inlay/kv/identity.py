@@ -44,7 +44,8 @@ class Context:
     """An immutable record of tokens in attention order, of constant size. ``Context()`` is the empty one.
 
     A record is public until ``keep_private`` adds a cache salt. From there on, records with other salts differ even
-    where their tokens are the same.
+    where
+    their tokens are the same.
 
     The stream is hashed in groups, each together with the hash up to it. A group has 64 tokens. It ends early before a
     token that was made under another context, and where the record becomes private. So the groups depend on the stream
@@ -55,15 +56,15 @@ class Context:
     with another adapter or with the model alone.
 
     Some tokens made under one context may be recomputed. The stream then lists these in front of all of them
-    (``repaired``), and they do not break the stream.
+    (``recomputed``), and they do not break the stream.
 
     Attributes:
-        chain: the hash of all whole groups.
-        pending: the records of the tokens behind them, at most 63.
-        tokens: the number of tokens in the record.
-        end: the position behind the last one.
+        chain: The hash of all whole groups.
+        pending: The records of the tokens behind them, at most 63.
+        tokens: The number of tokens in the record.
+        end: The position behind the last one.
         private: True if a salt is in the chain.
-        adapter: the digest of the adapter under which it begins, which is in the chain; b"" for the model alone.
+        adapter: The digest of the adapter under which it begins, which is in the chain; b"" for the model alone.
     """
 
     chain: bytes = bytes(32)

@@ -124,10 +124,14 @@ class PrefixIndex:
     def insert(
         self, run: TokenRun, slots: Sequence[SlotRange], *, returns: bool = False, origin: Origin | None = None
     ) -> PrefixMatch:
-        """Keep the KV of a run, which lies in ``slots``, as far as it is not kept yet; returns what is kept of it now.
+        """Store the KV of a run, which lies in ``slots``, except tokens that are stored already.
 
-        That is all of it, but where two held segments stand in each other's way; see ``_cut``.
-        returns: whether it comes back from a lower tier, which is no use of it. origin: see Segment.
+        Args:
+            returns: True if it was loaded from a tier, which does not count as a use.
+            origin: see Segment.
+
+        Returns:
+            The prefix match of the run. It is shorter than the run if two held segments conflict; see ``_cut``.
         """
         found = self.longest(run)
         while found.tokens < len(run.ids) and found.ends_within:
@@ -175,7 +179,7 @@ class PrefixIndex:
         self._pool.free(segment.slots)
 
     def _forget_modules(self, segment: Segment, end: int) -> None:
-        """Note that modules which go on behind token ``end`` of all are no longer whole."""
+        """Record that modules which go on behind token ``end`` of all are no longer whole."""
         for key, spec in list(segment.specs.items()):
             if _end(spec) > end:
                 del segment.specs[key]
@@ -258,7 +262,7 @@ class PrefixIndex:
 
 
 def _end(spec: SegmentSpec) -> int:
-    """How many tokens there are up to the last one of a module, with all that it attends to."""
+    """The number of tokens up to the last one of a module, including its context."""
     return spec.before.tokens + len(spec.ids)
 
 

@@ -11,9 +11,11 @@ from inlay.slots import SlotRange, cut
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where text of a request comes from.
+    """The origin of a request's text.
 
-    salt: the cache salt of the request; "" for none. modules: keys of the segments that the text contains or follows.
+    Attributes:
+        salt: the cache salt of the request; "" for none.
+        modules: keys of the segments that the text contains or follows.
     """
 
     salt: str
@@ -37,7 +39,7 @@ class Segment:
         parts: by key, all modules that it holds tokens of, stored whole or not.
         origin: the owner of its text, and the modules that the text contains or follows.
         evicted: True if it goes with its last reference. New requests do not find it.
-        use, listed: its use, and its entry in the eviction queue; see use_order.py.
+        use, listed: its use, and its entry in the eviction queue; see eviction_queue.py.
     """
 
     run: TokenRun

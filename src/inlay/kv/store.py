@@ -1,4 +1,4 @@
-"""The store of segments: the pool that holds them, the index that finds them, and eviction between the two."""
+"""The store of segments: the pool holds them, the index finds them, and eviction makes room."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class SegmentStore:
         self.keys = keys
         self.demotion: Demotion | None = None
         self.allocated_chunks = 0  # since the start
-        self.lent = 0  # tokens of the pool that work nobody waits for holds between two steps of requests
+        self.lent = 0  # pool tokens held between two steps by background work
         self._index = PrefixIndex(pool, keys, policy, cost)
 
     def __len__(self) -> int:
@@ -72,12 +72,12 @@ class SegmentStore:
         self._index.listener = listener
 
     def get(self, spec: SegmentSpec) -> PrefixMatch | None:
-        """Where the segment that a spec asks for lies, if all of it is stored."""
+        """The prefix match of a whole segment. None unless all of it is stored."""
         found = self.longest(spec)
         return found if found.tokens == len(spec.ids) else None
 
     def peek(self, spec: SegmentSpec) -> PrefixMatch | None:
-        """As ``get``, without counting as having been asked for."""
+        """Like ``get``, but does not count as a lookup."""
         found = self._readable(self._index.longest(spec, touch=False))
         return found if found.tokens == len(spec.ids) else None
 
@@ -86,7 +86,7 @@ class SegmentStore:
         return self._index.place(run)
 
     def longest(self, run: TokenRun, *, most: int | None = None) -> PrefixMatch:
-        """The longest stored beginning of a run, of at most ``most`` tokens. Evicted segments are not found."""
+        """The longest stored prefix of a run, at most ``most`` tokens. Evicted segments are not found."""
         return self._readable(self._index.longest(run, most=most))
 
     def cursor(self, run: TokenRun) -> Cursor:
@@ -100,10 +100,11 @@ class SegmentStore:
     def insert(
         self, run: TokenRun, slots: Sequence[SlotRange], *, returns: bool = False, origin: Origin | None = None
     ) -> PrefixMatch:
-        """Keep a run whose KV has been written to ``slots``. What is kept already stays where it is.
+        """Store a run whose KV has been written to ``slots``. Tokens that are stored already keep their slots.
 
-        returns: whether it comes back from a lower tier, which is no use of it. origin: where the text of a request
-            comes from; None for a module.
+        Args:
+            returns: True if it was loaded from a tier, which does not count as a use.
+            origin: the origin of a request's text. None for a module.
         """
         return self._index.insert(run, slots, returns=returns, origin=origin)
 
@@ -201,24 +202,24 @@ class SegmentStore:
         return any(segment.held for segment in self.longest(spec).segments)
 
     def modules(self) -> dict[bytes, SegmentSpec]:
-        """The modules of which tokens are stored, by key, also those that share all of their segments with others."""
+        """The modules with stored tokens, by key, including those that share all their segments."""
         return {key: spec for segment in self._index for key, spec in segment.parts.items() if not segment.evicted}
 
     def texts(self, salt: str) -> list[Segment]:
-        """The stored text of requests with a salt that is no module."""
+        """The stored segments of request text with this salt. Modules are not included."""
         return [segment for segment in self._index if segment.origin is not None and segment.origin.salt == salt]
 
     def forget_module(self, spec: SegmentSpec) -> None:
-        """Forget a module and all that was said behind it, but for what somebody holds or other text shares."""
+        """Forget a module and the text behind it, except referenced parts and parts that other text shares."""
         self.discard(self._ends_of_module(spec))
         for segment in self._index.longest(spec, touch=False).segments:
             segment.specs.pop(spec.key, None)
             segment.parts.pop(spec.key, None)
 
     def evict_modules(self, specs: Sequence[SegmentSpec]) -> None:
-        """Forget modules with all text that contains or follows them, but for what other modules or texts share.
+        """Evict modules with all text that contains or follows them, except parts that other modules or texts share.
 
-        New requests find nothing of it. What is held goes when it is released; see ``purge``.
+        New requests do not find them. Referenced segments are removed after their release; see ``purge``.
         """
         keys = frozenset(spec.key for spec in specs)
         for spec in specs:
@@ -228,30 +229,30 @@ class SegmentStore:
             for key in keys:
                 segment.parts.pop(key, None)
                 segment.specs.pop(key, None)
-            # Where its beginning is gone, it would be found again as soon as that is recomputed.
+            # If its prefix is gone, it would be found again once the prefix is recomputed.
             if not segment.parts and segment.origin is None:
                 self.evict([segment])
 
     def evict(self, segments: Iterable[Segment]) -> None:
-        """Forget segments: at once where nobody holds them, else when they are released."""
+        """Evict segments: at once without references, otherwise after their release."""
         for segment in list(segments):
             segment.evicted = True
             self._index.evicted.add(segment)
         self.purge()
 
     def purge(self) -> None:
-        """Forget the evicted segments that have been released meanwhile."""
+        """Remove the evicted segments without references."""
         for segment in [segment for segment in self._index.evicted if not segment.holds]:
             self._index.remove(segment)
 
     def _readable(self, found: PrefixMatch) -> PrefixMatch:
-        """What was found up to the first evicted segment."""
+        """A prefix match up to its first evicted segment."""
         if not self._index.evicted:
             return found
         return PrefixMatch(tuple(takewhile(lambda each: not each.segment.evicted, found.ranges)))
 
     def _ends_of_module(self, spec: SegmentSpec) -> list[Segment]:
-        """What is stored of a module and the text behind it, ends first, but for a beginning that others share.
+        """The segments of a module and the text behind it, ends first, except a prefix that others share.
 
         Modules that are encoded behind it do not share it: they are found without it.
         """
@@ -268,7 +269,7 @@ class SegmentStore:
         return list(ends)
 
     def _text_behind(self, segment: Segment) -> list[Segment]:
-        """The text that may be found only through a segment, without modules and what stands behind these."""
+        """The text that is reachable only through a segment, without modules and the text behind them."""
         found: dict[Segment, None] = {}
         todo = [segment]
         while todo:

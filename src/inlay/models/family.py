@@ -1,8 +1,8 @@
 """The properties of a family of models that inlay needs before it serves one. Each file in ``families/`` defines one.
 
-A family computes with its stock transformers code. The properties here cannot be read from that code: the shape of
-the KV and the frequencies that rotate it, configurations that would give wrong answers, modules that may be joined,
-and replacements if attention does not go through transformers' AttentionInterface.
+A family computes with its stock transformers code. The properties here cannot be read from that code. They are the
+shape of the KV, the frequencies that rotate it, and the modules that may be joined. They also name configurations that
+would give wrong answers, and replacements where attention does not go through transformers' AttentionInterface.
 
 Chat is not part of a family. Turns and the tool calls in answers follow the tokenizer's own template.
 """

@@ -1,10 +1,11 @@
 """A decoder layer over few rows in one call of the compiled kernel, or in two with attention between them.
 
-Where answers are decoded, what Python and PyTorch do between the ten products and steps of a layer takes a third as
-long as the products themselves. Over few rows the kernel takes all of a layer in one call, or, where attention is not
-its own, what stands before it and what is behind it (csrc/decoder.cpp). The numbers are the same bits as those of the
-layer's own modules, which still run for many rows, for other caches and where a hook of one of them acts, such as that
-of an adapter in a pass that has rows of it.
+During decoding, Python and PyTorch spend a third of the products' time between the ten products and steps of a layer.
+Over few rows the kernel computes the whole layer in one call. With another attention, one call computes the steps
+before attention and one the steps after it (csrc/decoder.cpp).
+
+The results have the same bits as those of the layer's own modules. These still run for many rows, for other caches, and
+where a module has an active hook. An adapter sets such a hook in passes with rows of it.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class FewRows:
 
 
 def acts(module: nn.Module) -> bool:
-    """Whether a hook of a module has something to do in this pass; a hook may say that it has not."""
+    """True if a hook of a module acts in this pass. A hook may deny it with ``acts``."""
     if module._forward_pre_hooks:
         return True
     return bool(module._forward_hooks) and any(

@@ -123,7 +123,7 @@ class FusedAttention(nn.Module):
         attention_mask: Tensor | None = None,
         *,
         cache: Any = None,
-        past_key_values: Any = None,  # what transformers before 5.24 calls the cache
+        past_key_values: Any = None,  # the name of the cache before transformers 5.24
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Run attention alone.

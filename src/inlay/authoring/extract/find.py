@@ -200,7 +200,12 @@ def find(corpus: Corpus, *, size: int, least: int, progress: Callable[[int, int]
 
 @dataclass(frozen=True)
 class _Repeats:
-    """What may become a module. marked: whole marked parts. names: of windows in what is left, by place."""
+    """The text that may become modules.
+
+    Attributes:
+        marked: Whole marked parts.
+        names: The name of the repeated window at each place outside of them, or NONE, [places].
+    """
 
     marked: Runs
     names: Ints
@@ -214,7 +219,7 @@ class _Repeats:
         return cls(marked, _names(corpus, inside, size, least))
 
     def held(self, size: int) -> int:
-        """How many words a schema would hold at most."""
+        """Return the most words that a schema would hold."""
         return _held(self.names, size) + int(self.marked.lengths[self.marked.ids].sum())
 
 
@@ -235,7 +240,7 @@ def _names(corpus: Corpus, inside: Bools, size: int, least: int) -> Ints:
 
 
 def _frame_pays(corpus: Corpus, frame: Frame, repeats: _Repeats, size: int, least: int) -> bool:
-    """Whether the frame with what repeats behind it holds nine tenths of the words that modules alone would hold.
+    """Return True if the frame and the repeats behind it hold nine tenths of the words that modules alone would hold.
 
     Modules after a frame are encoded with the frame as context. But a frame leaves out prompts without it and the turns
     after its last one.

@@ -42,8 +42,9 @@ class _BadLineError(Exception):
 class LoggedTurn:
     """One message, or a whole prompt without turns (role None).
 
-    tool: whether a tool has said it. marks: of each part that the request marked with ``cache_control``, the characters
-    (start, stop) of the text that it is; in order, and disjoint.
+    Attributes:
+        tool: True if it is the result of a tool.
+        marks: The characters (start, stop) of each part with ``cache_control``, in order and disjoint.
     """
 
     role: str | None
@@ -211,7 +212,7 @@ def _message(message: Any, number: int) -> LoggedTurn:
 
 
 def _is_marked(value: dict[str, Any]) -> bool:
-    """Whether a part, or a message, has the mark that makes it a module: Anthropic's, or OpenAI's for the same."""
+    """Return True if a part or message has a cache mark of Anthropic's or OpenAI's, which makes it a module."""
     return bool(value.get("cache_control") or value.get("prompt_cache_breakpoint"))
 
 

@@ -1,14 +1,14 @@
-"""Demotion: modules that the pool is about to evict are copied to the host tier, behind what goes on.
+"""Demotion: copies modules to the host tier before the pool evicts them, in the background.
 
-A module goes from its end, chunk by chunk, and what is left of it is of use only with the rest: so all of it is copied
-before its first chunk goes, and what is read again of it later is what the pool has lost.
+A module is evicted chunk by chunk from its end, and its rest is useful only together with the end. So the whole module
+is copied before its first chunk is evicted. A later load reads only the part that the pool has lost.
 
-Copies are made ahead: whenever little of the pool is free, of what goes next (``look``). So a decode step that needs a
-chunk finds one whose going loses nothing, and takes another where it does not: it waits for no copy. Who is to be
-admitted, or read from below, waits until what has to go for it is copied, but no longer than a read may take.
+Copies are made ahead of need. When little of the pool is free, the next victims are copied (``look``). A decode step
+never waits for a copy: it takes a chunk of a segment that is safe, and otherwise any chunk. An admission or a load
+waits until its victims are copied, but no longer than a read may take.
 
-What is copied is held, so that nothing else comes into its slots before the copy is over. Only where a decode step
-finds no other chunk is the copy given up, and what came of it dropped.
+A module that is being copied is held, so that its slots are not reused. If a decode step finds no other chunk, the copy
+is given up and its result is dropped.
 """
 
 from __future__ import annotations
@@ -31,24 +31,29 @@ from inlay.slots import SlotRange
 
 logger = logging.getLogger(__name__)
 
-#: The part of the pool that is free, or copied ahead; and the part of which copies may be under way at once.
+#: The share of the pool that is kept free or copied ahead, and the share that may be copied at once.
 _AHEAD, _AT_ONCE = 1 / 8, 1 / 16
-#: For so long what has been copied may go, once, although the host tier has dropped it, or would not have it: behind
-#: the last of those that it was copied together with, however long they take.
+#: For this long, in seconds, a module may be evicted after its copy, even if the host tier has dropped or refused it.
+#: The time counts from the end of the last copy of one choice of victims, however long they take.
 OFFERED_S = 5.0
 
 
 class _NoNumbersError(Exception):
-    """A slab holds what is no number."""
+    """A slab contains NaN or infinity."""
 
 
 class _GivenUpError(Exception):
-    """A module was to be forgotten while it was copied."""
+    """A module was forgotten or given up during its copy."""
 
 
 @dataclass(eq=False, slots=True)
 class _Copy:
-    """A module that is being copied. hold: what keeps it where it is until then. uses: how often it was read."""
+    """A module that is being copied.
+
+    Attributes:
+        hold: keeps it in the pool during the copy.
+        uses: how often it was read.
+    """
 
     spec: SegmentSpec
     slots: tuple[SlotRange, ...]
@@ -63,7 +68,11 @@ class _Copy:
 
 @dataclass(eq=False, slots=True)
 class _Batch:
-    """Modules that are copied together, by key. deadline: until when it is waited for them."""
+    """Modules that are copied together, by key.
+
+    Attributes:
+        deadline: the end of the wait for them, on the clock of ``time.monotonic``.
+    """
 
     copies: dict[bytes, _Copy]
     deadline: float
@@ -71,10 +80,15 @@ class _Batch:
 
 
 class Demoter:
-    """Fills the host tier of one store. record_of: what is kept of a module. timeout_s: how long copies are waited for.
+    """Fills the host tier of one store. Call every method with the engine lock held.
 
-    tell: told, on any thread, that something has come further. Every method is called on the engine's turn.
-    not_copied: modules that went, wholly or in part, while the host tier did not have them.
+    Args:
+        record_of: the record to keep of a module.
+        tell: called on any thread after progress.
+        timeout_s: the longest wait for copies, in seconds.
+
+    Attributes:
+        not_copied: modules that were evicted, wholly or in part, without a copy in the host tier.
     """
 
     def __init__(
@@ -97,25 +111,25 @@ class Demoter:
         self._worker = Worker("inlay-demoter")
         self._waiting: OrderedDict[bytes, SegmentSpec] = OrderedDict()
         self._batch: _Batch | None = None
-        #: Since when modules may go whether or not the host tier has them, the first of them first.
+        #: By key, the time since when a module may be evicted, with or without a copy. Oldest first.
         self.offered: OrderedDict[bytes, float] = OrderedDict()
-        self._began = self._remembered = 0.0  # when the last were chosen, and until when all since then may go
-        self._looked: int | None = None  # how many chunks had been allocated by then; None where many are free
+        self._began = self._remembered = 0.0  # time of the last choice; end of its grace period
+        self._looked: int | None = None  # allocated chunks at the last look; None while many are free
         store.demotion = self
 
     @property
     def moving(self) -> bool:
-        """Whether anything is being copied that can be waited for."""
+        """True if the caller can wait for a copy."""
         return self._batch is not None and time.monotonic() < self._batch.deadline
 
     @property
     def copying(self) -> bool:
-        """Whether anything is being copied, also what is not waited for any more."""
+        """True if anything is being copied, late or not."""
         return self._batch is not None
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is copied, or waits for that."""
+        """True if nothing is being copied or queued for it."""
         return self._batch is None and not self._waiting
 
     def is_safe(self, segment: Segment) -> bool:
@@ -123,7 +137,7 @@ class Demoter:
         return not any(map(self._is_lost, segment.specs))
 
     def begin(self, segments: Iterable[Segment]) -> bool:
-        """See Demotion. While a batch is under way nothing is added: what goes is chosen anew behind it."""
+        """See Demotion. During a batch nothing is added: victims are chosen again after it."""
         if self._batch is None:
             self._began, self._remembered = time.monotonic(), math.inf
             for segment in segments:
@@ -139,16 +153,16 @@ class Demoter:
     def evicted(self, segment: Segment) -> None:
         """See Demotion."""
         for key in segment.specs:
-            self.offered.pop(key, None)  # what comes back is copied again
+            self.offered.pop(key, None)  # if it returns, it is copied again
             self._host.note_above(key, False)
             self.not_copied += not self._host.holds(key)
 
     def arrived(self, key: bytes) -> None:
-        """The pool has a module that came from below: the host tier's copy of it goes before others."""
+        """Record that the pool has a module again. The host tier evicts its copy before others."""
         self._host.note_above(key, True)
 
     def look(self) -> None:
-        """Where little of the pool is free, have copied what goes next; at most once for some of it allocated."""
+        """If little of the pool is free, start to copy the next victims. Repeated only after further allocations."""
         pool = self._store.pool
         ahead = max(2, int(pool.chunks * _AHEAD))
         if pool.free_chunks >= ahead:
@@ -166,7 +180,7 @@ class Demoter:
         self.begin(going)
 
     def poll(self) -> None:
-        """Let go of what has been copied, and begin with the next."""
+        """Release the copied modules and start the next batch."""
         if self._batch is not None and self._batch.over:
             for each in self._batch.copies.values():
                 each.hold.release()
@@ -176,24 +190,24 @@ class Demoter:
         self._copy_next()
 
     def forget(self, key: bytes) -> None:
-        """Copy no such module; one that is being copied is removed, by whoever is told to forget it or is at it."""
+        """Do not copy a module. The caller or the copying thread deletes a copy in progress."""
         self._waiting.pop(key, None)
         copy = None if self._batch is None else self._batch.copies.get(key)
         if copy is not None:
             copy.give_up()
 
     def clear(self) -> None:
-        """Copy none of what is here now, and forget what was copied."""
+        """Stop all copies and clear the host tier."""
         self.give_up()
         self._waiting.clear()
         self._host.clear()
 
     def close(self, timeout: float) -> bool:
-        """End the thread behind what it is at; returns whether it has ended by then."""
+        """End the thread after its current job. Returns True if it has ended in time."""
         return self._worker.close(timeout)
 
     def _is_lost(self, key: bytes) -> bool:
-        """Whether a module that goes now would be nowhere in this process's memory, and could be."""
+        """True if evicting a module now loses it, although a copy is possible."""
         return not self._host.holds(key) and self._is_over(self.offered.get(key, -math.inf))
 
     def _is_over(self, offered: float) -> bool:
@@ -212,7 +226,7 @@ class Demoter:
         while self._batch is None and self._waiting and tokens < most:
             key, spec = self._waiting.popitem(last=False)
             found = self._store.peek(spec)
-            if found is None or not self._host.fits(self._record_of(spec)):  # no more than a part of it is here
+            if found is None or not self._host.fits(self._record_of(spec)):  # part of it is gone already
                 self._offer(key)
                 continue
             uses = min(segment.use.frequency for segment in found.segments)
@@ -224,7 +238,7 @@ class Demoter:
         if self._batch is None and self._remembered == math.inf:
             self._remembered = time.monotonic() + OFFERED_S
 
-    # On a thread of its own
+    # On a background thread
 
     def _copy(self, batch: _Batch) -> None:
         try:
@@ -236,7 +250,7 @@ class Demoter:
 
     def _copy_one(self, copy: _Copy) -> None:
         key = copy.spec.key
-        if copy.given_up:  # no room is made for it
+        if copy.given_up:  # do not evict others for it
             return
         try:
             self._host.put(self._record_of(copy.spec), self._slabs(copy), max(0, copy.uses - 1))
@@ -252,7 +266,7 @@ class Demoter:
     def _slabs(self, copy: _Copy) -> Iterator[Slab]:
         for layer in range(len(self._memory.layers)):
             slab = self._memory.read_slab(layer, copy.slots)
-            if copy.given_up:  # its slots may be others' by now
+            if copy.given_up:  # its slots may belong to other segments by now
                 raise _GivenUpError
             if not is_finite(slab, self._store.keys.kv_dtype):
                 raise _NoNumbersError

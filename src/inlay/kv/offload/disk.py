@@ -1,4 +1,4 @@
-"""The disk tier: a folder of segments, each in a file of its own, that several processes may share."""
+"""The disk tier: a folder with one file per segment, which several processes may share."""
 
 from __future__ import annotations
 
@@ -31,18 +31,22 @@ from inlay.wording import fault_in_words
 logger = logging.getLogger(__name__)
 
 _SUFFIX = ".safetensors"
-LOOK_S = 1.0  # how often others' changes are looked for
-_RETRY_S = 30.0  # after a write that the system refused
-LOCK_S = 2.0  # for another process that evicts
-MOST_USES = 256  # that have no row yet; else they have one whenever others' changes are looked for
+LOOK_S = 1.0  # between two looks for other processes' changes
+_RETRY_S = 30.0  # no writes after the system has refused one
+LOCK_S = 2.0  # the longest wait for another process that evicts
+MOST_USES = 256  # Uses that are kept in memory. More are written at once, fewer on refresh.
 
 
 class DiskTier:
-    """Segments in files below a folder. ``get``, ``put`` and ``delete`` may be called from any thread.
+    """Segments in files of a folder. ``get``, ``put`` and ``delete`` may be called from any thread.
 
-    quota: the most bytes that the files may take. policy, cost: which go first; pinned ones never do.
-    codec: what the pool's segments are written through; files of any codec are read.
-    Raises ParameterError where the folder can be neither made nor read.
+    Args:
+        quota: the most bytes that the files may take.
+        codec: segments from the pool are written through it. Files of any codec are read.
+        policy, cost: choose the first segments to evict. Pinned ones are never evicted.
+
+    Raises:
+        ParameterError: the folder can be neither created nor read.
     """
 
     name = "disk"
@@ -54,12 +58,12 @@ class DiskTier:
         self.quota = quota
         self.codec = codec
         self._lock = threading.Lock()
-        self._worth = Worth(policy, cost)  # what is thought to be there; under the lock
-        self._uses: list[tuple[bytes, float]] = []  # that have no row yet
+        self._worth = Worth(policy, cost)  # the entries that are believed to exist; guarded by the lock
+        self._uses: list[tuple[bytes, float]] = []  # not yet in the index
         self._counts = TierCounts()
         self._no_writes_until = 0.0
-        self._seen = (0.0, -1)  # when others' changes were looked for, and SQLite's number of what it saw
-        self._last_change = 0  # of a row, that was taken note of
+        self._seen = (0.0, -1)  # time of the last look at others' changes, and SQLite's data version then
+        self._last_change = 0  # the number of the last row change seen
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             os.listdir(self.folder)
@@ -77,7 +81,7 @@ class DiskTier:
         return False
 
     def find(self, keys: Sequence[bytes]) -> None:
-        """What is there is known."""
+        """Do nothing: ``holds`` is always sure."""
 
     def get(self, asked: SegmentRecord, take: Callable[[int, Slab], None], late: Callable[[], bool]) -> None:
         try:
@@ -119,7 +123,7 @@ class DiskTier:
         return known
 
     def drop(self, key: bytes) -> bool:
-        """Remove a file and its row; returns whether there was one. What is written again has the lifetime it had."""
+        """Remove a file and its row. Returns True if there was one. If it is written again, it keeps its lifetime."""
         with self._lock:
             known = self._worth.remove(key)
         try:
@@ -138,19 +142,19 @@ class DiskTier:
         return None if ends is None or ends == math.inf else max(0.0, ends - time.time())
 
     def pin(self, key: bytes, pinned: bool) -> None:
-        """Keep a segment from being evicted, or no longer."""
+        """Set or clear the protection of a segment from eviction."""
         self._index.pin(key, pinned)
         with self._lock:
             if key in self._worth.entries:
                 self._worth.note(replace(self._worth.entries[key], pinned=pinned))
 
     def record(self, key: bytes) -> SegmentRecord:
-        """What a file says of its segment. Raises TierMissError and OSError."""
+        """The record in the header of a segment's file. Raises TierMissError and OSError."""
         with self._opened(key) as file:
             return read_header(file)[0].record
 
     def verify(self, key: bytes) -> None:
-        """Read all of a file. Raises TierMissError and OSError where it is not what it should be."""
+        """Read and check a whole file. Raises TierMissError or OSError if it is damaged or unreadable."""
         with self._opened(key, whole=True) as file:
             header, at = read_header(file)
             if header.record.key != key:
@@ -158,7 +162,7 @@ class DiskTier:
             read_slabs(file, header, at, lambda layer, slab: None, lambda: False)
 
     def verify_all(self) -> Iterator[str | None]:
-        """Read every file, and remove those that are damaged: for each, what was wrong with it, None for nothing."""
+        """Read every file and remove damaged ones. Yields the fault of each file, None if it is sound."""
         for entry in list(self.iterate()):
             try:
                 self.verify(entry.key)
@@ -169,9 +173,11 @@ class DiskTier:
                 yield f"{entry.key.hex()}: {why}{'; removed' if gone else ''}"
 
     def adopt(self, draft: Path) -> SegmentRecord:
-        """Check a file that came from elsewhere, a draft (``new_draft``), and take it in under its own name.
+        """Check a draft (``new_draft``) that came from elsewhere, and store it under its own name.
 
-        Raises TierMissError where it is not what it should be, or has no room, and OSError.
+        Raises:
+            TierMissError: it is damaged, or there is no room.
+            OSError: it cannot be read or renamed.
         """
         file = os.open(draft, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
@@ -194,7 +200,7 @@ class DiskTier:
         return record
 
     def path(self, key: bytes) -> Path:
-        """Where the file of a segment lies, or would."""
+        """The path of a segment's file, whether or not it exists."""
         return self._path(key)
 
     def iterate(self) -> Iterator[TierEntry]:
@@ -207,7 +213,7 @@ class DiskTier:
         return self._counts.stats(entries, quota=self.quota)
 
     def held_of(self, fingerprint: bytes) -> tuple[int, int, int]:
-        """How many segments, tokens and bytes of one model the folder holds, which other models may share."""
+        """The number of segments, tokens and bytes of one model. Other models may share the folder."""
         with self._lock:
             mine = [entry for entry in self._worth.entries.values() if entry.fingerprint == fingerprint]
         return len(mine), sum(entry.tokens for entry in mine), sum(entry.size for entry in mine)
@@ -221,7 +227,7 @@ class DiskTier:
         self._index.close()
 
     def reconcile(self) -> None:
-        """Make the index say what is there: rows for files that have none, and none without a file."""
+        """Make the index match the files: add missing rows, remove rows without a file."""
         sizes = self._files()
         with suppress(OSError):
             remove_drafts(self.folder)
@@ -252,7 +258,7 @@ class DiskTier:
             self.delete(key)
 
     def refresh(self) -> None:
-        """Take note of what other processes have written and removed, at most every second; note own uses."""
+        """Learn of other processes' writes and removals, at most once a second. Writes own uses to the index."""
         if time.monotonic() - self._seen[0] < LOOK_S:
             return
         self._note_uses()
@@ -260,14 +266,14 @@ class DiskTier:
         self._look()
 
     def _look(self) -> bool:
-        """Take note of what other processes have changed; returns whether they have.
+        """Learn of other processes' changes. Returns True if there were any.
 
-        What that costs follows from what has changed. Their uses are looked up when something is to go (``_victims``).
+        The cost grows with the number of changes. Other processes' uses are read only for eviction (``_victims``).
         """
         changes = self._index.changes()
         changed = changes != self._seen[1]
         if changed:
-            with self._lock:  # what is put meanwhile has its row already, or is noted behind this
+            with self._lock:  # a row of a concurrent put is there already or is noted after this
                 found = self._index.changed_since(self._last_change)
                 if found is None:
                     self._last_change = self._index.last_change()
@@ -292,7 +298,7 @@ class DiskTier:
             os.close(file)
 
     def _files(self) -> dict[bytes, tuple[int, float]]:
-        """Size and time of the last change of every file that has a key for a name."""
+        """Size and modification time of every file whose name is a key."""
         found = {}
         with suppress(OSError), os.scandir(self.folder) as files:
             for file in files:
@@ -328,7 +334,7 @@ class DiskTier:
             self._discard(key, miss)
 
     def _discard(self, key: bytes, reason: Exception) -> None:
-        """Say what is wrong with a file, and unlink it where it is damaged: what it held is computed anew."""
+        """Log the fault of a file, remove its row, and unlink the file if it is damaged."""
         logger.warning("%s is not used: %s", self._path(key), reason)
         if isinstance(reason, TierMissError) and reason.reason is Miss.CORRUPT:
             with suppress(OSError):
@@ -343,7 +349,7 @@ class DiskTier:
     # Room
 
     def _make_room(self, size: int) -> bool:
-        """Evict until so many bytes fit into the quota; returns whether they do. One process at a time evicts."""
+        """Evict until this many bytes fit into the quota. Returns True if they fit. One process evicts at a time."""
         if self._index.total_bytes() + size <= self.quota:
             return True
         if size > self.quota:
@@ -365,9 +371,9 @@ class DiskTier:
         return bool(victims) or over <= 0
 
     def _victims(self, over: int) -> list[TierEntry]:
-        """Those that go, so that there are so many bytes less; none where what may go takes less than that.
+        """The first segments to evict to free this many bytes. Empty if all evictable ones take less than that.
 
-        What it takes grows with how many go, not with how many there are. Rows say what others have done meanwhile.
+        The cost grows with the number of victims, not of files. The index tells of other processes' uses and pins.
         """
         victims: list[TierEntry] = []
         with self._lock:
@@ -392,7 +398,9 @@ class DiskTier:
 
     @contextmanager
     def evicting(self) -> Iterator[bool]:
-        """The lock of who evicts; yields whether it could be had in time. It ends with the process that has it."""
+        """Lock eviction against other processes. Yields False if the lock is not free in time. It ends with its
+        process.
+        """
         file = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             until = time.monotonic() + LOCK_S

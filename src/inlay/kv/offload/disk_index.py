@@ -1,7 +1,7 @@
-"""What a folder of segments holds, in SQLite: sizes, uses and pins, for all processes that share the folder.
+"""The index of a disk tier in SQLite: sizes, uses, pins and lifetimes, shared by all processes that use the folder.
 
-All but uses and pins can be read from the files again, and is, where the index is lost or damaged. Nothing that is
-wrong here makes an answer wrong: a file is checked whatever its row says.
+If the index is lost or damaged, all but uses, pins and lifetimes is read from the files again. A wrong row never causes
+a wrong answer: every file is checked on its own.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from inlay.kv.offload.tier import TierEntry
 logger = logging.getLogger(__name__)
 
 _VERSION = 1
-_WAIT_S = 5.0  # for another process that writes
+_WAIT_S = 5.0  # for another process's transaction
 _TABLE = """CREATE TABLE IF NOT EXISTS segments (
     key BLOB PRIMARY KEY, tokens INTEGER NOT NULL, size INTEGER NOT NULL, model TEXT NOT NULL,
     created REAL NOT NULL, used REAL NOT NULL, uses INTEGER NOT NULL, pinned INTEGER NOT NULL,
     text BLOB NOT NULL, fingerprint BLOB NOT NULL, numerics TEXT NOT NULL, codec TEXT NOT NULL, salt BLOB NOT NULL,
     context BLOB NOT NULL, private INTEGER NOT NULL
 )"""
-#: Lifetimes, also of segments that are still to be written: when they end, and when that was said, since 1970.
+#: Lifetimes, including those of segments that are not written yet: the end, and the time it was set, since 1970.
 _LIFETIMES = """CREATE TABLE IF NOT EXISTS lifetimes (
     key BLOB PRIMARY KEY, ends REAL NOT NULL, said REAL NOT NULL
 )"""
-#: What all files take, kept up by the database itself, whichever process writes a row.
+#: The bytes of all files. Triggers maintain it for every process that writes a row.
 _HELD = (
     "CREATE TABLE IF NOT EXISTS held (one INTEGER PRIMARY KEY CHECK (one = 1), bytes INTEGER NOT NULL)",
     "INSERT OR REPLACE INTO held SELECT 1, coalesce(sum(size), 0) FROM segments",
@@ -43,7 +43,7 @@ _HELD = (
     """CREATE TRIGGER IF NOT EXISTS held_other AFTER UPDATE OF size ON segments
     BEGIN UPDATE held SET bytes = bytes + new.size - old.size; END""",
 )
-#: The keys of rows that were written or removed, each with the number of its last change; uses are no change. The
+#: The keys of inserted, changed or deleted rows, each with the number of its last change. Uses are not changes. The
 #: triggers delete before they insert: the conflict clause of an upsert would replace their own OR REPLACE.
 _CHANGES = (
     "CREATE TABLE IF NOT EXISTS changes (number INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL UNIQUE)",
@@ -54,20 +54,21 @@ _CHANGES = (
     """CREATE TRIGGER IF NOT EXISTS change_other AFTER UPDATE OF size, pinned, tokens, model, codec ON segments
     BEGIN DELETE FROM changes WHERE key = new.key; INSERT INTO changes (key) VALUES (new.key); END""",
 )
-#: So many changes are remembered; a process that has missed more reads all rows.
+#: The number of changes that are kept. A process that has missed more reads all rows.
 MOST_CHANGES = 2**18
-#: Lifetimes that are kept of segments without a file; of more, those that end first are forgotten.
+#: The most lifetimes kept of segments without a file. Beyond it, those that end first are forgotten.
 MOST_AWAITED = 65_536
 _NAMES = [field.name for field in fields(TierEntry)]
 _COLUMNS = ", ".join(_NAMES)
 _FLAGS = ("pinned", "private")
-_USES = ("key", "created", "used", "uses", "pinned")  # what a file does not say
+_USES = ("key", "created", "used", "uses", "pinned")  # columns that files do not contain
 
 
 class DiskIndex:
-    """The rows of one folder. Any thread may ask. What fails is told once, and is as if it had not been asked for.
+    """The rows of one folder. Thread-safe. A failed statement has no effect; the first failure is logged.
 
-    path: the file; where it cannot be used, rows are kept in memory, for this process alone.
+    Args:
+        path: the database file. If it cannot be used, rows are kept in memory, for this process only.
     """
 
     def __init__(self, path: Path) -> None:
@@ -82,41 +83,41 @@ class DiskIndex:
         return [entry_of(row) for row in rows]
 
     def entry(self, key: bytes) -> TierEntry | None:
-        """The row of one; None where there is none."""
+        """The row of a segment. None if there is none."""
         rows = self._ask(f"SELECT {_COLUMNS} FROM segments WHERE key = ?", (key,))
         return entry_of(rows[0]) if rows else None
 
     def total_bytes(self) -> int:
-        """How many bytes all of them take."""
+        """The bytes of all files."""
         rows = self._ask("SELECT bytes FROM held")
         return int(rows[0][0]) if rows else 0
 
     def add(self, entries: Iterable[TierEntry]) -> None:
-        """Rows for segments that are there now. What is known of their uses stays."""
+        """Insert or update rows. Recorded uses and pins stay."""
         rows = [tuple(getattr(entry, name) for name in _NAMES) for entry in entries]
         marks = ", ".join("?" * len(_NAMES))
         told = ", ".join(f"{name} = excluded.{name}" for name in _NAMES if name not in _USES)
         self._tell(f"INSERT INTO segments ({_COLUMNS}) VALUES ({marks}) ON CONFLICT (key) DO UPDATE SET {told}", rows)
 
     def remove(self, keys: Iterable[bytes]) -> None:
-        """Forget rows; the lifetimes of their segments stay."""
+        """Delete rows. Lifetimes stay."""
         self._tell("DELETE FROM segments WHERE key = ?", [(key,) for key in keys])
 
     def end(self, keys: Iterable[bytes]) -> None:
-        """Forget lifetimes."""
+        """Delete lifetimes."""
         self._tell("DELETE FROM lifetimes WHERE key = ?", [(key,) for key in keys])
 
     def used(self, uses: Iterable[tuple[bytes, float]]) -> None:
-        """Note when segments were read."""
+        """Record the times of reads."""
         rows = [(at, key) for key, at in uses]
         self._tell("UPDATE segments SET used = max(used, ?), uses = uses + 1 WHERE key = ?", rows)
 
     def pin(self, key: bytes, pinned: bool) -> None:
-        """Keep a segment from being evicted, or no longer."""
+        """Set or clear the protection of a segment from eviction."""
         self._tell("UPDATE segments SET pinned = ? WHERE key = ?", [(int(pinned), key)])
 
     def expire(self, key: bytes, ttl_s: float, now: float) -> None:
-        """Give a segment so many seconds; the claim that ends last counts."""
+        """Let a segment expire after this many seconds. Of several calls the latest end counts."""
         self._tell(
             "INSERT INTO lifetimes VALUES (?, ?, ?) ON CONFLICT (key) DO UPDATE "
             "SET ends = excluded.ends, said = excluded.said WHERE excluded.ends > ends",
@@ -124,12 +125,12 @@ class DiskIndex:
         )
 
     def ends(self, key: bytes) -> float | None:
-        """When a segment's lifetime ends, since 1970; None where it has none."""
+        """The end of a segment's lifetime in seconds since 1970. None if it has none."""
         rows = self._ask("SELECT ends FROM lifetimes WHERE key = ?", (key,))
         return float(rows[0][0]) if rows else None
 
     def expired(self, now: float) -> list[bytes]:
-        """The segments whose time is over. A clock that went back gives none more time than was said."""
+        """The keys of expired segments. A clock that was set back does not prolong a lifetime."""
         self._tell("UPDATE lifetimes SET ends = ? + ends - said, said = ? WHERE said > ?", [(now, now, now)])
         self._tell(
             "DELETE FROM lifetimes WHERE key IN (SELECT key FROM lifetimes WHERE key NOT IN "
@@ -139,14 +140,17 @@ class DiskIndex:
         return [bytes(row[0]) for row in self._ask("SELECT key FROM lifetimes WHERE ends <= ?", (now,))]
 
     def last_change(self) -> int:
-        """The number of the last change of a row."""
+        """The number of the last row change."""
         rows = self._ask("SELECT coalesce(max(number), 0) FROM changes")
         return int(rows[0][0]) if rows else 0
 
     def changed_since(self, number: int) -> tuple[int, dict[bytes, TierEntry | None]] | None:
-        """The rows that were changed behind a change: the last number, and each row by key, None where it is gone.
+        """The row changes after change ``number``.
 
-        None where it has to be read from all rows.
+        Returns:
+            The number of the last change, and the present rows by key, None for deleted ones. None instead of both if
+            too many
+            changes were missed: read all rows.
         """
         last = self.last_change()
         if last - number > MOST_CHANGES:
@@ -160,11 +164,11 @@ class DiskIndex:
         return last, {bytes(row["key"]): None if row["size"] is None else entry_of(row) for row in rows}
 
     def forget_changes(self) -> None:
-        """Forget changes that are more than MOST_CHANGES behind."""
+        """Delete all but the last MOST_CHANGES changes."""
         self._tell("DELETE FROM changes WHERE number <= ?", [(self.last_change() - MOST_CHANGES,)])
 
     def changes(self) -> int:
-        """A number that is another one when another process has changed a row."""
+        """A number that differs after another process has changed the database."""
         rows = self._ask("PRAGMA data_version")
         return int(rows[0][0]) if rows else 0
 
@@ -175,7 +179,7 @@ class DiskIndex:
     def _open(self) -> sqlite3.Connection:
         for attempt in range(2):
             try:
-                with suppress(OSError):  # its owner's alone, and so are the files that SQLite puts beside it
+                with suppress(OSError):  # readable by the user only, as are SQLite's other files
                     os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
                 return self._connect(str(self._path))
             except sqlite3.DatabaseError as error:

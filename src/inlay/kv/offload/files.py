@@ -21,8 +21,8 @@ from inlay.kv.offload.record import SegmentRecord
 from inlay.kv.offload.tier import Miss, TierMissError
 from inlay.whole_file import sync_folder
 
-#: A first read of this size triggers Linux's readahead. A first read of a few bytes, like the header's length, disables
-#: it while the file is open; a cold file then takes two to four times as long.
+#: A first read of this size triggers Linux's readahead. A short first read, like the header's length, disables it while
+#: the file is open. A cold file then takes two to four times as long.
 FIRST_BYTES = 1 << 18
 
 

@@ -1,9 +1,11 @@
-"""The host tier: segments in the memory of the host, below a pool that is a device's.
+"""The host tier: segments in host memory, below a pool in device memory.
 
-It is filled by what the pool evicts (kv/demotion.py), not by what is computed. What comes up again stays here as well
-while there is room; when there is none, copies of what the pool has go first, and so the two of them hold more than
-either. It ends with the process, which alone reads it: private text may be in it, and lifetimes are the engine's to
-keep.
+It receives modules that the pool evicts (demotion.py), not computed segments. A module that loads again stays here
+while there is room. When room is needed, copies of modules in the pool are evicted first, so that the two hold more
+together.
+
+The tier ends with the process, and no other process reads it. So it may hold private text, and the engine keeps
+lifetimes.
 """
 
 from __future__ import annotations
@@ -37,9 +39,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class Kept:
-    """A segment that is there, or that somebody still reads.
+    """A segment that is stored or still read.
 
-    slabs: the shape and the checksum of each layer's. readers: how many read it. gone: whether nobody else finds it.
+    Attributes:
+        slabs: the shape and checksum of each layer.
+        readers: the number of current readers.
+        gone: True if it was removed. Its pages are freed after the last reader.
     """
 
     record: SegmentRecord
@@ -50,14 +55,16 @@ class Kept:
 
     @property
     def size(self) -> int:
-        """How many pages it takes."""
+        """The number of its pages."""
         return sum(each.length for each in self.pages)
 
 
 class HostTier:
-    """Segments in ``capacity`` bytes of memory, as the pool has them, whatever they have passed through.
+    """Segments in ``capacity`` bytes of memory, in the form that they have in the pool.
 
-    policy, cost: which go first. lock: see HostMemory.
+    Args:
+        policy, cost: choose the first segments to evict.
+        lock: see HostMemory.
     """
 
     name = "host"
@@ -70,9 +77,9 @@ class HostTier:
         self._guard = threading.Lock()
         self.kept: dict[bytes, Kept] = {}
         self._worth = Worth(policy, cost)
-        self.above: OrderedDict[bytes, None] = OrderedDict()  # what the pool has too, and keeps for now
+        self.above: OrderedDict[bytes, None] = OrderedDict()  # also in the pool, and not about to be evicted there
         self._counts = TierCounts()
-        # Of what is there; of what is being read, also where it has gone; and of that which has gone.
+        # Pages of stored segments; of segments with readers, removed ones included; of removed ones.
         self._kept_pages = self._read_pages = self._gone_pages = 0
 
     @property
@@ -87,10 +94,10 @@ class HostTier:
         return False
 
     def find(self, keys: Sequence[bytes]) -> None:
-        """What is there is known."""
+        """Do nothing: ``holds`` is always sure."""
 
     def fits(self, record: SegmentRecord) -> bool:
-        """Whether there is ever room for a segment."""
+        """True if a segment fits into the empty tier."""
         return pages_for(_size_of(record)) <= self.memory.pages
 
     def get(self, asked: SegmentRecord, take: Callable[[int, Slab], None], late: Callable[[], bool]) -> None:
@@ -103,9 +110,10 @@ class HostTier:
 
     @contextmanager
     def reading(self, asked: SegmentRecord) -> Iterator[Callable[[int], Slab]]:
-        """What gives a segment's slabs, one by one, each checked first; they are the tier's again behind the block.
+        """Yield a function that returns the slab of a layer after its checksum is verified.
 
-        Counts as read, or missed where TierMissError is raised within the block, as what it gives does.
+        The slabs are valid within the block only. Counts as a hit, or as a miss if TierMissError is raised in the
+        block.
         """
         with self._guard:
             kept = self.kept.get(asked.key)
@@ -134,7 +142,7 @@ class HostTier:
                 self._worth.note(replace(entry, used=time.time(), uses=entry.uses + 1))
 
     def put(self, record: SegmentRecord, slabs: Iterable[Slab], uses: int = 0) -> bool:
-        """See Tier. Room is made before the first slab is asked for. uses: how often it was read where it was."""
+        """See Tier. Room is made before the first slab is taken. uses: how often the segment was read in the pool."""
         if self.holds(record.key):
             return True
         pages = self._make_room(_size_of(record))
@@ -154,7 +162,7 @@ class HostTier:
                 self.memory.free(pages)
             raise
         with self._guard:
-            if record.key in self.kept:  # somebody else was quicker
+            if record.key in self.kept:  # another thread was quicker
                 self.memory.free(pages)
                 return True
             size = sum(each.length for each in pages) * PAGE
@@ -169,7 +177,7 @@ class HostTier:
             return self._remove(key)
 
     def note_above(self, key: bytes, above: bool) -> None:
-        """Note that the pool has a segment too, and keeps it for now; or that it lets it go before long, or has."""
+        """Record whether the pool keeps a segment too. False if it evicts the segment soon or has done so."""
         with self._guard:
             if above and key in self.kept:
                 self.above[key] = None
@@ -177,13 +185,13 @@ class HostTier:
                 self.above.pop(key, None)
 
     def clear(self) -> None:
-        """Forget all of it."""
+        """Remove all segments."""
         with self._guard:
             for key in list(self.kept):
                 self._remove(key)
 
     def expire(self, key: bytes, ttl_s: float) -> None:
-        """The engine, which lives as long as this memory, has it forgotten in time."""
+        """Do nothing: the engine ends lifetimes, and it lives as long as this memory."""
 
     def left_s(self, key: bytes) -> float | None:
         return None
@@ -195,14 +203,14 @@ class HostTier:
 
     @property
     def has_room(self) -> bool:
-        """Nothing is written there behind a computation: it gets what the pool evicts."""
+        """False: it receives evicted modules, not background writes."""
         return False
 
     def stats(self) -> TierStats:
         return self._counts.stats(self.iterate(), quota=self.quota)
 
     def refresh(self) -> None:
-        """Nobody else puts anything there."""
+        """Do nothing: no other process writes here."""
 
     def close(self) -> None:
         self.clear()
@@ -226,7 +234,7 @@ class HostTier:
                 self._gone_pages -= kept.size
 
     def _remove(self, key: bytes) -> bool:
-        """Under the guard. Pages that are read come back when that is over."""
+        """Call under the guard. Pages with readers are freed after the last one."""
         kept = self.kept.pop(key, None)
         if kept is None:
             return False
@@ -241,7 +249,7 @@ class HostTier:
         return True
 
     def _make_room(self, size: int) -> tuple[SlotRange, ...] | None:
-        """Pages for so many bytes; None where all that could go would not make room for them, and then nothing goes."""
+        """Allocate pages. Returns None, and evicts nothing, if evicting everything would not make enough room."""
         ages, read = [], []
         with self._guard:
             may_go = self._kept_pages - (self._read_pages - self._gone_pages)
@@ -250,7 +258,7 @@ class HostTier:
             while (pages := self.memory.allocate(size)) is None:
                 entry = self._next_to_go()
                 assert entry is not None, "what may go makes enough room"
-                if self.kept[entry.key].readers:  # its pages would not come back now
+                if self.kept[entry.key].readers:  # its pages would not be free yet
                     read.append(entry)
                     continue
                 ages.append(max(0.0, time.time() - entry.used))
@@ -267,6 +275,6 @@ class HostTier:
 
 
 def _size_of(record: SegmentRecord) -> int:
-    """How many bytes its slabs take, as the pool has them."""
+    """The bytes that the slabs take in the pool's form."""
     form, layers = CODECS[LOSSLESS], range(len(record.layers))
     return sum(aligned(form.nbytes(record.shape(layer), record.kv_dtype)) for layer in layers)

@@ -1,10 +1,13 @@
-"""What comes up: segments are read from the tiers below into slots of the pool, on a thread of their own.
+"""The loader: reads segments from the tiers below into slots of the pool, on background threads.
 
-The store is not touched on that thread: what has come up is given to it between two steps of the engine (``poll``). A
-read has a deadline. What is late is computed, as if the tier had had nothing, and while a reader hangs nobody else is
-sent to it; its slots are its own until it returns. What is wholly in the memory of the host has a reader of its own,
-so that it waits for no disk, and comes up layer by layer, which may be read before it is there (arrivals.py). Whether a
-tier that others fill has a segment is asked on another thread (``seek``).
+These threads do not touch the store. ``poll`` inserts the loaded segments between two steps of the engine.
+
+A read has a deadline. A late segment is recomputed, as if no tier had it. While a reader hangs, it gets no other read,
+and the load keeps its slots until the read returns.
+
+Loads that lie wholly in the host tier have a reader of their own, so that they wait for no disk. They arrive layer by
+layer and may be read before the last layer is resident (arrivals.py). Another thread asks the tiers that other
+processes fill whether they have a segment (``seek``).
 """
 
 from __future__ import annotations
@@ -30,26 +33,32 @@ from inlay.kv.segment import Hold, PrefixMatch
 from inlay.kv.store import SegmentStore
 from inlay.slots import SlotRange, cut, total
 
-#: The part of the pool that loads may take at the same time; a single one may take more.
+#: The share of the pool that loads may take at the same time. A single load may take more.
 _LOADING_SHARE = 1 / 2
-SEEK_S = 2.0  # until a tier has said what it has
-AGAIN_S = 30.0  # before what did not come up is asked for again
-_MOST_REFUSED = 4096  # of those, before the ones whose time is over are looked for
-_REMEMBERED = 16_384  # segments of which it is known which tier they came from
+SEEK_S = 2.0  # the longest wait for the answer to a search
+AGAIN_S = 30.0  # before a segment that failed to load is asked for again
+_MOST_REFUSED = 4096  # failed keys before expired ones are dropped
+_REMEMBERED = 16_384  # segments whose source tier is remembered
 
 
 class Coming(Enum):
-    """What becomes of segments that are asked for."""
+    """The state of segments after a request to load them."""
 
     ON_ITS_WAY = "on its way"
-    LATER = "later"  # as many are on their way as may be at once
-    FREEING = "freeing"  # there is no room, but what is on its way between the tiers gives some back before long
-    NOT = "not"  # there is no room
+    LATER = "later"  # too many loads are in progress
+    FREEING = "freeing"  # no room yet, but loads or copies in progress will free some
+    NOT = "not"  # no room
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A segment that is read from below. done: how many of its tokens the pool has already. slots: for the others."""
+    """A segment to load.
+
+    Attributes:
+        done: the number of its first tokens that are in the pool already.
+        before: the slots of these tokens.
+        slots: for the other tokens.
+    """
 
     spec: SegmentSpec
     done: int
@@ -61,11 +70,12 @@ class _Wanted:
 class _Load:
     """Segments that are read together.
 
-    arrivals: by key, where they come from the host tier. arrived: the tiers that gave those that are there, by key,
-    once ``over``.
-    near: whether all of them are in the tiers that are not written behind the computation.
-    left_s: for how long more those are to be found that have a lifetime. unwanted: those that were to be forgotten
-    meanwhile.
+    Attributes:
+        near: True if all of them are in the tiers before ``Loader.nearest``.
+        arrivals: by key, if they come from the host tier.
+        arrived: by key, the tier that each loaded segment came from. Complete once ``over``.
+        left_s: by key, the remaining lifetime in seconds, for segments that have one.
+        unwanted: keys to be forgotten on arrival.
     """
 
     wanted: list[_Wanted]
@@ -85,13 +95,15 @@ class _Load:
 
 
 class Loader:
-    """Brings segments of one store up from the tiers below it, nearest first.
+    """Loads segments of one store from the tiers below it, nearest tier first.
 
-    record_of: what is compared of a segment when it is read. timeout_s: how long a read may take.
-    promote: told of a segment that came from the tier of that number, with its slabs, which those before it lack.
-    nearest: the number of the first tier that is to hear of that; those before it are read by a thread of their own.
-    host: the one of these that gives segments layer by layer; None where there is none.
-    tell: told, on any thread, that something has come further.
+    Args:
+        record_of: the record that a stored segment must equal.
+        promote: called with a loaded segment's record, its slabs and the number of its tier. Nearer tiers lack it.
+        nearest: the number of the first tier that gets such copies. Tiers before it have a reader thread of their own.
+        host: the tier that delivers layer by layer. None if there is none.
+        tell: called on any thread after progress.
+        timeout_s: the longest time a read may take, in seconds.
     """
 
     def __init__(
@@ -108,7 +120,7 @@ class Loader:
         tell: Callable[[], None],
         timeout_s: float,
     ) -> None:
-        self.loaded: dict[str, int] = {}  # tokens that came up, by tier
+        self.loaded: dict[str, int] = {}  # loaded tokens, by tier
         self.arrived: Callable[[SegmentSpec, float | None], object] = _nobody
         self._store = store
         self._memory = memory
@@ -119,39 +131,39 @@ class Loader:
         self._nearest = nearest
         self._host = host
         self._told = tell
-        self._version: object = None  # another one for all that has come further
+        self._version: object = None  # replaced on progress
         self._timeout_s = timeout_s
         self._reader, self._near_reader = Worker("inlay-reader"), Worker("inlay-host-reader")
         self._seeker = Worker("inlay-seeker")
-        self._counting = threading.Lock()  # of what two readers have loaded
-        self._sought: dict[bytes, float] = {}  # keys that tiers are asked for, until when it is waited for that
-        self._seeks: dict[bytes, float] = {}  # the same of each time that tiers are asked, by the first of its keys
+        self._counting = threading.Lock()  # guards ``loaded``: two readers count
+        self._sought: dict[bytes, float] = {}  # by key of a search in progress, the end of the wait for its answer
+        self._seeks: dict[bytes, float] = {}  # the same per search, by its first key
         self._came_from: OrderedDict[bytes, str] = OrderedDict()  # the tier, by key
         self._loads: list[_Load] = []
         self._by_key: dict[bytes, _Load] = {}
-        self._not_again: dict[bytes, float] = {}  # what did not come up, and until when it is not asked for
+        self._not_again: dict[bytes, float] = {}  # by key of a failed load, the time from which it may be tried again
         self._refreshing = False
 
     @property
     def moving(self) -> bool:
-        """Whether anything is on its way up, or is sought, that can be waited for."""
+        """True if the caller can wait for a load or a search."""
         return any(not load.late for load in self._loads) or self.seeking(self._sought)
 
     @property
     def holding(self) -> bool:
-        """Whether reads hold room in the pool, also those that are late."""
+        """True if a read, late or not, occupies slots of the pool."""
         return bool(self._loads)
 
     @property
     def version(self) -> object:
-        """Another value whenever something has come up, or was found, or is late."""
+        """Changes whenever a segment has loaded, was found, or is late."""
         now = time.monotonic()
         late = sum(load.late for load in self._loads), sum(until <= now for until in list(self._seeks.values()))
         return self._version, *late
 
     def may_read(self, key: bytes) -> bool:
-        """Whether a segment may be asked for now, wherever it is."""
-        if key in self._by_key and self._by_key[key].late:  # together with what hangs, whichever reader that has
+        """True if a segment may be asked for now, wherever it is."""
+        if key in self._by_key and self._by_key[key].late:  # its load hangs, in whichever reader
             return False
         near = self._is_near(key)
         if any(load.late and load.near == near for load in self._loads):
@@ -159,37 +171,39 @@ class Loader:
         return time.monotonic() >= self._not_again.get(key, 0.0)
 
     def try_again(self, key: bytes) -> None:
-        """Let a segment be asked for that did not come up before."""
+        """Allow another load of a segment that failed to load."""
         self._not_again.pop(key, None)
 
     def is_coming(self, key: bytes) -> bool:
-        """Whether a segment is on its way up: its slots are taken, whether or not it is still wanted."""
+        """True if a segment is loading, wanted or not. Its slots are taken."""
         return key in self._by_key
 
     def will_arrive(self, key: bytes) -> bool:
-        """Whether a segment is on its way up, and has not been forgotten meanwhile."""
+        """True if a segment is loading and was not forgotten meanwhile."""
         return key in self._by_key and key not in self._by_key[key].unwanted
 
     def is_sought(self, key: bytes) -> bool:
-        """Whether tiers are being asked for a segment."""
+        """True if tiers are being asked for a segment."""
         return key in self._sought
 
     def came_from(self, key: bytes) -> str | None:
-        """The tier that a segment came up from when it last did, or does now, as far as that is remembered."""
+        """The tier of a segment's current or last load. None if it is not remembered."""
         return self._came_from.get(key) if self.arriving(key) is None else self._tiers[0].name
 
     def arriving(self, key: bytes) -> Arrival | None:
-        """A segment of the host tier's whose first layer is on its way up, or there; None for any other."""
+        """The arrival of a segment from the host tier, once its first layer is on its way. None for any other
+        segment.
+        """
         arrival = self._by_key[key].arrivals.get(key) if key in self._by_key else None
         return arrival if arrival is not None and arrival.begun else None
 
     def refresh(self) -> None:
-        """Have the tiers take note of what others have put there and removed, once at a time."""
+        """Start ``refresh`` of all tiers in the background, unless it is running."""
         if not self._refreshing:
             self._refreshing = True
             self._reader.submit(self._refresh)
 
-    # On the engine's turn
+    # With the engine lock held
 
     def seek(self, specs: Sequence[SegmentSpec]) -> bool:
         """See Residency.seek."""
@@ -202,12 +216,16 @@ class Loader:
         return self.seeking(spec.key for spec in specs)
 
     def seeking(self, keys: Iterable[bytes]) -> bool:
-        """Whether it is waited for what tiers say of any of these."""
+        """True if the caller should wait for the tiers' answer about any of these."""
         now = time.monotonic()
         return any(now < self._sought.get(key, 0.0) for key in list(keys))
 
     def bring_up(self, wanted: Iterable[tuple[SegmentSpec, PrefixMatch]], moving: Callable[[], bool]) -> Coming:
-        """See Residency.bring_up. moving: whether what is on its way will give back room."""
+        """See Residency.bring_up.
+
+        Args:
+            moving: returns True if loads or copies in progress will free slots.
+        """
         missing = [(spec, found) for spec, found in wanted if spec.key not in self._by_key]
         if not missing:
             return Coming.ON_ITS_WAY
@@ -226,17 +244,17 @@ class Loader:
         return Coming.ON_ITS_WAY
 
     def forget(self, key: bytes) -> None:
-        """Let a segment that is on its way up not arrive."""
+        """Discard a loading segment on arrival."""
         if key in self._by_key:
             self._by_key[key].unwanted.add(key)
 
     def forget_host(self) -> None:
-        """Let nothing arrive that is on its way up from the host tier."""
+        """Discard all loading segments of the host tier on arrival."""
         for load in self._loads:
             load.unwanted.update(each.spec.key for each in load.wanted if self._is_near(each.spec.key))
 
     def poll(self) -> None:
-        """Give the store what has come up."""
+        """Insert the loaded segments into the store."""
         for load in [load for load in self._loads if load.over]:
             self._arrive(load)
 
@@ -270,7 +288,7 @@ class Loader:
             self._store.pool.free(load.slots)
 
     def _give(self, load: _Load) -> None:
-        """Give the store what has come up of a load, and note what has not."""
+        """Insert the loaded segments of a load, and record the others as failed."""
         for each in load.wanted:
             key = each.spec.key
             if key in load.arrived and key not in load.unwanted:
@@ -279,7 +297,7 @@ class Loader:
             if self._store.get(each.spec) is not None:
                 self._misses.stored(each.spec)
                 self.arrived(each.spec, load.left_s.get(key))
-            else:  # to ask for it again at once would be of no use
+            else:  # another try at once would most likely fail
                 self._not_again[key] = time.monotonic() + AGAIN_S
         if len(self._not_again) > _MOST_REFUSED:
             now = time.monotonic()
@@ -292,11 +310,11 @@ class Loader:
             self._came_from.popitem(last=False)
 
     def close(self, timeout: float) -> bool:
-        """End the threads behind what they are at; returns whether they have ended by then."""
+        """End the threads after their current jobs. Returns True if all have ended in time."""
         ended = [worker.close(timeout) for worker in (self._seeker, self._near_reader, self._reader)]
         return all(ended)
 
-    # On threads of their own
+    # On background threads
 
     def _read(self, load: _Load) -> None:
         try:
@@ -325,7 +343,7 @@ class Loader:
             self._tell()
 
     def _read_by_layer(self, load: _Load) -> None:
-        """Read what the host tier has; what it does not give, another tier may."""
+        """Read segments from the host tier. Another tier may deliver those that fail."""
         assert self._host is not None, "others give segments one by one"
         there = bring_by_layer(
             list(load.arrivals.values()),
@@ -344,9 +362,9 @@ class Loader:
             self.loaded[tier] = self.loaded.get(tier, 0) + tokens
 
     def _read_one(self, wanted: _Wanted, load: _Load) -> str | None:
-        """Read from the nearest tier that gives it, whose name is returned; those that are nearer still get a copy."""
+        """Read from the nearest tier that delivers. Nearer tiers get a copy. Returns the tier's name, or None."""
         record = self._record_of(wanted.spec)
-        asked = wanted.spec.key in load.arrivals  # the host tier has said why it does not give it
+        asked = wanted.spec.key in load.arrivals  # the host tier has reported why it failed
         for number, tier in enumerate(self._tiers):
             copies: list[Slab] = []
 
@@ -369,7 +387,7 @@ class Loader:
             if number > self._nearest:
                 self._promote(record, copies, number)
             return tier.name
-        if not asked:  # it has gone since it was wanted, or the tier has
+        if not asked:  # the segment or the tier has gone since the request
             away = any(not tier.stats().up for tier in self._tiers)
             self._misses.failed(wanted.spec, LATE if load.late else Miss.FAILED.value if away else EVICTED)
         return None
@@ -391,4 +409,4 @@ def _said(reason: Miss) -> str:
 
 
 def _nobody(spec: SegmentSpec, left_s: float | None) -> None:
-    """Nobody wants to hear of it."""
+    """Do nothing."""

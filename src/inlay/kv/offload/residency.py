@@ -1,12 +1,12 @@
-"""Residency: where the keys and values of segments lie, apart from what they are, and how they move.
+"""Residency: where the KV of segments lies, and how it moves between the tiers.
 
-The index of a store finds what lies in the pool. Here stands which of the tiers below hold a segment that does not,
-and what is on its way: up by a Loader, down by a Saver when it is computed, and to the host tier by a Demoter when it
-is evicted, each on threads of its own. None of them touches the store: that is done between two steps of the engine, by
-``poll``.
+The store's index finds segments in the pool. This module knows which tiers below hold a segment, and which segments
+are moving. A Loader moves them up. A Saver writes computed segments down, and a Demoter copies modules to the host tier
+before they are evicted. Each works on threads of its own, which never touch the store: ``poll`` updates it between two
+steps of the engine.
 
-A tier may write what it is given through a codec. What comes back from there is another segment, a *form* of the one
-that was written (identity.py), and lies in the pool as such.
+A tier may write segments through a codec. Such a segment loads as another segment, a *form* of the written one
+(identity.py), and lies in the pool as such.
 """
 
 from __future__ import annotations
@@ -29,19 +29,24 @@ from inlay.kv.segment import PrefixMatch
 from inlay.kv.store import SegmentStore
 from inlay.types import TierStats
 
-#: Tokens of segments below the pool that are remembered, so that they can be listed and evicted.
+#: The most tokens of segments below the pool that are remembered for listing and eviction.
 _MOST_KNOWN = 4 * 2**20
-_CLOSE_S = 5.0  # for the reads and writes under way
+_CLOSE_S = 5.0  # for the current reads and writes
 
 
 class Residency:
-    """The tiers below the pool of one store, nearest first; none is as good as any.
+    """The tiers below the pool of one store, nearest first. There may be none.
 
-    host: the tier above all of these, which what the pool evicts goes to; None where the pool lies in the host's own
-        memory. memory: of the pool. model: what people call the model. timeout_s: how long a read may take.
+    Set ``wake`` to have ``poll`` called between two steps whenever it has work. Call the methods under "With the engine
+    lock
+    held" with that lock only, the others from any thread.
 
-    Set ``wake`` to have ``poll`` called, between two steps, whenever there is something for it to do. What is under "On
-    the engine's turn" may be called there alone, all else at any moment.
+    Args:
+        memory: of the pool.
+        tiers: the tiers below the host tier.
+        host: the tier that receives evicted modules. None if the pool lies in host memory itself.
+        model: the model's public name.
+        timeout_s: the longest time a read may take, in seconds.
     """
 
     def __init__(
@@ -65,11 +70,11 @@ class Residency:
         self._store = store
         self._memory = memory
         self._model = model
-        self._known: OrderedDict[bytes, SegmentSpec] = OrderedDict()  # what was written or read below, the latest last
+        self._known: OrderedDict[bytes, SegmentSpec] = OrderedDict()  # written or read below, latest last
         self._known_tokens = 0
         self._knowing = threading.Lock()
-        self._told: object = None  # another one for all that was told
-        self._news = threading.Event()  # a read or a write has come further since the last poll
+        self._told: object = None  # replaced on progress
+        self._news = threading.Event()  # set on progress of a read or write, cleared by poll
         self._arrived: Callable[[SegmentSpec, float | None], object] = _nobody_hears
         self._demoter: Demoter | None = None
         if host is not None:
@@ -100,144 +105,149 @@ class Residency:
         self._loader.arrived = self._has_arrived
 
     def stats_of(self, name: str) -> TierStats | None:
-        """Of the tier of that name; None where there is none."""
+        """The statistics of the tier with this name. None if there is none."""
         return next((tier.stats() for tier in self.tiers if tier.name == name), None)
 
     @property
     def has_room(self) -> bool:
-        """Whether a tier that is written behind the computation has room to spare: see Tier."""
+        """True if a tier that is written in the background has room to spare; see Tier."""
         return any(tier.has_room for tier in self.tiers)
 
     @property
     def loaded(self) -> dict[str, int]:
-        """Tokens that came up, by tier."""
+        """Loaded tokens, by tier."""
         return self._loader.loaded
 
     @property
     def not_written(self) -> int:
-        """Segments that had gone, or were too many, before they could be written."""
+        """Segments that were evicted or dropped from the queue before they were written."""
         return self._saver.not_written
 
     @property
     def moving(self) -> bool:
-        """Whether anything is on its way that gives back room in the pool before long, or is waited for."""
+        """True if a move in progress will free slots of the pool soon, or the caller can wait for it."""
         copying = self._saver.copying or (self._demoter is not None and self._demoter.moving)
         return copying or self._loader.moving
 
     @property
     def holding(self) -> bool:
-        """Whether reads or copies hold room in the pool, also those that are late and not waited for."""
+        """True if reads or copies, late or not, occupy slots of the pool."""
         return self._saver.copying or self._loader.holding or (self._demoter is not None and self._demoter.copying)
 
     @property
     def version(self) -> object:
-        """Another value whenever something has come up or was found, or is late."""
+        """Changes whenever a segment has loaded, was found, or is late."""
         return self._loader.version
 
     @property
     def room_version(self) -> object:
-        """Another value whenever room may have come back that a read or a copy held."""
+        """Changes whenever slots that a read or copy occupied may be free again."""
         return self._told, self._loader.version, self.moving
 
     @property
     def waiting(self) -> int:
-        """How many segments are to be written, those included that are being written."""
+        """The number of segments that are queued for writing or being written."""
         return self._saver.waiting
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is to be written or removed."""
+        """True if nothing is left to write or remove."""
         return self._saver.settled
 
     @property
     def demoting(self) -> bool:
-        """Whether anything is copied to the host tier, or waits for that."""
+        """True if anything is being copied to the host tier or queued for it."""
         return self._demoter is not None and not self._demoter.settled
 
     @property
     def lag_s(self) -> float:
-        """For how long the first of them has waited."""
+        """How long the first segment in the write queue has waited, in seconds."""
         return self._saver.lag_s
 
     def on_arrival(self, listener: Callable[[SegmentSpec, float | None], object]) -> None:
-        """Tell a listener of every segment that has come up and is in the pool now, on the engine's turn.
+        """Set the listener that is called after a segment has loaded into the pool, with the engine lock held.
 
-        With it, for how many seconds more the tier has it; None where that has no end.
+        Args:
+            listener: gets the segment and its remaining lifetime in the tier in seconds, None for no end.
         """
         self._arrived = listener
 
     def below(self, key: bytes) -> bool:
-        """Whether a segment is on its way up, or a tier is thought to have it, and it can be waited for."""
+        """True if the caller can wait for a segment: it is loading, or a tier is believed to have it."""
         if not self.tiers or self._saver.forgets(key) or not self._loader.may_read(key):
             return False
-        # A tier that cannot give what it is asked for knows so before the reader is done with what was asked for.
+        # A tier that fails to deliver a segment stops holding it before its reader ends.
         if self._loader.will_arrive(key) or any(tier.holds(key) for tier in self.tiers):
             return True
         self._loader.refresh()
         return False
 
     def holders(self, key: bytes) -> list[str]:
-        """The tiers that are thought to have a segment, nearest first; none where it is to be forgotten."""
+        """The tiers that are believed to have a segment, nearest first. Empty if it is to be removed."""
         return [] if self._saver.forgets(key) else [tier.name for tier in self.tiers if tier.holds(key)]
 
     def unsure(self, key: bytes) -> bool:
-        """Whether a tier has to be asked if it has a segment, or is being asked; see ``seek``."""
+        """True if a tier must be asked for a segment, or is being asked; see ``seek``."""
         return self._loader.is_sought(key) or any(tier.unsure(key) for tier in self.tiers)
 
     def bringing(self, keys: Iterable[bytes]) -> frozenset[bytes]:
-        """Those of the keys whose segments are on their way up."""
+        """The keys whose segments are loading."""
         return frozenset(filter(self._loader.is_coming, keys))
 
     def forms(self, spec: SegmentSpec) -> Iterator[SegmentSpec]:
-        """A segment and those forms of it that may be read in its place, most exact first."""
+        """A segment and the forms that may be read in its place, most exact first."""
         yield spec
         if spec.source is None:
             for codec in self.codecs:
                 yield spec.through(codec, self._store.keys)
 
     def came_from(self, key: bytes) -> str | None:
-        """The tier that a segment came up from when it last did, or does now, as far as that is remembered."""
+        """The tier of a segment's current or last load. None if it is not remembered."""
         return self._loader.came_from(key)
 
     def arriving(self, key: bytes) -> Arrival | None:
-        """A segment that may be read while it comes up, layer by layer; None for any other."""
+        """A segment that may be read while it loads, layer by layer. None for any other segment."""
         return self._loader.arriving(key)
 
     def why_missing(self, spec: SegmentSpec) -> str:
-        """Why a segment that is neither in the pool nor on its way has to be computed; see MissReasons."""
+        """Why a segment that is neither in the pool nor loading must be computed; see MissReasons."""
         if any(self._loader.will_arrive(form.key) or self._loader.is_sought(form.key) for form in self.forms(spec)):
             return LATE
         return self.misses.explain(spec)
 
     def wait(self, timeout: float) -> None:
-        """Until something has come further, or the time is over."""
+        """Block until there is progress or the timeout in seconds is over."""
         self._news.wait(timeout)
 
-    # On the engine's turn
+    # With the engine lock held
 
     def seek(self, specs: Sequence[SegmentSpec]) -> bool:
-        """Have the tiers that are ``unsure`` of these asked for them; returns whether to wait for that."""
+        """Ask the tiers that are ``unsure`` of these segments. Returns True if the caller should wait."""
         return self._loader.seek(specs)
 
     def bring_up(self, wanted: Iterable[tuple[SegmentSpec, PrefixMatch]]) -> Coming:
-        """Have segments read into the pool, all that are ``below``, where there is room; returns what becomes of them.
+        """Start to load segments into the pool. All must be ``below``.
 
-        wanted: with what of each is stored.
+        Args:
+            wanted: each segment with its prefix match in the pool.
+
+        Returns:
+            The state of the load. Nothing was started if there is no room.
         """
         return self._loader.bring_up(wanted, lambda: self.moving)
 
     def computed(self, spec: SegmentSpec) -> None:
-        """Note that a segment was computed, and is in the pool."""
+        """Record that a segment was computed and is in the pool."""
         self.misses.stored(spec)
         for form in self.forms(spec):
             self._loader.try_again(form.key)
 
     def save(self, spec: SegmentSpec) -> None:
-        """Write a segment, which the store has, behind what is going on."""
+        """Write a stored segment to the tiers in the background."""
         self._saver.save(spec)
 
     def forget(self, key: bytes) -> None:
-        """Write no such segment, bring none up, and remove it from the tiers; a form of it is another segment."""
+        """Stop the segment's copies, loads and writes, and remove it from the tiers. Its forms are other segments."""
         if self._demoter is not None:
             self._demoter.forget(key)
         if self.tiers:
@@ -245,18 +255,18 @@ class Residency:
             self._saver.forget(key)
 
     def clear_host(self) -> None:
-        """Forget what the host tier has, which nobody finds again; other tiers are left alone."""
+        """Clear the host tier and discard loads from it. Other tiers keep their segments."""
         if self._demoter is not None:
             self._loader.forget_host()
             self._demoter.clear()
 
     def expire_at(self, keys: Sequence[bytes], ttl_s: float) -> None:
-        """Have the tiers forget segments when so many seconds are over, also where this process has ended by then."""
+        """Have the tiers remove segments after this many seconds, even if this process has ended by then."""
         if self.tiers and keys:
             self._saver.expire_at(keys, ttl_s)
 
     def poll(self) -> None:
-        """Give the store what has come up, and let go of what has been copied."""
+        """Insert loaded segments into the store and release copied ones."""
         if not self.tiers:
             return
         self._news.clear()
@@ -266,21 +276,21 @@ class Residency:
             self._demoter.poll()
 
     def demote(self) -> None:
-        """Have what the pool would evict next copied to the host tier, where there is one; it waits for nothing."""
+        """Start to copy the next victims to the host tier, if there is one. Does not wait."""
         if self._demoter is not None:
             self._demoter.look()
 
-    # The end
+    # Shutdown
 
     def flush(self, timeout: float) -> None:
-        """Wait until all is written, and removed, but no longer than that."""
+        """Wait until everything is written and removed, for at most this many seconds."""
         until = time.monotonic() + timeout
         while not self.settled and time.monotonic() < until:
             self._news.wait(0.05)
             self.wake()
 
     def close(self) -> None:
-        """End the threads behind what they are at, and close the tiers."""
+        """End the threads after their current jobs, and close the tiers."""
         ended = [self._loader.close(_CLOSE_S), self._saver.close(_CLOSE_S)]
         if self._demoter is not None:
             ended.append(self._demoter.close(_CLOSE_S))
@@ -289,7 +299,7 @@ class Residency:
                 tier.close()
 
     def below_pool(self) -> list[SegmentSpec]:
-        """The segments that this process has written to the tiers or read from there, those that some tier has."""
+        """The segments that this process wrote to the tiers or read from them, if a tier still has them."""
         with self._knowing:
             known = list(self._known.values())
         return [spec for spec in known if any(self.holders(form.key) for form in self.forms(spec))]
@@ -318,8 +328,8 @@ class Residency:
 
 
 def _nobody() -> None:
-    """Nobody polls but the engine's own steps."""
+    """Do nothing."""
 
 
 def _nobody_hears(spec: SegmentSpec, left_s: float | None) -> None:
-    """Nobody wants to hear of what has come up."""
+    """Do nothing."""

@@ -195,7 +195,7 @@ class SharedTier:
 
     @property
     def has_room(self) -> bool:
-        """How full the server is is not known here."""
+        """False: the server's free memory is unknown here."""
         return False
 
     def stats(self) -> TierStats:

@@ -31,7 +31,7 @@ class Kept(Enum):
 
 
 class TierMissError(PortableError):
-    """A tier could not give a segment; that is for the tier's own neighbours, who compute it instead."""
+    """A tier could not deliver a segment. The caller tries another tier or recomputes the segment."""
 
     def __init__(self, reason: Miss, message: str = "") -> None:
         super().__init__(message or reason.value)
@@ -155,7 +155,9 @@ class Tier(Protocol):
 
     @property
     def has_room(self) -> bool:
-        """Whether at most half of its quota is taken, so that a segment that is never read again costs no other one."""
+        """True if at most half of its quota is taken, so that a segment that is never read again displaces no other
+        one.
+        """
         ...
 
     def refresh(self) -> None:

@@ -1,4 +1,4 @@
-"""In which order a tier's segments go, by the policies that the pool has, from what its entries say."""
+"""The eviction order of a tier's segments, by the same policies as the pool's."""
 
 from __future__ import annotations
 
@@ -8,49 +8,53 @@ from heapq import heapify, heappop, heappush, heapreplace
 from inlay.kv.offload.tier import TierEntry
 from inlay.kv.policies import PassCost, Policy, Rank, Use
 
-#: The heap may hold so many ranks for each entry before those that count no more are dropped.
+#: The heap is rebuilt when it holds more than this many ranks for each entry.
 _STALE = 2
 
 
 class Worth:
-    """The entries of one tier, and in the order of its policy those that may go: all that are not pinned.
+    """The entries of one tier, and an eviction queue of those that are not pinned. Not thread-safe.
 
-    A heap with one rank for each, as it was when that was made. Ranks do not fall with a use, so a use only notes
-    facts, and an entry that is met with a rank too low goes back with the right one: what it takes to find the next
-    one does not grow with how many there are.
+    The queue is a heap with one valid rank per entry, computed when it was pushed. Ranks never fall with a use, so a
+    use
+    only updates the entry. An entry at the top whose rank is too low is pushed again with its present rank. So the cost
+    of
+    ``take`` does not grow with the number of entries.
 
-    What an entry says goes back to its first use, whoever that was by; only what had been evicted when it was used last
-    is known of this process alone: what was there before it began is taken to be older. One thread at a time.
+    Entries count uses of all processes since the first one. The rank at the last use (``floor``) is known of this
+    process
+    only. Entries from before its start count as older.
     """
 
     def __init__(self, policy: Policy, cost: PassCost | None = None) -> None:
         self._policy = policy
         self._cost = cost or PassCost()
         self._entries: dict[bytes, TierEntry] = {}
-        self._floors: dict[bytes, float] = {}  # what had gone by the last use of each
-        self._ranks: dict[bytes, Rank] = {}  # those in the heap that count
+        # by key, the rank of the last evicted entry at the time of the entry's last use
+        self._floors: dict[bytes, float] = {}
+        self._ranks: dict[bytes, Rank] = {}  # the valid ranks in the heap
         self._heap: list[tuple[Rank, bytes]] = []
         self._bytes = 0
         self._floor = 0.0
 
     @property
     def entries(self) -> Mapping[bytes, TierEntry]:
-        """All of them, by key."""
+        """All entries, by key."""
         return self._entries
 
     @property
     def evictable_bytes(self) -> int:
-        """What those take that may go."""
+        """The size of all entries that are not pinned."""
         return self._bytes
 
     def begin(self, entries: Iterable[TierEntry]) -> None:
-        """What was there before this process began."""
+        """Add entries that were there before this process started."""
         for entry in entries:
             self._floors[entry.key] = 0.0
             self.note(entry)
 
     def replace(self, entries: Iterable[TierEntry]) -> None:
-        """What there is now, in place of what was thought to be."""
+        """Replace all entries."""
         now = {entry.key: entry for entry in entries}
         for key in self._entries.keys() - now.keys():
             self.remove(key)
@@ -59,7 +63,7 @@ class Worth:
                 self.note(entry)
 
     def update(self, changed: Mapping[bytes, TierEntry | None]) -> None:
-        """What there is now under these keys; None for nothing."""
+        """Set or remove the entries of these keys. None removes."""
         for key, entry in changed.items():
             if entry is None:
                 self.remove(key)
@@ -67,7 +71,7 @@ class Worth:
                 self.note(entry)
 
     def note(self, entry: TierEntry) -> None:
-        """There is an entry, or another is said of one that is known."""
+        """Add or update an entry."""
         key, before = entry.key, self._entries.get(entry.key)
         if before is None:
             self._floors.setdefault(key, self._floor)
@@ -83,7 +87,7 @@ class Worth:
             self._push(rank, key)
 
     def remove(self, key: bytes) -> bool:
-        """Forget one; returns whether it was known."""
+        """Remove an entry. Returns True if it was known."""
         entry = self._entries.pop(key, None)
         self._count(entry, -1)
         self._floors.pop(key, None)
@@ -91,7 +95,7 @@ class Worth:
         return entry is not None
 
     def take(self) -> TierEntry | None:
-        """The one that goes first, which is no longer one that may go; None where all are pinned or taken."""
+        """Remove the first entry from the queue and return it. Returns None if all are pinned or taken."""
         while self._heap:
             rank, key = self._heap[0]
             if self._ranks.get(key) != rank:
@@ -107,7 +111,7 @@ class Worth:
         return None
 
     def evicted(self, entry: TierEntry) -> None:
-        """Note that one that was taken went."""
+        """Record that an entry from ``take`` was evicted."""
         self._floor = max(self._floor, self._rank(entry)[1])
 
     def _push(self, rank: Rank, key: bytes) -> None:
@@ -123,8 +127,8 @@ class Worth:
 
     def _rank(self, entry: TierEntry) -> Rank:
         floor = self._floors.get(entry.key, 0.0)
-        # It was written for one use and read for the others. When the one before the last was is not known: of those
-        # that were read, the last use stands for it.
+        # The first use wrote the entry, the others read it. The time of the last use but one is unknown. For entries
+        # that were read, the last use stands in for it.
         before = entry.used if entry.uses else 0.0
         use = Use(entry.tokens, 0, True, entry.used, entry.uses + 1, entry.used, before, floor)
         return self._policy(use, self._cost)

@@ -156,7 +156,7 @@ class _Hook:
 
     @property
     def acts(self) -> bool:
-        """Whether the pass under way has rows of this engine's adapters."""
+        """True if the running pass has rows of this engine's adapters."""
         current = _current.get()
         return current is not None and current.engine is self._engine
 
