@@ -258,7 +258,7 @@ def _policy(body: SchemaOptions, tenant: Tenant, service: Service) -> str | None
     if policy is None or not policy.modular:
         message = f"reuse is {body.reuse!r:.60}; modules are encoded ahead for {' or '.join(map(repr, CONTEXTS))}"
         raise BodyError(message, param="reuse")
-    if body.reuse is not None and (policy.recompute is not None or policy.across or not policy.healing):
+    if body.reuse is not None and not policy.plain:
         plain = str(policy.without_recompute())
         message = (
             f"reuse is {body.reuse!r:.60}; a schema is encoded for a plain policy: write reuse {plain!r}. "
