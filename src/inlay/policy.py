@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any
@@ -37,6 +37,7 @@ _ACROSS, _NOT_PROMOTED = "across", "healing:off"  # parts of a policy's key
 
 #: The values of ``reuse`` without ``auto``.
 WORDS = tuple(_WORDS)
+_USE = f"Use one of {', '.join(WORDS)}, {_AUTO}."
 
 #: A regular expression of a policy's key that is not one of the words: the deprecated form of ``reuse``.
 KEY = (
@@ -209,14 +210,14 @@ class ReusePolicy:
         return min((cls.parse(key) for key in keys if key is not None), key=lambda policy: policy._rank)
 
     @classmethod
-    def ahead(cls, default: str | None, ceiling: ReusePolicy) -> ReusePolicy:
+    def ahead(cls, default: ReusePolicy | None, ceiling: ReusePolicy) -> ReusePolicy:
         """Return the policy to encode schemas for by default: ``auto`` if their prompts get it, else ``modular``.
 
         Args:
-            default: the key of the server's default. None for ``default_policy``.
+            default: the server's default. None for ``default_policy``.
             ceiling: the most that requests may ask for.
         """
-        asked = BEST if default is None else cls.parse(default)
+        asked = default or BEST
         return next((policy for policy in (asked, ceiling) if policy.auto), BEST)
 
     @classmethod
@@ -415,12 +416,17 @@ def check_positions(positions: object) -> str | None:
     raise PolicyError(message, field="positions", code="policy.bad_positions")
 
 
-def check_schema_fields(given: Sequence[str], where: str) -> None:
-    """Raise PolicyError for a field that only requests have. ``where`` is the call or route that encodes a schema."""
+def check_schema_fields(given: Iterable[str], where: str) -> None:
+    """Raise PolicyError for a field that only requests have. ``where`` is the call or route that encodes a schema.
+
+    Raises:
+        TypeError: for a name that no call has.
+    """
     for name in given:
         if name in ("recompute", "promote", "across_adapters"):
             message = f"{name} has no effect on {where}. Give {name} with each request; leave it out here."
             raise PolicyError(message, field=name, code="policy.not_for_schemas")
+        raise TypeError(f"{where} got an unexpected keyword argument '{name}'")
 
 
 def _typed(name: str, value: object, options: bool = False) -> str:
@@ -437,7 +443,7 @@ def _fields_of(key: object, options: bool = False) -> PolicyFields:
     """Split a policy's key into fields, unchecked but for the base policy. Raises PolicyError."""
     typed = _typed("reuse", key, options)
     if not isinstance(key, str):
-        raise PolicyError(f"{typed} is not a reuse policy. {_use(options)}", field="reuse", code="policy.unknown")
+        raise PolicyError(f"{typed} is not a reuse policy. {_USE}", field="reuse", code="policy.unknown")
     word, *parts = key.split("+")
     word, colon, tolerance = word.partition(":") if word.startswith(f"{_AUTO}:") else (word, "", "")
     if word not in _WORDS and word != _AUTO:
@@ -445,7 +451,7 @@ def _fields_of(key: object, options: bool = False) -> PolicyFields:
             meant = replace(_fields_of(_BEST), recompute=key).written(options)
             raise PolicyError(f"{typed} has no base policy. Write {meant}.", field="reuse", code="policy.no_base")
         near = get_close_matches(word[:SHOWN].lower(), (*WORDS, _AUTO), 1)
-        remedy = f"Did you mean {_typed('reuse', near[0], options)}?" if near else _use(options)
+        remedy = f"Did you mean {_typed('reuse', near[0], options)}?" if near else _USE
         raise PolicyError(f"{typed} is not a reuse policy. {remedy}", field="reuse", code="policy.unknown")
     found = PolicyFields(word, tolerance=tolerance if colon else None)
     for part in parts:
@@ -456,10 +462,6 @@ def _fields_of(key: object, options: bool = False) -> PolicyFields:
         value: Any = {"across_adapters": True, "promote": False}.get(name, part)
         found = replace(found, **{name: value})
     return found
-
-
-def _use(options: bool) -> str:
-    return f"Use {'--reuse' if options else 'reuse ='} one of {', '.join(WORDS)}, {_AUTO}."
 
 
 def _policy(given: PolicyFields, typed: dict[str, str], options: bool = False) -> ReusePolicy:

@@ -51,6 +51,11 @@ class Mode:
     reuse: str
     positions: str
 
+    @property
+    def policy(self) -> ReusePolicy:
+        """The policy of its key."""
+        return ReusePolicy.parse(self.reuse)
+
 
 #: Full prefill of the whole prompt, without gaps: the reference for every mode.
 REFERENCE = Mode("off", "packed")
@@ -276,8 +281,8 @@ class _Run:
             llm.client.reset_prefix_cache().result()
             self._schema, self._unit = batch.schema, self._unit + 1
         params = SamplingParams(temperature=0, max_tokens=self._tokens)
-        for encoded in {ReusePolicy.parse(mode.reuse).without_recompute(): mode for mode in self._modes}.values():
-            llm.add_schema(batch.schema, replace=True, reuse=encoded.reuse, positions=encoded.positions)
+        for encoded in {mode.policy.without_recompute(): mode for mode in self._modes}.values():
+            llm.add_schema(batch.schema, replace=True, reuse=encoded.policy, positions=encoded.positions)
         outputs = llm.generate(prompts, params, reuse=REFERENCE.reuse, positions=REFERENCE.positions)
         said = [output.outputs[0].token_ids for output in outputs]
         expected = llm.distributions(prompts, said, reuse=REFERENCE.reuse, positions=REFERENCE.positions)
@@ -288,7 +293,7 @@ class _Run:
         for mode in self._modes:
             # A separate salt, so that a mode reuses only modules and nothing else of other modes.
             asked: dict[str, Any] = {
-                "reuse": mode.reuse,
+                "reuse": mode.policy,
                 "positions": mode.positions,
                 "cache_salt": f"check {mode.reuse}",
             }

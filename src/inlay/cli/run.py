@@ -215,7 +215,7 @@ def _answer(
 ) -> Row:
     said = ""
     output: RequestOutput | None = None
-    for output in llm.stream(prompt, params, reuse=str(policy), positions=policy.positions, adapter=adapter):
+    for output in llm.stream(prompt, params, reuse=policy, positions=policy.positions, adapter=adapter):
         text = output.outputs[0].text
         if echo is not None:
             echo(text[len(said) :])

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from inlay.api.reasoning.formats import check_parser
 from inlay.api.tools.formats import FORMATS
 from inlay.config import check_choice
 from inlay.errors import ParameterError
-from inlay.policy import ReusePolicy
+from inlay.policy import PolicyFields, ReusePolicy, log_deprecated
 from inlay.prompt.inputs import parse_ttl
 from inlay.server.limits import CEILINGS
 from inlay.server.tenants import check_api_key
@@ -26,7 +27,8 @@ class ServerSettings:
 
     host, port: where it listens; port 0 takes a free one.
     served_names: what requests may call the model; the first is what answers call it.
-    reuse: the policy of requests that bring none; None for that of ``policy.default_policy``.
+    reuse, recompute, promote, across_adapters, tolerance: the policy of requests without one, see PolicyFields. None
+        for that of ``policy.default_policy``.
     max_reuse: the most reuse that a request may ask for.
     keys_file: of ``inlay keys``. api_keys: further ones, of the operator. Without either, everybody is answered.
     open_to_network: whether it may listen elsewhere than on this machine without keys.
@@ -51,6 +53,10 @@ class ServerSettings:
     port: int = 8000
     served_names: tuple[str, ...] = ("demo",)
     reuse: str | None = None
+    recompute: str | None = None
+    promote: bool | None = None
+    across_adapters: bool | None = None
+    tolerance: float | str | None = None
     max_reuse: str = "modular"
     keys_file: Path | None = None
     api_keys: tuple[str, ...] = field(default=(), repr=False)
@@ -74,16 +80,16 @@ class ServerSettings:
     log_level: str = "info"
 
     def __post_init__(self) -> None:
-        reuse = None if self.reuse is None else ReusePolicy.parse(self.reuse)
+        policy = self.policy
         check_choice("max_reuse", self.max_reuse, CEILINGS)
         if self.tool_parser is not None:
             check_choice("tool_parser", self.tool_parser, tuple(row.name for row in FORMATS))
         check_parser(self.reasoning_parser)
         check_choice("log_format", self.log_format, LOG_FORMATS)
         check_choice("log_level", self.log_level, LOG_LEVELS)
-        if reuse is not None and not reuse.within(ReusePolicy.parse(self.max_reuse)):
+        if policy is not None and not policy.within(ReusePolicy.parse(self.max_reuse)):
             raise ParameterError(
-                f"reuse is {self.reuse!r} and max_reuse is {self.max_reuse!r}, so that no request could leave its "
+                f"reuse is '{policy}' and max_reuse is {self.max_reuse!r}, so that no request could leave its "
                 "policy out; lower the one or raise the other"
             )
         if self.schema_ttl is not None:
@@ -104,6 +110,12 @@ class ServerSettings:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ParameterError(f"{name} is {value:g}; it must be a finite number of seconds above 0")
+
+    @cached_property
+    def policy(self) -> ReusePolicy | None:
+        """The policy of requests without one. None for that of ``policy.default_policy``."""
+        given = PolicyFields(self.reuse, self.recompute, self.promote, self.across_adapters, self.tolerance)
+        return given.policy(deprecated=log_deprecated)
 
     @property
     def has_keys(self) -> bool:
