@@ -52,7 +52,7 @@ class ServerSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     served_names: tuple[str, ...] = ("demo",)
-    reuse: str | None = None
+    reuse: str | ReusePolicy | None = None
     recompute: str | None = None
     promote: bool | None = None
     across_adapters: bool | None = None

@@ -143,6 +143,7 @@ def inlay_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
 
     ``reuse`` is the policy that they got, or several with commas.
 
+    ``repaired_tokens`` is a deprecated name of ``recomputed_tokens``.
     ``misses``, ``across_tokens``, ``reanchored_tokens`` and ``fallbacks`` are left out where there are none, and so is
     ``order``: of each set of the prompts the members as they stand (types.SetOrder). ``timing`` is in seconds
     (types.RequestMetrics); null for times that are not yet known, as of a request that waits.
@@ -161,6 +162,7 @@ def inlay_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
     return {
         "reuse": ", ".join(dict.fromkeys(output.reuse for output in outputs if output.reuse is not None)) or None,
         **{name: sum(getattr(output.usage, name) for output in outputs) for name in _COUNTED},
+        "repaired_tokens": sum(output.usage.recomputed_tokens for output in outputs),
         **({"across_tokens": across} if across else {}),
         **({"reanchored_tokens": reanchored} if reanchored else {}),
         **({"misses": dict(misses)} if misses else {}),
