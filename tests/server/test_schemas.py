@@ -258,7 +258,7 @@ class TestWrong:
             ({"pml": TRIP, "promote": False}, "promote", "Give promote with each request"),
             ({"pml": TRIP, "across_adapters": True}, "across_adapters", "Give across_adapters with each request"),
             ({"pml": TRIP, "tolerance": 1}, "tolerance", "Write reuse='auto'"),
-            ({"pml": TRIP, "positions": "x"}, None, "positions is 'x'; use one of"),
+            ({"pml": TRIP, "positions": "x"}, "positions", "positions is 'x'; use one of"),
             ({"pml": TRIP, "pubic": True}, "pubic", "a schema takes no field 'pubic'; it takes public, encode"),
             ({"pml": '<schema name="a b"/>'}, "name", '"a b" is not a name'),
             ({"pml": f'<schema name="{"a" * 257}"/>'}, "name", "257 characters; write at most 256"),
