@@ -74,7 +74,7 @@ class EngineConfig:
     cache_salt: text that keeps this engine's segments apart from others'.
     max_model_len: tokens of a prompt and its answer together, at most what the model has positions for; None for that.
     profile: "auto": how much each token of a schema's modules moves behind other text is found out in idle time, for
-        repairs that are ``profiled``; "off": it is not, and these repair the beginnings of modules.
+        recompute="profiled:…"; "off": it is not, and the first tokens of modules are recomputed.
     promotion_memory: the share of the pool, 0 to 1, for the beginnings of prompts under ``modular`` that are asked for
         again and encoded exactly in idle time; 0 for no such thing.
     pin_memory: the share of the pool, 0 to 1, that all pins together may take; see ``LLM.pin``.

@@ -91,7 +91,7 @@ def run(
         str, typer.Option(help="auto: sample as the model's generation_config.json says; off.")
     ] = "auto",
     profile: Annotated[
-        str, typer.Option(help="auto: find out how much modules' tokens move, for a 'profiled' repair; off.")
+        str, typer.Option(help="auto: find out how much modules' tokens move, for recompute profiled; off.")
     ] = "auto",
     seed: Annotated[int, typer.Option(help="Of the draws, and of random weights.")] = 0,
     store: Store = None,

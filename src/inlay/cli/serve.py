@@ -160,7 +160,7 @@ def serve(
     generation_config: GenerationConfig = "auto",
     profile: Annotated[
         str,
-        typer.Option(help="auto: find out in idle time how much modules' tokens move, for 'profiled' repairs; off."),
+        typer.Option(help="auto: find out in idle time how much modules' tokens move, for recompute profiled; off."),
     ] = "auto",
     promotion_memory: PromotionMemory = 0.1,
     prefetch: Annotated[
