@@ -146,16 +146,11 @@ def test_a_policy_in_fields_is_the_one_of_its_deprecated_key(keyed, caplog, key,
     prompt = {"schema": "trip", "content": ["Well then. ", {"import": "miami"}, "Where?"]}
     asked = {"prompt": prompt, "max_tokens": 2, "temperature": 0}
     LOGGED.clear()
-    ask(keyed, "free", **asked, **fields)  # computes what is missing
     (_, one), (_, other), _ = (
-        ask(keyed, "free", **asked, **fields),
-        ask(keyed, "free", **asked, reuse=key),
-        ask(keyed, "free", **asked, reuse=key),
+        ask(keyed, "free", **asked, **given) for given in (fields, {"reuse": key}, {"reuse": key})
     )
-    del one["inlay"]["timing"], other["inlay"]["timing"]
-    assert one["inlay"] == other["inlay"]
-    assert one["inlay"]["reuse"] == key
-    assert one["choices"][0]["text"] == other["choices"][0]["text"]
+    assert one["inlay"]["reuse"] == other["inlay"]["reuse"] == key
+    assert one["usage"]["prompt_tokens"] == other["usage"]["prompt_tokens"]
     assert [record.message for record in caplog.records if "deprecated" in record.message] == [
         f"reuse='{key}' is deprecated. Write {PolicyFields(**{'reuse': 'modular', **fields}).written()}."
     ], "once for a process"
