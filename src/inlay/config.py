@@ -10,18 +10,19 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from inlay.errors import CapacityError, ParameterError
+from inlay.errors import CapacityError, ParameterError, PolicyError
 from inlay.kv.identity import ROUNDED
 from inlay.kv.offload.codecs import CODECS
 from inlay.kv.offload.link import check_address
 from inlay.kv.offload.tier import Kept
 from inlay.kv.policies import DEFAULT_EVICTION, POLICIES
-from inlay.policy import BEST, ReusePolicy
+from inlay.policy import PolicyFields, ReusePolicy, check_positions
 from inlay.tolerance import DEFAULT, Tolerance
 from inlay.wording import show
 
@@ -41,9 +42,10 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 class EngineConfig:
     """Settings of an engine, validated here. Raises ParameterError.
 
-    reuse: the reuse policy of requests that bring none; None for that of ``policy.default_policy``.
-    tolerance: of "auto", where it is written without one: the most divergence from full prefill in nats a token, or
-        like "answers:0.98" the least share of same answers; see docs/check.md.
+    reuse, recompute, promote, across_adapters: the reuse policy of requests without one, see PolicyFields. None for
+        that of ``policy.default_policy``.
+    tolerance: of "auto" without one: the largest divergence from full prefill in nats a token, or like "answers:0.98"
+        the least share of equal answers (docs/check.md).
     positions: the default position policy; None for "packed" where the model allows shifts, else "schema".
     kv_memory: bytes of the KV pool, as a number or like "4GiB"; None for a quarter of the free memory, at most 4 GiB,
         and on a GPU for nine tenths of what the weights leave.
@@ -72,7 +74,7 @@ class EngineConfig:
     cache_salt: text that keeps this engine's segments apart from others'.
     max_model_len: tokens of a prompt and its answer together, at most what the model has positions for; None for that.
     profile: "auto": how much each token of a schema's modules moves behind other text is found out in idle time, for
-        repairs that are ``profiled``; "off": it is not, and these repair the beginnings of modules.
+        recompute="profiled:…"; "off": it is not, and the first tokens of modules are recomputed.
     promotion_memory: the share of the pool, 0 to 1, for the beginnings of prompts under ``modular`` that are asked for
         again and encoded exactly in idle time; 0 for no such thing.
     pin_memory: the share of the pool, 0 to 1, that all pins together may take; see ``LLM.pin``.
@@ -98,7 +100,10 @@ class EngineConfig:
         "redis://host:6379/0"; None for none. It is beside the folder, or without one.
     """
 
-    reuse: str | None = None
+    reuse: str | ReusePolicy | None = None
+    recompute: str | None = None
+    promote: bool | None = None
+    across_adapters: bool | None = None
     tolerance: float | str = str(DEFAULT)
     positions: str | None = None
     kv_memory: int | str | None = None
@@ -132,8 +137,13 @@ class EngineConfig:
     store_shared: str | None = field(default=None, repr=False)  # may contain a password
 
     def __post_init__(self) -> None:
-        ReusePolicy.parse(str(BEST) if self.reuse is None else self.reuse, self.positions)
+        check_positions(self.positions)
         Tolerance.parse(self.tolerance)
+        own = None if self.policy is None else self.policy.tolerance
+        if own is not None and own.given and str(self.tolerance) != str(DEFAULT):
+            wrong = f"reuse={show(str(self.reuse))} and tolerance={show(self.tolerance)} both set tolerance"
+            message = f"{wrong}. Write reuse='auto', tolerance={show(self.tolerance)}."
+            raise PolicyError(message, field="tolerance", code="policy.conflict")
         check_choice("placeholders", self.placeholders, PLACEHOLDERS)
         check_choice("generation_config", self.generation_config, GENERATION_CONFIGS)
         check_choice("profile", self.profile, PROFILES)
@@ -177,6 +187,11 @@ class EngineConfig:
             )
         if self.store_shared is not None:
             check_address("store_shared", self.store_shared)
+
+    @cached_property
+    def policy(self) -> ReusePolicy | None:
+        """The policy of requests without one. None for that of ``policy.default_policy``."""
+        return PolicyFields(self.reuse, self.recompute, self.promote, self.across_adapters).policy(self.positions)
 
     def store_folder(self) -> Path | None:
         """Return the folder of the store on disk, or None. Raises ParameterError."""

@@ -4,6 +4,7 @@ InlayError
 ├── PMLError          a schema or a prompt is wrong; lists every problem with its place
 ├── ModelError        a model cannot be loaded, or does not support the request
 ├── ParameterError    an argument is out of range or unknown (also a ValueError)
+│   ├── PolicyError     a field of the reuse policy is wrong; ``field`` names it
 │   └── StructureError  or no grammar can hold an answer to structured_outputs
 ├── ContextError      a prompt does not fit into the model's context
 ├── CapacityError     the KV pool is too small for the request
@@ -127,6 +128,20 @@ class ParameterError(InlayError, ValueError):
     """An argument is out of range or unknown."""
 
     code: str | None = "parameter.invalid"
+
+
+class PolicyError(ParameterError):
+    """A field of a reuse policy is wrong.
+
+    Args:
+        field: its name, like "recompute".
+    """
+
+    code = "policy.unknown"
+
+    def __init__(self, message: str, *, field: str, code: str) -> None:
+        super().__init__(message, code=code)
+        self.field = field
 
 
 class StructureError(ParameterError):

@@ -1,6 +1,6 @@
-"""What has been measured of a model: a file for each fingerprint in the user's cache directory; and what ``auto`` is.
+"""Measurements of ``inlay check``, in a file for each model fingerprint, and the policy that ``auto`` takes by them.
 
-``inlay check`` writes the file. One that is damaged or of a newer version is told and ignored.
+A damaged file or one of a newer version is reported and ignored.
 """
 
 from __future__ import annotations
@@ -24,24 +24,25 @@ from inlay.whole_file import replace_file
 
 VERSION = 1  # of the file
 _MOST_BYTES = 16 << 20
-_GENERAL = ""  # in place of the digest of a schema
+_GENERAL = ""  # the key of generated prompts, in place of a schema's digest
 _NUMBERS = tuple(each.name for each in fields(Measured) if each.name not in ("policy", "positions"))
-_SHARES = ("same", "same_low")  # which may be None
-
-
+_SHARES = ("same", "same_low")  # may be None
 _ALIKE = "dtype and quantization"
-_MOST_TOLD = 100  # sentences, of tolerances that requests bring
+_MOST_TOLD = 100  # sentences, because requests bring tolerances
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Measurements:
-    """What is known of one model.
+    """The measurements of one model.
 
-    fingerprint: of the model. path: of the file; None where there is no home. rows: by the digest of a schema, "" for
-    what was measured on generated prompts. problem: why the file was ignored; None where it was not. newer: whether
-    that is because it is of a newer version.
+    Args:
+        fingerprint: of the model.
+        path: of the file. None without a home directory.
+        rows: schema digest → results, "" for generated prompts.
+        problem: the reason for ignoring the file, or None.
+        newer: True if the file is of a newer version.
     """
 
     fingerprint: bytes
@@ -52,7 +53,7 @@ class Measurements:
 
     @classmethod
     def of(cls, fingerprint: bytes) -> Measurements:
-        """What the file of a model has."""
+        """Read the file of a model."""
         root = cache_root()
         path = None if root is None else root / "checks" / f"{fingerprint.hex()[:32]}.json"
         if path is None:
@@ -73,18 +74,18 @@ class Measurements:
         return cls(fingerprint, path, rows)
 
     def about(self, schema: Schema | None) -> tuple[Measured, ...]:
-        """What is known of a schema: what was measured on it, or else of the model in general."""
+        """Return the results for a schema, or else those for generated prompts."""
         general = self.rows.get(_GENERAL, ())
-        if schema is None or not any(self.rows):  # that names a schema
+        if schema is None or not any(self.rows):  # no schema was measured
             return general
         return self.rows.get(schema.digest, general)
 
     def keep(self, schema: Schema | None, rows: Sequence[Measured]) -> str | None:
-        """Leave what was measured on a schema, or in general, for later loads; returns why that cannot be, or None.
+        """Save the results for a schema, or for generated prompts. Returns the reason for a failure, or None.
 
-        A policy's row takes the place of an earlier one of the same policy, unless that is of more prompts.
+        A row replaces an earlier one of the same policy unless that has more prompts.
         """
-        now = Measurements.of(self.fingerprint)  # somebody else may have written meanwhile
+        now = Measurements.of(self.fingerprint)  # another process may have written
         if now.path is None:
             return "there is no home directory; set INLAY_CACHE_ROOT to a folder"
         if now.newer:
@@ -103,9 +104,10 @@ class Measurements:
 
 
 class AutoReuse:
-    """Which policy ``auto`` is on one model, by what has been measured on it.
+    """Resolves ``auto`` on one model. The file is read on first use.
 
-    name: of the model, as messages have it. rows are read from the file when they are first asked for.
+    Args:
+        name: of the model, for messages.
     """
 
     def __init__(self, name: str, model: ModelInfo, config: EngineConfig) -> None:
@@ -117,21 +119,23 @@ class AutoReuse:
         self._told: set[str] = set()
 
     def rows(self, schema: Schema | None = None, adapter: str | None = None) -> tuple[Measured, ...]:
-        """What is known of a schema's prompts, or else of the model's, as this engine is set up."""
+        """Return the results for a schema, or else for generated prompts, that hold with this engine's settings."""
         rows = () if self._differs() else self._measured(adapter).about(schema)
         return rows if self._config.profile == "auto" else tuple(row for row in rows if not _profiled(row))
 
     def tolerating(self, policy: ReusePolicy) -> ReusePolicy:
-        """The policy, with the engine's tolerance where it is ``auto`` and has none of its own."""
+        """Return the policy, with the engine's tolerance if it is ``auto`` without one."""
         return policy.tolerating(self._default)
 
     def resolve(
         self, policy: ReusePolicy, schema: Schema | None = None, adapter: str | None = None, *, new: bool = False
     ) -> ReusePolicy:
-        """The policy that requests get that ask for this one, which is another one for ``auto`` alone.
+        """Return the policy of requests that ask for this one. Only ``auto`` changes.
 
-        schema: of their prompts, where they have one. adapter: the one that answers. new: whether the schema was just
-        added, so that what it gets is told.
+        Args:
+            schema: of their prompts, or None.
+            adapter: the adapter that answers, or None.
+            new: True if the schema was just added, which logs its policy again.
         """
         if policy.tolerance is None:
             return policy
@@ -152,7 +156,7 @@ class AutoReuse:
         *,
         new: bool,
     ) -> None:
-        """Say what is taken and why: each sentence once, and again for a schema that was just added."""
+        """Log the chosen policy and the reason, each sentence once, and again for a new schema."""
         assert within is not None
         say: Callable[..., None] = logger.warning
         row = taken.settled(self._model.why_not_shift).row(rows)
@@ -174,7 +178,7 @@ class AutoReuse:
         if new or (said not in self._told and len(self._told) < _MOST_TOLD):
             self._told.add(said)
             say("%s", said)
-        if len(self._told) > _MOST_TOLD:  # of schemas that were added
+        if len(self._told) > _MOST_TOLD:  # new schemas add to it without bound
             self._told.clear()
 
     def _measured(self, adapter: str | None) -> Measurements:
@@ -184,34 +188,32 @@ class AutoReuse:
         return self._known[fingerprint]
 
     def _differs(self) -> str | None:
-        """The setting that makes modules another approximation than was measured; None for none."""
-        if self._config.placeholders != EngineConfig.placeholders:
-            return f"placeholders '{self._config.placeholders}'"
-        return (
-            None
-            if self._config.store_codec == EngineConfig.store_codec
-            else f"store_codec '{self._config.store_codec}'"
-        )
+        """Return the setting that makes modules another approximation than was measured, or None."""
+        for name in ("placeholders", "store_codec"):
+            value = getattr(self._config, name)
+            if value != getattr(EngineConfig, name):
+                return f"{name} '{value}'"
+        return None
 
 
 def _profiled(row: Measured) -> bool:
-    """Whether a row is of a policy that chooses tokens by profiles, which it was measured with."""
+    """Return True if a row was measured with deviation profiles."""
     policy = ReusePolicy.named(row.policy)
     return policy is not None and policy.profiled
 
 
 class _NewerError(ValueError):
-    """A file of a version that is not known here."""
+    """The file is of a newer version."""
 
 
 def _read(document: Any, fingerprint: bytes) -> dict[str, tuple[Measured, ...]]:
-    """The rows of a file. Raises ValueError and what else comes of one that is damaged."""
+    """Return the rows of a file. A damaged one raises ValueError, KeyError, TypeError or AttributeError."""
     version = document["version"]
     if isinstance(version, int) and version > VERSION:
         raise _NewerError(version)
     rows = document["rows"]
     if document != _document(fingerprint, rows):
-        raise ValueError("it is not what was written")
+        raise ValueError("the checksum differs")
     return {str(key): tuple(map(_row, of_schema)) for key, of_schema in rows.items()}
 
 
@@ -230,7 +232,7 @@ def _document(fingerprint: bytes, rows: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write(path: Path, fingerprint: bytes, rows: dict[str, tuple[Measured, ...]]) -> None:
-    """Put a whole file in the place of what is there. Raises OSError."""
+    """Replace the file as a whole. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     written = {key: [asdict(row) for row in of_schema] for key, of_schema in rows.items()}
     replace_file(path, json.dumps(_document(fingerprint, written)).encode(), durable=False)

@@ -1,160 +1,223 @@
-"""ReusePolicy: how much approximation a request accepts, as one object. No other file compares policy words."""
+"""The reuse policy: how much approximation a request accepts. No other file compares policy words."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import logging
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
+from typing import Any
 
-from inlay.errors import ParameterError
-from inlay.recompute import LIKE, RECOMPUTE, Recompute, is_recompute
+from inlay.errors import PolicyError
+from inlay.recompute import KINDS, RECOMPUTE, Recompute
 from inlay.tolerance import WRITTEN, Measured, Tolerance
-from inlay.wording import SHOWN, show
+from inlay.wording import SHOWN, clip, show
 
-#: How much approximation there may be, from none to all: nothing is reused; exact prefixes are; modules are, too.
+#: Levels of approximation, from none to all: no reuse, exact prefixes, modules.
 LEVELS = ("off", "exact", "modular")
 
-#: What a module sees when it is encoded: itself alone; or also the always-present text before it (prompt/contexts.py).
+#: What a module sees when it is encoded: itself alone, or also the always-present text before it (prompt/contexts.py).
 CONTEXTS = ("isolated", "anchored")
 
-#: Where modules stand: where their schema has them, or one right behind the other.
+#: Where modules stand: at their schema's positions, or one right behind the other.
 POSITIONS = ("schema", "packed")
 
-_WRITTEN: dict[str, tuple[str, str | None]] = {
+#: Level and context of each word. A missing module is encoded anchored under ``modular`` (docs/quality.md).
+_WORDS: dict[str, tuple[str, str | None]] = {
     "off": ("off", None),
     "exact": ("exact", None),
     "isolated": ("modular", "isolated"),
     "anchored": ("modular", "anchored"),
-    "modular": ("modular", "anchored"),  # what is nowhere is encoded as the better one of the two (docs/quality.md)
+    "modular": ("modular", "anchored"),
 }
+_BEST, _AUTO = "modular", "auto"
+_ACROSS, _NOT_PROMOTED = "across", "healing:off"  # parts of a policy's key
 
-#: The word for the most exact form that is stored, and what ends a policy that does not look for that.
-_BEST, _HEALING_OFF = "modular", "healing:off"
+#: The values of ``reuse`` without ``auto``.
+WORDS = tuple(_WORDS)
+_USE = f"Use one of {', '.join(WORDS)}, {_AUTO}."
 
-#: The word for the cheapest policy that was measured to be near enough to full prefill.
-_AUTO = "auto"
+#: A regular expression of a policy's key that is not one of the words: the deprecated form of ``reuse``.
+KEY = (
+    f"^(?:(?:{'|'.join(word for word, (level, _) in _WORDS.items() if level == 'modular')})"
+    f"(?:\\+{_ACROSS})?(?:\\+{RECOMPUTE})?|{_BEST}(?:\\+{_ACROSS})?(?:\\+{RECOMPUTE})?\\+{_NOT_PROMOTED}"
+    f"|{_AUTO}(?::{WRITTEN})?)$"
+)
 
-#: All words that are a policy's written form, or stand for one: the same on every face.
-WORDS = tuple(_WRITTEN)
-
-_READ = "|".join(word for word, (level, _) in _WRITTEN.items() if level == "modular")
-
-_END = f"(?:\\+{RECOMPUTE})?"
-
-#: What a policy with a repair, or without healing, is written like, as a regular expression; and one that reads across
-#: adapters.
-RECOMPUTED = f"^(?:(?:{_READ})\\+{RECOMPUTE}|{_BEST}{_END}\\+{_HEALING_OFF})$"
-ACROSS = f"^(?:(?:{_READ})\\+across{_END}|{_BEST}\\+across{_END}\\+{_HEALING_OFF})$"
-
-#: What ``auto`` is written like, alone or with a tolerance of its own, as a regular expression.
-TOLERANT = f"^{_AUTO}(?::{WRITTEN})?$"
-
-#: How much approximation a server may allow at most, from none to all.
+#: The most approximation that a server may allow, from none to all.
 CEILINGS = ("off", "exact", _AUTO, "modular")
 
-_LIKE_ACROSS = "write it like anchored+across, or anchored+across+linked:16"
-
-
-#: All of a module, however long it is.
+#: Recomputes all tokens of a module, of any length.
 WHOLE = Recompute("linked", 2**31 - 1)
 
-#: What a policy is repaired by where it is found to go too far from full prefill (docs/quality.md).
+#: The recomputation for a policy with too large a divergence from full prefill (docs/quality.md).
 _SAFER = Recompute("profiled", 0.15)
+
+#: Set after the first deprecated policy of this process was logged.
+LOGGED = threading.Event()
+
+logger = logging.getLogger(__name__)
+
+
+def _help(text: str) -> dict[str, str]:
+    return {"help": text}
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyFields:
+    """The fields of a reuse policy, as frontends take them. None leaves a field out.
+
+    ``reuse`` may hold a ReusePolicy, or a policy's key in place of the other fields, which is deprecated.
+    """
+
+    reuse: str | ReusePolicy | None = field(
+        default=None,
+        metadata=_help(
+            f"{', '.join(WORDS)} or {_AUTO}. If not given, modular for prompts with modules, exact for others"
+        ),
+    )
+    recompute: str | None = field(
+        default=None,
+        metadata=_help("module tokens to recompute: linked:16, or profiled, query, profiled*query or blend like :0.15"),
+    )
+    promote: bool | None = field(
+        default=None,
+        metadata=_help("false: under modular, never read modules in the exact form of earlier requests"),
+    )
+    across_adapters: bool | None = field(
+        default=None, metadata=_help("true: also read modules that were encoded without the request's adapter")
+    )
+    tolerance: float | str | None = field(
+        default=None,
+        metadata=_help("of reuse auto: the largest divergence in nats a token, or like answers:0.98 of equal answers"),
+    )
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The names of the fields beside ``reuse`` that are not None."""
+        return tuple(name for name in FIELDS if getattr(self, name) is not None)
+
+    def policy(
+        self,
+        positions: object = None,
+        *,
+        options: bool = False,
+        deprecated: Callable[[str], None] | None = None,
+    ) -> ReusePolicy | None:
+        """Return the policy, or None if no field is given. Without ``reuse``, the other fields refine ``modular``.
+
+        Args:
+            positions: a word of POSITIONS, or None.
+            options: True if messages name command line options.
+            deprecated: called with a sentence for a key in ``reuse``. None for a DeprecationWarning.
+
+        Raises:
+            PolicyError: for a wrong value, or for fields that exclude each other.
+        """
+        if self.reuse is None and not self.given:
+            return None
+        if isinstance(self.reuse, ReusePolicy) and not self.given:
+            return self.reuse if positions is None else replace(self.reuse, positions=check_positions(positions))
+        key = str(self.reuse) if isinstance(self.reuse, ReusePolicy) else self.reuse
+        found = replace(self, reuse=_BEST) if key is None else _fields_of(key, options)
+        typed = {name: _typed("reuse", key, options) for name in found.given}  # where an error lies
+        for name in self.given:
+            if name in typed and key is not None:
+                merged = replace(found, **{each: getattr(self, each) for each in self.given})
+                wrong = f"{typed[name]} and {_typed(name, getattr(self, name), options)} both set {name}"
+                raise PolicyError(f"{wrong}. Write {merged.written(options)}.", field=name, code="policy.conflict")
+            typed[name] = _typed(name, getattr(self, name), options)
+        glued = found if key is not None and found.given else None
+        found = replace(found, **{name: getattr(self, name) for name in self.given})
+        policy = replace(_policy(found, typed, options), positions=check_positions(positions))
+        if glued is not None and not isinstance(self.reuse, ReusePolicy):
+            told = f"{_typed('reuse', key, options)} is deprecated. Write {glued.written(options)}."
+            if deprecated is None:
+                warnings.warn(told, DeprecationWarning, stacklevel=3)
+            else:
+                deprecated(told)
+        return policy
+
+    def written(self, options: bool = False) -> str:
+        """Return the given fields as a user writes them."""
+        names = ("reuse", *self.given)
+        return (" " if options else ", ").join(_typed(name, getattr(self, name), options) for name in names)
+
+    @staticmethod
+    def help(name: str) -> str:
+        """Return the description of a field."""
+        return str(next(each for each in fields(PolicyFields) if each.name == name).metadata["help"])
+
+
+#: The names of the fields beside ``reuse``.
+FIELDS = tuple(each.name for each in fields(PolicyFields) if each.name != "reuse")
+
+
+def log_deprecated(message: str) -> None:
+    """Log the first deprecated policy of this process, for ``PolicyFields.policy``."""
+    if not LOGGED.is_set():
+        LOGGED.set()
+        logger.warning("%s", message)
 
 
 @dataclass(frozen=True, slots=True)
 class ReusePolicy:
-    """What a request accepts in place of its own full prefill. ``str`` gives its written form, which ``parse`` reads.
+    """The approximation that a request accepts. ``str`` gives its key, for logs and measurement files.
 
-    level: a word of LEVELS. context: what modules were encoded under, a word of CONTEXTS; None where none are read.
-    positions: a word of POSITIONS; None for the best that the model allows, until ``settled``.
-    repair: which tokens of modules are computed anew all the same; None for none.
-    across: whether a request with an adapter may read modules that were encoded without it.
-    best: whether a module is read in the most exact form that is stored, not as ``context`` has it alone.
-    healing: of ``best``: whether what others leave in the store may make a form more exact; else it depends on the
-        request alone which form is read.
-    unprofiled: of a profiled repair: what is computed anew of modules that have no profile yet; None for as many first
-        tokens as the share says. It is not written.
-    tolerance: of ``auto``, which no engine takes: what has been measured says which policy it is (``resolved``). None
-        for every other policy.
+    Args:
+        level: a word of LEVELS.
+        context: the encoding context of modules, a word of CONTEXTS. None if none are read.
+        positions: a word of POSITIONS. None for the best that the model allows, until ``settled``.
+        recompute: the module tokens to recompute. None for none.
+        across_adapters: True if a request with an adapter may read modules encoded without it.
+        best: True if a module is read in the most exact form that is stored, not only as ``context`` has it.
+        promote: of ``best``: False if the form must not depend on earlier requests.
+        tolerance: of ``auto``, which ``resolved`` replaces by measurements. None for every other policy.
+        unprofiled: the recomputation of modules without a profile, under a profiled one. None for as many first tokens
+            as the share says. Not part of the key.
     """
 
     level: str
     context: str | None = None
     positions: str | None = None
     recompute: Recompute | None = None
-    across: bool = False
+    across_adapters: bool = False
     best: bool = False
-    healing: bool = True
+    promote: bool = True
     tolerance: Tolerance | None = None
     unprofiled: Recompute | None = None
 
     @classmethod
-    def parse(cls, reuse: object, positions: object = None) -> ReusePolicy:
-        """The policy that is written so. Raises ParameterError."""
-        word, across, recompute, healing = _cut(reuse)
-        name, colon, tolerance = word.partition(":")
-        if name == _AUTO:
-            if word != reuse:
-                raise ParameterError(
-                    f"reuse is {show(reuse)}, and what '{_AUTO}' is comes of what was measured; write '{word}' alone"
-                )
-            within = Tolerance.parse(tolerance, f"the tolerance of reuse {show(reuse)}") if colon else Tolerance()
-            return cls("modular", positions=_positions(positions), tolerance=within)
-        if recompute is not None and f"+{_HEALING_OFF}" in f"+{recompute}":
-            raise ParameterError(
-                f"reuse is {show(reuse)}, and '+{_HEALING_OFF}' stands at its end, once; write it like "
-                f"{_BEST}+linked:16+{_HEALING_OFF}"
-            )
-        if word not in _WRITTEN:
-            if is_recompute(word):
-                raise ParameterError(f"reuse is {show(reuse)}, a repair of no policy; write it like {_BEST}+{word}")
-            near = get_close_matches(word[:SHOWN].lower(), (*WORDS, _AUTO), 1)
-            if near:
-                raise ParameterError(f"{show(word)} is no reuse policy; did you mean '{near[0]}'?")
-            raise ParameterError(f"reuse is {show(reuse)}; use one of {', '.join(WORDS)}, {_AUTO}")
-        level, context = _WRITTEN[word]
-        if across and level != "modular":
-            raise ParameterError(
-                f"reuse is {show(reuse)}, and '{word}' reads no modules that could be another adapter's; leave "
-                f"'+across' out, or {_LIKE_ACROSS}"
-            )
-        if recompute is not None and level != "modular":
-            raise ParameterError(
-                f"reuse is {show(reuse)}, and '{word}' reads no modules that could be repaired; "
-                f"leave '+{recompute}' out, or {LIKE}"
-            )
-        if not healing and word != _BEST:
-            raise ParameterError(
-                f"reuse is {show(reuse)}, and '{word}' is the same whatever is stored; leave '+{_HEALING_OFF}' out"
-            )
-        positions = _positions(positions)
-        if recompute is not None and recompute.endswith("across"):
-            raise ParameterError(f"reuse is {show(reuse)}, and '+across' stands before a repair; {_LIKE_ACROSS}")
-        made = None if recompute is None else Recompute.parse(recompute, str(reuse))
-        return cls(level, context, positions, made, across, best=word == _BEST, healing=healing)
+    def parse(cls, key: object, positions: object = None) -> ReusePolicy:
+        """Return the policy of a key. Raises PolicyError."""
+        found = _fields_of(key)
+        typed = {name: _typed("reuse", key) for name in found.given}
+        return replace(_policy(found, typed), positions=check_positions(positions))
 
     @classmethod
-    def named(cls, written: str) -> ReusePolicy | None:
-        """The policy that is written so, or None where there is none."""
+    def named(cls, key: str) -> ReusePolicy | None:
+        """Return the policy of a key, or None for an unknown one."""
         try:
-            return cls.parse(written)
-        except ParameterError:
+            return cls.parse(key)
+        except PolicyError:
             return None
 
     @classmethod
-    def least(cls, *written: str | None) -> ReusePolicy:
-        """The one of these policies that allows the least; None stands for no bound."""
-        return min((cls.parse(word) for word in written if word is not None), key=lambda policy: policy._rank)
+    def least(cls, *keys: str | None) -> ReusePolicy:
+        """Return the policy that allows the least. None stands for no bound."""
+        return min((cls.parse(key) for key in keys if key is not None), key=lambda policy: policy._rank)
 
     @classmethod
-    def ahead(cls, default: str | None, ceiling: ReusePolicy) -> ReusePolicy:
-        """What schemas are encoded for ahead of requests where nobody says: ``auto`` where that is what these get.
+    def ahead(cls, default: ReusePolicy | None, ceiling: ReusePolicy) -> ReusePolicy:
+        """Return the policy to encode schemas for by default: ``auto`` if their prompts get it, else ``modular``.
 
-        default: the policy of requests that bring none; None for that of ``default_policy``. ceiling: the most that
-            they may ask for.
+        Args:
+            default: the server's default. None for ``default_policy``.
+            ceiling: the most that requests may ask for.
         """
-        asked = BEST if default is None else cls.parse(default)
+        asked = default or BEST
         return next((policy for policy in (asked, ceiling) if policy.auto), BEST)
 
     @classmethod
@@ -165,9 +228,11 @@ class ReusePolicy:
         ceiling: ReusePolicy,
         measured: Sequence[Measured] = (),
     ) -> ReusePolicy | None:
-        """What a request gets: what it asks for; where it does not say, the default, or the ceiling where that is less.
+        """Return the policy of a request; None if it asks for more than the ceiling.
 
-        measured: see ``within``. None where it asks for more than the ceiling.
+        Args:
+            asked: what it asks for. None for the default, or the ceiling if that is less.
+            measured: see ``within``.
         """
         if asked is not None:
             return asked if asked.within(ceiling, measured) else None
@@ -176,57 +241,64 @@ class ReusePolicy:
     def __str__(self) -> str:
         if self.tolerance is not None:
             return f"{_AUTO}:{self.tolerance}" if self.tolerance.given else _AUTO
-        words = [_BEST if self.best else self.context or self.level]
-        words += ["across"] if self.across else []
-        words += [] if self.recompute is None else [str(self.recompute)]
-        return "+".join(words if self.healing else [*words, _HEALING_OFF])
+        parts = (
+            _BEST if self.best else self.context or self.level,
+            _ACROSS if self.across_adapters else "",
+            "" if self.recompute is None else str(self.recompute),
+            "" if self.promote else _NOT_PROMOTED,
+        )
+        return "+".join(filter(None, parts))
 
     @property
     def reads_nothing(self) -> bool:
-        """Whether all of a prompt is computed for it."""
+        """True if all of a prompt is computed."""
         return self.level == "off"
 
     @property
     def modular(self) -> bool:
-        """Whether modules are read that were encoded in another context."""
+        """True if modules are read that were encoded in another context."""
         return self.level == "modular"
 
     @property
     def anchored(self) -> bool:
-        """Whether a module is encoded behind the always-present text before it."""
+        """True if a module is encoded behind the always-present text before it."""
         return self.context == "anchored"
 
     @property
-    def heals(self) -> bool:
-        """Whether a module is read in a more exact form than it was encoded in, where such a one is stored."""
-        return self.best and self.healing
+    def reads_promoted(self) -> bool:
+        """True if a module is read in a more exact form than its encoding, if one is stored."""
+        return self.best and self.promote
 
     @property
     def chooses_order(self) -> bool:
-        """Whether what is stored may say in which order modules stand, where a prompt leaves that free."""
-        return self.level == "exact" or self.heals
+        """True if stored text may decide the order of modules that a prompt leaves free."""
+        return self.level == "exact" or self.reads_promoted
 
     @property
     def profiled(self) -> bool:
-        """Whether what is computed anew depends on how much tokens of modules move."""
+        """True if deviation profiles take part in the choice of recomputed tokens."""
         return self.recompute is not None and self.recompute.profiled
 
     @property
     def packed(self) -> bool:
-        """Whether everything follows what stands before it, without a gap. Of one that is ``settled``."""
+        """True if all text stands without gaps. Of a settled policy."""
         return self.positions == "packed"
 
     @property
     def auto(self) -> bool:
-        """Whether what has been measured says which policy it is."""
+        """True if measurements choose the policy."""
         return self.tolerance is not None
 
-    def within(self, ceiling: ReusePolicy, measured: Sequence[Measured] = ()) -> bool:
-        """Whether it accepts no more approximation than another one, by its level: a repair only takes from that, and
-        of all that read modules none is bounded.
+    @property
+    def plain(self) -> bool:
+        """True if no field beside ``reuse``, ``positions`` and ``tolerance`` is set."""
+        return self.recompute is None and not self.across_adapters and self.promote
 
-        measured: what is known of the model, by which a policy that is ``settled`` may be within the tolerance of
-            ``auto``.
+    def within(self, ceiling: ReusePolicy, measured: Sequence[Measured] = ()) -> bool:
+        """Return True if the policy accepts no more approximation than the ceiling, by its level.
+
+        Args:
+            measured: results of ``inlay check``. A settled policy may be within the tolerance of ``auto`` by them.
         """
         if ceiling.tolerance is None or self._rank <= LEVELS.index("exact"):
             return self._rank <= ceiling._rank
@@ -236,17 +308,20 @@ class ReusePolicy:
         return row is not None and ceiling.tolerance.allows(row)
 
     def tolerating(self, default: Tolerance) -> ReusePolicy:
-        """This policy; ``auto`` with this tolerance where it has none of its own."""
+        """Return this policy, with the default tolerance if it is ``auto`` without one."""
         if self.tolerance is None or self.tolerance.given:
             return self
         return replace(self, tolerance=default)
 
     def resolved(self, measured: Sequence[Measured], why_not_shift: str | None) -> ReusePolicy:
-        """The policy that ``auto`` is: the one that computes least of those that are within its tolerance, ``exact``
-        where none is. Any other policy is itself. Modules without a profile get what was measured to be within it
-        without profiles: the same policy with a ``linked`` repair, or else they are computed anew whole.
+        """Return the policy that computes least within the tolerance of ``auto``, ``exact`` if none is.
 
-        measured: what is known of the model and what is asked of it. why_not_shift: see ``settled``.
+        Modules without a profile get a ``linked`` recomputation that was measured to be within it. Without one they are
+        recomputed whole.
+
+        Args:
+            measured: results of ``inlay check`` for these prompts.
+            why_not_shift: see ``settled``.
         """
         if self.tolerance is None:
             return self
@@ -265,105 +340,185 @@ class ReusePolicy:
         return replace(taken, positions=self.positions)
 
     def row(self, measured: Sequence[Measured]) -> Measured | None:
-        """What was measured of this policy, which is without healing what it is with it at worst; None for nothing.
+        """Return the measurement of this policy at its settled positions, or None.
 
-        What was measured where modules stand elsewhere says nothing of it, and nothing is known of one whose positions
-        are not settled.
+        Without promotion a policy is the same as with it at worst.
         """
-        named = str(replace(self, healing=True))
-        return next((row for row in measured if row.policy == named and row.positions == self.positions), None)
+        key = str(replace(self, promote=True))
+        return next((row for row in measured if row.policy == key and row.positions == self.positions), None)
 
     def settled(self, why_not_shift: str | None) -> ReusePolicy:
-        """This policy with positions. why_not_shift: the reason why a model reads nothing at a shift, or None.
+        """Return this policy with positions.
 
-        Raises ParameterError where the model cannot do what is asked.
+        Args:
+            why_not_shift: the reason why the model cannot read shifted segments, or None.
+
+        Raises:
+            PolicyError: if the model cannot read modules at these positions.
         """
-        assert self.tolerance is None, "what has been measured says which policy it is"
+        assert self.tolerance is None, "resolve auto first"
         if self.modular and self.packed and why_not_shift is not None:
-            raise ParameterError(
-                f"positions 'packed' with reuse '{self}' reads segments at a shift, which this model does not allow: "
-                f"{why_not_shift}; use positions 'schema'"
-            )
+            wrong = f"positions 'packed' with reuse '{self}' reads segments at a shift, which this model does not allow"
+            message = f"{wrong}: {why_not_shift}; use positions 'schema'"
+            raise PolicyError(message, field="positions", code="policy.unsupported")
         if self.positions is not None:
             return self
         return replace(self, positions="schema" if self.modular and why_not_shift is not None else "packed")
 
     def check_shared(self, why_unshared: str | None) -> ReusePolicy:
-        """This policy, ``settled``. why_unshared: why nothing of what a model computes can be read again, or None.
+        """Return this settled policy.
 
-        Raises ParameterError where it would read any of it, or leave gaps between positions.
+        Args:
+            why_unshared: the reason why the model's KV cannot be reused, or None.
+
+        Raises:
+            PolicyError: if the policy reads KV or leaves gaps, and the model cannot.
         """
         if why_unshared is not None and not self.reads_nothing:
-            raise ParameterError(f"reuse is '{self}', and {why_unshared}; leave reuse out, or give 'off'")
+            message = f"reuse is '{self}', and {why_unshared}; leave reuse out, or give 'off'"
+            raise PolicyError(message, field="reuse", code="policy.unsupported")
         if why_unshared is not None and not self.packed:
-            raise ParameterError(f"positions is '{self.positions}', and {why_unshared}; leave positions out")
+            message = f"positions is '{self.positions}', and {why_unshared}; leave positions out"
+            raise PolicyError(message, field="positions", code="policy.unsupported")
         return self
 
     def alone(self) -> ReusePolicy:
-        """This policy for a prompt of which everything is computed: it stands where it did, and nothing is reused."""
-        plain = replace(self, recompute=None, across=False, best=False, healing=True, unprofiled=None)
-        return replace(plain, level="off", context=None)
+        """Return ``off`` at the same positions."""
+        return replace(self.without_recompute(), level="off", context=None)
 
     def safer(self, *, profiles: bool) -> ReusePolicy:
-        """The next policy on the way to full prefill: the same with more repair, then ``exact``, where that way ends.
+        """Return the next policy towards full prefill: more recomputation, then ``exact``.
 
-        profiles: whether modules have profiles, without which more repair is not worth its price.
+        Args:
+            profiles: True if modules have profiles. Without them, more recomputation is not worth its price.
         """
         if not self.modular:
             return self
-        recompute, safer = self.recompute, _SAFER
-        less = (
-            recompute is None
-            or recompute.kind == "linked"
-            or (recompute.kind == safer.kind and recompute.amount < safer.amount)
-        )
-        if profiles and less:
-            return replace(self, recompute=safer)
-        return replace(EXACT, positions="packed")
+        own = self.recompute
+        less = own is None or own.kind == "linked" or (own.kind == _SAFER.kind and own.amount < _SAFER.amount)
+        return replace(self, recompute=_SAFER) if profiles and less else replace(EXACT, positions="packed")
 
     def without_recompute(self) -> ReusePolicy:
-        """This policy as far as it says what modules are encoded as, and where they stand."""
-        return replace(self, recompute=None, across=False, best=False, healing=True, unprofiled=None)
+        """Return the part of this policy that modules are encoded for."""
+        return replace(self, recompute=None, across_adapters=False, best=False, promote=True, unprofiled=None)
 
     @property
     def _rank(self) -> float:
-        """By its level; ``auto`` is between those that read no modules and those that read them anyway."""
+        """The level. ``auto`` is between ``exact`` and the policies that read modules."""
         return LEVELS.index(self.level) - (0.5 if self.auto else 0.0)
 
 
-def _positions(positions: object) -> str | None:
-    """A word of POSITIONS, or None. Raises ParameterError."""
-    if positions is not None and (not isinstance(positions, str) or positions not in POSITIONS):
-        raise ParameterError(f"positions is {show(positions)}; use one of {', '.join(POSITIONS)}")
-    return positions
+def check_positions(positions: object) -> str | None:
+    """Return a word of POSITIONS, or None. Raises PolicyError."""
+    if positions is None or (isinstance(positions, str) and positions in POSITIONS):
+        return positions
+    message = f"positions is {show(positions)}; use one of {', '.join(POSITIONS)}"
+    raise PolicyError(message, field="positions", code="policy.bad_positions")
 
 
-def _cut(reuse: object) -> tuple[str, bool, str | None, bool]:
-    """The word that a policy begins with, whether it reads across adapters, its repair, and whether it heals.
+def check_schema_fields(given: Iterable[str], where: str) -> None:
+    """Raise PolicyError for a field that only requests have. ``where`` is the call or route that encodes a schema.
 
-    The word is "" for what is no text.
+    Raises:
+        TypeError: for a name that no call has.
     """
-    if not isinstance(reuse, str):
-        return "", False, None, True
-    asked = reuse.removesuffix(f"+{_HEALING_OFF}")
-    word, plus, rest = asked.partition("+")
-    first, more, recompute = rest.partition("+")
-    if first == "across":
-        return word, True, recompute if more else None, asked == reuse
-    return word, False, rest if plus else None, asked == reuse
+    for name in given:
+        if name in ("recompute", "promote", "across_adapters"):
+            message = f"{name} has no effect on {where}. Give {name} with each request; leave it out here."
+            raise PolicyError(message, field=name, code="policy.not_for_schemas")
+        raise TypeError(f"{where} got an unexpected keyword argument '{name}'")
 
 
-#: What modules are encoded for where nobody says.
+def _typed(name: str, value: object, options: bool = False) -> str:
+    """Return a field as the user typed it, in Python or on the command line."""
+    if not options:
+        return f"{name}={show(value)}"
+    option = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{'' if value else 'no-'}{option}"
+    return f"--{option} {clip(str(value))}"
+
+
+def _fields_of(key: object, options: bool = False) -> PolicyFields:
+    """Split a policy's key into fields, unchecked but for the base policy. Raises PolicyError."""
+    typed = _typed("reuse", key, options)
+    if not isinstance(key, str):
+        raise PolicyError(f"{typed} is not a reuse policy. {_USE}", field="reuse", code="policy.unknown")
+    word, *parts = key.split("+")
+    word, colon, tolerance = word.partition(":") if word.startswith(f"{_AUTO}:") else (word, "", "")
+    if word not in _WORDS and word != _AUTO:
+        if word.partition(":")[0] in KINDS:
+            meant = replace(_fields_of(_BEST), recompute=key).written(options)
+            raise PolicyError(f"{typed} has no base policy. Write {meant}.", field="reuse", code="policy.no_base")
+        near = get_close_matches(word[:SHOWN].lower(), (*WORDS, _AUTO), 1)
+        remedy = f"Did you mean {_typed('reuse', near[0], options)}?" if near else _USE
+        raise PolicyError(f"{typed} is not a reuse policy. {remedy}", field="reuse", code="policy.unknown")
+    found = PolicyFields(word, tolerance=tolerance if colon else None)
+    for part in parts:
+        name = {_ACROSS: "across_adapters", _NOT_PROMOTED: "promote"}.get(part, "recompute")
+        if getattr(found, name) is not None:
+            message = f"{typed} sets {name} twice. Write {found.written(options)}."
+            raise PolicyError(message, field="reuse", code="policy.conflict")
+        value: Any = {"across_adapters": True, "promote": False}.get(name, part)
+        found = replace(found, **{name: value})
+    return found
+
+
+def _policy(given: PolicyFields, typed: dict[str, str], options: bool = False) -> ReusePolicy:
+    """Check fields against each other and return their policy.
+
+    Args:
+        given: with a word in ``reuse``.
+        typed: field → the field as the user typed it.
+    """
+    word = str(given.reuse)
+    reuse = _typed("reuse", word, options)
+
+    def refuse(name: str, reason: str, code: str = "policy.conflict") -> PolicyError:
+        return PolicyError(f"{typed[name]} {reason}", field=name, code=code)
+
+    for name in ("promote", "across_adapters"):
+        if not isinstance(getattr(given, name), bool | None):
+            raise refuse(name, "is not a switch. Write true or false.", f"policy.bad_{name}")
+    recompute = None if given.recompute is None else Recompute.parse(given.recompute, typed["recompute"])
+    if word == _AUTO:
+        for name in ("recompute", "promote", "across_adapters"):
+            if getattr(given, name) not in (None, name == "promote"):
+                raise refuse(name, f"excludes {reuse}, which chooses by measurement. Leave {name} out.")
+        within = Tolerance() if given.tolerance is None else Tolerance.parse(given.tolerance, typed["tolerance"])
+        return ReusePolicy("modular", tolerance=within)
+    if given.tolerance is not None:
+        auto = _typed("reuse", _AUTO, options)
+        raise refuse("tolerance", f"belongs to {auto}, not to {reuse}. Write {auto}, or leave tolerance out.")
+    level, context = _WORDS[word]
+    best = _typed("reuse", _BEST, options)
+    for name in ("recompute", "across_adapters"):
+        if getattr(given, name) not in (None, False) and level != "modular":
+            raise refuse(name, f"needs modules, and {reuse} reads none. Leave {name} out, or write {best}.")
+    if given.promote is False and word != _BEST:
+        raise refuse("promote", f"has no effect, because {reuse} reads no promoted text. Leave promote out.")
+    return ReusePolicy(
+        level,
+        context,
+        recompute=recompute,
+        across_adapters=bool(given.across_adapters),
+        best=word == _BEST,
+        promote=given.promote is not False,
+    )
+
+
+#: The policy that modules are encoded for by default.
 BEST = ReusePolicy.parse("modular")
 EXACT = ReusePolicy.parse("exact")
 OFF = ReusePolicy.parse("off")
 
 
 def default_policy(*, modules: bool, shared: bool = True) -> ReusePolicy:
-    """The policy of a request that does not say, on every face (docs/reuse.md).
+    """Return the policy of a request without one, on every frontend (docs/reuse.md).
 
-    modules: whether the request has any: it is of a schema, or marks parts of messages. shared: whether anything of
-    what the model computes can be read again.
+    Args:
+        modules: True if the request has a schema, or marks parts of messages.
+        shared: False if the model's KV cannot be reused.
     """
     if not shared:
         return OFF

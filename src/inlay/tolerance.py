@@ -9,10 +9,10 @@ import math
 import re
 from dataclasses import dataclass
 
-from inlay.errors import ParameterError
+from inlay.errors import PolicyError
 from inlay.wording import show
 
-#: The default tolerance of ``auto``, in nats a token. A recomputation with this divergence answers as full prefill does
+#: The default tolerance of ``auto``, in nats a token. Answers at this divergence equal those of full prefill
 #: (docs/check.md).
 DEFAULT_KL = 0.05
 
@@ -22,7 +22,7 @@ _NUMBER = r"[0-9]{1,6}(?:\.[0-9]{1,6})?"
 #: A regular expression of a tolerance behind ``auto:``.
 WRITTEN = f"(?:{_RATE})?{_NUMBER}"
 
-_LIKE = "write it like 0.05, in nats a token, or like answers:0.98, the least share of same answers"
+_LIKE = "Write nats a token like 0.05, or the least share of equal answers like answers:0.98."
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +69,19 @@ class Tolerance:
     answers: float | None = None
 
     @classmethod
-    def parse(cls, written: object, where: str = "tolerance") -> Tolerance:
-        """Parse a tolerance, or take a number of nats. ``where`` names the option in errors. Raises ParameterError."""
+    def parse(cls, written: object, typed: str | None = None) -> Tolerance:
+        """Parse a tolerance, or take a number of nats. Raises PolicyError.
+
+        Args:
+            typed: the field as the user typed it, for errors. None for ``tolerance=…``.
+        """
         number = _number(written)
-        if isinstance(written, str) and written.startswith(_RATE) and number is not None:
-            if 0 < number <= 1:
-                return cls(answers=number)
-            raise ParameterError(f"{where} is {show(written)}; the share is above 0 and at most 1: {_LIKE}")
-        if number is None or (isinstance(written, str) and written.startswith(_RATE)):
-            raise ParameterError(f"{where} is {show(written)}; {_LIKE}")
-        return cls(kl=number)
+        rate = isinstance(written, str) and written.startswith(_RATE)
+        if number is None or (rate and not 0 < number <= 1):
+            wrong = typed or f"tolerance={show(written)}"
+            message = f"{wrong} is not a tolerance. {_LIKE}"
+            raise PolicyError(message, field="tolerance", code="policy.bad_tolerance")
+        return cls(answers=number) if rate else cls(kl=number)
 
     def __str__(self) -> str:
         if self.answers is not None:

@@ -59,18 +59,18 @@ class Usage:
         anchored_tokens: module tokens encoded behind the always-present text.
         isolated_tokens: module tokens encoded alone.
         reanchored_tokens: anchored tokens encoded behind an earlier version of this prompt's system turn.
-        promoted_tokens: exact tokens read in place of modules, because this prompt's prefix was encoded exactly in idle
-            time or for an earlier request.
+        promoted_tokens: exact tokens read in place of modules. ``modular`` found this prompt's prefix encoded exactly,
+            in idle time or for an earlier request.
         shifted_tokens: cached tokens read at another offset, relative to their context, than at encoding.
-        duplicate_tokens: computed tokens with stored KV: the last token of a fully stored prompt, because its logits
-            are needed.
-        recomputed_tokens: module tokens read as recomputed behind the text before them, under a recompute policy. They
+        duplicate_tokens: computed tokens whose KV was stored: the last token of a fully stored prompt, because its
+            logits are needed.
+        recomputed_tokens: module tokens that ``recompute`` of the policy recomputed behind the text before them. They
             were computed for this request, or found stored.
         linked_tokens: recomputed tokens chosen as the first ones of their module. Under ``profiled`` these are in
             modules without a profile.
-        selecting_tokens: the cost of choosing the recomputed tokens, in passes of one token through all layers. It is
-            not part of computed_tokens. Under ``query`` it counts new text that is computed again behind the chosen tokens. Under
-            ``blend`` it counts all modules' tokens, weighted by the share of layers that they pass.
+        selecting_tokens: the cost of choosing the recomputed tokens, in passes of one token through all layers. Not
+            among computed_tokens. Under ``query`` it counts new text that is computed again behind the chosen tokens.
+            Under ``blend`` it counts all modules' tokens, weighted by the share of layers that they pass.
         host_tokens: cached tokens loaded from host memory for the request.
         disk_tokens: cached tokens loaded from the store on disk for the request.
         shared_tokens: cached tokens loaded from the store that servers share.

@@ -147,11 +147,51 @@ def test_commands_take_the_same_options_of_models(capsys, monkeypatch, command):
         assert option in said, option
 
 
-@pytest.mark.parametrize("word", ["off", "exact", "isolated", "anchored", "modular", "modular+healing:off"])
-def test_every_word_of_reuse_is_known_where_prompts_run(files, capsys, word):
-    assert main(["run", "s.xml", "--prompt", "p.xml", "--max-tokens", "1", "--reuse", word, "--json"]) == 0
-    row = json.loads(capsys.readouterr().out)
-    assert row["reuse"] == word
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        *((("--reuse", word), word) for word in ("off", "exact", "isolated", "anchored", "modular")),
+        (("--reuse", "modular", "--no-promote"), "modular+healing:off"),
+        (("--recompute", "linked:3"), "modular+linked:3"),
+        (("--reuse", "anchored", "--recompute", "linked:3", "--across-adapters"), "anchored+across+linked:3"),
+    ],
+)
+def test_the_policy_of_options(files, capsys, options, key):
+    assert main(["run", "s.xml", "--prompt", "p.xml", "--max-tokens", "1", *options, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["reuse"] == key
+    assert "deprecated" not in err
+
+
+def test_a_glued_policy_is_deprecated(files, capsys):
+    assert (
+        main(["run", "s.xml", "--prompt", "p.xml", "--max-tokens", "1", "--reuse", "modular+linked:3", "--json"]) == 0
+    )
+    out, err = capsys.readouterr()
+    assert json.loads(out)["reuse"] == "modular+linked:3"
+    told = "inlay: --reuse modular+linked:3 is deprecated. Write --reuse modular --recompute linked:3."
+    assert err.splitlines().count(told) == 1
+
+
+@pytest.mark.parametrize("command", [["run", "s.xml", "--prompt", "p.xml"], ["serve", "demo"], ["check", "demo"]])
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--reuse", "linked:3"], "--reuse linked:3 has no base policy. Write --reuse modular --recompute linked:3."),
+        (["--reuse", "modular+linked:3", "--recompute", "linked:4"], "--recompute linked:4 both set recompute."),
+        (["--reuse", "exact", "--recompute", "linked:4"], "--recompute linked:4 needs modules"),
+        (["--reuse", "anchored", "--no-promote"], "--no-promote has no effect"),
+    ],
+)
+def test_wrong_options_of_a_policy_are_refused(files, capsys, command, options, sentence):
+    assert main([*command, *options]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_tolerance_is_given_once(files, capsys):
+    command = ["run", "s.xml", "--prompt", "p.xml", "--reuse", "auto:0.1", "--tolerance", "0.2"]
+    assert main(command) == 2
+    assert "--reuse auto:0.1 and --tolerance 0.2 both set tolerance" in capsys.readouterr().err
 
 
 def test_the_notice_of_the_model_comes_once(files, capsys):

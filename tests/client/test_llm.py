@@ -337,7 +337,7 @@ def test_a_pool_too_small_for_anything():
 
 def test_wrong_settings():
     for settings, sentence in (
-        ({"reuse": "some"}, "reuse is 'some'; use one of off, exact, isolated, anchored"),
+        ({"reuse": "some"}, "reuse='some' is not a reuse policy. Use one of off, exact, isolated"),
         ({"positions": "loose"}, "positions is 'loose'; use one of schema, packed"),
         ({"kv_memory": "much"}, "kv_memory is 'much'; write a number of bytes, or for example '4GiB'"),
         ({"chunk_size": 0}, "chunk_size is 0; it must be a whole number of at least 1"),

@@ -71,12 +71,11 @@ def test_one_adapter_never_reads_what_another_made(adapted: Site):
 def test_modules_across_adapters_only_where_the_request_says_so(adapted: Site):
     own = answer(adapted, model="a", **PML)["inlay"]
     assert (own["module_tokens"], own.get("across_tokens")) == (0, None), "the server encoded them for the model alone"
-    across = answer(adapted, model="b", reuse="modular+across", **PML)["inlay"]
+    across = answer(adapted, model="b", reuse="modular", across_adapters=True, **PML)["inlay"]
     assert across["across_tokens"] == across["module_tokens"] > 0
     assert answer(adapted, model="b", **PML)["inlay"].get("across_tokens") is None
-    status, error = adapted.refusal(COMPLETIONS, {"model": "b", "reuse": "exact+across", **PML})
-    assert status == 400
-    assert "'exact' reads no modules that could be another adapter's; leave '+across' out" in error["message"]
+    status, error = adapted.refusal(COMPLETIONS, {"model": "b", "reuse": "exact", "across_adapters": True, **PML})
+    assert (status, error["code"], error["param"]) == (400, "policy.conflict", "across_adapters")
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, "/tokenize", "/detokenize"])

@@ -144,7 +144,7 @@ def test_prompts_of_schemas(site: Site):
         ),
         (COMPLETIONS, {"prompt": "x", "tools": [1]}, 400, "unsupported_field", "tools is not supported"),
         (COMPLETIONS, {"prompt": "x", "cache_salt": "a"}, 400, "unknown_field", "/v1/completions takes no field"),
-        (COMPLETIONS, {"prompt": "x", "reuse": "some"}, 400, "invalid_value", "reuse is 'some'; use one of"),
+        (COMPLETIONS, {"prompt": "x", "reuse": "some"}, 400, "policy.unknown", "reuse='some' is not a reuse policy"),
         (COMPLETIONS, {"prompt": "x", "temperature": -1}, 400, "invalid_value", "temperature is -1.0; it must be"),
         (CHAT, [], 400, "invalid_value", "the body is an empty list; it must be an object"),
         (CHAT, None, 400, "invalid_value", "the body is null; it must be an object"),

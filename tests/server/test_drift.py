@@ -11,7 +11,7 @@ from inlay.engine.background import divergence
 
 from .site import CHAT, COMPLETIONS, SCHEMAS, Site, refused, serving, with_keys
 
-DRIFT = "/v1/drift"
+DRIFT = "/v1/divergence"
 PML = (
     '<schema name="trip">Plan. <module name="sea">By the sea.</module><module name="hill">In the hills.</module>'
     "</schema>"
@@ -66,7 +66,9 @@ def test_a_tenants_requests_fall_back_and_are_lifted(site: Site):
     assert 'inlay:prompts_fell_back_total{engine="0",model_name="demo"} 2.0' in metrics
 
     lifted = site.call("DELETE", f"{DRIFT}?schema=other", key="ann")[2]
-    assert lifted == {"object": "drift.deleted", "schema": "other", "lifted": 0}
+    assert lifted == {"object": "divergence.deleted", "schema": "other", "lifted": 0}
+    assert site.call("GET", "/v1/drift", key="ann")[2] == site.call("GET", DRIFT, key="ann")[2], "its deprecated name"
+    assert site.call("DELETE", "/v1/drift?schema=other", key="ann")[2]["object"] == "drift.deleted"
     assert site.call("DELETE", DRIFT, key="bob")[2]["lifted"] == 0
     assert site.call("DELETE", f"{DRIFT}?schema=trip", key="ann")[2]["lifted"] == 1
     assert known(site, "ann") == []

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from inlay.policy import LOGGED, PolicyFields
 from inlay.server.keys import editing
 from inlay.server.limits import Limits
 
@@ -117,6 +118,39 @@ def test_a_repair_is_asked_for_like_any_policy(keyed):
     selected = ask(keyed, "free", prompt=behind, max_tokens=2, reuse="anchored+query:0.5")[1]["inlay"]
     assert selected["recomputed_tokens"] > 0 < selected["selecting_tokens"]
     assert (recomputed["linked_tokens"], selected["linked_tokens"]) == (3, 0)
-    for written in ("anchored+query:2", "anchored+first:3", "some"):
-        _, answer = ask(keyed, "free", prompt=behind, max_tokens=2, reuse=written)
-        assert (answer["error"]["code"], answer["error"]["param"]) == ("invalid_value", "reuse")
+    for fields, code, param in (
+        ({"reuse": "anchored+query:2"}, "policy.bad_recompute", "recompute"),
+        ({"reuse": "anchored", "recompute": "first:3"}, "policy.bad_recompute", "recompute"),
+        ({"reuse": "some"}, "policy.unknown", "reuse"),
+        ({"reuse": "linked:3"}, "policy.no_base", "reuse"),
+        ({"reuse": "anchored+linked:3", "recompute": "linked:4"}, "policy.conflict", "recompute"),
+        ({"reuse": "exact", "across_adapters": True}, "policy.conflict", "across_adapters"),
+        ({"reuse": "anchored", "promote": False}, "policy.conflict", "promote"),
+        ({"reuse": "modular", "tolerance": 0.1}, "policy.conflict", "tolerance"),
+        ({"reuse": "auto", "tolerance": "x"}, "policy.bad_tolerance", "tolerance"),
+    ):
+        _, answer = ask(keyed, "free", prompt=behind, max_tokens=2, **fields)
+        assert (answer["error"]["code"], answer["error"]["param"]) == (code, param)
+
+
+@pytest.mark.parametrize(
+    ("key", "fields"),
+    [
+        ("anchored+linked:3", {"reuse": "anchored", "recompute": "linked:3"}),
+        ("modular+linked:3", {"recompute": "linked:3"}),
+        ("modular+linked:3+healing:off", {"reuse": "modular", "recompute": "linked:3", "promote": False}),
+        ("isolated+across", {"reuse": "isolated", "across_adapters": True}),
+    ],
+)
+def test_a_policy_in_fields_is_the_one_of_its_deprecated_key(keyed, caplog, key, fields):
+    prompt = {"schema": "trip", "content": ["Well then. ", {"import": "miami"}, "Where?"]}
+    asked = {"prompt": prompt, "max_tokens": 2, "temperature": 0}
+    LOGGED.clear()
+    (_, one), (_, other), _ = (
+        ask(keyed, "free", **asked, **given) for given in (fields, {"reuse": key}, {"reuse": key})
+    )
+    assert one["inlay"]["reuse"] == other["inlay"]["reuse"] == key
+    assert one["usage"]["prompt_tokens"] == other["usage"]["prompt_tokens"]
+    assert [record.message for record in caplog.records if "deprecated" in record.message] == [
+        f"reuse='{key}' is deprecated. Write {PolicyFields(**{'reuse': 'modular', **fields}).written()}."
+    ], "once for a process"

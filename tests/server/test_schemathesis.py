@@ -52,6 +52,8 @@ OPERATIONS = (
     "GET /v1/cache/segments/{key}/file",
     "POST /v1/cache/verify",
     "POST /v1/cache/files",
+    "GET /v1/divergence",
+    "DELETE /v1/divergence",
     "GET /v1/drift",
     "DELETE /v1/drift",
     "GET /health",

@@ -57,7 +57,7 @@ def test_special_tokens_and_tools():
     [
         ("/tokenize", [], 400, "the body is an empty list; it must be an object"),
         ("/tokenize", {}, 400, "there is no prompt; give prompt"),
-        ("/tokenize", {"prompt": "x", "temperature": 1}, 400, "/tokenize takes no field 'temperature'; it takes add_"),
+        ("/tokenize", {"prompt": "x", "temperature": 1}, 400, "/tokenize takes no field 'temperature'; it takes acr"),
         ("/tokenize", {"prompt": ["a", "b"]}, 400, "prompt is a list of 2 prompts; tokenize them one by one"),
         ("/tokenize", {"prompt": "x", "add_special_tokens": 1}, 400, "add_special_tokens is 1; it must be true or"),
         ("/tokenize", {"prompt": "x", "model": "gpt"}, 404, "there is no model 'gpt'"),

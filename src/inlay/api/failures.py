@@ -19,6 +19,7 @@ from inlay.errors import (
     ModelError,
     ParameterError,
     PMLError,
+    PolicyError,
     Problem,
     QueueFullError,
 )
@@ -125,4 +126,5 @@ def failure_of(error: InlayError) -> Failure:
         return Failure(error.status, message, error.param, error.code, error.retry_after_s)
     status, code, retry_after_s = next((s, c, r) for cls, s, c, r in _KINDS if isinstance(error, cls))
     given = None if isinstance(error, ContextError) else vars(error).get("code")  # clients know context_length_exceeded
-    return Failure(status, message, None, given or code, retry_after_s)
+    param = error.field if isinstance(error, PolicyError) else None
+    return Failure(status, message, param, given or code, retry_after_s)

@@ -27,6 +27,7 @@ from inlay.config import GENERATION_CONFIGS, check_choice
 from inlay.errors import InlayError, StructureError
 from inlay.kv.identity import fingerprint_under
 from inlay.pml import Prompt, Schema
+from inlay.policy import ReusePolicy
 from inlay.types import RequestOutput
 from inlay.wording import listed
 
@@ -247,7 +248,7 @@ class _Batch:
                         prompt,
                         params,
                         priority=rank,
-                        reuse=call.reuse,
+                        reuse=None if call.reuse is None else ReusePolicy.parse(call.reuse),
                         positions=call.positions,
                         adapter=_adapter(call, self.llm),
                         keep_marked_alone=call.keep_marked_alone,

@@ -51,6 +51,11 @@ class Mode:
     reuse: str
     positions: str
 
+    @property
+    def policy(self) -> ReusePolicy:
+        """The policy of its key."""
+        return ReusePolicy.parse(self.reuse)
+
 
 #: Full prefill of the whole prompt, without gaps: the reference for every mode.
 REFERENCE = Mode("off", "packed")
@@ -280,7 +285,7 @@ def _fits(llm: LLM, batch: Batch, answer: int) -> bool:
 
 def _cost(mode: Mode) -> tuple[int, float]:
     """Return a key that sorts modes by the tokens that they compute."""
-    policy = ReusePolicy.parse(mode.reuse)
+    policy = mode.policy
     if not policy.modular:
         return 2, 0.0
     if policy.recompute is None:
@@ -339,7 +344,7 @@ class _Run:
         for mode in self._modes:
             # A separate salt, so that a mode reuses only modules and nothing else of other modes.
             asked: dict[str, Any] = {
-                "reuse": mode.reuse,
+                "reuse": mode.policy,
                 "positions": mode.positions,
                 "cache_salt": f"check {mode.reuse}",
             }
@@ -364,11 +369,11 @@ class _Run:
 
     def _encode(self, prompt: Prompt, mode: Mode) -> None:
         """Encode the modules of a prompt that this mode has not read yet, and make their profiles if it needs any."""
-        llm, policy = self._llm, self._llm.policy(mode.reuse, mode.positions)
+        llm, policy = self._llm, self._llm.policy(mode.policy, mode.positions)
         if not policy.modular:
             return
-        form = mode.reuse if policy.profiled else str(policy.without_recompute())
-        keys = {(form, spec.key) for spec in llm.processor.segments_of(prompt, policy)}
+        form = mode.policy if policy.profiled else mode.policy.without_recompute()
+        keys = {(str(form), spec.key) for spec in llm.processor.segments_of(prompt, policy)}
         if keys - self._encoded:
             asked: dict[str, Any] = {"reuse": form, "positions": mode.positions, "cache_salt": f"{_SALT} {form}"}
             llm.generate([prompt], SamplingParams(temperature=0, max_tokens=1), **asked)

@@ -13,6 +13,7 @@ import typer
 
 from inlay.cli.loading import told_loading
 from inlay.cli.options import (
+    AcrossAdapters,
     Adapter,
     ChatTemplate,
     DefaultMaxTokens,
@@ -23,14 +24,17 @@ from inlay.cli.options import (
     KVMemory,
     MaxModelLen,
     Model,
+    Promote,
     Quantization,
     ReasoningParser,
+    Recompute,
     Reuse,
     ReuseTolerance,
     Threads,
     ToolParser,
     Weights,
     adapters_of,
+    policy_of,
     read_template,
     schema_file,
 )
@@ -64,6 +68,9 @@ def batch(
     weights: Weights = None,
     adapter: Adapter = None,
     reuse: Reuse = None,
+    recompute: Recompute = None,
+    promote: Promote = None,
+    across_adapters: AcrossAdapters = None,
     tolerance: ReuseTolerance = str(DEFAULT),
     kv_memory: KVMemory = None,
     host_memory: HostMemory = None,
@@ -93,6 +100,7 @@ def batch(
     """
     if default_max_tokens is not None and default_max_tokens < 1:
         raise ParameterError(f"--default-max-tokens is {default_max_tokens}; it must be at least 1")
+    policy = policy_of(reuse, recompute, promote, across_adapters, tolerance)
     template = read_template(chat_template)
     schemas = _schemas(schema or [])
     with told_loading("the libraries"):
@@ -108,7 +116,7 @@ def batch(
         names=tuple(dict.fromkeys((*names, model))),  # requests may use the command's MODEL as name
         retry_failed=retry_failed,
         schemas=schemas,
-        reuse=reuse,
+        reuse=None if policy is None else str(policy),
         seed=seed,
         default_max_tokens=default_max_tokens,
         tool_parser=tool_parser,
@@ -134,7 +142,7 @@ def batch(
                 kv_cache_dtype=kv_cache_dtype,
                 adapters=adapters,
                 seed=seed,
-                reuse=reuse,
+                reuse=policy,
                 tolerance=tolerance,
                 kv_memory=kv_memory,
                 host_memory=host_memory,

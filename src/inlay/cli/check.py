@@ -15,14 +15,18 @@ import typer
 
 from inlay.cli.loading import told_loading
 from inlay.cli.options import (
+    AcrossAdapters,
     Device,
     DType,
     KVCacheDType,
     KVMemory,
+    Promote,
     Quantization,
+    Recompute,
     Threads,
     Weights,
     announce_hub,
+    policy_of,
     schema_file,
     words,
 )
@@ -57,8 +61,16 @@ def check(
     ] = None,
     against: Annotated[
         str | None,
-        typer.Option(help="Reuse policies to compare, with commas; a choice of all kinds of them, if not given."),
+        typer.Option(
+            help="Keys of reuse policies to compare, as results show them, with commas. A choice, if not given."
+        ),
     ] = None,
+    reuse: Annotated[
+        str | None, typer.Option(help="Compare this policy, with the following options, in place of or beside those.")
+    ] = None,
+    recompute: Recompute = None,
+    promote: Promote = None,
+    across_adapters: AcrossAdapters = None,
     tolerance: Annotated[
         str,
         typer.Option(help="Of the recommendation: nats a token, or answers:0.98 for the least share of same answers."),
@@ -86,6 +98,8 @@ def check(
     What was measured is kept for the policy 'auto' (docs/check.md).
     """
     within = Tolerance.parse(tolerance)
+    policy = policy_of(reuse, recompute, promote, across_adapters)
+    named = (*(() if against is None else words(against)), *(() if policy is None else (str(policy),)))
     if not 0 < seconds < 86_400 * 7:
         raise ParameterError(f"--seconds is {seconds:g}; it must be above 0 and at most a week")
     asked = None if schema is None else schema_file(schema)
@@ -98,7 +112,7 @@ def check(
         from inlay.measured import Measurements
 
     setting = CheckSetting(
-        against=None if against is None else words(against),
+        against=named or None,
         schema=asked,
         prompts=given,
         quick=quick,

@@ -20,7 +20,8 @@ from inlay.pml.json_objects import parse_json
 from inlay.pml.parser import parse
 from inlay.pml.problems import Problems
 from inlay.pml.sources import document_from_file, is_json
-from inlay.policy import WORDS
+from inlay.policy import PolicyFields, ReusePolicy
+from inlay.tolerance import DEFAULT
 from inlay.wording import clip
 
 if TYPE_CHECKING:
@@ -75,20 +76,21 @@ Device = Annotated[str, typer.Option(help="auto: a GPU where there is one; cpu, 
 Compile = Annotated[
     bool, typer.Option("--compile", help="Run the model through torch.compile, which takes a while at the start.")
 ]
-Reuse = Annotated[
-    str | None,
+Reuse = Annotated[str | None, typer.Option(help=f"Reuse policy: {PolicyFields.help('reuse')} (docs/reuse.md).")]
+Recompute = Annotated[str | None, typer.Option(help=f"Of that policy: {PolicyFields.help('recompute')}.")]
+Promote = Annotated[
+    bool | None,
+    typer.Option("--promote/--no-promote", show_default=False, help=f"Of that policy: {PolicyFields.help('promote')}."),
+]
+AcrossAdapters = Annotated[
+    bool | None,
     typer.Option(
-        help=f"For prompts that do not say: {', '.join(WORDS)} or auto; those of modules also repaired, like "
-        "modular+profiled:0.1. If not given, modular for prompts with modules, exact for others (docs/reuse.md)."
+        "--across-adapters/--no-across-adapters",
+        show_default=False,
+        help=f"Of that policy: {PolicyFields.help('across_adapters')}.",
     ),
 ]
-ReuseTolerance = Annotated[
-    str,
-    typer.Option(
-        help="Of reuse auto: the most divergence from full prefill in nats a token, or like answers:0.98 the least "
-        "share of same answers (docs/check.md)."
-    ),
-]
+ReuseTolerance = Annotated[str, typer.Option(help=f"Tolerance {PolicyFields.help('tolerance')} (docs/check.md).")]
 Adapter = Annotated[
     list[str] | None,
     typer.Option(
@@ -241,6 +243,27 @@ def adapters_of(given: Sequence[str] | None, taken: Sequence[str] = ()) -> dict[
             raise ParameterError(f"--adapter {clip(one)}: {what} called {clip(name)!r}; give each a name of its own")
         found[name] = folder
     return found
+
+
+def policy_of(
+    reuse: str | None,
+    recompute: str | None,
+    promote: bool | None,
+    across_adapters: bool | None,
+    tolerance: str = str(DEFAULT),
+) -> ReusePolicy | None:
+    """Return the policy of a command's options, or None. A deprecated one is named on stderr. Raises PolicyError.
+
+    ``tolerance`` is the default of every ``auto`` of the engine. It is not part of the policy.
+    """
+    policy = PolicyFields(reuse, recompute, promote, across_adapters).policy(options=True, deprecated=_warn)
+    if policy is not None and policy.auto and tolerance != str(DEFAULT):
+        PolicyFields(reuse, tolerance=tolerance).policy(options=True, deprecated=_warn)  # refuses a second tolerance
+    return policy
+
+
+def _warn(message: str) -> None:
+    print(f"inlay: {message}", file=sys.stderr)
 
 
 def words(text: str) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import typer
 
 from inlay.cli.loading import told_loading
 from inlay.cli.options import (
+    AcrossAdapters,
     Adapter,
     ChatTemplate,
     Compile,
@@ -23,7 +24,9 @@ from inlay.cli.options import (
     KVCacheDType,
     MaxModelLen,
     Model,
+    Promote,
     Quantization,
+    Recompute,
     Reuse,
     ReuseTolerance,
     Store,
@@ -33,6 +36,7 @@ from inlay.cli.options import (
     Threads,
     Weights,
     adapters_of,
+    policy_of,
     prompt_file,
     read_template,
     schema_file,
@@ -71,6 +75,9 @@ def run(
     weights: Weights = None,
     adapter: Adapter = None,
     reuse: Reuse = None,
+    recompute: Recompute = None,
+    promote: Promote = None,
+    across_adapters: AcrossAdapters = None,
     tolerance: ReuseTolerance = str(DEFAULT),
     positions: Annotated[
         str | None, typer.Option(help="schema or packed; packed where the model allows it, if not given.")
@@ -84,7 +91,7 @@ def run(
         str, typer.Option(help="auto: sample as the model's generation_config.json says; off.")
     ] = "auto",
     profile: Annotated[
-        str, typer.Option(help="auto: find out how much modules' tokens move, for a 'profiled' repair; off.")
+        str, typer.Option(help="auto: find out how much modules' tokens move, for recompute profiled; off.")
     ] = "auto",
     seed: Annotated[int, typer.Option(help="Of the draws, and of random weights.")] = 0,
     store: Store = None,
@@ -102,6 +109,7 @@ def run(
     if max_tokens < 1:
         raise ParameterError(f"max_tokens is {max_tokens}; it must be at least 1: write --max-tokens 1, or more")
     parsed_schema, parsed_prompt = schema_file(schema), prompt_file(prompt)
+    policy = policy_of(reuse, recompute, promote, across_adapters, tolerance)
     template, adapters = read_template(chat_template), adapters_of(adapter, (model,))
     resolve(parsed_schema, parsed_prompt, moves=True)  # errors are reported before a model is loaded
     with told_loading("the libraries"):
@@ -124,7 +132,7 @@ def run(
             host_memory=host_memory,
             weights=weights,
             adapters=adapters,
-            reuse=reuse,
+            reuse=policy,
             tolerance=tolerance,
             positions=positions,
             seed=seed,
@@ -215,7 +223,7 @@ def _answer(
 ) -> Row:
     said = ""
     output: RequestOutput | None = None
-    for output in llm.stream(prompt, params, reuse=str(policy), positions=policy.positions, adapter=adapter):
+    for output in llm.stream(prompt, params, reuse=policy, positions=policy.positions, adapter=adapter):
         text = output.outputs[0].text
         if echo is not None:
             echo(text[len(said) :])

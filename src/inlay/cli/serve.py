@@ -18,6 +18,7 @@ import typer
 
 from inlay.cli.loading import LoadingLines
 from inlay.cli.options import (
+    AcrossAdapters,
     Adapter,
     ChatTemplate,
     Compile,
@@ -30,9 +31,11 @@ from inlay.cli.options import (
     KVCacheDType,
     KVMemory,
     MaxModelLen,
+    Promote,
     PromotionMemory,
     Quantization,
     ReasoningParser,
+    Recompute,
     Reuse,
     ReuseTolerance,
     Shadow,
@@ -46,6 +49,7 @@ from inlay.cli.options import (
     Weights,
     adapters_of,
     announce_hub,
+    policy_of,
     read_template,
     schema_file,
     store_of,
@@ -93,6 +97,9 @@ def serve(
         ),
     ] = None,
     reuse: Reuse = None,
+    recompute: Recompute = None,
+    promote: Promote = None,
+    across_adapters: AcrossAdapters = None,
     tolerance: ReuseTolerance = str(DEFAULT),
     max_reuse: Annotated[
         str, typer.Option(help="The most that requests may ask for: off, exact, auto, modular.")
@@ -153,7 +160,7 @@ def serve(
     generation_config: GenerationConfig = "auto",
     profile: Annotated[
         str,
-        typer.Option(help="auto: find out in idle time how much modules' tokens move, for 'profiled' repairs; off."),
+        typer.Option(help="auto: find out in idle time how much modules' tokens move, for recompute profiled; off."),
     ] = "auto",
     promotion_memory: PromotionMemory = 0.1,
     prefetch: Annotated[
@@ -198,6 +205,7 @@ def serve(
 
     model = announce_hub(_one_model(name, model))
     # Check everything before the model, which may take minutes to load.
+    policy = policy_of(reuse, recompute, promote, across_adapters, tolerance)
     tls = tls_context(ssl_certfile, ssl_keyfile, ssl_ca_certs, ssl_cert_reqs)
     template = read_template(chat_template)
     if uds is not None and (host, port) != _ADDRESS:
@@ -212,7 +220,7 @@ def serve(
             host=host,
             port=port,
             served_names=served_names(model, served_model_name),
-            reuse=reuse,
+            reuse=policy,
             max_reuse=max_reuse,
             keys_file=keys,
             api_keys=tuple(api_key or []),
@@ -264,7 +272,7 @@ def serve(
             with weights_progress(partial(report, "weights")):
                 llm = AsyncLLM(
                     model,
-                    reuse=reuse,
+                    reuse=policy,
                     tolerance=tolerance,
                     kv_memory=kv_memory,
                     host_memory=host_memory,

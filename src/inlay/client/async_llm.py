@@ -19,7 +19,7 @@ from inlay.errors import AbortedError, InlayError, ParameterError
 from inlay.events import EncodeEvent, TokenEvent
 from inlay.output.processor import RequestState
 from inlay.pml import Prompt, PromptBuilder, Schema
-from inlay.policy import ReusePolicy
+from inlay.policy import PolicyFields, ReusePolicy, check_schema_fields
 from inlay.prompt.inputs import PromptInput, check_order, check_params, check_salt, in_any_order, parse_ttl
 from inlay.prompt.layout import SchemaLayout
 from inlay.prompt.request import EncodeRequest
@@ -50,7 +50,11 @@ class AsyncLLM(Base):
         priority: int = 0,
         timeout_s: float | None = None,
         arrival: float | None = None,
-        reuse: str | None = None,
+        reuse: str | ReusePolicy | None = None,
+        recompute: str | None = None,
+        promote: bool | None = None,
+        across_adapters: bool | None = None,
+        tolerance: float | str | None = None,
         positions: str | None = None,
         order: str | None = None,
         cache_salt: str | None = None,
@@ -65,7 +69,8 @@ class AsyncLLM(Base):
         A slow reader gets fewer, longer outputs. Leaving the loop cancels the request.
 
         Args:
-            prompt, sampling_params, reuse, positions, order, cache_salt, adapter: as in ``LLM.generate``.
+            prompt, sampling_params, order, cache_salt, adapter: as in ``LLM.generate``.
+            reuse, recompute, promote, across_adapters, tolerance, positions: as in ``LLM.generate``.
             request_id: a name for ``abort``, unique among running requests. None for a random one.
             priority: a lower number is served first if not all requests can run.
             timeout_s: seconds until a DeadlineError. The time covers tokenization and grammar compilation.
@@ -86,7 +91,8 @@ class AsyncLLM(Base):
         timeout_s = check_seconds("timeout_s", timeout_s)
         prompt = in_any_order(prompt) if check_order(order) else prompt
         salt = check_salt(cache_salt)
-        policy = self.policy_for(prompt, reuse, positions, cache_salt=cache_salt, adapter=adapter)
+        given = PolicyFields(reuse, recompute, promote, across_adapters, tolerance).policy()
+        policy = self.policy_for(prompt, given, positions, cache_salt=cache_salt, adapter=adapter)
         began = time.perf_counter() if arrival is None else arrival
         deadline = None if timeout_s is None else began + timeout_s
         name, under_way = self._begin(request_id)
@@ -159,7 +165,8 @@ class AsyncLLM(Base):
         *,
         encode: bool = True,
         replace: bool = False,
-        reuse: str | None = None,
+        reuse: str | ReusePolicy | None = None,
+        tolerance: float | str | None = None,
         positions: str | None = None,
         progress: Progress | None = None,
         cache_salt: str | None = None,
@@ -167,6 +174,7 @@ class AsyncLLM(Base):
         ttl: str | None = None,
         tenant: str = "",
         weight: float = 1.0,
+        **of_requests: object,
     ) -> SchemaLayout:
         """Add a schema; see LLM.add_schema. Its modules are computed in the same passes as running requests.
 
@@ -176,9 +184,11 @@ class AsyncLLM(Base):
                 thread.
             tenant, weight: as in ``generate``.
         """
+        check_schema_fields(of_requests, "add_schema")
         salt = check_salt(cache_salt)
         ttl_s = None if ttl is None else parse_ttl(ttl)
-        policy = self._policy_of(schema, reuse, positions, adapter)
+        given = PolicyFields(reuse, tolerance=tolerance).policy()
+        policy = self._policy_of(schema, given, positions, adapter)
         add = partial(self.schemas.add, replace=replace, adapter=adapter, ttl_s=ttl_s)
         layout, specs = await self.pools.schemas.run(add, schema, policy, salt, owner=cache_salt)
         if encode:
@@ -191,7 +201,7 @@ class AsyncLLM(Base):
         self,
         prompt: Prompt | PromptBuilder,
         *,
-        reuse: str | None = None,
+        reuse: str | ReusePolicy | None = None,
         positions: str | None = None,
         cache_salt: str | None = None,
         adapter: str | None = None,
@@ -208,7 +218,7 @@ class AsyncLLM(Base):
         name: str,
         *,
         modules: Sequence[str] = (),
-        reuse: str | None = None,
+        reuse: str | ReusePolicy | None = None,
         positions: str | None = None,
         cache_salt: str | None = None,
         adapter: str | None = None,
@@ -252,7 +262,7 @@ class AsyncLLM(Base):
         name: str,
         *,
         modules: Sequence[str] = (),
-        reuse: str | None = None,
+        reuse: str | ReusePolicy | None = None,
         positions: str | None = None,
         cache_salt: str | None = None,
         adapter: str | None = None,
@@ -269,7 +279,7 @@ class AsyncLLM(Base):
         self,
         name: str,
         *,
-        reuse: str | None = None,
+        reuse: str | ReusePolicy | None = None,
         positions: str | None = None,
         cache_salt: str | None = None,
         adapter: str | None = None,

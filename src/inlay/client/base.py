@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -28,7 +30,7 @@ from inlay.models.load import GivenModel, adjusted, as_loaded
 from inlay.models.lora import AdapterInfo, load_adapters
 from inlay.output.processor import OutputProcessor, RequestState
 from inlay.pml import Prompt, PromptBuilder, Schema
-from inlay.policy import ReusePolicy, default_policy
+from inlay.policy import ReusePolicy, check_positions, default_policy
 from inlay.prompt.contexts import in_encoding_order
 from inlay.prompt.inputs import check_salt, check_template, has_modules
 from inlay.prompt.known_schemas import check_modules
@@ -156,7 +158,7 @@ class Base:
 
     def policy(
         self,
-        reuse: str | None = None,
+        reuse: str | ReusePolicy | None = None,
         positions: str | None = None,
         *,
         modules: bool = True,
@@ -167,6 +169,7 @@ class Base:
         """Return the resolved policy of a request. None stands for the engine's defaults.
 
         Args:
+            reuse: a policy or its key (``str(policy)``).
             modules: True if the request has modules; the default policy depends on it.
             schema: the prompt's schema, for ``auto``.
             adapter: the adapter that answers, for ``auto``.
@@ -177,17 +180,16 @@ class Base:
         """
         model = self.client.model
         usual = default_policy(modules=modules, shared=model.why_unshared is None)
-        written = reuse if reuse is not None else self.config.reuse or str(usual)
-        asked = ReusePolicy.parse(written, self.config.positions if positions is None else positions)
-        if asked.auto and not modules:
-            asked = ReusePolicy.parse(str(default_policy(modules=False)), asked.positions)
+        asked = (self.config.policy or usual) if reuse is None else _policy(reuse)
+        placed = check_positions(positions) or asked.positions or check_positions(self.config.positions)
+        asked = replace(default_policy(modules=False) if asked.auto and not modules else asked, positions=placed)
         resolved = asked if model.why_unshared else self.auto.resolve(asked, schema, adapter, new=new)
         return resolved.settled(model.why_not_shift).check_shared(model.why_unshared)
 
     def policy_for(
         self,
         prompt: Any,
-        reuse: str | None = None,
+        reuse: str | ReusePolicy | None = None,
         positions: str | None = None,
         *,
         cache_salt: str | None = None,
@@ -210,7 +212,9 @@ class Base:
         layout = self.processor.schemas.layout(name, salt)
         return None if layout is None else layout.schema
 
-    def _policy_of(self, schema: object, reuse: str | None, positions: str | None, adapter: str | None) -> ReusePolicy:
+    def _policy_of(
+        self, schema: object, reuse: str | ReusePolicy | None, positions: str | None, adapter: str | None
+    ) -> ReusePolicy:
         """Return the policy that a new schema is encoded for."""
         of = schema if isinstance(schema, Schema) else None
         return self.policy(reuse, positions, schema=of, adapter=adapter, new=True)
@@ -230,6 +234,11 @@ class Base:
         """Return the divergence from full prefill of this salt's answers, by schema and policy."""
         return self.client.divergence(check_salt(cache_salt))
 
+    def drift(self, *, cache_salt: str | None = None) -> tuple[DivergenceStats, ...]:
+        """Return ``divergence()``. Deprecated."""
+        warnings.warn("drift() is deprecated. Call divergence().", DeprecationWarning, stacklevel=2)
+        return self.divergence(cache_salt=cache_salt)
+
     def lift_fallback(self, schema: str | None = None, *, cache_salt: str | None = None) -> int:
         """Remove the fallback policies of this salt (see ``policy_taken``) and the statistics of its answers.
 
@@ -241,7 +250,7 @@ class Base:
         """
         return self.client.lift_fallback(check_salt(cache_salt), schema)
 
-    def positions_for(self, reuse: str, positions: str | None = None) -> str:
+    def positions_for(self, reuse: str | ReusePolicy, positions: str | None = None) -> str:
         """Return the position policy of a request with this reuse. Raises ParameterError."""
         return str(self.policy(reuse, positions).positions)
 
@@ -260,7 +269,7 @@ class Base:
         self,
         name: str,
         modules: Sequence[str],
-        reuse: str | None,
+        reuse: str | ReusePolicy | None,
         positions: str | None,
         salt: str,
         adapter: str | None,
@@ -299,7 +308,7 @@ class Base:
         self,
         prompt: Any,
         *,
-        reuse: str | None = None,
+        reuse: str | ReusePolicy | None = None,
         positions: str | None = None,
         cache_salt: str | None = None,
     ) -> PromptLayout:
@@ -332,3 +341,7 @@ class Base:
         request = self.processor.process(prompt, params, taken, salt=salt, **of_job)
         asked = None if taken == policy else str(policy)
         return Asked(self.client.prepare(request, grammar), self.outputs.begin(request, asked))
+
+
+def _policy(reuse: str | ReusePolicy) -> ReusePolicy:
+    return reuse if isinstance(reuse, ReusePolicy) else ReusePolicy.parse(reuse)

@@ -19,6 +19,7 @@ from inlay.errors import InlayError, ParameterError
 from inlay.events import TokenEvent
 from inlay.models.load import GivenModel
 from inlay.output.processor import RequestState
+from inlay.policy import PolicyFields, ReusePolicy
 from inlay.prompt.inputs import (
     Message,
     PromptInput,
@@ -85,7 +86,11 @@ class LLM(SchemaCalls):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = False,
-        reuse: str | None = None,
+        reuse: str | ReusePolicy | None = None,
+        recompute: str | None = None,
+        promote: bool | None = None,
+        across_adapters: bool | None = None,
+        tolerance: float | str | None = None,
         positions: str | None = None,
         order: str | None = None,
         cache_salt: str | None = None,
@@ -101,7 +106,8 @@ class LLM(SchemaCalls):
                 these.
             sampling_params: for all prompts, or one for each. None for ``get_default_sampling_params()``.
             use_tqdm: if True, show a progress bar of finished prompts.
-            reuse, positions: the policy of these requests. None for the engine's defaults.
+            reuse, recompute, promote, across_adapters, tolerance, positions: the policy of these requests, see
+                docs/reuse.md. None for the engine's defaults.
             order: "any" if neighbouring imports, and neighbouring marked parts of messages, may change places, as in a
                 ``<set>``. None keeps the written order. ``RequestOutput.order`` has the chosen one.
             cache_salt: shares the requests' cached text only with requests of the same salt. None shares it with all.
@@ -115,11 +121,12 @@ class LLM(SchemaCalls):
                 outputs
                 in the error's ``outputs``.
         """
+        policy = PolicyFields(reuse, recompute, promote, across_adapters, tolerance).policy()
         if check_order(order):
             prompts = [
                 in_any_order(one) for one in (cast(Sequence[Any], prompts) if is_several(prompts) else [prompts])
             ]
-        asked = self._asked(prompts, sampling_params, reuse, positions, check_salt(cache_salt), adapter=adapter)
+        asked = self._asked(prompts, sampling_params, policy, positions, check_salt(cache_salt), adapter=adapter)
         with tqdm(total=len(asked), disable=not use_tqdm, desc="prompts") as bar:
             for _ in self._run(asked):
                 bar.update()
@@ -130,15 +137,20 @@ class LLM(SchemaCalls):
         prompt: PromptInput,
         sampling_params: SamplingParams | None = None,
         *,
-        reuse: str | None = None,
+        reuse: str | ReusePolicy | None = None,
+        recompute: str | None = None,
+        promote: bool | None = None,
+        across_adapters: bool | None = None,
+        tolerance: float | str | None = None,
         positions: str | None = None,
         order: str | None = None,
         cache_salt: str | None = None,
         adapter: str | None = None,
     ) -> Iterator[RequestOutput]:
         """Answer one prompt, yielding the output so far after every token. Arguments as in ``generate``."""
+        policy = PolicyFields(reuse, recompute, promote, across_adapters, tolerance).policy()
         prompt = in_any_order(prompt) if check_order(order) else prompt
-        (asked,) = self._asked([prompt], sampling_params, reuse, positions, check_salt(cache_salt), adapter=adapter)
+        (asked,) = self._asked([prompt], sampling_params, policy, positions, check_salt(cache_salt), adapter=adapter)
         return self._listen(asked)
 
     def chat(
@@ -185,7 +197,11 @@ class LLM(SchemaCalls):
         prompts: Sequence[PromptInput],
         continuations: Sequence[Sequence[int]],
         *,
-        reuse: str | None = None,
+        reuse: str | ReusePolicy | None = None,
+        recompute: str | None = None,
+        promote: bool | None = None,
+        across_adapters: bool | None = None,
+        tolerance: float | str | None = None,
         positions: str | None = None,
         cache_salt: str | None = None,
         adapter: str | Sequence[str | None] | None = None,
@@ -197,7 +213,8 @@ class LLM(SchemaCalls):
         Args:
             prompts: a list of prompts, each as in ``generate``.
             continuations: token ids for each prompt, at least one. End-of-sequence tokens have no special role.
-            reuse, positions: the policy of these requests. None for the engine's defaults.
+            reuse, recompute, promote, across_adapters, tolerance, positions: the policy of these requests, see
+                docs/reuse.md. None for the engine's defaults.
             cache_salt, adapter: as in ``generate``.
 
         Returns:
@@ -208,13 +225,14 @@ class LLM(SchemaCalls):
         Raises:
             InlayError: for a wrong argument, before any prompt runs.
         """
+        policy = PolicyFields(reuse, recompute, promote, across_adapters, tolerance).policy()
         if not is_several(prompts) or len(prompts) != len(continuations):
             raise ParameterError("distributions takes a list of prompts and a list of continuations, one for each")
         if not all(continuations):
             raise ParameterError("a continuation is empty; give at least one token id")
         forced = [check_ids(ids, self.vocab_size, what="a continuation") for ids in continuations]
         params = [SamplingParams(temperature=0, max_tokens=len(ids), ignore_eos=True) for ids in forced]
-        asked = self._asked(prompts, params, reuse, positions, check_salt(cache_salt), forced=forced, adapter=adapter)
+        asked = self._asked(prompts, params, policy, positions, check_salt(cache_salt), forced=forced, adapter=adapter)
         for _ in self._run(asked):
             pass
         return [_as_tensor(state.answers[0].distributions) for _, state in asked]
@@ -223,7 +241,7 @@ class LLM(SchemaCalls):
         self,
         prompts: Any,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        reuse: str | None,
+        reuse: ReusePolicy | None,
         positions: str | None,
         salt: str = "",
         forced: Sequence[Sequence[int]] | None = None,

@@ -12,6 +12,7 @@ from inlay.config import parse_bytes
 from inlay.errors import AbortedError
 from inlay.events import EncodeEvent
 from inlay.pml import Prompt, PromptBuilder, Schema
+from inlay.policy import PolicyFields, ReusePolicy, check_schema_fields
 from inlay.prompt.inputs import check_salt, parse_ttl
 from inlay.prompt.layout import SchemaLayout
 from inlay.prompt.request import EncodeRequest
@@ -26,24 +27,27 @@ class SchemaCalls(Base):
         *,
         encode: bool = True,
         replace: bool = False,
-        reuse: str | None = None,
+        reuse: str | ReusePolicy | None = None,
+        tolerance: float | str | None = None,
         positions: str | None = None,
         progress: Progress | None = None,
         cache_salt: str | None = None,
         adapter: str | None = None,
         ttl: str | None = None,
+        **of_requests: object,
     ) -> SchemaLayout:
         """Register a schema under its name, and encode its modules in packed passes.
 
         Args:
             encode: False leaves each segment to the first prompt that needs it.
             replace: if True, another schema of this name may be replaced; else it is a ParameterError.
-            reuse, positions: the policy to encode for. None for the engine's defaults.
+            reuse, tolerance, positions: the policy to encode for. None for the engine's defaults.
             progress: called with the encoded and the total tokens of the schema.
             cache_salt: makes the schema private to requests with this salt. It hides a public one of the same name.
                 None
                 for a public schema.
             adapter: the adapter to encode for. None for the model alone.
+            of_requests: recompute, promote and across_adapters are fields of requests, and refused here.
             ttl: the lifetime of encoded segments since encoding or the last read, like "5m", "1h" or "inf". None for no
                 limit. The schema itself stays.
 
@@ -51,9 +55,11 @@ class SchemaCalls(Base):
             PMLError, ParameterError, CapacityError: if the schema cannot be used or encoded.
             AbortedError: if the schema is removed or replaced during encoding.
         """
+        check_schema_fields(of_requests, "add_schema")
         salt = check_salt(cache_salt)
         ttl_s = None if ttl is None else parse_ttl(ttl)
-        policy = self._policy_of(schema, reuse, positions, adapter)
+        given = PolicyFields(reuse, tolerance=tolerance).policy()
+        policy = self._policy_of(schema, given, positions, adapter)
         layout, specs = self.schemas.add(schema, policy, salt, replace=replace, adapter=adapter, ttl_s=ttl_s)
         if encode:
             self._encode(self.schemas.encoding(layout, specs, salt=salt, adapter=adapter), progress)
@@ -63,7 +69,7 @@ class SchemaCalls(Base):
         self,
         prompt: Prompt | PromptBuilder,
         *,
-        reuse: str | None = None,
+        reuse: str | ReusePolicy | None = None,
         positions: str | None = None,
         progress: Progress | None = None,
         cache_salt: str | None = None,
@@ -80,7 +86,7 @@ class SchemaCalls(Base):
         name: str,
         *,
         modules: Sequence[str] = (),
-        reuse: str | None = None,
+        reuse: str | ReusePolicy | None = None,
         positions: str | None = None,
         cache_salt: str | None = None,
         adapter: str | None = None,
@@ -132,7 +138,7 @@ class SchemaCalls(Base):
         name: str,
         *,
         modules: Sequence[str] = (),
-        reuse: str | None = None,
+        reuse: str | ReusePolicy | None = None,
         positions: str | None = None,
         cache_salt: str | None = None,
         adapter: str | None = None,
@@ -157,7 +163,7 @@ class SchemaCalls(Base):
         self,
         name: str,
         *,
-        reuse: str | None = None,
+        reuse: str | ReusePolicy | None = None,
         positions: str | None = None,
         cache_salt: str | None = None,
         adapter: str | None = None,

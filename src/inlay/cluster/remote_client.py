@@ -196,11 +196,11 @@ class RemoteClient:
         return ()
 
     def policy_taken(self, policy: ReusePolicy, salt: str, schema: str, digest: str) -> ReusePolicy:
-        """Return the policy unchanged, like ``drift``."""
+        """Return the policy unchanged, like ``divergence``."""
         return policy
 
     def lift_fallback(self, salt: str, schema: str | None = None) -> int:
-        """Return 0, like ``drift``."""
+        """Return 0, like ``divergence``."""
         return 0
 
     def pump(self) -> None:

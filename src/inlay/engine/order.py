@@ -107,7 +107,7 @@ class _Search:
         self._request = request
         self._salt = request.salt.encode()
         prefix = prefix_of(request)
-        self._heals = request.policy.heals
+        self._heals = request.policy.reads_promoted
         self._whose = None if prefix is None else prefix.whose
         self.looks = 0
         # The settled text before the next set: its parts, its name, and its place in the store.

@@ -192,7 +192,7 @@ def check_modules(layout: SchemaLayout, modules: Iterable[str]) -> None:
 
 def readable_adapters(policy: ReusePolicy, adapter: bytes) -> tuple[bytes, ...]:
     """Return the adapters of segments that a request may read, most exact first."""
-    return (adapter, b"") if adapter and policy.across else (adapter,)
+    return (adapter, b"") if adapter and policy.across_adapters else (adapter,)
 
 
 def _siblings(schema: Schema, imported: Container[str]) -> list[str]:

@@ -111,7 +111,7 @@ class Prefix:
 
 def prefix_of(request: EngineRequest) -> Prefix | None:
     """Return the prefix of a request; None if the policy has no promotion or all modules are exact."""
-    if not request.policy.heals:
+    if not request.policy.reads_promoted:
         return None
     parts, salt, adapter = request.parts, request.salt.encode(), request.adapter
     exact = _exact(parts, salt, adapter)

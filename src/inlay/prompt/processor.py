@@ -253,9 +253,11 @@ class PromptProcessor:
                 "and write the text that changes behind it, in a part without a mark%s",
                 changed.first,
                 changed.tokens,
-                "; until then, modules are read as they were encoded behind an earlier version" if policy.heals else "",
+                "; until then, modules are read as they were encoded behind an earlier version"
+                if policy.reads_promoted
+                else "",
             )
-        return changed.base if policy.heals else None
+        return changed.base if policy.reads_promoted else None
 
     def _sets(self, layout: PromptLayout, policy: ReusePolicy, *, scored: bool) -> tuple[FreeSet, ...]:
         """Return the sets of a placed prompt; those that the policy fixes carry the reason. Raises ParameterError."""

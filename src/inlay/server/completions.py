@@ -18,6 +18,7 @@ from inlay.api.dialect import DIALECTS, AnswerStream
 from inlay.api.failures import INTERNAL_ERROR, Failure, failure_of
 from inlay.api.structures import structure_failure
 from inlay.errors import AbortedError, InlayError, StructureError
+from inlay.policy import ReusePolicy
 from inlay.server.connection import ClientGoneError, Connection, EventStream
 from inlay.server.limits import Admission
 from inlay.server.requests import ServerRequest, read_request
@@ -180,7 +181,7 @@ class Answer(Response):
                 priority=call.priority,
                 timeout_s=request.timeout_s,
                 arrival=request.arrival,
-                reuse=request.reuse,
+                reuse=ReusePolicy.parse(request.reuse),
                 positions=call.positions,
                 order=call.order,
                 cache_salt=request.tenant.salt,

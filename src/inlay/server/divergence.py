@@ -1,6 +1,6 @@
-"""``/v1/drift``: the measured divergence of a tenant's answers from full prefill, and the fallbacks to safer policies.
+"""``/v1/divergence``: the divergence of a tenant's answers from full prefill, and their fallback policies.
 
-See docs/reuse.md, "Shadow sampling".
+``/v1/drift`` is its deprecated name. See docs/reuse.md, "Shadow sampling".
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ Name = Annotated[str | None, Query(description="of this schema alone")]
 _DIGITS = 6  # of numbers in a response
 
 
-@router.get("/v1/drift", **DRIFT)
+@router.get("/v1/drift", deprecated=True, **DRIFT)
+@router.get("/v1/divergence", **DRIFT)
 async def divergence(request: Request) -> Response:
     """The divergence of the tenant's own answers, by schema and policy."""
     service, tenant = asking(request, only=())
@@ -35,13 +36,15 @@ async def divergence(request: Request) -> Response:
         )
 
 
-@router.delete("/v1/drift", **LIFTED)
+@router.delete("/v1/drift", deprecated=True, **LIFTED)
+@router.delete("/v1/divergence", **LIFTED)
 async def lift(request: Request, schema: Name = None) -> Response:
     """Delete the samples, and lift the fallbacks of the tenant's requests."""
     service, tenant = asking(request, only=("schema",))
     async with service.meter.request(tenant, tokens=False):
         lifted = service.llm.lift_fallback(schema, cache_salt=tenant.salt)
-        return JSONBytes({"object": "drift.deleted", "schema": schema, "lifted": lifted})
+        kind = request.url.path.rpartition("/")[2]
+        return JSONBytes({"object": f"{kind}.deleted", "schema": schema, "lifted": lifted})
 
 
 def _told(one: DivergenceStats) -> dict[str, Any]:

@@ -133,7 +133,7 @@ def families(registry: CollectorRegistry, model: str, longest: int) -> Families:
         recomputed_tokens=count(
             "prompt_tokens_repaired", "Tokens of modules read as they are behind what stands there."
         ),
-        selecting_tokens=count("selecting_tokens", "Passes of one token made to choose repaired tokens."),
+        selecting_tokens=count("selecting_tokens", "Passes of one token made to choose recomputed tokens."),
         fell_back=count("prompts_fell_back", "Prompts that got a safer policy than they asked for."),
         first_token=time("time_to_first_token_seconds", "From a request's arrival to its first token.", _FIRST_TOKEN),
         between_tokens=time("inter_token_latency_seconds", "Between two pieces of an answer.", _BETWEEN_TOKENS),

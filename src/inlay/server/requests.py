@@ -240,8 +240,8 @@ def _measured(call: Call, tenant: Tenant, service: Service) -> list[tuple[Measur
 
 
 def _default(call: Call, service: Service) -> ReusePolicy:
-    if service.settings.reuse is not None:
-        return ReusePolicy.parse(service.settings.reuse)
+    if service.settings.policy is not None:
+        return service.settings.policy
     shared = service.llm.client.model.why_unshared is None
     return default_policy(modules=any(map(has_modules, call.prompts)), shared=shared)
 

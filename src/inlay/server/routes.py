@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from inlay.api.call import AnswerRoute
 from inlay.api.dialect import DIALECTS, OPENAI, Dialect
+from inlay.policy import FIELDS as POLICY_FIELDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ ROUTES = (
     Route("/v1/cache/segments/{key}/file", ("GET",)),
     Route("/v1/cache/verify", ("POST",), uses_tokens=False),
     Route("/v1/cache/files", ("POST",), uses_tokens=False, takes_file=True),
+    Route("/v1/divergence", ("GET", "DELETE")),
     Route("/v1/drift", ("GET", "DELETE")),
     Route("/health", ("GET",), needs_key=False, always_open=True, probe=True),
     Route("/ready", ("GET",), needs_key=False, always_open=True, probe=True),
@@ -180,7 +182,7 @@ _SCHEMAS: dict[str, Any] = {
             **{name: {"$ref": _REF.format(model=f"ChatBody/properties/{name}")} for name in ("messages", "tools")},
             **{
                 name: {"$ref": _REF.format(model=f"CompletionBody/properties/{name}")}
-                for name in ("model", "pml", "positions", "prompt", "reuse")
+                for name in ("model", "pml", "positions", "prompt", "reuse", *POLICY_FIELDS)
             },
             "add_special_tokens": {"type": "boolean", "default": True},
             "return_token_strs": {"type": "boolean", "default": False},

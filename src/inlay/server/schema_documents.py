@@ -13,12 +13,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from inlay.api.failures import MAX_PROBLEMS, BodyError
 from inlay.api.values import MAX_FIELDS, walk
+from inlay.errors import PolicyError
 from inlay.pml import Schema
 from inlay.pml.attributes import objection
 from inlay.pml.json_objects import document_from_json
 from inlay.pml.json_readers import read_schema_json
 from inlay.pml.readers import read_schema
 from inlay.pml.sources import Folder, UnreadableError, document_from_string
+from inlay.policy import FIELDS, PolicyFields, check_schema_fields
 from inlay.server.usage import text_tokens
 from inlay.wording import shown
 
@@ -34,7 +36,8 @@ class SchemaOptions(BaseModel):
 
     public: bool | None = Field(None, description="true or false")
     encode: bool | Literal["background"] = Field(True, description='true, false or "background"')
-    reuse: str | None = Field(None, description='"isolated" or "anchored"')
+    reuse: str | None = Field(None, description='"isolated", "anchored", "modular" or "auto"')
+    tolerance: float | str | None = Field(None, description=PolicyFields.help("tolerance"))
     positions: str | None = Field(None, description='"schema" or "packed"')
     ttl: str | None = Field(None, description='a lifetime such as "5m", "1h" or "inf"', max_length=32)
 
@@ -241,6 +244,10 @@ def _validated(given: dict[str, Any]) -> SchemaBody:
         raise BodyError(
             f"the body has {len(given):,} fields; it may have at most {MAX_FIELDS}, so leave out the others"
         )
+    try:
+        check_schema_fields((name for name in given if name in FIELDS and name not in _OPTIONS), "a schema")
+    except PolicyError as error:
+        raise BodyError(str(error), param=error.field, code=error.code) from None
     try:
         return SchemaBody.model_validate(given)
     except ValidationError as error:

@@ -19,6 +19,7 @@ from inlay.client.async_llm import AsyncLLM
 from inlay.errors import AbortedError, InlayError
 from inlay.pml import Module, Turn, Union
 from inlay.pml.scopes import ByPath
+from inlay.policy import ReusePolicy
 from inlay.prompt.layout import SchemaLayout
 from inlay.server.schema_documents import Source
 
@@ -324,7 +325,7 @@ class PrewarmTask:
                 await llm.add_schema(
                     record.layout.schema,
                     replace=True,
-                    reuse=record.reuse,
+                    reuse=ReusePolicy.parse(record.reuse),
                     positions=record.positions,
                     progress=self._report,
                     cache_salt=record.salt,

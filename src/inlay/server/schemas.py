@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from inlay.api.dialect import Dialect
 from inlay.api.failures import BodyError, failure_of
 from inlay.errors import ParameterError, PinError, PMLError
-from inlay.policy import CONTEXTS, ReusePolicy
+from inlay.policy import CONTEXTS, PolicyFields, ReusePolicy, log_deprecated
 from inlay.prompt.inputs import parse_ttl
 from inlay.server.errors import JSONBytes, failure_response, json_bytes
 from inlay.server.limits import Tenant
@@ -266,20 +266,22 @@ def _policy(body: SchemaOptions, tenant: Tenant, service: Service) -> str | None
         ParameterError: the policy is invalid.
     """
     allowed = ReusePolicy.least(service.settings.max_reuse, tenant.limits.max_reuse)
-    ahead = ReusePolicy.ahead(service.settings.reuse, allowed)
-    policy = ahead if body.reuse is None else ReusePolicy.named(body.reuse)
-    if policy is None or not policy.modular:
-        message = f"reuse is {body.reuse!r:.60}; modules are encoded ahead for {' or '.join(map(repr, CONTEXTS))}"
-        raise BodyError(message, param="reuse")
-    if body.reuse is not None and (policy.recompute is not None or policy.across or not policy.healing):
-        plain = str(policy.without_recompute())
+    given = PolicyFields(body.reuse, tolerance=body.tolerance).policy(deprecated=log_deprecated)
+    policy = ReusePolicy.ahead(service.settings.policy, allowed) if given is None else given
+    if not policy.modular:
+        message = f"reuse={body.reuse!r:.60} reads no modules. Write reuse={' or reuse='.join(map(repr, CONTEXTS))}."
+        raise BodyError(message, param="reuse", code="policy.not_for_schemas")
+    if given is not None and not given.plain:
+        plain = f"reuse={str(given).partition('+')[0]!r}"
         message = (
-            f"reuse is {body.reuse!r:.60}; a schema is encoded for a plain policy: write reuse {plain!r}. "
-            "Each request says whether to recompute, to promote or to read across adapters"
+            f"reuse={body.reuse!r:.60} has fields that a schema does not take. Write {plain}, and give recompute, "
+            "promote and across_adapters with each request."
         )
-        raise BodyError(message, param="reuse")
+        raise BodyError(message, param="reuse", code="policy.not_for_schemas")
     if not policy.within(allowed):
-        wanted = body.model_fields_set & {"reuse", "positions"} or ("encode" in body.model_fields_set and body.encode)
+        wanted = body.model_fields_set & {"reuse", "tolerance", "positions"} or (
+            "encode" in body.model_fields_set and body.encode
+        )
         if wanted:
             message = f"you may ask for at most reuse '{allowed}', so nothing is encoded ahead; leave reuse, "
             raise BodyError(f"{message}positions and encode out", param="reuse", code="reuse_not_allowed", status=403)

@@ -156,7 +156,7 @@ class Service:
     async def open(self) -> None:
         """Publish the first schemas, once, before requests arrive. Raises InlayError."""
         await self.schemas.refresh()
-        ahead: str | None = str(ReusePolicy.ahead(self.settings.reuse, ReusePolicy.parse(self.settings.max_reuse)))
+        ahead: str | None = str(ReusePolicy.ahead(self.settings.policy, ReusePolicy.parse(self.settings.max_reuse)))
         if self.llm.client.model.why_unshared is not None:
             ahead = None
         for schema in self._first_schemas[len(self._records) :]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from inlay.api.reasoning.formats import check_parser
 from inlay.api.tools.formats import FORMATS
 from inlay.config import check_choice
 from inlay.errors import ParameterError
-from inlay.policy import ReusePolicy
+from inlay.policy import PolicyFields, ReusePolicy, log_deprecated
 from inlay.prompt.inputs import parse_ttl
 from inlay.server.limits import CEILINGS
 from inlay.server.tenants import check_api_key
@@ -28,7 +29,8 @@ class ServerSettings:
         host: the address to listen on.
         port: the port to listen on; 0 takes a free one.
         served_names: the model's names in requests. Answers use the first one.
-        reuse: the policy of requests without one; None for ``policy.default_policy``.
+        reuse, recompute, promote, across_adapters, tolerance: the policy of requests without one, see PolicyFields.
+            None for that of ``policy.default_policy``.
         max_reuse: the most reuse that a request may ask for.
         keys_file: the file that ``inlay keys`` writes.
         api_keys: the operator's keys, beside the file. Without file and keys, every caller is answered.
@@ -55,7 +57,11 @@ class ServerSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     served_names: tuple[str, ...] = ("demo",)
-    reuse: str | None = None
+    reuse: str | ReusePolicy | None = None
+    recompute: str | None = None
+    promote: bool | None = None
+    across_adapters: bool | None = None
+    tolerance: float | str | None = None
     max_reuse: str = "modular"
     keys_file: Path | None = None
     api_keys: tuple[str, ...] = field(default=(), repr=False)
@@ -79,16 +85,16 @@ class ServerSettings:
     log_level: str = "info"
 
     def __post_init__(self) -> None:
-        reuse = None if self.reuse is None else ReusePolicy.parse(self.reuse)
+        policy = self.policy
         check_choice("max_reuse", self.max_reuse, CEILINGS)
         if self.tool_parser is not None:
             check_choice("tool_parser", self.tool_parser, tuple(row.name for row in FORMATS))
         check_parser(self.reasoning_parser)
         check_choice("log_format", self.log_format, LOG_FORMATS)
         check_choice("log_level", self.log_level, LOG_LEVELS)
-        if reuse is not None and not reuse.within(ReusePolicy.parse(self.max_reuse)):
+        if policy is not None and not policy.within(ReusePolicy.parse(self.max_reuse)):
             raise ParameterError(
-                f"reuse is {self.reuse!r} and max_reuse is {self.max_reuse!r}, which allows less; lower reuse or raise "
+                f"reuse is '{policy}' and max_reuse is {self.max_reuse!r}, which allows less; lower reuse or raise "
                 "max_reuse"
             )
         if self.schema_ttl is not None:
@@ -109,6 +115,12 @@ class ServerSettings:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ParameterError(f"{name} is {value:g}; it must be a finite number of seconds above 0")
+
+    @cached_property
+    def policy(self) -> ReusePolicy | None:
+        """The policy of requests without one. None for that of ``policy.default_policy``."""
+        given = PolicyFields(self.reuse, self.recompute, self.promote, self.across_adapters, self.tolerance)
+        return given.policy(deprecated=log_deprecated)
 
     @property
     def has_keys(self) -> bool:

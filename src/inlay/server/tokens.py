@@ -12,6 +12,7 @@ from inlay.api.call import Call
 from inlay.api.failures import BodyError
 from inlay.api.openai import Endpoint
 from inlay.client.async_llm import AsyncLLM
+from inlay.policy import FIELDS as POLICY_FIELDS
 from inlay.prompt.inputs import CHAT_OPTIONS, check_ids
 from inlay.server.limits import Tenant
 from inlay.server.requests import check_name, check_schemas, policy_of, read_call
@@ -23,7 +24,7 @@ from inlay.wording import shown
 router = APIRouter(tags=["tokens"])
 
 #: The fields for a prompt are those of completions. Two more belong to /tokenize.
-_PROMPT = ("messages", "model", "pml", "positions", "prompt", "reuse", "tools", *CHAT_OPTIONS)
+_PROMPT = ("messages", "model", "pml", "positions", "prompt", "reuse", *POLICY_FIELDS, "tools", *CHAT_OPTIONS)
 _OWN = ("add_special_tokens", "return_token_strs")
 FIELDS = (*_PROMPT, *_OWN)
 

@@ -92,6 +92,7 @@ def test_what_was_reused_is_told(llm):
         "shared_tokens": 0,
         "duplicate_tokens": 1,
         "recomputed_tokens": 0,
+        "repaired_tokens": 0,
         "linked_tokens": 0,
         "selecting_tokens": 0,
         "computed_tokens": 1,

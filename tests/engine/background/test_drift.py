@@ -51,7 +51,7 @@ def test_a_policy_is_replaced_when_enough_answers_are_too_far(caplog):
     assert warned.levelname == "WARNING"
     assert warned.getMessage().endswith(
         "which is beyond 0.1: its requests get modular+profiled:0.15 from now on, until the schema changes or this is "
-        "lifted (DELETE /v1/drift, LLM.lift_fallback)"
+        "lifted (DELETE /v1/divergence, LLM.lift_fallback)"
     )
 
 

@@ -24,6 +24,7 @@ from inlay.api.openai.messages import (
     PastAnswer,
 )
 from inlay.api.values import all_of
+from inlay.policy import PolicyFields
 
 _MAX_LOGPROBS = 20
 
@@ -270,11 +271,11 @@ class Body(Form):
     )
     priority: int | None = Field(None, description=f"{_WHOLE} of 32 bits; lower goes first", ge=-(2**31), lt=2**31)
     # inlay's own
-    reuse: str | None = Field(
-        None,
-        description="off, exact, modular, isolated or anchored, which may be repaired: anchored+linked:16; "
-        "modular+healing:off reads the same form of a module every time; auto, or like auto:0.05",
-    )
+    reuse: str | None = Field(None, description=PolicyFields.help("reuse"))
+    recompute: str | None = Field(None, description=PolicyFields.help("recompute"))
+    promote: bool | None = Field(None, description=f"{_SWITCH}; {PolicyFields.help('promote')}")
+    across_adapters: bool | None = Field(None, description=f"{_SWITCH}; {PolicyFields.help('across_adapters')}")
+    tolerance: float | str | None = Field(None, description=PolicyFields.help("tolerance"))
     positions: str | None = Field(None, description="schema or packed")
     order: Literal["any"] | None = Field(
         None, description='"any" where neighbouring modules, or marked parts of a message, may change places'

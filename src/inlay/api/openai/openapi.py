@@ -10,7 +10,7 @@ from pydantic.json_schema import models_json_schema
 from inlay.api.call import AnswerRoute
 from inlay.api.openai.bodies import NO_EFFECT, ChatBody, CompletionBody, Endpoint
 from inlay.api.openai.foreign import IGNORED
-from inlay.policy import ACROSS, POSITIONS, RECOMPUTED, TOLERANT, WORDS
+from inlay.policy import KEY, POSITIONS, WORDS
 
 _REF = "#/components/schemas/{model}"
 _TEXT = {"type": "string"}
@@ -70,7 +70,5 @@ def components(names: Sequence[str]) -> dict[str, Any]:
         fields.update({field: {"description": f"Of {known}; ignored."} for field, known in IGNORED.items()})
         for field, allowed in words.items():
             fields[field]["anyOf"] = [{"enum": list(allowed)}, {"type": "null"}]
-        fields["reuse"]["anyOf"] += [
-            {"type": "string", "pattern": pattern} for pattern in (RECOMPUTED, ACROSS, TOLERANT)
-        ]
+        fields["reuse"]["anyOf"].append({"type": "string", "pattern": KEY})
     return {**schemas, "Error": _ERROR}

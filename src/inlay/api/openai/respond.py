@@ -145,11 +145,11 @@ def usage_of(outputs: Sequence[RequestOutput], reasoning: ReasoningUse | None = 
 def inlay_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
     """Return the ``inlay`` object: the origin of the prompt tokens, and the times of the slowest prompt.
 
-    The tokens are summed over all prompts (types.Usage). ``reuse`` is the policy of the prompts; several are joined
-    with
-    commas. ``misses``, ``across_tokens``, ``reanchored_tokens``, ``fallbacks`` and ``order`` are left out if empty.
-    ``order`` lists the members of each set in their final order (types.SetOrder). ``timing`` is in seconds
-    (types.RequestMetrics). Unknown times are null, for example in a waiting request.
+    The tokens are summed over all prompts (types.Usage). ``repaired_tokens`` is a deprecated name of
+    ``recomputed_tokens``. ``reuse`` is the policy of the prompts; several are joined with commas. ``misses``,
+    ``across_tokens``, ``reanchored_tokens``, ``fallbacks`` and ``order`` are left out if empty. ``order`` lists the
+    members of each set in their final order (types.SetOrder). ``timing`` is in seconds (types.RequestMetrics). Unknown
+    times are null, for example in a waiting request.
     """
     slowest = max((output.metrics for output in outputs), key=lambda times: times.total_s or 0.0, default=_NO_TIMES)
     times = {name: getattr(slowest, name) for name in _TIMED}
@@ -165,6 +165,7 @@ def inlay_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
     return {
         "reuse": ", ".join(dict.fromkeys(output.reuse for output in outputs if output.reuse is not None)) or None,
         **{name: sum(getattr(output.usage, name) for output in outputs) for name in _COUNTED},
+        "repaired_tokens": sum(output.usage.recomputed_tokens for output in outputs),
         **({"across_tokens": across} if across else {}),
         **({"reanchored_tokens": reanchored} if reanchored else {}),
         **({"misses": dict(misses)} if misses else {}),

@@ -15,9 +15,9 @@ from inlay.api.openai.reasoning import effort_variables, reasoning_of
 from inlay.api.openai.tools import Offer, offer_of
 from inlay.api.reasoning import ModelReasoning, ReasoningUse
 from inlay.api.tools.formats import ModelTools
-from inlay.errors import ParameterError
+from inlay.errors import ParameterError, PolicyError
 from inlay.pml import Prompt
-from inlay.policy import ReusePolicy
+from inlay.policy import PolicyFields, log_deprecated
 from inlay.prompt.inputs import CHAT_OPTIONS, PromptInput, unwrap
 from inlay.sampling.bounded_schemas import bounded_document
 from inlay.sampling.json_schemas import GrammarError, holdable
@@ -95,7 +95,7 @@ def translate(
             defaults,
         ),
         said_max_tokens=said is not None,
-        reuse=None if body.reuse is None else _policy(body.reuse),
+        reuse=_policy(body),
         positions=body.positions,
         order=body.order,
         priority=body.priority or 0,
@@ -112,11 +112,14 @@ def translate(
     )
 
 
-def _policy(reuse: str) -> str:
+def _policy(body: Body) -> str | None:
+    """Return the key of the policy that a body asks for, or None. Raises BodyError."""
+    given = PolicyFields(body.reuse, body.recompute, body.promote, body.across_adapters, body.tolerance)
     try:
-        return str(ReusePolicy.parse(reuse))
-    except ParameterError as error:
-        raise BodyError(str(error), param="reuse") from None
+        policy = given.policy(deprecated=log_deprecated)
+    except PolicyError as error:
+        raise BodyError(str(error), param=error.field, code=error.code) from None
+    return None if policy is None else str(policy)
 
 
 def _prompts(body: Body, offer: Offer | None, reasoning: ModelReasoning | None) -> tuple[PromptInput, ...]:

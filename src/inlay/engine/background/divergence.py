@@ -206,7 +206,7 @@ class DivergenceLog:
         record.taken = subject.policy.safer(profiles=self._profiles)
         logger.warning(
             "shadow: answers to %s under %s are %s, which is beyond %g: its requests get %s from now on, until the "
-            "schema changes or this is lifted (DELETE /v1/drift, LLM.lift_fallback)",
+            "schema changes or this is lifted (DELETE /v1/divergence, LLM.lift_fallback)",
             *(whose, subject.policy, found, self._threshold, record.taken),
         )
 

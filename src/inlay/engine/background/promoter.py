@@ -2,7 +2,7 @@
 
 Modules are encoded without each other, so a prompt that combines them reads an approximation. On the second request for
 a combination, its prefix is encoded as in full prefill, one stretch after another. The next request with this prefix
-reads the result (``ReusePolicy.heals``). So answers approach those of full prefill.
+reads the result (``ReusePolicy.reads_promoted``). So answers approach those of full prefill.
 
 Requests never wait for promotion; it pauses when one arrives. It takes at most a share of the pool, counted in whole
 chunks. It evicts the least recently used KV, as a request does.
