@@ -152,12 +152,17 @@ class EngineConfig:
         for name in ("chunk_size", "max_num_seqs", "max_num_batched_tokens", "prefill_chunk"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ParameterError(f"{name} is {value!r}; it must be a whole number of at least 1")
+                raise ParameterError(
+                    f"{name} is {value!r}; it must be a whole number of at least 1", code="parameter.out_of_range"
+                )
         check_seconds("max_pass_s", self.max_pass_s)
         for name, least in (("max_waiting", 1), ("max_model_len", 2)):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-                raise ParameterError(f"{name} is {value!r}; it must be None or a whole number of at least {least}")
+                raise ParameterError(
+                    f"{name} is {value!r}; it must be None or a whole number of at least {least}",
+                    code="parameter.out_of_range",
+                )
         check_share("promotion_memory", self.promotion_memory)
         check_share("pin_memory", self.pin_memory)
         check_choice("prefetch", self.prefetch, PREFETCHES)
@@ -166,24 +171,30 @@ class EngineConfig:
         if not self.shadow and self.shadow_threshold != DEFAULT_THRESHOLD:
             raise ParameterError(
                 f"shadow_threshold is {self.shadow_threshold!r}, and shadow is 0, so that no answer is compared with "
-                "anything; give shadow a share, like 0.01, or leave shadow_threshold out"
+                "anything; give shadow a share, like 0.01, or leave shadow_threshold out",
+                code="parameter.conflict",
             )
         self.kv_bytes()
         self.host_bytes()
         self.store_folder()
         parse_bytes("store_bytes", self.store_bytes)
         if not isinstance(self.compile, bool):
-            raise ParameterError(f"compile is {self.compile!r}; it must be True or False")
+            raise ParameterError(f"compile is {self.compile!r}; it must be True or False", code="parameter.wrong_type")
         if not (self.store_private is None or isinstance(self.store_private, bool)):
-            raise ParameterError(f"store_private is {self.store_private!r}; it must be True, False or None")
+            raise ParameterError(
+                f"store_private is {self.store_private!r}; it must be True, False or None", code="parameter.wrong_type"
+            )
         if check_seconds("store_timeout_s", self.store_timeout_s) is None:
-            raise ParameterError("store_timeout_s is None; it must be a number of seconds above 0")
+            raise ParameterError(
+                "store_timeout_s is None; it must be a number of seconds above 0", code="parameter.out_of_range"
+            )
         check_choice("store_codec", self.store_codec, tuple(CODECS))
         check_choice("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         if self.kv_cache_dtype != "auto" and self.store_codec != "none":
             raise ParameterError(
                 f"store_codec is '{self.store_codec}', and keys and values are {self.kv_cache_dtype} already, as "
-                "kv_cache_dtype says; leave store_codec out"
+                "kv_cache_dtype says; leave store_codec out",
+                code="parameter.conflict",
             )
         if self.store_shared is not None:
             check_address("store_shared", self.store_shared)
@@ -197,7 +208,9 @@ class EngineConfig:
         """Return the folder of the store on disk, or None. Raises ParameterError."""
         said = os.environ.get("INLAY_STORE") if self.store is None else self.store
         if (said is not None and not isinstance(said, str | os.PathLike)) or self.store == "":
-            raise ParameterError(f"store is {said!r}; give a folder, or 'off' for none")
+            raise ParameterError(
+                f"store is {said!r}; give a folder, or 'off' for none", code="parameter.invalid_folder"
+            )
         return None if not said or said == "off" else Path(said)
 
     @property
@@ -214,7 +227,9 @@ class EngineConfig:
         for name in settings:
             if name not in known:
                 names = ", ".join(("weights", "quantization", "chat_template", "adapters", *sorted(known)))
-                raise ParameterError(f"LLM has no setting '{name}'; settings are model, dtype, seed, {names}")
+                raise ParameterError(
+                    f"LLM has no setting '{name}'; settings are model, dtype, seed, {names}", code="parameter.unknown"
+                )
         return cls(**settings)
 
     def kv_bytes(self, scratch: int = 0, on_device: int | None = None) -> int:
@@ -245,7 +260,9 @@ def parse_bytes(name: str, value: object) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", str(value))
     size = float(match[1]) * _UNITS[match[2]] if match is not None else 0.0
     if not 1 <= size < math.inf:
-        raise ParameterError(f"{name} is {show(value)}; write a number of bytes, or for example '4GiB'")
+        raise ParameterError(
+            f"{name} is {show(value)}; write a number of bytes, or for example '4GiB'", code="parameter.invalid_size"
+        )
     return int(size)
 
 
@@ -271,7 +288,7 @@ def allocating(name: str, size: int, given: object, total: int, whose: str) -> I
     value = f"{name} is {show(given)}" if given is not None else f"{name} was not given and is {in_gib(size)}"
     remedy = f"set {name} to less"
     if size > total:
-        raise CapacityError(f"{value}, and {whose} has {in_gib(total)} of memory; {remedy}")
+        raise CapacityError(f"{value}, and {whose} has {in_gib(total)} of memory; {remedy}", code="engine.no_memory")
     try:
         yield
     except (MemoryError, OverflowError, OSError, RuntimeError) as error:  # torch tells of full memory by a RuntimeError
@@ -279,7 +296,9 @@ def allocating(name: str, size: int, given: object, total: int, whose: str) -> I
             raise
         if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
             raise
-        raise CapacityError(f"{value}, and {whose} does not give so much memory ({in_gib(size)}); {remedy}") from error
+        raise CapacityError(
+            f"{value}, and {whose} does not give so much memory ({in_gib(size)}); {remedy}", code="engine.no_memory"
+        ) from error
 
 
 def check_seconds(name: str, value: object) -> float | None:
@@ -288,7 +307,9 @@ def check_seconds(name: str, value: object) -> float | None:
         return None
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max:
         return float(value)
-    raise ParameterError(f"{name} is {value!r}; it must be a number of seconds above 0, or None")
+    raise ParameterError(
+        f"{name} is {value!r}; it must be a number of seconds above 0, or None", code="parameter.out_of_range"
+    )
 
 
 def check_nats(name: str, value: object) -> float | None:
@@ -297,13 +318,18 @@ def check_nats(name: str, value: object) -> float | None:
         return None
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max:
         return float(value)
-    raise ParameterError(f"{name} is {value!r}; it must be a number of nats above 0, like 0.1, or None")
+    raise ParameterError(
+        f"{name} is {value!r}; it must be a number of nats above 0, like 0.1, or None", code="parameter.out_of_range"
+    )
 
 
 def check_device(value: object) -> str:
     """Return the name of a device, which need not exist. Raises ParameterError."""
     if not isinstance(value, str) or not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", value):
-        raise ParameterError(f"device is {show(value)}; use auto, cpu, cuda, or cuda:1 for the second GPU")
+        raise ParameterError(
+            f"device is {show(value)}; use auto, cpu, cuda, or cuda:1 for the second GPU",
+            code="parameter.unknown_choice",
+        )
     return value
 
 
@@ -311,11 +337,15 @@ def check_share(name: str, value: object) -> float:
     """Return a share from 0 to 1. Raises ParameterError."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
         return float(value)
-    raise ParameterError(f"{name} is {value!r}; it must be a share between 0 and 1, like 0.1")
+    raise ParameterError(
+        f"{name} is {value!r}; it must be a share between 0 and 1, like 0.1", code="parameter.out_of_range"
+    )
 
 
 def check_choice(name: str, value: object, allowed: tuple[str, ...]) -> str:
     """Return one of the allowed words. Raises ParameterError."""
     if value not in allowed:
-        raise ParameterError(f"{name} is {show(value)}; use one of {', '.join(allowed)}")
+        raise ParameterError(
+            f"{name} is {show(value)}; use one of {', '.join(allowed)}", code="parameter.unknown_choice"
+        )
     return str(value)

@@ -153,8 +153,10 @@ class StructureError(ParameterError):
         place: the way to the subschema that is wrong, in a JSON Schema; empty where it is not known.
     """
 
-    def __init__(self, message: str, reason: str = "", place: tuple[str | int, ...] = ()) -> None:
-        super().__init__(message)
+    def __init__(
+        self, message: str, reason: str = "", place: tuple[str | int, ...] = (), *, code: str | None = None
+    ) -> None:
+        super().__init__(message, code=code)
         self.reason = reason
         self.place = place
 

@@ -114,11 +114,14 @@ def events_from_bytes(data: bytes) -> list[Event]:
         document = json.loads(data.decode("utf-8", "surrogatepass"))
         if document["version"] != _VERSION:
             raise errors.InlayError(
-                f"the events are of version {document['version']!r:.40} and this reads version {_VERSION}"
+                f"the events are of version {document['version']!r:.40} and this reads version {_VERSION}",
+                code="cluster.other_version",
             )
         return [_read(written) for written in document["events"]]
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise errors.InlayError(f"events of the engine are damaged ({type(error).__name__}: {error})") from error
+        raise errors.InlayError(
+            f"events of the engine are damaged ({type(error).__name__}: {error})", code="cluster.damaged_events"
+        ) from error
 
 
 def _written(event: Event) -> dict[str, Any]:

@@ -46,11 +46,15 @@ class CpuBackend:
         if kernel is None:
             raise ParameterError(
                 "attention backend 'cpu' was not built with this install; use 'torch', or install "
-                "inlay where a C++17 compiler is found"
+                "inlay where a C++17 compiler is found",
+                code="parameter.unavailable_backend",
             )
         if instruction_set is not None and instruction_set not in instruction_sets():
             known = ", ".join(instruction_sets())
-            raise ParameterError(f"the kernel has no version '{instruction_set}' that runs here; use one of {known}")
+            raise ParameterError(
+                f"the kernel has no version '{instruction_set}' that runs here; use one of {known}",
+                code="parameter.unavailable_backend",
+            )
         self._instruction_set = instruction_set or ""
         self._key = self.name if instruction_set is None else f"{self.name} {instruction_set}"  # key in ``Plan.work``
         self._most_partials = most_partials

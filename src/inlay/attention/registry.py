@@ -36,14 +36,17 @@ def get_backend(name: str = "auto", device: torch.device = _CPU) -> Backend:
         name = _on_cpu() if device.type == "cpu" else on_device()
     if name not in NAMES:
         known = ", ".join(["auto", *NAMES])
-        raise ParameterError(f"attention backend '{name}' does not exist; use one of {known}")
+        raise ParameterError(
+            f"attention backend '{name}' does not exist; use one of {known}", code="parameter.unknown_choice"
+        )
     if name == "triton":
         return _triton(device)
     if name == "torch":
         return TorchBackend(device)
     if device.type != "cpu":
         raise ParameterError(
-            f"attention backend '{name}' computes on the CPU, and the device is {device}; use 'auto', or device 'cpu'"
+            f"attention backend '{name}' computes on the CPU, and the device is {device}; use 'auto', or device 'cpu'",
+            code="parameter.unavailable_backend",
         )
     return CpuBackend() if name == "cpu" else ReferenceBackend()
 
@@ -84,7 +87,8 @@ def _triton(device: torch.device) -> Backend:
     if not has_triton():
         raise ParameterError(
             "attention backend 'triton' needs Triton, which is not installed; pip install 'inlay-llm[gpu]', or use "
-            "'auto'"
+            "'auto'",
+            code="parameter.unavailable_backend",
         )
     # imported late, because it takes a while and few processes need it
     from inlay.attention.triton.backend import TritonBackend

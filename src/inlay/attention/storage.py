@@ -92,7 +92,10 @@ class KVStorage:
 
     def __init__(self, layers: Sequence[LayerShape], dtype: torch.dtype, slots: int) -> None:
         if dtype == torch.float8_e4m3fn:
-            raise ParameterError("kv_cache_dtype 'fp8' is for GPUs, and this is a CPU; use 'int8', which takes as much")
+            raise ParameterError(
+                "kv_cache_dtype 'fp8' is for GPUs, and this is a CPU; use 'int8', which takes as much",
+                code="parameter.unavailable_dtype",
+            )
         self.dtype = dtype
         self.layers = tuple(layers)
         shapes = [(layer.kv_heads, slots, row_width(layer.head_dim, dtype)) for layer in layers]

@@ -116,23 +116,32 @@ class Output:
         except OSError as error:
             raise ParameterError(
                 f"{path}: cannot be written ({error.strerror}); what it holds is good: make room and run the command "
-                "again"
+                "again",
+                code="batch.unwritable_output",
             ) from None
 
     def _refuse_paths(self) -> None:
         if not self.path.parent.is_dir():
-            raise ParameterError(f"{self.path}: there is no folder {self.path.parent}; make it first")
+            raise ParameterError(
+                f"{self.path}: there is no folder {self.path.parent}; make it first", code="batch.invalid_output"
+            )
         if any(path.exists() and path.samefile(self._index.path) for path in (self.path, self._state_path)):
-            raise ParameterError(f"{self.path}: is the input itself; give the output another name")
+            raise ParameterError(
+                f"{self.path}: is the input itself; give the output another name", code="batch.invalid_output"
+            )
         for path in (self.path, self._state_path):
             if path.exists() and not path.is_file():
-                raise ParameterError(f"{path}: is no regular file; give the output another name")
+                raise ParameterError(
+                    f"{path}: is no regular file; give the output another name", code="batch.invalid_output"
+                )
 
     def _open(self, path: Path, flags: int) -> int:
         try:
             return os.open(path, flags | os.O_CREAT, 0o666)
         except OSError as error:
-            raise ParameterError(f"{path}: cannot be written ({error.strerror}); give another path") from None
+            raise ParameterError(
+                f"{path}: cannot be written ({error.strerror}); give another path", code="batch.unwritable_output"
+            ) from None
 
     def _locked(self) -> int:
         """Open the state file, locked against other processes."""
@@ -141,7 +150,9 @@ class Output:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(file)
-            raise ParameterError(f"{self.path}: another inlay batch is writing it; wait for its end") from None
+            raise ParameterError(
+                f"{self.path}: another inlay batch is writing it; wait for its end", code="batch.output_in_use"
+            ) from None
         return file
 
     def _read_state(self) -> dict[str, Any]:
@@ -154,7 +165,10 @@ class Output:
         except ValueError:
             state = None
         if not isinstance(state, dict) or "model" not in state:
-            raise ParameterError(f"{self._state_path}: is no state of a batch; delete it and {self.path}, or move both")
+            raise ParameterError(
+                f"{self._state_path}: is no state of a batch; delete it and {self.path}, or move both",
+                code="batch.damaged_state",
+            )
         return state
 
     def _refuse_mixing(self) -> None:
@@ -164,7 +178,8 @@ class Output:
         elif not self._state:
             raise ParameterError(
                 f"{self.path}: exists, and without {self._state_path.name} nobody can tell of which batch it is; "
-                "give another name, or delete it"
+                "give another name, or delete it",
+                code="batch.other_output",
             )
         for name, value in self._settings.items():
             if self._state and self._state.get(name) != value:
@@ -172,7 +187,8 @@ class Output:
 
     def _mixed(self, what: str) -> ParameterError:
         return ParameterError(
-            f"{self.path}: holds answers of {what}; give another output, or delete it and {self._state_path.name}"
+            f"{self.path}: holds answers of {what}; give another output, or delete it and {self._state_path.name}",
+            code="batch.other_output",
         )
 
     def _drop_failed(self) -> None:
@@ -189,7 +205,10 @@ class Output:
             new.replace(self.path)
         except OSError as error:
             new.unlink(missing_ok=True)
-            raise ParameterError(f"{new}: cannot be written ({error.strerror}); make room and run it again") from None
+            raise ParameterError(
+                f"{new}: cannot be written ({error.strerror}); make room and run it again",
+                code="batch.unwritable_output",
+            ) from None
 
     def _take_up(self) -> None:
         """Mark finished requests, and drop an incomplete last line."""
@@ -214,7 +233,8 @@ class Output:
         if not known:
             raise ParameterError(
                 f"{self.path}:{number}: is no answer that {self._index.path} lacks; take the line out, or give "
-                "another output"
+                "another output",
+                code="batch.other_output",
             )
         self._counts.answered += succeeded
         self._counts.failed += not succeeded

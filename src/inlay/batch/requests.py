@@ -44,8 +44,8 @@ _EXAMPLE = '{"custom_id": "…", "method": "POST", "url": "/v1/chat/completions"
 class LineError(InlayError):
     """A line is no request. ``custom_id`` is None if the line has none."""
 
-    def __init__(self, message: str, custom_id: str | None = None) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, custom_id: str | None = None, *, code: str | None = None) -> None:
+        super().__init__(message, code=code)
         self.custom_id = custom_id
 
 
@@ -62,24 +62,26 @@ def parse_line(data: bytes, *, first: bool = False) -> BatchLine:
     """Parse a line of the input. The ``first`` one may begin with a byte order mark. Raises LineError."""
     value = _json(data, first)
     if not isinstance(value, Mapping):
-        raise LineError(f"this is {shown(value)}; write {_EXAMPLE}")
+        raise LineError(f"this is {shown(value)}; write {_EXAMPLE}", code="batch.invalid_line")
     custom_id = value.get("custom_id")
     if not isinstance(custom_id, str) or not custom_id:
         what = f"custom_id is {shown(custom_id)}" if "custom_id" in value else "there is no custom_id"
-        raise LineError(f"{what}; write a text that no other line has")
+        raise LineError(f"{what}; write a text that no other line has", code="batch.invalid_line")
     problem = _problem(value)
     if problem:
-        raise LineError(problem, custom_id)
+        raise LineError(problem, custom_id, code="batch.invalid_line")
     return BatchLine(custom_id, value["url"], value["body"])
 
 
 def _json(data: bytes, first: bool) -> Any:
     if len(data) > MAX_LINE_BYTES:
-        raise LineError(f"the line is longer than {MAX_LINE_BYTES:,} bytes; make several requests of it")
+        raise LineError(
+            f"the line is longer than {MAX_LINE_BYTES:,} bytes; make several requests of it", code="batch.line_too_long"
+        )
     try:
         return read_json(data.removeprefix(BOM_UTF8) if first else data)
     except JSONError as error:
-        raise LineError(_sentence(error)) from None
+        raise LineError(_sentence(error), code="batch.invalid_line") from None
 
 
 def _sentence(error: JSONError) -> str:
@@ -209,7 +211,10 @@ class Index:
             line = parse_line(self._file.read(entry.size), first=entry.line == 1)
             if line.custom_id == entry.custom_id:
                 return line
-        raise ParameterError(f"{self.path}:{entry.line}: changed while the batch ran; leave the file as it is")
+        raise ParameterError(
+            f"{self.path}:{entry.line}: changed while the batch ran; leave the file as it is",
+            code="batch.input_changed",
+        )
 
     def _scan(self, progress: Progress) -> str:
         """Read the file once; returns its digest."""
@@ -227,7 +232,7 @@ class Index:
             if number % _REPORT_EVERY == 0:
                 progress(Stage.READING, at, size)
         if not self.requests:
-            raise ParameterError(f"{self.path}: holds no requests; write one a line")
+            raise ParameterError(f"{self.path}: holds no requests; write one a line", code="batch.empty_input")
         return digest.hexdigest()
 
     def _add(self, number: int, offset: int, size: int, line: bytes) -> None:
@@ -243,7 +248,8 @@ class Index:
             (first,) = self._base.execute("SELECT line FROM requests WHERE custom_id = ?", (custom_id,)).fetchone()
             raise ParameterError(
                 f"{self.path}:{number}: the custom_id {custom_id!r} is that of line {first} as well; give every "
-                "request one of its own, so that its answer can be told"
+                "request one of its own, so that its answer can be told",
+                code="batch.duplicate_id",
             ) from None
         self.requests += 1
 
@@ -251,20 +257,24 @@ class Index:
 def _opened(path: Path) -> BinaryIO:
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # before opening, because a pipe would block
-            raise ParameterError(f"{path}: is no file that can be read twice; write the requests to one")
+            raise ParameterError(
+                f"{path}: is no file that can be read twice; write the requests to one", code="batch.unreadable_input"
+            )
         file = path.open("rb")
     except OSError as error:
         raise _unreadable(path, error) from None
     if file.peek(2)[:2] == b"\x1f\x8b":
         file.close()
-        raise ParameterError(f"{path}: is compressed; decompress it first (gunzip)")
+        raise ParameterError(f"{path}: is compressed; decompress it first (gunzip)", code="batch.unreadable_input")
     return file
 
 
 def _unreadable(path: Path, error: OSError) -> ParameterError:
     if isinstance(error, FileNotFoundError):
-        return ParameterError(f"{path}: no such file; check the path")
-    return ParameterError(f"{path}: cannot be read ({error.strerror or error}); check the path")
+        return ParameterError(f"{path}: no such file; check the path", code="batch.unreadable_input")
+    return ParameterError(
+        f"{path}: cannot be read ({error.strerror or error}); check the path", code="batch.unreadable_input"
+    )
 
 
 def sort_key(llm: AsyncLLM, call: Call) -> bytes:

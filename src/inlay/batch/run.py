@@ -260,7 +260,8 @@ class _Batch:
             except Exception as error:  # the model's fault, so the request is not recorded as failed
                 raise BatchError(
                     f"line {entry.line}: the model failed ({type(error).__name__}: {error}); the answers so far are in "
-                    f"{self.job.output}: run the command again for the rest"
+                    f"{self.job.output}: run the command again for the rest",
+                    code="batch.model_failed",
                 ) from error
 
     def _refuse(self, entry: Entry, error: InlayError, endpoint: str) -> None:

@@ -91,16 +91,24 @@ class CheckSetting:
     def __post_init__(self) -> None:
         for name in self.policies:
             if ReusePolicy.parse(name).auto:
-                raise ParameterError("against names 'auto', which is what comes of this check; name other policies")
+                raise ParameterError(
+                    "against names 'auto', which is what comes of this check; name other policies",
+                    code="parameter.conflict",
+                )
         if self.prompts is not None and self.schema is None:
-            raise ParameterError("there are prompts and no schema; give the schema that they name as well")
+            raise ParameterError(
+                "there are prompts and no schema; give the schema that they name as well", code="parameter.conflict"
+            )
         if self.prompts is not None and not self.prompts:
-            raise ParameterError("there are no prompts; give at least one, or none for generated ones")
+            raise ParameterError(
+                "there are no prompts; give at least one, or none for generated ones", code="prompt.empty"
+            )
         for prompt in self.prompts or ():
             if self.schema is not None and prompt.schema != self.schema.name:
                 raise ParameterError(
                     f"{prompt.source}: the prompt is of schema '{prompt.schema}', and the schema that is checked is "
-                    f"'{self.schema.name}'; give prompts of that one"
+                    f"'{self.schema.name}'; give prompts of that one",
+                    code="schema.other_schema",
                 )
 
     @property
@@ -206,7 +214,8 @@ def check_model(llm: LLM, setting: CheckSetting, progress: Callable[[int, int], 
     if not total:
         longest = llm.client.model.max_positions
         raise ParameterError(
-            f"no generated prompt fits into the model's {longest:,} positions; give a schema with shorter modules"
+            f"no generated prompt fits into the model's {longest:,} positions; give a schema with shorter modules",
+            code="schema.too_long",
         )
     if progress is not None and not interrupted:
         progress(total, total)
@@ -263,7 +272,8 @@ def _batches(llm: LLM, setting: CheckSetting) -> Iterator[tuple[list[Batch], int
         if not drawn_prompts:
             raise ParameterError(
                 f"no prompt of schema '{schema.name}' could be drawn that the model has room for; give some in a file "
-                "with --prompts"
+                "with --prompts",
+                code="schema.too_long",
             )
     else:
         for prompt in drawn_prompts:

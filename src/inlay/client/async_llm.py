@@ -119,7 +119,10 @@ class AsyncLLM(Base):
         """Reserve a name before the first await. Raises ParameterError if it is in use."""
         name = uuid.uuid4().hex if request_id is None else request_id
         if name in self._under_way:
-            raise ParameterError(f"request_id '{name}' is taken by a request that is under way; give another one")
+            raise ParameterError(
+                f"request_id '{name}' is taken by a request that is under way; give another one",
+                code="request.duplicate_id",
+            )
         under_way = self._under_way[name] = _UnderWay()
         return name, under_way
 
@@ -352,12 +355,19 @@ class _UnderWay:
 def _check_arguments(params: object, request_id: object, priority: object, stream_interval: object) -> None:
     check_params(params)
     if request_id is not None and not (isinstance(request_id, str) and request_id):
-        raise ParameterError(f"request_id is {request_id!r:.100}; give a text that is not empty, or None")
+        raise ParameterError(
+            f"request_id is {request_id!r:.100}; give a text that is not empty, or None", code="request.invalid_id"
+        )
     if not _is_whole(priority):
-        raise ParameterError(f"priority is {priority!r:.100}; it must be a whole number, and a lower one goes first")
+        raise ParameterError(
+            f"priority is {priority!r:.100}; it must be a whole number, and a lower one goes first",
+            code="parameter.out_of_range",
+        )
     if stream_interval is not None and not (_is_whole(stream_interval) and stream_interval >= 1):
         kind = "at least 1" if _is_whole(stream_interval) else "a whole number"
-        raise ParameterError(f"stream_interval is {stream_interval!r:.100}; it must be {kind}, or None")
+        raise ParameterError(
+            f"stream_interval is {stream_interval!r:.100}; it must be {kind}, or None", code="parameter.out_of_range"
+        )
 
 
 def _is_whole(value: object) -> TypeGuard[int]:

@@ -131,7 +131,10 @@ class Base:
     def local(self) -> InProcessClient:
         """The client of an engine in this process. Raises ParameterError for an engine elsewhere."""
         if not isinstance(self.client, InProcessClient):
-            raise ParameterError("the engines are elsewhere, on replicas of a cluster; ask a server of one engine")
+            raise ParameterError(
+                "the engines are elsewhere, on replicas of a cluster; ask a server of one engine",
+                code="cluster.not_available",
+            )
         return self.client
 
     @property
@@ -282,9 +285,14 @@ class Base:
         policy = self.policy(reuse, positions, schema=self._known_schema(name, salt), adapter=adapter)
         by_module = self.processor.schemas.module_specs(name, policy, salt, adapter)
         if not by_module and self.client.model.why_unshared is not None:
-            raise ParameterError(f"nothing is encoded ahead: {self.client.model.why_unshared}")
+            raise ParameterError(
+                f"nothing is encoded ahead: {self.client.model.why_unshared}", code="cache.nothing_encoded"
+            )
         if not by_module:
-            raise ParameterError("a policy without modules encodes nothing ahead; give reuse='anchored' or 'isolated'")
+            raise ParameterError(
+                "a policy without modules encodes nothing ahead; give reuse='anchored' or 'isolated'",
+                code="cache.nothing_encoded",
+            )
         layout = self.processor.schemas.layout(name, salt)
         if layout is not None:
             check_modules(layout, modules)

@@ -227,9 +227,12 @@ class LLM(SchemaCalls):
         """
         policy = PolicyFields(reuse, recompute, promote, across_adapters, tolerance).policy()
         if not is_several(prompts) or len(prompts) != len(continuations):
-            raise ParameterError("distributions takes a list of prompts and a list of continuations, one for each")
+            raise ParameterError(
+                "distributions takes a list of prompts and a list of continuations, one for each",
+                code="parameter.wrong_count",
+            )
         if not all(continuations):
-            raise ParameterError("a continuation is empty; give at least one token id")
+            raise ParameterError("a continuation is empty; give at least one token id", code="prompt.empty")
         forced = [check_ids(ids, self.vocab_size, what="a continuation") for ids in continuations]
         params = [SamplingParams(temperature=0, max_tokens=len(ids), ignore_eos=True) for ids in forced]
         asked = self._asked(prompts, params, policy, positions, check_salt(cache_salt), forced=forced, adapter=adapter)
@@ -253,10 +256,16 @@ class LLM(SchemaCalls):
         for one in each:
             check_params(one)
         if len(each) != len(several):
-            raise ParameterError(f"there are {len(several)} prompts and {len(each)} sampling_params; give one for each")
+            raise ParameterError(
+                f"there are {len(several)} prompts and {len(each)} sampling_params; give one for each",
+                code="parameter.wrong_count",
+            )
         adapters = [adapter] * len(several) if isinstance(adapter, str) or adapter is None else list(adapter)
         if len(adapters) != len(several):
-            raise ParameterError(f"there are {len(several)} prompts and {len(adapters)} adapters; give one for each")
+            raise ParameterError(
+                f"there are {len(several)} prompts and {len(adapters)} adapters; give one for each",
+                code="parameter.wrong_count",
+            )
         policies = [
             self.policy_for(prompt, reuse, positions, cache_salt=salt or None, adapter=named)
             for prompt, named in zip(several, adapters, strict=True)

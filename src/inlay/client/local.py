@@ -311,7 +311,7 @@ def _check_unshared(why: str, config: EngineConfig, adapters: Adapters) -> None:
     }
     for what, so in asked.items():
         if so:
-            raise ParameterError(f"{what}, and {why}; leave that out")
+            raise ParameterError(f"{what}, and {why}; leave that out", code="model.no_reuse")
 
 
 def host_tier(config: EngineConfig, cost: PassCost, storage: KVStorage) -> HostTier | None:

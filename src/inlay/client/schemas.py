@@ -53,7 +53,9 @@ class SchemaManager:
             ParameterError, PMLError: for a wrong argument or schema.
         """
         if not isinstance(schema, Schema):
-            raise ParameterError(f"add_schema takes an inlay.Schema, not {type(schema).__name__}")
+            raise ParameterError(
+                f"add_schema takes an inlay.Schema, not {type(schema).__name__}", code="parameter.wrong_type"
+            )
         processor = self._processor
         processor.model.adapter(adapter)  # reject an unknown adapter before registration
         layout = processor.schemas.lay_out(schema, salt)
@@ -63,7 +65,8 @@ class SchemaManager:
             if not replace and known is not None and not _same(known.layout.schema, schema):
                 raise ParameterError(
                     f"there is another schema '{schema.name}'; give replace=True to put this one in its place, or name "
-                    "it differently"
+                    "it differently",
+                    code="schema.duplicate_name",
                 )
             processor.schemas.add(layout, salt, ttl_s)
             self._end_encodings()
@@ -201,4 +204,6 @@ def _same(one: Schema, other: Schema) -> bool:
 
 def removed(encoding: EncodeRequest) -> AbortedError:
     """Return the error of an encoding whose schema is no longer registered."""
-    return AbortedError(f"{encoding.name} was removed or replaced while it was encoded; what is encoded stays")
+    return AbortedError(
+        f"{encoding.name} was removed or replaced while it was encoded; what is encoded stays", code="schema.removed"
+    )

@@ -62,12 +62,19 @@ class RouterSettings:
     def __post_init__(self) -> None:
         for name in ("prefill_s", "decode_s", "memory_s", "stalled_s"):
             if not 0 < getattr(self, name) < math.inf:
-                raise ParameterError(f"router: {name} is {getattr(self, name)}; give a number of seconds above 0")
+                raise ParameterError(
+                    f"router: {name} is {getattr(self, name)}; give a number of seconds above 0",
+                    code="parameter.out_of_range",
+                )
         for name in ("credit_below", "home", "balance"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ParameterError(f"router: {name} is {getattr(self, name)}; give a number from 0 to 1")
+                raise ParameterError(
+                    f"router: {name} is {getattr(self, name)}; give a number from 0 to 1", code="parameter.out_of_range"
+                )
         if not 1 < self.bound < math.inf:
-            raise ParameterError(f"router: bound is {self.bound}; give a number above 1, such as 1.25")
+            raise ParameterError(
+                f"router: bound is {self.bound}; give a number above 1, such as 1.25", code="parameter.out_of_range"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ class EngineReplica:
 
     async def call(self, method: str, *args: Any, replica: str = "") -> Any:
         if method not in _CALLS:
-            raise ParameterError(f"a replica has no call {method!r:.40}")
+            raise ParameterError(f"a replica has no call {method!r:.40}", code="cluster.unknown_call")
         said = getattr(self._host, method)(*args)
         return await said if asyncio.iscoroutine(said) else said
 
@@ -178,7 +178,9 @@ def build(said: dict[str, Any]) -> serve.Application:
     replicas, ingress = settings.replicas, settings.ingress
     template = settings.engine.get("chat_template")
     if template is not None and not isinstance(template, str):
-        raise ParameterError("engine: chat_template is no text; give the template itself")
+        raise ParameterError(
+            "engine: chat_template is no text; give the template itself", code="cluster.invalid_setting"
+        )
     options: dict[str, Any] = {"num_cpus": replicas.cpus, "num_gpus": replicas.gpus}
     if replicas.memory is not None:
         options["memory"] = parse_bytes("memory", replicas.memory)

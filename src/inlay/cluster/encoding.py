@@ -75,9 +75,9 @@ class HomeEncoding:
         """Raise ReplicaLostError if the replica has gone, or has stalled while there are others."""
         replicas = self._routing.replicas
         if replica not in replicas:
-            raise ReplicaLostError("it has gone")
+            raise ReplicaLostError("it has gone", code="cluster.replica_gone")
         if len(replicas) > 1 and self._routing.stalled(replica):
-            raise ReplicaLostError("it has stalled")
+            raise ReplicaLostError("it has stalled", code="cluster.replica_stalled")
 
     def _report(self, replica: str, count: int) -> None:
         self._done[replica] = count

@@ -40,7 +40,7 @@ class Following:
         """Pass events to the listener. Raises ReplicaLostError if the engine ended before the first token."""
         told = [event for event in events if isinstance(event, TokenEvent)]
         if not self.sent and any(event.error is not None and event.error.kind == "EngineDeadError" for event in told):
-            raise ReplicaLostError("its engine has ended")
+            raise ReplicaLostError("its engine has ended", code="cluster.replica_gone")
         for event in told:
             self.said += len(event.token_ids)
             if event.finish_reason is not None or event.error is not None:

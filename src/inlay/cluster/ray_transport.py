@@ -43,7 +43,9 @@ class RayTransport:
                 return await response
         except TimeoutError:
             response.cancel()
-            raise ReplicaLostError(f"it has not answered within {timeout_s:g} seconds") from None
+            raise ReplicaLostError(
+                f"it has not answered within {timeout_s:g} seconds", code="cluster.replica_timeout"
+            ) from None
         except (RayError, RayServeException) as error:
             raise _told(error) from error
 
@@ -87,5 +89,8 @@ def _told(error: Exception) -> InlayError:
         if isinstance(cause, InlayError):
             return cause
         if not isinstance(cause, RayError):
-            return InlayError(f"a replica failed: {type(cause).__name__}: {cause}")
-    return ReplicaLostError(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'it is gone'}")
+            return InlayError(f"a replica failed: {type(cause).__name__}: {cause}", code="cluster.replica_failed")
+    return ReplicaLostError(
+        f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'it is gone'}",
+        code="cluster.replica_gone",
+    )

@@ -132,10 +132,14 @@ class RemoteClient:
         return self._future(ask())
 
     def look(self, request: EncodeRequest, owner: str) -> Future[list[SegmentState | None]]:
-        raise ParameterError("what replicas of a cluster hold is not listed; ask a server of one engine")
+        raise ParameterError(
+            "what replicas of a cluster hold is not listed; ask a server of one engine", code="cluster.not_available"
+        )
 
     def modules(self) -> Future[tuple[SegmentSpec, ...]]:
-        raise ParameterError("what replicas of a cluster hold is not listed; ask a server of one engine")
+        raise ParameterError(
+            "what replicas of a cluster hold is not listed; ask a server of one engine", code="cluster.not_available"
+        )
 
     def evict(self, request: EncodeRequest) -> Future[int]:
         """Evict on all replicas. The sum may count a segment several times."""
@@ -149,7 +153,10 @@ class RemoteClient:
     def pin(
         self, request: EncodeRequest, owner: str, reason: str, budget: int | None = None, *, instead: str | None = None
     ) -> Future[int]:
-        raise ParameterError("segments cannot be pinned on a cluster, whose replicas come and go; serve one engine")
+        raise ParameterError(
+            "segments cannot be pinned on a cluster, whose replicas come and go; serve one engine",
+            code="cluster.not_available",
+        )
 
     def unpin(self, request: EncodeRequest, owner: str | None, reason: str) -> Future[int]:
         """Return 0, because nothing is pinned."""
@@ -217,7 +224,7 @@ class RemoteClient:
 
     def check_health(self) -> None:
         if self._closed:
-            raise InlayError("the client has been shut down; make a new one")
+            raise InlayError("the client has been shut down; make a new one", code="engine.shut_down")
         if not self._routing.replicas:
             raise EngineDeadError("no replica of the model answers now; try again in a moment")
 
@@ -295,7 +302,7 @@ class RemoteClient:
             while not following.over:
                 item = await next_item(items, lambda: self._check(request.request, following))
                 if item is None:
-                    raise ReplicaLostError("its stream ended before the answer")
+                    raise ReplicaLostError("its stream ended before the answer", code="cluster.replica_gone")
                 following.take(events_from_bytes(item))
 
     def _check(self, request: EngineRequest, following: Following) -> None:
@@ -305,7 +312,7 @@ class RemoteClient:
         replica = self._routing.waits_at(request.request_id)
         alone = replica is None or len(self._routing.replicas) == 1
         if not (following.sent or alone) and self._routing.stalled(replica or ""):
-            raise ReplicaLostError("it has stalled")
+            raise ReplicaLostError("it has stalled", code="cluster.replica_stalled")
 
     # The loop
 
@@ -379,7 +386,7 @@ class RemoteClient:
 
     def _end_all(self) -> None:
         for name in self._tasks:
-            self._cancel(name, InlayError("the client was shut down before the request ended"))
+            self._cancel(name, InlayError("the client was shut down before the request ended", code="engine.shut_down"))
         for task in (*self._others, *self._followers.values()):
             task.cancel()
 

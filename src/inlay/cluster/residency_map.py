@@ -53,7 +53,9 @@ class ResidencyMap:
 
     def __init__(self, *, max_bytes: int = 2**30, history_s: float = 5.0, clock: Clock = time.monotonic) -> None:
         if max_bytes < 2**20:
-            raise ParameterError(f"the router's memory is {max_bytes} bytes; give it at least 1 MiB")
+            raise ParameterError(
+                f"the router's memory is {max_bytes} bytes; give it at least 1 MiB", code="parameter.out_of_range"
+            )
         self._max_bytes = max_bytes
         self.dropped = 0  # keys that were dropped for lack of memory
         self.version = 0  # increases whenever a replica joins, leaves or changes its slot

@@ -48,7 +48,10 @@ class SchemaFolder:
             with self._changing(mark=not self._revision.exists()):
                 pass
         except OSError as error:
-            raise ParameterError(f"schemas: {folder} cannot be used ({error.strerror}); give another folder") from None
+            raise ParameterError(
+                f"schemas: {folder} cannot be used ({error.strerror}); give another folder",
+                code="cluster.unusable_folder",
+            ) from None
 
     def changed(self) -> bool:
         return self._look() != self._seen

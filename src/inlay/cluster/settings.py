@@ -195,24 +195,31 @@ class ClusterSettings(_Part):
             with path.open("rb") as file:
                 said = yaml.safe_load(file.read(_MOST_BYTES).decode())
         except OSError as error:
-            raise ParameterError(f"{path}: cannot be read ({error.strerror}); check the path") from None
+            raise ParameterError(
+                f"{path}: cannot be read ({error.strerror}); check the path", code="cluster.unreadable_config"
+            ) from None
         except UnicodeDecodeError:
-            raise ParameterError(f"{path}: it is not UTF-8") from None
+            raise ParameterError(f"{path}: it is not UTF-8", code="cluster.unreadable_config") from None
         except (yaml.YAMLError, RecursionError) as error:
             mark = getattr(error, "problem_mark", None)
             where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark is not None else str(path)
-            raise ParameterError(f"{where}: this is no YAML ({getattr(error, 'problem', error)})") from None
+            raise ParameterError(
+                f"{where}: this is no YAML ({getattr(error, 'problem', error)})", code="cluster.unreadable_config"
+            ) from None
         return cls.of(said if said is not None else {}, str(path)).beside(path.parent)
 
     @classmethod
     def of(cls, said: object, source: str = "the configuration") -> ClusterSettings:
         if not isinstance(said, Mapping):
-            raise ParameterError(f"{source}: a cluster is a mapping, such as 'model: demo'; see docs/cluster.md")
+            raise ParameterError(
+                f"{source}: a cluster is a mapping, such as 'model: demo'; see docs/cluster.md",
+                code="cluster.invalid_setting",
+            )
         try:
             return cls.model_validate_json(_as_json(said))
         except ValidationError as error:
             problems = [_sentence(one) for one in error.errors(include_url=False)[:_MOST_PROBLEMS]]
-            raise ParameterError(f"{source}: {'; '.join(problems)}") from None
+            raise ParameterError(f"{source}: {'; '.join(problems)}", code="cluster.invalid_setting") from None
 
     def beside(self, folder: Path) -> ClusterSettings:
         """Return the settings with paths relative to ``folder`` made absolute."""
@@ -253,7 +260,10 @@ class ClusterSettings(_Part):
         known = [field.name for field in fields(ServerSettings) if field.name not in _OURS]
         for name in self.server:
             if name not in known:
-                raise ParameterError(f"server: there is no setting {name!r:.60}; there are {', '.join(known)}")
+                raise ParameterError(
+                    f"server: there is no setting {name!r:.60}; there are {', '.join(known)}",
+                    code="cluster.unknown_setting",
+                )
         said = dict(self.server)
         for name in ("api_keys", "cors_origins"):
             if name in said:
@@ -270,7 +280,8 @@ class ClusterSettings(_Part):
         if not (local or settings.has_keys or self.http.open_to_network):
             raise ParameterError(
                 f"http: {self.http.host} can be reached from other machines, and without keys everybody there may use "
-                "the model; give server: keys_file, or http: open_to_network: true if that is meant"
+                "the model; give server: keys_file, or http: open_to_network: true if that is meant",
+                code="cluster.open_without_keys",
             )
         return settings
 
@@ -284,7 +295,8 @@ def _as_json(said: Mapping[str, Any]) -> bytes:
         return json.dumps(said).encode()
     except (TypeError, ValueError) as error:
         raise ParameterError(
-            f"the configuration holds what is no plain data ({error}); write texts in quotes"
+            f"the configuration holds what is no plain data ({error}); write texts in quotes",
+            code="cluster.invalid_setting",
         ) from None
 
 

@@ -57,5 +57,5 @@ async def next_item(items: AsyncGenerator[bytes, None], check: Callable[[], None
             with suppress(asyncio.CancelledError, Exception):
                 await coming
     if coming.cancelled():
-        raise ReplicaLostError("its call was cancelled")
+        raise ReplicaLostError("its call was cancelled", code="cluster.call_cancelled")
     return coming.result()

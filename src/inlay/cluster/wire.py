@@ -51,7 +51,8 @@ class Description:
         if said.get("version") != VERSION:
             raise InlayError(
                 f"a replica speaks version {said.get('version')!r:.40} and this ingress version {VERSION}; run the "
-                "same inlay on all nodes"
+                "same inlay on all nodes",
+                code="cluster.other_version",
             )
         digests = {name: digest for name, (digest, _) in said["adapters"].items()}
         info = ModelInfo(keys=KeyMaker(**said["keys"]), adapters=digests, **{name: said[name] for name in _INFO})

@@ -72,9 +72,13 @@ class RequestFactory:
             ParameterError: the request was prepared for another model or for an unknown adapter.
         """
         if prepared.fingerprint != fingerprint_under(self._loaded.fingerprint, prepared.adapter):
-            raise ParameterError("the request was prepared for another model; prepare it for this one")
+            raise ParameterError(
+                "the request was prepared for another model; prepare it for this one", code="request.other_model"
+            )
         if prepared.adapter and prepared.adapter not in self._adapters:
-            raise ParameterError("the request was prepared for an adapter that is not here; load it first")
+            raise ParameterError(
+                "the request was prepared for an adapter that is not here; load it first", code="adapter.unknown"
+            )
         guide = guide or self.guide(prepared.params, prepared.salt)
         number, prompt = (
             next(self._numbers),

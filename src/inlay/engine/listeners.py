@@ -38,7 +38,10 @@ class Listeners:
     def add(self, request: Task, listener: Listener) -> None:
         """Queue a request. Raises ParameterError if its id is in use."""
         if request.id in self._known:
-            raise ParameterError(f"request_id '{request.id}' is taken by a request that is under way; give another one")
+            raise ParameterError(
+                f"request_id '{request.id}' is taken by a request that is under way; give another one",
+                code="request.duplicate_id",
+            )
         self._known[request.id] = request, listener
         self._engine.add(request)
 

@@ -53,7 +53,10 @@ class PromptScores:
         columns = torch.tensor(targets, device=scores.device)[:, None]
         totals = scores.logsumexp(dim=1, keepdim=True)
         if not bool(totals.isfinite().all()):
-            raise InlayError("the logits of the prompt hold NaN or inf; the model's weights or inputs are damaged")
+            raise InlayError(
+                "the logits of the prompt hold NaN or inf; the model's weights or inputs are damaged",
+                code="model.invalid_numbers",
+            )
         chosen = scores.gather(1, columns)
         earlier = torch.arange(scores.shape[1], device=scores.device) < columns  # ties rank by token id
         before = (scores > chosen) | ((scores == chosen) & earlier)

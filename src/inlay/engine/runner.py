@@ -220,14 +220,16 @@ def check_compiled(spec: ModelSpec, runner: Runner, pool: KVPool) -> None:
         reason = str(error).strip().splitlines()[:1]
         raise ParameterError(
             f"compile is set, and torch.compile fails at this model: {type(error).__name__}: {' '.join(reason)[:300]}; "
-            "leave compile out"
+            "leave compile out",
+            code="model.not_compilable",
         ) from error
     finally:
         runner._compiled, runner.graphs = model, graphs
         pool.free(runs)
     if off > TOLERANCE[runner.storage.dtype]:
         raise ParameterError(
-            f"compile is set, and torch.compile changes this model's logits by {off:.2g} of their spread; leave it out"
+            f"compile is set, and torch.compile changes this model's logits by {off:.2g} of their spread; leave it out",
+            code="model.not_compilable",
         )
 
 
@@ -276,7 +278,9 @@ def check_adapters(adapters: Adapters, spec: ModelSpec, runner: Runner, pool: KV
 
 def _too_small(pool: KVPool, tokens: int) -> CapacityError:
     needed = pool.chunks_for(tokens) * pool.chunk_size * pool.bytes_per_token
-    return CapacityError(f"kv_memory is too small to run anything; give at least {needed} bytes")
+    return CapacityError(
+        f"kv_memory is too small to run anything; give at least {needed} bytes", code="cache.pool_too_small"
+    )
 
 
 def _change(spec: ModelSpec, runner: Runner, runs: tuple[SlotRange, ...], text: int) -> float:

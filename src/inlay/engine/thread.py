@@ -111,7 +111,7 @@ class EngineThread:
         if not self._own:
             return self._at_work(function)
         if threading.current_thread() is self._thread:
-            raise InlayError(_INSIDE)
+            raise InlayError(_INSIDE, code="engine.inside")
         return self.call(function).result()
 
     def pump(self) -> None:
@@ -190,7 +190,7 @@ class EngineThread:
         try:
             with self._turn:
                 if self._inside:
-                    raise InlayError(_INSIDE)
+                    raise InlayError(_INSIDE, code="engine.inside")
                 self.check_open()
                 self._inside = True
                 try:
@@ -234,7 +234,7 @@ class EngineThread:
 
     def _shut_down(self) -> None:
         if not self._inbox.closed:
-            self._close(InlayError("the engine was shut down before the request ended"))
+            self._close(InlayError("the engine was shut down before the request ended", code="engine.shut_down"))
 
     def _die(self, error: BaseException) -> None:
         logger.critical("the engine has ended by a fault", exc_info=error)
@@ -254,4 +254,4 @@ def _nobody_waits(error: Exception) -> None:
 
 
 def _was_shut_down() -> InlayError:
-    return InlayError("the engine has been shut down; make a new LLM")
+    return InlayError("the engine has been shut down; make a new LLM", code="engine.shut_down")

@@ -67,7 +67,8 @@ class CacheShape:
             least = self.state_bytes * (2 if self.bytes_per_token else 1)
             raise CapacityError(
                 f"kv_memory of {budget} bytes holds no state of a request, which takes {self.state_bytes} bytes; give "
-                f"at least {least}"
+                f"at least {least}",
+                code="cache.pool_too_small",
             )
         left = budget - fitting * self.state_bytes
         most = fitting * positions
@@ -104,7 +105,10 @@ class UnsharedRunner(Runner):
         raise self._refusal(why)
 
     def _refusal(self, why: str) -> ModelError:
-        return ModelError(f"{self._loaded.name} cannot be served: transformers' own code computes it, and {why}")
+        return ModelError(
+            f"{self._loaded.name} cannot be served: transformers' own code computes it, and {why}",
+            code="model.not_servable",
+        )
 
     def _measured(self) -> CacheShape:
         short, long = (self._cache_bytes(tokens) for tokens in (_SHORT, _LONG))

@@ -231,4 +231,4 @@ class WorkPools:
 
 
 def _closed() -> InlayError:
-    return InlayError("the engine has been shut down; make a new LLM")
+    return InlayError("the engine has been shut down; make a new LLM", code="engine.shut_down")

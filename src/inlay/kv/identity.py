@@ -150,19 +150,24 @@ class Context:
         if written and written[0] != _VERSION:
             raise ParameterError(
                 f"a context record has version {written[0]} and this inlay reads version {_VERSION}; "
-                "run the same version of inlay on both sides"
+                "run the same version of inlay on both sides",
+                code="cache.other_version",
             )
         body = written[:-_CHECKSUM_BYTES]
         adapted = _ADAPTER_BYTES if len(body) > 1 and body[1] & _ADAPTED else 0
         adapter, pending = body[_WRITTEN.size :][:adapted], body[_WRITTEN.size + adapted :]
         if len(body) < _WRITTEN.size + adapted or len(pending) >= _GROUP_BYTES or len(pending) % _RECORD_BYTES:
             raise ParameterError(
-                f"a context record cannot have {len(written)} bytes; give all that Context.to_bytes wrote, and no more"
+                f"a context record cannot have {len(written)} bytes; give all that Context.to_bytes wrote, and no more",
+                code="cache.damaged_record",
             )
         _, flags, tokens, end, chain = _WRITTEN.unpack_from(body)
         sound = tokens * _RECORD_BYTES >= len(pending) and (tokens or end == 0)
         if written[-_CHECKSUM_BYTES:] != _checksum(body) or not sound:
-            raise ParameterError("a context record is damaged; give the bytes that Context.to_bytes wrote, unchanged")
+            raise ParameterError(
+                "a context record is damaged; give the bytes that Context.to_bytes wrote, unchanged",
+                code="cache.damaged_record",
+            )
         return cls(chain, pending, tokens, end, bool(flags & _PRIVATE), adapter)
 
 

@@ -31,7 +31,8 @@ class KVPool:
         if self.chunks < 1:
             raise CapacityError(
                 f"kv_memory of {capacity_bytes} bytes holds no chunk of {chunk_size} tokens at "
-                f"{bytes_per_token} bytes a token; give at least {bytes_per_token * chunk_size}"
+                f"{bytes_per_token} bytes a token; give at least {bytes_per_token * chunk_size}",
+                code="cache.pool_too_small",
             )
         self._free = FreeSpans(self.chunks)
         self._owners = array("i", bytes(4 * self.chunks))

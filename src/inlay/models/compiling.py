@@ -31,7 +31,7 @@ def check_compilable(model: PreTrainedModel, name: str, form: WeightForm, *, ada
     elif type(family_of(model.config)).patch is not Family.patch:
         why = f"inlay replaces parts of models of type '{model.config.model_type}' by its own code; leave compile out"
     if why is not None:
-        raise ParameterError(f"compile is set, and {name} cannot be compiled: {why}")
+        raise ParameterError(f"compile is set, and {name} cannot be compiled: {why}", code="model.not_compilable")
 
 
 def compiled(model: PreTrainedModel) -> PreTrainedModel:

@@ -26,12 +26,18 @@ def find_device(name: str) -> torch.device:
         return CPU
     if not torch.cuda.is_available():
         built = "finds no GPU" if torch.version.cuda else "was built without CUDA"
-        raise ParameterError(f"device is '{name}', and the PyTorch of this install {built}; use 'cpu' or 'auto'")
+        raise ParameterError(
+            f"device is '{name}', and the PyTorch of this install {built}; use 'cpu' or 'auto'",
+            code="parameter.unavailable_device",
+        )
     device = torch.device("cuda" if name == "auto" else name)
     number, there = device.index or 0, torch.cuda.device_count()
     if number >= there:
         last = f"cuda:{there - 1}"
-        raise ParameterError(f"device is '{name}', and the last GPU here is '{last}'; use that, or 'auto'")
+        raise ParameterError(
+            f"device is '{name}', and the last GPU here is '{last}'; use that, or 'auto'",
+            code="parameter.unavailable_device",
+        )
     return torch.device("cuda", number)
 
 
@@ -42,7 +48,8 @@ def check_form(device: torch.device, weights: str | None, quantization: str | No
     for name, value in (("weights", weights if weights == "packed" else None), ("quantization", quantization)):
         if value is not None:
             raise ParameterError(
-                f"{name} '{value}' is for the CPU, and the device is {device}; leave it out, or use device 'cpu'"
+                f"{name} '{value}' is for the CPU, and the device is {device}; leave it out, or use device 'cpu'",
+                code="parameter.conflict",
             )
     return "stock" if weights is None else weights
 
@@ -57,7 +64,8 @@ def put_on(model: PreTrainedModel, name: str, device: torch.device) -> None:
         size = sum(weight.numel() * weight.element_size() for weight in model.parameters())
         raise CapacityError(
             f"the weights of {name} take {size / 2**30:.1f} GiB in {dtype_name(model.dtype)}, which {device} has not "
-            "free; use a smaller model, or device 'cpu'"
+            "free; use a smaller model, or device 'cpu'",
+            code="model.too_large",
         ) from error
 
 
@@ -67,7 +75,8 @@ def check_placed(model: PreTrainedModel, name: str) -> None:
     if name != "auto" and find_device(name) != here:
         raise ParameterError(
             f"device is '{name}', and the model that was given is on {here}; load it with load_model(…, "
-            f"device='{name}'), or leave device out"
+            f"device='{name}'), or leave device out",
+            code="parameter.conflict",
         )
 
 

@@ -44,7 +44,10 @@ class Family(ABC):
         """Raise ModelError, with the reason, if a model of this configuration cannot be served."""
         for scaling in _scalings(config):
             if scaling not in _SCALINGS:
-                raise ModelError(f"rotary scaling '{scaling}' is not supported; use one of {', '.join(_SCALINGS)}")
+                raise ModelError(
+                    f"rotary scaling '{scaling}' is not supported; use one of {', '.join(_SCALINGS)}",
+                    code="model.unsupported_setting",
+                )
         if (settings := settings_of(config)) is not None:
             check_quantized(settings)
 

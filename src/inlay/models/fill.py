@@ -60,7 +60,9 @@ def fill(
         )
     except Exception as error:
         text = str(error).strip() or type(error).__name__
-        raise ModelError(f"{name}: the weights cannot be loaded: {text.splitlines()[0]}") from error
+        raise ModelError(
+            f"{name}: the weights cannot be loaded: {text.splitlines()[0]}", code="model.unreadable_weights"
+        ) from error
     check_complete(name, report)
     model.config.name_or_path = name
     for target, weight in kept.items():
@@ -68,7 +70,8 @@ def fill(
         layer = model.get_submodule(path)
         if tuple(layer.weight.shape) != weight.shape:
             raise ModelError(
-                f"{name}: {target} has the shape {weight.shape}; the model has {tuple(layer.weight.shape)}"
+                f"{name}: {target} has the shape {weight.shape}; the model has {tuple(layer.weight.shape)}",
+                code="model.wrong_shape",
             )
         model.set_submodule(path, StoredLinear(weight, layer.bias, dtype))
     return model
@@ -78,4 +81,6 @@ def check_complete(name: str, report: Mapping[str, Any]) -> None:
     """Raise ModelError if a checkpoint lacks weights. transformers would fill them with noise."""
     if lacking := sorted(report["missing_keys"]):
         more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
-        raise ModelError(f"{name}: the weights lack {lacking[0]}{more}; give a complete checkpoint")
+        raise ModelError(
+            f"{name}: the weights lack {lacking[0]}{more}; give a complete checkpoint", code="model.missing_weights"
+        )

@@ -25,5 +25,8 @@ def sampling_defaults(loaded: LoadedModel) -> dict[str, Any]:
         SamplingParams(**defaults)
     except ParameterError as error:
         remedy = "correct that, or leave it out with generation_config='off'"
-        raise ModelError(f"{loaded.name}: in its generation configuration {str(error).rstrip('.')}; {remedy}") from None
+        raise ModelError(
+            f"{loaded.name}: in its generation configuration {str(error).rstrip('.')}; {remedy}",
+            code="model.invalid_generation_config",
+        ) from None
     return defaults

@@ -53,10 +53,16 @@ class FrozenLinear(nn.Module):
         return None
 
     def __getstate__(self) -> NoReturn:  # pickling and copying
-        raise ModelError('packed weights cannot be copied or saved; load the model with weights="stock" for that')
+        raise ModelError(
+            'packed weights cannot be copied or saved; load the model with weights="stock" for that',
+            code="model.packed_weights",
+        )
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> NoReturn:
-        raise ModelError('packed weights have no state dict; load the model with weights="stock" for that')
+        raise ModelError(
+            'packed weights have no state dict; load the model with weights="stock" for that',
+            code="model.packed_weights",
+        )
 
 
 class PackedLinear(FrozenLinear):

@@ -114,7 +114,9 @@ def load_model(
 
 def _load(name: str, dtype: str, seed: int, form: WeightForm) -> LoadedModel:
     if dtype != "auto" and dtype not in DTYPES:
-        raise ParameterError(f"dtype is '{dtype}'; use 'auto', 'float32' or 'bfloat16'")
+        raise ParameterError(
+            f"dtype is '{dtype}'; use 'auto', 'float32' or 'bfloat16'", code="parameter.unknown_choice"
+        )
     if name == "demo":
         bundled = _checkpoint(str(MODEL_DIRECTORY), "float32" if dtype == "auto" else dtype, form, keep=False)
         return replace(bundled, name=name, note=_DEMO_NOTE)
@@ -142,18 +144,25 @@ def as_loaded(
         device: "auto" leaves a loaded model where it is.
     """
     if tokenizer is not None and not isinstance(model, PreTrainedModel):
-        raise ParameterError("tokenizer is for a model of transformers that is loaded; this one brings its own")
+        raise ParameterError(
+            "tokenizer is for a model of transformers that is loaded; this one brings its own",
+            code="parameter.conflict",
+        )
     if isinstance(model, str | os.PathLike):
         return load_model(model, dtype=dtype, seed=seed, weights=weights, quantization=quantization, device=device)
     if not isinstance(model, LoadedModel | PreTrainedModel):
         merged = ", merged with merge_and_unload()" if type(model).__name__.startswith("Peft") else ""
         raise ParameterError(
             f"model is a {type(model).__name__}; give a name, a folder, or a model of transformers{merged}, with its "
-            "tokenizer"
+            "tokenizer",
+            code="parameter.wrong_type",
         )
     for name, value in (("weights", weights), ("quantization", quantization)):
         if value is not None:
-            raise ParameterError(f"{name} is for a model given by name; this one is loaded: give it to load_model")
+            raise ParameterError(
+                f"{name} is for a model given by name; this one is loaded: give it to load_model",
+                code="parameter.conflict",
+            )
     found = model if isinstance(model, LoadedModel) else _from_transformers(model, dtype, tokenizer)
     check_placed(found.model, device)
     return found
@@ -164,7 +173,8 @@ def _from_transformers(model: PreTrainedModel, dtype: str, tokenizer: PreTrained
     if tokenizer is None:
         raise ParameterError(
             "a model of transformers needs its tokenizer: write "
-            "LLM(model, tokenizer=AutoTokenizer.from_pretrained(…)), or give the model's name or folder instead"
+            "LLM(model, tokenizer=AutoTokenizer.from_pretrained(…)), or give the model's name or folder instead",
+            code="model.no_tokenizer",
         )
     wrong = {
         f"its weights are {dtype_name(model.dtype)}; load it with dtype=torch.bfloat16 or torch.float32": (
@@ -179,7 +189,7 @@ def _from_transformers(model: PreTrainedModel, dtype: str, tokenizer: PreTrained
     }
     for sentence, so in wrong.items():
         if so:
-            raise ParameterError(f"the model of transformers cannot be served: {sentence}")
+            raise ParameterError(f"the model of transformers cannot be served: {sentence}", code="model.not_servable")
     name = str(model.config.name_or_path or type(model).__name__)
     return LoadedModel(name, model, tokenizer, describe(model), fingerprint(model))
 
@@ -193,7 +203,8 @@ def adjusted(loaded: LoadedModel, chat_template: str | None, max_model_len: int 
     longest = loaded.spec.max_positions
     if max_model_len is not None and max_model_len > longest:
         raise ParameterError(
-            f"max_model_len is {max_model_len}, and the model has {longest} positions; give at most that"
+            f"max_model_len is {max_model_len}, and the model has {longest} positions; give at most that",
+            code="parameter.out_of_range",
         )
     if max_model_len is not None:
         loaded = replace(loaded, spec=replace(loaded.spec, max_positions=max_model_len))
@@ -319,7 +330,9 @@ def _gguf_tokenizer(file: GGUFFile) -> PreTrainedTokenizerBase:
     except ModelError:
         raise
     except Exception as error:
-        raise ModelError(f"{file.name}: the tokenizer cannot be loaded: {_first_line(error)}") from error
+        raise ModelError(
+            f"{file.name}: the tokenizer cannot be loaded: {_first_line(error)}", code="model.unreadable_tokenizer"
+        ) from error
 
 
 def _read_model(name: str, config: PretrainedConfig, dtype: torch.dtype | str) -> PreTrainedModel:
@@ -329,7 +342,9 @@ def _read_model(name: str, config: PretrainedConfig, dtype: torch.dtype | str) -
                 name, config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True
             )
     except Exception as error:
-        raise ModelError(f"{name}: the weights cannot be loaded: {_first_line(error)}") from error
+        raise ModelError(
+            f"{name}: the weights cannot be loaded: {_first_line(error)}", code="model.unreadable_weights"
+        ) from error
     model: PreTrainedModel
     model, report = read
     check_complete(name, report)
@@ -348,16 +363,20 @@ def read_config(name: str) -> PretrainedConfig:
             return AutoConfig.from_pretrained(name, trust_remote_code=False)
     except Exception as error:
         if path.is_dir():
-            raise ModelError(f"{name}/config.json cannot be read: {_first_line(error)}") from error
+            raise ModelError(
+                f"{name}/config.json cannot be read: {_first_line(error)}", code="model.unreadable_config"
+            ) from error
         said = hub_reason(error)
         why = f": it {said}" if said else f" ({_first_line(error)}); other names are 'demo' and 'random:<shape>'"
-        raise ModelError(f"{name} is neither a local directory nor a model that the hub would give{why}") from error
+        raise ModelError(
+            f"{name} is neither a local directory nor a model that the hub would give{why}", code="model.not_found"
+        ) from error
 
 
 def _read_tokenizer(name: str) -> PreTrainedTokenizerBase:
     check_folder(name)
     if Path(name).is_dir() and not any((Path(name) / file).is_file() for file in _TOKENIZER_FILES):
-        raise ModelError(f"{name}: the directory holds no tokenizer; add its tokenizer.json")
+        raise ModelError(f"{name}: the directory holds no tokenizer; add its tokenizer.json", code="model.no_tokenizer")
     check_pointers(Path(name))
     try:
         with waiting(name):
@@ -365,9 +384,11 @@ def _read_tokenizer(name: str) -> PreTrainedTokenizerBase:
     except Exception as error:
         said = None if Path(name).is_dir() else hub_reason(error)
         why = f"{name} {said}" if said else f"{name}: the tokenizer cannot be loaded: {_first_line(error)}"
-        raise ModelError(why) from error
+        raise ModelError(why, code="model.unreadable_tokenizer") from error
     if not tokenizer.is_fast:
-        raise ModelError(f"{name}: the tokenizer has no fast form; add a tokenizer.json")
+        raise ModelError(
+            f"{name}: the tokenizer has no fast form; add a tokenizer.json", code="model.no_fast_tokenizer"
+        )
     return tokenizer
 
 

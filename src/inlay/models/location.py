@@ -23,7 +23,10 @@ def model_name(model: str | os.PathLike[str]) -> str:
     """A model's name or folder as a text, with ``~`` as the home folder. Raises ModelError for an empty one."""
     name = os.path.expanduser(os.fsdecode(model))
     if not name.strip():
-        raise ModelError(f"the name of the model is empty ({name!r}); {_REMEDY}, a hub name, random:<shape>, or demo")
+        raise ModelError(
+            f"the name of the model is empty ({name!r}); {_REMEDY}, a hub name, random:<shape>, or demo",
+            code="model.empty_name",
+        )
     return name
 
 
@@ -54,14 +57,16 @@ def gguf_at(name: str) -> Path | None:
         return path if _is_gguf(name) or _begins(path) == _GGUF else None
     if not path.is_dir():
         if _is_gguf(name) and hub_file(name) is None:
-            raise ModelError(f"{name}: no such file; {_REMEDY}")
+            raise ModelError(f"{name}: no such file; {_REMEDY}", code="model.not_found")
         return None
     if any(next(path.glob(f"*{suffix}"), None) for suffix in (".safetensors", ".bin")):
         return None
     models = [each for each in sorted(path.glob("*.gguf")) if _is_model(each)]
     if len(models) > 1:
         names = ", ".join(each.name for each in models)
-        raise ModelError(f"{name}: holds {len(models)} models in GGUF; give one of them: {names}")
+        raise ModelError(
+            f"{name}: holds {len(models)} models in GGUF; give one of them: {names}", code="model.ambiguous_file"
+        )
     return models[0] if models else None
 
 
@@ -93,7 +98,10 @@ def gguf_parts(path: Path) -> tuple[Path, ...]:
     parts = tuple(path.with_name(name) for name in part_names(path.name))
     for part in parts if len(parts) > 1 else ():
         if not part.is_file():
-            raise ModelError(f"{part}: is not there, and a model that was split into {len(parts)} files needs all")
+            raise ModelError(
+                f"{part}: is not there, and a model that was split into {len(parts)} files needs all",
+                code="model.missing_weights",
+            )
     return parts
 
 
@@ -105,7 +113,7 @@ def check_location(name: str) -> None:
         return
     if not (path / "config.json").is_file():
         _check_other_kinds(path)
-        raise ModelError(f"{name}: the directory holds no config.json; {_REMEDY}")
+        raise ModelError(f"{name}: the directory holds no config.json; {_REMEDY}", code="model.no_config")
     check_pointers(path)
 
 
@@ -120,14 +128,17 @@ def check_weights(place: str) -> None:
     if not weight_files(place) and (pickled := sorted(Path(place).glob("*.bin"))):
         raise ModelError(
             f"{pickled[0]}: is pickled, and pickles are not loaded, as they can run any code; convert it with "
-            "transformers' save_pretrained, or give a folder with weights in safetensors"
+            "transformers' save_pretrained, or give a folder with weights in safetensors",
+            code="model.pickled_weights",
         )
 
 
 def check_pointers(path: Path) -> None:
     """Raise ModelError if Git has left LFS pointers in place of large files."""
     for file in _pointers(path):
-        raise ModelError(f"{file}: is a Git LFS pointer, not the file itself; run git lfs pull in {path}")
+        raise ModelError(
+            f"{file}: is a Git LFS pointer, not the file itself; run git lfs pull in {path}", code="model.file_pointer"
+        )
 
 
 def check_folder(name: str) -> None:
@@ -140,12 +151,15 @@ def check_folder(name: str) -> None:
         return
     if path.is_file():
         raise ModelError(
-            f"{name}: is a file; give the folder of a Hugging Face checkpoint, in which config.json stands"
+            f"{name}: is a file; give the folder of a Hugging Face checkpoint, in which config.json stands",
+            code="model.not_a_folder",
         )
     if path.exists() or name.startswith(("/", "./", "../", "~")):
-        raise ModelError(f"{name}: no such directory; {_REMEDY}")
+        raise ModelError(f"{name}: no such directory; {_REMEDY}", code="model.not_found")
     if get_close_matches(name.lower(), ["demo"], cutoff=0.75):  # the hub may take a minute to report a missing name
-        raise ModelError(f"{name}: no such directory; did you mean demo? A model of the hub is OWNER/{name}")
+        raise ModelError(
+            f"{name}: no such directory; did you mean demo? A model of the hub is OWNER/{name}", code="model.not_found"
+        )
 
 
 def _check_other_kinds(path: Path) -> None:
@@ -156,7 +170,8 @@ def _check_other_kinds(path: Path) -> None:
         raise ModelError(
             f"{path}: is an adapter (LoRA){f' of {base}' if base else ''}, not a model; merge the two with PEFT's "
             "merge_and_unload(), save the result, and give its folder, or give that model and --adapter NAME="
-            f"{path}"
+            f"{path}",
+            code="model.is_adapter",
         )
 
 

@@ -57,13 +57,16 @@ def pull(name: str, revision: str | None = None) -> Path:
         wanted, apart = list(_PATTERNS), list(_APART)
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=apart))
     except ModelError as error:
-        raise ModelError(f"{name}: {error}") from error
+        raise ModelError(f"{name}: {error}", code=error.code) from error
     except Exception as error:  # errors of the network, the hub or the disk
-        raise ModelError(f"{name} {hub_reason(error, revision) or _other_reason(error)}") from error
+        raise ModelError(
+            f"{name} {hub_reason(error, revision) or _other_reason(error)}", code="model.not_pulled"
+        ) from error
     if not any(folder.glob("*.safetensors")):
         raise ModelError(
             f"{name} has no weights in safetensors, and pickled ones are not loaded, as they can run any code; "
-            "give a revision that has them, or convert them with transformers' save_pretrained"
+            "give a revision that has them, or convert them with transformers' save_pretrained",
+            code="model.pickled_weights",
         )
     return folder
 
@@ -73,7 +76,9 @@ def _pull_file(name: str, repository: str, file: str, revision: str | None) -> P
     try:
         paths = [Path(hf_hub_download(repository, part, revision=revision)) for part in part_names(file)]
     except Exception as error:
-        raise ModelError(f"{name} {hub_reason(error, revision) or _other_reason(error)}") from error
+        raise ModelError(
+            f"{name} {hub_reason(error, revision) or _other_reason(error)}", code="model.not_pulled"
+        ) from error
     return paths[0]
 
 

@@ -58,7 +58,10 @@ def check_quantized(settings: Settings) -> None:
         case _:
             wrong = f"'{method}'"
     if wrong is not None:
-        raise ModelError(f"weights quantized by {wrong} are not read; inlay reads {_READ}: {_INSTEAD}")
+        raise ModelError(
+            f"weights quantized by {wrong} are not read; inlay reads {_READ}: {_INSTEAD}",
+            code="model.unsupported_quantization",
+        )
 
 
 def _wrong_compressed(settings: Settings) -> str | None:
@@ -105,7 +108,9 @@ def read_quantized(name: str, folder: Path, config: PretrainedConfig, dtype: tor
         try:
             packed = _packed(files, stem, parts, settings)
         except MisfitError as error:
-            raise ModelError(f"{files.place(stem, parts)}: {stem}.weight {error}; {_ORIGINAL}") from error
+            raise ModelError(
+                f"{files.place(stem, parts)}: {stem}.weight {error}; {_ORIGINAL}", code="model.invalid_quantization"
+            ) from error
         if packed is not None:
             stored[f"{stem}.weight"] = packed
             weights[f"{stem}.weight"] = Lazy(partial(packed.whole, dtype))
@@ -115,7 +120,10 @@ def read_quantized(name: str, folder: Path, config: PretrainedConfig, dtype: tor
             if not full.endswith(_OF_ACTIVATIONS):
                 weights[full] = Lazy(partial(files.tensor, full))
     if not stored:
-        raise ModelError(f"{name}: its configuration says that it is quantized, and none of its weights are")
+        raise ModelError(
+            f"{name}: its configuration says that it is quantized, and none of its weights are",
+            code="model.invalid_quantization",
+        )
     model = fill(name, config, dtype, weights, stored, meta)
     if (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder)
@@ -198,7 +206,7 @@ class _Files:
             try:
                 opened = safe_open(path, framework="pt")
             except Exception as error:  # the library's own error types
-                raise ModelError(f"{path}: cannot be read: {error}") from error
+                raise ModelError(f"{path}: cannot be read: {error}", code="model.unreadable_weights") from error
             self._places |= dict.fromkeys(opened.keys(), opened)
             self._paths |= dict.fromkeys(opened.keys(), path)
         self.stems: dict[str, set[str]] = {}
@@ -215,7 +223,9 @@ class _Files:
         whole = folder / "model.safetensors"
         paths = [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
         if not paths:
-            raise ModelError(f"{name}: holds no weights in safetensors; give a checkpoint that does")
+            raise ModelError(
+                f"{name}: holds no weights in safetensors; give a checkpoint that does", code="model.missing_weights"
+            )
         return paths
 
     def place(self, stem: str, parts: set[str]) -> Path:
@@ -228,5 +238,7 @@ class _Files:
     def part(self, stem: str, part: str) -> Tensor:
         full = f"{stem}.{part}"
         if full not in self._places:
-            raise ModelError(f"{self._name}: the weights lack {full}; give a complete checkpoint")
+            raise ModelError(
+                f"{self._name}: the weights lack {full}; give a complete checkpoint", code="model.missing_weights"
+            )
         return self.tensor(full)

@@ -138,11 +138,14 @@ def check_shape(shape: str) -> None:
     """Raise ModelError for an unknown shape or an invalid number of layers."""
     name, colon, layers = shape.partition(":")
     if name not in SHAPES:
-        raise ModelError(f"random:{shape} is not a known shape; use one of {', '.join(sorted(SHAPES))}")
+        raise ModelError(
+            f"random:{shape} is not a known shape; use one of {', '.join(sorted(SHAPES))}", code="model.unknown_shape"
+        )
     most = SHAPES[name]["num_hidden_layers"]
     if colon and not (layers.isascii() and layers.isdecimal() and 1 <= int(layers[:9]) <= most):
         raise ModelError(
-            f"random:{shape}: {name} has layers 1 to {most}; write how many of them, as in random:{name}:1"
+            f"random:{shape}: {name} has layers 1 to {most}; write how many of them, as in random:{name}:1",
+            code="model.unknown_shape",
         )
 
 

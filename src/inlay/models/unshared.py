@@ -59,7 +59,8 @@ class Unshared(Family):
         if settings_of(config) is not None:
             raise ModelError(
                 f"models of type '{self.model_type}' are served as transformers has them, without reuse ({self.why}), "
-                "and quantized weights of such are not read; use the checkpoint in bfloat16"
+                "and quantized weights of such are not read; use the checkpoint in bfloat16",
+                code="model.unsupported_quantization",
             )
 
     def allows(self, config: PretrainedConfig) -> Allows:
@@ -102,4 +103,7 @@ def positions_of(config: Any) -> int:
 def check_unquantized(spec: ModelSpec, quantization: str | None) -> None:
     """Raise ParameterError if a model without reuse is to be quantized."""
     if spec.unshared is not None and quantization is not None:
-        raise ParameterError(f"quantization is '{quantization}', and {spec.unshared}; leave quantization out")
+        raise ParameterError(
+            f"quantization is '{quantization}', and {spec.unshared}; leave quantization out",
+            code="model.unsupported_quantization",
+        )

@@ -35,14 +35,20 @@ class WeightForm:
 
     def __post_init__(self) -> None:
         if self.weights not in WEIGHTS:
-            raise ParameterError(f"weights is {self.weights!r}; use one of {', '.join(WEIGHTS)}")
+            raise ParameterError(
+                f"weights is {self.weights!r}; use one of {', '.join(WEIGHTS)}", code="parameter.unknown_choice"
+            )
         if self.quantization is None:
             return
         if self.quantization not in QUANTIZATIONS:
             known = ", ".join(QUANTIZATIONS)
-            raise ParameterError(f"quantization is {self.quantization!r}; use one of {known}, or None")
+            raise ParameterError(
+                f"quantization is {self.quantization!r}; use one of {known}, or None", code="parameter.unknown_choice"
+            )
         if self.weights == "stock":
-            raise ParameterError('quantization replaces the stock layers; leave out weights="stock"')
+            raise ParameterError(
+                'quantization replaces the stock layers; leave out weights="stock"', code="parameter.conflict"
+            )
 
     def maker(self, part: nn.Module) -> MakeLinear:
         """Return the function that makes the linear layers of a part of a model."""

@@ -94,14 +94,18 @@ class Attributes:
             meant.add(near)
             remedy = f'did you mean "{near}"?' if near else _takes(takes)
             message = f"<{element.tag}> takes no attribute {quote(name)}; {remedy}"
-            self._problems.add(element.attributes[name].place, message)
+            self._problems.add(element.attributes[name].place, message, code="pml.unknown_attribute")
         for name in _required(element.tag):
             usage = f"write {_USAGE[element.tag]}"
             attribute = element.attributes.get(name)
             if attribute is None and name not in meant:
-                self._problems.add(element.place, f"<{element.tag}> has no {name}; {usage}")
+                self._problems.add(
+                    element.place, f"<{element.tag}> has no {name}; {usage}", code="pml.missing_attribute"
+                )
             elif attribute is not None and not attribute.value.strip() and name != "value":
-                self._problems.add(attribute.place, f"<{element.tag}> has an empty {name}; {usage}")
+                self._problems.add(
+                    attribute.place, f"<{element.tag}> has an empty {name}; {usage}", code="pml.empty_attribute"
+                )
 
     def text(self, element: Element, name: str) -> str | None:
         """Return the value of an attribute, or None if it is missing or empty."""
@@ -117,7 +121,7 @@ class Attributes:
         if problem is None and element.tag == "module" and name in TAGS:
             problem = f"{quote(name)} is a tag of PML; choose another name for the module"
         if problem:
-            self._problems.add(self.place(element, "name"), problem)
+            self._problems.add(self.place(element, "name"), problem, code="pml.invalid_name")
         return None if problem else name
 
     def length(self, element: Element) -> int:
@@ -131,7 +135,9 @@ class Attributes:
         if re.fullmatch("[0-9]{1,9}", digits) and int(digits) <= MAX_PARAM_LENGTH:
             return int(digits)
         wrong = f"{name}={quote(text)} is not a whole number from 1 to {MAX_PARAM_LENGTH}"
-        self._problems.add(self.place(element, name), f"{wrong}; write how many tokens an argument may have")
+        self._problems.add(
+            self.place(element, name), f"{wrong}; write how many tokens an argument may have", code="pml.invalid_length"
+        )
         return 1
 
     def cache(self, element: Element) -> bool:
@@ -139,7 +145,11 @@ class Attributes:
         attribute = element.attributes.get("cache")
         if attribute is None or attribute.value in ("true", "false"):
             return attribute is None or attribute.value == "true"
-        self._problems.add(attribute.place, f'cache={quote(attribute.value)} is unknown; write "true" or "false"')
+        self._problems.add(
+            attribute.place,
+            f'cache={quote(attribute.value)} is unknown; write "true" or "false"',
+            code="pml.invalid_attribute",
+        )
         return True
 
     def meta(self, element: Element) -> list[Meta]:
@@ -154,7 +164,7 @@ class Attributes:
             return inherited
         if attribute.value not in ("preserve", "default"):
             message = f'xml:space={quote(attribute.value)} is unknown; write "preserve" or "default"'
-            self._problems.add(attribute.place, message)
+            self._problems.add(attribute.place, message, code="pml.invalid_attribute")
         return attribute.value == "preserve"
 
     def place(self, element: Element, name: str) -> Place:

@@ -127,12 +127,15 @@ def document_from_json(document: str | bytes | Mapping[str, Any], source: str) -
         return document_from_string(document, source)
     if not isinstance(document, bytes | bytearray):
         kind = type(document).__name__
-        raise ParameterError(f"from_json takes a str, bytes or a mapping, not {kind}; give a path to from_file")
+        raise ParameterError(
+            f"from_json takes a str, bytes or a mapping, not {kind}; give a path to from_file",
+            code="parameter.wrong_type",
+        )
     try:
         return document_from_string(bytes(document).decode(), source)
     except UnicodeDecodeError as error:
         place = place_at(source, document[: error.start].decode())
-        raise PMLError([Problem(place, "this is not UTF-8; encode it as UTF-8")]) from None
+        raise PMLError([Problem(place, "this is not UTF-8; encode it as UTF-8", code="pml.wrong_encoding")]) from None
 
 
 def parse_json(data: bytes, source: str) -> Any:
@@ -141,11 +144,13 @@ def parse_json(data: bytes, source: str) -> Any:
     if start in (b"", b"<"):
         message = "this is PML, not JSON; read it with from_string, or from a file that does not end in .json"
         nothing = 'there is nothing here; write {"name": "…"} for a schema, or {"schema": "…"} for a prompt'
-        raise PMLError([Problem(Place(source, 1, 1), message if start else nothing)])
+        raise PMLError([Problem(Place(source, 1, 1), message if start else nothing, code="pml.malformed_json")])
     try:
         return read_json(data, make_object=JSONObject.of, make_integer=_integer)
     except JSONError as error:
-        raise PMLError([Problem(Place(source, error.line, error.column), _sentence(error))]) from None
+        raise PMLError(
+            [Problem(Place(source, error.line, error.column), _sentence(error), code="pml.malformed_json")]
+        ) from None
 
 
 def _dumped(document: Mapping[str, Any]) -> str:
@@ -153,9 +158,13 @@ def _dumped(document: Mapping[str, Any]) -> str:
     try:
         return json.dumps(dict(document), default=_as_dict, ensure_ascii=True)
     except RecursionError:
-        raise ParameterError(f"the mapping is nested more than {limits.MAX_DEPTH} deep; nest less deeply") from None
+        raise ParameterError(
+            f"the mapping is nested more than {limits.MAX_DEPTH} deep; nest less deeply", code="parameter.too_deep"
+        ) from None
     except (TypeError, ValueError) as error:
-        raise ParameterError(f"the mapping is no JSON ({error}); use str, int, list, dict and None") from None
+        raise ParameterError(
+            f"the mapping is no JSON ({error}); use str, int, list, dict and None", code="parameter.not_json"
+        ) from None
 
 
 def _as_dict(value: object) -> dict[Any, Any]:
@@ -192,9 +201,9 @@ class JSONReader:
         self._objects = 0
         self._texts = 0
 
-    def add(self, place: Place, message: str) -> None:
+    def add(self, place: Place, message: str, *, code: str) -> None:
         """Report a problem; raises StopError after _MOST_PROBLEMS of them."""
-        self._problems.add(place, message)
+        self._problems.add(place, message, code=code)
         self._reported += 1
         if self._reported >= _MOST_PROBLEMS:
             raise StopError
@@ -210,7 +219,9 @@ class JSONReader:
         """
         self.count_object(place)
         if depth > limits.MAX_DEPTH:
-            self._stop(place, f"objects are nested more than {limits.MAX_DEPTH} deep; nest less deeply")
+            self._stop(
+                place, f"objects are nested more than {limits.MAX_DEPTH} deep; nest less deeply", code="pml.too_deep"
+            )
         self._check_keys(raw, place)
         for key in ("arguments", "meta"):
             if isinstance(inner := raw.get(key), JSONObject):
@@ -232,7 +243,7 @@ class JSONReader:
     def kind(self, raw: Any, place: JSONPlace, takes: Iterable[str]) -> str | None:
         """Return the kind of an object, one of KINDS, or None after a problem. ``takes`` lists the allowed kinds."""
         if not isinstance(raw, JSONObject):
-            self.add(place, f"this is {shown(raw, kind=True)}; write a text or an object")
+            self.add(place, f"this is {shown(raw, kind=True)}; write a text or an object", code="pml.wrong_type")
             return None
         kind = next((key for key in raw if key in KINDS), None)
         if kind is None:
@@ -241,20 +252,24 @@ class JSONReader:
             remedy = f"did you mean {quote(near)}?" if near else f"give it one of {keys}"
             if "text" in raw:
                 remedy = "write a text as a string alone"
-            self.add(place, f"this object does not say what it is; {remedy}")
+            self.add(place, f"this object does not say what it is; {remedy}", code="pml.unknown_object")
         return kind
 
     def count_object(self, place: JSONPlace) -> None:
         """Count an object or a scaffold; raises StopError if there are too many."""
         self._objects += 1
         if self._objects > limits.MAX_ELEMENTS:
-            self._stop(place, f"there are more than {limits.MAX_ELEMENTS} objects; split this into several files")
+            self._stop(
+                place,
+                f"there are more than {limits.MAX_ELEMENTS} objects; split this into several files",
+                code="pml.too_large",
+            )
 
     def count_text(self, place: JSONPlace) -> None:
         """Count a text; raises StopError if there are too many."""
         self._texts += 1
         if self._texts > _MOST_TEXTS:
-            self._stop(place, f"there are more than {_MOST_TEXTS} texts; join neighbouring ones")
+            self._stop(place, f"there are more than {_MOST_TEXTS} texts; join neighbouring ones", code="pml.too_large")
 
     def name(self, name: Any, place: JSONPlace, reserved: Iterable[str] = ()) -> str:
         """Return a valid name, or "" after a problem. The models report values that are not texts."""
@@ -264,13 +279,17 @@ class JSONReader:
         if problem is None and name in reserved:
             problem = f"{quote(name)} is a tag of PML, which no module is named like; write another name"
         if problem:
-            self.add(place, problem)
+            self.add(place, problem, code="pml.invalid_name")
         return "" if problem else name
 
     def path(self, path: Any, place: JSONPlace) -> str:
         """Return a valid path of a module, or "" after a problem."""
         if isinstance(path, str) and path.count("/") >= limits.MAX_DEPTH:
-            self.add(place, f"this path has more than {limits.MAX_DEPTH} names; modules are nested less deeply")
+            self.add(
+                place,
+                f"this path has more than {limits.MAX_DEPTH} names; modules are nested less deeply",
+                code="pml.too_deep",
+            )
             return ""
         names = names_of(path) if isinstance(path, str) else ()
         return path if names and "" not in [self.name(name, place, TAGS) for name in names] else ""
@@ -292,14 +311,16 @@ class JSONReader:
         """Return the name of a schema."""
         label = raw.get(key)
         if isinstance(label, str) and label and not label.strip():
-            self.add(place.key(key), f"this is white space alone; write {_EXPECTED[key]}")
+            self.add(place.key(key), f"this is white space alone; write {_EXPECTED[key]}", code="pml.empty_attribute")
         return label if isinstance(label, str) else ""
 
     def _check_keys(self, raw: JSONObject, place: JSONPlace) -> None:
         for key in raw.twice:
-            self.add(place, f"the key {quote(key)} stands here twice; keep one of them")
+            self.add(place, f"the key {quote(key)} stands here twice; keep one of them", code="pml.duplicate_key")
         if len(raw) > limits.MAX_ATTRIBUTES:
-            self._stop(place, f"an object has more than {limits.MAX_ATTRIBUTES} keys; write fewer")
+            self._stop(
+                place, f"an object has more than {limits.MAX_ATTRIBUTES} keys; write fewer", code="pml.too_large"
+            )
 
     def _report(self, error: ValidationError, raw: JSONObject, form: type[Form], place: JSONPlace) -> None:
         """Report pydantic's errors with our own messages."""
@@ -314,20 +335,28 @@ class JSONReader:
             near = self._problems.near(key, keys)
             meant.add(near)
             remedy = f"did you mean {quote(near)}?" if near else f"it takes {', '.join(map(quote, keys))}"
-            self.add(place, f"{_CALLED[form]} takes no key {quote(key)}; {remedy}")
+            self.add(place, f"{_CALLED[form]} takes no key {quote(key)}; {remedy}", code="pml.unknown_key")
         for key in missing:
             if key not in meant:
-                self.add(place, f"{_CALLED[form]} has no {quote(key)}; write {expected[key]}")
+                self.add(place, f"{_CALLED[form]} has no {quote(key)}; write {expected[key]}", code="pml.missing_key")
         # a value that fits neither of two types has two entries
         for key, argument in dict.fromkeys((str(loc[0]), _argument(loc)) for loc in wrong):
             if argument is None:
-                self.add(place.key(key), f"this is {shown(raw[key], kind=True)}; write {expected[key]}")
+                self.add(
+                    place.key(key),
+                    f"this is {shown(raw[key], kind=True)}; write {expected[key]}",
+                    code="pml.wrong_type",
+                )
             else:
                 value = raw[key][argument]
-                self.add(place.named(key, argument), f"this is {shown(value, kind=True)}; write {_VALUE}")
+                self.add(
+                    place.named(key, argument),
+                    f"this is {shown(value, kind=True)}; write {_VALUE}",
+                    code="pml.wrong_type",
+                )
 
-    def _stop(self, place: Place, message: str) -> None:
-        self._problems.add(place, message)
+    def _stop(self, place: Place, message: str, *, code: str) -> None:
+        self._problems.add(place, message, code=code)
         raise StopError
 
 

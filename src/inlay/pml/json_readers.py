@@ -59,12 +59,14 @@ class _SchemaReader(JSONReader):
     def read(self, root: Any, place: JSONPlace) -> SchemaParts | None:
         if not isinstance(root, JSONObject):
             self.add(
-                place, f'this is {shown(root, kind=True)}; a schema is an object: write {{"name": "…", "content": […]}}'
+                place,
+                f'this is {shown(root, kind=True)}; a schema is an object: write {{"name": "…", "content": […]}}',
+                code="pml.wrong_type",
             )
             return None
         if "schema" in root and "name" not in root:
             remedy = 'read it as a Prompt, or write "name" for a schema'
-            self.add(place, f'this is a prompt, as it has the key "schema"; {remedy}')
+            self.add(place, f'this is a prompt, as it has the key "schema"; {remedy}', code="pml.wrong_document")
             return None
         self.check(root, forms.Schema, place, 1)
         nodes = self._content(root, "content", place, _SCHEMA, 2)
@@ -82,7 +84,7 @@ class _SchemaReader(JSONReader):
                 nodes += self._text(raw, where, takes)
             elif kind := self.kind(raw, where, takes):
                 if kind not in takes:
-                    self.add(where, _misplaced(kind, takes))
+                    self.add(where, _misplaced(kind, takes), code="pml.misplaced_object")
                 # for the problems inside it and the names that it defines
                 if kind in takes or kind in ("module", "union"):
                     nodes.append(self._node(kind, raw, where, depth))
@@ -92,7 +94,7 @@ class _SchemaReader(JSONReader):
         self.count_text(place)
         # an empty text is an error too: the published JSON Schema allows no text in a union
         if _TEXT not in takes:
-            self.add(place, _misplaced(_TEXT, takes))
+            self.add(place, _misplaced(_TEXT, takes), code="pml.misplaced_text")
         return [Text(text, place)] if text else []
 
     def _node(self, kind: str, raw: JSONObject, place: JSONPlace, depth: int) -> _Node:
@@ -136,7 +138,11 @@ class _SchemaReader(JSONReader):
         self._scope = scope
         if isinstance(src := raw.get("src"), str):
             if raw.get("content"):
-                self.add(place.key("src"), "the module has both src and content; leave one of them out")
+                self.add(
+                    place.key("src"),
+                    "the module has both src and content; leave one of them out",
+                    code="pml.src_and_content",
+                )
             else:
                 children = self._rules.file(src, place.key("src"))
         return Module(name, children, place, cache=raw.get("cache") is not False, meta=self.meta(raw, place))
@@ -161,7 +167,11 @@ class _SchemaReader(JSONReader):
             if isinstance(raw, list) and raw and all(isinstance(name, str) for name in raw):
                 scaffolds.append(Scaffold(tuple(raw), where))
             else:
-                self.add(where, f"this is {shown(raw, kind=True)}; write a list of at least two modules' names")
+                self.add(
+                    where,
+                    f"this is {shown(raw, kind=True)}; write a list of at least two modules' names",
+                    code="pml.wrong_type",
+                )
         return tuple(scaffolds)
 
 
@@ -203,16 +213,21 @@ class _PromptReader(JSONReader):
             self.add(
                 place,
                 f'this is {shown(root, kind=True)}; a prompt is an object: write {{"schema": "…", "content": […]}}',
+                code="pml.wrong_type",
             )
             return None
         if "name" in root and "schema" not in root:
             remedy = 'read it as a Schema, or write "schema" with the name of the prompt\'s schema'
-            self.add(place, f'this is a schema, as it has the key "name"; {remedy}')
+            self.add(place, f'this is a schema, as it has the key "name"; {remedy}', code="pml.wrong_document")
             return None
         self.check(root, forms.Prompt, place, 1)
         given = [key for key in ("content", "imports", "text") if root.get(key) is not None]
         if given[:1] == ["content"] and len(given) > 1:
-            self.add(place, f'a prompt has "content" or the short form, not both; leave {quote(given[1])} out')
+            self.add(
+                place,
+                f'a prompt has "content" or the short form, not both; leave {quote(given[1])} out',
+                code="pml.conflicting_keys",
+            )
         nodes = self._content(root, place, _TOP_LEVEL, 2) or (*self._short(root, place, 2), *self._text(root, place))
         return PromptParts(self.label(root, "schema", place), nodes, place.key("schema"))
 
@@ -234,7 +249,11 @@ class _PromptReader(JSONReader):
             return Import(self.path(raw, place), (), (), place.named("import", raw))
         if isinstance(raw, JSONObject):
             return self._short_import(raw, place, depth)
-        self.add(place, f'this is {shown(raw, kind=True)}; write the name of a module, or an object {{"name": …}}')
+        self.add(
+            place,
+            f'this is {shown(raw, kind=True)}; write the name of a module, or an object {{"name": …}}',
+            code="pml.wrong_type",
+        )
         return None
 
     def _short_import(self, raw: JSONObject, place: JSONPlace, depth: int) -> Import:
@@ -259,7 +278,7 @@ class _PromptReader(JSONReader):
                 nodes += [Text(raw, where)] if raw else []
             elif kind := self.kind(raw, where, takes):
                 if kind not in takes:
-                    self.add(where, _misplaced_in_prompt(kind))
+                    self.add(where, _misplaced_in_prompt(kind), code="pml.misplaced_object")
                 elif kind == "import":
                     nodes.append(self._import(raw, where, depth))
                 elif kind == "set":
@@ -273,12 +292,16 @@ class _PromptReader(JSONReader):
         imports = []
         for each, where in self.members(raw, "set", place):
             if isinstance(each, str):
-                self.add(where, text_in_set())
+                self.add(where, text_in_set(), code="pml.misplaced_text")
             elif kind := self.kind(each, where, _IN_SET):
                 if kind == "import":
                     imports.append(self._import(each, where, depth + 1))
                 else:
-                    self.add(where, nested_set() if kind == "set" else _misplaced_in_prompt(kind))
+                    self.add(
+                        where,
+                        nested_set() if kind == "set" else _misplaced_in_prompt(kind),
+                        code="pml.nested_set" if kind == "set" else "pml.misplaced_object",
+                    )
         return ImportSet(tuple(imports), place)
 
     def _inner(self, raw: JSONObject, place: JSONPlace, depth: int) -> tuple[Text | Import | ImportSet, ...]:

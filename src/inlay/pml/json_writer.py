@@ -54,7 +54,7 @@ def _checked(document: _Value, what: str, read: Callable[[bytes, str], object]) 
     try:
         read(document_from_string(text, what), what)
     except PMLError as error:
-        raise ParameterError(f"cannot be written as JSON: {error.problems[0]}") from None
+        raise ParameterError(f"cannot be written as JSON: {error.problems[0]}", code="pml.not_writable") from None
     return text
 
 
@@ -70,7 +70,9 @@ def _content(nodes: Iterable[_Node], depth: int) -> str | list[str | _Value]:
 
 def _value(node: Param | Module | Union | Turn | Import | ImportSet | PromptTurn, depth: int) -> _Value:
     if depth > MAX_DEPTH:
-        raise ParameterError(f"objects would be nested more than {MAX_DEPTH} deep; nest less deeply")
+        raise ParameterError(
+            f"objects would be nested more than {MAX_DEPTH} deep; nest less deeply", code="pml.too_deep"
+        )
     if isinstance(node, Param):
         given = {"default": node.default, "scaffold": node.scaffold}
         told = _meta(node.meta, f"parameter {quote(node.name)}")
@@ -97,7 +99,9 @@ def _meta(meta: Iterable[Meta], what: str) -> _Value:
     told: dict[str, str] = {}
     for one in meta:
         if one.name in told:
-            raise ParameterError(f"{what} has the metadata {quote(one.name)} twice; keep one of them")
+            raise ParameterError(
+                f"{what} has the metadata {quote(one.name)} twice; keep one of them", code="pml.duplicate_metadata"
+            )
         told[one.name] = one.value
     return {"meta": told} if told else {}
 
@@ -107,7 +111,10 @@ def _import(node: Import, depth: int) -> _Value:
     if node.arguments:
         value["arguments"] = {argument.name: argument.value for argument in node.arguments}
         if len(value["arguments"]) < len(node.arguments):
-            raise ParameterError(f"module {quote(node.name)} is given the same argument twice; keep one of them")
+            raise ParameterError(
+                f"module {quote(node.name)} is given the same argument twice; keep one of them",
+                code="pml.duplicate_argument",
+            )
     if node.children:
         value["content"] = _content(node.children, depth)
     return value

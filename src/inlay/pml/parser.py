@@ -122,7 +122,9 @@ def parse(data: bytes, problems: Problems, *, declaration_counts: bool = False) 
     """
     if (nul := data.find(b"\0")) >= 0:  # expat would read the document as UTF-16
         place = place_at(problems.source, data[:nul].decode())
-        problems.add(place, "a NUL character is not text; leave it out, or save the file as UTF-8")
+        problems.add(
+            place, "a NUL character is not text; leave it out, or save the file as UTF-8", code="pml.invalid_character"
+        )
         return None
     builder = _TreeBuilder(data, problems, declaration_counts)
     try:
@@ -168,24 +170,37 @@ class _TreeBuilder:
         place = Place(self._problems.source, error.lineno, error.offset + 1)
         innermost = self._open[-1] if self._open else None
         if message == expat.errors.XML_ERROR_NO_ELEMENTS and innermost:
-            self._problems.add(innermost.place, f"<{clip(innermost.tag)}> is never closed; {_close(innermost)}")
+            self._problems.add(
+                innermost.place,
+                f"<{clip(innermost.tag)}> is never closed; {_close(innermost)}",
+                code="pml.unclosed_tag",
+            )
         elif message == expat.errors.XML_ERROR_NO_ELEMENTS:
-            self._problems.add(place, 'there is nothing here; write <schema name="…"> or <prompt schema="…">')
+            self._problems.add(
+                place,
+                'there is nothing here; write <schema name="…"> or <prompt schema="…">',
+                code="pml.empty_document",
+            )
         elif message == expat.errors.XML_ERROR_TAG_MISMATCH and innermost:
             opened = f"<{clip(innermost.tag)}> of line {innermost.place.line} is still open here"
-            self._problems.add(place, f"{opened}; {_close(innermost)} first")
+            self._problems.add(place, f"{opened}; {_close(innermost)} first", code="pml.mismatched_tag")
         elif message == expat.errors.XML_ERROR_JUNK_AFTER_DOC_ELEMENT and self.root:
             tag = clip(self.root.tag)
-            self._problems.add(place, f"something stands after </{tag}>; keep one <{tag}> and nothing after it")
+            self._problems.add(
+                place,
+                f"something stands after </{tag}>; keep one <{tag}> and nothing after it",
+                code="pml.text_outside_root",
+            )
         elif self._begins_with_text():
             self._problems.add(
                 place,
                 'there is text before any tag; begin with <schema name="…"> or <prompt schema="…">, '
                 "or, if this is JSON, give its file a name that ends in .json",
+                code="pml.text_outside_root",
             )
         else:
             remedy = _REMEDIES.get(message, f"this is not well-formed XML ({message}); correct it")
-            self._problems.add(place, remedy)
+            self._problems.add(place, remedy, code="pml.malformed_xml")
 
     def _begins_with_text(self) -> bool:
         first = self._data.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
@@ -196,9 +211,15 @@ class _TreeBuilder:
         place = self._place()
         self._elements += 1
         if len(self._open) >= limits.MAX_DEPTH:
-            self._stop(place, f"tags are nested more than {limits.MAX_DEPTH} deep; nest less deeply")
+            self._stop(
+                place, f"tags are nested more than {limits.MAX_DEPTH} deep; nest less deeply", code="pml.too_deep"
+            )
         if self._elements > limits.MAX_ELEMENTS:
-            self._stop(place, f"there are more than {limits.MAX_ELEMENTS} tags; split this into several files")
+            self._stop(
+                place,
+                f"there are more than {limits.MAX_ELEMENTS} tags; split this into several files",
+                code="pml.too_large",
+            )
         element = Element(tag, self._attributes(tag, attributes, place), place)
         if self._open:
             self._open[-1].children.append(element)
@@ -233,13 +254,21 @@ class _TreeBuilder:
         if not values:
             return {}
         if len(values) > limits.MAX_ATTRIBUTES:
-            self._stop(place, f"<{clip(tag)}> has more than {limits.MAX_ATTRIBUTES} attributes; write fewer")
+            self._stop(
+                place,
+                f"<{clip(tag)}> has more than {limits.MAX_ATTRIBUTES} attributes; write fewer",
+                code="pml.too_large",
+            )
         places = self._attribute_places(tag, place)
         attributes = {name: Attribute(value, places.get(name, place)) for name, value in values.items()}
         for name, attribute in attributes.items():
             if len(attribute.value) > limits.MAX_ATTRIBUTE_CHARACTERS:
                 characters = limits.MAX_ATTRIBUTE_CHARACTERS
-                self._stop(attribute.place, f'{clip(name)}="…" has more than {characters} characters; write fewer')
+                self._stop(
+                    attribute.place,
+                    f'{clip(name)}="…" has more than {characters} characters; write fewer',
+                    code="pml.too_large",
+                )
         return attributes
 
     def _attribute_places(self, tag: str, place: Place) -> dict[str, Place]:
@@ -256,22 +285,32 @@ class _TreeBuilder:
     def _doctype(self, *_: object) -> None:
         before = self._data[: self._data.rfind(b"<!DOCTYPE", 0, self.parser.CurrentByteIndex + 1)].decode()
         remedy = f"delete it: PML needs none, and knows the entities {_ENTITIES}"
-        self._stop(place_at(self._problems.source, before), f"a DOCTYPE is not allowed; {remedy}")
+        self._stop(
+            place_at(self._problems.source, before), f"a DOCTYPE is not allowed; {remedy}", code="pml.forbidden_xml"
+        )
 
     def _instruction(self, target: str, _: str) -> None:
-        self._stop(self._place(), f"processing instructions are not allowed; delete <?{clip(target)} …?>")
+        self._stop(
+            self._place(),
+            f"processing instructions are not allowed; delete <?{clip(target)} …?>",
+            code="pml.forbidden_xml",
+        )
 
     def _declaration(self, version: str, encoding: str | None, standalone: int) -> None:
         if encoding is not None and encoding.upper() not in ("UTF-8", "UTF8", "US-ASCII", "ASCII"):
             declared = f"the file declares the encoding {clip(encoding)}"
-            self._stop(self._place(), f'{declared}, but PML is UTF-8; save it as UTF-8 and write encoding="UTF-8"')
+            self._stop(
+                self._place(),
+                f'{declared}, but PML is UTF-8; save it as UTF-8 and write encoding="UTF-8"',
+                code="pml.wrong_encoding",
+            )
 
     def _place(self, offset: int = 0) -> Place:
         line, column = self.parser.CurrentLineNumber, self.parser.CurrentColumnNumber
         return Place(self._problems.source, line, column + 1 + offset)
 
-    def _stop(self, place: Place, message: str) -> NoReturn:
-        self._problems.add(place, message)
+    def _stop(self, place: Place, message: str, *, code: str) -> NoReturn:
+        self._problems.add(place, message, code=code)
         raise _StopError
 
 

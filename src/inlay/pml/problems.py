@@ -53,10 +53,11 @@ class Problems:
         self._problems: list[Problem] = []
         self._count = 0
 
-    def add(self, place: Place, message: str) -> None:
+    def add(self, place: Place, message: str, *, code: str) -> None:
+        """Add a problem. Its code names the kind of mistake."""
         self._count += 1
         if len(self._problems) < _KEPT:
-            self._problems.append(Problem(place, message))
+            self._problems.append(Problem(place, message, code=code))
 
     def near(self, name: str, candidates: Iterable[str]) -> str | None:
         """Return the candidate that is most similar to ``name``.
@@ -79,7 +80,10 @@ class Problems:
         shown = shown[:MAX_PROBLEMS]
         if hidden := self._count - len(shown):
             more = "1 more problem is" if hidden == 1 else f"{hidden} more problems are"
-            shown = [*shown, Problem(Place(self.source), f"{more} not shown; correct these first")]
+            shown = [
+                *shown,
+                Problem(Place(self.source), f"{more} not shown; correct these first", code="pml.more_problems"),
+            ]
         raise PMLError(shown)
 
     def _one_source(self) -> bool:

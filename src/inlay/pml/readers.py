@@ -59,7 +59,7 @@ class _SchemaReader:
 
     def read(self, root: Element) -> SchemaParts | None:
         if root.tag != "schema":
-            self._problems.add(root.place, _not_a_schema(root.tag))
+            self._problems.add(root.place, _not_a_schema(root.tag), code="pml.wrong_document")
             return None
         self._attributes.check(root)
         preserve = self._attributes.preserve(root, inherited=False)
@@ -82,7 +82,9 @@ class _SchemaReader:
                 nodes.append(self._node(child, preserve))
             else:
                 message = misplaced_tag(child.tag, parent.tag, self._problems, turn=self._turn)
-                self._problems.add(child.place, message)
+                self._problems.add(
+                    child.place, message, code="pml.misplaced_tag" if child.tag in TAGS else "pml.unknown_tag"
+                )
                 if child.tag in ("module", "union"):
                     self._node(child, preserve)  # for the problems inside it and the names that it defines
         return nodes
@@ -94,7 +96,9 @@ class _SchemaReader:
             if isinstance(child, Element):
                 self._attributes.check(child)
                 if child.children:
-                    self._problems.add(child.place, '<meta> is not empty; write <meta name="…" value="…"/>')
+                    self._problems.add(
+                        child.place, '<meta> is not empty; write <meta name="…" value="…"/>', code="pml.not_empty"
+                    )
                 value = child.attributes.get("value")
                 found.append(Meta(self._attributes.name(child) or "", value.value if value else "", child.place))
         self._rules.check_meta(found)
@@ -105,7 +109,7 @@ class _SchemaReader:
             text = run.text if preserve else settle(run.text)
             return [Text(text, run.place)] if text else []
         if not is_white(run.text):
-            self._problems.add(run.place, misplaced_text(parent.tag))
+            self._problems.add(run.place, misplaced_text(parent.tag), code="pml.misplaced_text")
         return []
 
     def _node(self, element: Element, preserve: bool) -> _Node:
@@ -148,7 +152,9 @@ class _SchemaReader:
         src = element.attributes["src"]
         content = element.children[_front(element) :]
         if any(isinstance(child, Element) or not is_white(child.text) for child in content):
-            self._problems.add(src.place, "the module has both src and content; leave one of them out")
+            self._problems.add(
+                src.place, "the module has both src and content; leave one of them out", code="pml.src_and_content"
+            )
             return ()
         return self._rules.file(src.value, src.place)
 
@@ -157,7 +163,9 @@ class _SchemaReader:
         members = tuple(node for node in self._content(element, preserve, _MEMBERS) if isinstance(node, Module))
         content = element.children[_front(element) :]
         if element.closed and not any(isinstance(child, Element) for child in content):
-            self._problems.add(element.place, "<union> is empty; put a <module> for each choice into it")
+            self._problems.add(
+                element.place, "<union> is empty; put a <module> for each choice into it", code="pml.empty_union"
+            )
         scaffold = element.attributes.get("scaffold")
         if scaffold is None:
             return Union(members, element.place, meta=meta)
@@ -169,7 +177,7 @@ class _SchemaReader:
         name = self._attributes.name(element)
         if any(isinstance(child, Element) or not is_white(child.text) for child in element.children):
             remedy = f'write <{element.tag} …/>, and a default as default="…"'
-            self._problems.add(element.place, f"<{element.tag}> is not empty; {remedy}")
+            self._problems.add(element.place, f"<{element.tag}> is not empty; {remedy}", code="pml.not_empty")
         default, scaffold = element.attributes.get("default"), element.attributes.get("scaffold")
         return Param(
             name or "",
@@ -182,7 +190,9 @@ class _SchemaReader:
 
     def _scaffold(self, element: Element) -> Scaffold:
         if element.children:
-            self._problems.add(element.place, '<scaffold> is not empty; write <scaffold modules="… …"/>')
+            self._problems.add(
+                element.place, '<scaffold> is not empty; write <scaffold modules="… …"/>', code="pml.not_empty"
+            )
         return Scaffold(tuple((self._attributes.text(element, "modules") or "").split()), element.place)
 
 
@@ -236,7 +246,7 @@ class _PromptReader:
 
     def read(self, root: Element) -> PromptParts | None:
         if root.tag != "prompt":
-            self._problems.add(root.place, _not_a_prompt(root.tag))
+            self._problems.add(root.place, _not_a_prompt(root.tag), code="pml.wrong_document")
             return None
         self._attributes.check(root)
         preserve = self._attributes.preserve(root, inherited=False)
@@ -264,7 +274,7 @@ class _PromptReader:
         if child.tag == "set":
             return [self._set(child, preserve)]
         if child.tag in TAGS:
-            self._problems.add(child.place, _misplaced(child.tag, parent.tag))
+            self._problems.add(child.place, _misplaced(child.tag, parent.tag), code="pml.misplaced_tag")
             return []
         return [self._import(child, preserve)]
 
@@ -274,9 +284,9 @@ class _PromptReader:
         for child in element.children:
             if isinstance(child, Run):
                 if not is_white(child.text):
-                    self._problems.add(child.place, text_in_set())
+                    self._problems.add(child.place, text_in_set(), code="pml.misplaced_text")
             elif child.tag in TAGS:
-                self._problems.add(child.place, _misplaced(child.tag, element.tag))
+                self._problems.add(child.place, _misplaced(child.tag, element.tag), code="pml.misplaced_tag")
             else:
                 imports.append(self._import(child, preserve))
         return ImportSet(tuple(imports), element.place)

@@ -140,7 +140,11 @@ def resolve(schema: Schema, prompt: Prompt, *, moves: bool = False) -> Resolved:
     else:
         # most other problems would follow from this one
         items = []
-        problems.add(prompt.place or Place(prompt.source), sentences.other_schema(prompt.schema, schema.name))
+        problems.add(
+            prompt.place or Place(prompt.source),
+            sentences.other_schema(prompt.schema, schema.name),
+            code="pml.other_schema",
+        )
     problems.raise_any()
     return Resolved(schema, tuple(items), frozenset(resolver.imported), prompt.source, resolver.in_order())
 
@@ -185,7 +189,11 @@ class _Resolver:
         modules_alone = all(isinstance(child, Module | Union) for child in self._schema.children)
         if modules_alone and any(isinstance(child, Import | ImportSet) for turn in turns for child in turn.children):
             if loose:
-                self._problems.add(loose[0].place, sentences.loose_beside_turns(loose[0], self._schema.name))
+                self._problems.add(
+                    loose[0].place,
+                    sentences.loose_beside_turns(loose[0], self._schema.name),
+                    code="pml.text_outside_turns",
+                )
             return self._turns_around_imports(turns)
         return self._top_level(loose) + [item for turn in turns for item in self._turn_of_text(turn)]
 
@@ -206,7 +214,9 @@ class _Resolver:
                 turn = turn or child
             else:
                 if turn:
-                    self._problems.add(child.place, sentences.loose_after_turn(child, turn.role))
+                    self._problems.add(
+                        child.place, sentences.loose_after_turn(child, turn.role), code="pml.text_outside_turns"
+                    )
                 loose.append(child)
         return loose
 
@@ -225,10 +235,14 @@ class _Resolver:
                 items.append(NewText(child.text, child.place))
                 continue
             if isinstance(child, ImportSet) and not child.imports:
-                self._problems.add(child.place, sentences.empty_set())
+                self._problems.add(child.place, sentences.empty_set(), code="pml.empty_set")
             for node in child.imports if isinstance(child, ImportSet) else (child,):
                 has = "chat turns" if self._schema.has_turns else "text"
-                self._problems.add(node.place, sentences.import_in_turn(node.name, self._schema.name, has, turn.role))
+                self._problems.add(
+                    node.place,
+                    sentences.import_in_turn(node.name, self._schema.name, has, turn.role),
+                    code="pml.import_in_turn",
+                )
         return [*items, TurnEnd(turn.role, True)]
 
     def _turns_around_imports(self, turns: list[PromptTurn]) -> list[Item]:
@@ -244,7 +258,9 @@ class _Resolver:
             imported = [self._import(one, ()) for one in placed]
             for one, inside in zip(placed, imported, strict=True):
                 if any(isinstance(item, TurnStart) for item in inside):
-                    self._problems.add(one.node.place, sentences.turns_in_turn(one.node.name, turn.role))
+                    self._problems.add(
+                        one.node.place, sentences.turns_in_turn(one.node.name, turn.role), code="pml.turns_in_turn"
+                    )
             items += [*_with_borders(placed, imported), *rest, TurnEnd(turn.role, True)]
             order += placed
         self._check_order(order)
@@ -275,11 +291,11 @@ class _Resolver:
         """Return the imports of a set: as written if their order is free, otherwise in schema order."""
         number = self._numbers[id(node)]
         if inside:
-            self._problems.add(node.place, sentences.nested_set())
+            self._problems.add(node.place, sentences.nested_set(), code="pml.nested_set")
         if not node.imports:
-            self._problems.add(node.place, sentences.empty_set())
+            self._problems.add(node.place, sentences.empty_set(), code="pml.empty_set")
         if len(node.imports) > MAX_SET:
-            self._problems.add(node.place, sentences.large_set(len(node.imports)))
+            self._problems.add(node.place, sentences.large_set(len(node.imports)), code="pml.too_large")
             return []
         placed = [one for each in opened(node.imports) for one in self._one(each, owner, inside, member=True)]
         why_fixed = self._why_fixed(placed)
@@ -305,24 +321,28 @@ class _Resolver:
         name, path = node.name, path_of((*owner, node.name))
         slot = self._schema.levels[path_of(owner) if owner else None].slots.get(name)
         if slot is None:
-            self._problems.add(node.place, self._why_not_here(name, owner))
+            self._add_why_not_here(node, owner)
             return None
         if first := self.imported.get(path):
-            self._problems.add(node.place, sentences.repeated(name, first.place))
+            self._problems.add(node.place, sentences.repeated(name, first.place), code="pml.duplicate_import")
             return None
         self.imported[path] = node
         return slot
 
-    def _why_not_here(self, name: str, owner: tuple[str, ...]) -> str:
-        """Return the error message for a module that this level does not have."""
-        modules = self._schema.modules
+    def _add_why_not_here(self, node: Import, owner: tuple[str, ...]) -> None:
+        """Report an import of a module that this level does not have."""
+        name, modules = node.name, self._schema.modules
         paths = modules.paths(name)
+        inside = owner[-1] if owner else None
         if len(paths) == 1:
-            return sentences.misnested(name, names_of(paths[0])[:-1], owner[-1] if owner else None)
-        if paths:
-            return sentences.ambiguous(name, paths, owner[-1] if owner else None)
-        near = self._problems.near(name, modules.last_names())
-        return sentences.unknown_module(name, near, self._schema.name, modules)
+            message = sentences.misnested(name, names_of(paths[0])[:-1], inside)
+            self._problems.add(node.place, message, code="pml.misnested_module")
+        elif paths:
+            self._problems.add(node.place, sentences.ambiguous(name, paths, inside), code="pml.ambiguous_module")
+        else:
+            near = self._problems.near(name, modules.last_names())
+            message = sentences.unknown_module(name, near, self._schema.name, modules)
+            self._problems.add(node.place, message, code="pml.unknown_module")
 
     def _check_order(self, placed: list[_Placed]) -> None:
         """Report imports of one level that break the schema's order, and two imports from one union."""
@@ -331,14 +351,16 @@ class _Resolver:
         for one in placed:
             slot, node = one.slot, one.node
             if other := taken.get(slot):
-                self._problems.add(node.place, sentences.one_union(node.name, other.name))
+                self._problems.add(node.place, sentences.one_union(node.name, other.name), code="pml.union_conflict")
                 continue
             taken[slot] = node
             if last is None or last[0] < slot:
                 last = slot, node
             elif slot.zone < last[0].zone or not self._moves:
                 movable = slot.zone == last[0].zone
-                self._problems.add(node.place, sentences.out_of_order(node.name, last[1].name, movable))
+                self._problems.add(
+                    node.place, sentences.out_of_order(node.name, last[1].name, movable), code="pml.out_of_order"
+                )
 
     def _merge(self, level: Level, placed: list[_Placed], owner: tuple[str, ...], arguments: _Arguments) -> list[Item]:
         """Return the level's fixed pieces, with the imports of each zone before the piece that ends the zone."""
@@ -359,7 +381,7 @@ class _Resolver:
         self._check_order(placed)
         items = _with_rest(self._merge(level, placed, inside, arguments), rest)
         if one.member and any(isinstance(item, TurnStart) for item in items):
-            self._problems.add(node.place, sentences.turns_in_set(node.name))
+            self._problems.add(node.place, sentences.turns_in_set(node.name), code="pml.turns_in_set")
         return items
 
     def _arguments(self, node: Import, level: Level) -> _Arguments:
@@ -368,13 +390,15 @@ class _Resolver:
             if argument.name not in level.params:
                 near = self._problems.near(argument.name, level.params)
                 message = sentences.unknown_parameter(node.name, argument.name, near, level.params)
-                self._problems.add(argument.place, message)
+                self._problems.add(argument.place, message, code="pml.unknown_parameter")
             elif argument.name in arguments:
-                self._problems.add(argument.place, sentences.argument_twice(node.name, argument.name))
+                self._problems.add(
+                    argument.place, sentences.argument_twice(node.name, argument.name), code="pml.duplicate_argument"
+                )
             arguments[argument.name] = argument
         missing = [name for name, param in level.params.items() if name not in arguments and param.default is None]
         if missing:
-            self._problems.add(node.place, sentences.no_arguments(node.name, missing))
+            self._problems.add(node.place, sentences.no_arguments(node.name, missing), code="pml.missing_argument")
         return arguments
 
     def _fixed(self, piece: Text | Param | Border, owner: tuple[str, ...], arguments: _Arguments) -> list[Item]:

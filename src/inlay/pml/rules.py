@@ -90,14 +90,18 @@ class SchemaRules:
         first = self._modules.setdefault(module, place)
         if first is not place:
             twice = f"module {quote(module)} is defined twice, first {whereabouts(first)}"
-            self._problems.add(name_place, f"{twice}; give this one another name")
+            self._problems.add(name_place, f"{twice}; give this one another name", code="pml.duplicate_name")
 
     def check_meta(self, meta: Iterable[Meta]) -> None:
         """Report metadata that one part of a schema holds twice."""
         seen = set()
         for one in meta:
             if one.name and one.name in seen:
-                self._problems.add(one.place, f"metadata {quote(one.name)} stands here twice; keep one of them")
+                self._problems.add(
+                    one.place,
+                    f"metadata {quote(one.name)} stands here twice; keep one of them",
+                    code="pml.duplicate_metadata",
+                )
             seen.add(one.name)
 
     def check_member(self, name: str, members: Iterable[Module], place: Place, union: str) -> None:
@@ -106,7 +110,11 @@ class SchemaRules:
         if name not in names:
             near = self._problems.near(name, names)
             remedy = f"did you mean {quote(near)}?" if near else f"its members are {listed(names)}"
-            self._problems.add(place, f"{union} has scaffold={quote(name)}, which is no member of it; {remedy}")
+            self._problems.add(
+                place,
+                f"{union} has scaffold={quote(name)}, which is no member of it; {remedy}",
+                code="pml.unknown_member",
+            )
 
     def check_params(self, module: str, children: Iterable[Text | Param | Module | Union | Turn]) -> None:
         """Report parameters of a module that share a name, including parameters in its turns."""
@@ -114,19 +122,21 @@ class SchemaRules:
         for param in _params(children):
             if param.name and param.name in seen:
                 twice = f"parameter {quote(param.name)} is defined twice in module {quote(module)}"
-                self._problems.add(param.place, f"{twice}; give this one another name")
+                self._problems.add(param.place, f"{twice}; give this one another name", code="pml.duplicate_name")
             seen.add(param.name)
 
     def file(self, src: str, place: Place) -> tuple[Text, ...]:
         """Return the text of a module that names a file, and report errors."""
         if self._folder is None:
             remedy = f"give one with Schema.{self._words.method}(text, folder=…)"
-            self._problems.add(place, f"src needs a folder, and a schema in a string has none; {remedy}")
+            self._problems.add(
+                place, f"src needs a folder, and a schema in a string has none; {remedy}", code="pml.src_without_folder"
+            )
             return ()
         try:
             text = self._folder.read(src)
         except UnreadableError as error:
-            self._problems.add(place, str(error))
+            self._problems.add(place, str(error), code="pml.unreadable_file")
             return ()
         return (Text(text, Place(self._folder.name(src), 1, 1)),) if text else ()
 
@@ -145,13 +155,17 @@ class SchemaRules:
             names = f"{self._words.scaffold} names"
             if len(set(paths)) == 1:
                 alone = f"{names} {quote(paths[0])} alone"
-                self._problems.add(scaffold.place, f"{alone}; name at least two modules, or delete it")
+                self._problems.add(
+                    scaffold.place, f"{alone}; name at least two modules, or delete it", code="pml.invalid_scaffold"
+                )
             if pair := exclusions.between(paths):
                 both = f"{names} {quote(pair[0])} and {quote(pair[1])}, of which a union allows one"
-                self._problems.add(scaffold.place, f"{both}; leave one of them out")
+                self._problems.add(scaffold.place, f"{both}; leave one of them out", code="pml.invalid_scaffold")
             for path in dict.fromkeys(path for path in paths if path in uncached):
                 never = f"{names} {quote(path)}, which is never cached"
-                self._problems.add(scaffold.place, f"{never}; leave it out, or let it be cached")
+                self._problems.add(
+                    scaffold.place, f"{never}; leave it out, or let it be cached", code="pml.invalid_scaffold"
+                )
         return tuple(checked)
 
     def _path(self, name: str, modules: ByPath[Place], place: Place) -> str:
@@ -161,11 +175,17 @@ class SchemaRules:
             return paths[0]
         wrong = f"{self._words.scaffold} names {quote(name)}"
         if paths:
-            self._problems.add(place, f"{wrong}, which may be {choice(paths)}; write the one that you mean")
+            self._problems.add(
+                place,
+                f"{wrong}, which may be {choice(paths)}; write the one that you mean",
+                code="pml.ambiguous_module",
+            )
         else:
             near = self._problems.near(name, [*modules, *modules.last_names()])
             remedy = f'did you mean "{near}"?' if near else "name modules of this schema"
-            self._problems.add(place, f"{wrong}, which is no module of this schema; {remedy}")
+            self._problems.add(
+                place, f"{wrong}, which is no module of this schema; {remedy}", code="pml.unknown_module"
+            )
         return name
 
 

@@ -134,7 +134,10 @@ def any_order(*imports: str | Import) -> ImportSet:
     nodes = []
     for one in imports:
         if not isinstance(one, str | Import):
-            raise ParameterError(f"any_order takes str and use(…), not {type(one).__name__}; write names of modules")
+            raise ParameterError(
+                f"any_order takes str and use(…), not {type(one).__name__}; write names of modules",
+                code="parameter.wrong_type",
+            )
         nodes.append(one if isinstance(one, Import) else _import(one, (), {}))
     return ImportSet(tuple(nodes), place)
 
@@ -227,7 +230,10 @@ def _nodes(where: str, parts: tuple[str | Import | ImportSet, ...]) -> tuple[Tex
         if isinstance(part, Import | ImportSet):
             nodes.append(part)
         elif not isinstance(part, str):
-            raise ParameterError(f"{where} takes str and use(…), not {type(part).__name__}; convert it with str(…)")
+            raise ParameterError(
+                f"{where} takes str and use(…), not {type(part).__name__}; convert it with str(…)",
+                code="parameter.wrong_type",
+            )
         elif _checked("text", part):
             nodes.append(Text(part, place))
     return tuple(nodes)
@@ -235,9 +241,11 @@ def _nodes(where: str, parts: tuple[str | Import | ImportSet, ...]) -> tuple[Tex
 
 def _checked(what: str, value: str) -> str:
     if not isinstance(value, str):
-        raise ParameterError(f"{what} must be a str, not {type(value).__name__}; convert it with str(…)")
+        raise ParameterError(
+            f"{what} must be a str, not {type(value).__name__}; convert it with str(…)", code="parameter.wrong_type"
+        )
     if found := lone_surrogate(value):
-        raise ParameterError(f"{what} holds {found}")
+        raise ParameterError(f"{what} holds {found}", code="parameter.invalid_text")
     return value
 
 

@@ -31,14 +31,20 @@ def document_from_string(text: str, source: str) -> bytes:
     """
     if not isinstance(text, str):
         kind = type(text).__name__
-        raise ParameterError(f"from_string takes a str, not {kind}; decode it, or give a path to from_file")
+        raise ParameterError(
+            f"from_string takes a str, not {kind}; decode it, or give a path to from_file", code="parameter.wrong_type"
+        )
     try:
         data = text.encode()
     except UnicodeEncodeError as error:
         place = place_at(source, text[: error.start])
-        raise _refused(place, "a lone surrogate is not a character; decode the text properly or leave it out") from None
+        raise _refused(
+            place,
+            "a lone surrogate is not a character; decode the text properly or leave it out",
+            code="pml.invalid_character",
+        ) from None
     if len(data) > limits.MAX_BYTES:
-        raise _refused(Place(source), _too_large(limits.MAX_BYTES))
+        raise _refused(Place(source), _too_large(limits.MAX_BYTES), code="pml.too_large")
     return data.removeprefix(_BOM)
 
 
@@ -48,12 +54,12 @@ def document_from_file(path: str | os.PathLike[str]) -> bytes:
     try:
         data = _read(source, limits.MAX_BYTES)
     except UnreadableError as error:
-        raise _refused(Place(source), str(error)) from None
+        raise _refused(Place(source), str(error), code="pml.unreadable_file") from None
     try:
         data.decode()
     except UnicodeDecodeError as error:
         place = place_at(source, data[: error.start].decode())
-        raise _refused(place, _not_utf8(data)) from None
+        raise _refused(place, _not_utf8(data), code="pml.wrong_encoding") from None
     return data.removeprefix(_BOM)
 
 
@@ -138,5 +144,5 @@ def _too_large(most: int) -> str:
     return f"is larger than the {most} bytes that are allowed; split it"
 
 
-def _refused(place: Place, message: str) -> PMLError:
-    return PMLError([Problem(place, message)])
+def _refused(place: Place, message: str, *, code: str) -> PMLError:
+    return PMLError([Problem(place, message, code=code)])

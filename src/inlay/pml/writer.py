@@ -119,7 +119,9 @@ def _read_back(what: str, read: Callable[[], object]) -> None:
     try:
         read()
     except PMLError as error:
-        raise ParameterError(f"{what} cannot be written as PML: {error.problems[0].message}") from None
+        raise ParameterError(
+            f"{what} cannot be written as PML: {error.problems[0].message}", code="pml.not_writable"
+        ) from None
 
 
 def _between_texts(children: Iterable[_Node], scaffolds: Iterable[Scaffold]) -> Iterator[_Node]:
@@ -159,12 +161,15 @@ def _refuse_layout(content: list[Tag | str], what: str) -> None:
             for other in content[max(index - 1, 0) : index + 2]:
                 if isinstance(other, Tag) and other.flow is Flow.TURN:
                     beside = f"white space alone beside <{other.name}> is layout in PML"
-                    raise ParameterError(f"{what} cannot be written as PML: {beside}; leave it out, or use to_json()")
+                    raise ParameterError(
+                        f"{what} cannot be written as PML: {beside}; leave it out, or use to_json()",
+                        code="pml.not_writable",
+                    )
 
 
 def _tag(node: Param | Module | Union | Turn | Scaffold | Import | ImportSet | PromptTurn, depth: int) -> Tag:
     if depth > MAX_DEPTH:
-        raise ParameterError(f"tags would be nested more than {MAX_DEPTH} deep; nest less deeply")
+        raise ParameterError(f"tags would be nested more than {MAX_DEPTH} deep; nest less deeply", code="pml.too_deep")
     if isinstance(node, Param):
         return _param(node)
     if isinstance(node, Scaffold):
@@ -183,7 +188,7 @@ def _tag(node: Param | Module | Union | Turn | Scaffold | Import | ImportSet | P
     if isinstance(node, ImportSet):
         return Tag("set", children=_content(node.imports, "a set", depth), only_layout=True)
     if node.role not in ROLES:
-        raise ParameterError(f"{quote(node.role)} is no role; use one of {', '.join(ROLES)}")
+        raise ParameterError(f"{quote(node.role)} is no role; use one of {', '.join(ROLES)}", code="pml.unknown_role")
     turn = Tag(node.role, children=_content(node.children, f"<{node.role}>", depth), flow=Flow.TURN)
     return _with_meta(turn, node.meta if isinstance(node, Turn) else (), f"<{node.role}>")
 
@@ -208,13 +213,18 @@ def _param(param: Param) -> Tag:
             attributes.append(_attribute(name, value, what))
     if told := [one.name for one in param.meta if not is_in_namespace(one.name)]:
         beyond = f"the metadata {quote(told[0])}, which in a parameter stands in a namespace"
-        raise ParameterError(f"{what} has {beyond}; write app:{clip(told[0])}, or use to_json()")
+        raise ParameterError(
+            f"{what} has {beyond}; write app:{clip(told[0])}, or use to_json()", code="pml.not_writable"
+        )
     return _with_meta(Tag("param", tuple(attributes), flow=Flow.INLINE), param.meta, what)
 
 
 def _import(node: Import, depth: int) -> Tag:
     if node.name in TAGS:
-        raise ParameterError(f"{quote(node.name)} is a tag of PML, not a module that a prompt can import; rename it")
+        raise ParameterError(
+            f"{quote(node.name)} is a tag of PML, not a module that a prompt can import; rename it",
+            code="pml.invalid_name",
+        )
     what = f"module {quote(node.name)}"
     attributes = tuple(_attribute(_name(argument.name), argument.value, what) for argument in node.arguments)
     return Tag(_name(node.name), attributes, _content(node.children, what, depth), flow=Flow.IMPORT)
@@ -223,7 +233,7 @@ def _import(node: Import, depth: int) -> Tag:
 def _name(name: str) -> str:
     """Return a name that is written without quotation marks or in a list; raises ParameterError if it is not a name."""
     if not is_name(name):
-        raise ParameterError(f"{quote(name)} is not a name of PML; rename it")
+        raise ParameterError(f"{quote(name)} is not a name of PML; rename it", code="pml.invalid_name")
     return name
 
 
@@ -234,7 +244,9 @@ def _attribute(name: str, value: str, what: str) -> tuple[str, str]:
 def _carried(text: str, what: str) -> str:
     if found := _NO_XML.search(text):
         character = f"the character U+{ord(found[0]):04X} at index {found.start()} of a text or value"
-        raise ParameterError(f"{what} holds {character}, which XML cannot carry; leave it out")
+        raise ParameterError(
+            f"{what} holds {character}, which XML cannot carry; leave it out", code="pml.invalid_character"
+        )
     return text
 
 

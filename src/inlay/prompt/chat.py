@@ -222,7 +222,8 @@ class ChatTemplate:
             if ranks[number] < ranks[before]:
                 turn = f"the body of turn {number + 1} ({_role(turns[number])})"
                 raise ModelError(
-                    f"the chat template moves {turn} in front of another one, for turns in the order {_roles(turns)}"
+                    f"the chat template moves {turn} in front of another one, for turns in the order {_roles(turns)}",
+                    code="model.unusable_chat_template",
                 )
         return cut.pieces
 
@@ -337,7 +338,10 @@ class ChatTemplate:
         for number in numbers:
             if times[number] != 1:
                 turn = f"the body of turn {number + 1} ({_role(turns[number])})"
-                raise ModelError(f"the chat template does not show {turn} once, for turns in the order {_roles(turns)}")
+                raise ModelError(
+                    f"the chat template does not show {turn} once, for turns in the order {_roles(turns)}",
+                    code="model.unusable_chat_template",
+                )
         order = tuple(sorted(numbers, key=lambda number: spans[number]))
         borders = [0, *chain.from_iterable(spans[number] for number in order), len(rendering)]
         pieces = (rendering[start:end] for start, end in zip(borders[::2], borders[1::2], strict=True))
@@ -370,7 +374,10 @@ class ChatTemplate:
         seamed[-1]["content"] += _END
         before, *behind = self.render(seamed, generation=False, tools=tools).split(_END)
         if len(behind) != 1:
-            raise ModelError("the chat template does not show the last message once, so it cannot be continued")
+            raise ModelError(
+                "the chat template does not show the last message once, so it cannot be continued",
+                code="model.unusable_chat_template",
+            )
         return before
 
     def _with_seams(self, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -384,7 +391,10 @@ class ChatTemplate:
     ) -> str:
         """Render chat messages with the template. Raises ModelError if it refuses them."""
         if not self.exists:
-            raise ModelError("the model's tokenizer has no chat template; write prompts without chat turns")
+            raise ModelError(
+                "the model's tokenizer has no chat template; write prompts without chat turns",
+                code="model.no_chat_template",
+            )
         arguments = VerbatimArguments(messages)
         forms = [arguments.as_texts(), arguments.as_objects()] if arguments.texts else [messages]
         rendered, failure = None, None
@@ -399,7 +409,7 @@ class ChatTemplate:
         if rendered is None:
             reason = " ".join(str(failure).split()) or type(failure).__name__
             message = f"the chat template refuses turns in the order {_roles(messages)}: {reason}"
-            raise ModelError(message) from failure
+            raise ModelError(message, code="model.chat_template_refusal") from failure
         return arguments.put(rendered)
 
     def _apply(

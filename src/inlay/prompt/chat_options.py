@@ -45,14 +45,17 @@ class ChatOptions:
     def __post_init__(self) -> None:
         if not isinstance(self.variables, Mapping) or not all(isinstance(name, str) for name in self.variables):
             message = "it must be an object of the names and values of template variables"
-            raise ParameterError(f"chat_template_kwargs is {show(self.variables)}; {message}")
+            raise ParameterError(
+                f"chat_template_kwargs is {show(self.variables)}; {message}", code="parameter.wrong_type"
+            )
         if self.documents is not None and not _are_documents(self.documents):
             message = 'it must be a list of objects of texts, such as {"title": "…", "text": "…"}'
-            raise ParameterError(f"documents is {show(self.documents)}; {message}")
+            raise ParameterError(f"documents is {show(self.documents)}; {message}", code="parameter.wrong_type")
         if self.generation and self.continues:
             raise ParameterError(
                 "continue_final_message goes on with the last message, and add_generation_prompt opens a new one; set "
-                "add_generation_prompt to false"
+                "add_generation_prompt to false",
+                code="parameter.conflict",
             )
 
     def check_last(self, messages: Sequence[Mapping[str, Any]]) -> None:
@@ -60,7 +63,7 @@ class ChatOptions:
         last = messages[-1] if messages else {}
         if self.continues and (last.get("role") != "assistant" or last.get("tool_calls")):
             message = "continue_final_message is given, and the last message is no text of the assistant's"
-            raise ParameterError(f"{message}; end with the one to continue")
+            raise ParameterError(f"{message}; end with the one to continue", code="request.no_turn_to_continue")
 
     def given_to(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         """Return the variables for the tokenizer's template. Raises ParameterError for an unknown one."""
@@ -70,13 +73,19 @@ class ChatOptions:
         if self.documents is not None and "documents" not in known:
             raise ParameterError(
                 "documents is given, and this model's chat template has no place for documents; write them into a "
-                "message"
+                "message",
+                code="request.unsupported_documents",
             )
         for name in self.variables:
             if name in _OWN:
-                raise ParameterError(f"chat_template_kwargs has {name!r}, which is a field of its own; write it there")
+                raise ParameterError(
+                    f"chat_template_kwargs has {name!r}, which is a field of its own; write it there",
+                    code="parameter.conflict",
+                )
             if name not in known or name in _reserved(tokenizer) or name in _FUNCTIONS:
-                raise ParameterError(f"chat_template_kwargs has {name!r:.80}, and {_offer(known, tokenizer)}")
+                raise ParameterError(
+                    f"chat_template_kwargs has {name!r:.80}, and {_offer(known, tokenizer)}", code="parameter.unknown"
+                )
         given = dict(self.variables)
         return given if self.documents is None else {**given, "documents": [dict(one) for one in self.documents]}
 

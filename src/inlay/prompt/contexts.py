@@ -224,7 +224,10 @@ def _begins(entries: Sequence[TextRun | Hole], entry: TextRun | Hole) -> bool:
 def placeholder_id(placeholders: str, unk_id: int | None) -> int | None:
     """Return the token that fills holes during encoding, or None. Raises ParameterError."""
     if placeholders == "unk" and unk_id is None:
-        raise ParameterError("placeholders='unk' needs a tokenizer with an <unk> token; use placeholders='none'")
+        raise ParameterError(
+            "placeholders='unk' needs a tokenizer with an <unk> token; use placeholders='none'",
+            code="model.no_unknown_token",
+        )
     return unk_id if placeholders == "unk" else None
 
 

@@ -247,7 +247,8 @@ class _FreeParts:
         if longest > MAX_SET:
             raise ParameterError(
                 f"messages[{number}] has {longest} neighbouring marked parts, and its order is free; leave the order "
-                f"out, or mark at most {MAX_SET} of them"
+                f"out, or mark at most {MAX_SET} of them",
+                code="prompt.set_too_large",
             )
 
     def place(self, index: int, token: int, character: int) -> None:

@@ -97,7 +97,8 @@ def check_count(sets: Sequence[FreeSet]) -> None:
     if free > MAX_SETS:
         raise ParameterError(
             f"the prompt has {free:,} sets whose order is free, and may have {MAX_SETS}; leave the order of the others "
-            "as it is written"
+            "as it is written",
+            code="prompt.too_many_sets",
         )
 
 
@@ -119,7 +120,7 @@ def check_sets(sets: Sequence[FreeSet], starts: Sequence[int], end: int) -> None
             or not known.issuperset(borders)
             or borders != sorted(borders)
         ):
-            raise ParameterError("the request is damaged (a set of it is none); send it again")
+            raise ParameterError("the request is damaged (a set of it is none); send it again", code="request.damaged")
         at = borders[-1]
 
 

@@ -47,24 +47,34 @@ def check_ids(ids: Sequence[Any], vocabulary: int, *, what: str = "a prompt") ->
         return made  # fast path without a Python loop, for a million ids
     for i in made:
         if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < vocabulary:
-            raise ParameterError(f"{what} holds the token id {show(i)}; ids go from 0 to {vocabulary - 1}")
+            raise ParameterError(
+                f"{what} holds the token id {show(i)}; ids go from 0 to {vocabulary - 1}", code="prompt.unknown_token"
+            )
     return made
 
 
 def check_params(params: object) -> None:
     """Raise ParameterError unless this is a SamplingParams."""
     if not isinstance(params, SamplingParams):
-        raise ParameterError(f"sampling_params is {show(params)}; give an inlay.SamplingParams")
+        raise ParameterError(
+            f"sampling_params is {show(params)}; give an inlay.SamplingParams", code="parameter.wrong_type"
+        )
 
 
 def check_template(text: str, where: str = "chat_template") -> str:
     """Return a Jinja chat template that shows messages. Raises ParameterError with the place."""
     if "messages" not in text:
-        raise ParameterError(f"{where}: it shows no messages; give the text of a chat template in Jinja")
+        raise ParameterError(
+            f"{where}: it shows no messages; give the text of a chat template in Jinja",
+            code="parameter.invalid_chat_template",
+        )
     try:
         render_jinja_template([[{"role": "user", "content": ""}]], chat_template=text)
     except TemplateSyntaxError as error:
-        raise ParameterError(f"{where}:{error.lineno}: {error.message}; give a chat template in Jinja") from None
+        raise ParameterError(
+            f"{where}:{error.lineno}: {error.message}; give a chat template in Jinja",
+            code="parameter.invalid_chat_template",
+        ) from None
     except Exception as error:  # it may need other messages, or variables of the tokenizer
         logger.debug("%s cannot show a message alone: %s", where, error)
     return text
@@ -75,13 +85,17 @@ def check_salt(cache_salt: str | None) -> str:
     if cache_salt is None:
         return ""
     if not isinstance(cache_salt, str) or not cache_salt:
-        raise ParameterError("cache_salt is empty or no text; give a text that others cannot guess, or None")
+        raise ParameterError(
+            "cache_salt is empty or no text; give a text that others cannot guess, or None",
+            code="parameter.invalid_cache_salt",
+        )
     if len(cache_salt) > MAX_SALT:
         raise ParameterError(
-            f"cache_salt has {len(cache_salt):,} characters; {MAX_SALT:,} at most are enough for anybody"
+            f"cache_salt has {len(cache_salt):,} characters; {MAX_SALT:,} at most are enough for anybody",
+            code="parameter.invalid_cache_salt",
         )
     if problem := lone_surrogate(cache_salt):
-        raise ParameterError(f"cache_salt holds {problem}")
+        raise ParameterError(f"cache_salt holds {problem}", code="parameter.invalid_cache_salt")
     return cache_salt
 
 
@@ -109,27 +123,34 @@ def check_messages(messages: Sequence[Message]) -> None:
         if not isinstance(message.get("role"), str) or not _is_content(message.get("content")):
             raise ParameterError(
                 f"a chat message is {show(message)}; it needs a 'role' and a 'content' of text, or of parts "
-                "{'type': 'text', 'text': …}"
+                "{'type': 'text', 'text': …}",
+                code="prompt.invalid_message",
             )
         if message.get("order") not in (None, "any"):
-            raise ParameterError(f"order is {show(message['order'])} in a chat message; write 'any', or leave it out")
+            raise ParameterError(
+                f"order is {show(message['order'])} in a chat message; write 'any', or leave it out",
+                code="prompt.invalid_message",
+            )
         if not isinstance(message["content"], str) and any("order" in part for part in message["content"]):
             raise ParameterError(
                 "order stands in a part of a chat message; write it beside the message's content, and cache_control on "
-                "the parts that may change places"
+                "the parts that may change places",
+                code="prompt.invalid_message",
             )
         for call in _listed(message.get("tool_calls"), "tool_calls"):
             if not _are_arguments(_function(call).get("arguments")):
                 raise ParameterError(
                     f"a tool call is {show(call)}; write {{'id': …, 'type': 'function', 'function': "
-                    "{'name': …, 'arguments': {…}}}"
+                    "{'name': …, 'arguments': {…}}}",
+                    code="prompt.invalid_tool",
                 )
     if isinstance(messages, Conversation):
         for tool in _listed(messages.tools, "tools"):
             if not _function(tool):
                 raise ParameterError(
                     f"a tool is {show(tool)}; write {{'type': 'function', 'function': {{'name': …, "
-                    "'parameters': {…}}}"
+                    "'parameters': {…}}}",
+                    code="prompt.invalid_tool",
                 )
 
 
@@ -146,7 +167,7 @@ def _listed(value: Any, name: str) -> Sequence[Any]:
     if value is None:
         return ()
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise ParameterError(f"{name} is {show(value)}; it must be a list")
+        raise ParameterError(f"{name} is {show(value)}; it must be a list", code="parameter.wrong_type")
     return value
 
 
@@ -168,11 +189,15 @@ def unwrap(prompt: Mapping[str, Any]) -> Any:
         return next(iter(prompt.values()))
     if "messages" in keys and keys <= {"messages", "tools", *CHAT_OPTIONS}:
         if not is_conversation(prompt["messages"]):
-            raise ParameterError(f"messages is {show(prompt['messages'])}; it must be a list of chat messages")
+            raise ParameterError(
+                f"messages is {show(prompt['messages'])}; it must be a list of chat messages",
+                code="parameter.wrong_type",
+            )
         return Conversation(prompt["messages"], prompt.get("tools"), _options(prompt))
     raise ParameterError(
         f"a prompt has the keys {sorted(map(str, keys))}; write {{'prompt': …}}, {{'prompt_token_ids': …}}, "
-        f"{{'messages': […]}} or {{'messages': […], 'tools': […]}}, with messages also {', '.join(CHAT_OPTIONS)}"
+        f"{{'messages': […]}} or {{'messages': […], 'tools': […]}}, with messages also {', '.join(CHAT_OPTIONS)}",
+        code="prompt.unknown_form",
     )
 
 
@@ -180,7 +205,9 @@ def _options(prompt: Mapping[str, Any]) -> ChatOptions:
     given = {field: prompt[name] for name, field in CHAT_OPTIONS.items() if prompt.get(name) is not None}
     for name in ("add_generation_prompt", "continue_final_message"):
         if not isinstance(prompt.get(name, False), bool):
-            raise ParameterError(f"{name} is {show(prompt[name])}; it must be True or False")
+            raise ParameterError(
+                f"{name} is {show(prompt[name])}; it must be True or False", code="parameter.wrong_type"
+            )
     if given.get("continues") and "generation" not in given:
         given["generation"] = False  # the answer is the rest of a message
     return ChatOptions(**given)
@@ -205,7 +232,8 @@ def as_conversations(messages: Any) -> list[Any]:
         messages = next(one for one in messages if not is_conversation(one))
     raise ParameterError(
         f"chat takes a list of messages, or several, and this is {show(messages)}; write "
-        "[{'role': 'user', 'content': …}]"
+        "[{'role': 'user', 'content': …}]",
+        code="parameter.wrong_type",
     )
 
 
@@ -231,7 +259,8 @@ def in_any_order(prompt: Any) -> Any:
     messages: Any = prompt.get("messages") if isinstance(prompt, Mapping) else prompt
     if not is_conversation(messages):
         raise ParameterError(
-            "order is 'any', and a text or token ids have no modules that could change places; leave it out"
+            "order is 'any', and a text or token ids have no modules that could change places; leave it out",
+            code="prompt.no_free_order",
         )
     # Without a mark, one message gets the order, so that the output can say why nothing is free.
     told = {id(message) for message in messages if has_modules([message])} or {id(messages[-1])}
@@ -245,7 +274,10 @@ def in_any_order(prompt: Any) -> Any:
 def check_order(order: object) -> bool:
     """True if the order of all modules is free. Raises ParameterError for other values than None and 'any'."""
     if order not in (None, "any"):
-        raise ParameterError(f"order is {show(order)}; write 'any', or None for the order in which modules are written")
+        raise ParameterError(
+            f"order is {show(order)}; write 'any', or None for the order in which modules are written",
+            code="parameter.unknown_choice",
+        )
     return order is not None
 
 
@@ -311,7 +343,8 @@ def parse_ttl(value: object, what: str = "ttl") -> float:
     seconds = int(match[1]) * _UNITS[match[2]] if match else 0
     if not 0 < seconds <= _LONGEST_S:
         raise ParameterError(
-            f"{what} is {show(value)}; write a lifetime such as '5m', '1h' or '1d', at most 366d, or inf"
+            f"{what} is {show(value)}; write a lifetime such as '5m', '1h' or '1d', at most 366d, or inf",
+            code="parameter.invalid_lifetime",
         )
     return float(seconds)
 

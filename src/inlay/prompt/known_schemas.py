@@ -53,7 +53,7 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
         if self._placeholder is not None:
             unknown = beyond_vocabulary((self._placeholder,), model.vocab_size, encoder.name)
             if unknown:
-                raise ModelError(f"placeholders='unk' fills holes with {unknown}")
+                raise ModelError(f"placeholders='unk' fills holes with {unknown}", code="model.unknown_token")
 
     def lay_out(self, schema: Schema, owner: str = PUBLIC) -> SchemaLayout:
         """Return a schema's layout, the registered one if there is one. Registers nothing. Raises PMLError."""
@@ -98,7 +98,7 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
         """
         known = self.find(name, salt)
         if known is None:
-            raise ParameterError(f"schema '{name}' is not known; add it with add_schema first")
+            raise ParameterError(f"schema '{name}' is not known; add it with add_schema first", code="schema.unknown")
         return self._encoded(known, policy, self._model.adapter(adapter)).by_module() if policy.modular else {}
 
     def every_spec(
@@ -186,7 +186,8 @@ def check_modules(layout: SchemaLayout, modules: Iterable[str]) -> None:
     for module in modules:
         if module and module not in layout.schema.modules:
             raise ParameterError(
-                f"schema '{layout.schema.name}' has no module '{module}'; give the path of one, like 'plan/miami'"
+                f"schema '{layout.schema.name}' has no module '{module}'; give the path of one, like 'plan/miami'",
+                code="schema.unknown_module",
             )
 
 

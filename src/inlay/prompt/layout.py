@@ -337,7 +337,7 @@ class _SchemaWalk:
         """Record a problem for a token that the model does not know."""
         unknown = None if self.vocabulary is None else beyond_vocabulary(ids, self.vocabulary, self.encoder.name)
         if unknown is not None:
-            self.problems.append(Problem(place, f"this becomes {unknown}"))
+            self.problems.append(Problem(place, f"this becomes {unknown}", code="model.unknown_token"))
 
     def add_text(self, part: RunPart, owner: Owner, place: Place) -> None:
         self.check(part.ids, place)
@@ -400,4 +400,4 @@ def too_long(param: Param, name: str, tokens: int) -> Problem | None:
     if tokens <= param.length:
         return None
     what = f"the {name} of '{param.name}' is {tokens} tokens long and its len is {param.length}"
-    return Problem(param.place, f'{what}; write len="{tokens}" or a shorter {name}')
+    return Problem(param.place, f'{what}; write len="{tokens}" or a shorter {name}', code="pml.argument_too_long")

@@ -27,12 +27,13 @@ def check_prompt(layout: PromptLayout, model: ModelInfo, tokenizer: PreTrainedTo
     if end + answered >= longest:  # before the ids, because the prompt may have any length
         raise ContextError(
             f"{where}the prompt ends at position {end} and the model's context is {longest} tokens long, "
-            "answer included; shorten the prompt, or import fewer modules"
+            "answer included; shorten the prompt, or import fewer modules",
+            code="request.too_long",
         )
     if unknown := beyond_vocabulary(layout.ids, model.vocab_size, tokenizer.convert_ids_to_tokens):
-        raise ParameterError(f"{where}the prompt holds {unknown}")
+        raise ParameterError(f"{where}the prompt holds {unknown}", code="prompt.unknown_token")
     if not layout.ids:
-        raise ParameterError("a prompt is empty; give at least one token")
+        raise ParameterError("a prompt is empty; give at least one token", code="prompt.empty")
 
 
 def check_forced(layout: PromptLayout, model: ModelInfo, forced: Sequence[int]) -> None:
@@ -41,7 +42,8 @@ def check_forced(layout: PromptLayout, model: ModelInfo, forced: Sequence[int]) 
     if limit < len(forced):
         raise ContextError(
             f"a prompt of {len(layout.ids)} tokens and its continuation of {len(forced)} are "
-            f"{len(forced) - limit} too long for the model's context; shorten one of them"
+            f"{len(forced) - limit} too long for the model's context; shorten one of them",
+            code="request.too_long",
         )
 
 
@@ -50,13 +52,15 @@ def check_tokens(params: SamplingParams, model: ModelInfo) -> None:
     last = model.vocab_size - 1
     for name, token in params.largest_ids.items():
         if token > last:
-            raise ParameterError(f"{name} holds token {show(token)}, and the model knows tokens 0 to {last}")
+            raise ParameterError(
+                f"{name} holds token {show(token)}, and the model knows tokens 0 to {last}", code="prompt.unknown_token"
+            )
 
 
 def check_weight(weight: float) -> float:
     """Return the weight. Raises ParameterError unless it is a positive finite number."""
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
-        raise ParameterError(f"weight is {weight!r:.100}; it must be a number above 0")
+        raise ParameterError(f"weight is {weight!r:.100}; it must be a number above 0", code="parameter.out_of_range")
     return weight
 
 
@@ -75,6 +79,6 @@ def check_lengths(layout: SchemaLayout, longest: int) -> None:
                 f"{what} is {count} tokens long and the model's context is {longest} tokens long, answer included; "
                 "shorten it, or cut it into modules of which prompts import some"
             )
-            problems.append(Problem(place, message))
+            problems.append(Problem(place, message, code="schema.too_long"))
     if problems:
         raise PMLError(problems)

@@ -39,7 +39,7 @@ class ModelInfo:
             return b""
         if not isinstance(name, str) or name not in self.adapters:
             known = f"use one of {listed(map(repr, self.adapters))}" if self.adapters else "none was given at the start"
-            raise ParameterError(f"there is no adapter {show(name)}; {known}")
+            raise ParameterError(f"there is no adapter {show(name)}; {known}", code="adapter.unknown")
         return self.adapters[name]
 
     def measured_as(self, adapter: str | None) -> bytes:

@@ -269,6 +269,7 @@ class _PromptWalk:
                 item.place,
                 f"the argument '{hole.param.name}' is {len(ids)} tokens long and its len is {hole.length}; "
                 f'shorten it, or write len="{len(ids)}" in the schema',
+                code="pml.argument_too_long",
             )
         )
 
@@ -314,7 +315,9 @@ class _PromptWalk:
         """Move to a fixed position of the schema. Packed positions stay where they are."""
         if not self.packed:
             if start < self.at:
-                self.problems.append(Problem(self.new_text or self.source, self.overflow(self.at - start)))
+                self.problems.append(
+                    Problem(self.new_text or self.source, self.overflow(self.at - start), code="pml.too_long")
+                )
             if start != self.at:
                 self.flush()
             self.at = start

@@ -202,7 +202,8 @@ class PromptProcessor:
         if isinstance(prompt, Sequence):
             return lay_out_ids(check_ids(prompt, self.model.vocab_size), "")
         raise ParameterError(
-            f"a prompt is a {type(prompt).__name__}; give text, token ids, chat messages or an inlay.Prompt"
+            f"a prompt is a {type(prompt).__name__}; give text, token ids, chat messages or an inlay.Prompt",
+            code="prompt.unknown_form",
         )
 
     def parts(
@@ -309,7 +310,7 @@ class PromptProcessor:
         known = self.schemas.current(prompt.schema, salt)
         if known is None:
             message = f"schema '{prompt.schema}' is not known; add it with add_schema first"
-            raise PMLError([Problem(Place(prompt.source), message)])
+            raise PMLError([Problem(Place(prompt.source), message, code="schema.unknown")])
         resolved = resolve(known.layout.schema, prompt, moves=policy.packed)
         laid = lay_out_prompt(resolved, known.layout, self.encoder, self.template, packed=policy.packed)
         # A schema that has been removed meanwhile counts as private.
@@ -346,7 +347,8 @@ class PromptProcessor:
         if layout.schema is not None or any(part.origin is not None for part in layout.parts):
             raise ParameterError(
                 f"truncate_prompt_tokens is {params.truncate_prompt_tokens}, and a prompt that reads modules or parts "
-                "of messages is not cut; import fewer of them"
+                "of messages is not cut; import fewer of them",
+                code="prompt.not_cut",
             )
         kept = layout.ids[-most:]
         return lay_out_ids(kept, str(self.tokenizer.decode(list(kept))))

@@ -57,7 +57,9 @@ def _blame_modules(starts: Sequence[TurnStart], template: ChatTemplate, error: M
     place = from_modules[-1].place
     named = ", ".join(map(quote, modules))
     remedy = "import others, or write the schema's turns in an order that it takes"
-    raise PMLError([Problem(place, f"{error}; turns come with {named} here: {remedy}")]) from None
+    raise PMLError(
+        [Problem(place, f"{error}; turns come with {named} here: {remedy}", code="pml.unusable_turns")]
+    ) from None
 
 
 def settle_ends(items: Sequence[Item], layout: SchemaLayout, trims: Sequence[Trim]) -> dict[int, str]:

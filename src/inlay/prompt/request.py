@@ -131,11 +131,14 @@ class EngineRequest:
         """
         free = self.free_sets
         if len(orders) != len(free):
-            raise ParameterError(f"there are {len(orders)} orders for {len(free)} sets; give one for each")
+            raise ParameterError(
+                f"there are {len(orders)} orders for {len(free)} sets; give one for each", code="request.invalid_order"
+            )
         for each, order in zip(free, orders, strict=True):
             if sorted(order) != list(range(len(each.members))):
                 raise ParameterError(
-                    f"{list(order)} is no order of {len(each.members)} members; name each of them once"
+                    f"{list(order)} is no order of {len(each.members)} members; name each of them once",
+                    code="request.invalid_order",
                 )
         line = sorted(zip(free, orders, strict=True), key=lambda one: one[0].start)
         in_line, taken = [each for each, _ in line], [order for _, order in line]
@@ -352,12 +355,16 @@ def _reading(data: bytes, keys: KeyMaker) -> Iterator[dict[str, Any]]:
     try:
         made_by = bytes.fromhex(document["fingerprint"])
         if made_by != fingerprint_under(keys.fingerprint, bytes.fromhex(document["adapter"])):
-            raise ParameterError("the request was prepared for another model; prepare it for this one")
+            raise ParameterError(
+                "the request was prepared for another model; prepare it for this one", code="request.other_model"
+            )
         yield document
     except ParameterError:
         raise
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise ParameterError(f"the request is damaged ({type(error).__name__}: {error}); send it again") from error
+        raise ParameterError(
+            f"the request is damaged ({type(error).__name__}: {error}); send it again", code="request.damaged"
+        ) from error
 
 
 def _as_bytes(document: Mapping[str, Any]) -> bytes:
@@ -368,12 +375,14 @@ def _document(data: bytes) -> dict[str, Any]:
     try:
         document: Any = json.loads(data.decode("utf-8", "surrogatepass"))
     except (ValueError, RecursionError) as error:
-        raise ParameterError(f"the request is no JSON ({error}); send it again") from error
+        raise ParameterError(f"the request is no JSON ({error}); send it again", code="request.damaged") from error
     if not isinstance(document, dict):
-        raise ParameterError("the request is no JSON object; send it again")
+        raise ParameterError("the request is no JSON object; send it again", code="request.damaged")
     version = document.get("version")
     if version != _VERSION:
-        raise ParameterError(f"the request is of version {version!r:.40} and this reads version {_VERSION}")
+        raise ParameterError(
+            f"the request is of version {version!r:.40} and this reads version {_VERSION}", code="request.other_version"
+        )
     return document
 
 

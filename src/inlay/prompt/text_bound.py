@@ -59,7 +59,8 @@ class TextBound:
             size = sum(len(text.encode(errors="surrogatepass")) for text in texts)
             raise ContextError(
                 f"{where}the text has {size:,} bytes, which are {least:,} tokens at least, and the model's context is "
-                f"{self._positions:,} tokens long, answer included; shorten the text"
+                f"{self._positions:,} tokens long, answer included; shorten the text",
+                code="request.too_long",
             )
 
     def ending(self, texts: Sequence[str], tokens: int) -> Sequence[str] | None:
@@ -94,7 +95,8 @@ class TextBound:
         if self._positions is not None and count >= self._positions:
             raise ContextError(
                 f"the prompt has {count:,} {what} and the model's context is {self._positions:,} tokens long, answer "
-                "included; send fewer"
+                "included; send fewer",
+                code="request.too_long",
             )
 
 

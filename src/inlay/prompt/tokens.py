@@ -47,7 +47,10 @@ class TextEncoder:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if not isinstance(backend, Tokenizer):
             kind = type(tokenizer).__name__
-            raise ModelError(f"the model's tokenizer is a {kind}, not a fast tokenizer; save it with a tokenizer.json")
+            raise ModelError(
+                f"the model's tokenizer is a {kind}, not a fast tokenizer; save it with a tokenizer.json",
+                code="model.no_fast_tokenizer",
+            )
         parts = json.loads(backend.to_str())
         parts.update(truncation=None, padding=None)
         self.bound = TextBound(parts, positions)

@@ -69,7 +69,9 @@ def as_text(kind: str, value: Any) -> tuple[str, str]:
         options = {"x-guidance": {"whitespace_pattern": _WHITE_SPACE}}  # the schema may bring its own
         return "json", _short(json.dumps(options | dict(schema) if isinstance(schema, Mapping) else schema))
     except (TypeError, ValueError) as error:
-        raise ParameterError(f"structured_outputs['{kind}'] is no JSON: {error}.") from error
+        raise ParameterError(
+            f"structured_outputs['{kind}'] is no JSON: {error}.", code="structured.not_json"
+        ) from error
     except RecursionError as error:
         raise GrammarError("it nests too deeply; nest it less deeply") from error
 

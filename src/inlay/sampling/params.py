@@ -195,13 +195,15 @@ class SamplingParams:
         _require(texts, "stop", self.stop, "None, a string or a list of strings, none of them empty")
         if len(self.stops) > _MAX_STOPS:
             raise ParameterError(
-                f"stop has {len(self.stops):,} texts, and at most {_MAX_STOPS} may end an answer; give fewer."
+                f"stop has {len(self.stops):,} texts, and at most {_MAX_STOPS} may end an answer; give fewer.",
+                code="parameter.too_many",
             )
         _require(self.detokenize or not self.stops, "stop", self.stop, "None where detokenize is False")
         if _is_list(self.stop_token_ids) and len(self.stop_token_ids) > _MAX_STOP_IDS:
             raise ParameterError(
                 f"stop_token_ids has {len(self.stop_token_ids):,} tokens, and at most {_MAX_STOP_IDS:,} may end an "
-                "answer; give fewer."
+                "answer; give fewer.",
+                code="parameter.too_many",
             )
         tokens = _is_list(self.stop_token_ids) and _are_tokens(self.stop_token_ids)
         _require(tokens, "stop_token_ids", self.stop_token_ids, "a list of token ids, none of them negative")
@@ -243,7 +245,7 @@ class SamplingParams:
 
 def _require(valid: bool, name: str, value: object, allowed: str) -> None:
     if not valid:
-        raise ParameterError(f"{name} is {show(value)}; it must be {allowed}.")
+        raise ParameterError(f"{name} is {show(value)}; it must be {allowed}.", code="parameter.out_of_range")
 
 
 def _is_int(value: object, least: float, most: float = math.inf) -> bool:

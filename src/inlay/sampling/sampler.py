@@ -254,14 +254,19 @@ def _why_not(row: Row, raw: float, adjusted: float) -> InlayError | None:
     for best in (raw, adjusted):
         if math.isnan(best) or best == math.inf:
             held = "NaN" if math.isnan(best) else "+inf"
-            return InlayError(f"{where} hold {held}; the model's weights or inputs are damaged")
+            return InlayError(
+                f"{where} hold {held}; the model's weights or inputs are damaged", code="model.invalid_numbers"
+            )
     if row.guide is not None and row.guide.failure is not None:
         return row.guide.failure
     if raw > adjusted == -math.inf:
         return ParameterError(
             f"{where} leave no token to choose: allowed_token_ids, bad_words, min_tokens and structured_outputs forbid "
-            "all of them together; forbid less"
+            "all of them together; forbid less",
+            code="request.no_token_left",
         )
     if adjusted == -math.inf:
-        return InlayError(f"{where} leave no token to choose: every one is -inf or forbidden")
+        return InlayError(
+            f"{where} leave no token to choose: every one is -inf or forbidden", code="model.invalid_numbers"
+        )
     return None

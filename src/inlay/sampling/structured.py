@@ -101,7 +101,9 @@ class Guide:
         """Go on behind a token. Raises ParameterError where the grammar cannot follow it, or is too complex to."""
         if not self.follows(token):
             self.forget()
-            raise ParameterError(f"structured_outputs: {_sentence(self.matcher.get_error())}")
+            raise ParameterError(
+                f"structured_outputs: {_sentence(self.matcher.get_error())}", code="structured.failed_grammar"
+            )
 
     def fail(self, error: CompilerError) -> None:
         """Note that the library failed at this answer."""
@@ -173,7 +175,10 @@ class Grammars:
             place = _place_in(text, str(error)) if name == "json" else ()
             at = f"at {place_of(place)}, " if place else ""
             raise StructureError(
-                f"structured_outputs['{kind}'] cannot be used: {at}{error}.", str(error), place
+                f"structured_outputs['{kind}'] cannot be used: {at}{error}.",
+                str(error),
+                place,
+                code="structured.invalid",
             ) from error
         return Guide(matcher, forget)
 
@@ -244,7 +249,8 @@ class Grammars:
                 except ValueError as error:
                     raise ParameterError(
                         f"structured_outputs cannot be used: the tokenizer does not belong to this model ({error}); "
-                        "use the model's own"
+                        "use the model's own",
+                        code="structured.wrong_tokenizer",
                     ) from error
             return self._trie
 
@@ -401,7 +407,9 @@ def panics_told() -> Iterator[None]:
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # its class cannot be imported
             raise
-        raise CompilerError("the library of grammars failed at it; ask for something simpler") from error
+        raise CompilerError(
+            "the library of grammars failed at it; ask for something simpler", code="structured.compiler_failed"
+        ) from error
 
 
 @cache

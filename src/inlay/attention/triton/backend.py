@@ -72,7 +72,8 @@ class TritonBackend:
         if not INTERPRETED and self.device.type != "cuda":
             raise ParameterError(
                 f"attention backend 'triton' needs a CUDA device, not {self.device}; use 'auto', or set "
-                "TRITON_INTERPRET=1 to try the kernels on the CPU, very slowly"
+                "TRITON_INTERPRET=1 to try the kernels on the CPU, very slowly",
+                code="parameter.unavailable_backend",
             )
         self.costs = costs or coefficients()
         self._processors = processors or _processors(self.device)
@@ -91,7 +92,8 @@ class TritonBackend:
         if dtype not in DTYPES and dtype not in LARGEST:
             raise ParameterError(
                 f"attention backend 'triton' keeps KV in float32, float16, bfloat16, int8 or fp8, not in {dtype}; "
-                "leave kv_cache_dtype at 'auto'"
+                "leave kv_cache_dtype at 'auto'",
+                code="parameter.unavailable_dtype",
             )
         if dtype == torch.float8_e4m3fn:
             _check_fp8(self.device)
@@ -100,7 +102,8 @@ class TritonBackend:
         if widest > LARGEST_HEAD:
             raise ParameterError(
                 f"attention backend 'triton' takes heads of at most {LARGEST_HEAD} dimensions, and this model has "
-                f"{widest}; use attention_backend 'torch'"
+                f"{widest}; use attention_backend 'torch'",
+                code="parameter.unavailable_backend",
             )
         return DeviceStorage(layers, dtype, slots, self.device)
 
@@ -251,7 +254,8 @@ def _check_fp8(device: torch.device) -> None:
         needed, found = ("{}.{}".format(*each) for each in (FP8_CAPABILITY, capability))
         raise ParameterError(
             f"kv_cache_dtype 'fp8' needs a GPU of compute capability {needed}, and {device} has {found}; use 'int8', "
-            "which takes as much memory"
+            "which takes as much memory",
+            code="parameter.unavailable_dtype",
         )
 
 

@@ -83,7 +83,10 @@ class CostModel:
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             if name != "measured_on" and not (isinstance(value, int | float) and 0 <= value < 1):
-                raise ParameterError(f"the cost {name} is {value!r}; it must be seconds, at least 0 and below 1")
+                raise ParameterError(
+                    f"the cost {name} is {value!r}; it must be seconds, at least 0 and below 1",
+                    code="parameter.out_of_range",
+                )
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> CostModel:
@@ -92,11 +95,15 @@ class CostModel:
             found = json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ParameterError(
-                f"{path}: the costs cannot be read ({error}); measure them with lab/benchmarks/gpu/calibrate.py"
+                f"{path}: the costs cannot be read ({error}); measure them with lab/benchmarks/gpu/calibrate.py",
+                code="parameter.invalid_costs",
             ) from error
         names = {field.name for field in fields(cls)}
         if not isinstance(found, dict) or not names >= set(found):
-            raise ParameterError(f"{path}: these are no costs; an object with some of {', '.join(sorted(names))} is")
+            raise ParameterError(
+                f"{path}: these are no costs; an object with some of {', '.join(sorted(names))} is",
+                code="parameter.invalid_costs",
+            )
         return cls(**found)
 
     def write(self, path: str | os.PathLike[str]) -> None:

@@ -132,7 +132,7 @@ class Corpus:
             first_turns.append(len(roles))
             if starts[-1] > MAX_WORDS:
                 part = "give a part of it, as in: head -n 10000 FILE | inlay schema from-prompts -"
-                raise LogError(f"{source}: holds more than {MAX_WORDS:,} words; {part}")
+                raise LogError(f"{source}: holds more than {MAX_WORDS:,} words; {part}", code="prompt.log_too_large")
         return cls(
             source=source,
             lines=np.array(lines, np.int64),

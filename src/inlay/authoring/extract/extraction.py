@@ -44,7 +44,7 @@ class Settings:
             value = getattr(self, name)
             if value < least or (most is not None and value > most):
                 allowed = f"at least {least}" if most is None else f"from {least} to {most:,}"
-                raise ParameterError(f"{name} is {value}; it must be {allowed}")
+                raise ParameterError(f"{name} is {value}; it must be {allowed}", code="parameter.out_of_range")
 
     @property
     def size(self) -> int:

@@ -104,7 +104,7 @@ class LogReader:
 
     def _bad(self, place: Place, message: str) -> None:
         if not self._skip_bad:
-            raise LogError(f"{place}: {message}")
+            raise LogError(f"{place}: {message}", code="prompt.invalid_log_line")
         self.skipped += 1
         self.first_skipped = self.first_skipped or f"{place}: {message}"
 
@@ -118,11 +118,15 @@ def _opened(path: str, source: str, progress: Progress | None) -> Iterator[Itera
             packed = raw.peek(2)[:2] == _GZIP
             yield _lines(gzip.GzipFile(fileobj=raw) if packed else raw, raw, size, progress)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise LogError(f"{source}: cannot be decompressed ({error}); compress it again") from None
+        raise LogError(
+            f"{source}: cannot be decompressed ({error}); compress it again", code="prompt.unreadable_log"
+        ) from None
     except FileNotFoundError:
-        raise LogError(f"{source}: no such file; check the path") from None
+        raise LogError(f"{source}: no such file; check the path", code="prompt.unreadable_log") from None
     except OSError as error:
-        raise LogError(f"{source}: cannot be read ({error.strerror or error}); check the path") from None
+        raise LogError(
+            f"{source}: cannot be read ({error.strerror or error}); check the path", code="prompt.unreadable_log"
+        ) from None
 
 
 @contextmanager

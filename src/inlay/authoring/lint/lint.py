@@ -57,7 +57,10 @@ def lint_schema(
         ParameterError: ``small`` is negative.
     """
     if small < 0:
-        raise ParameterError(f"small is {small}; it must be a number of tokens, or 0 for no advice on small modules")
+        raise ParameterError(
+            f"small is {small}; it must be a number of tokens, or 0 for no advice on small modules",
+            code="parameter.out_of_range",
+        )
     passed = [one for prompt in prompts for one in _passed(layout, encoder, prompt)]
     checked = Checked(layout, passed, max_positions, small)
     return sorted((finding for rule in RULES for finding in rule(checked)), key=_position)

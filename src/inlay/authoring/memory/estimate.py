@@ -96,13 +96,13 @@ def shape_named(name: str) -> KVShape:
     """
     if name in ARCHITECTURES:
         if ARCHITECTURES[name].encoder:
-            raise ModelError(f"{name} has no KV cache: this is {ENCODER_REASON}")
+            raise ModelError(f"{name} has no KV cache: this is {ENCODER_REASON}", code="model.no_cache")
         return ARCHITECTURES[name].shape()
     config = config_named(name)
     try:
         return shape_of(config)
     except ModelError as error:
-        raise ModelError(f"{name}: {error}") from error
+        raise ModelError(f"{name}: {error}", code=error.code) from error
 
 
 def weights_named(name: str) -> dict[str, int] | None:

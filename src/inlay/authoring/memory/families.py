@@ -57,7 +57,7 @@ CODECS = {
 def codec_named(name: str) -> Codec:
     """Return the codec of this name. Raises ParameterError."""
     if name not in CODECS:
-        raise ParameterError(f"--codec is '{name}'; use one of {', '.join(CODECS)}")
+        raise ParameterError(f"--codec is '{name}'; use one of {', '.join(CODECS)}", code="parameter.unknown_choice")
     return CODECS[name]
 
 
@@ -167,12 +167,17 @@ def shape_of(config: Any) -> KVShape:
     try:
         text = config.get_text_config(decoder=True)
     except ValueError as error:
-        raise ModelError(f"the configuration of type '{config.model_type}' has several text parts: {error}") from error
+        raise ModelError(
+            f"the configuration of type '{config.model_type}' has several text parts: {error}",
+            code="model.unreadable_config",
+        ) from error
     _check_family(text)
     try:
         return _latent(text) if text.model_type in _LATENT else _attention(text)
     except (AttributeError, TypeError, ZeroDivisionError) as error:
-        raise ModelError(f"the configuration of type '{text.model_type}' cannot be counted: {error}") from error
+        raise ModelError(
+            f"the configuration of type '{text.model_type}' cannot be counted: {error}", code="model.unreadable_config"
+        ) from error
 
 
 def _check_family(config: Any) -> None:
@@ -180,20 +185,23 @@ def _check_family(config: Any) -> None:
     if family in FAMILIES:
         return
     if family in _ENCODERS:
-        raise ModelError(f"models of type '{family}' have no KV cache: this is {ENCODER_REASON}")
+        raise ModelError(f"models of type '{family}' have no KV cache: this is {ENCODER_REASON}", code="model.no_cache")
     if family in _RECURRENT:
         raise ModelError(
             f"models of type '{family}' keep no keys and values: they fold the whole text into one state of fixed "
-            "size, of which no part belongs to a token"
+            "size, of which no part belongs to a token",
+            code="model.no_cache",
         )
     if getattr(config, "is_encoder_decoder", False):
         raise ModelError(
             f"models of type '{family}' are encoder-decoders, which keep keys and values of two texts; "
-            "give a decoder-only model"
+            "give a decoder-only model",
+            code="model.not_counted",
         )
     raise ModelError(
         f"models of type '{family}' are not counted: what they keep of a token has not been compared with "
-        f"a real cache; use one of {', '.join(FAMILIES)}"
+        f"a real cache; use one of {', '.join(FAMILIES)}",
+        code="model.not_counted",
     )
 
 
@@ -271,7 +279,10 @@ def _kind(layer_type: str, config: Any) -> _Kind:
         return _Kind(True, False, _positive(config.sliding_window))
     if layer_type == "chunked_attention":
         return _Kind(True, False, _positive(config.attention_chunk_size))
-    raise ModelError(f"layers of type '{layer_type}' are not counted: what they keep of a token is not known")
+    raise ModelError(
+        f"layers of type '{layer_type}' are not counted: what they keep of a token is not known",
+        code="model.not_counted",
+    )
 
 
 def _kv_heads(config: Any) -> Any:

@@ -25,13 +25,20 @@ DPI = 110  # of PNG files
 def check_plot_file(path: Path) -> None:
     """Raise ParameterError if no drawing can be saved to the file, or if matplotlib is missing."""
     if path.suffix.lower() not in SUFFIXES:
-        raise ParameterError(f"--plot is '{path}'; use a name that ends in {' or '.join(SUFFIXES)}")
+        raise ParameterError(
+            f"--plot is '{path}'; use a name that ends in {' or '.join(SUFFIXES)}", code="parameter.invalid_path"
+        )
     if not path.parent.is_dir():
-        raise ParameterError(f"--plot is '{path}' and there is no folder '{path.parent}'; make it first")
+        raise ParameterError(
+            f"--plot is '{path}' and there is no folder '{path.parent}'; make it first", code="parameter.invalid_path"
+        )
     try:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError:
-        raise ParameterError("drawing needs matplotlib; install it with: pip install 'inlay-llm[plots]'") from None
+        raise ParameterError(
+            "drawing needs matplotlib; install it with: pip install 'inlay-llm[plots]'",
+            code="parameter.missing_package",
+        ) from None
 
 
 def save(figure: Figure, path: Path, *, option: str = "--plot") -> None:
@@ -43,7 +50,9 @@ def save(figure: Figure, path: Path, *, option: str = "--plot") -> None:
         try:
             figure.savefig(path, dpi=DPI, metadata=metadata)
         except OSError as error:
-            raise ParameterError(f"{option} {path} cannot be written: {error.strerror or error}") from error
+            raise ParameterError(
+                f"{option} {path} cannot be written: {error.strerror or error}", code="parameter.unwritable_file"
+            ) from error
 
 
 @contextmanager

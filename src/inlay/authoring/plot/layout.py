@@ -60,7 +60,8 @@ def layout_figure(layout: SchemaLayout) -> Figure:
     if len(found.rows) > MAX_ROWS:
         raise ParameterError(
             f"the schema has {len(found.rows):,} modules and turns, and a drawing shows at most {MAX_ROWS}; "
-            "leave --plot out and read the tree, or draw a part of the schema"
+            "leave --plot out and read the tree, or draw a part of the schema",
+            code="schema.too_large_to_draw",
         )
     names, notes = _columns(found.rows)
     width, height = names + _GAP + _BARS + _GAP + notes + _GAP, _ABOVE + _ROW * max(1, len(found.rows)) + _BELOW

@@ -260,7 +260,7 @@ class ShadowSampler(IdleWorker):
             return
         found = Comparison(begun.kl / begun.steps, begun.steps, begun.agreeing)
         if not math.isfinite(found.kl):
-            raise InlayError("the model's logits are no numbers to compare")
+            raise InlayError("the model's logits are no numbers to compare", code="model.invalid_numbers")
         self.divergence.add(begun.sample.subject, found, begun.sample.request.tenant)
         self._samples += 1
         self.give_up()

@@ -69,7 +69,8 @@ class DiskTier:
             os.listdir(self.folder)
         except OSError as error:
             raise ParameterError(
-                f"the store {folder} cannot be used ({error.strerror}); give another folder, or 'off' for none"
+                f"the store {folder} cannot be used ({error.strerror}); give another folder, or 'off' for none",
+                code="cache.unusable_store",
             ) from None
         self._index = DiskIndex(self.folder / "index.sqlite")
         self.reconcile()

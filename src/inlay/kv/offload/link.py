@@ -48,7 +48,10 @@ def check_address(name: str, address: object) -> None:
         right = False
     if not right:
         said = without_password(address) if isinstance(address, str) else address
-        raise ParameterError(f"{name} is {show(said)}; give an address like 'redis://host:6379/0', or None for none")
+        raise ParameterError(
+            f"{name} is {show(said)}; give an address like 'redis://host:6379/0', or None for none",
+            code="cache.invalid_address",
+        )
 
 
 def without_password(address: str) -> str:
@@ -82,7 +85,8 @@ class Link:
             from redis.retry import Retry
         except ImportError:
             raise ParameterError(
-                "a shared store needs redis-py, which is not installed; run: pip install 'inlay-llm[shared]'"
+                "a shared store needs redis-py, which is not installed; run: pip install 'inlay-llm[shared]'",
+                code="cache.missing_package",
             ) from None
         check_address("store_shared", address)
         scheme, _, rest = address.partition("://")
@@ -104,7 +108,9 @@ class Link:
         try:
             self._new()
         except (ValueError, redis.RedisError) as error:
-            raise ParameterError(f"store_shared cannot be used ({error}); check the address") from None
+            raise ParameterError(
+                f"store_shared cannot be used ({error}); check the address", code="cache.unreachable_store"
+            ) from None
         self.name = without_password(address)
         self.failures = 0
         self._lost, self._found = lost, found

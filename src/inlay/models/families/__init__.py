@@ -35,7 +35,10 @@ def family_of(config: PretrainedConfig) -> Family:
     family = FAMILIES.get(kind) or (None if kind in REFUSED else unshared_of(config))
     if family is None:
         reason = REFUSED.get(kind, "transformers has no causal language model of that type")
-        raise ModelError(f"models of type '{kind}' are not supported: {reason}; `inlay models` lists those that are")
+        raise ModelError(
+            f"models of type '{kind}' are not supported: {reason}; `inlay models` lists those that are",
+            code="model.unknown_architecture",
+        )
     return family
 
 

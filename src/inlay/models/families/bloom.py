@@ -43,7 +43,10 @@ class Bloom(Standard):
     def check(self, config: PretrainedConfig) -> None:
         """See Family.check. Rejects the sliced products that imitate the training."""
         if config.pretraining_tp > 1 and config.slow_but_exact:
-            raise ModelError("BLOOM with slow_but_exact is not supported; set it to false in config.json")
+            raise ModelError(
+                "BLOOM with slow_but_exact is not supported; set it to false in config.json",
+                code="model.unsupported_setting",
+            )
         super().check(config)
 
     def spec(self, model: PreTrainedModel) -> ModelSpec:

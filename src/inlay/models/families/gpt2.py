@@ -23,7 +23,10 @@ class GPT2(Family):
     def check(self, config: PretrainedConfig) -> None:
         """See Family.check. Rejects options that bypass the AttentionInterface."""
         if getattr(config, "reorder_and_upcast_attn", False) or getattr(config, "add_cross_attention", False):
-            raise ModelError("GPT-2 with reorder_and_upcast_attn or add_cross_attention is not supported")
+            raise ModelError(
+                "GPT-2 with reorder_and_upcast_attn or add_cross_attention is not supported",
+                code="model.unsupported_setting",
+            )
         super().check(config)
 
     def layer_positions(self, config: PretrainedConfig) -> tuple[str, ...]:

@@ -30,7 +30,8 @@ class Llama(Family):
         if kind != "default" and part != 1.0:
             raise ModelError(
                 f"partial_rotary_factor is {part:g} beside rotary scaling '{kind}', and models of type "
-                f"'{config.model_type}' turn whole heads; take it out of rope_parameters if it does not belong there"
+                f"'{config.model_type}' turn whole heads; take it out of rope_parameters if it does not belong there",
+                code="model.unsupported_setting",
             )
 
     def layers(self, model: PreTrainedModel) -> tuple[LayerSpec, ...]:

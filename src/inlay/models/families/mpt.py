@@ -59,7 +59,10 @@ class Mpt(Standard):
     def check(self, config: PretrainedConfig) -> None:
         """See Family.check. Stock code always uses ALiBi and ignores most of ``attn_config``."""
         if not config.attn_config.alibi:
-            raise ModelError("MPT without ALiBi is not supported: transformers computes it with ALiBi all the same")
+            raise ModelError(
+                "MPT without ALiBi is not supported: transformers computes it with ALiBi all the same",
+                code="model.unsupported_setting",
+            )
         super().check(config)
 
     def spec(self, model: PreTrainedModel) -> ModelSpec:

@@ -75,7 +75,9 @@ def config_of(file: Metadata) -> PretrainedConfig:
         raise
     except Exception as error:  # not a number, or refused by transformers
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise ModelError(f"{file.name}: its configuration cannot be read: {reason[0].rstrip('.')}") from error
+        raise ModelError(
+            f"{file.name}: its configuration cannot be read: {reason[0].rstrip('.')}", code="model.unreadable_config"
+        ) from error
 
 
 def _settings(file: Metadata) -> dict[str, Any]:
@@ -110,7 +112,8 @@ def _size(file: Metadata, key: str) -> int | None:
         return value
     raise ModelError(
         f"{file.name}: {file.architecture}.{key} is {str(value)[:60]}, and one number above 0 is read; give the folder "
-        "of its Hugging Face checkpoint"
+        "of its Hugging Face checkpoint",
+        code="model.unsupported_setting",
     )
 
 
@@ -118,13 +121,16 @@ def _check_sizes(file: Metadata, sizes: dict[str, int | None]) -> None:
     """Raise ModelError if sizes are missing or contradict the tensors."""
     for key in _NEEDED:
         if sizes[key] is None:
-            raise ModelError(f"{file.name}: does not say {file.architecture}.{key}; download it again")
+            raise ModelError(
+                f"{file.name}: does not say {file.architecture}.{key}; download it again", code="model.damaged_file"
+            )
     width, rows = file.tensors["token_embd.weight"].shape[:2]
     last = (sizes["block_count"] or 0) - 1
     if sizes["embedding_length"] != width or not any(name.startswith(f"blk.{last}.") for name in file.tensors):
         raise ModelError(
             f"{file.name}: says that it has {last + 1} layers of width {sizes['embedding_length']}, and its tensors "
-            f"are others (embeddings of {rows} tokens have width {width}); download it again"
+            f"are others (embeddings of {rows} tokens have width {width}); download it again",
+            code="model.damaged_file",
         )
 
 
@@ -197,7 +203,8 @@ def _rotary(config: PretrainedConfig, file: Metadata) -> None:
     if divided and scaled:
         raise ModelError(
             f"{file.name}: scales its rotary embedding twice, by rope_freqs and by the factor {factor:g}, which is not "
-            "supported; give the folder of its Hugging Face checkpoint"
+            "supported; give the folder of its Hugging Face checkpoint",
+            code="model.unsupported_setting",
         )
     if divided:
         config.rope_parameters = parameters | divided
@@ -210,7 +217,10 @@ def _rotary(config: PretrainedConfig, file: Metadata) -> None:
         parameters |= {"rope_type": "yarn", "factor": float(factor)}
         parameters["original_max_position_embeddings"] = int(context or config.max_position_embeddings / factor)
     else:
-        raise ModelError(f"{file.name}: rotary scaling '{kind}' is not supported; use one of linear, yarn, llama3")
+        raise ModelError(
+            f"{file.name}: rotary scaling '{kind}' is not supported; use one of linear, yarn, llama3",
+            code="model.unsupported_setting",
+        )
 
 
 def _longrope(config: PretrainedConfig, file: Metadata) -> dict[str, Any]:
@@ -220,7 +230,8 @@ def _longrope(config: PretrainedConfig, file: Metadata) -> dict[str, Any]:
     if context is None or not all(name in file.tensors for name in tensors.values()):
         raise ModelError(
             f"{file.name}: has rotary factors without the context that they are for, or for one length alone; give the "
-            "folder of its Hugging Face checkpoint"
+            "folder of its Hugging Face checkpoint",
+            code="model.unsupported_setting",
         )
     config.original_max_position_embeddings = int(context)
     factor = config.max_position_embeddings / int(context)
@@ -248,7 +259,8 @@ def _llama3(config: PretrainedConfig, file: Metadata) -> dict[str, Any]:
             return {"rope_type": "llama3", "original_max_position_embeddings": 8192} | named
     raise ModelError(
         f"{file.name}: its rope_freqs are not those of a rotary scaling that inlay knows; give the folder of its "
-        "Hugging Face checkpoint"
+        "Hugging Face checkpoint",
+        code="model.unsupported_setting",
     )
 
 

@@ -87,13 +87,15 @@ class GGUFFile:
         if self.architecture not in ARCHITECTURES:
             raise ModelError(
                 f"{self.name}: holds a model of the architecture '{self.architecture}', which inlay does not read from "
-                f"GGUF (it reads {', '.join(ARCHITECTURES)}); give the folder of its Hugging Face checkpoint"
+                f"GGUF (it reads {', '.join(ARCHITECTURES)}); give the folder of its Hugging Face checkpoint",
+                code="model.unknown_architecture",
             )
         for tensor in self.tensors.values():
             if tensor.tensor_type.name not in (*_PLAIN, *NARROW):
                 raise ModelError(
                     f"{self.name}: {tensor.name} is of the type {tensor.tensor_type.name}, which inlay does not read; "
-                    "give a file in Q4_K_M, Q8_0 or F16 of the same model"
+                    "give a file in Q4_K_M, Q8_0 or F16 of the same model",
+                    code="model.unsupported_quantization",
                 )
         return config_of(self)
 
@@ -105,13 +107,14 @@ class GGUFFile:
             told = ", ".join(f"{key} '{value}'" for key, value in said.items() if value) or "without a general.type"
             raise ModelError(
                 f"{self.name}: holds no embeddings of tokens (token_embd.weight), so it is no whole language model "
-                f"({told}); {_INSTEAD.get(said['general.type'], _MODEL)}"
+                f"({told}); {_INSTEAD.get(said['general.type'], _MODEL)}",
+                code="model.missing_weights",
             )
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """Return the tokenizer in the file, with its chat template. Raises ModelError."""
         if not self.vocabulary.names:
-            raise ModelError(f"{self.name}: the file holds no tokenizer; give one that does")
+            raise ModelError(f"{self.name}: the file holds no tokenizer; give one that does", code="model.no_tokenizer")
         return make_tokenizer(self.name, self.vocabulary)
 
     def dtype(self) -> torch.dtype:
@@ -150,7 +153,8 @@ class GGUFFile:
                 wanted = tuple(weights[target].shape)
                 raise ModelError(
                     f"{self.name}: holds {shapes}, and a model of this configuration has {wanted} there; download it "
-                    "again"
+                    "again",
+                    code="model.wrong_shape",
                 )
         return meta, targets
 
@@ -167,7 +171,8 @@ class GGUFFile:
             if target is None:
                 raise ModelError(
                     f"{self.name}: holds {name}, for which a model of type '{meta.config.model_type}' has no place; "
-                    "give the folder of its Hugging Face checkpoint"
+                    "give the folder of its Hugging Face checkpoint",
+                    code="model.unexpected_weights",
                 )
             targets.setdefault(target, []).append(name)
         return {target: sorted(parts) for target, parts in targets.items()}  # gate before up
@@ -218,9 +223,14 @@ def _header(path: Path) -> GGUFHeader:
     try:
         return read_header(path)
     except ImportError as error:
-        raise ModelError(f"{path}: is GGUF, which needs another package; run pip install 'inlay-llm[gguf]'") from error
+        raise ModelError(
+            f"{path}: is GGUF, which needs another package; run pip install 'inlay-llm[gguf]'",
+            code="model.missing_package",
+        ) from error
     except (ValueError, OSError) as error:
-        raise ModelError(f"{path}: is damaged, cut short or no GGUF: {_reason(error)}; download it again") from error
+        raise ModelError(
+            f"{path}: is damaged, cut short or no GGUF: {_reason(error)}; download it again", code="model.damaged_file"
+        ) from error
 
 
 def _reason(error: Exception) -> str:

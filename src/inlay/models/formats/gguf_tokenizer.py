@@ -43,7 +43,10 @@ def make_tokenizer(file: str, vocabulary: Vocabulary) -> PreTrainedTokenizerBase
     names = vocabulary.names
     if len(vocabulary.ids) < len(names):
         twice = next(name for i, name in enumerate(names) if vocabulary.ids[name] != i)
-        raise ModelError(f"{file}: its tokenizer has the token {twice!r} twice; download the file again")
+        raise ModelError(
+            f"{file}: its tokenizer has the token {twice!r} twice; download the file again",
+            code="model.damaged_tokenizer",
+        )
     if vocabulary.kind == "gpt2":
         backend = _byte_level(file, vocabulary)
     elif vocabulary.kind == "llama":
@@ -51,7 +54,8 @@ def make_tokenizer(file: str, vocabulary: Vocabulary) -> PreTrainedTokenizerBase
     else:
         raise ModelError(
             f"{file}: its tokenizer is of the kind '{vocabulary.kind}' (tokenizer.ggml.model), and gpt2 and llama are "
-            "read; give the folder of its Hugging Face checkpoint"
+            "read; give the folder of its Hugging Face checkpoint",
+            code="model.unsupported_tokenizer",
         )
     _add_special_tokens(backend, vocabulary)
     roles = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
@@ -72,7 +76,10 @@ def _byte_level(file: str, vocabulary: Vocabulary) -> Tokenizer:
         at = merge.find(" ", 1)
         left, right = merge[:at], merge[at + 1 :]
         if at < 0 or not {left, right, left + right} <= vocabulary.ids.keys():
-            raise ModelError(f"{file}: its tokenizer merges {merge!r}, which gives no token of it; download it again")
+            raise ModelError(
+                f"{file}: its tokenizer merges {merge!r}, which gives no token of it; download it again",
+                code="model.damaged_tokenizer",
+            )
         merges.append((left, right))
     backend = Tokenizer(models.BPE(vocabulary.ids, merges, ignore_merges=vocabulary.takes_whole_pieces))
     splits = [
@@ -163,5 +170,6 @@ def _check_split(file: str, name: str | None) -> None:
     elif name not in _SPLITS:
         raise ModelError(
             f"{file}: its tokenizer splits text as '{name}' (tokenizer.ggml.pre), which inlay does not know, and "
-            "another way would silently give other ids; give the folder of its Hugging Face checkpoint"
+            "another way would silently give other ids; give the folder of its Hugging Face checkpoint",
+            code="model.unsupported_tokenizer",
         )

@@ -113,7 +113,10 @@ def read_config(folder: Path) -> LoRAConfig:
     said = _read(folder / CONFIG_FILE)
     kind = said.get("peft_type")
     if kind != "LORA":
-        raise ModelError(f"{CONFIG_FILE} says peft_type {shown(kind)}, and adapters are LORA here; {_REMEDY}")
+        raise ModelError(
+            f"{CONFIG_FILE} says peft_type {shown(kind)}, and adapters are LORA here; {_REMEDY}",
+            code="adapter.unsupported_kind",
+        )
     for name, value in said.items():
         _check_known(name, value)
     reader = _Reader(said)
@@ -130,7 +133,10 @@ def read_config(folder: Path) -> LoRAConfig:
         alphas=reader.table("alpha_pattern"),
     )
     if not config.targets:
-        raise ModelError(f"{CONFIG_FILE} names no target_modules; save the adapter with PEFT, which writes them")
+        raise ModelError(
+            f"{CONFIG_FILE} names no target_modules; save the adapter with PEFT, which writes them",
+            code="adapter.invalid_config",
+        )
     _try_patterns(config)
     return config
 
@@ -140,13 +146,17 @@ def _check_known(name: str, value: Any) -> None:
     if name == "init_lora_weights" and value not in _PLAIN_BEGINNINGS:
         raise ModelError(
             f"{CONFIG_FILE} says init_lora_weights {shown(value)}, which takes a part out of the model's own weights "
-            "first; convert it with PEFT (save_pretrained with path_initial_model_for_weight_conversion)"
+            "first; convert it with PEFT (save_pretrained with path_initial_model_for_weight_conversion)",
+            code="adapter.unsupported_kind",
         )
     if name in HONOURED or name in _IRRELEVANT or not value or (name == "bias" and value == "none"):
         return
     reason = "biases of the model were trained beside the LoRA" if name == "bias" else _REASONS.get(name)
     why = reason or "this version of inlay does not know it"
-    raise ModelError(f"{CONFIG_FILE} says {name} {shown(value)}, which is not supported ({why}); {_REMEDY}")
+    raise ModelError(
+        f"{CONFIG_FILE} says {name} {shown(value)}, which is not supported ({why}); {_REMEDY}",
+        code="adapter.unsupported_kind",
+    )
 
 
 def _read(file: Path) -> Mapping[str, Any]:
@@ -154,13 +164,21 @@ def _read(file: Path) -> Mapping[str, Any]:
         with file.open("rb") as opened:
             said = read_json(opened.read(_MOST_BYTES))
     except FileNotFoundError:
-        raise ModelError(f"it holds no {CONFIG_FILE}; {SAVED}") from None
+        raise ModelError(f"it holds no {CONFIG_FILE}; {SAVED}", code="adapter.not_found") from None
     except OSError as error:
-        raise ModelError(f"{CONFIG_FILE} cannot be read ({error.strerror or error}); check the file") from None
+        raise ModelError(
+            f"{CONFIG_FILE} cannot be read ({error.strerror or error}); check the file", code="adapter.unreadable"
+        ) from None
     except JSONError:
-        raise ModelError(f"{CONFIG_FILE} is no JSON; copy it again, or save the adapter anew with PEFT") from None
+        raise ModelError(
+            f"{CONFIG_FILE} is no JSON; copy it again, or save the adapter anew with PEFT",
+            code="adapter.invalid_config",
+        ) from None
     if not isinstance(said, Mapping):
-        raise ModelError(f"{CONFIG_FILE} is {shown(said)}, not an object; save the adapter anew with PEFT")
+        raise ModelError(
+            f"{CONFIG_FILE} is {shown(said)}, not an object; save the adapter anew with PEFT",
+            code="adapter.invalid_config",
+        )
     return said
 
 
@@ -191,7 +209,10 @@ class _Reader:
         return value
 
     def _wrong(self, name: str, value: Any, what: str) -> ModelError:
-        return ModelError(f"{CONFIG_FILE} says {name} {shown(value)}, which must be {what}; save the adapter anew")
+        return ModelError(
+            f"{CONFIG_FILE} says {name} {shown(value)}, which must be {what}; save the adapter anew",
+            code="adapter.invalid_config",
+        )
 
 
 def _is_number(value: Any, *, whole: bool) -> bool:
@@ -206,11 +227,14 @@ def _several(names: str | tuple[str, ...]) -> tuple[str, ...]:
 def _try_patterns(config: LoRAConfig) -> None:
     """Raise ModelError for an invalid pattern or layer number."""
     if config.layers is not None and not all(isinstance(layer, int) for layer in config.layers):
-        raise ModelError(f"{CONFIG_FILE} says layers_to_transform that are no whole numbers; save the adapter anew")
+        raise ModelError(
+            f"{CONFIG_FILE} says layers_to_transform that are no whole numbers; save the adapter anew",
+            code="adapter.invalid_config",
+        )
     whole = [each for each in (config.targets, config.excluded) if isinstance(each, str)]
     for pattern in (*whole, *config.layers_patterns, *config.ranks, *config.alphas):
         try:
             re.compile(pattern)
         except re.error as error:
             message = f"{CONFIG_FILE} holds the pattern {shown(pattern)}, which is none ({error}); correct it"
-            raise ModelError(message) from None
+            raise ModelError(message, code="adapter.invalid_config") from None

@@ -109,7 +109,8 @@ class Adapters:
                 self.remove()
                 raise ModelError(
                     f"an adapter adapts {path}, which this family does not call with the rows of a pass as they come; "
-                    "merge the adapter into its model with PEFT's merge_and_unload(), save the result, and serve that"
+                    "merge the adapter into its model with PEFT's merge_and_unload(), save the result, and serve that",
+                    code="adapter.unsupported_layer",
                 )
 
 

@@ -120,9 +120,12 @@ def check_names(names: Iterable[str], taken: Iterable[str]) -> None:
     for name in names:
         if not isinstance(name, str) or not name.strip() or not name.isprintable() or len(name) > _MOST_NAME:
             allowed = f"a name that can be written on one line, of at most {_MOST_NAME} characters"
-            raise ParameterError(f"an adapter is called {show(name)}; give it {allowed}")
+            raise ParameterError(f"an adapter is called {show(name)}; give it {allowed}", code="adapter.invalid_name")
         if name in taken:
-            raise ParameterError(f"an adapter is called {show(name)} as is its model; give one of them another name")
+            raise ParameterError(
+                f"an adapter is called {show(name)} as is its model; give one of them another name",
+                code="adapter.invalid_name",
+            )
 
 
 def load_adapters(
@@ -130,7 +133,10 @@ def load_adapters(
 ) -> dict[str, Adapter]:
     """Load the adapters of these folders, by name. Raises ParameterError and ModelError."""
     if not isinstance(folders, Mapping):
-        raise ParameterError(f"adapters is {show(folders)}; give names with folders, as in {{'sql': 'adapters/sql'}}")
+        raise ParameterError(
+            f"adapters is {show(folders)}; give names with folders, as in {{'sql': 'adapters/sql'}}",
+            code="parameter.wrong_type",
+        )
     check_names(folders, (model_name,))
     return {name: load_adapter(model, name, folder) for name, folder in folders.items()}
 
@@ -140,7 +146,7 @@ def load_adapter(model: PreTrainedModel, name: str, folder: str | os.PathLike[st
     reason.
     """
     if not isinstance(folder, str | os.PathLike):
-        raise ParameterError(f"adapter {show(name)} is {show(folder)}; {SAVED}")
+        raise ParameterError(f"adapter {show(name)} is {show(folder)}; {SAVED}", code="adapter.not_found")
     path = Path(os.path.expanduser(os.fsdecode(folder)))
     with _told_of(name, path):
         config = _configuration(path)
@@ -166,16 +172,18 @@ def _told_of(name: str, path: Path) -> Iterator[None]:
     try:
         yield
     except ModelError as error:
-        raise ModelError(f"adapter {clip(name)!r} ({path}): {error}") from None
+        raise ModelError(f"adapter {clip(name)!r} ({path}): {error}", code=error.code) from None
     except OSError as error:
         reason = error.strerror or str(error)
-        raise ModelError(f"adapter {clip(name)!r} ({path}): cannot be read ({reason}); check its files") from None
+        raise ModelError(
+            f"adapter {clip(name)!r} ({path}): cannot be read ({reason}); check its files", code="adapter.unreadable"
+        ) from None
 
 
 def _configuration(path: Path) -> LoRAConfig:
     if not path.is_dir():
         what = "is a file" if path.exists() else "no such directory"
-        raise ModelError(f"{what}; {SAVED}")
+        raise ModelError(f"{what}; {SAVED}", code="adapter.not_found")
     check_pointers(path)
     return read_config(path)
 
@@ -188,14 +196,17 @@ def _weights(path: Path) -> Iterator[Any]:
         if (path / _PICKLE).is_file():
             raise ModelError(
                 f"{_PICKLE} is a pickle, which could run code when it is read; load it with PEFT where you trust it, "
-                f"and save it with save_pretrained, which writes {WEIGHTS_FILE}"
+                f"and save it with save_pretrained, which writes {WEIGHTS_FILE}",
+                code="adapter.pickled_weights",
             )
-        raise ModelError(f"it holds no {WEIGHTS_FILE}; {SAVED}")
+        raise ModelError(f"it holds no {WEIGHTS_FILE}; {SAVED}", code="adapter.not_found")
     try:
         with safe_open(file, framework="pt") as opened:
             yield opened
     except SafetensorError as error:
-        raise ModelError(f"{WEIGHTS_FILE} is damaged ({error}); copy it again") from None
+        raise ModelError(
+            f"{WEIGHTS_FILE} is damaged ({error}); copy it again", code="adapter.damaged_weights"
+        ) from None
 
 
 Factors = dict[str, dict[str, str]]
@@ -210,30 +221,41 @@ def _factors(keys: Iterable[str], places: Mapping[str, Place]) -> Factors:
     for key in sorted(keys):
         match = _KEY.fullmatch(key)
         if "lora_embedding_" in key:
-            raise ModelError(f"it adapts an embedding ({clip(key)}), which is not supported; train it without")
+            raise ModelError(
+                f"it adapts an embedding ({clip(key)}), which is not supported; train it without",
+                code="adapter.unsupported_kind",
+            )
         if "lora_magnitude_vector" in key:
-            raise ModelError(f"it is a DoRA ({clip(key)}), which is not supported; merge it into its model with PEFT")
+            raise ModelError(
+                f"it is a DoRA ({clip(key)}), which is not supported; merge it into its model with PEFT",
+                code="adapter.unsupported_kind",
+            )
         if key.endswith(".base_layer.weight"):
             raise ModelError(
                 f"{WEIGHTS_FILE} holds all of a layer's own weights ({clip(key)}); save the adapter with PEFT and "
-                "save_embedding_layers=False"
+                "save_embedding_layers=False",
+                code="adapter.unsupported_kind",
             )
         if match is None:
             raise ModelError(
-                f"{WEIGHTS_FILE} holds {clip(key)}, which is no part of a LoRA; save the adapter with PEFT"
+                f"{WEIGHTS_FILE} holds {clip(key)}, which is no part of a LoRA; save the adapter with PEFT",
+                code="adapter.unsupported_kind",
             )
         if match["path"] not in places:
             raise ModelError(
                 f"it adapts {match['path']}, which is no linear layer of this model; give it with the model that it "
-                "was trained on"
+                "was trained on",
+                code="adapter.wrong_model",
             )
         found.setdefault(match["path"], {})[match["factor"]] = key
     for path, factors in found.items():
         for factor in "AB":
             if factor not in factors:
-                raise ModelError(f"{WEIGHTS_FILE} lacks lora_{factor} of {path}; copy it again")
+                raise ModelError(
+                    f"{WEIGHTS_FILE} lacks lora_{factor} of {path}; copy it again", code="adapter.missing_weights"
+                )
     if not found:
-        raise ModelError(f"{WEIGHTS_FILE} holds no weights; save the adapter again")
+        raise ModelError(f"{WEIGHTS_FILE} holds no weights; save the adapter again", code="adapter.missing_weights")
     return found
 
 
@@ -241,9 +263,15 @@ def _check_targets(config: LoRAConfig, factors: Factors, places: Mapping[str, Pl
     """Raise ModelError if the layers with weights differ from those that the configuration names."""
     targets = {path for path, place in places.items() if config.adapts(path, head=place.head)}
     for path in sorted(targets - factors.keys()):
-        raise ModelError(f"{WEIGHTS_FILE} has no weights for {path}, which target_modules names; copy both files again")
+        raise ModelError(
+            f"{WEIGHTS_FILE} has no weights for {path}, which target_modules names; copy both files again",
+            code="adapter.missing_weights",
+        )
     for path in sorted(factors.keys() - targets):
-        raise ModelError(f"{WEIGHTS_FILE} has weights for {path}, which target_modules does not name; copy both again")
+        raise ModelError(
+            f"{WEIGHTS_FILE} has weights for {path}, which target_modules does not name; copy both again",
+            code="adapter.unexpected_weights",
+        )
 
 
 def _adapter(
@@ -274,21 +302,34 @@ def _adapter(
 def _number_of(weights: Any, key: str, path: str) -> Tensor:
     tensor: Tensor = weights.get_tensor(key)
     if not tensor.is_floating_point() or tensor.itemsize < 2:
-        raise ModelError(f"{WEIGHTS_FILE} has {clip(key)} in {tensor.dtype}; save it in float32, bfloat16 or float16")
+        raise ModelError(
+            f"{WEIGHTS_FILE} has {clip(key)} in {tensor.dtype}; save it in float32, bfloat16 or float16",
+            code="adapter.damaged_weights",
+        )
     if not bool(torch.isfinite(tensor).all()):
-        raise ModelError(f"{WEIGHTS_FILE} holds numbers that are infinite or none, in {path}; copy it, or train, again")
+        raise ModelError(
+            f"{WEIGHTS_FILE} holds numbers that are infinite or none, in {path}; copy it, or train, again",
+            code="adapter.damaged_weights",
+        )
     return tensor
 
 
 def _check_shapes(path: str, down: Tensor, up: Tensor, rank: int, place: Place) -> None:
     if down.dim() != 2 or up.dim() != 2 or len(down) != up.shape[1]:
-        raise ModelError(f"the factors of {path} are {_shape(down)} and {_shape(up)}, which do not fit; copy it again")
+        raise ModelError(
+            f"the factors of {path} are {_shape(down)} and {_shape(up)}, which do not fit; copy it again",
+            code="adapter.wrong_shape",
+        )
     if len(down) != rank:
-        raise ModelError(f"{path} has rank {len(down)} and {CONFIG_FILE} says {rank}; copy both files again")
+        raise ModelError(
+            f"{path} has rank {len(down)} and {CONFIG_FILE} says {rank}; copy both files again",
+            code="adapter.wrong_shape",
+        )
     if (place.inputs, place.outputs) != (down.shape[1], len(up)):
         raise ModelError(
             f"it is for another model: its update of {path} is from {down.shape[1]:,} to {len(up):,} numbers, and the "
-            f"layer from {place.inputs:,} to {place.outputs:,}; give it with the model that it was trained on"
+            f"layer from {place.inputs:,} to {place.outputs:,}; give it with the model that it was trained on",
+            code="adapter.wrong_model",
         )
 
 

@@ -55,7 +55,9 @@ def program(function: Callable[..., Any] | None = None, /, *, name: str | None =
         ParameterError: The decorated object is not a function, or ``name`` is empty or not a str.
     """
     if name is not None and (not isinstance(name, str) or not name.strip()):
-        raise ParameterError(f"@program(name={name!r}): a schema's name is a str that is not empty")
+        raise ParameterError(
+            f"@program(name={name!r}): a schema's name is a str that is not empty", code="parameter.invalid_name"
+        )
     if function is None:
         return lambda decorated: _program(decorated, name)
     return _program(function, name)
@@ -69,7 +71,9 @@ def _program(function: Callable[P, Iterable[str]], name: str | None) -> Program[
         problems.raise_any()
         built = build(pieces, problems)
     except RecursionError:
-        problems.add(definition.source.place(definition.node), "the program nests too deeply; split it")
+        problems.add(
+            definition.source.place(definition.node), "the program nests too deeply; split it", code="pml.too_deep"
+        )
     problems.raise_any()
     schema = Schema(name or definition.name, built.children, (), definition.source.file)
     return Program(function, definition, schema, built.parts)
@@ -81,7 +85,11 @@ def _definition(function: FunctionType) -> tuple[Definition, Problems]:
     outside = Outside.of(function)
     problems = Problems(source.file)
     if not inspect.isgeneratorfunction(function):
-        problems.add(source.place(node), f'program {function.__name__} yields no text; write yield "…"')
+        problems.add(
+            source.place(node),
+            f'program {function.__name__} yields no text; write yield "…"',
+            code="pml.program_without_text",
+        )
     code = function.__code__
     definition = Definition(
         name=function.__name__,
@@ -100,10 +108,14 @@ def _plain_function(function: object) -> FunctionType:
     """Return the function if it can be a program, otherwise raise ParameterError or PMLError."""
     if not isinstance(function, FunctionType):
         what = getattr(function, "__name__", None) or type(function).__name__
-        raise ParameterError(f"@program stands over a function, not over {what}; write it directly over def")
+        raise ParameterError(
+            f"@program stands over a function, not over {what}; write it directly over def", code="pml.not_a_function"
+        )
     if objection := _objection(function):
         code = function.__code__
-        raise PMLError([Problem(Place(shown_path(code.co_filename), code.co_firstlineno), objection)])
+        raise PMLError(
+            [Problem(Place(shown_path(code.co_filename), code.co_firstlineno), objection, code="pml.not_a_function")]
+        )
     return function
 
 
@@ -149,7 +161,7 @@ class _Shared:
     def refuse(self, place: Place, message: str) -> None:
         """Report an exceeded limit once."""
         if message not in self.refused:
-            self.problems.add(place, message)
+            self.problems.add(place, message, code="pml.too_large")
         self.refused.add(message)
 
 

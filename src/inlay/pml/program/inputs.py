@@ -40,7 +40,7 @@ class Length:
         whole = isinstance(self.tokens, int) and not isinstance(self.tokens, bool)
         if not whole or not 1 <= self.tokens <= MAX_PARAM_LENGTH:
             limits = f"it takes a whole number of tokens from 1 to {MAX_PARAM_LENGTH}"
-            raise ParameterError(f"Length({self.tokens!r}): {limits}")
+            raise ParameterError(f"Length({self.tokens!r}): {limits}", code="parameter.out_of_range")
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def read_inputs(
         try:
             inputs[name] = _input(function, parameter, outside)
         except _Unfit as unfit:
-            problems.add(source.place(places[name]), f"argument '{name}' {unfit}")
+            problems.add(source.place(places[name]), f"argument '{name}' {unfit}", code="pml.invalid_program_argument")
     return inputs
 
 

@@ -147,7 +147,8 @@ class Program(Generic[P]):
         prompt = self(*args, **kwargs)
         if not self.schema.has_turns:
             raise ParameterError(
-                f"program {self.__name__} has no chat turns; call text(…), or write with inlay.user():"
+                f"program {self.__name__} has no chat turns; call text(…), or write with inlay.user():",
+                code="prompt.no_turns",
             )
         return as_messages(prompt)
 
@@ -163,12 +164,17 @@ class Program(Generic[P]):
             bound = self.definition.signature.bind(*args, **kwargs)
         except TypeError as error:
             usage = self.definition.usage
-            raise ParameterError(f"program {self.__name__}: {error}; call it as {usage}") from None
+            raise ParameterError(
+                f"program {self.__name__}: {error}; call it as {usage}", code="parameter.wrong_arguments"
+            ) from None
         bound.apply_defaults()
         for name, one in self.definition.inputs.items():
             value = bound.arguments[name]
             if objection := one.objection(value):
-                raise ParameterError(f"program {self.__name__}: '{name}' is {shown_python(value)}; {objection}")
+                raise ParameterError(
+                    f"program {self.__name__}: '{name}' is {shown_python(value)}; {objection}",
+                    code="parameter.wrong_type",
+                )
         return bound
 
 

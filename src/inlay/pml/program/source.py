@@ -69,7 +69,7 @@ def _parsed(text: str) -> ast.Module:
 
 def _unreadable(function: FunctionType, file: str, reason: str) -> PMLError:
     place = Place(file, function.__code__.co_firstlineno)
-    return PMLError([Problem(place, f"program {function.__name__}: {reason}")])
+    return PMLError([Problem(place, f"program {function.__name__}: {reason}", code="pml.unreadable_program")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,11 @@ class _Checker(ast.NodeVisitor):
 
     def _refuse(self, kind: str) -> None:
         what, remedy = REFUSED.get(kind, (kind, _COMPUTE))
-        self._problems.add(self._source.place(self._around[-1]), f"a program cannot have {what}; {remedy}")
+        self._problems.add(
+            self._source.place(self._around[-1]),
+            f"a program cannot have {what}; {remedy}",
+            code="pml.unsupported_python",
+        )
         self.flagged.add(next(node for node in reversed(self._around) if isinstance(node, ast.stmt)))
 
 

@@ -97,13 +97,13 @@ class _Translator:
             self._block(definition.body, path)
         except _TooLargeError:
             message = f"the program becomes more than {MAX_ELEMENTS:,} pieces; split it, or loop over less"
-            self._problems.add(definition.source.place(definition.node), message)
+            self._problems.add(definition.source.place(definition.node), message, code="pml.too_large")
             return pieces
         self._check_turns(pieces)
         if not self._reported and not self._flagged:
             for statement in unreached(definition.body, self._reached):
                 message = "this never runs, whatever the arguments are; delete it, or correct the conditions before it"
-                self._problems.add(definition.source.place(statement), message)
+                self._problems.add(definition.source.place(statement), message, code="pml.unreachable_text")
         return pieces
 
     def _block(self, statements: Iterable[ast.stmt], path: Path) -> None:
@@ -134,7 +134,7 @@ class _Translator:
 
     def _report(self, place: Place, message: str | None) -> None:
         if message is not None and place not in self._reported:
-            self._problems.add(place, message)
+            self._problems.add(place, message, code="pml.unsupported_python")
         self._reported.add(place)
 
     def _skip(self, statement: ast.stmt, path: Path) -> None:
@@ -310,4 +310,4 @@ class _Translator:
         loose = [piece for piece in pieces if not isinstance(piece, Spoken) and says_anything(piece)]
         if turns and loose:
             message = f"text outside the chat turns of this program; put it into with inlay.{turns[0].role}():"
-            self._problems.add(loose[0].place, message)
+            self._problems.add(loose[0].place, message, code="pml.text_outside_turns")
