@@ -8,12 +8,13 @@
 # make check  ruff and mypy
 # make test-cluster   clusters on a Ray Serve of their own, whose processes are killed; some minutes
 # make clients   the packages that make test-all tries against a server; without them it says which tests it skips
+# make docs   the documentation as a site in build/site; it downloads MkDocs into a venv of its own
 # make asan tsan   the kernel's own test under sanitizers, without Python
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo test test-lab test-long test-triton test-families test-newest test-cluster test-all clients check format clean asan tsan
+.PHONY: install demo test test-lab test-long test-triton test-families test-newest test-cluster test-all clients check format docs clean asan tsan
 
 install: $(VENV)/.installed
 
@@ -74,6 +75,16 @@ clients: install
 format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# A warning, such as a link that leads nowhere, ends it.
+DOCS := build/docs-venv
+docs: $(DOCS)/.installed
+	$(DOCS)/bin/mkdocs build --strict
+
+$(DOCS)/.installed: Makefile
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/pip install --disable-pip-version-check 'mkdocs-material>=9.6,<10' 'mkdocstrings[python]>=0.29,<2'
+	touch $@
 
 asan:
 	cmake -S . -B build/asan -DINLAY_SELFTEST=ON -DINLAY_SANITIZE=address,undefined
