@@ -20,7 +20,7 @@ PLAIN = [{"role": "user", "content": [DOCUMENT]}]
 
 
 def test_an_empty_policy_is_none():
-    with pytest.raises(ParameterError, match=r"^reuse is ''; use one of off, exact"):
+    with pytest.raises(ParameterError, match=r"^reuse='' is not a reuse policy"):
         EngineConfig(reuse="")
 
 

@@ -112,7 +112,7 @@ def test_what_is_wrong_becomes_a_line(tmp_path: Path):
         (8, 400, None, "line 8: a prompt holds the token id 999; ids go from 0 to 261"),
         (9, 400, None, "line 9: the prompt ends at position"),
         (10, 400, None, "line 10: the prompt ends at position"),
-        (11, 400, "reuse", "line 11: reuse is 'some'; use one of"),
+        (11, 400, "reuse", "line 11: reuse='some' is not a reuse policy"),
         (12, 400, "structured_outputs", "line 12: structured_outputs['regex'] cannot be used"),
     ]
     for number, status, param, message in expected:

@@ -197,7 +197,7 @@ def test_of_random_weights_only_distributions_are_compared():
     ("wrong", "told"),
     [
         ({"against": ("auto",)}, "against names 'auto', which is what comes of this check"),
-        ({"against": ("sometimes",)}, "use one of off, exact"),
+        ({"against": ("sometimes",)}, "reuse='sometimes' is not a reuse policy"),
         ({"prompts": ()}, "there are prompts and no schema"),
         ({"schema": TRIP, "prompts": ()}, "there are no prompts"),
         ({"schema": TRIP, "prompts": [Prompt.from_string('<prompt schema="x">a</prompt>')]}, "is of schema 'x'"),

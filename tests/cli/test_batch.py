@@ -78,7 +78,7 @@ def test_a_batch_of_the_bundled_model(capsys):
         (["none", "out"], "none: no such file; check the path"),
         (["in", "in"], "in: is the input itself; give the output another name"),
         (["in", "out", "--model", "none/at/all"], "none/at/all"),
-        (["in", "out", "--reuse", "some"], "reuse is 'some'; use one of"),
+        (["in", "out", "--reuse", "some"], "--reuse some is not a reuse policy. Use one of"),
         (["in", "out", "--kv-memory", "much"], "kv_memory is 'much'"),
         (["in", "out", "--default-max-tokens", "0"], "--default-max-tokens is 0; it must be at least 1"),
         (["in", "out", "--schema", "s.xml", "--schema", "s.xml"], "s.xml: its schema is named 's' as is that of s.xml"),

@@ -77,9 +77,9 @@ def test_the_table(model, capsys):
     ("arguments", "told"),
     [
         (("--prompts", "prompts.jsonl"), "--prompts needs --schema"),
-        (("--tolerance", "much"), "tolerance is 'much'"),
+        (("--tolerance", "much"), "--tolerance much is not a tolerance"),
         (("--against", "auto"), "against names 'auto'"),
-        (("--against", "modulr"), "'modulr' is no reuse policy; did you mean 'modular'?"),
+        (("--against", "modulr"), "--against: reuse='modulr' is not a reuse policy. Did you mean reuse='modular'?"),
         (("--seconds", "0"), "--seconds is 0"),
         (("--schema", "trip.xml", "--prompts", "empty.jsonl"), "empty.jsonl holds no prompts"),
         (("--schema", "trip.xml", "--prompts", "broken.jsonl"), "broken.jsonl:2: it is not JSON"),

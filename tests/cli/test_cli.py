@@ -128,7 +128,7 @@ def test_every_policy(files, capsys, reuse, positions):
         ("run s.xml --prompt none.xml", "none.xml: no such file"),
         ("run s.xml", "Missing option '--prompt' (see 'inlay run --help')"),
         ("run s.xml --prompt p.xml --gpu", "No such option: --gpu"),
-        ("run s.xml --prompt p.xml --reuse much", "reuse is 'much'; use one of off, exact, isolated, anchored"),
+        ("run s.xml --prompt p.xml --reuse much", "--reuse much is not a reuse policy. Use one of off, exact"),
         ("run s.xml --prompt p.xml --positions loose", "positions is 'loose'; use one of schema, packed"),
         ("run s.xml --prompt p.xml --max-tokens 0", "max_tokens is 0; it must be"),
         ("run s.xml --prompt p.xml --max-tokens many", "Invalid value for '--max-tokens'"),

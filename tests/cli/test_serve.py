@@ -170,7 +170,7 @@ def test_a_signal_while_the_model_loads_ends_it_at_once(number):
             "--host 0.0.0.0 can be reached from other machines, and without keys",
         ),
         (["--port", "70000"], "--port is 70000; it must be a number from 1 to 65535"),
-        (["--reuse", "some"], "reuse is 'some'; use one of"),
+        (["--reuse", "some"], "--reuse some is not a reuse policy. Use one of"),
         (["--reuse", "exact", "--max-reuse", "off"], "reuse is 'exact' and max_reuse is 'off'"),
         (["--slow-client", "nan"], "slow_client_s is nan; it must be a finite number of seconds above 0"),
         (["--timeout", "-1"], "timeout_s is -1; it must be"),

@@ -157,7 +157,7 @@ def test_salts_of_others_are_not_in_a_request():
         (lambda data: b'{"version":7}', r"the request is damaged \(KeyError: 'fingerprint'\); send it again"),
         (lambda data: data.replace(b'"parts":[[[1,2],', b'"parts":[[7,'), "the request is damaged"),
         (lambda data: data.replace(KEYS.fingerprint.hex().encode(), b"00"), "prepared for another model"),
-        (lambda data: data.replace(b'"off"', b'"often"'), "reuse is 'often'; use one of"),
+        (lambda data: data.replace(b'"off"', b'"often"'), "reuse='often' is not a reuse policy"),
     ],
 )
 def test_what_is_no_request_is_told_so(change, sentence):

@@ -147,7 +147,7 @@ def test_a_model_that_cannot_answer_ends_it():
             {"reuse": "anchored", "max_reuse": "exact"},
             "reuse is 'anchored' and max_reuse is 'exact', which",
         ),
-        ({"reuse": "some"}, "reuse is 'some'; use one of"),
+        ({"reuse": "some"}, "reuse='some' is not a reuse policy"),
         ({"max_reuse": "anchored"}, "max_reuse is 'anchored'; use one of off, exact, auto, modular"),
         ({"served_names": ()}, "served_names has no name"),
         ({"timeout_s": -1.0}, "timeout_s is -1; it must be a finite number of seconds above 0"),

@@ -135,8 +135,8 @@ def test_a_report_needs_a_place_and_matplotlib(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ("--reuse off,much", "reuse is 'much'; use one of off, exact, isolated, anchored"),
-        ("--reuse off,", "reuse is ''; use one of"),
+        ("--reuse off,much", "reuse='much' is not a reuse policy"),
+        ("--reuse off,", "reuse='' is not a reuse policy"),
         ("--positions loose", "positions is 'loose'; use one of schema, packed"),
         ("--documents 0", "documents is 0; it must be at least 2"),
         ("--documents 6,", "--documents is '6,'; write a number, or several with commas"),

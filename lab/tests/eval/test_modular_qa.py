@@ -220,8 +220,8 @@ def test_a_model_without_a_system_turn(template, reason):
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ({"reuse": ("off", "much")}, "reuse is 'much'; use one of off, exact, isolated, anchored"),
-        ({"reuse": ("",)}, "reuse is ''"),
+        ({"reuse": ("off", "much")}, "reuse='much' is not a reuse policy"),
+        ({"reuse": ("",)}, "reuse='' is not a reuse policy"),
         ({"positions": ("loose",)}, "positions is 'loose'; use one of schema, packed"),
         ({"documents": 1}, "documents is 1; it must be at least 2: one of the tasks compares two of them"),
         ({"questions": 0}, "questions is 0; it must be at least 1"),

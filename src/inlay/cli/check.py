@@ -30,7 +30,7 @@ from inlay.cli.options import (
     schema_file,
     words,
 )
-from inlay.errors import ParameterError
+from inlay.errors import ParameterError, PolicyError
 from inlay.pml import Prompt, Schema, resolve
 from inlay.policy import ReusePolicy
 from inlay.strict_json import JSONError, read_json
@@ -97,9 +97,9 @@ def check(
 
     What was measured is kept for the policy 'auto' (docs/check.md).
     """
-    within = Tolerance.parse(tolerance)
+    within = Tolerance.parse(tolerance, f"--tolerance {clip(tolerance)}")
     policy = policy_of(reuse, recompute, promote, across_adapters)
-    named = (*(() if against is None else words(against)), *(() if policy is None else (str(policy),)))
+    named = (*(() if against is None else _keys(against)), *(() if policy is None else (str(policy),)))
     if not 0 < seconds < 86_400 * 7:
         raise ParameterError(f"--seconds is {seconds:g}; it must be above 0 and at most a week")
     asked = None if schema is None else schema_file(schema)
@@ -189,6 +189,16 @@ def _termination_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _keys(against: str) -> tuple[str, ...]:
+    """Split and check the keys of ``--against``. Raises PolicyError."""
+    for key in words(against):
+        try:
+            ReusePolicy.parse(key)
+        except PolicyError as error:
+            raise PolicyError(f"--against: {error}", field=error.field, code=str(error.code)) from None
+    return words(against)
 
 
 def prompts_file(path: Path, schema: Schema | None) -> list[Prompt]:

@@ -21,7 +21,7 @@ from inlay.pml.parser import parse
 from inlay.pml.problems import Problems
 from inlay.pml.sources import document_from_file, is_json
 from inlay.policy import PolicyFields, ReusePolicy
-from inlay.tolerance import DEFAULT
+from inlay.tolerance import DEFAULT, Tolerance
 from inlay.wording import clip
 
 if TYPE_CHECKING:
@@ -256,6 +256,7 @@ def policy_of(
 
     ``tolerance`` is the default of every ``auto`` of the engine. It is not part of the policy.
     """
+    Tolerance.parse(tolerance, f"--tolerance {clip(tolerance)}")
     policy = PolicyFields(reuse, recompute, promote, across_adapters).policy(options=True, deprecated=_warn)
     if policy is not None and policy.auto and tolerance != str(DEFAULT):
         PolicyFields(reuse, tolerance=tolerance).policy(options=True, deprecated=_warn)  # refuses a second tolerance

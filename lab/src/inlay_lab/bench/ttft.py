@@ -242,7 +242,8 @@ def _fits(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def first_token(llm: LLM, prompt: Any, reuse: str | None = None) -> RequestOutput:
     """Send a request under a new cache salt: it finds public modules only."""
     once = SamplingParams(max_tokens=1, temperature=0)
-    return llm.generate(prompt, once, reuse=reuse, cache_salt=new_sender())[0]
+    policy = None if reuse is None else ReusePolicy.parse(reuse)
+    return llm.generate(prompt, once, reuse=policy, cache_salt=new_sender())[0]
 
 
 def workload(llm: LLM, name: str, row: Setting) -> tuple[Schema, Prompt]:

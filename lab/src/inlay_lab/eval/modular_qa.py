@@ -199,7 +199,11 @@ def ask(llm: LLM, each: Round, modes: Sequence[Mode]) -> Iterator[tuple[Mode, li
     said: list[tuple[int, ...]] = []
     expected: list[Tensor] = []
     for mode in modes:
-        schema, reuse, positions = each.schema(scaffolds=mode.scaffold), served(mode.reuse), mode.positions
+        schema, reuse, positions = (
+            each.schema(scaffolds=mode.scaffold),
+            ReusePolicy.parse(served(mode.reuse)),
+            mode.positions,
+        )
         llm.add_schema(schema, encode=not mode.scaffold, replace=True, reuse=reuse, positions=positions)
         if mode.scaffold:  # encode documents together, as prompts read them
             for prompt in prompts:

@@ -194,9 +194,10 @@ class _Run:
 
 def ask(llm: LLM, dataset: Dataset, case: Case, mode: Mode, max_tokens: int) -> Outcome:
     """Answer a case in one mode, greedily, with its modules encoded before and nothing else in the store."""
-    llm.add_schema(case.schema(), replace=True, reuse=mode.reuse, positions=mode.positions)
+    policy = ReusePolicy.parse(mode.reuse)
+    llm.add_schema(case.schema(), replace=True, reuse=policy, positions=mode.positions)
     params = SamplingParams(temperature=0, max_tokens=max_tokens, **_ending(llm, dataset))
-    (output,) = llm.generate([case.prompt()], params, reuse=mode.reuse, positions=mode.positions)
+    (output,) = llm.generate([case.prompt()], params, reuse=policy, positions=mode.positions)
     llm.client.reset_prefix_cache().result()
     usage, ttft_s, said = output.usage, output.metrics.ttft_s, output.outputs[0].text
     assert ttft_s is not None, "it has answered"
