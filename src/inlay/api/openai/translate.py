@@ -240,7 +240,8 @@ def _prompt_logprobs(body: Body) -> int | None:
     asked = [body.prompt_logprobs]
     if isinstance(body, CompletionBody) and body.echo:
         spelled = body.prompt is not None and (isinstance(body.prompt, str) or _all_texts(body.prompt))
-        # Clients that score send token ids. A client that wants no new token wants scores of the prompt.
+        # An echo needs the text of token ids, which only scoring decodes. Without new tokens, the request must score
+        # the prompt.
         asked.append(0 if body.logprobs is None and (body.max_tokens == 0 or not spelled) else body.logprobs)
     return max((one for one in asked if one is not None), default=None)
 
