@@ -68,9 +68,9 @@ class Usage:
             were computed for this request, or found stored.
         linked_tokens: recomputed tokens chosen as the first ones of their module. Under ``profiled`` these are in
             modules without a profile.
-        selecting_tokens: the cost of choosing the recomputed tokens, in passes of one token through all layers. Not
-            among computed_tokens. Under ``query`` it counts new text that is computed again behind the chosen tokens.
-            Under ``blend`` it counts all modules' tokens, weighted by the share of layers that they pass.
+        selecting_tokens: the cost of choosing the recomputed tokens, in passes of one token through all layers. It is
+            not part of computed_tokens. Under ``query`` it counts new text that is computed again behind the chosen
+            tokens. Under ``blend`` it counts all modules' tokens, weighted by the share of layers that they pass.
         host_tokens: cached tokens loaded from host memory for the request.
         disk_tokens: cached tokens loaded from the store on disk for the request.
         shared_tokens: cached tokens loaded from the store that servers share.

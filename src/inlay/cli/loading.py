@@ -15,8 +15,7 @@ class LoadingLines:
     """Lines about the steps of a start.
 
     On a terminal every step is reported when it begins. Elsewhere, as in a service's log, short starts are silent. A
-    long
-    step is reported again every ten seconds, on both.
+    long step is reported again every ten seconds, on both.
 
     Args:
         say: Writes a line.

@@ -45,8 +45,7 @@ class RouterSettings:
         memory_s: Time constant in seconds of the recent work, which fades exponentially.
         home: Credit of a token of a piece without a holder, at the piece's home.
         balance: Cost of having had the mean recent work, as a share of the request's prefill. It brings work to
-            replicas
-            that hold little yet.
+            replicas that hold little yet.
         stalled_s: Seconds without news after which a replica with work is avoided.
     """
 

@@ -44,16 +44,14 @@ class Context:
     """An immutable record of tokens in attention order, of constant size. ``Context()`` is the empty one.
 
     A record is public until ``keep_private`` adds a cache salt. From there on, records with other salts differ even
-    where
-    their tokens are the same.
+    where their tokens are the same.
 
     The stream is hashed in groups, each together with the hash up to it. A group has 64 tokens. It ends early before a
     token that was made under another context, and where the record becomes private. So the groups depend on the stream
     alone, not on its pieces. Every hash input begins with its kind.
 
     A record that begins ``under`` an adapter hashes the adapter first. So KV made with one adapter never matches KV
-    made
-    with another adapter or with the model alone.
+    made with another adapter or with the model alone.
 
     Some tokens made under one context may be recomputed. The stream then lists these in front of all of them
     (``recomputed``), and they do not break the stream.
@@ -311,8 +309,7 @@ class SegmentSpec(TokenRun):
         """The form of this segment that comes back from a tier with this codec.
 
         A lossy form is a segment of its own: its context digest, and the digest of all text behind it, differs from
-        those
-        of computed KV. Its key is the segment's key with the codec. No module is encoded behind a lossy form.
+        those of computed KV. Its key is the segment's key with the codec. No module is encoded behind a lossy form.
         """
         if codec == self.codec:
             return self

@@ -85,9 +85,8 @@ class Family(ABC):
         """Make a stock model attend through inlay if its code does not. Its weights may not be loaded yet.
 
         Nothing is needed if the layers call the AttentionInterface and pass keyword arguments on to it. Else, replace
-        the
-        ``forward`` methods between the model's call, which gets ``position_ids`` and ``inlay``, and its attention. With
-        ``inlay`` the new code must call ``interface.attend``, and without it it must behave like stock code.
+        the ``forward`` methods between the model's call, which gets ``position_ids`` and ``inlay``, and its attention.
+        With ``inlay`` the new code must call ``interface.attend``, and without it it must behave like stock code.
         """
 
     def fuse(self, path: str, part: nn.Module, make: MakeLinear) -> nn.Module:

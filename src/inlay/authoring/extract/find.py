@@ -48,10 +48,8 @@ def find_frame(corpus: Corpus, least: int, size: int) -> Frame | None:
     """Return the longest front of at least nine prompts in ten and at least ``least``, or None if it has no text.
 
     In chats the front ends in a user turn, because a prompt can add text only there. A front with fewer than ``size``
-    words
-    of its last turn must consist of whole lines or of the whole turn. All prompts with the turns before must share
-    these
-    words. Otherwise the front has no words of that turn.
+    words of its last turn must consist of whole lines or of the whole turn. All prompts with the turns before must
+    share these words. Otherwise the front has no words of that turn.
     """
     if not len(corpus):
         return None

@@ -148,9 +148,8 @@ class DiskIndex:
         """The row changes after change ``number``.
 
         Returns:
-            The number of the last change, and the present rows by key, None for deleted ones. None instead of both if
-            too many
-            changes were missed: read all rows.
+            The number of the last change, and the present rows by key, None for deleted ones. None
+            instead of both if too many changes were missed: read all rows.
         """
         last = self.last_change()
         if last - number > MOST_CHANGES:

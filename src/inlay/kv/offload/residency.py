@@ -38,8 +38,7 @@ class Residency:
     """The tiers below the pool of one store, nearest first. There may be none.
 
     Set ``wake`` to have ``poll`` called between two steps whenever it has work. Call the methods under "With the engine
-    lock
-    held" with that lock only, the others from any thread.
+    lock held" with that lock only, the others from any thread.
 
     Args:
         memory: of the pool.

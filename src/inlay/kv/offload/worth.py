@@ -16,14 +16,11 @@ class Worth:
     """The entries of one tier, and an eviction queue of those that are not pinned. Not thread-safe.
 
     The queue is a heap with one valid rank per entry, computed when it was pushed. Ranks never fall with a use, so a
-    use
-    only updates the entry. An entry at the top whose rank is too low is pushed again with its present rank. So the cost
-    of
-    ``take`` does not grow with the number of entries.
+    use only updates the entry. An entry at the top whose rank is too low is pushed again with its present rank. So the
+    cost of ``take`` does not grow with the number of entries.
 
     Entries count uses of all processes since the first one. The rank at the last use (``floor``) is known of this
-    process
-    only. Entries from before its start count as older.
+    process only. Entries from before its start count as older.
     """
 
     def __init__(self, policy: Policy, cost: PassCost | None = None) -> None:
