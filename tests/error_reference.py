@@ -21,8 +21,8 @@ _HEADER = """\
 # Error codes
 
 Every error that Inlay raises on purpose has a `code`. Programs compare the code, because the wording of a message may
-change. In Python it is `error.code`; each problem of a `PMLError` has a code of its own. The server and `--json` show it
-as `code`.
+change. In Python it is `error.code`; each problem of a `PMLError` has a code of its own. The server and `--json` show
+it as `code`.
 
 The page is generated. After a change to a message or a code, run `python -m tests.error_reference`. Words in braces
 stand for values.
