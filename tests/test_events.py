@@ -48,9 +48,9 @@ def test_an_error_is_itself_here_and_told_elsewhere(error, kind, message):
     [
         (b"\x80", "events of the engine are damaged"),
         (b"[]", "events of the engine are damaged"),
-        (b'{"version":2,"events":[]}', "the events are of version 2 and this reads version 1"),
-        (b'{"version":1,"events":[{"type":"token"}]}', "events of the engine are damaged"),
-        (b'{"version":1,"events":[{"type":"token","request_id":"a","index":0,"x":1}]}', "damaged"),
+        (b'{"version":1,"events":[]}', "the events are of version 1 and this reads version 2"),
+        (b'{"version":2,"events":[{"type":"token"}]}', "events of the engine are damaged"),
+        (b'{"version":2,"events":[{"type":"token","request_id":"a","index":0,"x":1}]}', "damaged"),
     ],
 )
 def test_what_is_no_event_is_told_so(data, sentence):

@@ -90,7 +90,7 @@ class PMLError(InlayError):
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
-        if self.problems:
+        if self.problems and self.problems[0].code != self.code:
             self.code = self.problems[0].code
 
 

@@ -16,7 +16,7 @@ from inlay import errors
 from inlay.logprobs import FlatLogprobs, Logprob, RankedLogprob
 from inlay.types import RequestMetrics, Usage
 
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +26,17 @@ class Fault:
     Args:
         kind, message: of the exception.
         cause: the exception itself, if it was raised in this process.
+        code: the code of the mistake, if the exception was given one.
     """
 
     kind: str
     message: str
     cause: BaseException | None = field(default=None, compare=False, repr=False)
+    code: str | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, error: BaseException) -> Fault:
-        return cls(type(error).__name__, str(error), error)
+        return cls(type(error).__name__, str(error), error, vars(error).get("code"))
 
     def exception(self) -> BaseException:
         """Return the exception for callers that wait for the request."""
@@ -42,7 +44,7 @@ class Fault:
             return self.cause
         kind = getattr(errors, self.kind, None)
         if isinstance(kind, type) and issubclass(kind, errors.InlayError) and kind is not errors.PMLError:
-            return kind(self.message)
+            return kind(self.message, code=self.code)
         return RuntimeError(self.message if self.kind == "RuntimeError" else f"{self.kind}: {self.message}")
 
 
@@ -130,7 +132,7 @@ def _written(event: Event) -> dict[str, Any]:
     }
     written["type"] = "encode" if isinstance(event, EncodeEvent) else "token"
     if event.error is not None:
-        written["error"] = [event.error.kind, event.error.message]
+        written["error"] = {"kind": event.error.kind, "message": event.error.message, "code": event.error.code}
     if isinstance(event, TokenEvent):
         if event.distributions:
             written["distributions"] = [base64.b64encode(row).decode() for row in event.distributions]
@@ -146,7 +148,7 @@ def _read(written: Mapping[str, Any]) -> Event:
     fields = dict(written)
     kind = fields.pop("type")
     if "error" in fields:
-        fields["error"] = Fault(*fields["error"])
+        fields["error"] = Fault(**fields["error"])
     if kind == "encode":
         return EncodeEvent(**fields)
     if "distributions" in fields:

@@ -15,6 +15,7 @@ from inlay.api.failures import Failure
 from inlay.batch import Counts
 from inlay.batch.output import Output
 from inlay.batch.requests import Entry, Index
+from tests.raising import raises
 
 from .helpers import line, read, write
 
@@ -140,7 +141,7 @@ def test_files_that_were_there_before(source: Path, tmp_path: Path):
     (tmp_path / "out").write_text("")
     assert fill(source, tmp_path / "out")[0] == [1, 2, 3, 4]
     (tmp_path / "out.state").write_text("precious")
-    with pytest.raises(ParameterError, match=r"out\.state: is no state of a batch; delete it and "):
+    with raises("batch.damaged_state", ParameterError):
         fill(source, tmp_path / "out")
     assert (tmp_path / "out.state").read_text() == "precious"
 
@@ -165,7 +166,7 @@ def test_nothing_is_left_where_nothing_began(source: Path, tmp_path: Path):
 
 def test_one_process_at_a_time(source: Path, tmp_path: Path):
     with Index(source, quiet) as index, Output(tmp_path / "out", index, SETTINGS, Counts()) as first:
-        with pytest.raises(ParameterError, match="another inlay batch is writing it; wait for its end"):
+        with raises("batch.output_in_use", ParameterError):
             Output(tmp_path / "out", index, SETTINGS, Counts())
         first.begin(b"m")
         first.answer(Entry(1, 0, 0, "a", None), {})
@@ -207,6 +208,6 @@ def test_what_belongs_to_another_batch_is_not_retried(source: Path, tmp_path: Pa
     target = tmp_path / "out"
     fill(source, target)
     before = target.read_bytes()
-    with Index(source, quiet) as index, pytest.raises(ParameterError, match="holds answers of another seed"):
+    with Index(source, quiet) as index, raises("batch.other_output", ParameterError):
         Output(target, index, SETTINGS | {"seed": 1}, Counts(), retry_failed=True)
     assert target.read_bytes() == before

@@ -13,6 +13,7 @@ import pytest
 from inlay import AbortedError, AsyncLLM, DeadlineError, ParameterError, RequestOutput, SamplingParams, Schema
 from inlay.errors import EngineDeadError, InlayError
 from inlay.server.cache_view import CacheView
+from tests.raising import raises
 
 from ..adapters import ALL, write_adapter
 from ..conftest import tiny
@@ -125,7 +126,7 @@ def test_adapters_of_the_replicas_answer_and_their_modules_are_found(tmp_path: P
             assert bool(first.usage.cached_tokens) == (name is None), "another's are not this one's"
             assert again.usage.cached_tokens > 30
             assert abs(predicted - again.usage.cached_tokens) <= 10
-        with pytest.raises(ParameterError, match="there is no adapter 'z'; use one of 'x'"):
+        with raises("adapter.unknown", ParameterError):
             await last(made.llm, "a", adapter="z")
 
     asyncio.run(one_engine())
@@ -195,7 +196,7 @@ def test_a_replica_that_goes_in_the_middle_of_an_answer_ends_it_with_an_error():
             async for output in made.llm.generate("Once", SamplingParams(max_tokens=200, ignore_eos=True)):
                 heard.append(output)
 
-        with pytest.raises(EngineDeadError, match="gone in the middle of the answer; send the request again"):
+        with raises("engine.dead", EngineDeadError):
             await listen()
         assert heard
         assert len(made.transport.answered) == 1
@@ -207,12 +208,12 @@ def test_a_replica_that_goes_in_the_middle_of_an_answer_ends_it_with_an_error():
 def test_with_all_replicas_gone_requests_end_and_come_again_later():
     async def test(made: Cluster) -> None:
         made.transport.gone.update(("r0", "r1"))
-        with pytest.raises(EngineDeadError, match="send it again in a moment"):
+        with raises("engine.dead", EngineDeadError):
             await last(made.llm, "Once")
         made.client.set_replicas([])
-        with pytest.raises(EngineDeadError, match="no replica of the model answers now"):
+        with raises("engine.dead", EngineDeadError):
             await made.llm.check_health()
-        with pytest.raises(EngineDeadError, match="no replica of the model answers now"):
+        with raises("engine.dead", EngineDeadError):
             await last(made.llm, "Once")
         made.transport.gone.clear()
         made.client.set_replicas(["r0"])
@@ -242,7 +243,7 @@ def test_a_replica_that_stalls_is_passed_by_and_left():
 def test_a_deadline_holds_where_the_replica_says_nothing_at_all():
     async def test(made: Cluster) -> None:
         made.transport.silent.add("r0")
-        with pytest.raises(DeadlineError, match="has not ended it by its deadline"):
+        with raises("request.deadline", DeadlineError):
             await last(made.llm, "Once", timeout_s=0.2)
 
     with_cluster(test, replicas=1)
@@ -251,7 +252,7 @@ def test_a_deadline_holds_where_the_replica_says_nothing_at_all():
 def test_wrong_requests_end_with_the_error_of_the_replica():
     async def test(made: Cluster) -> None:
         grammar = SamplingParams(structured_outputs={"regex": "(["})
-        with pytest.raises(ParameterError, match="structured_outputs"):
+        with raises("structured.invalid", ParameterError):
             await last(made.llm, "Once", grammar)
         with pytest.raises(DeadlineError):
             await last(made.llm, "Once", SamplingParams(max_tokens=1900, ignore_eos=True), timeout_s=0.05)
@@ -299,7 +300,7 @@ def test_counts_are_those_of_all_replicas():
 def test_files_of_a_store_are_refused_with_the_reason():
     async def test(made: Cluster) -> None:
         schemas: Any = None
-        with pytest.raises(ParameterError, match="on replicas of a cluster"):
+        with raises("cluster.not_available", ParameterError):
             await CacheView(made.llm, schemas).verify()
 
     with_cluster(test)
@@ -307,7 +308,7 @@ def test_files_of_a_store_are_refused_with_the_reason():
 
 def test_a_schema_that_is_removed_ends_its_encoding():
     async def test(made: Cluster) -> None:
-        with pytest.raises(InlayError, match="removed or replaced"):
+        with raises("schema.removed", InlayError):
             await made.llm.add_schema(SCHEMA, progress=lambda done, total: made.llm.remove_schema("s"))
 
     with_cluster(test)
@@ -316,7 +317,7 @@ def test_a_schema_that_is_removed_ends_its_encoding():
 def test_a_client_that_was_shut_down_refuses_with_the_reason():
     async def test(made: Cluster) -> None:
         made.client.shutdown()
-        with pytest.raises(InlayError, match="has been shut down"):
+        with raises("engine.shut_down", InlayError):
             await last(made.llm, "Once")
 
     with_cluster(test)

@@ -65,7 +65,7 @@ def deploy(
         serve.run(application, name=settings.name, route_prefix=settings.route_prefix)
     except (RuntimeError, ConnectionError, ValueError) as error:
         ray.shutdown()
-        raise InlayError(f"the cluster could not be started: {error}") from error
+        raise InlayError(f"the cluster could not be started: {error}", code="cluster.not_started") from error
     root = "" if settings.route_prefix == "/" else settings.route_prefix
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.http.host, settings.http.host)
     names = ", ".join(settings.server_settings().served_names)

@@ -61,7 +61,7 @@ def from_prompts(
         encode = encoder_of(model)
         corpus = Corpus.of(reader, reader.source)
         if not len(corpus):
-            raise LogError(f"{reader.source}: holds no prompts; write one request a line")
+            raise LogError(f"{reader.source}: holds no prompts; write one request a line", code="prompt.empty_log")
         result = extract(corpus, encode, name=named, settings=settings, stage=stage)
     written = _write(result.proposal, output, prompts)
     report = {**describe(result), "model": model, "skipped_lines": reader.skipped, "written": written}

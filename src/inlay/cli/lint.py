@@ -34,7 +34,9 @@ class _Report:
         return {
             "file": str(self.file),
             "schema": self.schema,
-            "problems": [_place(problem.place) | {"message": problem.message} for problem in self.problems],
+            "problems": [
+                _place(problem.place) | {"message": problem.message, "code": problem.code} for problem in self.problems
+            ],
             "findings": [
                 {"rule": finding.rule} | _place(finding.place) | {"message": finding.message}
                 for finding in self.findings

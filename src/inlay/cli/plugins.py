@@ -41,7 +41,8 @@ def _missing(name: str) -> Callable[[], None]:
     def command() -> None:
         raise InlayError(
             f"'inlay {name}' is a command of inlay-lab, which is not installed; "
-            "run pip install inlay-lab (in a checkout: pip install ./lab)"
+            "run pip install inlay-lab (in a checkout: pip install ./lab)",
+            code="parameter.missing_package",
         )
 
     return command
