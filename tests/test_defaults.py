@@ -6,6 +6,7 @@ import pytest
 
 from inlay import LLM, ParameterError, SamplingParams, Schema
 from inlay.config import EngineConfig
+from inlay.errors import PolicyError
 from inlay.prompt.inputs import has_modules
 
 from .conftest import tiny
@@ -92,3 +93,21 @@ def test_objects_say_what_they_are_in_a_line(llm):
         "<script>"
         not in Schema.from_string('<schema name="s"><module name="a">&lt;script></module></schema>')._repr_html_()
     )
+
+
+def test_schemas_take_no_fields_of_requests(llm):
+    with pytest.raises(PolicyError, match="Give recompute with each request") as caught:
+        llm.add_schema(SCHEMA, recompute="linked:3")
+    assert (caught.value.code, caught.value.field) == ("policy.not_for_schemas", "recompute")
+
+
+def test_drift_is_a_deprecated_name(llm):
+    with pytest.warns(DeprecationWarning, match="divergence"):
+        assert llm.drift() == llm.divergence()
+
+
+def test_a_policy_in_fields_is_the_one_of_its_key(llm):
+    (fields,) = llm.generate("Hello", reuse="modular", recompute="linked:3", promote=False)
+    with pytest.warns(DeprecationWarning, match="Write reuse='modular', recompute='linked:3', promote=False"):
+        (key,) = llm.generate("Hello", reuse="modular+linked:3+healing:off")
+    assert fields.reuse == key.reuse == "modular+linked:3+healing:off"
