@@ -241,7 +241,7 @@ class DivergenceTotals:
         schema, reuse: as in DivergenceStats.
         samples: answers compared.
         kl: nats a token, summed over the answers.
-        at_most: the number of answers within each of DRIFT_BOUNDS.
+        at_most: the number of answers within each of DIVERGENCE_BOUNDS.
         steps: of these answers.
         agreeing: steps with the same most probable token.
         fallbacks: the number of salts with a fallback policy now.
@@ -258,7 +258,7 @@ class DivergenceTotals:
 
 
 #: Histogram bounds of divergence, in nats a token.
-DRIFT_BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+DIVERGENCE_BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 
 #: Reasons why a sampled answer was not compared; see docs/reuse.md.
 DROP_REASONS = ("busy", "gone", "no room", "failed")

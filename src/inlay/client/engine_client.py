@@ -158,7 +158,7 @@ class EngineClient(Protocol):
         ...
 
     def lift_fallback(self, salt: str, schema: str | None = None) -> int:
-        """Remove fallback policies; see DriftLog.lift. Cheap and thread-safe."""
+        """Remove fallback policies; see DivergenceLog.lift. Cheap and thread-safe."""
         ...
 
     def pump(self) -> None:

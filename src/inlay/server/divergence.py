@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from inlay.server.errors import JSONBytes
-from inlay.server.routes import DRIFT, LIFTED
+from inlay.server.routes import DIVERGENCE, LIFTED
 from inlay.server.schemas import asking
 from inlay.types import DivergenceStats
 
@@ -23,8 +23,8 @@ Name = Annotated[str | None, Query(description="of this schema alone")]
 _DIGITS = 6  # of numbers in a response
 
 
-@router.get("/v1/drift", deprecated=True, **DRIFT)
-@router.get("/v1/divergence", **DRIFT)
+@router.get("/v1/drift", deprecated=True, **DIVERGENCE)
+@router.get("/v1/divergence", **DIVERGENCE)
 async def divergence(request: Request) -> Response:
     """The divergence of the tenant's own answers, by schema and policy."""
     service, tenant = asking(request, only=())

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from inlay.types import DRIFT_BOUNDS, DROP_REASONS, MISS_REASONS, EngineStats, ShadowStats, TierStats
+from inlay.types import DIVERGENCE_BOUNDS, DROP_REASONS, MISS_REASONS, EngineStats, ShadowStats, TierStats
 
 PREFIX = "inlay:"
 VLLM_PREFIX = "vllm:"
@@ -262,7 +262,7 @@ class EngineCollector(Collector):
         )
         for each in shadow.totals:
             of = (self._model, ENGINE, each.schema or _IN_PARTS, each.reuse)
-            bounds = zip((*map(str, DRIFT_BOUNDS), "+Inf"), (*each.at_most, each.samples), strict=True)
+            bounds = zip((*map(str, DIVERGENCE_BOUNDS), "+Inf"), (*each.at_most, each.samples), strict=True)
             nats.add_metric(of, list(bounds), each.kl)
             steps.add_metric(of, each.steps)
             agreeing.add_metric(of, each.agreeing)

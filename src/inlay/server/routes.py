@@ -236,7 +236,7 @@ _DRIFT = _object(
     high=_PERHAPS,
     taken={"type": ["string", "null"]},
 )
-DRIFT = _route(
+DIVERGENCE = _route(
     _object(object=_TEXT, shadow=_SHARE, threshold=_PERHAPS, data={"type": "array", "items": _DRIFT}),
     wrong=(400, 401, 429, 503),
 )

@@ -12,7 +12,7 @@ from inlay import LLM, Schema
 from inlay.engine.background import divergence
 from inlay.engine.background.divergence import LOOK, Comparison, DivergenceLog, Subject, divergences
 from inlay.policy import ReusePolicy
-from inlay.types import DRIFT_BOUNDS
+from inlay.types import DIVERGENCE_BOUNDS
 from tests.conftest import tiny
 
 MODULAR, RECOMPUTED, EXACT = (
@@ -133,8 +133,8 @@ def test_figures_are_those_of_one_salt_and_totals_of_all():
     (total,) = log.totals()
     assert (total.schema, total.reuse, total.samples, total.steps, total.agreeing) == ("trip", "modular", 3, 14, 11)
     assert total.kl == pytest.approx(0.202)
-    assert dict(zip(DRIFT_BOUNDS, total.at_most, strict=True)) == {
-        bound: sum(kl <= bound for kl in (0.05, 0.15, 0.002)) for bound in DRIFT_BOUNDS
+    assert dict(zip(DIVERGENCE_BOUNDS, total.at_most, strict=True)) == {
+        bound: sum(kl <= bound for kl in (0.05, 0.15, 0.002)) for bound in DIVERGENCE_BOUNDS
     }
     assert total.fallbacks == 0
     count(log, 5.0, LOOK - 2)

@@ -121,7 +121,7 @@ def _plans(rows: list[dict[str, Any]]) -> tuple[str, Table]:
         sizes = (number(row[name]) for name in ("items", "entries"))
         ms = (number(row["ms"][name]) for name in ("part", "plan"))
         table.add_row(number(row["requests"]), row["read"], *sizes, *ms)
-    return "making a plan: modules read by decoding requests, and a repaired segment", table
+    return "making a plan: modules read by decoding requests, and a partly recomputed segment", table
 
 
 def _steps(rows: list[dict[str, Any]], part: str, about: str) -> tuple[str, Table]:

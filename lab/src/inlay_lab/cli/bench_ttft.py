@@ -48,7 +48,7 @@ def ttft(
     quantization: Quantization = None,
     kv_cache_dtype: KVCacheDType = "auto",
     reuse: Annotated[
-        str, typer.Option(help="isolated, anchored or modular, or one with a repair: modular+profiled:0.1.")
+        str, typer.Option(help="isolated, anchored or modular, or one with recomputation: modular+profiled:0.1.")
     ] = "modular",
     positions: Annotated[str | None, typer.Option(help="schema or packed.")] = None,
     runs: Runs = 7,

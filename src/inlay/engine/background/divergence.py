@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from inlay.policy import ReusePolicy
-from inlay.types import DRIFT_BOUNDS, DivergenceStats, DivergenceTotals
+from inlay.types import DIVERGENCE_BOUNDS, DivergenceStats, DivergenceTotals
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class Comparison:
 
 @dataclass(eq=False, slots=True)
 class _Record:
-    """The state of a subject. ``latest`` is the divergence of the last answers; ``taken``: see DriftStats."""
+    """The state of a subject. ``latest`` is the divergence of the last answers; ``taken``: see DivergenceStats."""
 
     latest: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
     samples: int = 0
@@ -104,14 +104,14 @@ class _Total:
     samples: int = 0
     steps: int = 0
     agreeing: int = 0
-    at_most: list[int] = field(default_factory=lambda: [0] * len(DRIFT_BOUNDS))
+    at_most: list[int] = field(default_factory=lambda: [0] * len(DIVERGENCE_BOUNDS))
 
     def add(self, comparison: Comparison) -> None:
         self.kl += comparison.kl
         self.samples += 1
         self.steps += comparison.steps
         self.agreeing += comparison.agreeing
-        for number, bound in enumerate(DRIFT_BOUNDS):
+        for number, bound in enumerate(DIVERGENCE_BOUNDS):
             self.at_most[number] += comparison.kl <= bound
 
 

@@ -18,11 +18,11 @@ from inlay.kv.identity import LOSSLESS
 from inlay.kv.offload.codecs.codec import Slab
 from inlay.kv.offload.counts import TierCounts
 from inlay.kv.offload.disk_index import DiskIndex
+from inlay.kv.offload.eviction_queue import TierEvictionQueue
 from inlay.kv.offload.files import FileSource, remove_drafts, write_file
 from inlay.kv.offload.form import FORM, UnknownFormError, read_header, read_segment, read_slabs, size_of
 from inlay.kv.offload.record import SegmentRecord
 from inlay.kv.offload.tier import Miss, TierEntry, TierMissError
-from inlay.kv.offload.worth import Worth
 from inlay.kv.policies import PassCost, Policy, lru
 from inlay.types import TierStats
 from inlay.whole_file import sync_folder
@@ -58,7 +58,7 @@ class DiskTier:
         self.quota = quota
         self.codec = codec
         self._lock = threading.Lock()
-        self._worth = Worth(policy, cost)  # the entries that are believed to exist; guarded by the lock
+        self._worth = TierEvictionQueue(policy, cost)  # the entries that are believed to exist; guarded by the lock
         self._uses: list[tuple[bytes, float]] = []  # not yet in the index
         self._counts = TierCounts()
         self._no_writes_until = 0.0

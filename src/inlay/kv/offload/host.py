@@ -26,10 +26,10 @@ from inlay.kv.identity import LOSSLESS
 from inlay.kv.offload.codecs import CODECS
 from inlay.kv.offload.codecs.codec import Slab
 from inlay.kv.offload.counts import TierCounts
+from inlay.kv.offload.eviction_queue import TierEvictionQueue
 from inlay.kv.offload.host_memory import PAGE, HostMemory, Lock, aligned, checksum, pages_for
 from inlay.kv.offload.record import SegmentRecord
 from inlay.kv.offload.tier import Miss, TierEntry, TierMissError
-from inlay.kv.offload.worth import Worth
 from inlay.kv.policies import PassCost, Policy, lru
 from inlay.slots import SlotRange
 from inlay.types import TierStats
@@ -76,7 +76,7 @@ class HostTier:
         self.memory = HostMemory(capacity, lock)
         self._guard = threading.Lock()
         self.kept: dict[bytes, Kept] = {}
-        self._worth = Worth(policy, cost)
+        self._worth = TierEvictionQueue(policy, cost)
         self.above: OrderedDict[bytes, None] = OrderedDict()  # also in the pool, and not about to be evicted there
         self._counts = TierCounts()
         # Pages of stored segments; of segments with readers, removed ones included; of removed ones.

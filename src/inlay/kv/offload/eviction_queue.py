@@ -12,7 +12,7 @@ from inlay.kv.policies import PassCost, Policy, Rank, Use
 _STALE = 2
 
 
-class Worth:
+class TierEvictionQueue:
     """The entries of one tier, and an eviction queue of those that are not pinned. Not thread-safe.
 
     The queue is a heap with one valid rank per entry, computed when it was pushed. Ranks never fall with a use, so a
