@@ -66,6 +66,10 @@ EXTRA: dict[str, list[Any]] = {
     "truncate_prompt_tokens": [3],
     "priority": [2],
     "reuse": ["off", "exact", "modular"],
+    "recompute": ["linked:4"],
+    "promote": [False],
+    "across_adapters": [True],
+    "tolerance": [0.1],
     "positions": ["packed"],
 }
 ONLY: dict[str, dict[str, list[Any]]] = {
@@ -95,6 +99,7 @@ ELSEWHERE = {
 }
 #: What a field needs beside it.
 BESIDE: dict[str, dict[str, Any]] = {
+    "tolerance": {"extra_body": {"reuse": "auto"}},
     "top_logprobs": {"logprobs": True},
     "tool_choice": {"tools": [TOOL]},
     "parallel_tool_calls": {"tools": [TOOL], "tool_choice": "required"},
@@ -130,7 +135,7 @@ def arguments(kind: str, field: str, value: Any) -> dict[str, Any]:
     if field in ("tools", "tool_choice", "parallel_tool_calls", "response_format"):
         given["max_tokens"] = 60
     if field in EXTRA:
-        given["extra_body"] = {field: value}
+        given["extra_body"] = {**given.get("extra_body", {}), field: value}
     else:
         given[field] = value
     return {**given, **({"messages": CHAT} if kind == "chat" else {"prompt": "Hello"})}

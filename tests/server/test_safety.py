@@ -70,8 +70,8 @@ BAD: dict[str, tuple[bytes, int, str]] = {
     "deep objects": (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, 400, "invalid_json"),
     "many objects": (b'{"prompt": [' + b"{}," * 200_000 + b"{}]}", 400, "invalid_json"),
     "infinite tokens": (b'{"prompt": [1e999]}', 400, "invalid_value"),
-    "negative ids": (b'{"prompt": [-1]}', 400, "invalid_value"),
-    "enormous ids": (b'{"prompt": [' + b"9" * 4000 + b"]}", 400, "invalid_value"),
+    "negative ids": (b'{"prompt": [-1]}', 400, "prompt.unknown_token"),
+    "enormous ids": (b'{"prompt": [' + b"9" * 4000 + b"]}", 400, "prompt.unknown_token"),
     "an infinite schema": (
         b'{"prompt": "x", "structured_outputs": {"json": {"type": "number", "maximum": 1e999}}}',
         400,

@@ -599,7 +599,7 @@ class TestLimits:
         assert (result["state"], result["encoded"]) == ("done", 0)
         for asked in ({"encode": True}, {"reuse": "anchored"}, {"positions": "packed"}, {"encode": "background"}):
             response = client.put("/v1/schemas/trip", json={"pml": TRIP, **asked}, **as_("eve"))
-            assert "is reuse 'exact'" in refused(response, 403, "reuse_not_allowed")
+            assert "at most reuse 'exact'" in refused(response, 403, "reuse_not_allowed")
 
     def test_a_server_without_modules_has_none_encoded_for_anybody(self, llm):
         with asking(llm, max_reuse="exact") as client:
