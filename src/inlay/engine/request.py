@@ -30,9 +30,8 @@ from inlay.types import RequestMetrics, Usage
 class Request:
     """One answer in the engine.
 
-    Of several answers to one prompt, the first is the leader and the others are its followers. Each is a request of its
-    own
-    and shares the prompt through the store.
+    Of several answers to one prompt, the first is the leader and the others are its followers. Each is a request of
+    its own and shares the prompt through the store.
 
     Attributes:
         index: the number of the answer within its prompt.
