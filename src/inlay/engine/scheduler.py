@@ -6,8 +6,7 @@ A step decides in this order:
 1. Jobs past their deadline end.
 2. If all slots are taken and a tenant has less than its share, the tenant with the most slots gives one up. Its last
    job is preempted: it loses its allocation and waits to be recomputed.
-3. Every decoding job gets its next token. If the pool has no chunk left for one, the last job of the order is
-preempted.
+3. Every decoding job gets its next token. If the pool has no chunk left for one, the last job is preempted.
 4. Waiting jobs are admitted while there is token budget, a slot in the batch and room in the pool.
 5. Prompts get the rest of the token budget, split by fairness.py, so that no long prompt delays answers or new jobs.
 
@@ -16,8 +15,8 @@ jobs for its weight is admitted first. A job that finds no room waits for it, an
 it. At most ``max_requests`` jobs of other tenants may overtake it. A job that waits for a lower tier or for another
 job's KV takes no slot and blocks no other job. It is admitted again when that wait is over.
 
-The queue is shared too. If it is full and a tenant has less than its share of it, the tenant with the most queued jobs
-loses its last one, which ends with QueueFullError.
+The queue is shared too. If it is full, a tenant with less than its share of it displaces the last job of the tenant with
+the most. That job ends with QueueFullError.
 """
 
 from __future__ import annotations
