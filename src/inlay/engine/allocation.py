@@ -29,7 +29,7 @@ class SequenceStates:
     Attributes:
         cache: from transformers' code; None before the first pass.
         tokens: the number of tokens that it has been given.
-        waiting: the last of them that have not run yet, because they must run with the tokens that follow.
+        waiting: the last of them, if they must run together with later tokens.
     """
 
     cache: Any = None
@@ -70,11 +70,11 @@ class Work:
 class Prefill:
     """A part of a prompt to compute: a module that was not stored, or a run of the request's own tokens.
 
+    ``keep`` includes the stored prefix, so that a stored segment with another continuation is cut at the right token.
+
     Attributes:
         left: the tokens that are not computed yet; None for none.
-        keep: the run to store, in ``slots``, when this is computed; None for none. It includes the stored prefix, so
-            that
-            a stored segment that continues differently is cut at the right token.
+        keep: the run to store, in ``slots``, when this is computed; None for none.
         pending: the part of ``keep`` that is computed here.
         key: the module's key; empty for the request's own text.
     """
@@ -307,8 +307,9 @@ def _lay_modules(
 def _module_pieces(
     spec: SegmentSpec, lookup: Lookup, encoded: dict[bytes, tuple[SlotRange, ...]], start: int, first: int, length: int
 ) -> tuple[Item, ...]:
-    """``length`` tokens of a module from ``first`` on, read from position ``start`` on: stored ones, then computed
-    ones.
+    """Plan items of ``length`` tokens of a module from ``first`` on, read from position ``start`` on.
+
+    Stored tokens come first, then computed ones.
     """
     found = lookup.modules[spec.key][1]
     done = max(first, found.tokens)

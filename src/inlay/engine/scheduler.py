@@ -15,8 +15,8 @@ jobs for its weight is admitted first. A job that finds no room waits for it, an
 it. At most ``max_requests`` jobs of other tenants may overtake it. A job that waits for a lower tier or for another
 job's KV takes no slot and blocks no other job. It is admitted again when that wait is over.
 
-The queue is shared too. If it is full, a tenant with less than its share of it displaces the last job of the tenant with
-the most. That job ends with QueueFullError.
+The queue is shared too. If it is full, a tenant with less than its share displaces the last job of the tenant with the
+most queued jobs. That job ends with QueueFullError.
 """
 
 from __future__ import annotations
