@@ -57,8 +57,8 @@ class PendingPrefills:
         return still and prefill in self._by_first.get(run.ids[0], ())
 
     def computing(self, run: TokenRun, done: int, most: int) -> Iterator[tuple[Prefill, int]]:
-        """Yield the prefills that compute tokens of a run behind its stored ones, each with the length of their shared
-        text.
+        """Yield (prefill, length of the shared text) for prefills that compute enough of a run's tokens behind
+        ``done``.
 
         Args:
             done: the number of stored tokens of the run.
