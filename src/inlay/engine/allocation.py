@@ -42,10 +42,10 @@ class Work:
     """Tokens to run through the model, and the rows that they fill.
 
     Attributes:
-        mass: records the attention that they pay; None for no record.
-        check: True if they run through the first layers only, to measure how their keys change at this place.
+        mass: records the attention that they pay. None for no record.
+        check: True to run them through the first layers only and measure their key deviation.
         adapter: the digest of the adapter to use; b"" for the model alone.
-        states: the request's state, used only by models that are served without reuse.
+        states: the request's state. Used only by models that are served without reuse.
     """
 
     ids: tuple[int, ...]
