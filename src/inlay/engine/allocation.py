@@ -27,7 +27,7 @@ class SequenceStates:
     """The state of a running request for a model that is served without reuse.
 
     Attributes:
-        cache: from transformers' code; None before the first pass.
+        cache: from transformers' code. None before the first pass.
         tokens: the number of tokens that it has been given.
         waiting: the last of them, if they must run together with later tokens.
     """
@@ -73,8 +73,8 @@ class Prefill:
     ``keep`` includes the stored prefix, so that a stored segment with another continuation is cut at the right token.
 
     Attributes:
-        left: the tokens that are not computed yet; None for none.
-        keep: the run to store, in ``slots``, when this is computed; None for none.
+        left: the tokens that are not computed yet. None for none.
+        keep: the run to store, in ``slots``, when this is computed. None for none.
         pending: the part of ``keep`` that is computed here.
         key: the module's key; empty for the request's own text.
     """
@@ -129,7 +129,7 @@ class SequenceAllocation:
         hold: the stored segments that it reads.
         prefill: the parts that are not computed, or not known to be.
         since: the time of admission, in seconds of ``perf_counter``.
-        last: the run that the answer continues, with its slots; None if it must not be stored.
+        last: the run that the answer continues, with its slots. None if it must not be stored.
         states: see Work.
         arrivals: segments that it reads while they are still loading.
         arrived: the slots of these and of earlier arrivals, of which it owns a share.

@@ -38,10 +38,10 @@ class Engine:
     Args:
         max_requests, max_tokens, prefill_chunk, max_waiting: see Scheduler.
         max_pass_s: see PassBudget.
-        profiler: computes deviation profiles in idle time; None to compute none.
-        promoter: encodes repeated prefixes in idle time; None to encode none.
-        shadow: compares answers with full prefill in idle time; None to compare none.
-        residency: see KVCacheManager; None for no tiers below the pool.
+        profiler: computes deviation profiles in idle time. None to compute none.
+        promoter: encodes repeated prefixes in idle time. None to encode none.
+        shadow: compares answers with full prefill in idle time. None to compare none.
+        residency: see KVCacheManager. None for no tiers below the pool.
         kept, pin_share, prefetch_likely: see KVCacheManager.
 
     Attributes:

@@ -25,7 +25,7 @@ class Job(Protocol):
 
     Attributes:
         sent: the time of creation, on the clock of ``arrival``.
-        deadline: the time when it ends, complete or not; None for no limit.
+        deadline: the time when it ends, complete or not. None for no limit.
         tenant: its tenant. All jobs with "" form one tenant.
         weight: the tenant's share relative to other tenants.
         sequences: its share of ``max_requests``; 0 for a job without an answer.

@@ -30,7 +30,7 @@ class PromptState:
         recomputed: the recomputed tokens of its modules.
         request: the caller's request, with its free sets in the chosen order.
         orders: the chosen order of each free set, as numbers of its members.
-        prefix: the prefix that may be read in place of modules; None if there is none.
+        prefix: the prefix that may be read in place of modules. None if there is none.
         selecting: the input of the selecting pass, until that pass has run; else None.
         selector: the answer that runs the selecting pass.
     """
@@ -214,7 +214,7 @@ class PrefillRecord:
         awaited: keys of segments that were loaded from a lower tier while it waited.
         waited_since: the start of that wait.
         encoded: keys of modules that it computed and wrote to lower tiers, and of their forms.
-        ahead: the number of tokens loaded before its admission; None if none were.
+        ahead: the number of tokens loaded before its admission. None if none were.
         looked: the version of the residency when loading them last failed.
         found: stored tokens of modules (by key) and runs (by digest and start) when the selecting pass was admitted.
         misses: the missing tokens by reason, at the same time.

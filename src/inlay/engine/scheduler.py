@@ -49,7 +49,7 @@ class Scheduler(Generic[J]):
         max_requests: the most sequences that run at the same time.
         max_tokens: the most tokens of one step.
         prefill_chunk: the most prompt tokens of a step that also decodes.
-        max_waiting: the most waiting jobs; None for no limit.
+        max_waiting: the most waiting jobs. None for no limit.
         memory: admits jobs to the pool.
         waits: reports the jobs to ask again. None to ask at every step.
     """
@@ -151,7 +151,7 @@ class Scheduler(Generic[J]):
 
         Args:
             now: the time, on the clock of arrivals and deadlines.
-            max_prefill: the most prompt tokens of this step; None for no further limit.
+            max_prefill: the most prompt tokens of this step. None for no further limit.
         """
         step: Step[J] = Step(failed=self._refused)
         self._refused = []
