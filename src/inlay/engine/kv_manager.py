@@ -237,7 +237,7 @@ class KVCacheManager:
         self.pending.add(prefills)
 
     def _may_wait_in_pass(self, request: Request) -> bool:
-        """True if the request may read layers while they load. It must run alone and request no prompt scores."""
+        """True if the request may read layers while they load: alone, without prompt scores or token selection."""
         return self.alone() and request.scores is None and request.prompt.selecting is None
 
     def _most_chunks(self, lookup: Lookup) -> int:

@@ -122,10 +122,10 @@ class PromptState:
         """Choose the order of the parts, the segments to read and the tokens to recompute. Does nothing once settled.
 
         Args:
-            stored: returns the keys of those segments that are stored.
+            stored: returns the keys of the stored segments.
             longest: returns the length of a run's stored prefix, in tokens.
-            profiles: the deviation profiles known now.
-            orders: chooses the order of the free sets.
+            profiles: the known deviation profiles.
+            orders: orders the free sets.
         """
         if self._settled:
             return

@@ -189,8 +189,7 @@ class Request:
         """Set the usage of the prompt's tokens.
 
         Args:
-            modules: the stored modules, see lookup.Lookup.
-            prefixes: for each part, its stored prefix, see lookup.Lookup.
+            modules, prefixes: see lookup.Lookup.
             known: True if the last token was stored too.
             misses: the missing tokens of modules, by reason.
             came_from: returns the tier that delivered a segment, by key.
