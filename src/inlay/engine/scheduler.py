@@ -36,9 +36,9 @@ from inlay.errors import CapacityError, QueueFullError
 _Key = tuple[str, int]
 _Turn = tuple[float, float, tuple[int, float, int]]
 
-_FEW = 64  # heaps of fewer deadlines are not cleaned up
-_STALE = 64  # heaps of fewer queues are not cleaned up
-_STUCK = 4  # the most tenants that are refused for lack of room in one step
+_FEW = 64  # the least heap of deadlines to clean up
+_STALE = 64  # the least heap of queues to clean up
+_STUCK = 4  # the most tenants refused for lack of room in a step
 _ALONE = "the KV pool has no room for this request beside what is held in it; give a larger kv_memory"
 
 
