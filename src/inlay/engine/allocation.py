@@ -27,9 +27,9 @@ class SequenceStates:
     """The state of a running request for a model that is served without reuse.
 
     Attributes:
-        cache: from transformers' code; None before the first pass.
+        cache: from transformers' code. None before the first pass.
         tokens: the number of tokens that it has been given.
-        waiting: the last of them that have not run yet, because they must run with the tokens that follow.
+        waiting: the last of them, if they must run together with later tokens.
     """
 
     cache: Any = None
@@ -42,10 +42,10 @@ class Work:
     """Tokens to run through the model, and the rows that they fill.
 
     Attributes:
-        mass: records the attention that they pay; None for no record.
-        check: True if they run through the first layers only, to measure how their keys change at this place.
+        mass: records the attention that they pay. None for no record.
+        check: True to run them through the first layers only and measure their key deviation.
         adapter: the digest of the adapter to use; b"" for the model alone.
-        states: the request's state, used only by models that are served without reuse.
+        states: the request's state. Used only by models that are served without reuse.
     """
 
     ids: tuple[int, ...]
@@ -70,11 +70,11 @@ class Work:
 class Prefill:
     """A part of a prompt to compute: a module that was not stored, or a run of the request's own tokens.
 
+    ``keep`` includes the stored prefix, so that a stored segment with another continuation is cut at the right token.
+
     Attributes:
-        left: the tokens that are not computed yet; None for none.
-        keep: the run to store, in ``slots``, when this is computed; None for none. It includes the stored prefix, so
-            that
-            a stored segment that continues differently is cut at the right token.
+        left: the tokens that are not computed yet. None for none.
+        keep: the run to store, in ``slots``, when this is computed. None for none.
         pending: the part of ``keep`` that is computed here.
         key: the module's key; empty for the request's own text.
     """
@@ -129,7 +129,7 @@ class SequenceAllocation:
         hold: the stored segments that it reads.
         prefill: the parts that are not computed, or not known to be.
         since: the time of admission, in seconds of ``perf_counter``.
-        last: the run that the answer continues, with its slots; None if it must not be stored.
+        last: the run that the answer continues, with its slots. None if it must not be stored.
         states: see Work.
         arrivals: segments that it reads while they are still loading.
         arrived: the slots of these and of earlier arrivals, of which it owns a share.
@@ -307,8 +307,9 @@ def _lay_modules(
 def _module_pieces(
     spec: SegmentSpec, lookup: Lookup, encoded: dict[bytes, tuple[SlotRange, ...]], start: int, first: int, length: int
 ) -> tuple[Item, ...]:
-    """``length`` tokens of a module from ``first`` on, read from position ``start`` on: stored ones, then computed
-    ones.
+    """Plan items of ``length`` tokens of a module from ``first`` on, read from position ``start`` on.
+
+    Stored tokens come first, then computed ones.
     """
     found = lookup.modules[spec.key][1]
     done = max(first, found.tokens)

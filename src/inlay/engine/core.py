@@ -35,12 +35,17 @@ from inlay.types import EngineStats
 class Engine:
     """Runs requests over one store of segments.
 
-    max_requests, max_tokens, prefill_chunk, max_waiting: see Scheduler. max_pass_s: see PassBudget.
-    profiler: makes profiles of modules while there is nothing else to do; None for none. promoter: encodes then what is
-        asked for again; None for nothing. shadow: compares answers with full prefill then; None for none.
-    residency, kept, pin_share, prefetch_likely: see KVCacheManager; without tiers below the pool, if not given.
+    Args:
+        max_requests, max_tokens, prefill_chunk, max_waiting: see Scheduler.
+        max_pass_s: see PassBudget.
+        profiler: computes deviation profiles in idle time. None to compute none.
+        promoter: encodes repeated prefixes in idle time. None to encode none.
+        shadow: compares answers with full prefill in idle time. None to compare none.
+        residency: see KVCacheManager. None for no tiers below the pool.
+        kept, pin_share, prefetch_likely: see KVCacheManager.
 
-    Who is in ``observers`` is told of every step that computes something.
+    Attributes:
+        observers: called for every step that computes something.
     """
 
     def __init__(
@@ -82,13 +87,13 @@ class Engine:
         self.kv_manager.alone = lambda: not self.scheduler.running
         self.observers: list[StepObserver] = []
         self._plans = PassPlans()
-        self._scoring: set[Task] = set()  # who waits or runs, and its prompt is still to be scored
-        self._in_flight: InFlight | None = None  # the last step's tokens, where only a device has them
+        self._scoring: set[Task] = set()  # queued or running tasks whose prompts still need log-probabilities
+        self._in_flight: InFlight | None = None  # tokens of the last step that only the device knows
         self._steps = self._preemptions = 0
-        self._idle = False  # whether the last step had nothing to do
+        self._idle = False  # True if the last step had nothing to do
 
     def stats(self) -> EngineStats:
-        """What is going on; may be called from any thread."""
+        """The engine's current state. Thread-safe."""
         running, pool = list(self.scheduler.running), self.store.pool
         held: set[int] = set()
         for task in running:
@@ -124,9 +129,9 @@ class Engine:
         )
 
     def add(self, task: Task) -> None:
-        """Queue a request and the answers that follow it, or an encoding.
+        """Queue a request with its followers, or an encoding.
 
-        Raises QueueFullError, and CapacityError for an encoding larger than the pool; then none of it is queued.
+        Raises QueueFullError, and CapacityError for an encoding larger than the pool. Nothing is queued then.
         """
         if isinstance(task, Encoding):
             self.kv_manager.check(task)
@@ -146,17 +151,20 @@ class Engine:
 
     @property
     def stalled(self) -> bool:
-        """Whether the last step found that all who are under way wait for what is read from a lower tier."""
+        """True if in the last step all tasks waited for a lower tier."""
         return self._idle and self.busy and (self.residency.moving or self.residency.holding)
 
     def step(self, *, on_leave: Callable[[Task], None] | None = None, interruptible: bool = True) -> list[Task]:
-        """Schedule, run one forward pass, sample.
+        """Schedule, run one forward pass, and sample.
 
-        Returns the requests that have a new token, the encodings that have come further, and those that have ended.
+        Args:
+            on_leave: called with each task that ends before the pass, so that its caller need not wait for the pass.
+            interruptible: True to raise KeyboardInterrupt and SystemExit again, after the requests of the pass have
+                ended.
+                False on a dedicated thread, where these count as ordinary faults.
 
-        on_leave: called with those who end before the pass, so that they need not wait for it.
-        interruptible: whether what stops a program (KeyboardInterrupt, SystemExit) is raised again, when those in the
-            pass have been ended; False on a thread where nobody sends that, so that it is a fault like others.
+        Returns:
+            The requests with a new token, the encodings that advanced, and the tasks that ended.
         """
         self.residency.poll()
         due = self._idle_time.due and bool(self.scheduler.running)
@@ -182,7 +190,7 @@ class Engine:
         self._steps += 1
         try:
             advanced = self._compute(made, interruptible)
-        except BaseException as error:  # a failed pass ends those who were in it, and nobody else
+        except BaseException as error:  # a failed pass ends only its own requests
             return ended + settled + self._fail(made.owners, error, interruptible)
         seconds = time.perf_counter() - began - made.waited_s
         self._budget.took(sum(tokens for _, tokens in step.prefill) - self._unrun(made), seconds)
@@ -192,7 +200,7 @@ class Engine:
         return ended + settled + advanced
 
     def _fail(self, owners: Sequence[Task], error: BaseException, interruptible: bool) -> list[Task]:
-        """End those whose pass has failed; see ``step``. Raises the error again where it stops the program."""
+        """End the tasks of a failed pass; see ``step``. Raises the error again if it interrupts the caller."""
         failed = list(dict.fromkeys(owners))
         stops = interruptible and not isinstance(error, Exception)
         for request in failed:
@@ -204,9 +212,10 @@ class Engine:
         return failed
 
     def idle_step(self, *, whole: bool = False, only: Collection[IdleWorker | None] | None = None) -> bool:
-        """Use a moment in which there is nothing to decide; returns whether there was any use for it.
+        """Use idle time. Returns False if there was no work for it.
 
-        whole, only: see IdleTime.use; who comes meanwhile waits for the end of the pass.
+        Args:
+            whole, only: see IdleTime.use. A request that arrives meanwhile waits for the end of the pass.
         """
         if self.busy:
             return False
@@ -214,17 +223,19 @@ class Engine:
         return self._idle_time.use(whole=whole, only=only)
 
     def evict(self, specs: Sequence[SegmentSpec]) -> int:
-        """Forget segments wherever they are; see Retention.evict. Returns how many tokens of them were stored."""
+        """Remove segments from the pool and all tiers; see Retention.evict. Returns the number of stored tokens
+        removed.
+        """
         return self.kv_manager.retention.evict(specs, self.scheduler.oldest())
 
     def evict_texts(self, salt: str) -> int:
-        """Forget the text of all requests with a salt that is no module. Returns how many tokens that were."""
+        """Remove the text outside modules of all requests with a cache salt. Returns the number of tokens removed."""
         if self.promoter is not None:
             self.promoter.forget_salt(salt)
         return self.kv_manager.retention.evict_texts(salt, self.scheduler.oldest())
 
     def _forget_modules(self, keys: frozenset[bytes]) -> None:
-        """Forget what was made of modules whose time is over, or that are evicted."""
+        """Forget everything derived from expired or evicted modules."""
         if self.promoter is not None:
             self.promoter.forget_modules(keys)
         if self.profiler is not None:
@@ -232,7 +243,7 @@ class Engine:
         self.kv_manager.profiles.forget(keys)
 
     def forget(self) -> None:
-        """Forget all that is stored and that no request reads, and what is asked for again."""
+        """Remove all stored segments that no request reads, and forget repeated prefixes."""
         if self.promoter is not None:
             self.promoter.clear()
         self.kv_manager.orders.counts.clear()
@@ -242,7 +253,7 @@ class Engine:
         self.store.clear()
 
     def release(self, task: Task) -> None:
-        """Take it out, whether it has ended or is given up; what it has computed stays while there is room."""
+        """Remove a finished or cancelled task. Its computed KV stays until the room is needed."""
         self.scheduler.remove(task)
         self._scoring.discard(task)
         self._plans.forget(task)
@@ -252,7 +263,7 @@ class Engine:
             self._learn(task)
 
     def _learn(self, request: Request) -> None:
-        """Note what of a request's prompt is worth idle time; nothing of what was evicted meanwhile."""
+        """Record the prompt for idle workers, unless it reads evicted segments."""
         if self.kv_manager.retention.reads_evicted(request):
             return
         if self.profiler is not None:
@@ -264,7 +275,7 @@ class Engine:
             self.shadow.answered(request)
 
     def _most_prefill(self) -> int | None:
-        """How many prompt tokens the next pass may have."""
+        """The most prompt tokens of the next pass; None for no limit."""
         most = self._budget.tokens(self._max_tokens)
         if not self._scoring:
             return most
@@ -305,7 +316,7 @@ class Engine:
         logits = made.drop([*failed, *(request for request in made.decode if request.finished)], logits)
         lost = made.settle_arrivals(len(self.runner.storage.keys)) if made.arrivals else []
         logits = made.drop(lost, logits)
-        for request in lost:  # nobody has seen anything of it, and nothing is kept
+        for request in lost:  # no token of it was emitted, and nothing is kept
             request.read_again()
             self.scheduler.requeue(request)
         for observer in self.observers:
@@ -318,7 +329,7 @@ class Engine:
         for request in made.selected:
             try:
                 self._select(request)
-            except BaseException as error:  # nobody else in the pass has anything of it
+            except BaseException as error:  # other requests of the pass are not affected
                 failed += self._fail([request], error, interruptible)
         for encoding in made.encodings:
             self._next_batch(encoding)
@@ -328,7 +339,7 @@ class Engine:
         return [*dict.fromkeys([*settled, *failed, *advanced]), *made.encodings]
 
     def _check(self, made: ForwardPass, interruptible: bool) -> list[Task]:
-        """Run what goes through the first layers alone. Returns whom a fault in that has ended, those whose it was."""
+        """Run the work for the first layers only. Returns the tasks that failed in it."""
         try:
             self.runner.run_to_check(made.checks)
         except BaseException as error:
@@ -344,7 +355,7 @@ class Engine:
         return self.runner.run(made.work, made.wanted, plan, ids=self._in_flight.ids(made.decode))
 
     def _next_batch(self, encoding: Encoding) -> None:
-        """Let an encoding whose batch is computed stand in line for the next one, behind those who wait already."""
+        """Queue an encoding for its next batch once this one is computed, behind the waiting jobs."""
         if encoding.prompt_left:
             return
         if encoding.left:
@@ -355,7 +366,7 @@ class Engine:
             self.release(encoding)
 
     def _select(self, request: Request) -> None:
-        """Choose what is computed anew of a prompt's modules, now that it is found out, and let it stand in line."""
+        """Choose the recomputed tokens of a prompt after its selecting pass, and queue the request again."""
         selection = request.selection
         assert selection is not None, "the pass for that is over"
         scores = selection.scores(self.store, self.runner)
@@ -364,12 +375,12 @@ class Engine:
         self.scheduler.requeue(request)
 
     def _unrun(self, made: ForwardPass) -> int:
-        """How many tokens fewer a pass took than it had, since some went through a part of the layers alone."""
+        """The tokens to subtract from the pass, because some ran through only a part of the layers."""
         rows = sum(work.part.rows for work in made.checks)
         return rows - self.runner.check_cost(rows)
 
     def _score(self, made: ForwardPass, logits: Tensor) -> list[Request]:
-        """Tell prompts their log-probabilities; returns the requests that this has ended."""
+        """Add the log-probabilities of prompts. Returns the requests that ended with an error."""
         for request, first, rows in made.scored:
             request.score(first, logits[: len(rows)])
             logits = logits[len(rows) :]
@@ -380,7 +391,7 @@ class Engine:
         return [request for request, _, _ in made.scored if request.error is not None]
 
     def _end(self, made: ForwardPass) -> list[Request]:
-        """End the requests that want no token, now that their prompts are computed."""
+        """End the requests without new tokens, once their prompts are computed."""
         for request in made.ended:
             if request.error is None:
                 request.answer.finish("length", time.perf_counter())
@@ -398,26 +409,26 @@ class Engine:
         return self._accept(in_flight)
 
     def _accept(self, in_flight: InFlight) -> list[Request]:
-        """Tell requests their tokens, and let those go that have ended."""
+        """Add the new tokens to their requests, and release those that ended."""
         accepted = in_flight.accept()
         for request in accepted:
             if request.finished:
                 self.release(request)
         return accepted
 
-    # A device is given its next step before the host knows the tokens of the last one, where that step is one more
-    # token of the same answers. Tokens are taken in while it computes, and before the next ones are chosen: grammars,
-    # penalties and words that must not come count them. Who turns out to have ended has a row in that pass for nothing.
+    # The device starts its next step before the host knows the last tokens, if that step only adds one more token to
+    # the same answers. The host reads the tokens during that step and before the next choice, because grammars,
+    # penalties and bad words depend on them. A request that has ended wastes one row of this pass.
 
     def _again(self, now: float) -> Step[Task] | None:
-        """The next step, where it can be taken before the tokens of the last one are known."""
+        """The next step, if it can start before the tokens of the last one are known."""
         in_flight = self._in_flight
         if in_flight is None or not all(task in in_flight.requests for task in self.scheduler.running):
             return None
         return self.scheduler.again(now, in_flight.leaving)
 
     def _settle(self, interruptible: bool) -> list[Task]:
-        """Take in the tokens of the last step, where only a device has them. Returns who has one more."""
+        """Accept the tokens of the last step that only the device knows. Returns the tasks that advanced."""
         in_flight, self._in_flight = self._in_flight, None
         if in_flight is None:
             return []

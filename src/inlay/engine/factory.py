@@ -30,7 +30,7 @@ class RequestFactory:
     Args:
         entropy: the source of seeds for requests without one.
         adapters: the digests of the loaded adapters.
-        forms: the forms of a segment that may be read, most exact first (see Residency); None for computed ones only.
+        forms: returns the readable forms of a segment, most exact first. None for computed forms only.
     """
 
     def __init__(

@@ -25,13 +25,13 @@ class ForwardPass:
     """One forward pass: its work in row order, the owners of the work, and the tasks it advances.
 
     Attributes:
-        decode: requests that compute their last generated token; their work comes first.
+        decode: requests that compute their last generated token. Their work comes first.
         completed: the prefills that it completes.
         sampled: requests with the row for their next token, in the order of the logits.
-        scored: requests with prompt log-probabilities: (request, first token, rows).
-        ended: requests that want no token.
-        checks: work for the first layers only, behind the other work. ``owners`` includes its owners; ``checked`` lists
-            only these.
+        scored: requests with prompt log-probabilities. Each is (request, first token, rows).
+        ended: requests without new tokens.
+        checks: work for the first layers only, behind the other work. Its tasks are in ``owners`` too.
+        checked: the tasks of ``checks``.
         selected: requests that finish their token selection in this pass.
         arrivals: segments that load layer by layer while the pass reads them.
         waited_s: seconds that the host has waited for layers.
@@ -155,7 +155,7 @@ class StepObserver:
         """Called after the model has run and before tokens are chosen.
 
         Args:
-            logits: (len(made.sampled), vocabulary), in the model's dtype; copy them to keep them.
+            logits: (len(made.sampled), vocabulary), in the model's dtype. Copy them to keep them.
             running: all tasks with slots in the pool, in this pass or not.
             seconds: the duration of the model call, including attention planning.
         """

@@ -1,4 +1,4 @@
-"""What the scheduler is told, and what it says: jobs, the memory that they want room in, and the step it decides on."""
+"""The scheduler's interfaces: jobs, the memory that admits them, and the step that it decides on."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Admission(Enum):
-    """What a memory says to a job that wants to run."""
+    """The answer of a memory to a job that wants to run."""
 
     ADMITTED = "admitted"
     NO_ROOM = "no room"
-    LATER = "later"  # somebody is computing what it could share
-    COMING = "coming"  # what it reads is on its way from a lower tier
-    FREEING = "freeing"  # no room, but what is on its way between the tiers gives some back before long
-    TAKEN = "taken"  # as many jobs of its kind run as may: no other of that many sequences is asked in this step
-    DONE = "done"  # there is nothing left to compute
+    LATER = "later"  # another job is computing KV that it could share
+    COMING = "coming"  # its segments are loading from a lower tier
+    FREEING = "freeing"  # no room now, but a transfer between the tiers will free some
+    TAKEN = "taken"  # no more jobs of this kind may run; others with as many sequences are not asked in this step
+    DONE = "done"  # nothing is left to compute
 
 
 class Job(Protocol):
-    """A request, or an encoding, as the scheduler sees it.
+    """A request or an encoding, as the scheduler sees it.
 
-    sent: when it was made, on the clock of ``arrival``.
-    deadline: when it ends whether or not it has its answer; None for never. tenant: whose it is; "" for nobody's in
-    particular, who are one tenant. weight: how large that tenant's share is beside others'. sequences: how many of
-    ``max_requests`` it is; 0 for one that computes no answer.
+    Attributes:
+        sent: the time of creation, on the clock of ``arrival``.
+        deadline: the time when it ends, complete or not. None for no limit.
+        tenant: its tenant. All jobs with "" form one tenant.
+        weight: the tenant's share relative to other tenants.
+        sequences: its share of ``max_requests``; 0 for a job without an answer.
     """
 
     priority: int
@@ -42,7 +44,7 @@ class Job(Protocol):
 
     @property
     def prompt_left(self) -> int:
-        """How many tokens it has to compute before its next token can be sampled; 0 while it answers."""
+        """The number of tokens to compute before its next token can be sampled; 0 while it decodes."""
         ...
 
 
@@ -55,42 +57,46 @@ class Memory(Protocol[K]):
     """The pool as the scheduler sees it."""
 
     def admit(self, job: K) -> Admission:
-        """Find what is stored of a job and reserve room for the rest. Raises CapacityError where it can never run."""
+        """Look up a job and allocate room for its missing tokens. Raises CapacityError if it can never run."""
         ...
 
     def grow(self, job: K) -> bool:
-        """Make room for the job's next token."""
+        """Make room for the job's next token. Returns False if the pool is full."""
         ...
 
     def release(self, job: K) -> None:
-        """Take back what a job has."""
+        """Free a job's allocation."""
         ...
 
 
 class Waits(Protocol[L]):
-    """Says when what a memory has said may have changed, so that jobs which wait need not be asked at every step."""
+    """Reports the jobs with a changed admission, so that waiting jobs need not be asked at every step."""
 
     def begun(self, job: L, answer: Admission) -> None:
-        """Note that a job was told LATER or COMING."""
+        """Record that a job was answered LATER or COMING."""
         ...
 
     def over(self) -> Iterable[L]:
-        """The jobs that may be asked again. Each is named once; some may have left meanwhile."""
+        """The jobs to ask again, each reported once. Some may have left since."""
         ...
 
     @property
     def room(self) -> object:
-        """Another value whenever a job that was told FREEING may find room."""
+        """A value that changes whenever a job answered FREEING may find room."""
         ...
 
 
 @dataclass
 class Step(Generic[J]):
-    """What the next forward pass computes, and who left.
+    """The work of the next forward pass, and the jobs that left.
 
-    decode: jobs that compute one token. prefill: jobs with how many tokens of their prompts are computed.
-    preempted: jobs that wait again. expired: jobs past their deadline. done: jobs that had nothing left to compute.
-    failed: jobs that can never run, or were put out of the line, and why.
+    Attributes:
+        decode: jobs that compute one token.
+        prefill: jobs with the number of prompt tokens to compute.
+        preempted: jobs that wait again.
+        expired: jobs past their deadline.
+        done: jobs that had nothing left to compute.
+        failed: jobs that can never run or were removed from the queue, with the reason.
     """
 
     decode: list[J] = field(default_factory=list)

@@ -1,7 +1,7 @@
-"""Room for requests and encodings in the pool: what of them is stored, what is missing, and where that goes.
+"""Looks up requests and encodings in the store and allocates pool slots for the missing parts.
 
-A request reads stored segments where they lie. What is missing becomes its own prefill work, modules first, in slots
-that it owns; as soon as a part is computed the store keeps it, so that everybody else finds it.
+A request reads stored segments in their place. It computes the missing parts itself, modules first, in its own slots.
+The store keeps each part once it is computed, so that other requests can reuse it.
 """
 
 from __future__ import annotations
@@ -47,22 +47,29 @@ from inlay.slots import SlotRange, cut
 
 logger = logging.getLogger(__name__)
 
-#: The part of the pool that encodings may hold while they compute; a single module, with its context, may hold more.
+#: The share of the pool that encodings may hold while they compute. A single module with its context may exceed it.
 _ENCODING_SHARE = 1 / 8
 
 
 class KVCacheManager:
-    """Gives requests and encodings their place in the pool of one store; the scheduler's memory.
+    """Allocates slots of one store's pool to requests and encodings; the scheduler's memory.
 
-    residency: the tiers below the pool. kept: which segments they may hold.
+    Args:
+        residency: the tiers below the pool.
+        kept: which segments these tiers may hold.
+        pin_share: see Retention.
+        prefetch_likely: True to prefetch the segments that are likely to be read, too.
 
-    pending: what they compute that others may wait for. profiles: how much tokens of modules move.
-    orders: chooses the orders that prompts leave free.
-    encoding: the one that has slots, as only one has at a time.
-    encoded_tokens: how many tokens of modules were computed since the start. retention: what stays, and what goes,
-    because somebody said so; pin_share: see there. prefetcher: brings up what will be read; prefetch_likely: also what
-    is likely to be. short_of_room: whether a task found no room in the last step.
-    alone: whether who is admitted now may wait in its pass, for what comes up layer by layer: others there would, too.
+    Attributes:
+        prefetcher: loads segments into the pool ahead of requests.
+        retention: pins and lifetimes of segments, as set by callers.
+        pending: the running prefills that other tasks may wait for.
+        profiles: the deviation profiles of modules.
+        orders: chooses the order of a prompt's free sets.
+        encoding: the encoding that has slots; at most one at a time.
+        encoded_tokens: the number of module tokens computed since the start.
+        short_of_room: True if a task found no room in the last step.
+        alone: returns True if no other request runs, so that one may start before all its layers are loaded.
     """
 
     def __init__(
@@ -90,7 +97,7 @@ class KVCacheManager:
         self.waits = AdmissionWaits(store, residency, self.pending, lambda: self.alone())
 
     def when_over(self, listener: Callable[[frozenset[bytes]], None]) -> None:
-        """Have somebody told of the segments whose time is over, or that are evicted, by their keys."""
+        """Set the listener that receives the keys of expired and evicted segments."""
         self.retention.over = listener
 
     def admit(self, task: Task) -> Admission:
@@ -100,21 +107,21 @@ class KVCacheManager:
         try:
             answer = self._admit_encoding(task) if isinstance(task, Encoding) else self._admit_request(task)
         except BaseException:
-            self.release(task)  # what it was given before the fault
+            self.release(task)
             raise
         if answer is Admission.NO_ROOM:
             self.short_of_room = True
-            # What is on its way, or lent to idle work, comes back: no task is turned away for lack of that.
+            # Slots that are moving between tiers or lent to idle work come back, so the task must not be refused.
             comes_back = self.residency.moving or self.residency.holding or self._store.lent
             return Admission.FREEING if comes_back else answer
         return answer
 
     def stored(self, specs: Iterable[SegmentSpec]) -> frozenset[bytes]:
-        """The keys of those segments that are stored, in whatever form."""
+        """The keys of those segments that are stored, in any form."""
         return frozenset(spec.key for spec in specs if self._lower.is_whole(spec))
 
     def check(self, encoding: Encoding) -> None:
-        """Raises CapacityError where the pool never holds all that is to be encoded, of which nothing is then."""
+        """Raise CapacityError if the pool can never hold all modules of an encoding. Nothing is encoded then."""
         pool = self._store.pool
         missing = [spec for spec in in_encoding_order(encoding.left.values()) if self._store.get(spec) is None]
         tokens = sum(len(spec.ids) for spec in missing)
@@ -126,7 +133,7 @@ class KVCacheManager:
             )
 
     def _admit_encoding(self, encoding: Encoding) -> Admission:
-        """Room for the next batch. One encoding at a time has some, so that all of them together hold no more."""
+        """Allocate room for the next batch. Only one encoding has room at a time, which bounds the total."""
         if self.encoding is not None:
             return Admission.TAKEN
         if self._still_waits(encoding):
@@ -145,7 +152,7 @@ class KVCacheManager:
         lookup = look_up_modules(self._store, batch)
         if self._somebody_computes(encoding, (), lookup):
             return Admission.LATER
-        if chunks_needed(pool, (), lookup) > self._most_chunks(lookup):  # as below
+        if chunks_needed(pool, (), lookup) > self._most_chunks(lookup):
             lookup = look_up_modules(self._store, batch, find=False)
             who = f"a module of {encoding.name}, with what it attends to,"
             check_capacity(pool, chunks_needed(pool, (), lookup), who, self._most_chunks(lookup))
@@ -158,9 +165,9 @@ class KVCacheManager:
         return Admission.ADMITTED
 
     def _admit_request(self, request: Request) -> Admission:
-        """The request's splice and its usage are those of its first admission.
+        """Admit a request. Its composed prompt and usage are set at its first admission.
 
-        Where a pass has to choose what is computed anew of its modules, it is admitted for that before.
+        A request that needs a pass for token selection is admitted for that pass first.
         """
         if self._still_waits(request) or request.prompt.selector is not None:
             return Admission.LATER
@@ -181,8 +188,8 @@ class KVCacheManager:
                 return coming
             lookup, arrivals = by_layer
         elif any(spec.source is not None for spec, _ in lookup.missing):
-            # What does not come up is computed as it is. A prompt that has begun to answer computes it under the name
-            # of the form that it has read: that is no less exact than the name says.
+            # A form that no tier delivers is computed without its source. A preempted request computes it under the
+            # form's name, which is at least as exact as that name says.
             request.prompt.choose(self._lower.in_pool, self._stored_tokens, self.profiles, self.orders)
             composed = request.compose_now()
             lookup = look_up(self._store, composed)
@@ -192,14 +199,14 @@ class KVCacheManager:
         if self._somebody_computes(request, composed, lookup):
             return Admission.LATER
         if chunks_needed(self._store.pool, composed, lookup) > self._most_chunks(lookup):
-            # What is stored may lie scattered over more chunks than it fills; computed anew it lies side by side.
+            # Stored segments may be scattered over more chunks than they fill. Recomputed tokens are contiguous.
             lookup, arrivals = look_up(self._store, composed, find=False), ()
             needed = chunks_needed(self._store.pool, composed, lookup)
             chooses = "" if request.prompt.selecting is None else ", with the pass that chooses what of it is repaired,"
             check_capacity(self._store.pool, needed, f"the request{chooses}", self._most_chunks(lookup))
         selecting = request.prompt.selecting is not None
         first = request.usage is None
-        # Before room is made, for which that may go.
+        # Computed before the allocation, which may evict these segments.
         known = first and not selecting and knows_last(self._store, composed, lookup)
         misses = count_misses(self.residency, composed, lookup) if first else {}
         allocation = self._allocate(composed, lookup, request.adapter)
@@ -208,7 +215,7 @@ class KVCacheManager:
         allocation.arrivals = arrivals
         allocation.arrived = tuple(run for arrival in arrivals for run in arrival.slots)
         self._store.pool.share(allocation.arrived)
-        # What is fetched behind a pass that chooses a repair is no part of the wait for a place.
+        # Loading after the selecting pass does not count as queueing time.
         if request.prefill.admitted_at is None:
             request.prefill.fetch_s = time.perf_counter() - since + request.prefill.waited_s
         request.attach(allocation)
@@ -230,23 +237,25 @@ class KVCacheManager:
         self.pending.add(prefills)
 
     def _may_wait_in_pass(self, request: Request) -> bool:
-        """Whether a request may read what comes up layer by layer: where it waits alone, for nothing but a token."""
+        """True if the request may read layers while they load: alone, without prompt scores or token selection."""
         return self.alone() and request.scores is None and request.prompt.selecting is None
 
     def _most_chunks(self, lookup: Lookup) -> int:
-        """How many chunks somebody may hold who reads what was found: not those of others' pins."""
+        """The number of chunks that a reader of these matches may hold. Other pins are excluded."""
         pool, pinned = self._store.pool, self.retention.pins.chunks
         if not pinned:
             return pool.chunks
         return pool.chunks - len(pinned.difference(*(pool.chunks_of(found.slots) for found in lookup.found)))
 
     def _allocate(self, composed: ComposedPrompt, lookup: Lookup, adapter: bytes) -> SequenceAllocation | None:
-        """What a splice takes of the pool; None where there is no room now, and then nothing is held.
+        """Allocate slots for a composed prompt. Returns None, and references nothing, if there is no room now.
 
-        adapter: see EngineRequest; modules say themselves what they are made with.
+        Args:
+            adapter: see EngineRequest. Modules carry their own adapter.
         """
         with ExitStack() as undo:
-            hold = undo.enter_context(self._store.hold(*lookup.found))  # what is read must not be evicted for room
+            # the segments to read must not be evicted for the allocation
+            hold = undo.enter_context(self._store.hold(*lookup.found))
             slots = self._room(composed, lookup)
             if slots is None:
                 return None
@@ -270,11 +279,11 @@ class KVCacheManager:
         return True
 
     def release(self, task: Task) -> None:
-        """Take back a request's slots; what it has computed stays in the store until others need the room.
+        """Take back a task's slots. Its computed KV stays in the store until the room is needed.
 
-        That is also a prompt that is computed in part, unless the request has failed; a module stays as a whole alone.
-        Nothing stays of a request whose logits were damaged: its keys and values may be, too. Where keeping fails, its
-        slots come back all the same: it was to save others work, and nobody waits for it.
+        A partly computed prompt is kept unless the request failed. A partly computed module is never kept.
+        Nothing of a request with damaged logits is kept, because its KV may be damaged too.
+        If keeping fails, the slots are freed anyway: keeping is only an optimization.
         """
         allocation, task.allocation = task.allocation, SequenceAllocation()
         if isinstance(task, Request):
@@ -295,10 +304,10 @@ class KVCacheManager:
             self._give_back(task, allocation)
 
     def _keep(self, task: Task, allocation: SequenceAllocation) -> None:
-        """Let the store keep what a task has computed of its prompt, and said."""
+        """Insert the computed KV of a task's prompt and answer into the store."""
         for prefill in allocation.prefill:
             begun = None if task.error is not None or prefill.module else prefill.begun()
-            if begun is not None:  # a failed pass would have computed some of it, and did not
+            if begun is not None:  # the tokens of a failed pass were never computed
                 self._insert(task, *begun)
         if isinstance(task, Request):
             self._keep_answer(task, allocation)
@@ -321,7 +330,7 @@ class KVCacheManager:
             self._insert(request, *kept)
 
     def _insert(self, task: Task, run: TokenRun, slots: tuple[SlotRange, ...]) -> PrefixMatch:
-        """Keep a run that a task has computed, unless some of it was evicted since the task was sent."""
+        """Store a run that a task has computed, unless part of it was evicted after the task arrived."""
         if not self.retention.may_keep(task, run):
             return PrefixMatch(())
         if isinstance(task, Encoding) or isinstance(run, SegmentSpec):
@@ -329,16 +338,15 @@ class KVCacheManager:
         return self._store.insert(run, slots, origin=task.prompt.origin(run.end))
 
     def _own(self, allocation: SequenceAllocation, segments: Iterable[Segment]) -> set[Segment]:
-        """Those segments that lie in chunks of the request's own: they were computed there, and kept by the store."""
+        """The segments in the request's own chunks: the request computed them and the store kept them."""
         pool = self._store.pool
         own = allocation.chunks(pool)
         return {segment for segment in segments if own.issuperset(pool.chunks_of(segment.slots))}
 
     def computed(self, task: Task, prefill: Prefill) -> None:
-        """Keep a part of a request's prompt, now that all of it is computed.
+        """Store a part of a task's prompt that is completely computed.
 
-        The request reads it in its own slots, and holds just that: where another copy is stored already, that one may
-        go.
+        The request reads its own slots and references only those. Another stored copy may be evicted.
         """
         allocation = task.allocation
         allocation.prefill.remove(prefill)
@@ -362,11 +370,11 @@ class KVCacheManager:
             task.prefill.encode_s = time.perf_counter() - allocation.since
 
     def _is_stored(self, run: TokenRun, tokens: int) -> bool:
-        """Whether a run's beginning is: what follows a beginning that has gone would be stored without it."""
+        """True if the first ``tokens`` tokens of a run are stored. Tokens after a missing prefix must not be stored."""
         return self._store.longest(run, most=tokens).tokens == tokens
 
     def _stored_tokens(self, run: TokenRun) -> int:
-        """How many of a run's tokens are, from the first on."""
+        """The length of a run's stored prefix, in tokens."""
         return self._store.longest(run).tokens
 
     def _somebody_computes(self, task: Task, composed: ComposedPrompt, lookup: Lookup) -> bool:
@@ -378,15 +386,15 @@ class KVCacheManager:
         return False
 
     def _still_waits(self, task: Task) -> bool:
-        """Whether what a task was told to wait for goes on."""
+        """True if the task still has to wait for KV that another task computes."""
         if task.waits_for is not None and not self.pending.goes_on(task.waits_for):
             task.waits_for = None
         return task.waits_for is not None
 
     def _publish(self, composed: ComposedPrompt, lookup: Lookup) -> bool:
-        """Keep what others have computed by now, where that is all that this splice shares with them.
+        """Store the tokens that other tasks have computed so far and that this composed prompt shares.
 
-        So nobody waits for the end of a prompt that goes on otherwise. Returns whether there was any.
+        The request need not wait until these prompts are complete. Returns True if any tokens were shared.
         """
         shared = [
             prefill
@@ -406,7 +414,7 @@ class KVCacheManager:
     def _room(
         self, composed: ComposedPrompt, lookup: Lookup
     ) -> tuple[tuple[SlotRange, ...], tuple[SlotRange, ...]] | None:
-        """Slots for missing modules and for the open tail; None where there is no room now."""
+        """Allocate slots for missing modules and for the open tail. Returns None if there is no room now."""
         pool = self._store.pool
         modules = pool.chunks_for(lookup.missing_tokens) * pool.chunk_size
         try:
@@ -417,5 +425,5 @@ class KVCacheManager:
 
 
 def _never() -> bool:
-    """Whoever waits for a lower tier does so before it is admitted."""
+    """The default of ``alone``: requests wait for lower tiers before admission."""
     return False

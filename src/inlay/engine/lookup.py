@@ -21,7 +21,7 @@ class Lookup:
 
     Attributes:
         modules: by key, every module that it reads or needs as context, with the stored prefix.
-        beginnings: per part, the stored prefix of a run of the request's own tokens; None for modules.
+        prefixes: per part, the stored prefix of the request's own run. None for modules.
     """
 
     modules: dict[bytes, tuple[SegmentSpec, PrefixMatch]]
@@ -62,7 +62,10 @@ def look_up_modules(store: SegmentStore, specs: Sequence[SegmentSpec], *, find: 
 
 
 def begun(store: SegmentStore, spec: SegmentSpec) -> PrefixMatch:
-    """What is stored of a module; not a few tokens of it, for which a chunk would be held that others share."""
+    """The stored prefix of a module.
+
+    A partial match shorter than a chunk is ignored. It would reference a chunk that other segments share.
+    """
     found = store.longest(spec)
     return found if found.tokens >= min(store.pool.chunk_size, len(spec.ids)) else PrefixMatch(())
 
@@ -85,9 +88,7 @@ def chunks_needed(pool: KVPool, composed: ComposedPrompt, lookup: Lookup) -> int
 
 
 def check_capacity(pool: KVPool, chunks: int, who: str, most: int) -> None:
-    """Check that ``chunks`` does not exceed ``most``. ``who`` names the request in the message. Raises
-    CapacityError.
-    """
+    """Raise CapacityError if ``chunks`` exceeds ``most``. ``who`` names the request in the message."""
     if chunks > most:
         pinned = pool.chunks - most
         beside = f", {pinned * pool.chunk_size} of them pinned; unpin some, or" if pinned else ";"

@@ -1,4 +1,4 @@
-"""The lower tiers' part in a request: loading from them, asking them, and writing to them."""
+"""Loads segments from the lower tiers for requests, and writes computed segments to them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from inlay.prompt.contexts import in_encoding_order
 class LowerTiers:
     """The tiers below one store's pool, as the admission of requests uses them. Call with the engine lock held.
 
-    kept: which segments they may hold.
+    Args:
+        kept: which segments they may hold.
     """
 
     def __init__(self, store: SegmentStore, residency: Residency, *, kept: Kept) -> None:
@@ -48,9 +49,7 @@ class LowerTiers:
         return frozenset(spec.key for spec in specs if self._store.get(spec) is not None)
 
     def is_sought(self, task: Task, specs: Iterable[SegmentSpec]) -> bool:
-        """Ask tiers that other servers fill for these segments. Returns True if the request should wait for the
-        answer.
-        """
+        """Ask tiers that other servers fill for these segments. Returns True if the request should wait."""
         if not self._residency.tiers:
             return False
         unsure = [spec for spec in specs if self._residency.unsure(spec.key)]
@@ -115,14 +114,14 @@ class LowerTiers:
             task.prefill.encoded += [form.key for form in self._residency.forms(run)]
         own = isinstance(task, Request) and run.lossless.key not in task.prompt.public
         if own and _uses(found) < 2 and not self._residency.has_room:
-            return  # most of what requests bring is never asked for again, and would push out what is
+            return  # most modules of single requests are never reused, and would displace reused ones
         if task.may_be_kept(run, self._kept):
             self._residency.save(run)
 
     def write_used_again(self, request: Request, lookup: Lookup) -> None:
-        """Write parts of messages, where the tiers below may hold them, when they are read for the first time.
+        """Write modules of messages to the lower tiers at their first reuse, if the tiers may hold them.
 
-        Those that found room in the tiers have been written when they were computed.
+        Modules that found room in the tiers were written when they were computed.
         """
         if self._kept is Kept.SCHEMAS or not self._residency.tiers:
             return

@@ -1,4 +1,4 @@
-"""A prompt in the engine, which all its answers share: what it is read from, and how its tokens came about."""
+"""A prompt in the engine, shared by all its answers: its composed prompt and the accounting of its tokens."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from inlay.prompt.request import FORMS, EngineRequest
 from inlay.prompt.token_selection import selection_prompt
 from inlay.types import Usage
 
-#: Tokens that many texts begin with after the same modules: the words around a question.
+#: The number of tokens that many texts share behind the same modules, such as the words around a question.
 _FEW = 16
 
 
 class PromptState:
-    """A prompt, which all its answers share: what was asked for, and the splice that the engine has chosen for it.
+    """A prompt, shared by all its answers: the caller's request and the composed prompt chosen for it.
 
-    Where nothing of that depends on what is stored, the splice is made at once, on the thread of whoever asks.
+    If the choice does not depend on the contents of the store, it is made at once, on the caller's thread.
 
-    recomputed: which tokens of its modules are computed anew, under the policies that ask for it.
-    request: as it was asked for, its free sets in the order that was chosen. orders: that, of each set the numbers of
-        its members.
-    beginning: what it reads in place of modules, as far as that is stored; None where there is nothing to read so.
-    selecting: what the pass before its own attends to and computes, as long as one has to find that out; else None.
-    selector: the one of its answers for which that pass runs.
+    Attributes:
+        recomputed: the recomputed tokens of its modules.
+        request: the caller's request, with its free sets in the chosen order.
+        orders: the chosen order of each free set, as numbers of its members.
+        prefix: the prefix that may be read in place of modules. None if there is none.
+        selecting: the input of the selecting pass, until that pass has run; else None.
+        selector: the answer that runs the selecting pass.
     """
 
     __slots__ = (
@@ -59,7 +60,7 @@ class PromptState:
     def __init__(self, request: EngineRequest) -> None:
         self.request = self._asked = request
         self.orders: Orders = ()
-        self._version: object = None  # of what was stored when they were chosen
+        self._version: object = None  # of the store, at the last choice of orders
         self.prefix = prefix_of(request)
         self._open = request.open_segments()
         recompute = request.policy.recompute
@@ -71,10 +72,10 @@ class PromptState:
         self.selector: object | None = None
         self._stored: frozenset[bytes] = frozenset()
         self._in_place = InPlace()
-        # What was stored, of which version profiles were, and how much of its beginning is stored.
+        # The stored segments, the version of the profiles and the stored length of the prefix, at the last choice.
         self._known: tuple[frozenset[bytes], int, int] | None = None
         self._public: frozenset[bytes] | None = None
-        self._origins: dict[int, Origin] = {}  # by how many modules it follows
+        self._origins: dict[int, Origin] = {}  # by the number of modules before the text
         self._composed: ComposedPrompt | None = None
         self.recomputed = Choice({})
         if self._settled:
@@ -87,9 +88,9 @@ class PromptState:
 
     @property
     def public(self) -> frozenset[bytes]:
-        """The keys of public schemas' segments that it may be read from, and of those that they attend to.
+        """The keys of public segments that it may be read from, and of the segments that they attend to.
 
-        Lossless ones: a form is as public as what it is of.
+        Keys are those of lossless forms, because every form of a public segment is public.
         """
         if self._public is None:
             seen: set[SegmentSpec] = set()
@@ -103,7 +104,7 @@ class PromptState:
         return self._public
 
     def origin(self, end: float) -> Origin:
-        """Where its text up to position ``end`` comes from."""
+        """The origin of its text up to position ``end``."""
         modules = [part.candidates for part in self.request.parts if part.candidates and part.start < end]
         found = self._origins.get(len(modules))
         if found is None:
@@ -118,11 +119,13 @@ class PromptState:
         profiles: KnownProfiles,
         orders: OrderChooser,
     ) -> None:
-        """Choose in which order its parts stand, what they are read from, and what of that is computed anew, by what is
-        stored and known now.
+        """Choose the order of the parts, the segments to read and the tokens to recompute. Does nothing once settled.
 
-        stored: the keys of segments that are. longest: how many tokens of a run are. Nothing changes once
-        it is settled.
+        Args:
+            stored: returns the keys of the stored segments.
+            longest: returns the length of a run's stored prefix, in tokens.
+            profiles: the known deviation profiles.
+            orders: orders the free sets.
         """
         if self._settled:
             return
@@ -145,13 +148,14 @@ class PromptState:
             self.prefix = prefix_of(self.request)
 
     def unprofiled(self) -> tuple[list[SegmentSpec], list[SegmentSpec]]:
-        """Modules that a repair would have had a profile of, and those that stand with them as samples.
+        """Return modules that lack a deviation profile, and the modules of the prompt that serve as samples for it.
 
-        Where nobody shall learn what a request is made of, these are its owner's own.
+        If the request has a cache salt, both lists contain only modules that are private.
         """
         if not self.request.policy.profiled or not self.recomputed.unprofiled:
             return [], []
-        plain = compose(self.request, self._stored, in_place=self._in_place)  # some may be computed anew whole
+        # modules that are recomputed as a whole are still parts here
+        plain = compose(self.request, self._stored, in_place=self._in_place)
         parts = [part for part in plain if isinstance(part, CachedSpan)]
         own = [part for part in parts if part.spec.before.private or not self.request.salt]
         return [part.spec.lossless for part in own if not part.exact], [part.spec.lossless for part in own]
@@ -164,8 +168,10 @@ class PromptState:
             self._recompute(profiles)
 
     def _keep_tail(self, longest: Callable[[TokenRun], int]) -> None:
-        """Repair what a request repaired before there were profiles, where more of what follows is stored behind that:
-        a conversation keeps its repaired tokens, and with them all that was said."""
+        """Recompute the tokens chosen without profiles, if more of the text behind the modules is stored for them.
+
+        A conversation thus keeps its recomputed tokens and all later turns when profiles arrive.
+        """
         recompute, by_profile, composed = self.request.policy.recompute, self.recomputed, self._composed
         plain = compose(self.request, self._stored, in_place=self._in_place)
         before = choose_tokens(recompute, plain, {}, unprofiled=self.request.policy.unprofiled)
@@ -176,7 +182,7 @@ class PromptState:
             self._composed, self.recomputed = other, replace(before, unprofiled=by_profile.unprofiled)
 
     def select(self, scores: Scores, profiles: Profiles) -> None:
-        """Choose what is computed anew by what the pass of ``selecting`` has found out."""
+        """Choose the recomputed tokens by the scores of the selecting pass."""
         self.selecting = None
         self._recompute(profiles, scores)
 
@@ -187,28 +193,32 @@ class PromptState:
             self._composed = compose(self.request, self._stored, self.recomputed.offsets, self._in_place)
 
     def settle(self) -> None:
-        """Keep the choice: the other answers read what the first one does, and so does one that was preempted."""
+        """Keep the choice for the other answers and for admissions after a preemption."""
         self._settled = True
 
 
 def _tail(composed: ComposedPrompt, longest: Callable[[TokenRun], int]) -> int:
-    """How many tokens are stored of what stands behind a splice's last module."""
+    """The number of stored tokens behind the last module of a composed prompt."""
     last = max((number for number, part in enumerate(composed) if not isinstance(part, NewSpan)), default=-1)
     return sum(longest(part.run) for part in composed[last + 1 :] if isinstance(part, NewSpan) and part.run is not None)
 
 
 @dataclass(eq=False, slots=True)
 class PrefillRecord:
-    """How a prompt's tokens came about.
+    """How the tokens of a prompt were obtained.
 
-    admitted_at: when the request first had a place in the pool, on the clock of its arrival. fetch_s: how long that
-    took. encode_s: how long modules took that it missed. awaited: the keys of segments that came up from a lower tier
-    while it waited for them, and waited_since: from when on. encoded: the keys of modules that it computed and lower
-    tiers were given, and of their forms. ahead: how many tokens were brought up before its turn; None while they
-    are not. looked: the version of the residency when they last could not be.
-
-    Of a pass that chooses what is repaired: found says of the modules (by key) and runs (by digest and start) that it
-    has looked up how many tokens were stored, misses why others were not; selecting_tokens: see Usage.
+    Attributes:
+        admitted_at: the time of the first admission, on the clock of the request's arrival.
+        fetch_s: duration of that admission, including waits for lower tiers.
+        encode_s: the time to compute its missing modules.
+        awaited: keys of segments that were loaded from a lower tier while it waited.
+        waited_since: the start of that wait.
+        encoded: keys of modules that it computed and wrote to lower tiers, and of their forms.
+        ahead: the number of tokens loaded before its admission. None if none were.
+        looked: the version of the residency when loading them last failed.
+        found: stored tokens of modules (by key) and runs (by digest and start) when the selecting pass was admitted.
+        misses: the missing tokens by reason, at the same time.
+        selecting_tokens: see Usage.
     """
 
     usage: Usage | None = None
@@ -226,7 +236,7 @@ class PrefillRecord:
 
     @property
     def waited_s(self) -> float:
-        """For how long it has waited for a lower tier."""
+        """The time spent waiting for a lower tier, in seconds."""
         return 0.0 if self.waited_since is None else time.perf_counter() - self.waited_since
 
 
@@ -240,12 +250,15 @@ def usage_of(
     awaited: Mapping[bytes, str] | None = None,
     adapter: bytes = b"",
 ) -> Usage:
-    """How the tokens of a splice came about.
+    """Count the tokens of a composed prompt by their source.
 
-    stored: of each module segment, by key, how many tokens were stored when it was admitted; none where it is left out.
-    beginnings: for each part, how many tokens of it were stored as they stand here.
-    duplicates: how many were stored and are computed nevertheless. awaited: of those that came up from a lower tier,
-    by key, which one that was. recomputed: what of its modules is computed anew. adapter: the request's.
+    Args:
+        stored: stored tokens of each module segment at admission, by key; 0 if the key is absent.
+        prefixes: for each part, the length of its stored prefix in this prompt, in tokens.
+        duplicates: the number of tokens that were stored and are computed again.
+        recomputed: the recomputed tokens of modules.
+        awaited: the tier of each segment that was loaded from a lower tier, by key.
+        adapter: the adapter of the request.
     """
     total = exact = promoted = shifted = across = kept = 0
     lower: dict[str, int] = {}

@@ -30,9 +30,8 @@ from inlay.types import RequestMetrics, Usage
 class Request:
     """One answer in the engine.
 
-    Of several answers to one prompt, the first is the leader and the others are its followers. Each is a request of its
-    own
-    and shares the prompt through the store.
+    Of several answers to one prompt, the first is the leader and the others are its followers. Each is a request of
+    its own and shares the prompt through the store.
 
     Attributes:
         index: the number of the answer within its prompt.
@@ -41,11 +40,12 @@ class Request:
         tenant, weight, sequences: see jobs.Job.
         waits_for: KV that another job computes, as of the last check.
         tokens_attached: the number of generated tokens at the last admission.
-        scores: the log-probabilities of its prompt's tokens, if requested; only the first answer has them.
+        scores: the log-probabilities of the prompt's tokens, if requested. Only the first answer has them.
         selection: the running token selection for selective recomputation.
         damaged: True if its logits were NaN or allowed no token.
         error: the fault that ended it early.
-        error_told, reported: the error and the prompt's figures that the listener has received.
+        error_told: the error that the listener has received.
+        reported: the prompt's figures that the listener has received.
     """
 
     id: str
@@ -75,7 +75,7 @@ class Request:
 
     @property
     def sent(self) -> float:
-        """When it was made, on the clock of ``arrival``."""
+        """The time of creation, on the clock of ``arrival``."""
         return self.arrival
 
     @property
@@ -113,8 +113,9 @@ class Request:
 
     @property
     def computed_tokens(self) -> int:
-        """How many tokens of the prompt, and of the answer before a preemption, are computed, including those in
-        this pass.
+        """The number of computed tokens of the prompt, including those of this pass.
+
+        Tokens generated before a preemption count as part of the prompt.
         """
         return len(self.ids) + self.tokens_attached - self.prompt_left
 
@@ -188,7 +189,7 @@ class Request:
         """Set the usage of the prompt's tokens.
 
         Args:
-            modules, beginnings: the stored parts; see lookup.py.
+            modules, prefixes: see lookup.Lookup.
             known: True if the last token was stored too.
             misses: the missing tokens of modules, by reason.
             came_from: returns the tier that delivered a segment, by key.

@@ -36,9 +36,9 @@ class Runner:
 
     Args:
         slots: the pool's number of token slots.
-        record: records passes of few rows; None for CUDA graphs on a GPU.
-        adapters: the adapters that work may name; None for none.
-        kv_dtype: of the KV in the pool; None for the model's dtype.
+        record: records passes of few rows. None for CUDA graphs on a GPU.
+        adapters: the adapters that work may name. None for none.
+        kv_dtype: of the KV in the pool. None for the model's dtype.
         compile: run the model through ``torch.compile`` where ``check_compilable`` allows it.
     """
 
@@ -77,7 +77,7 @@ class Runner:
         Args:
             rows: the packed rows with logits.
             plan: the plan of this work, if the caller has it.
-            ids: the token ids, (rows,), int64, on the device, if the host does not know them.
+            ids: the token ids, (rows,), int64, on the device. None if the host knows them.
             await_layer: see PassContext. A pass with it is neither recorded nor compiled.
 
         Returns:
@@ -102,18 +102,16 @@ class Runner:
 
     @property
     def check_layer(self) -> int:
-        """The layer whose keys measure how tokens change in context (CacheBlend, arXiv 2405.16444): a third of the way
-        up.
+        """The layer whose keys measure how tokens change in context, as in CacheBlend (arXiv 2405.16444).
 
-        It is not the first layer unless there is only one, because the first layer's keys depend on the token alone.
+        It is a third of the way up. The first layer serves only if there is no other, because its keys depend on the
+        token alone.
         """
         layers = len(self.storage.keys)
         return min(max(1, layers // 3), layers - 1)
 
     def check_cost(self, tokens: int) -> int:
-        """The number of tokens through all layers that costs as much as these through the layers below the check
-        layer.
-        """
+        """The cost of these tokens through the layers below the check layer, in tokens through all layers."""
         return -(-tokens * self.check_layer // len(self.storage.keys))
 
     def run_to_check(self, work: Sequence[Work]) -> None:
@@ -126,8 +124,9 @@ class Runner:
     def key_deviation(
         self, here: npt.NDArray[np.int64], stored: npt.NDArray[np.int64], shift: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.float32]:  # (tokens,)
-        """The distance between the check layer's keys at two places, given as slots (tokens,). The first is
-        ``shift`` further on.
+        """The distance between the check layer's keys at two places, given as slots (tokens,).
+
+        Tokens at the first place are ``shift`` positions further on.
         """
         kv_heads, _, head_dim = self.storage.keys[self.check_layer].shape
         some = max(1, BLOCK_BYTES // (4 * kv_heads * head_dim))

@@ -1,23 +1,22 @@
-"""Which requests run in the next step: iteration-level batching, decided anew before every forward pass.
+"""Decides which requests run in the next step: iteration-level batching, with a new decision before every forward pass.
 
-Pure logic: jobs say what they still need, a memory says whether there is room, and time is an argument. In this order:
+The scheduler is pure logic. Jobs report their remaining tokens, a memory reports free room, and time is an argument.
+A step decides in this order:
 
-1. jobs past their deadline end
-2. where all places are taken and a tenant has fewer than its share, the one that has most gives one up: its last job
-   is preempted, which means that it loses its place in the pool and waits to be computed again
-3. every answer that is under way gets its next token; where the pool has no chunk left for one, the job that comes
-   last in line is preempted
-4. waiting jobs are admitted while there is budget, a place in the batch and room in the pool
-5. prompts get what the token budget leaves, divided as fairness.py says, so that no long prompt holds up answers or
-   newcomers
+1. Jobs past their deadline end.
+2. If all slots are taken and a tenant has less than its share, the tenant with the most slots gives one up. Its last
+   job is preempted: it loses its allocation and waits to be recomputed.
+3. Every decoding job gets its next token. If the pool has no chunk left for one, the last job is preempted.
+4. Waiting jobs are admitted while there is token budget, a slot in the batch and room in the pool.
+5. Prompts get the rest of the token budget, split by fairness.py, so that no long prompt delays answers or new jobs.
 
-Jobs stand in line by priority (a lower number first), then by arrival. Of several tenants the one with the fewest
-running jobs for its weight is admitted from first. One that has no room waits for it, and all of its tenant behind it;
-of other tenants, as many as run at once may go before it. One that waits for a lower tier, or for what another job
-computes, takes no place and holds up nobody; it is asked again when that is over.
+Jobs are ordered by priority (a lower number first), then by arrival. Among tenants, the one with the fewest running
+jobs for its weight is admitted first. A job that finds no room waits for it, and so do the jobs of its tenant behind
+it. At most ``max_requests`` jobs of other tenants may overtake it. A job that waits for a lower tier or for another
+job's KV takes no slot and blocks no other job. It is admitted again when that wait is over.
 
-The line is shared, too: where it is full, a tenant with
-fewer jobs in it than its share puts out the last job of the tenant that has most, which ends with QueueFullError.
+The queue is shared too. If it is full, a tenant with less than its share displaces the last job of the tenant with the
+most queued jobs. That job ends with QueueFullError.
 """
 
 from __future__ import annotations
@@ -33,24 +32,26 @@ from inlay.engine.fairness import Shares, crowded_out
 from inlay.engine.jobs import Admission, J, Memory, Step, Waits
 from inlay.errors import CapacityError, QueueFullError
 
-#: Of a queue, whose and of how many sequences; of a job, the lower the earlier it is admitted.
+#: (tenant, sequences) of a queue, and the admission order of a job, lowest first.
 _Key = tuple[str, int]
 _Turn = tuple[float, float, tuple[int, float, int]]
 
-_FEW = 64  # deadlines that are never worth looking through
-_STALE = 64  # entries of a heap of queues that are never worth dropping
-_STUCK = 4  # so many tenants are told in a step that there is no room, at most
+_FEW = 64  # the least heap of deadlines to clean up
+_STALE = 64  # the least heap of queues to clean up
+_STUCK = 4  # the most tenants refused for lack of room in a step
 _ALONE = "the KV pool has no room for this request beside what is held in it; give a larger kv_memory"
 
 
 class Scheduler(Generic[J]):
     """Waiting and running jobs.
 
-    max_requests: the most that run at the same time.
-    max_tokens: the most tokens of one step.
-    prefill_chunk: the most prompt tokens of a step in which others answer.
-    max_waiting: the most that wait; None for no bound.
-    waits: says when jobs that wait are to be asked again; None where that is at every step.
+    Args:
+        max_requests: the most sequences that run at the same time.
+        max_tokens: the most tokens of one step.
+        prefill_chunk: the most prompt tokens of a step that also decodes.
+        max_waiting: the most waiting jobs. None for no limit.
+        memory: admits jobs to the pool.
+        waits: reports the jobs to ask again. None to ask at every step.
     """
 
     def __init__(
@@ -69,37 +70,38 @@ class Scheduler(Generic[J]):
         self._memory = memory
         self._waits = waits
         self._shares = Shares()
-        self._line: dict[J, tuple[int, float, int]] = {}  # every job with its place in line
+        self._line: dict[J, tuple[int, float, int]] = {}  # every job with its order in the queue
         self._count = 0
-        self._jobs: Counter[str] = Counter()  # of every tenant that has any
-        self._queues: dict[_Key, list[J]] = {}  # who may be asked, by tenant and sequences, in line
-        # By sequences, the queues by the turn of their first job. A turn that has risen is corrected when its entry
-        # comes first; where one may have fallen, an entry is added.
+        self._jobs: Counter[str] = Counter()  # of every tenant that has jobs
+        self._queues: dict[_Key, list[J]] = {}  # jobs to ask, by tenant and sequences, in order
+        # Heaps of queues by the turn of their first job, one for each number of sequences. An entry with a turn that
+        # has risen is corrected when it comes first. A new entry is added when a turn may have fallen.
         self._heads: dict[int, list[tuple[_Turn, _Key]]] = {}
-        self._parked: dict[J, None] = {}  # who waits for a lower tier or another job, and is not asked
-        self._asked: set[J] = set()  # who was parked once
-        self._places: dict[str, tuple[int, float]] = {}  # of every tenant that runs, how many it has, and its weight
-        self._begun: set[J] = set()  # who was admitted once
-        self._refused: list[tuple[J, Exception]] = []  # who was put out of the line since the last step
-        self._no_room: set[J] = set()  # who was told so since somebody left: until then they need not ask again
-        self._freeing: set[J] = set()  # the same of those for whom room comes back
-        self._room: object = None  # of ``waits``, when these were told
-        self._overtaken: dict[J, int] = {}  # of those who were told so and wait: by how many of other tenants
-        self._deadlines: list[tuple[float, int, ReferenceType[J]]] = []  # a heap, with those who left; it keeps nobody
+        self._parked: dict[J, None] = {}  # jobs that wait for a lower tier or another job; not asked
+        self._asked: set[J] = set()  # jobs that have been parked before
+        self._places: dict[str, tuple[int, float]] = {}  # (slots, weight) of every tenant with running jobs
+        self._begun: set[J] = set()  # jobs that have been admitted before
+        self._refused: list[tuple[J, Exception]] = []  # jobs removed from the full queue since the last step
+        self._no_room: set[J] = set()  # jobs refused since the last job left; not asked again until one leaves
+        self._freeing: set[J] = set()  # likewise, for jobs that wait for room between the tiers
+        self._room: object = None  # ``waits.room`` at that refusal
+        self._overtaken: dict[J, int] = {}  # the number of jobs of other tenants that overtook each refused job
+        # a heap of weak references; jobs that left stay in it
+        self._deadlines: list[tuple[float, int, ReferenceType[J]]] = []
         self.waiting: list[J] = []
         self.running: list[J] = []
 
     @property
     def busy(self) -> bool:
-        """Whether there is anything to decide."""
+        """True if a step has anything to decide."""
         return bool(self.running or self.waiting or self._refused)
 
     def oldest(self) -> float | None:
-        """When the oldest of all jobs was sent; None without any."""
+        """The time when the oldest job was sent; None without jobs."""
         return min((job.sent for job in self._line), default=None)
 
     def add(self, job: J) -> None:
-        """Let a job stand in line. Raises QueueFullError."""
+        """Queue a job. Raises QueueFullError."""
         if self._max_waiting is not None and len(self.waiting) >= self._max_waiting and not self._put_out_for(job):
             raise QueueFullError(f"{len(self.waiting)} requests are waiting already, as many as max_waiting allows")
         if not self._jobs[job.tenant]:
@@ -110,7 +112,7 @@ class Scheduler(Generic[J]):
             self._await_deadline(job, job.deadline)
 
     def remove(self, job: J) -> None:
-        """Forget a job, wherever it stands, and take back what it has; nothing for one that is not known."""
+        """Remove a job in any state and free its allocation. Does nothing for an unknown job."""
         if job not in self._line:
             self._refused = [(other, reason) for other, reason in self._refused if other is not job]
             return
@@ -121,7 +123,7 @@ class Scheduler(Generic[J]):
                 self._unqueue(job)
                 self._may_have_room()
                 self._overtaken.pop(job, None)
-        finally:  # a fault of the memory's must not leave half a job behind
+        finally:  # a fault in the memory must not leave a job half removed
             del self._line[job]
             self._begun.discard(job)
             self._asked.discard(job)
@@ -130,14 +132,14 @@ class Scheduler(Generic[J]):
                 del self._jobs[job.tenant]
 
     def requeue(self, job: J) -> None:
-        """Take back what a running job has, and let it stand in line again as one that has just come."""
+        """Free a running job's allocation and queue it as a new arrival."""
         try:
             self._leave(job)
         finally:
             self._line_up(job)
 
     def preempt(self, job: J, step: Step[J]) -> None:
-        """Take back what a running job has, and note in ``step`` that it waits again, at its old place in line."""
+        """Free a running job's allocation and queue it at its old position. Adds it to ``step.preempted``."""
         try:
             self._leave(job)
         finally:
@@ -147,8 +149,9 @@ class Scheduler(Generic[J]):
     def step(self, now: float, max_prefill: int | None = None) -> Step[J]:
         """Decide on the next forward pass.
 
-        now: on the clock of arrivals and deadlines. max_prefill: the most prompt tokens of this step; None for no
-        further bound.
+        Args:
+            now: the time, on the clock of arrivals and deadlines.
+            max_prefill: the most prompt tokens of this step. None for no further limit.
         """
         step: Step[J] = Step(failed=self._refused)
         self._refused = []
@@ -161,15 +164,15 @@ class Scheduler(Generic[J]):
             budget = min(budget, self._prefill_chunk)
         if max_prefill is not None:
             budget = min(budget, max_prefill)
-        if len(step.preempted) == given_up and budget > 0:  # where the pool is full, nobody joins
+        if len(step.preempted) == given_up and budget > 0:  # no job is admitted while the pool is full
             self._admit(step)
         self._prefill(step, budget)
         return step
 
     def again(self, now: float, leaving: Collection[J]) -> Step[J] | None:
-        """The next step where there is nothing to decide: one more token of all who answer but those who are leaving.
+        """The next step without scheduling: one more token for all running jobs except the leaving ones.
 
-        None where somebody could join, leaves otherwise, or has a prompt to compute, and where the pool is full.
+        Returns None if a job could be admitted, could end otherwise or has prompt tokens left, or if the pool is full.
         """
         self._wake()
         decode = [job for job in self.running if job not in leaving]
@@ -197,18 +200,18 @@ class Scheduler(Generic[J]):
 
     def _await_deadline(self, job: J, deadline: float) -> None:
         heappush(self._deadlines, (deadline, self._count, ref(job)))
-        if len(self._deadlines) > 2 * len(self._line) + _FEW:  # entries of those who left would stay
+        if len(self._deadlines) > 2 * len(self._line) + _FEW:  # drop the entries of jobs that left
             self._deadlines = [entry for entry in self._deadlines if entry[2]() in self._line]
             heapify(self._deadlines)
 
     def _give_up_a_place(self, step: Step[J]) -> None:
-        """Preempt one job of a tenant that has more than its share of the places, for one that has less."""
+        """Preempt one job of a tenant with more than its share of the slots, for a tenant with less."""
         tenant = self._crowded_out()
         if tenant is not None:
             self.preempt(next(job for job in reversed(self.running) if job.tenant == tenant and job.sequences), step)
 
     def _crowded_out(self) -> str | None:
-        """The tenant that has to give up a place; None for nobody."""
+        """The tenant that must give up a slot; None if none must."""
         if sum(count for count, _ in self._places.values()) < self._max_requests:
             return None
         found = [first for sequences in self._heads if sequences and (first := self._first(sequences)) is not None]
@@ -242,10 +245,11 @@ class Scheduler(Generic[J]):
     def _admit(self, step: Step[J]) -> None:
         self._wake()
         places = self._max_requests - sum(job.sequences for job in self.running)
-        looks = max(1, self._max_requests - 1)  # at jobs that then wait: a long line is not looked through at once
-        stuck: dict[str, J] = {}  # who has no room, by tenant
-        taken: set[int] = set()  # of how many sequences no more may run
-        aside: list[tuple[_Turn, _Key]] = []  # queues of tenants that are stuck
+        # the most jobs to park in a step, so that a long queue is not searched at once
+        looks = max(1, self._max_requests - 1)
+        stuck: dict[str, J] = {}  # the refused job of each tenant
+        taken: set[int] = set()  # numbers of sequences that may not start any more
+        aside: list[tuple[_Turn, _Key]] = []  # queues of refused tenants
         while looks and (key := self._next(places, stuck, taken, aside)) is not None:
             job = self._queues[key][0]
             known = Admission.NO_ROOM if job in self._no_room else Admission.FREEING if job in self._freeing else None
@@ -273,7 +277,7 @@ class Scheduler(Generic[J]):
     def _next(
         self, places: int, stuck: Container[str], taken: Container[int], aside: list[tuple[_Turn, _Key]]
     ) -> _Key | None:
-        """The queue whose first job is asked next; None for nobody. aside: takes entries that are passed over."""
+        """The queue with the job to ask next; None if there is none. Skipped heap entries are moved to ``aside``."""
         found: list[tuple[_Turn, _Key]] = []
         for sequences, heap in self._heads.items():
             if sequences > max(0, places) or sequences in taken:
@@ -285,7 +289,7 @@ class Scheduler(Generic[J]):
         return min(found)[1] if found else None
 
     def _first(self, sequences: int) -> tuple[_Turn, _Key] | None:
-        """The queue of jobs of so many sequences whose first job has its turn next."""
+        """The earliest queue of jobs with this number of sequences, with its turn."""
         heap = self._heads[sequences]
         while heap:
             turn, key = heap[0]
@@ -300,7 +304,7 @@ class Scheduler(Generic[J]):
         return None
 
     def _note_turn(self, key: _Key) -> None:
-        """Note that the turn of a queue's first job may be an earlier one than before."""
+        """Record that the turn of a queue's first job may have fallen."""
         heap = self._heads.setdefault(key[1], [])
         heappush(heap, (self.turn(self._queues[key][0]), key))
         if len(heap) > _STALE + 4 * len(self._queues):
@@ -308,7 +312,7 @@ class Scheduler(Generic[J]):
             heapify(heap)
 
     def _park(self, job: J, answer: Admission) -> None:
-        """Ask a job that waits for a lower tier, or another job, no more until that is over."""
+        """Stop asking a job until its wait for a lower tier or another job is over."""
         self._leave_queue(job)
         self._parked[job] = None
         self._asked.add(job)
@@ -316,7 +320,7 @@ class Scheduler(Generic[J]):
             self._waits.begun(job, answer)
 
     def _wake(self) -> None:
-        """Let those be asked again for whom something may have changed."""
+        """Return parked and refused jobs to the queues if their wait may be over."""
         for job in list(self._parked) if self._waits is None else self._waits.over():
             if job in self._parked:
                 del self._parked[job]
@@ -331,22 +335,22 @@ class Scheduler(Generic[J]):
         self._freeing.clear()
 
     def _may_overtake(self, stuck: dict[str, J]) -> bool:
-        """Whether jobs of further tenants may go before those that have no room. stuck: them, by tenant.
+        """True if jobs of other tenants may overtake the jobs in ``stuck``, which found no room, by tenant.
 
-        As many as run at once may do so. After them nobody does until there is room: a large request would wait for
-        ever otherwise. And few are asked, since looking for room in a full pool takes time.
+        Each stuck job may be overtaken ``max_requests`` times. Without this limit, a large job could wait for ever.
+        The number of stuck tenants is limited too, because the search for room in a full pool takes time.
         """
         return len(stuck) < _STUCK and all(
             self._overtaken.setdefault(job, 0) < self._max_requests for job in stuck.values()
         )
 
     def _ask(self, job: J, step: Step[J]) -> Admission | None:
-        """Whether a job that waits can run now, and see to it that it does; None for one that has left."""
+        """Admit a waiting job and start it if admitted. Returns the admission; None if the job has left."""
         try:
             answer = self._memory.admit(job)
             if answer is Admission.ADMITTED:
                 self._start(job)
-        except Exception as error:  # it can never run, or there is a fault in what it asks for: its end, alone
+        except Exception as error:  # it can never run, or its request has a fault; only this job ends
             self.remove(job)
             step.failed.append((job, error))
             return None
@@ -361,14 +365,14 @@ class Scheduler(Generic[J]):
         return answer
 
     def _start(self, job: J) -> None:
-        """Let a job that was admitted run. Where that fails, it waits as before and has nothing of the pool."""
+        """Start an admitted job. If that fails, its allocation is freed and it waits as before."""
         try:
             insort(self.running, job, key=self._line.__getitem__)
             self._take_places(job, job.sequences)
             self._unqueue(job)
             self._overtaken.pop(job, None)
             self._begun.add(job)
-        except BaseException:  # Ctrl-C may come anywhere
+        except BaseException:  # Ctrl-C may be raised anywhere
             try:
                 self._memory.release(job)
             finally:
@@ -379,12 +383,12 @@ class Scheduler(Generic[J]):
             raise
 
     def turn(self, job: J) -> _Turn:
-        """The lower, the earlier it is admitted."""
+        """The order of admission; the lowest goes first."""
         running = self._places.get(job.tenant, (0, 0.0))[0]
         return running / job.weight, self._shares.of(job.tenant), self._line[job]
 
     def _put_out_for(self, job: J) -> bool:
-        """Make room in a full line for a tenant that has less than its share of it. Returns whether there is now."""
+        """Remove a job from a full queue for a tenant with less than its share. Returns True if one was removed."""
         counts: dict[str, tuple[int, float]] = {}
         for other in self.waiting:
             counts[other.tenant] = counts.get(other.tenant, (0, 0.0))[0] + 1, other.weight
@@ -405,7 +409,7 @@ class Scheduler(Generic[J]):
         self._memory.release(job)
 
     def _take_places(self, job: J, places: int) -> None:
-        """Count places of a job's tenant in the batch; below 0 where it gives them back."""
+        """Add slots in the batch to a job's tenant; a negative number frees slots."""
         count = self._places.get(job.tenant, (0, 0.0))[0] + places
         if count:
             self._places[job.tenant] = count, job.weight
@@ -417,7 +421,7 @@ class Scheduler(Generic[J]):
                     self._note_turn((job.tenant, sequences))
 
     def _line_up(self, job: J) -> None:
-        """Give a job its place in line, and let it wait."""
+        """Give a job its position and queue it."""
         self._count += 1
         self._line[job] = (job.priority, job.arrival, self._count)
         self._queue(job)
@@ -449,7 +453,7 @@ class Scheduler(Generic[J]):
 
 
 def _insert(line: list[J], job: J, places: Mapping[J, tuple[int, float, int]]) -> None:
-    """Let a job stand at its place in a line, unless it does already, as after a start that failed."""
+    """Insert a job in queue order, unless it is still there after a failed start."""
     at = bisect_left(line, places[job], key=places.__getitem__)
     if at == len(line) or line[at] is not job:
         line.insert(at, job)

@@ -1,21 +1,21 @@
-"""Who steps an engine: a thread of its own, or whoever waits for an answer; never two at the same time.
+"""Runs the steps of an engine, on a thread of its own or on callers' threads. Steps never overlap.
 
-OpenMP keeps a set of threads for every thread that computes, and where these outnumber the cores it lets them sleep
-between two pieces of work, which makes a decode step much longer. So LLM computes on the thread of its caller, and
-AsyncLLM, whose event loop must not wait, on one thread that does nothing else.
+OpenMP keeps a set of threads for every computing thread. If these outnumber the cores, OpenMP lets them sleep between
+two pieces of work, which makes a decode step much longer. So LLM computes on the caller's thread. AsyncLLM must not
+block its event loop, and computes on one dedicated thread.
 
-Who may touch the engine, and when: only who has the turn, and nobody in the middle of a step. All others post what is
-to be done. That includes the thread that steps, where the garbage collector may end an abandoned generator at any line.
-What is posted is carried out
+Only the holder of the engine lock may touch the engine, and never in the middle of a step. Other code posts commands.
+This holds on the stepping thread too, because the garbage collector may end an abandoned generator at any line.
+Commands run
 
-- on a thread of its own, before the next step;
-- on callers' threads, at once where nobody has the turn, else by whoever has it, when the step is over.
+- before the next step, on a dedicated thread;
+- at once on callers' threads if the lock is free, else by its holder after the step.
 
-To post is never to wait, so finalizers may. ``run`` and ``pump`` wait for the turn, and refuse to be called from inside
-a step, for whose end they would wait for ever.
+Posting never blocks, so finalizers may post. ``run`` and ``pump`` wait for the lock. Inside a step they raise an error
+instead of a deadlock.
 
-An engine ends once: by ``stop``, or by a fault that goes on. Whoever is under way then hears of it, what was posted is
-carried out or fails, and whatever comes later is refused with the reason.
+An engine ends once: by ``stop``, or by a permanent fault. Running requests then receive the error, posted commands run
+or fail, and later calls are refused with the reason.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from inlay.wording import fault_in_words
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_STALLED_S = 0.02  # between two looks where all wait for a lower tier
+_STALLED_S = 0.02  # between two checks while all requests wait for a lower tier
 
 _INSIDE = "this is a call from inside a step of the engine (a finalizer, or a callback); make it when the step is over"
 
@@ -48,8 +48,8 @@ _INSIDE = "this is a call from inside a step of the engine (a finalizer, or a ca
 class EngineThread:
     """Steps an engine while it has work.
 
-    own: whether on a thread of its own, which begins with the first request and ends with ``stop``; else callers
-        step it by ``pump``.
+    Args:
+        own: True for a dedicated thread, from the first request until ``stop``. Otherwise callers step it by ``pump``.
     """
 
     def __init__(self, engine: Engine, *, own: bool) -> None:
@@ -57,7 +57,7 @@ class EngineThread:
         self._own = own
         self._inbox = Inbox(interruptible=not own)
         self._turn = threading.RLock()  # among callers' threads
-        self._inside = False  # whether who has the turn is at work: a call from inside a step finds it set
+        self._inside = False  # True while the lock's holder works, so that a call from inside a step is detected
         self._listeners = Listeners(engine, interruptible=not own)
         self._starting = threading.RLock()
         self._thread: threading.Thread | None = None
@@ -66,32 +66,32 @@ class EngineThread:
 
     @property
     def listeners(self) -> int:
-        """How many of those under way have somebody who hears of them."""
+        """The number of running requests that have a listener."""
         return len(self._listeners)
 
     def submit(self, request: Task, listener: Listener) -> None:
-        """Queue a request. One that cannot be queued ends at once, with its error."""
+        """Queue a request. If it cannot be queued, it ends at once with its error."""
         add = partial(self._listeners.add, request, listener)
         self._post(Command(add, partial(self._listeners.refuse, request, listener)))
 
     def finish(self, request_id: str, index: int) -> None:
-        """End one answer of a request, whose listener has found that it is whole, and hears no more of it."""
-        with suppress(InlayError):  # where nothing is done any more, it has ended
+        """End one answer that its listener has found complete. The listener receives no more events of it."""
+        with suppress(InlayError):  # after the engine's end, the answer has ended too
             self._post(Command(lambda: self._listeners.finish(request_id, index), _nobody_waits))
 
     def cancel(self, request_id: str) -> None:
-        """Give a request up, wherever it stands, with all its answers; its listener hears no more of it."""
+        """Cancel a request with all its answers, in any state. Its listener receives no more events."""
         with suppress(InlayError):
             self._post(Command(lambda: self._listeners.drop(request_id), _nobody_waits))
 
     def abort(self, request_id: str) -> None:
-        """Give a request up and tell its listener so."""
+        """Cancel a request and send its listener an AbortedError."""
         error = AbortedError(f"request {request_id} was aborted")
         with suppress(InlayError):
             self._post(Command(lambda: self._listeners.abort(request_id, error), _nobody_waits))
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Have a function called between two steps. Inside a step nobody may wait for that; see ``run``."""
+        """Call a function between two steps. Code inside a step must not wait for the result; see ``run``."""
         future: Future[T] = Future()
 
         def do() -> None:
@@ -99,14 +99,14 @@ class EngineThread:
                 future.set_result(function())
 
         def fail(error: Exception) -> None:
-            with suppress(InvalidStateError):  # whoever waited has given up
+            with suppress(InvalidStateError):  # the caller has cancelled the future
                 future.set_exception(error)
 
         self._post(Command(do, fail))
         return future
 
     def run(self, function: Callable[[], T]) -> T:
-        """Call a function between two steps, and wait for what it returns. Raises InlayError inside a step."""
+        """Call a function between two steps and return its result. Raises InlayError inside a step."""
         self._process.check()
         if not self._own:
             return self._at_work(function)
@@ -115,16 +115,18 @@ class EngineThread:
         return self.call(function).result()
 
     def pump(self) -> None:
-        """Take one step for everybody, where no thread of its own does. Raises InlayError inside a step.
+        """Take one step, if the engine has no thread of its own. Raises InlayError inside a step.
 
-        Where all wait for a lower tier, so does this, for a moment and without the turn.
+        If all requests wait for a lower tier, wait for a moment without the lock.
         """
         self._at_work(self._step)
         if self._engine.stalled:
             self._engine.residency.wait(_STALLED_S)
 
     def stop(self) -> None:
-        """End the engine behind its current step; requests under way end with an error. Nothing in a forked process."""
+        """End the engine after its current step. Running requests end with an error. Does nothing in a forked
+        process.
+        """
         if self._process.left:
             return
         if not self._stopping:
@@ -132,23 +134,24 @@ class EngineThread:
             self._inbox.refuse(_was_shut_down)
         with self._starting:
             thread = self._thread
-        if self._own and thread is None:  # it has never begun
+        if self._own and thread is None:  # the thread never started
             self._shut_down()
             return
         self._inbox.put(Command(self._shut_down, _nobody_waits))
         if thread is None:
-            with self._turn:  # behind whoever is at work; inside a step that is this thread, which ends it then
+            # after the current step; inside a step, this thread holds the lock and serves the command afterwards
+            with self._turn:
                 pass
             self._serve()
         elif thread is not threading.current_thread():
             thread.join()
 
     def check_open(self) -> None:
-        """Raises InlayError, with the reason, where nothing is done any more."""
+        """Raise InlayError, with the reason, if the engine accepts no more work."""
         self._process.check()
         self._inbox.check_open()
 
-    # Posting: on any thread, at any moment
+    # Posting: on any thread, at any time
 
     def _post(self, command: Command) -> None:
         self.check_open()
@@ -164,12 +167,12 @@ class EngineThread:
                 self._thread = threading.Thread(target=self._loop, name="inlay-engine", daemon=True)
                 try:
                     self._thread.start()
-                except RuntimeError:  # the system has no more; what is posted would wait for ever
+                except RuntimeError:  # no thread is available, and the command would wait for ever
                     self._thread = None
                     raise
 
     def _serve(self) -> None:
-        """Carry out what is posted, unless somebody is at work, who does this when that is over."""
+        """Run posted commands, unless another thread is at work. That thread runs them afterwards."""
         while self._inbox.waiting and self._turn.acquire(blocking=False):
             try:
                 if self._inside:
@@ -182,10 +185,10 @@ class EngineThread:
             finally:
                 self._turn.release()
 
-    # Working: whoever has the turn, or the engine's own thread
+    # Working: the holder of the lock, or the engine's own thread
 
     def _at_work(self, work: Callable[[], T]) -> T:
-        """Take the turn, carry out what is posted, and work."""
+        """Take the lock, run posted commands, and work."""
         self._process.check()
         try:
             with self._turn:
@@ -199,7 +202,7 @@ class EngineThread:
                 finally:
                     self._inside = False
         finally:
-            self._serve()  # what was posted meanwhile
+            self._serve()  # posted meanwhile
 
     def _loop(self) -> None:
         try:
@@ -207,27 +210,27 @@ class EngineThread:
                 if not self._engine.busy and not self._engine.idle_step():
                     self._inbox.wait()
                 elif self._engine.stalled:
-                    self._inbox.wait(_STALLED_S)  # what arrives is posted; deadlines are looked at in between
+                    self._inbox.wait(_STALLED_S)  # a posted command ends the wait; deadlines are checked after it
                 self._inbox.carry_out()
                 self._step()
         except BaseException as error:
             self._die(error)
 
     def _step(self) -> None:
-        """Take one step if there is work, and tell those who have news."""
+        """Take one step if there is work, and deliver its events."""
         if self._inbox.closed or not self._engine.busy:
             return
         try:
             heard = self._engine.step(on_leave=self._listeners.tell_leader, interruptible=not self._own)
             for request in dict.fromkeys(member.leader or member for member in heard):
-                self._listeners.tell(request)  # once a step, however many of its answers have news
+                self._listeners.tell(request)  # once a step for all answers of a request
         except BaseException as error:
-            if not self._own and not isinstance(error, Exception):  # Ctrl-C or the like: the caller is to stop
+            if not self._own and not isinstance(error, Exception):  # Ctrl-C or the like ends the caller
                 self._listeners.tell_ended()
                 raise
             logger.exception("a step of the engine failed outside of its forward pass; every request ends")
             self._listeners.fail_all(fault_of(error))
-            if self._engine.busy:  # with one that cannot be taken out: the next step would fail like this one
+            if self._engine.busy:  # a request cannot be removed, and the next step would fail alike
                 self._die(error)
 
     # The end
@@ -250,7 +253,7 @@ class EngineThread:
 
 
 def _nobody_waits(error: Exception) -> None:
-    """For a command whose failure is nobody's: what it would end has ended."""
+    """Ignore the failure of a command, because its request has ended."""
 
 
 def _was_shut_down() -> InlayError:
