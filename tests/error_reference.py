@@ -15,8 +15,8 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "errors.md"
 SOURCES = ROOT / "src" / "inlay"
 
-_HELPERS = {"Problem", "add", "_stop", "_refused"}  # they take the code of a problem in PML
-_SERVER = {"BodyError", "_StatusError"}  # their codes are those of the server's APIs, in docs/server.md
+_HELPERS = {"Problem", "add", "stop", "refused"}  # they take the code of a problem in PML
+_SERVER = {"BodyError", "StatusError"}  # their codes are those of the server's APIs, in docs/server.md
 _HEADER = """\
 # Error codes
 
@@ -57,7 +57,7 @@ class _Sources:
         for _ in range(4):  # as deep as the tree of classes
             for cls in classes:
                 for base in cls.bases:
-                    if isinstance(base, ast.Name) and base.id in self.defaults and cls.name not in _SERVER:
+                    if isinstance(base, ast.Name) and base.id in self.defaults and cls.name.lstrip("_") not in _SERVER:
                         self.defaults[cls.name] = _own_code(cls) or self.defaults[base.id]
         self.defaults["InlayError"] = "error"
 
@@ -78,11 +78,11 @@ def entries() -> dict[str, Entry]:
     for name, tree in sources.trees.items():
         for call, scope in _calls(tree, tree):
             kind = _name(call.func)
-            if kind == "PMLError" or not (kind in _HELPERS or kind in sources.defaults):
+            if kind == "PMLError" or not (kind.lstrip("_") in _HELPERS or kind in sources.defaults):
                 continue
             given = next((each.value for each in call.keywords if each.arg == "code"), None)
             codes = _codes(given) if given is not None else []
-            if given is None and kind not in _HELPERS:
+            if given is None and kind.lstrip("_") not in _HELPERS:
                 codes = [sources.defaults[kind] or "error"]
             at = 0 if kind in sources.defaults else 1
             for code in codes:
