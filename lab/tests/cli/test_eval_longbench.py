@@ -68,7 +68,7 @@ def test_a_report_goes_on_where_it_was(
     [
         ("--datasets squad", "datasets is 'squad'; use some of narrativeqa, qasper"),
         ("--data nowhere", "--data nowhere: there is no such folder; get it with: hf download"),
-        ("--reuse much", "reuse is 'much'; use one of off"),
+        ("--reuse much", "reuse='much' is not a reuse policy"),
         ("--limit 0", "limit is 0; it must be at least 1"),
         ("--limit all", "Invalid value for '--limit'"),
         ("--max-length 3", "max-length is 3; it must be at least 64 tokens"),
