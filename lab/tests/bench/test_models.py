@@ -322,7 +322,7 @@ def test_every_request_that_is_timed_computes_its_new_tokens_and_its_repair(monk
 
 @pytest.mark.parametrize("name", ["kernels", "ttft"])
 def test_importing_the_command_line_imports_no_torch(name):
-    code = f"import sys, inlay.cli.bench_{name}; print('torch' in sys.modules)"
+    code = f"import sys, inlay_lab.cli.bench_{name}; print('torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "False"
 
