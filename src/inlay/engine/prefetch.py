@@ -1,7 +1,7 @@
 """Prefetch: loads segments from the lower tiers into the pool before a request has to wait for them.
 
-It loads the segments of queued requests. With ``likely`` it also loads segments that are probably read next: siblings
-of the union members in a prompt, and the modules that followed this prompt's modules last time.
+It loads the segments of queued requests. With ``likely`` it also loads segments that are probably read next. These are
+siblings of the union members in a prompt, and the modules that followed this prompt's modules last time.
 """
 
 from __future__ import annotations

@@ -265,7 +265,7 @@ def _note(evicted: dict[T, float], things: Iterable[T], oldest: float | None) ->
 
 
 def _nobody(keys: frozenset[bytes]) -> None:
-    """Nobody has to hear of it."""
+    """The default listener: does nothing."""
 
 
 def _start(part: NewSpan) -> int:
@@ -273,14 +273,14 @@ def _start(part: NewSpan) -> int:
 
 
 def _owner(task: Request | Encoding, spec: SegmentSpec) -> str:
-    """The default listener: does nothing."""
+    """The salt or tenant that has a claim on a segment; "" for a segment that all share."""
     if not spec.before.private:
         return ""
     return task.prompt.request.salt if isinstance(task, Request) else task.tenant
 
 
 def _range(claims: Sequence[Claim]) -> tuple[int, int]:
-    """The salt or tenant that has a claim on a segment; "" for a segment that all share."""
+    """The first and the end position of passages of one run, taken together."""
     passages = [claim.thing for claim in claims if isinstance(claim.thing, Passage)]
     return min(passage.first for passage in passages), max(passage.end for passage in passages)
 
