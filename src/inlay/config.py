@@ -90,7 +90,7 @@ class EngineConfig:
     store_bytes: the most that the folder may hold, in bytes or like "16GiB".
     store_private: if True, marked parts of messages and private schemas are stored too. False stores none of them. None
         stores marked parts of requests without a ``cache_salt`` in a folder, with files that only this user may read.
-        A shared store then gets none of them.
+        With ``store_shared``, None stores none of them.
     store_timeout_s: after this many seconds, a segment is computed instead of read from the store.
     store_codec: the form of stored segments. "none" for lossless; "int8" or "fp8" for about half the bytes (of bf16).
         Requests under ``exact`` never read these approximations.

@@ -82,10 +82,9 @@ class OrderChooser:
 class _State:
     """The text before the next member.
 
-    ``end`` is the position behind it. ``cursor`` is its node in the index; None if a part is missing. ``modules`` is
-    set
-    if all of it is read as exact modules. Then ``parts`` is the text itself, and ``known`` is True once its cursor was
-    looked up.
+    ``end`` is the position behind it. ``cursor`` is its node in the index; None if a part is missing.
+    ``modules`` is set if all of it is read as exact modules. Then ``parts`` is the text itself, and ``known`` is
+    True once its cursor was looked up.
     """
 
     end: int
