@@ -74,7 +74,7 @@ class Comparison:
 
 @dataclass(eq=False, slots=True)
 class _Record:
-    """The state of a subject. ``latest`` is the divergence of the last answers; ``taken``: see DriftStats."""
+    """The state of a subject. ``latest`` is the divergence of the last answers; ``taken``: see DivergenceStats."""
 
     latest: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
     samples: int = 0

@@ -1,7 +1,7 @@
 """Shadow sampling: a sample of answers that read approximations is compared with full prefill, in idle time.
 
 A sampled answer runs twice more with its tokens forced: once over its own composed prompt, and once over the fully
-computed prompt. The model's distributions at each step give the divergence from full prefill (drift.py). Only the
+computed prompt. The model's distributions at each step give the divergence from full prefill (divergence.py). Only the
 prompt's tokens, the composed prompt and the first tokens of the answer are kept for this.
 
 Requests never wait for it, and its KV is not stored. When a request arrives, the current run releases its slots and
@@ -44,7 +44,7 @@ _PART = 8  # a run may take this fraction of the pool: 1 / _PART
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """An answer to compare. ``splice`` is its composed prompt; ``said`` are its first tokens."""
+    """An answer to compare. ``composed`` is its composed prompt; ``said`` are its first tokens."""
 
     request: EngineRequest
     composed: ComposedPrompt
@@ -98,7 +98,7 @@ class ShadowSampler(IdleWorker):
     """Compares answers of one store's requests with full prefill.
 
     Args:
-        drift: collects the comparisons.
+        divergence: collects the comparisons.
         share: the share of answers that read approximations to sample, 0 to 1.
         seed: of the sampling.
     """
