@@ -166,8 +166,7 @@ class Retention:
         """The state of each segment or form: its tiers, tokens, uses, pin and lifetime.
 
         A prefix in the pool counts, because requests read it. An entry is None if nothing is stored, unless the owner
-        has
-        pinned the segment and no form of it is stored either.
+        has pinned the segment and no form of it is stored either.
         """
         now = time.monotonic()
         return [self._state(spec, owner, now) for spec in specs]

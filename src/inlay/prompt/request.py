@@ -132,8 +132,8 @@ class EngineRequest:
         return [each for each in self.sets if not each.why_fixed]
 
     def ordered(self, orders: Sequence[Sequence[int]]) -> EngineRequest:
-        """This request with the members of its free sets in these orders. Each order lists the numbers of a set's
-        members.
+        """This request with the members of its free sets in these orders. An order is a list of
+        member numbers.
 
         Raises:
             ParameterError: if an order is not a permutation of its set.
@@ -162,8 +162,9 @@ class EngineRequest:
         return replace(self, parts=parts, ids=ids, text=text, sets=sets)
 
     def with_forms(self, forms: Callable[[SegmentSpec], Iterable[SegmentSpec]]) -> EngineRequest:
-        """This request, with modules that may be read in these forms. forms: returns the forms of a segment, most exact
-        first.
+        """This request, with modules that may be read in these forms.
+
+        ``forms`` returns the forms of a segment, most exact first.
 
         A policy that reads no modules has no candidates, so it reads no lossy form.
         """
@@ -214,9 +215,7 @@ class EngineRequest:
 
     @classmethod
     def from_bytes(cls, data: bytes, keys: KeyMaker) -> EngineRequest:
-        """Parse the output of ``to_bytes``. keys: the key maker of the engine that will answer it. Raises
-        ParameterError.
-        """
+        """Parse the output of ``to_bytes``. keys: the key maker of its engine. Raises ParameterError."""
         with _reading(data, keys) as document:
             specs = _read_segments(document, keys)
             said = document.get("ttls") or [None] * len(document["parts"])
@@ -310,9 +309,7 @@ class EncodeRequest:
 
     @classmethod
     def from_bytes(cls, data: bytes, keys: KeyMaker) -> EncodeRequest:
-        """Parse the output of ``to_bytes``. keys: the key maker of the engine that will store it. Raises
-        ParameterError.
-        """
+        """Parse the output of ``to_bytes``. keys: the key maker of its engine. Raises ParameterError."""
         with _reading(data, keys) as document:
             specs = _read_segments(document, keys)
             return cls(
@@ -328,9 +325,7 @@ _PLAIN_ENCODE = ("request_id", "name", "salt", "tenant", "weight")
 
 
 def _policy(written: list[Any], unprofiled: float | None) -> ReusePolicy:
-    """Parse a policy. unprofiled: how many first tokens of a module without a profile are recomputed; None for the
-    default.
-    """
+    """Parse a policy. unprofiled: the recomputed first tokens of a module without a profile; None for the default."""
     policy = ReusePolicy.parse(*written)
     return policy if unprofiled is None else replace(policy, unprofiled=Recompute("linked", unprofiled))
 

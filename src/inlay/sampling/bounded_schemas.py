@@ -49,8 +49,7 @@ def bounded(schema: Mapping[str, Any], free: str = FREE) -> dict[str, Any]:
     """Return a stricter schema, in which objects and lists have bounded size.
 
     A schema that gives the properties of one object in several schemas is returned unchanged. Each of them would
-    exclude
-    the properties of the others.
+    exclude the properties of the others.
 
     Args:
         schema: a JSON Schema.

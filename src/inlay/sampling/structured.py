@@ -162,9 +162,8 @@ class Grammars:
 
         Args:
             structure: one kind of language, and its value.
-            salt: the request's cache_salt. Tenants share no compiled grammar, because the saved time would reveal
-                requests
-                of others.
+            salt: the request's cache_salt. Tenants share no compiled grammar, because the saved time would
+                reveal the requests of others.
 
         Raises:
             StructureError: if no answer can be in the language, or compiling it takes too much work.
@@ -204,9 +203,7 @@ class Grammars:
                 _executor().consume_token_par([(one, _NO_TOKEN) for one in (spare, *matchers)])
 
     def _compile(self, kind: str, text: str) -> tuple[LLMatcher, int]:
-        """Compile a grammar. Returns its initial matcher and its size in bytes. Raises GrammarError and
-        CompilerError.
-        """
+        """Compile a grammar: its first matcher and size in bytes. Raises GrammarError and CompilerError."""
         trie = self.vocabulary_trie()
         with panics_told():
             grammar = self._grammar(kind, text)

@@ -37,8 +37,7 @@ from inlay.slots import SlotRange, cut
 
 #: Samples are as large as typical prompts: their most tokens and modules.
 _SAMPLE_TOKENS, _SAMPLE_MODULES = 1024, 64
-#: The most segments that wait for their profile, and the most tokens of them and their samples. The oldest are dropped
-#: first.
+#: The most segments that wait for their profile, and the most tokens of them and their samples. The oldest go first.
 _MOST_WAITING, MOST_WAITING_TOKENS = 2**14, 2**20
 _MOST_TURNED_AWAY = 16  # modules without room per step; each needs a lookup of its context
 #: The divisor of the pool's size: in a full pool, profiles may evict that share.
