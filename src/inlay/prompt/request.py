@@ -132,8 +132,7 @@ class EngineRequest:
         return [each for each in self.sets if not each.why_fixed]
 
     def ordered(self, orders: Sequence[Sequence[int]]) -> EngineRequest:
-        """This request with the members of its free sets in these orders. An order is a list of
-        member numbers.
+        """This request with the members of its free sets in these orders. An order is a list of member numbers.
 
         Raises:
             ParameterError: if an order is not a permutation of its set.
