@@ -42,62 +42,60 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 class EngineConfig:
     """Settings of an engine, validated here. Raises ParameterError.
 
-    reuse, recompute, promote, across_adapters: the reuse policy of requests without one, see PolicyFields. None for
-        that of ``policy.default_policy``.
-    tolerance: of "auto" without one: the largest divergence from full prefill in nats a token, or like "answers:0.98"
-        the least share of equal answers (docs/check.md).
-    positions: the default position policy; None for "packed" where the model allows shifts, else "schema".
-    kv_memory: bytes of the KV pool, as a number or like "4GiB"; None for a quarter of the free memory, at most 4 GiB,
-        and on a GPU for nine tenths of what the weights leave.
-    host_memory: bytes of the host tier, which modules go to that the pool of a device has no room for: as a number or
-        like "16GiB", 0 for none; None for 4 GiB, and at most a quarter of the host's free memory. Where the pool is in
-        the host's memory the two are one tier, and this says nothing.
-    kv_cache_dtype: what keys and values are in the pool: "auto" for the model's dtype, or "int8", or on a GPU "fp8",
-        for a byte a number with a scale for each token and head: what the engine computes is computed over the rounded
-        ones.
-    chunk_size: tokens of one chunk of the pool.
+    reuse, recompute, promote, across_adapters: the default reuse policy, see PolicyFields. None for
+        ``policy.default_policy``.
+    tolerance: for "auto" without one. It is the largest divergence from full prefill in nats per token. A text like
+        "answers:0.98" is the least share of equal answers (docs/check.md).
+    positions: the default position policy. None for "packed" if the model allows shifts, else "schema".
+    kv_memory: the size of the KV pool, in bytes or like "4GiB". None for a quarter of the free memory, at most 4 GiB.
+        On a GPU, None takes nine tenths of the memory that the weights leave.
+    host_memory: the size of the host tier, in bytes or like "16GiB". It holds modules that do not fit in a GPU's pool.
+        0 for none. None for 4 GiB, at most a quarter of the host's free memory. A pool in host memory ignores it.
+    kv_cache_dtype: the type of stored keys and values. "auto" for the model's dtype; "int8" or "fp8" (GPU) for one
+        byte per number. Rounded types have a scale per token and head, and the engine computes over rounded values.
+    chunk_size: tokens per chunk of the pool.
     max_num_seqs: the most requests that run at the same time.
     max_num_batched_tokens: the most tokens in one forward pass.
-    max_waiting: the most requests that wait for a place; None for no bound.
-    prefill_chunk: the most prompt tokens in a pass in which other requests answer, so that none waits long for one.
-    max_pass_s: about the most seconds of one forward pass, for which deadlines, cancellations and a shutdown wait: how
-        many prompt tokens that allows is measured, 32 at least. None for passes of any time.
-    eviction: what goes first where the pool or the store is full: "hybrid" (requests' text, least recently used first,
-        and then modules, least frequently used first), "lru", "lru2", "lfu" or "cost"; see docs/store.md.
-    device: where the model, the KV pool and the attention are: "cpu", "cuda", "cuda:1", or "auto": where a model that
-        is loaded is, and for one that is given by name a GPU where there is one.
-    attention_backend: "triton" (GPUs), "cpu" (the compiled kernel), "torch", "reference"; "auto" takes the first of
-        them that the device and the install have.
-    compile: whether the model runs through ``torch.compile``, which takes a while at the start; it needs stock weights,
-        as they are on a GPU, and no adapters.
-    placeholders: what fills a parameter's hole while a module is encoded: "none" or "unk".
-    cache_salt: text that keeps this engine's segments apart from others'.
-    max_model_len: tokens of a prompt and its answer together, at most what the model has positions for; None for that.
-    profile: "auto": how much each token of a schema's modules moves behind other text is found out in idle time, for
-        recompute="profiled:…"; "off": it is not, and the first tokens of modules are recomputed.
-    promotion_memory: the share of the pool, 0 to 1, for the beginnings of prompts under ``modular`` that are asked for
-        again and encoded exactly in idle time; 0 for no such thing.
-    pin_memory: the share of the pool, 0 to 1, that all pins together may take; see ``LLM.pin``.
-    shadow: the share of answers, 0 to 1, that is run again in full in idle time, of those that have read
-        approximations; 0 for none (docs/reuse.md).
-    shadow_threshold: nats a token that answers to a schema may be from full prefill, before its requests get a safer
-        policy; None for any.
-    generation_config: "auto": what the model's generation configuration says of sampling is for requests that say
-        nothing; "off": the defaults of SamplingParams are.
-    prefetch: what is brought up from the tiers below the pool before it is needed: "waiting": what requests in line
-        will read; "likely": also siblings of what a prompt takes of a union, and the modules that followed its own the
-        last time.
-    store: a folder in which schemas' segments outlive the process, or "off"; None for what INLAY_STORE in the
-        environment says, and off where it says nothing.
-    store_bytes: the most that the folder may hold, as a number or like "16GiB".
-    store_private: whether marked parts of messages and private schemas may lie there as well. True keeps all of them,
-        False none. None keeps marked parts of requests without a ``cache_salt`` in a folder, whose files only this user
-        may read, and none of them on a shared store.
-    store_timeout_s: after how many seconds a segment that is read from there is computed instead.
-    store_codec: the form in which segments are written: "none" as they are, "int8" or "fp8" in about half the bytes
-        (of bf16), as an approximation that requests under ``exact`` never read.
-    store_shared: the address of a Valkey or Redis server whose segments this engine shares with others, like
-        "redis://host:6379/0"; None for none. It is beside the folder, or without one.
+    max_waiting: the most queued requests. None for no limit.
+    prefill_chunk: the most prompt tokens in a pass in which other requests decode. It bounds their delay.
+    max_pass_s: the target for the longest pass, in seconds. Deadlines, cancellations and shutdown wait for a pass.
+        The engine measures how many prompt tokens fit, 32 at least. None for no target.
+    eviction: the order of eviction in a full pool or store, one of "hybrid", "lru", "lru2", "lfu" and "cost".
+        "hybrid" evicts request text first (least recently used), then modules (least frequently used). See
+        docs/store.md.
+    device: the device of the model, the pool and the attention: "cpu", "cuda", "cuda:1" or "auto". "auto" keeps
+        the device of a loaded model. A model that is given by name goes to a GPU if there is one.
+    attention_backend: "triton" (GPUs), "cpu" (the compiled kernel), "torch" or "reference". "auto" takes the first
+        one that the device and the installation have.
+    compile: if True, the model runs through ``torch.compile``. Startup takes longer. It requires stock weights, as on
+        a GPU, and no adapters.
+    placeholders: the filling of a parameter's hole while a module is encoded, "none" or "unk".
+    cache_salt: text that separates this engine's segments from those of other engines.
+    max_model_len: the most tokens of a prompt with its answer. None for the model's positions.
+    profile: "auto" measures the deviation profiles of a schema's modules in idle time, for recompute="profiled:…".
+        "off" makes none, and the first tokens of modules are recomputed.
+    promotion_memory: the share of the pool, 0 to 1, for prompt prefixes that are promoted. These are prefixes under
+        ``modular`` that are requested again and encoded exactly in idle time. 0 for none.
+    pin_memory: the share of the pool, 0 to 1, that all pins together may take. See ``LLM.pin``.
+    shadow: the share of answers from approximate reuse, 0 to 1, that are recomputed in full in idle time. 0 for none
+        (docs/reuse.md).
+    shadow_threshold: the largest divergence from full prefill of answers to a schema, in nats per token. Above it,
+        its requests get a safer policy. None for no limit.
+    generation_config: "auto" takes sampling defaults from the model's generation configuration. "off" takes those of
+        SamplingParams.
+    prefetch: the segments that are loaded from lower tiers ahead of time. "waiting" for those of queued requests.
+        "likely" adds siblings of the union members in a prompt, and the modules that followed its own last time.
+    store: a folder in which schemas' segments outlive the process, or "off". None for INLAY_STORE in the environment,
+        and "off" if it is unset.
+    store_bytes: the most that the folder may hold, in bytes or like "16GiB".
+    store_private: if True, marked parts of messages and private schemas are stored too. False stores none of them. None
+        stores marked parts of requests without a ``cache_salt`` in a folder, with files that only this user may read.
+        With ``store_shared``, None stores none of them.
+    store_timeout_s: after this many seconds, a segment is computed instead of read from the store.
+    store_codec: the form of stored segments. "none" for lossless; "int8" or "fp8" for about half the bytes (of bf16).
+        Requests under ``exact`` never read these approximations.
+    store_shared: the address of a Valkey or Redis server that shares segments among engines, like
+        "redis://host:6379/0". None for none. It works with the folder or without one.
     """
 
     reuse: str | ReusePolicy | None = None
@@ -249,7 +247,7 @@ class EngineConfig:
         """Return the size of the host tier below a device's pool, in bytes; 0 for none."""
         if self.host_memory is None:
             return min(4 * 2**30, psutil.virtual_memory().available // 4)
-        none = str(self.host_memory) == "0"  # not equal to 0, which False is
+        none = str(self.host_memory) == "0"  # False equals 0, but is no size
         return 0 if none else parse_bytes("host_memory", self.host_memory)
 
 
@@ -267,23 +265,23 @@ def parse_bytes(name: str, value: object) -> int:
 
 
 def in_gib(size: float) -> str:
-    """A number of bytes in GiB, as messages have it."""
+    """Format a number of bytes in GiB."""
     return f"{size / 2**30:,.1f} GiB"
 
 
 @contextmanager
 def allocating(name: str, size: int, given: object, total: int, whose: str) -> Iterator[None]:
-    """Say in a sentence that a setting asks for more memory than there is, where its memory is allocated in the block.
+    """Raise a clear error if the block cannot allocate the memory that a setting asks for.
 
     Args:
-        name: of the setting.
-        size: bytes that it asks for.
-        given: the value of the setting, None where it was left out.
-        total: bytes of all memory there.
-        whose: what has this memory, like "this machine".
+        name: the setting.
+        size: the bytes that it asks for.
+        given: the value of the setting. None if it was left out.
+        total: the bytes of memory in the machine or device.
+        whose: the owner of the memory in the message, like "this machine".
 
     Raises:
-        CapacityError: where the memory is not there.
+        CapacityError: if the memory is not available.
     """
     value = f"{name} is {show(given)}" if given is not None else f"{name} was not given and is {in_gib(size)}"
     remedy = f"set {name} to less"
@@ -291,7 +289,7 @@ def allocating(name: str, size: int, given: object, total: int, whose: str) -> I
         raise CapacityError(f"{value}, and {whose} has {in_gib(total)} of memory; {remedy}", code="engine.no_memory")
     try:
         yield
-    except (MemoryError, OverflowError, OSError, RuntimeError) as error:  # torch tells of full memory by a RuntimeError
+    except (MemoryError, OverflowError, OSError, RuntimeError) as error:  # torch reports full memory as a RuntimeError
         if isinstance(error, OSError) and error.errno != errno.ENOMEM:
             raise
         if isinstance(error, RuntimeError) and "memory" not in str(error).lower():

@@ -5,7 +5,7 @@ followed, and only up to a limit. Behind the stored part, members are ordered by
 then by their requests in any set, then as written. So equal requests converge on one order and reuse it.
 
 Orders belong to one salt. Requests are counted per salt. Lookups for a request with a salt use its private text, even
-over a public schema (``prompt/beginning.py``; the processor's parts under ``exact``).
+over a public schema (``prompt/prefix.py``; the processor's parts under ``exact``).
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ class OrderChooser:
 class _State:
     """The text before the next member.
 
-    ``end`` is the position behind it. ``cursor`` is its place in the store; None if a part is missing.
-    ``modules`` is set while all of it is exact as modules, where these are read; ``parts`` is then the text itself, and
-    ``known`` is True once its cursor was looked up.
+    ``end`` is the position behind it. ``cursor`` is its node in the index; None if a part is missing.
+    ``modules`` is set if all of it is read as exact modules. Then ``parts`` is the text itself, and ``known`` is
+    True once its cursor was looked up.
     """
 
     end: int

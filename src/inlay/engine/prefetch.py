@@ -1,7 +1,7 @@
-"""Prefetch: what will be read is brought up from the tiers below before somebody has to wait for it.
+"""Prefetch: loads segments from the lower tiers into the pool before a request has to wait for them.
 
-That is what requests in line for a place read, and, where it is asked for, what is likely to be read next: the siblings
-of what a prompt takes of a union, and the modules that followed those of this prompt the last time.
+It loads the segments of queued requests. With ``likely`` it also loads segments that are probably read next. These are
+siblings of the union members in a prompt, and the modules that followed this prompt's modules last time.
 """
 
 from __future__ import annotations
@@ -19,23 +19,25 @@ from inlay.kv.offload.residency import Residency
 from inlay.kv.segment import PrefixMatch
 from inlay.kv.store import SegmentStore
 
-#: Of those who wait, so many are looked at, the first in line.
+#: The number of queued tasks that are looked at, from the front of the queue.
 _AHEAD = 8
-#: The part of the pool that what is brought up for all of them may take: more would push itself out again.
+#: The share of the pool for prefetched segments. With more, they would evict each other.
 _SHARE = 1 / 4
-#: The part of it that what is likely may take, for one request.
+#: The share of the pool for likely segments, per request.
 _LIKELY_SHARE = 1 / 16
-#: Of so many prompts it is known what followed them, and so many segments of what did.
+#: Limits of the record of likely segments: how many prompts have one, and how many segments each has.
 _MOST_FOLLOWED, _MOST_FOLLOWING = 4096, 32
-#: These segments take about so many bytes at most: some for each, and some for each of its tokens.
+#: The limit of that record in bytes, and its estimated bytes per segment and per token.
 MOST_BYTES, _SEGMENT_BYTES, _TOKEN_BYTES = 4 * 2**20, 4096, 8
 _MOST_SALTS = 1024
 
 
 class Prefetcher:
-    """Brings segments of one store up ahead of time.
+    """Loads segments of one store ahead of time.
 
-    likely: whether that goes for what may be read next, too. lower: asks the tiers that others fill.
+    Args:
+        likely: if True, segments that are probably read next are loaded too.
+        lower: the tiers below the pool, including those that other processes fill.
     """
 
     def __init__(self, store: SegmentStore, residency: Residency, lower: LowerTiers, *, likely: bool = False) -> None:
@@ -45,12 +47,13 @@ class Prefetcher:
         self._likely = likely
         self._followed: OrderedDict[tuple[str, bytes], tuple[SegmentSpec, ...]] = OrderedDict()
         self._followed_bytes = 0
-        self._last: OrderedDict[str, tuple[SegmentSpec, ...]] = OrderedDict()  # what the last prompt of a salt read
+        # by salt: the segments that its last prompt read
+        self._last: OrderedDict[str, tuple[SegmentSpec, ...]] = OrderedDict()
 
     def look_ahead(self, waiting: Iterable[Task]) -> None:
-        """Have segments read into the pool for the first of those who wait, once for each, with room to spare.
+        """Load segments into the pool for the first queued requests, once for each, while there is room.
 
-        A request is taken to read the most exact form of each part that is at hand now.
+        Each part is assumed to be read in its most exact form among those stored now.
         """
         if not self._residency.tiers:
             return
@@ -59,13 +62,13 @@ class Prefetcher:
             if not isinstance(task, Request):
                 continue
             if task.prefill.ahead is None:
-                if task.prefill.looked == version:  # nothing has come up since it was looked up in vain
+                if task.prefill.looked == version:  # no segment was loaded since the last look
                     return
                 task.prefill.looked = version
                 if self._lower.is_sought(
                     task, (spec for part in task.prompt.request.parts for spec in part.candidates)
                 ):
-                    continue  # what others have written is known in a moment
+                    continue  # the shared tier answers soon
                 wanted = self._wanted(task)
                 tokens = sum(len(spec.ids) - found.tokens for spec, found in wanted)
                 if tokens > room or (wanted and self._residency.bring_up(wanted) is not Coming.ON_ITS_WAY):
@@ -75,7 +78,7 @@ class Prefetcher:
             room -= task.prefill.ahead
 
     def admitted(self, request: Request, read: Sequence[SegmentSpec]) -> None:
-        """A request has begun to read these modules: bring up what is likely to be read next."""
+        """Load the segments that are likely to be read next. The request has begun to read the modules in ``read``."""
         if not self._likely or not self._residency.tiers or not read:
             return
         salt = request.prompt.request.salt
@@ -94,7 +97,7 @@ class Prefetcher:
             self._residency.bring_up(wanted.values())
 
     def _note(self, salt: str, read: Sequence[SegmentSpec]) -> None:
-        """Note what follows what, for each salt apart."""
+        """Note which modules follow which, separately for each salt."""
         before = self._last.pop(salt, ())
         self._last[salt] = tuple(read)
         if len(self._last) > _MOST_SALTS:
@@ -109,7 +112,7 @@ class Prefetcher:
                 self._followed_bytes -= _bytes(self._followed.popitem(last=False)[1])
 
     def _wanted(self, request: Request) -> list[tuple[SegmentSpec, PrefixMatch]]:
-        """The segments that are below and not in the pool, each with what of it is."""
+        """The segments that are in a lower tier and not wholly in the pool, each with its prefix match in the pool."""
         wanted: dict[bytes, tuple[SegmentSpec, PrefixMatch]] = {}
         for part in request.prompt.request.parts:
             below = frozenset(spec.key for spec in part.candidates if self._residency.below(spec.key))
@@ -128,5 +131,5 @@ def _bytes(specs: Sequence[SegmentSpec]) -> int:
 
 
 def _named(read: Sequence[SegmentSpec]) -> bytes:
-    """What names a prompt's modules: the last one, which tells most of what comes next."""
+    """The key of a prompt's record: its last module, the best predictor of the next ones."""
     return read[-1].lossless.key

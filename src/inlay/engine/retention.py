@@ -1,4 +1,4 @@
-"""What stays and what goes because somebody said so: lifetimes, pins and evictions. All of it on the engine's turn."""
+"""Explicit retention: lifetimes, pins and evictions. Call everything with the engine lock held."""
 
 from __future__ import annotations
 
@@ -25,15 +25,18 @@ from inlay.types import SegmentState
 
 T = TypeVar("T", bytes, str)
 
-_EXPIRED_AT_ONCE = 64  # segments that are forgotten before somebody is admitted; others wait for that
+_EXPIRED_AT_ONCE = 64  # segments that expire before the next admission; the rest expire later
 
 
 class Retention:
-    """Claims of requests and encodings on what they read and store, pins, and what is forgotten at once.
+    """Lifetimes of the segments that requests and encodings read and store, pins, and explicit evictions.
 
-    kept: which segments the tiers below may hold. pin_share: see Pins.
+    Attributes:
+        over: called with the keys of segments that expire or are evicted.
 
-    over: is told of the segments whose time is, or that are evicted, by their keys.
+    Args:
+        kept: which segments the lower tiers may hold.
+        pin_share: see Pins.
     """
 
     def __init__(self, store: SegmentStore, residency: Residency, *, kept: Kept, pin_share: float) -> None:
@@ -42,14 +45,15 @@ class Retention:
         self._residency = residency
         self._kept = kept
         self._lifetimes = Lifetimes()
-        # What was evicted, and when on the clock of arrivals: requests sent before that leave nothing of it.
+        # By key, the time of an eviction, on the clock of arrivals. Requests sent before it store nothing of the
+        # segment.
         self._evicted: dict[bytes, float] = {}
-        self._evicted_texts: dict[str, float] = {}  # the same of all text of a salt
+        self._evicted_texts: dict[str, float] = {}  # the same by salt, for all text of it
         self.pins = Pins(store, residency.forms, pin_share)
         residency.on_arrival(self._arrived)
 
     def claim(self, request: Request) -> None:
-        """Have what a request reads found for as long as it says, from now on: modules, or its text as it stands."""
+        """Start the lifetimes (``ttl_s``) of the modules and the text that a request reads."""
         now = time.monotonic()
         for part in request.prompt.request.parts:
             if part.ttl_s is None:
@@ -58,7 +62,7 @@ class Retention:
         self._claim_text(request, now)
 
     def claim_encoded(self, encoding: Encoding) -> None:
-        """Have what an encoding has found or stored by now found for as long as it says."""
+        """Start the lifetimes of the segments that an encoding has found or stored so far."""
         if encoding.ttl_s is None:
             return
         done = [spec for spec in encoding.specs if spec.key not in encoding.left and spec.key not in encoding.claimed]
@@ -66,7 +70,9 @@ class Retention:
         self._claim(encoding, done, encoding.ttl_s, time.monotonic())
 
     def expire(self) -> None:
-        """Forget what is past its time, here and below; what is still read, as soon as it no longer is."""
+        """Remove expired segments from the pool and the lower tiers. Segments in use are removed once they are
+        released.
+        """
         now = time.monotonic()
         over = self._lifetimes.expired(now, _EXPIRED_AT_ONCE)
         segments = (claim.thing for claims in over for claim in claims if isinstance(claim.thing, SegmentSpec))
@@ -95,20 +101,20 @@ class Retention:
         return self.pins.bytes if owner is None else self.pins.bytes_of(owner)
 
     def pinned(self, owner: str | None) -> list[SegmentSpec]:
-        """What an owner has pinned; for None, what anybody has pinned by key."""
+        """The segments that an owner has pinned; for None, all that are pinned by key."""
         return self.pins.by_key() if owner is None else self.pins.of(owner)
 
     def evict(self, specs: Sequence[SegmentSpec], oldest: float | None = None) -> int:
-        """Forget segments, pinned ones too, here and below, and all text that contains or follows them.
+        """Remove segments, even pinned ones, from all tiers, and all text that contains or follows them.
 
-        What a request still reads goes when the request ends. Requests that were sent before store none of it again.
+        Segments that a request still reads are removed when it ends. Requests sent before do not store them again.
 
         Args:
-            specs: The segments.
-            oldest: When the oldest request under way was sent; None without one.
+            specs: the segments.
+            oldest: the send time of the oldest running request; None without one.
 
         Returns:
-            How many tokens of the segments were in the pool or below.
+            The number of the segments' tokens that were in the pool or below.
         """
         tokens = 0
         for form in (form for spec in specs for form in self._residency.forms(spec)):
@@ -128,14 +134,14 @@ class Retention:
         return tokens
 
     def evict_texts(self, salt: str, oldest: float | None = None) -> int:
-        """Forget the text of all requests with a salt that is no module. Returns its tokens. oldest: see ``evict``."""
+        """Evict all request text of a salt. Returns its number of tokens. oldest: see ``evict``."""
         _note(self._evicted_texts, [salt], oldest)
         found = self._store.texts(salt)
         self._store.evict(found)
         return sum(segment.tokens for segment in found)
 
     def may_keep(self, task: Request | Encoding, run: TokenRun) -> bool:
-        """Whether nothing of a run that a task has computed was evicted since the task was sent."""
+        """True if no token of a run that a task has computed was evicted since the task was sent."""
         if not self._evicted and not self._evicted_texts:
             return True
         if isinstance(run, SegmentSpec):
@@ -143,7 +149,7 @@ class Retention:
         return not isinstance(task, Request) or not self.reads_evicted(task, run.end)
 
     def reads_evicted(self, request: Request, end: float = math.inf) -> bool:
-        """Whether any of a prompt up to position ``end`` was evicted since the request was sent."""
+        """True if some of a prompt up to position ``end`` was evicted since the request was sent."""
         if not self._evicted and not self._evicted_texts:
             return False
         origin = request.prompt.origin(end)
@@ -157,10 +163,10 @@ class Retention:
         return [plain, *(plain.through(codec, self._store.keys) for codec in CODECS if codec != plain.codec)]
 
     def look(self, specs: Sequence[SegmentSpec], owner: str) -> list[SegmentState | None]:
-        """Of each segment or form of one, where it lies and what is said of it.
+        """The state of each segment or form: its tiers, tokens, uses, pin and lifetime.
 
-        What is left of a segment in the pool counts where requests would read it. None where there is nothing, unless
-        the owner has pinned the segment and no form of it is anywhere either.
+        A prefix in the pool counts, because requests read it. An entry is None if nothing is stored, unless the owner
+        has pinned the segment and no form of it is stored either.
         """
         now = time.monotonic()
         return [self._state(spec, owner, now) for spec in specs]
@@ -187,12 +193,12 @@ class Retention:
         )
 
     def modules(self) -> tuple[SegmentSpec, ...]:
-        """The modules of which tokens are in the pool, or that this process has put below it, as they are computed."""
+        """The modules with tokens in the pool, or stored below it by this process, in their lossless form."""
         found = (*self._residency.below_pool(), *self._store.modules().values())
         return tuple({spec.lossless.key: spec.lossless for spec in found}.values())
 
     def _arrived(self, spec: SegmentSpec, left_s: float | None) -> None:
-        """Another process, which has ended, may have said how long a segment is to be found."""
+        """Take over the lifetime that another process, now ended, gave to a segment."""
         self.pins.stored(spec)
         if left_s is not None:
             self._lifetimes.claim(spec, left_s, time.monotonic())
@@ -203,13 +209,14 @@ class Retention:
         self._residency.expire_at(below, ttl_s)
 
     def _claim_text(self, request: Request, now: float) -> None:
-        """The same for those parts that are its own text, or computed anew, which are kept as they stand there."""
+        """Start the lifetimes of a request's own text and of its recomputed modules, which are stored in place."""
         composed, salt = request.prompt.composed, request.prompt.request.salt
         fresh = [part for part in composed if isinstance(part, NewSpan) and part.run is not None]
         fresh.sort(key=_start)
         recomputed = {part.positions[0]: part.run for part in composed if isinstance(part, RecomputedSpan)}
         first_ones = sorted(recomputed)
-        ranges: dict[int, list[tuple[int, int, float]]] = defaultdict(list)  # by the number of what holds them
+        # by index in ``fresh``: (end, first, ttl_s)
+        ranges: dict[int, list[tuple[int, int, float]]] = defaultdict(list)
         for part in request.prompt.request.parts:
             if part.ttl_s is None or not part.ids:
                 continue
@@ -233,7 +240,7 @@ class Retention:
                 self._lifetimes.claim(passage, ttl_s, now, salt)
 
     def _forget_text(self, claims: Sequence[Claim], now: float) -> None:
-        """Forget passages of one run: behind the first of them, so with all that was said behind each."""
+        """Remove passages of one run: its text from the first of them on."""
         first, end = _range(claims)
         if self._store.forget_behind(claims[0].run.prefix(end), first):
             for claim in claims:
@@ -249,7 +256,7 @@ class Retention:
 
 
 def _note(evicted: dict[T, float], things: Iterable[T], oldest: float | None) -> None:
-    """Note that things are evicted now, and forget evictions that are older than all requests under way."""
+    """Record evictions now, and drop those that are older than all running requests."""
     for thing in [thing for thing, at in evicted.items() if oldest is None or at < oldest]:
         del evicted[thing]
     if oldest is not None:
@@ -257,7 +264,7 @@ def _note(evicted: dict[T, float], things: Iterable[T], oldest: float | None) ->
 
 
 def _nobody(keys: frozenset[bytes]) -> None:
-    """Nobody has to hear of it."""
+    """The default listener: does nothing."""
 
 
 def _start(part: NewSpan) -> int:
@@ -265,19 +272,19 @@ def _start(part: NewSpan) -> int:
 
 
 def _owner(task: Request | Encoding, spec: SegmentSpec) -> str:
-    """Whose claim on a segment it is: "" where the segment is everybody's."""
+    """The salt or tenant that has a claim on a segment; "" for a segment that all share."""
     if not spec.before.private:
         return ""
     return task.prompt.request.salt if isinstance(task, Request) else task.tenant
 
 
 def _range(claims: Sequence[Claim]) -> tuple[int, int]:
-    """From where to where passages of one run go, all together."""
+    """The first and the end position of passages of one run, taken together."""
     passages = [claim.thing for claim in claims if isinstance(claim.thing, Passage)]
     return min(passage.first for passage in passages), max(passage.end for passage in passages)
 
 
 def _depth(claims: Sequence[Claim]) -> int:
-    """How much stands before them: what is forgotten first is what others are not encoded behind."""
+    """How many tokens precede these claims. The deepest are removed first, because no later segment depends on them."""
     first = _range(claims)[0] if isinstance(claims[0].thing, Passage) else 0
     return claims[0].run.before.tokens + first

@@ -1,7 +1,7 @@
-"""Tasks that wait for a lower tier, or for the prefix that another task computes, and the moment to ask them again.
+"""Tasks that wait for a lower tier, or for the prefix that another task computes, and the time of their next lookup.
 
-To look up a long prompt in the store takes time, so a task that waits is asked again when something has changed, not at
-every step. All of it runs on the engine's thread.
+Looking up a long prompt takes time. So a waiting task is retried when the stored contents change, not at every step.
+Runs on the engine's thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from inlay.kv.store import SegmentStore
 class AdmissionWaits:
     """The tasks that a KVCacheManager told to wait; see jobs.Waits.
 
-    alone: whether no task runs, so that one may read what comes up layer by layer.
+    alone: returns True if no task runs. Then a task may start before all layers of its segments are loaded.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class AdmissionWaits:
         self._alone = alone
         self._numbers = count()
         self._coming: dict[Task, None] = {}
-        self._seen: object = None  # the residency's version at the last look at these
+        self._seen: object = None  # the residency's version at the last check
         self._were_alone = True  # no task ran then
-        # By prefill and run, the tasks that wait for the fewest tokens first.
+        # By prefill and run, the tasks that need the fewest tokens first.
         self._for_prefills: dict[tuple[Prefill, TokenRun], list[tuple[int, int, Task]]] = {}
-        self._for_selection: dict[Task, None] = {}  # these wait for the selecting pass of their prompt
+        self._for_selection: dict[Task, None] = {}  # these wait for their prompt's token selection pass
 
     @property
     def room(self) -> object:

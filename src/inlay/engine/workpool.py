@@ -1,9 +1,8 @@
-"""Threads for what comes before the engine: tokenizing and laying out prompts, compiling grammars, reading schemas.
+"""Threads for work before the engine: tokenizing and laying out prompts, compiling grammars, reading schemas.
 
-Each kind has threads of its own, so that slow work of one kind never holds up another, and within a kind tenants take
-turns. While the engine is busy, an owner's next work waits for a while behind what took long (engine/pacing.py).
-Nothing that has begun can be ended from outside, so it keeps its thread until it ends, whether or not somebody still
-waits for it: a client that hangs up and comes again gets no second thread.
+Each kind of work has threads of its own, so slow work of one kind never delays another. Within a kind, tenants take
+turns. While the engine is busy, an owner rests after long work (engine/background/pacing.py). A running job cannot be
+interrupted, so it keeps its thread even if its caller has gone. A client that reconnects gets no second thread.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from inlay.errors import DeadlineError, InlayError, QueueFullError
 
 T = TypeVar("T")
 
-_THREADS = 4  # of each kind; they wait for each other's turn in the interpreter, so that more would not be faster
-_LOOK_S = 0.05  # how often those that rest look whether the engine is still busy
+_THREADS = 4  # per kind; they share the interpreter's lock, so more would not be faster
+_LOOK_S = 0.05  # seconds between checks whether the engine is still busy
 
 
 @dataclass(eq=False, slots=True)
@@ -43,19 +42,20 @@ class _Job(Generic[T]):
             self.future.set_result(self.function(*self.args))
         except BaseException as error:
             self.future.set_exception(error)
-            del self  # the error's traceback leads here, and the future to the error: a circle
+            del self  # breaks the cycle of error, traceback and future
 
 
 class WorkPool:
-    """Daemon threads with a line for each owner: these take turns, and none has more than half of the threads.
+    """Daemon threads with a queue per owner. Owners take turns, and each has at most half of the threads.
 
-    Threads begin when they are needed. A process that ends does not wait for what they do.
+    Threads start on demand. The process may exit before they finish.
 
-    name: of the threads, and what work is called in errors.
-    threads: how many at most.
-    most_waiting: how many jobs of one owner may wait; None for no bound.
-    pacer: how long an owner rests; None for not at all.
-    clock: in seconds.
+    Args:
+        name: the name of the threads, and of the work in error messages.
+        threads: the most threads.
+        most_waiting: the most queued jobs of one owner; None for no limit.
+        pacer: sets the rests of an owner after work; None for no rests.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class WorkPool:
         self._rests: dict[str | None, float] = {}  # until when
         self._clock = clock
         self._wake = threading.Condition()
-        self._lines: dict[str | None, dict[Future[Any], _Job[Any]]] = {}  # in the order of whose turn it is
+        self._lines: dict[str | None, dict[Future[Any], _Job[Any]]] = {}  # in the order of their turns
         self._running: Counter[str | None] = Counter()
         self._started = 0
         self._idle = 0
@@ -83,11 +83,14 @@ class WorkPool:
         self._process = ThisProcess()
 
     def submit(self, function: Callable[..., T], *args: Any, owner: str | None = None) -> Future[T]:
-        """Have a function called on one of the threads; cancelling the future takes it out of the line.
+        """Call a function on one of the threads. Cancelling the future removes it from the queue.
 
-        owner: whose work it is, who shares; None for work without an owner, which may take all threads.
-        Raises QueueFullError where the owner has too much in line, and InlayError once the pool is closed, or in a
-        process that was forked from its own.
+        Args:
+            owner: the tenant that the work counts for; None for work that may take all threads.
+
+        Raises:
+            QueueFullError: if the owner's queue is full.
+            InlayError: if the pool is closed, or if this process was forked from its own.
         """
         self._process.check()
         future: Future[T] = Future()
@@ -109,11 +112,15 @@ class WorkPool:
     async def run(
         self, function: Callable[..., T], *args: Any, owner: str | None = None, deadline: float | None = None
     ) -> T:
-        """The same for an event loop, which waits for the result.
+        """Call a function on one of the threads and await its result.
 
-        Who is cancelled, or reaches the deadline, waits no longer; work that has begun goes on to its end.
+        A cancelled or late caller stops waiting, but a running job continues to its end.
 
-        deadline: on the clock of ``time.perf_counter``. Raises DeadlineError, and what the function raises.
+        Args:
+            deadline: on the clock of ``time.perf_counter``.
+
+        Raises:
+            DeadlineError: if the deadline passes first. Errors of the function are passed on.
         """
         left = None if deadline is None else deadline - time.perf_counter()
         late = DeadlineError(
@@ -131,14 +138,14 @@ class WorkPool:
 
     @property
     def resting(self) -> set[str | None]:
-        """The owners whose next work waits for a while, because of what their last one took."""
+        """The owners that rest after their last work."""
         with self._wake:
             now = self._clock()
             return {owner for owner, until in self._rests.items() if until > now}
 
     @property
     def stuck_s(self) -> float:
-        """For how many seconds somebody has been waiting while all threads are busy and no work has begun."""
+        """How many seconds a job has been queued while all threads are busy and no job has started."""
         with self._wake:
             waiting = [next(iter(line.values())).since for line in self._lines.values() if line]
             if not waiting or sum(self._running.values()) < self._threads:
@@ -146,8 +153,8 @@ class WorkPool:
             return self._clock() - max(self._begun_at, min(waiting))
 
     def close(self) -> None:
-        """Refuse further work, and fail what is in line; what has begun goes on for nobody."""
-        if self._process.left:  # a thread that is not here may have the lock
+        """Refuse further work, and fail queued jobs. The results of running jobs are dropped."""
+        if self._process.left:  # a thread of the parent process may hold the lock
             return
         with self._wake:
             self._closed = True
@@ -168,10 +175,10 @@ class WorkPool:
                 if not self._running[job.owner]:
                     del self._running[job.owner]
                 self._rest(job.owner, worked_s)
-            del job  # while the thread waits for the next one, nobody keeps what this one held
+            del job  # frees the job's data while this thread is idle
 
     def _rest(self, owner: str | None, worked_s: float) -> None:
-        if owner is None:  # whoever has no owner would wait for all others who have none
+        if owner is None:  # all work without an owner would rest together
             return
         now = self._clock()
         self._rests = {one: until for one, until in self._rests.items() if until > now}
@@ -179,7 +186,7 @@ class WorkPool:
             self._rests[owner] = min(self._rests.get(owner, now) + rest_s, now + LONGEST_S)
 
     def _next(self) -> _Job[Any] | None:
-        """The job whose turn it is, as soon as there is one; None once the pool is closed."""
+        """Return the next job, once there is one; None once the pool is closed."""
         with self._wake:
             while not self._closed:
                 for owner in self._lines:
@@ -218,7 +225,7 @@ class WorkPool:
 
 
 class WorkPools:
-    """One for each kind of work. most_waiting: how many prompts, grammars or schemas of one owner may wait."""
+    """One pool for each kind of work. most_waiting: the most queued prompts, grammars or schemas of one owner."""
 
     def __init__(self, most_waiting: int | None = None, pacer: Pacer | None = None) -> None:
         self.prompts = WorkPool("prompt processing", most_waiting=most_waiting, pacer=pacer)

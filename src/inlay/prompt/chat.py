@@ -32,10 +32,10 @@ _SENTINEL = "7310946{:04d}9512683"  # digits survive a template that changes let
 _SENTINELS = re.compile(r"7310946([0-9]{4,6})9512683")
 _BEFORE, _AFTER = "\n\t\n", "\n \n"  # white space around a body shows what the template strips
 _STRIPPED = ("", "\n", None)
-_END = f"{secrets.randbelow(10**24):024d}"  # behind a message that is continued; nobody outside knows these digits
-_CLOCK = "strftime_now"  # the one way to it that transformers gives templates
-_ROLES_SHOWN = 20  # in a sentence
-_REMEMBERED_TURNS = 256  # of turns longer than this the pieces are not kept: anybody can send many such
+_END = f"{secrets.randbelow(10**24):024d}"  # behind a continued message; the digits are secret
+_CLOCK = "strftime_now"  # transformers gives templates the time only under this name
+_ROLES_SHOWN = 20  # roles listed in a message
+_REMEMBERED_TURNS = 256  # longer conversations are not cached, because any client can send many
 
 Turn = str | Mapping[str, Any]
 """A turn without its body (a role, or a message without content), or a whole message that is rendered unchanged."""
@@ -115,7 +115,7 @@ class ChatTemplate:
         variables = options.given_to(self._tokenizer)
         if not variables:
             return self
-        # Not kept: the next request with these variables would be faster, which tells that somebody sent them.
+        # Not cached: faster requests would reveal that another tenant uses these variables.
         told = ChatTemplate(self._tokenizer, variables)
         told.warned = self.warned
         return told

@@ -98,7 +98,8 @@ def compose(
 
     Args:
         stored: the keys of its stored candidates.
-        repairs: the tokens to recompute.
+        recomputed_offsets: the tokens to recompute.
+        in_place: the parts that are read in place of modules.
     """
     if request.policy.reads_nothing:
         return tuple(_all_fresh(request.parts))
@@ -187,7 +188,7 @@ class _Run:
     Args:
         kept: if True, their KV may be stored.
         first: the segment's token that they begin with.
-        repaired: the recomputed ones, as offsets into them.
+        recomputed: the recomputed tokens, as offsets into them.
         form: see ``PromptPart``.
         instead: see ``NewSpan``.
     """

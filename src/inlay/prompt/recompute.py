@@ -1,10 +1,9 @@
-"""Which tokens of a splice's modules are computed anew, where a policy asks for a repair.
+"""Chooses the tokens of a composed prompt's modules that are recomputed, if the policy asks for it.
 
-What is exact needs none. All others are chosen among: the first tokens of each module (``linked``), or of all modules
-together those that matter most. Profiles that were made when modules were encoded say how much tokens move when other
-text stands before them (``profiled``), and how much stands before a module here says how much of that to expect; a
-module without a profile gets as many of its first tokens. What the new text attends to (``query``), and how keys
-change in this very prompt (``blend``), a pass has found out before.
+Exact modules need none. Of the others, ``linked`` takes the first tokens of each module. The other policies rank the
+tokens of all modules together. ``profiled`` ranks by the expected deviation: the module's deviation profile, scaled by
+the length of the text before the module. A module without a profile gets as many of its first tokens. ``query``
+ranks by the attention of the new text, ``blend`` by the change of keys in this prompt. Both need a pass beforehand.
 """
 
 from __future__ import annotations
@@ -18,24 +17,26 @@ import numpy.typing as npt
 from inlay.prompt.composed import CachedSpan, ComposedPrompt, RecomputedOffsets
 from inlay.recompute import Recompute
 
-#: How much each token of a segment moves, by the segment's key; any scale, the same for all.
+#: By segment key, the deviation of each token. Any scale, the same for all.
 Profiles = Mapping[bytes, npt.NDArray[np.float16]]
 
-#: How much each token of a module matters in one prompt, (tokens,), by where the module starts in it; any scale.
+#: By the module's start in the prompt, the weight of each token, (tokens,). Any scale.
 Scores = Mapping[int, npt.NDArray[np.floating]]
 
 
-#: Tokens move as a power of how many stand before them that their encoding has not seen (docs/quality.md).
+#: Deviations grow as a power of the number of preceding tokens that the encoding did not see (docs/quality.md).
 _EXPONENT = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What is computed anew of a splice.
+    """The recomputed tokens of a composed prompt.
 
-    offsets: of the chosen tokens in each part of the prompt, by where that starts.
-    tokens: how many they are. linked: how many of them are the first ones of their module. unprofiled: whether a module
-    had no profile that would have had a say, be it that so few of its first tokens are none.
+    Attributes:
+        offsets: by the start of each part, the offsets of its chosen tokens.
+        tokens: their number.
+        linked: how many of them are first tokens, chosen without scores.
+        unprofiled: True if a module had no profile and the policy would have used one.
     """
 
     offsets: RecomputedOffsets
@@ -51,10 +52,16 @@ def choose_tokens(
     scores: Scores | None = None,
     unprofiled: Recompute | None = None,
 ) -> Choice:
-    """What of a splice a policy has computed anew. splice: without any repair; its last token is computed in any case.
+    """Choose the tokens of a composed prompt that a policy recomputes.
 
-    A share is one of all tokens that are read from modules under another context than theirs here.
-    scores: what a pass has found out, where the policy needs one; it covers all of these. unprofiled: see ReusePolicy.
+    A share counts all tokens of inexact modules.
+
+    Args:
+        recompute: None for no recomputation.
+        composed: the prompt without recomputed tokens. Its last token is computed in any case.
+        profiles: see ``Profiles``.
+        scores: the scores of a pass, for all inexact modules, if the policy needs them.
+        unprofiled: see ReusePolicy.
     """
     modules = inexact_modules(composed)
     if recompute is None or not modules:
@@ -75,14 +82,15 @@ def choose_tokens(
 
 
 def inexact_modules(composed: ComposedPrompt) -> list[CachedSpan]:
-    """What a splice reads under another context than that of a full prefill."""
+    """The modules that were encoded under another context than that of a full prefill."""
     return [part for part in composed if isinstance(part, CachedSpan) and not part.exact]
 
 
 def expected_deviations(composed: ComposedPrompt, profiles: Profiles) -> dict[int, npt.NDArray[np.floating]]:
-    """How much each token of the modules that have a profile is expected to move here, (tokens,) in any scale, by where
-    they start: as much as behind the samples that profiles were made behind, which are alike for all, but for how
-    many tokens stand before it.
+    """By start, the expected deviation of each token of the modules that have a profile, (tokens,). Any scale.
+
+    Profiles were made behind samples of equal length. So each is scaled by a power of the text length before the
+    module.
     """
     moves, before = {}, 0
     for part in composed:
@@ -94,9 +102,10 @@ def expected_deviations(composed: ComposedPrompt, profiles: Profiles) -> dict[in
 
 
 def _scores(modules: list[CachedSpan], known: Scores, scores: Scores) -> Scores:
-    """Of each module what the pass has found, times its profile where that says something, too.
+    """By start, the scores of the pass, times the profile where there are profiles.
 
-    Without one it moves as the others do in the mean. Where no pass was needed, all tokens are chosen, or none.
+    A module without a profile gets the mean of all others. Without a pass, scores are 0: all tokens are chosen, or
+    none.
     known: see ``expected_deviations``.
     """
     found = {part.start: scores.get(part.start, np.zeros(part.length))[: part.length] for part in modules}
@@ -107,7 +116,7 @@ def _scores(modules: list[CachedSpan], known: Scores, scores: Scores) -> Scores:
 
 
 def _most(modules: list[CachedSpan], recompute: Recompute, matters: Scores) -> dict[int, tuple[int, ...]]:
-    """Of all these modules' tokens those that matter most; of two alike the one that stands first."""
+    """The best tokens of all these modules together. Of equal tokens, the earlier one wins."""
     if not modules:
         return {}
     scores = np.concatenate([matters[part.start][: part.length] for part in modules])

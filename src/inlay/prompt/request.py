@@ -1,7 +1,7 @@
-"""EngineRequest: what crosses the border between those who prepare prompts and the engine that answers them.
+"""EngineRequest: the data that the prompt processors hand to the engine.
 
-It is plain data, and has a versioned form in bytes. What a segment is follows from its tokens, where they start, what
-stands before them and whose they are; so that is written, and digests and keys are worked out again by who reads it.
+It is plain data with a versioned serialization. A segment's identity follows from its tokens, start, context and
+scope. Only these are written. The reader computes digests and keys again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from inlay.sampling.params import SamplingParams
 
 _VERSION = 7
 
-#: What modules are encoded as: with the others of their scaffold, or as an encoding context has it (policy.CONTEXTS).
+#: The forms of modules: encoded with the others of their scaffold, or in an encoding context (policy.CONTEXTS).
 #: "reanchored" is anchored behind an earlier version of the prompt's anchor.
 FORMS = ("scaffold", "anchored", "isolated", "reanchored")
 
@@ -30,15 +30,16 @@ FORMS = ("scaffold", "anchored", "isolated", "reanchored")
 class PromptPart:
     """Consecutive tokens of a prompt, and the segments that they may be read from.
 
-    start: the position of the first one in this prompt.
-    owned: whether they are the request's own, so that what is computed of them is kept for its salt alone.
-    candidates: the segments that they may be read from, most exact first; none for text of the request's own.
-    encode: whether the last lossless one is encoded where none is stored; else tokens are computed where they stand.
-    kept: whether what is computed of them may be kept, and found.
-    form: what the candidates are encoded as, a word of FORMS; "" where there are none.
-    ttl_s: for how many seconds the segment that they are read from is to be found from then on; None for as long as
-        there is room.
-    forms: the forms of candidates that have another one, by their context digests.
+    Attributes:
+        start: the position of the first token in this prompt.
+        owned: if True, they belong to the request, and their KV is stored for its salt alone.
+        candidates: the segments that they may be read from, most exact first. Empty for the request's own text.
+        encode: if True and no candidate is stored, the last lossless one is encoded. Otherwise tokens are computed in
+            place.
+        kept: if True, their KV may be stored and found later.
+        form: the form of the candidates, one of FORMS; "" without candidates.
+        ttl_s: the lifetime of the segment that they are read from, in seconds. None for no limit.
+        forms: by context digest, the forms of candidates that differ from ``form``.
     """
 
     ids: tuple[int, ...]
@@ -52,16 +53,18 @@ class PromptPart:
     forms: tuple[tuple[bytes, str], ...] = ()
 
     def form_of(self, spec: SegmentSpec | None) -> str:
-        """What a candidate is encoded as, a word of FORMS."""
+        """The form of a candidate, one of FORMS."""
         return self.form if spec is None or not self.forms else dict(self.forms).get(spec.lossless.digest, self.form)
 
     @property
     def open(self) -> bool:
-        """Whether what it is read from depends on what is stored."""
+        """True if the stored segments decide which candidate is read."""
         return len(self.candidates) > self.encode
 
     def segment(self, stored: Container[bytes]) -> SegmentSpec | None:
-        """What it is read from, or None for what is computed where it stands. stored: the keys of candidates."""
+        """The segment that the part is read from; None if it is computed in place. stored: the keys of stored
+        candidates.
+        """
         if self.open:
             for spec in self.candidates:
                 if spec.key in stored:
@@ -69,12 +72,12 @@ class PromptPart:
         return self.candidates[-1].lossless if self.encode else None
 
     def with_forms(self, forms: Callable[[SegmentSpec], Iterable[SegmentSpec]]) -> PromptPart:
-        """This part where lossy forms of a candidate may be read in its place, but for one that is more exact."""
+        """This part with the forms of each candidate as candidates, in order of exactness."""
         return replace(self, candidates=tuple(form for spec in self.candidates for form in forms(spec)))
 
 
 def kept_to(parts: Iterable[PromptPart], end: int) -> tuple[PromptPart, ...]:
-    """Parts of a prompt, of which what stands at position ``end`` or behind is neither kept nor found."""
+    """The parts of a prompt, of which none at position ``end`` or behind is stored or found."""
     return tuple(
         part if part.start < end else replace(part, candidates=(), encode=False, kept=False, form="", forms=())
         for part in parts
@@ -83,20 +86,24 @@ def kept_to(parts: Iterable[PromptPart], end: int) -> tuple[PromptPart, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
-    """A prompt with all that an engine has to know to answer it.
+    """A prompt with all data that the engine needs to answer it.
 
-    request_id: what events and messages call it; no other request under way has it.
-    text: what the prompt was made of, for its answer's record; None where it was given as ids.
-    ids, positions: of every token. parts: the same, as what it is read from; from first to last.
-    fingerprint: of the model whose keys the candidates have, with the request's adapter. adapter: its digest; b"" for
-        the model alone. salt: whose the request is; "" for nobody's.
-    priority: who goes first; a lower number does. tenant, weight: who shares the passes, and in which proportion.
-    deadline: when it ends in any case, on the clock of ``time.perf_counter``; None for never.
-    schema, schema_digest: the name of its schema, and what tells that from others of this name; "" for none.
-    forced: the tokens that the answer has to say, of each of which events tell what the model expected; none for an
-        answer of the model's own.
-    likely: segments that a request to come may read, and this one does not.
-    sets: members of it that change places; in the order in which they stand.
+    Attributes:
+        request_id: its name in events and messages. Unique among running requests.
+        text: the prompt's text, for the answer's record. None if it was given as ids.
+        ids, positions: of every token.
+        parts: the same tokens, first to last, with the segments that they may be read from.
+        fingerprint: of the model with the request's adapter. The candidates' keys are made with it.
+        adapter: the adapter's digest. b"" for the model alone.
+        salt: the request's cache_salt. "" without one.
+        priority: lower numbers are scheduled first.
+        tenant, weight: the tenant, and its share of the passes.
+        deadline: the time at which it ends, on the clock of ``time.perf_counter``. None for never.
+        schema, schema_digest: the name of its schema, and a digest of its content. "" for none.
+        forced: the tokens that the answer must have. Events report the model's prediction for each. Empty for a free
+            answer.
+        likely: segments that a later request may read, and this one does not.
+        sets: its sets of members, in order of their position.
     """
 
     request_id: str
@@ -121,13 +128,14 @@ class EngineRequest:
 
     @property
     def free_sets(self) -> list[FreeSet]:
-        """Those of its sets whose order is free."""
+        """The sets with a free order."""
         return [each for each in self.sets if not each.why_fixed]
 
     def ordered(self, orders: Sequence[Sequence[int]]) -> EngineRequest:
-        """This request with the members of its free sets in these orders: of each set, the numbers of its members.
+        """This request with the members of its free sets in these orders. An order is a list of member numbers.
 
-        Raises ParameterError for what is no order of them.
+        Raises:
+            ParameterError: if an order is not a permutation of its set.
         """
         free = self.free_sets
         if len(orders) != len(free):
@@ -153,18 +161,20 @@ class EngineRequest:
         return replace(self, parts=parts, ids=ids, text=text, sets=sets)
 
     def with_forms(self, forms: Callable[[SegmentSpec], Iterable[SegmentSpec]]) -> EngineRequest:
-        """This request, each of whose modules may be read in these forms. forms: of a segment, most exact first.
+        """This request, with modules that may be read in these forms.
 
-        A policy that reads no modules has no candidates, and so reads no lossy form of any.
+        ``forms`` returns the forms of a segment, most exact first.
+
+        A policy that reads no modules has no candidates, so it reads no lossy form.
         """
         return replace(self, parts=tuple(part.with_forms(forms) if part.candidates else part for part in self.parts))
 
     def open_segments(self) -> list[SegmentSpec]:
-        """The candidates of those parts that are read from what is stored of them."""
+        """The candidates of the open parts."""
         return [spec for part in self.parts if part.open for spec in part.candidates]
 
     def to_bytes(self) -> bytes:
-        """JSON, in UTF-8, that ``from_bytes`` reads."""
+        """UTF-8 JSON for ``from_bytes``."""
         segments = _Segments()
         parts = [
             [
@@ -204,7 +214,7 @@ class EngineRequest:
 
     @classmethod
     def from_bytes(cls, data: bytes, keys: KeyMaker) -> EngineRequest:
-        """Read what ``to_bytes`` wrote. keys: of the engine that is to answer it. Raises ParameterError."""
+        """Parse the output of ``to_bytes``. keys: the key maker of its engine. Raises ParameterError."""
         with _reading(data, keys) as document:
             specs = _read_segments(document, keys)
             said = document.get("ttls") or [None] * len(document["parts"])
@@ -257,11 +267,14 @@ _PLAIN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EncodeRequest:
-    """Segments that are to be stored, for prompts to come.
+    """Segments to store for later prompts.
 
-    request_id: as of an EngineRequest. name: what messages call it. specs: what is to be stored; the text that they
-    attend to may be left out. fingerprint, adapter, salt, tenant, weight: see EngineRequest.
-    ttl_s: for how many seconds they are to be found from when they are stored; None for as long as there is room.
+    Attributes:
+        request_id: as in EngineRequest.
+        name: the name in messages.
+        specs: the segments to store. The text that they attend to may be left out.
+        fingerprint, adapter, salt, tenant, weight: see EngineRequest.
+        ttl_s: their lifetime from the time of storing, in seconds. None for no limit.
     """
 
     request_id: str
@@ -276,11 +289,11 @@ class EncodeRequest:
 
     @property
     def tokens(self) -> int:
-        """How many there are to store."""
+        """The number of tokens to store."""
         return sum(len(spec.ids) for spec in self.specs)
 
     def to_bytes(self) -> bytes:
-        """JSON, in UTF-8, that ``from_bytes`` reads."""
+        """UTF-8 JSON for ``from_bytes``."""
         segments = _Segments()
         document = {
             "version": _VERSION,
@@ -295,7 +308,7 @@ class EncodeRequest:
 
     @classmethod
     def from_bytes(cls, data: bytes, keys: KeyMaker) -> EncodeRequest:
-        """Read what ``to_bytes`` wrote. keys: of the engine that is to store it. Raises ParameterError."""
+        """Parse the output of ``to_bytes``. keys: the key maker of its engine. Raises ParameterError."""
         with _reading(data, keys) as document:
             specs = _read_segments(document, keys)
             return cls(
@@ -311,21 +324,20 @@ _PLAIN_ENCODE = ("request_id", "name", "salt", "tenant", "weight")
 
 
 def _policy(written: list[Any], unprofiled: float | None) -> ReusePolicy:
-    """A policy. unprofiled: how many first tokens modules without a profile have computed anew; None as written."""
+    """Parse a policy. unprofiled: the recomputed first tokens of a module without a profile; None for the default."""
     policy = ReusePolicy.parse(*written)
     return policy if unprofiled is None else replace(policy, unprofiled=Recompute("linked", unprofiled))
 
 
 class _Segments:
-    """Segments as rows: ids, start, number of the one before it, whether its record is somebody's, whether it is of
-    the request's adapter."""
+    """Segments as rows: ids, start, row of the parent, True if it is private, True if it uses the request's adapter."""
 
     def __init__(self) -> None:
         self.written: list[tuple[tuple[int, ...], int, int | None, bool, bool]] = []
         self._numbers: dict[SegmentSpec, int] = {}
 
     def number(self, spec: SegmentSpec) -> int:
-        """The row of a segment, behind those that it attends to."""
+        """The row of a segment. It follows those that it attends to."""
         missing: list[SegmentSpec] = []
         at: SegmentSpec | None = spec
         while at is not None and at not in self._numbers:
@@ -350,7 +362,11 @@ def _read_segments(document: Mapping[str, Any], keys: KeyMaker) -> list[SegmentS
 
 @contextmanager
 def _reading(data: bytes, keys: KeyMaker) -> Iterator[dict[str, Any]]:
-    """What was written, for this model. Raises ParameterError, also for what a reader within stumbles over."""
+    """The parsed document of a request for this model.
+
+    Raises:
+        ParameterError: for another model, and for any malformed field that the block meets.
+    """
     document = _document(data)
     try:
         made_by = bytes.fromhex(document["fingerprint"])
@@ -399,7 +415,7 @@ def _read_params(written: Mapping[str, Any]) -> SamplingParams:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it, whatever mappings and sequences it is made of."""
+    """A value as JSON types, from any mappings and sequences."""
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
     if isinstance(value, Iterable) and not isinstance(value, str):

@@ -1,9 +1,9 @@
-"""Schemas of answers that come to an end: what a grammar lets an object grow to.
+"""Bounds JSON Schemas, so that a grammar cannot let an object or list grow without end.
 
-JSON Schema lets an object have any further properties unless it says otherwise, and few schemas do. Written by a model
-that must go on as long as the grammar lets it, such an object grows until ``max_tokens``. So an object that is held has
-the properties that its schema names, as OpenAI's strict mode and vLLM's grammars have it; where a schema has no
-``properties``, or asks for others with ``additionalProperties``, there may be some.
+JSON Schema allows any further properties in an object unless the schema forbids them. Few schemas do. A model that must
+continue as long as the grammar allows then fills the object until ``max_tokens``. So a bounded object has only the
+properties that its schema names, as in OpenAI's strict mode and vLLM's grammars. Some others are allowed if the schema
+has no ``properties``, or asks for them with ``additionalProperties``.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any
 
 from inlay.sampling.json_schemas import BY_NAME, DATA
 
-MAX_FREE = 16  # properties beyond those that are named, and items of a list of which nothing is said
-FREE = "x-free"  # the definition of values of which nothing is said
+MAX_FREE = 16  # the most unnamed properties of an object, and untyped items of a list
+FREE = "x-free"  # the name of the definition of untyped values
 
 _NOTES = frozenset(
     ("$comment", "default", "deprecated", "description", "examples", "format", "readOnly", "title", "writeOnly")
 )
-_PARTS = ("allOf", "anyOf", "oneOf")  # schemas that hold for a value beside others
+_PARTS = ("allOf", "anyOf", "oneOf")  # keywords with schemas for the same value
 
 
 def free_value() -> dict[str, Any]:
-    """The schema of values of which nothing is said: lists and objects hold what is neither, or hold such."""
+    """The schema of untyped values. Lists and objects nest to a depth of two."""
     value: dict[str, Any] = {"type": ["string", "number", "boolean", "null"]}
     for _ in range(2):
         rows = {"type": "array", "items": value, "maxItems": MAX_FREE}
@@ -33,7 +33,7 @@ def free_value() -> dict[str, Any]:
 
 
 def bounded_document(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema that stands alone, as ``bounded`` has it."""
+    """``bounded`` for a whole document, with the definition of untyped values."""
     definitions = schema.get("$defs", {})
     if not isinstance(definitions, Mapping):
         return dict(schema)
@@ -46,14 +46,14 @@ def bounded_document(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def bounded(schema: Mapping[str, Any], free: str = FREE) -> dict[str, Any]:
-    """A schema that only takes what this one takes, and whose objects do not grow without end.
+    """Return a stricter schema, in which objects and lists have bounded size.
 
-    One that gives an object's properties in several schemas that hold together stays as it is: each of them would
-    exclude those of the others.
+    A schema that gives the properties of one object in several schemas is returned unchanged. Each of them would
+    exclude the properties of the others.
 
     Args:
         schema: a JSON Schema.
-        free: the name that ``free_value`` has among the definitions of the document that the result stands in.
+        free: the name of ``free_value`` among the definitions of the result's document.
     """
     _, several = _shapes(schema)
     return {**schema} if several else _Bounds(free).bounded(schema)
@@ -70,7 +70,7 @@ class _Bounds:
         self._free = {"$ref": _reference(free)}
 
     def bounded(self, schema: Any, *, by_name: bool = False) -> Any:
-        """by_name: whether its keys are names, and not keywords."""
+        """by_name: True if the keys are names, not keywords."""
         if schema is True or (isinstance(schema, Mapping) and not by_name and schema.keys() <= _NOTES):
             return self._free
         if isinstance(schema, list):
@@ -92,18 +92,18 @@ class _Bounds:
         return made
 
     def _inner(self, key: str, value: Any, *, by_name: bool) -> Any:
-        """The value of a keyword; of a name's schema."""
+        """Bound the value of a keyword, or the schema of a name."""
         if by_name or isinstance(value, Mapping | list) or key in ("items", "additionalProperties"):
             named = key in BY_NAME and not by_name
             return {**value} if named and not value else self.bounded(value, by_name=named)
         return value
 
     def _closed(self, schema: Mapping[str, Any]) -> dict[str, Any]:
-        """What an object's schema says in addition, or anew."""
+        """The bounds of an object's schema, which replace its own keywords."""
         named, required = schema.get("properties", {}), schema.get("required", [])
         least = schema.get("minProperties", 0)
         if not (isinstance(named, Mapping) and isinstance(required, list) and isinstance(least, int)):
-            return {}  # it is no schema; whoever makes a grammar of it says so
+            return {}  # an invalid schema; compiling reports it
         unnamed = {name: self._free for name in required if isinstance(name, str) and name not in named}
         properties = {**named, **unnamed}
         asked = schema.get("additionalProperties", not schema.keys() & {"properties", "patternProperties"})
@@ -123,9 +123,9 @@ def _given(schema: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def _shapes(schema: Any) -> tuple[int, bool]:
-    """How many schemas say which properties a value of this one has; whether they are several, here or further inside.
+    """Count the schemas that name properties of this value. Also True if any value, here or inside, has several.
 
-    Looks at everything once. Of a list, those that its members have together.
+    Visits each schema once. For a list, returns the sum over its members.
     """
     if isinstance(schema, list):
         found = [_shapes(inner) for inner in schema]
@@ -137,5 +137,5 @@ def _shapes(schema: Any) -> tuple[int, bool]:
         inner, inside = (0, False) if key in DATA else _shapes(value)
         several = several or inside
         if key in _PARTS:
-            shapes += inner if key == "allOf" else inner > 0  # of alternatives one holds
+            shapes += inner if key == "allOf" else inner > 0  # only one alternative applies
     return shapes, several or shapes > 1

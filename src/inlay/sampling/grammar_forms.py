@@ -1,6 +1,6 @@
-"""The forms that grammars come in, as llguidance takes them, and which of them would take too long to compile.
+"""Converts grammars to llguidance's forms, and rejects those that would take too long to compile.
 
-JSON Schemas, choices and patterns, Lark, llama.cpp's GBNF, and vLLM's structural tags.
+The forms are JSON Schemas, choices, patterns, Lark, llama.cpp's GBNF, and vLLM's structural tags.
 """
 
 from __future__ import annotations
@@ -18,32 +18,36 @@ from inlay.sampling.json_schemas import GrammarError, holdable
 
 __all__ = ["GrammarError", "as_text", "lark_of", "lark_of_tags", "least_work", "read_tags", "tags_text", "too_large"]
 
-#: Directives by which a grammar in Lark holds others, whose cost nobody has looked at.
+#: Directives that embed another grammar in Lark. The checks here do not cover such grammars.
 _HOLDS_OTHERS = re.compile(r"%(json|regex|lark|llguidance)\b|<\[|@")
 _TEXTS = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|(?://|#).*')
-_MAX_TAGS = 64  # of one request
+_MAX_TAGS = 64  # per request
 _MAX_TAG_TEXT = 1_024  # characters of a begin, an end or a trigger
 _LONGEST = 2**17  # characters of a grammar
-_MAX_KEYS = 4_096  # of all objects of a schema: the time to compile it grows with the square of its properties,
-_MAX_PATTERNS = 128  # and faster with that of its patternProperties, each of which is held against all others
-_MAX_TOGETHER = 12  # patterns that one text may have to match: the time to tell whether any does doubles with each
-_MAX_REMAINDERS = 10_000  # of numbers that have to be multiples: each is a state, and the time grows with the square
-_MAX_OPTIONAL = 512  # optional parts of one pattern: the time to compile it grows with the square of their number,
-_MAX_OPTIONAL_RULES = 1_000  # and so does each step through optional parts of a grammar
+_MAX_KEYS = 4_096  # of all objects of a schema; compile time grows with the square of an object's properties
+_MAX_PATTERNS = 128  # patternProperties of a schema; each is compared with all others
+_MAX_TOGETHER = 12  # patterns that one text may have to match; each doubles the time to check them
+_MAX_REMAINDERS = 10_000  # remainders of multipleOf; each is a state, and the time grows with the square
+_MAX_OPTIONAL = 512  # optional parts of a pattern; compile time grows with the square
+_MAX_OPTIONAL_RULES = 1_000  # optional parts of a grammar; the time of a step grows with the square
 
-# Between the parts of JSON: a space, or a line break with indentation. JSON allows any amount, and models that have
-# taken to white space go on with it until max_tokens.
+# White space between the parts of JSON: a space, or a line break with indentation. JSON allows any amount. A model that
+# starts on white space would continue until max_tokens.
 _WHITE_SPACE = r" |\n {0,32}"
 
 
-# In a pattern: what is escaped, a class of characters, the head of a group, and the marks of optional parts.
+# In a pattern: escapes, character classes, group heads, and the marks of optional parts.
 _OPTIONAL = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\(\?|([?*]|\{0*,|\{0+\})", re.DOTALL)
 
 
 def as_text(kind: str, value: Any) -> tuple[str, str]:
-    """The name of a kind of grammar in llguidance, and its text: JSON for schemas and choices, patterns as they are.
+    """Return llguidance's name for a kind of grammar, and the grammar's text.
 
-    Raises GrammarError for one that is too large.
+    The text is JSON for schemas and choices. Patterns and grammars stay unchanged.
+
+    Raises:
+        GrammarError: if the grammar is too large.
+        ParameterError: if the value is not JSON.
     """
     if kind in ("regex", "grammar"):
         text, most = _short(str(value)), _MAX_OPTIONAL if kind == "regex" else _MAX_OPTIONAL_RULES
@@ -66,7 +70,7 @@ def as_text(kind: str, value: Any) -> tuple[str, str]:
         schema = holdable(schema)
         if kind == "json" and isinstance(schema, Mapping):
             schema = bounded_document(schema)
-        options = {"x-guidance": {"whitespace_pattern": _WHITE_SPACE}}  # the schema may bring its own
+        options = {"x-guidance": {"whitespace_pattern": _WHITE_SPACE}}  # a schema may override these
         return "json", _short(json.dumps(options | dict(schema) if isinstance(schema, Mapping) else schema))
     except (TypeError, ValueError) as error:
         raise ParameterError(
@@ -83,7 +87,7 @@ def _short(text: str) -> str:
 
 
 def lark_of(text: str) -> str:
-    """A grammar in Lark or GBNF as Lark. Raises GrammarError."""
+    """Convert a grammar in Lark or GBNF to Lark. Raises GrammarError."""
     from llguidance.gbnf_to_lark import any_to_lark
 
     found = _HOLDS_OTHERS.search(_TEXTS.sub('""', text))
@@ -93,12 +97,12 @@ def lark_of(text: str) -> str:
         return str(any_to_lark(text))
     except RecursionError as error:
         raise GrammarError("it nests too deeply; nest it less deeply") from error
-    except Exception as error:  # the converter raises plain ones, too
+    except Exception as error:  # the converter raises bare Exceptions too
         raise GrammarError(f"it is neither Lark nor GBNF: {error}") from error
 
 
 def read_tags(value: Any) -> tuple[list[Mapping[str, Any]], list[str]]:
-    """The structures and triggers of a structural tag, as an object. Raises GrammarError."""
+    """Return the structures and triggers of a parsed structural tag. Raises GrammarError."""
     if not isinstance(value, Mapping) or value.get("type", "structural_tag") != "structural_tag":
         raise GrammarError('it must be an object {"type": "structural_tag", "structures": […], "triggers": […]}')
     if "format" in value:
@@ -113,9 +117,13 @@ def read_tags(value: Any) -> tuple[list[Mapping[str, Any]], list[str]]:
 
 
 def lark_of_tags(structures: Sequence[Mapping[str, Any]], triggers: Sequence[str], special: Collection[str]) -> str:
-    """A grammar of free text in which what begins with a trigger is one of the structures.
+    """Return a grammar of free text in which each trigger starts one of the structures.
 
-    special: the tokenizer's special tokens, by name. Raises GrammarError.
+    Args:
+        special: the contents of the tokenizer's special tokens.
+
+    Raises:
+        GrammarError: if a structure begins with no trigger.
     """
     from llguidance import StructTag
 
@@ -131,7 +139,7 @@ def lark_of_tags(structures: Sequence[Mapping[str, Any]], triggers: Sequence[str
 
 
 def tags_text(structures: Sequence[Mapping[str, Any]], triggers: Sequence[str]) -> str:
-    """The same in one form, to compare."""
+    """A canonical text of structural tags, to compare them."""
     return json.dumps({"structures": [dict(one) for one in structures], "triggers": list(triggers)})
 
 
@@ -154,7 +162,7 @@ def _is_structure(one: Any) -> bool:
 
 
 def too_large(schema: Any) -> str | None:
-    """Why a JSON Schema would take too long to compile; None if it would not."""
+    """Return the reason why a JSON Schema would take too long to compile, or None."""
     keys = by_pattern = patterns = optional = states = 0
     together, largest, product = False, 1, 1
     left = [schema]
@@ -190,8 +198,8 @@ def too_large(schema: Any) -> str | None:
 
 
 def least_work(kind: str, text: str) -> int:
-    """About how much fuel of llguidance's lexer a grammar takes at least: that for its texts, and for its multiples."""
-    multiples = kind == "json" and '"multipleOf"' in text  # states of theirs take memory and no fuel
+    """A lower bound of the lexer fuel that a grammar needs, for its texts and its multiples."""
+    multiples = kind == "json" and '"multipleOf"' in text  # their states take memory, not fuel
     return max(len(text) // 2, 12_000 if multiples else 0)
 
 
@@ -204,7 +212,7 @@ def _is_str(value: Any) -> bool:
 
 
 def _remainders(multiple: Any) -> int:
-    """How many states it takes to count in multiples of this number, up to one more than there may be."""
+    """The number of states that count multiples of this number, at most one above the limit."""
     if not isinstance(multiple, int | float) or isinstance(multiple, bool) or not 0 < multiple < math.inf:
         return 1
     if multiple > _MAX_REMAINDERS:

@@ -1,7 +1,7 @@
 """Answers in a given language: JSON under a schema, a regular expression, one of several texts, or a grammar.
 
-A grammar says before every step which tokens may come next. llguidance does the work (Earley parsing over a lexer of
-derivatives, walked down a trie of the vocabulary's bytes).
+Before every step, a grammar gives the tokens that may come next. llguidance does the work: Earley parsing over a lexer
+of derivatives, walked down a trie of the vocabulary's bytes.
 """
 
 from __future__ import annotations
@@ -35,18 +35,20 @@ from inlay.sampling.json_schemas import place_of, referred, subschemas
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-_NO_TOKEN = 2**31  # an id that no vocabulary has
-_MOST_TRIED = 64  # parts of a schema, to find the one that is wrong
-_REASON = 300  # characters of what llguidance reports
+_NO_TOKEN = 2**31  # an id beyond every vocabulary
+_MOST_TRIED = 64  # parts of a schema that are tried to locate an error
+_REASON = 300  # characters of a report in an error message
 _TOO_LARGE = "following it takes too much work; write smaller counts, shorter lists or fewer alternatives"
 _OUT_OF_RESOURCES = ("too big", "too large", "too many", "precomputation failed", "unable to determine", "panic")
 
 
 class Allowance(NamedTuple):
-    """How much work one grammar may take to compile.
+    """Limits for compiling one grammar.
 
-    fuel: of llguidance's lexer, for regular expressions. symbols: of the grammar's rules.
-    size: bytes that a grammar may take which needs no more; it is what such a grammar counts as.
+    Attributes:
+        fuel: for regular expressions in llguidance's lexer.
+        symbols: of the grammar's rules.
+        size: the bytes that a grammar within these limits counts as, an upper bound.
     """
 
     fuel: int
@@ -54,23 +56,24 @@ class Allowance(NamedTuple):
     size: int
 
 
-#: A grammar is compiled with the first of these that suffices, which measures its size. The last bounds all grammars.
+#: Grammars are compiled under the first sufficient limits, which give their size. The last ones bound all grammars.
 ALLOWANCES = tuple(Allowance(3_000 * 4**step, 800 * 4**step, 2**19 * 4**step) for step in range(4))
 
 
 class CompilerError(InlayError):
-    """llguidance has failed at a grammar, where it should have said what is wrong with it."""
+    """llguidance failed at a grammar without a report."""
 
 
 class Guide:
-    """Where one answer stands in its grammar.
+    """The state of one answer in its grammar.
 
     Args:
         matcher: llguidance's state of the answer.
-        forget: called when the library fails at the grammar, so that it is not kept for other answers.
+        forget: called if the library fails at the grammar, so that it is not cached for other answers.
 
-    ``failure`` is the error of a library that cannot tell which tokens may come next; see ``allowed_bits``.
-    ``beside`` is another guide that the answer may follow instead, until a token decides between the two.
+    Attributes:
+        failure: the library's error if it could not compute the next tokens; see ``allowed_bits``.
+        beside: another guide that the answer may follow instead, until a token decides between the two.
     """
 
     def __init__(self, matcher: LLMatcher, forget: Callable[[], None] | None = None) -> None:
@@ -81,15 +84,15 @@ class Guide:
 
     @property
     def complete(self) -> bool:
-        """Whether the answer is whole and no token but end-of-sequence may follow."""
+        """True if the answer is complete and only end-of-sequence may follow."""
         return bool(self.matcher.is_stopped())
 
     def copy(self) -> Guide:
-        """Another answer at the same place."""
+        """Return a copy for another answer."""
         return Guide(self.matcher.deep_copy(), self._forget)
 
     def follows(self, token: int) -> bool:
-        """Go on behind a token where the grammar allows it; a guide that does not is of no more use."""
+        """Advance by a token. Returns False if the grammar does not allow it. Then the guide must not be used again."""
         try:
             with panics_told():
                 return bool(self.matcher.consume_token(token))
@@ -98,7 +101,11 @@ class Guide:
             raise
 
     def take(self, token: int) -> None:
-        """Go on behind a token. Raises ParameterError where the grammar cannot follow it, or is too complex to."""
+        """Advance by a token.
+
+        Raises:
+            ParameterError: if the grammar does not allow the token, or is too complex.
+        """
         if not self.follows(token):
             self.forget()
             raise ParameterError(
@@ -106,26 +113,26 @@ class Guide:
             )
 
     def fail(self, error: CompilerError) -> None:
-        """Note that the library failed at this answer."""
+        """Record that the library failed at this answer."""
         self.failure = error
         self.forget()
 
     def forget(self) -> None:
-        """Keep the grammar for no other answer."""
+        """Remove the grammar from the cache."""
         if self._forget is not None:
             self._forget()
 
 
 class Grammars:
-    """The grammars of one model's answers. Compiled ones are kept, each for the tenant that asked for it.
+    """The grammars of one model's answers, with a cache of compiled grammars per tenant.
 
     Args:
         tokenizer: a transformers tokenizer with a ``tokenizers`` backend.
-        vocabulary: the width of the model's logits; ids without a token are never allowed.
-        stop_ids: the tokens that end an answer; they are allowed where the grammar is satisfied.
-        most_bytes: of kept grammars, of all tenants together.
-        each_bytes: of kept grammars, of one tenant.
-        unused_s: seconds after which a grammar that no answer used is dropped, when the next one is compiled.
+        vocabulary: the width of the model's logits. Ids without a token are never allowed.
+        stop_ids: the tokens that end an answer. They are allowed once the grammar is satisfied.
+        most_bytes: the size limit of all cached grammars.
+        each_bytes: the size limit of one tenant's cached grammars.
+        unused_s: seconds after which an unused grammar is dropped, when the next one is compiled.
     """
 
     def __init__(
@@ -141,25 +148,25 @@ class Grammars:
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
         self._stop_ids = sorted(stop_ids)
-        self._trie: LLTokenizer | None = None  # made when the first grammar asks for it: 1.6 s at 150,000 tokens
+        self._trie: LLTokenizer | None = None  # made on first use: 1.6 s at 150,000 tokens
         self._kept = _Kept(most_bytes, each_bytes, unused_s)
         self._making_trie = threading.Lock()
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that the kept grammars count as."""
+        """The size of the cached grammars, in bytes."""
         return self._kept.size
 
     def guide(self, structure: Mapping[str, Any], salt: str = "") -> Guide:
-        """The start of an answer in a language as ``SamplingParams.structured_outputs`` gives it.
+        """Return the guide of an answer in a language of ``SamplingParams.structured_outputs``.
 
         Args:
             structure: one kind of language, and its value.
-            salt: of the request's tenant. A grammar that was compiled for one tenant is not used for another, as the
-                time that it takes would tell that somebody else asked for it.
+            salt: the request's cache_salt. Tenants share no compiled grammar, because the saved time would
+                reveal the requests of others.
 
         Raises:
-            StructureError: no answer can be in the language, or compiling it takes too much.
+            StructureError: if no answer can be in the language, or compiling it takes too much work.
         """
         ((kind, value),) = structure.items()
         name = text = ""
@@ -186,9 +193,9 @@ class Grammars:
         self._free(self._kept.drop(salt, key))
 
     def _free(self, matchers: list[LLMatcher]) -> None:
-        """Give back the memory of matchers that nobody else uses, without the interpreter's lock.
+        """Free matchers that nothing else references, without the interpreter's lock.
 
-        A matcher that fails frees what it holds. Two or more take their tokens on other threads, without the lock.
+        A failing matcher frees its memory. With two or more, tokens are consumed on other threads without the lock.
         """
         if matchers:
             spare = _library().LLMatcher(self.vocabulary_trie(), "", log_level=0)
@@ -196,7 +203,7 @@ class Grammars:
                 _executor().consume_token_par([(one, _NO_TOKEN) for one in (spare, *matchers)])
 
     def _compile(self, kind: str, text: str) -> tuple[LLMatcher, int]:
-        """A grammar before its first token, and the bytes that it counts as. Raises GrammarError and CompilerError."""
+        """Compile a grammar: its first matcher and size in bytes. Raises GrammarError and CompilerError."""
         trie = self.vocabulary_trie()
         with panics_told():
             grammar = self._grammar(kind, text)
@@ -215,22 +222,22 @@ class Grammars:
         raise GrammarError(_sentence(report or ""))
 
     def _first_failure(self, matcher: LLMatcher) -> str | None:
-        """The report of a matcher that fails before its second token; None if it does not."""
+        """The report of a matcher that fails before its second token; None if it does not fail."""
         if not matcher.is_error():
-            bits = _bits([matcher], self._vocabulary)  # shows whether there is a first token
+            bits = _bits([matcher], self._vocabulary)  # fails if there is no first token
         if matcher.is_error() or (matcher.is_stopped() and not matcher.is_accepting()):
             return str(matcher.get_error())
         allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
         first = next((int(token) for token in allowed if token not in self._stop_ids), None)
         if first is None:
             return None
-        ahead = matcher.deep_copy()  # a lexer that is out of fuel says so behind a token
+        ahead = matcher.deep_copy()  # a lexer without fuel fails only after a token
         with panics_told():
             follows = ahead.consume_token(first)
         return None if follows else str(ahead.get_error())
 
     def _grammar(self, kind: str, text: str) -> str:
-        """A grammar as llguidance compiles it. Raises GrammarError."""
+        """Convert a grammar to llguidance's form. Raises GrammarError."""
         if kind == "structural_tag":
             special = {token.content for token in self._tokenizer.added_tokens_decoder.values() if token.special}
             return str(_library().grammar_from("lark", lark_of_tags(*read_tags(json.loads(text)), special)))
@@ -239,7 +246,7 @@ class Grammars:
         return str(_library().grammar_from(kind, text))
 
     def vocabulary_trie(self) -> LLTokenizer:
-        with self._making_trie:  # everybody needs the same one
+        with self._making_trie:  # one trie serves all threads
             if self._trie is None:
                 description = _plain(self._tokenizer.backend_tokenizer).to_str()
                 ends = self._stop_ids or self._tokenizer.eos_token_id
@@ -256,7 +263,7 @@ class Grammars:
 
 
 class _Grammar(NamedTuple):
-    """A compiled grammar that is kept: no answer has gone through it. size: bytes. used_at: seconds, monotonic."""
+    """A cached grammar in its initial state. size: bytes. used_at: seconds, monotonic."""
 
     matcher: LLMatcher
     size: int
@@ -264,11 +271,12 @@ class _Grammar(NamedTuple):
 
 
 class _Kept:
-    """Compiled grammars by the salt of their tenant and their text, least recently used first. From any thread.
+    """Compiled grammars by salt and text, least recently used first. Thread-safe.
 
     Args:
-        most: bytes of all tenants together; beyond it, the tenant with the most loses its least recently used one.
-        each: bytes of one tenant.
+        most: the limit of all tenants together, in bytes. Beyond it, the largest tenant's least recently used is
+            dropped.
+        each: the limit of one tenant, in bytes.
         unused_s: see Grammars.
     """
 
@@ -282,27 +290,29 @@ class _Kept:
 
     @property
     def size(self) -> int:
-        """Bytes of all."""
+        """The size of all grammars, in bytes."""
         with self._lock:
             return self._sizes.total()
 
     def get(self, salt: str, key: tuple[str, str]) -> LLMatcher | None:
-        """A copy of a kept grammar, for one answer; None if it is not kept."""
+        """A copy of a cached grammar for one answer; None if it is not cached."""
         with self._lock:
             own = self._by_salt.get(salt)
             if own is None or key not in own:
                 return None
             own.move_to_end(key)
             own[key] = own[key]._replace(used_at=time.monotonic())
-            return own[key].matcher.deep_copy()  # in the lock: nobody frees it meanwhile
+            return own[key].matcher.deep_copy()  # under the lock, so no other thread frees it
 
     def put(self, salt: str, key: tuple[str, str], matcher: LLMatcher, size: int) -> list[LLMatcher]:
-        """Keep a grammar; returns those that are dropped for it. One larger than a tenant's share is kept alone."""
+        """Cache a grammar, and return the dropped ones. One larger than a tenant's limit stays as the tenant's only
+        one.
+        """
         now = time.monotonic()
         with self._lock:
             dropped = self._drop_unused(now)
             own = self._by_salt.setdefault(salt, OrderedDict())
-            if key in own:  # two requests compiled it at once
+            if key in own:  # two requests compiled it at the same time
                 dropped.append(own.pop(key).matcher)
                 self._sizes[salt] -= size
             own[key] = _Grammar(matcher, size, now)
@@ -314,7 +324,7 @@ class _Kept:
         return dropped
 
     def drop(self, salt: str, key: tuple[str, str]) -> list[LLMatcher]:
-        """Keep a grammar no longer; returns it, if it was kept."""
+        """Remove a grammar from the cache, and return it if it was there."""
         with self._lock:
             return [self._take(salt, key)] if key in self._by_salt.get(salt, ()) else []
 
@@ -338,10 +348,9 @@ class _Kept:
 
 
 def allowed_bits(guides: Sequence[Guide], vocabulary: int) -> npt.NDArray[np.uint32]:
-    """Which tokens may come next, (guides, words), a bit each, the lowest first; several guides on several threads.
+    """The tokens that may come next, (guides, words), one bit each, the lowest first. Runs guides on several threads.
 
-    A guide that the library fails at allows none, and has the reason as its ``failure``: it is one answer's, and others
-    are in the same pass.
+    If the library fails at a guide, it allows no token and stores the error as ``failure``. Others in the pass go on.
     """
     bits = _bits_of(guides, vocabulary)
     either = [place for place, guide in enumerate(guides) if guide.beside is not None]
@@ -351,18 +360,18 @@ def allowed_bits(guides: Sequence[Guide], vocabulary: int) -> npt.NDArray[np.uin
 
 
 def _bits_of(guides: Sequence[Guide], vocabulary: int) -> npt.NDArray[np.uint32]:
-    """The same of each guide alone."""
+    """``allowed_bits`` without the guides beside."""
     try:
         return _bits([guide.matcher for guide in guides], vocabulary)
     except CompilerError as error:
         if len(guides) == 1:
             guides[0].fail(error)
             return np.zeros((1, -(-vocabulary // 32)), dtype=np.uint32)
-        return np.concatenate([_bits_of([guide], vocabulary) for guide in guides])  # shows at which
+        return np.concatenate([_bits_of([guide], vocabulary) for guide in guides])  # finds the failing guide
 
 
 def _bits(matchers: Sequence[LLMatcher], vocabulary: int) -> npt.NDArray[np.uint32]:
-    """Raises CompilerError where the library fails at any of them."""
+    """Raises CompilerError if the library fails at any matcher."""
     from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask, fill_next_token_bitmask_par
 
     bits = allocate_token_bitmask(len(matchers), vocabulary)
@@ -376,7 +385,7 @@ def _bits(matchers: Sequence[LLMatcher], vocabulary: int) -> npt.NDArray[np.uint
 
 
 def _plain(backend: Tokenizer) -> Tokenizer:
-    """A copy that neither pads nor cuts, nor puts a space in front of what llguidance knows must come."""
+    """Return a copy without padding, truncation or a prefix space, as llguidance requires."""
     backend = copy.deepcopy(backend)
     backend.no_padding()
     backend.no_truncation()
@@ -394,18 +403,20 @@ def _executor() -> Any:
 
 
 def _library() -> Any:
-    import llguidance  # takes a while, and few processes need it
+    import llguidance  # a slow import that few processes need
 
     return llguidance
 
 
 @contextmanager
 def panics_told() -> Iterator[None]:
-    """Turns a panic of llguidance's Rust, which is no Exception and would end the engine, into a CompilerError."""
+    """Raise a CompilerError for a panic of llguidance's Rust code. A PanicException is no Exception and would end
+    the engine.
+    """
     try:
         yield
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # its class cannot be imported
+        if type(error).__name__ != "PanicException":  # the class cannot be imported
             raise
         raise CompilerError(
             "the library of grammars failed at it; ask for something simpler", code="structured.compiler_failed"
@@ -414,20 +425,20 @@ def panics_told() -> Iterator[None]:
 
 @cache
 def parser_limits(allowance: Allowance = ALLOWANCES[-1]) -> LLParserLimits:
-    """How much work and memory one grammar may take, while it is compiled and in each step of an answer."""
+    """Limits on the work and memory of one grammar, for compiling it and for each step of an answer."""
     limits: LLParserLimits = _library().LLParserLimits(
-        max_items_in_row=20_000,  # of them, as many as a choice has texts
+        max_items_in_row=20_000,  # a choice needs one per text
         initial_lexer_fuel=allowance.fuel,
         max_grammar_size=allowance.symbols,
         step_lexer_fuel=100_000,  # 0.1 s
-        max_lexer_states=20_000,  # of 2 kB
+        max_lexer_states=20_000,  # 2 kB each
         verbose_errors=False,
     )
     return limits
 
 
 def _place_in(text: str, reason: str) -> tuple[str | int, ...]:
-    """The way to the smallest part of a JSON Schema that fails for this reason; empty where that is all of it."""
+    """The path to the smallest part of a JSON Schema that fails for this reason; empty for the whole schema."""
     place: tuple[str | int, ...] = ()
     schema, left = json.loads(text), _MOST_TRIED
     if reason == _TOO_LARGE or not isinstance(schema, Mapping):
@@ -448,7 +459,7 @@ def _place_in(text: str, reason: str) -> tuple[str | int, ...]:
 
 
 def _why_not(schema: Mapping[str, Any]) -> str | None:
-    """The sentence on a JSON Schema that is no grammar for any vocabulary; None where it is one."""
+    """The reason why a JSON Schema fails with every vocabulary; None if it is valid."""
     matcher = _library().LLMatcher
     try:
         with panics_told():
@@ -464,7 +475,7 @@ def _is_out_of_resources(report: str) -> bool:
 
 
 def _sentence(report: str) -> str:
-    """The part of one of llguidance's reports that says what is wrong, on one line."""
+    """Extract the error of one of llguidance's reports, as one line."""
     if report.startswith(("NoExtension", "Unsatisfiable schema: Regex is empty")):
         return "no text satisfies it"
     if report.startswith("oneOf constraints"):

@@ -1,7 +1,7 @@
-"""Idle time: what is computed while nobody is under way, by whoever has something that nobody waits for.
+"""Idle time: background computation while no request runs.
 
-It is done in short passes, since a request that comes meanwhile waits for the end of one. Then what was begun gives
-back what the pool has lent it, and goes on, or begins again, when there is time.
+It runs in short passes, because a new request waits for the end of the current one. Then a worker returns the slots
+that the pool has lent it, and continues or restarts in the next idle time.
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ from inlay.kv.store import SegmentStore
 
 logger = logging.getLogger(__name__)
 
-_LEAST = 8 * FLOOR  # tokens, as a pass of requests has them
-#: The share of a busy engine's time that workers may take for what requests have asked for, and the most seconds of it
-#: that are saved up.
+_LEAST = 8 * FLOOR  # tokens at the cost of a request's pass
+#: The share of a busy engine's time for work that requests want, and the most seconds of it that are saved up.
 BUSY_SHARE, _MOST_SAVED_S = 1 / 16, 0.5
 
 
 class IdleWorker(ABC):
-    """Computes something of one store that nobody waits for, a part at a time. tokens, seconds: what that has cost.
+    """Computes something for one store in the background, one pass at a time.
 
-    failure: what the log says where a fault ends what was begun.
-    share: of the tokens that a pass of requests may have, its own have one in so many.
-    like_prompts: whether its passes take as long as those of so many prompt tokens do.
-    wanted: whether it has something to do that requests under way would have used.
+    Attributes:
+        tokens: the tokens computed so far.
+        seconds: the time spent so far.
+        failure: the log message if an error ends the current work.
+        share: the divisor of a request's pass size that gives this worker's pass size.
+        like_prompts: if True, its passes take as long as prefill passes with as many tokens.
+        wanted: True if it has work whose result a running request would have used.
     """
 
     failure: ClassVar[str]
@@ -47,13 +49,13 @@ class IdleWorker(ABC):
         self.seconds = 0.0
 
     def step(self, tokens: int) -> bool:
-        """Compute at most that many tokens. Returns whether there was anything to do, and room for it."""
+        """Compute at most that many tokens. Returns False if there is nothing to do or no room for it."""
         began = time.perf_counter()
         try:
             if not self._begin():
                 return False
             self._compute(tokens)
-        except BaseException as error:  # of something that nobody waits for, and no reason for anybody's end
+        except BaseException as error:  # an error here must not end any request
             logger.exception(self.failure)
             self._drop()
             if isinstance(error, KeyboardInterrupt | SystemExit):
@@ -68,67 +70,71 @@ class IdleWorker(ABC):
 
     @abstractmethod
     def give_up(self) -> None:
-        """Give back what the pool has lent, since others need the time."""
+        """Return the slots that the pool has lent, because requests need the time."""
 
     @abstractmethod
     def _begin(self) -> bool:
-        """Find something to do and room for it, unless something is begun; returns whether something is then."""
+        """Start on something, if nothing is started and there is room. Returns True if something is started."""
 
     @abstractmethod
     def _compute(self, tokens: int) -> None:
-        """Compute that many tokens of what is begun, at most."""
+        """Compute at most that many tokens of the current work."""
 
     @abstractmethod
     def _drop(self) -> None:
-        """Forget what was begun, and give back its room: a fault has ended it."""
+        """Drop the current work after an error, and return its slots."""
 
     def _run(self, work: Sequence[Work], rows: Sequence[int] = ()) -> Tensor:
-        """One forward pass; the logits of the rows that are wanted."""
+        """Run one forward pass. Returns the logits of the given rows."""
         logits = self._runner.run(work, rows)
         self.tokens += sum(each.part.rows for each in work)
         return logits
 
 
 class IdleTime:
-    """Divides idle time among workers: who stands first has something to do goes first.
+    """Divides idle time among workers, in their order: the first one with work goes first.
 
-    budget: of passes. most: tokens that a pass may have in any case.
+    Args:
+        budget: limits the time of passes.
+        most: the limit of tokens in a pass.
     """
 
     def __init__(self, workers: Sequence[IdleWorker | None], budget: PassBudget, most: int) -> None:
         self._workers = [worker for worker in workers if worker is not None]
         self._budget = budget
         self._most = most
-        self._saved_s = 0.0  # of a busy engine's time, for work that is wanted; below 0 where too much was taken
+        self._saved_s = 0.0  # of a busy engine's time; below 0 after an overdraft
 
     @property
     def due(self) -> bool:
-        """Whether a busy engine is to run one pass of work that requests want."""
+        """True if a busy engine should run one pass of work that requests want."""
         return self._saved_s > 0 and any(worker.wanted for worker in self._workers)
 
     def busy_for(self, seconds: float) -> None:
-        """Note that a pass of requests has taken so long; a share of that time goes to work that is wanted."""
+        """Note that a pass of requests took so long. A share of that time goes to work that requests want."""
         self._saved_s = min(self._saved_s + seconds * BUSY_SHARE / (1 - BUSY_SHARE), _MOST_SAVED_S)
 
     def use_share(self) -> None:
-        """Run one short pass of work that requests want, on their time."""
+        """Run one short pass of work that requests want, beside running requests."""
         began = time.perf_counter()
         for worker in self._workers:
             if worker.wanted and self._use(worker, whole=False):
                 break
         else:
-            self._saved_s = 0.0  # there is no room for any: look again when some time has gone by
+            self._saved_s = 0.0  # no room for any: retry after some time
         self._saved_s -= time.perf_counter() - began
 
     def use(self, *, whole: bool = False, only: Collection[IdleWorker | None] | None = None) -> bool:
-        """Have one pass computed; returns whether there was any use for it.
+        """Run one pass. Returns True if a worker had work.
 
-        whole: whether it may be as long as any; else it is short. only: for whom; None for whoever there is.
+        Args:
+            whole: if True, the pass may be as long as any; otherwise it is short.
+            only: the workers that may run; None for all.
         """
         return any(self._use(worker, whole) for worker in self._workers if only is None or worker in only)
 
     def give_up(self, *, wanted: bool = True) -> None:
-        """Let others have the time and the room. wanted: also give up work that requests want."""
+        """Stop the current work and return its slots. wanted: if True, also stop work that requests want."""
         for worker in self._workers:
             if wanted or not worker.wanted:
                 worker.give_up()

@@ -177,7 +177,7 @@ class Popularity:
                     self._unmark(table, each.node.key)
 
     def forget_salt(self, salt: str) -> None:
-        """Forget what is known of a salt; what was encoded may have gone."""
+        """Forget everything about a salt. Its segments may have been evicted."""
         self._tables.pop(salt, None)
 
     def clear(self) -> None:

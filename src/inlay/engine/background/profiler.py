@@ -1,14 +1,14 @@
-"""How much tokens of modules move, found out while an engine has nothing else to do.
+"""Deviation profiles of modules, computed in idle time.
 
-Each module is computed once more behind a sample of other modules, which are read as they are stored, at a shift: so a
-profile takes as many tokens as its module has. What is kept of it is how far each token's values are from those of its
-segment, the mean over the later half of the layers, each by how large values are there. Keys, which are turned by where
-they stand, say no more than values do; earlier layers and further samples add little.
+Each module is computed once more behind a sample of other modules, which are read as stored, at a shift. So a profile
+costs as many tokens as its module has. It holds the deviation of each token's values from those of its segment: the
+mean over the later half of the layers, relative to the size of the values in each layer. Keys, which are rotated by
+their positions, add nothing to values. Earlier layers and further samples add little.
 
-No request waits for a profile: when one comes, a profile that is begun is given up and begun again later. Profiles that
-a request would have used go on beside requests, in a bounded share of the engine's time (idle.py). In a full pool, as
-any is in the end, what was unused for longest goes for it, up to an eighth of the pool; a module that is longer than
-that waits until there is room. A module that was asked for twice and is not stored is encoded first.
+No request waits for a profile: when a request arrives, the current profile is dropped and restarted later. Profiles
+that a request would have used continue beside requests, in a bounded share of the engine's time (idle.py). In a full
+pool, a profile evicts the least recently used segments, up to an eighth of the pool. A longer module waits until there
+is room. A missing module is encoded first if requests have asked for it twice.
 """
 
 from __future__ import annotations
@@ -35,19 +35,18 @@ from inlay.kv.segment import Hold, PrefixMatch
 from inlay.kv.store import SegmentStore
 from inlay.slots import SlotRange, cut
 
-#: Samples are about as long as prompts are, and of no more modules than that.
+#: Samples are as large as typical prompts: their most tokens and modules.
 _SAMPLE_TOKENS, _SAMPLE_MODULES = 1024, 64
-#: Segments that wait for their profile, at most, and how many tokens they and their samples have; those that have
-#: waited for longest are forgotten first.
+#: The most segments that wait for their profile, and the most tokens of them and their samples. The oldest go first.
 _MOST_WAITING, MOST_WAITING_TOKENS = 2**14, 2**20
-_MOST_TURNED_AWAY = 16  # that there is no room for, in a step: what each would be made behind is looked up
-#: Of the pool's tokens that others leave for it, where all are taken: one in so many.
+_MOST_TURNED_AWAY = 16  # modules without room per step; each needs a lookup of its context
+#: The divisor of the pool's size: in a full pool, profiles may evict that share.
 POOL_SHARE = 8
 
 
 @dataclass(eq=False, slots=True)
 class _Group:
-    """Segments that others wait with. waiting: how many do; tokens: of all that is kept for them."""
+    """Segments to draw samples from. waiting: how many modules wait with it; tokens: of all segments kept for them."""
 
     specs: Sequence[SegmentSpec]
     tokens: int
@@ -56,9 +55,11 @@ class _Group:
 
 @dataclass(eq=False, slots=True)
 class _Begun:
-    """A module of which a part is computed behind its sample, or alone where it is to be stored.
+    """A module that is partly computed: behind its sample for a profile, or alone to be stored.
 
-    found: where its segment lies; None where it is to be stored. slots: the new one.
+    Attributes:
+        found: the segment's place in the pool; None if it is to be stored.
+        slots: the new slots.
     """
 
     spec: SegmentSpec
@@ -71,8 +72,9 @@ class _Begun:
 class Profiler(IdleWorker):
     """Makes profiles of one store's segments, and keeps them in ``profiles``.
 
-    movable: whether segments may be read at a shift; else a sample is of what stands before a module in any case.
-    longest: positions that the model has.
+    Args:
+        movable: if True, segments may be read at a shift. Otherwise a sample has only modules that precede the module.
+        longest: the number of positions that the model has.
     """
 
     failure = "a profile could not be made: modules without one are repaired from their beginnings"
@@ -87,15 +89,15 @@ class Profiler(IdleWorker):
         self._waiting: OrderedDict[bytes, tuple[SegmentSpec, _Group]] = OrderedDict()
         self._waiting_tokens = 0
         self._begun: _Begun | None = None
-        self._wanted: set[bytes] = set()  # those that wait and that requests would have used
-        self._asked: OrderedDict[bytes, None] = OrderedDict()  # the keys of segments that requests missed, once each
+        self._wanted: set[bytes] = set()  # the waiting ones that requests would have used
+        self._asked: OrderedDict[bytes, None] = OrderedDict()  # the keys of segments that requests missed
 
     @property
     def wanted(self) -> bool:
         return bool(self._wanted)
 
     def miss(self, specs: Sequence[SegmentSpec], others: Sequence[SegmentSpec]) -> None:
-        """Note that a request would have used profiles of these segments, which it read together with the others.
+        """Note that a request would have used profiles of ``specs``, which it read together with ``others``.
 
         A segment that is not stored is encoded from the second time on.
         """
@@ -112,7 +114,9 @@ class Profiler(IdleWorker):
                 self._waiting.move_to_end(spec.key, last=False)
 
     def add(self, specs: Sequence[SegmentSpec], others: Sequence[SegmentSpec] | None = None) -> None:
-        """Make profiles of these segments, each behind some of the others; None for some of these."""
+        """Make profiles of these segments, each behind some of the others, or behind some of these if ``others`` is
+        None.
+        """
         new = [spec for spec in specs if spec.key not in self.profiles and spec.key not in self._waiting]
         kept = {id(spec): len(spec.ids) for spec in (*new, *(specs if others is None else others))}
         group = _Group(specs if others is None else others, sum(kept.values()))
@@ -123,12 +127,12 @@ class Profiler(IdleWorker):
         self._waiting_tokens += group.tokens if group.waiting else 0
         while len(self._waiting) > _MOST_WAITING or self._waiting_tokens > MOST_WAITING_TOKENS:
             key, (_, of) = next(iter(self._waiting.items()))
-            if of is group and len(self._waiting) <= _MOST_WAITING:  # a schema may be longer than that by itself
+            if of is group and len(self._waiting) <= _MOST_WAITING:  # one schema may exceed the limit
                 break
             self._stop_waiting(key)
 
     def forget(self, keys: frozenset[bytes]) -> None:
-        """Make no profiles of these segments. What is begun, maybe behind one of them, begins again later."""
+        """Make no profiles of these segments. The current profile may use one of them, so it restarts later."""
         self.give_up()
         for key in keys:
             self._asked.pop(key, None)
@@ -136,9 +140,9 @@ class Profiler(IdleWorker):
                 self._stop_waiting(key)
 
     def give_up(self) -> None:
-        """Give back what the pool has lent, since others need the time; what was begun is begun again later.
+        """Return the slots that the pool has lent, because requests need the time. The current profile restarts later.
 
-        Behind the others that wait: else a long one, which there is never time enough for, would keep them from theirs.
+        It goes to the end of the queue. Otherwise a long one that never finishes would block the others.
         """
         begun, self._begun = self._begun, None
         if begun is not None:
@@ -155,7 +159,7 @@ class Profiler(IdleWorker):
         self._waiting_tokens -= 0 if group.waiting else group.tokens
 
     def _begin(self) -> bool:
-        """Find room and a sample for the next module; those that are not stored any more are passed over."""
+        """Find room and a sample for the next module. Modules that are no longer stored are skipped."""
         if self._begun is not None:
             return True
         turned_away = 0
@@ -171,7 +175,7 @@ class Profiler(IdleWorker):
                 self._waiting.move_to_end(key)
                 turned_away += 1
                 continue
-            # With nothing to stand before it, nothing can be told.
+            # Without a sample there is nothing to measure.
             if (own is None and key not in self._wanted) or (own is not None and not sample):
                 self._stop_waiting(key)
                 continue
@@ -182,7 +186,7 @@ class Profiler(IdleWorker):
                 hold = undo.enter_context(self._store.hold(*found, *(each for _, each in sample)))
                 slots = self._room(len(spec.ids))
                 if slots is None:
-                    self._waiting.move_to_end(key)  # a shorter one may have room
+                    self._waiting.move_to_end(key)  # a shorter one may fit
                     turned_away += 1
                     continue
                 undo.callback(self._store.pool.free, slots)
@@ -195,11 +199,11 @@ class Profiler(IdleWorker):
         return False
 
     def _are_encoded_soon(self, specs: Sequence[SegmentSpec]) -> bool:
-        """Whether some of these segments are not stored and wait to be encoded."""
+        """True if some of these segments are not stored and wait for their encoding."""
         return any(spec.key in self._wanted and self._store.get(spec) is None for spec in specs)
 
     def _room(self, tokens: int) -> tuple[SlotRange, ...] | None:
-        """Slots for a module; None where there are none now."""
+        """Slots for a module; None if there is no room now."""
         pool = self._store.pool
         if tokens * POOL_SHARE > pool.chunks * pool.chunk_size:
             return pool.allocate(tokens)
@@ -209,13 +213,13 @@ class Profiler(IdleWorker):
             return None
 
     def _found(self, specs: Sequence[SegmentSpec]) -> list[PrefixMatch] | None:
-        """Where segments lie, if all of them are stored."""
+        """The prefix matches of segments; None unless all of them are stored."""
         found = [self._store.get(spec) for spec in specs]
         stored = [each for each in found if each is not None]
         return stored if len(stored) == len(found) else None
 
     def _sample(self, spec: SegmentSpec, others: Sequence[SegmentSpec]) -> list[tuple[SegmentSpec, PrefixMatch]]:
-        """Other segments, chosen by this one's key, as a prompt might have them before it."""
+        """Other segments that stand before this one, as in a prompt. The draw is seeded with its key."""
         seen = {each.key for each in (*spec.context, spec)}
         room = min(_SAMPLE_TOKENS, self._longest - spec.end)
         draw = random.Random(spec.key)
@@ -238,7 +242,7 @@ class Profiler(IdleWorker):
     def _context(
         self, spec: SegmentSpec, found: Sequence[PrefixMatch], sample: Sequence[tuple[SegmentSpec, PrefixMatch]]
     ) -> tuple[Item, ...]:
-        """What the module attends to: what it was made under, and behind that the sample."""
+        """The text that the module attends to: its own context, and behind that the sample."""
         items: tuple[Item, ...] = ()
         for each, lies in zip(spec.context, found, strict=False):
             items += pieces(lies, each.start, len(each.ids))
@@ -262,7 +266,7 @@ class Profiler(IdleWorker):
                 self.give_up()
                 return
             self.profiles.add(begun.spec.key, deviation(self._runner.storage, begun.found.slots, new))
-            if begun.spec.key in self._waiting:  # it may have waited too long meanwhile
+            if begun.spec.key in self._waiting:  # it may have been dropped meanwhile
                 self._stop_waiting(begun.spec.key)
             self.give_up()
 
@@ -276,10 +280,12 @@ class Profiler(IdleWorker):
 def deviation(
     storage: KVStorage, one: Sequence[SlotRange], other: Sequence[SlotRange]
 ) -> npt.NDArray[np.float16]:  # (tokens,)
-    """How far the values of tokens are apart in two places: the mean over the later half of the layers, in each as a
-    share of how large the values of ``one`` are there.
+    """The deviation of each token's values between two copies, as a mean over the later half of the layers.
 
-    one, other: slots of as many tokens, the same ones.
+    In each layer it is relative to the size of the values of ``one``.
+
+    Args:
+        one, other: the slots of the copies, of equal length.
     """
     here, there = _numbers(one), _numbers(other)
     layers = range(len(storage.values) // 2, len(storage.values))
