@@ -234,7 +234,7 @@ def test_who_gives_up_gives_its_share_back(device, monkeypatch):
 
 
 def step(llm: LLM) -> None:
-    """One step of the engine while no thread has its lock; chunks that load enter the store between two steps."""
+    """Run one step of the engine under its lock; loaded chunks enter the store between two steps."""
     llm.local.thread.run(llm.local.engine.step)
 
 

@@ -107,7 +107,7 @@ def test_streamed_answers_only_grow_and_end_in_it(structure):
 
 
 def test_stop_strings_cut_an_answer_and_say_so():
-    """As in vLLM: the answer is cut, and its finish reason is the stop string."""
+    """As in vLLM: the answer is cut, and its stop_reason is the stop string."""
     params = replace(LONG, n=8, structured_outputs={"json": PERSON})
     whole = model("tiny").generate("Tell me.", params)[0].outputs
     cut = model("tiny").generate("Tell me.", replace(params, stop=["quick", '"tall"']))[0].outputs

@@ -367,7 +367,7 @@ def test_forgotten_below_and_cleared(host):
 
 
 def test_cleared_while_it_is_read(host, monkeypatch):
-    """A load in progress when the store is cleared does not arrive."""
+    """A load in progress when its tier is cleared does not arrive."""
     site = Site([], tokens=64, host=host)
     go_on, put = threading.Event(), type(site.storage).put_slab
     for spec in (ONE, TWO, THREE):
