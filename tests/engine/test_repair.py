@@ -49,7 +49,7 @@ def test_the_next_request_with_the_same_modules_in_front_computes_none(reuse):
     assert first.usage.recomputed_tokens == second.usage.recomputed_tokens > 0
     assert first.usage.computed_tokens == len("Well?") + first.usage.recomputed_tokens
     assert second.usage.computed_tokens == len("And?")
-    longer = driver.request(prompt("ab"), reuse=LINKED)  # what stands behind changes nothing of what is chosen
+    longer = driver.request(prompt("ab"), reuse=LINKED)  # text behind a module does not change its selected tokens
     driver.run(longer)
     assert longer.usage.computed_tokens == len("Well?") + (0 if reuse == LINKED else longer.usage.recomputed_tokens)
 
@@ -157,7 +157,7 @@ def test_one_run_for_all_scattered_tokens_of_a_module():
 
 @pytest.mark.parametrize("reuse", [LINKED, PROFILED])
 def test_repaired_tokens_are_their_owners_alone(reuse):
-    """Also over a public schema: which combinations others ask for shows in nobody's times."""
+    """This holds for public schemas, so that timing does not reveal other tenants' combinations."""
     driver = driver_for()
     counts = []
     for salt in ("one", "two", "one"):
