@@ -1,4 +1,4 @@
-"""Eviction policies: what each keeps, and that ends go before beginnings and nothing in use goes, whatever they say."""
+"""Eviction policies. Under each, ends are evicted before prefixes, and segments in use stay."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_the_default_keeps_modules_before_text_of_requests():
 
 @pytest.mark.parametrize("policy", ["lfu", "cost"])
 def test_old_merits_fade(policy):
-    """What was popular once goes when as much has come and gone meanwhile."""
+    """A formerly popular segment is evicted once the same amount of other text has come and gone."""
     s = store(policy, 2)
     put(s, module(0))
     read(s, module(0), 5)
