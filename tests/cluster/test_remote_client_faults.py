@@ -19,7 +19,7 @@ LONG = SamplingParams(max_tokens=1900, ignore_eos=True)
 
 
 def with_cluster(test: Callable[[Cluster], Awaitable[None]], replicas: int = 2, **settings: Any) -> None:
-    """Fails sooner than any timeout inside, so that a lost reply does not hang the test."""
+    """Run a test in a cluster within 20 seconds, so that a lost reply does not hang it."""
 
     async def run() -> None:
         async with cluster(replicas, **settings) as made, asyncio.timeout(20):
