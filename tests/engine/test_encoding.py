@@ -1,4 +1,6 @@
-"""Encodings among requests: who does not fit waits, a schema holds a share of the pool, and what is done stays."""
+"""Encodings among requests: a module without room waits, a schema takes a share of the pool, and encoded modules
+stay.
+"""
 
 from __future__ import annotations
 
