@@ -1,4 +1,4 @@
-"""Splices tell what is exact for a request, what is displaced, what has to be computed, and under which record."""
+"""Composed prompts: their exact, displaced and recomputed parts, and the record of each."""
 
 from __future__ import annotations
 
