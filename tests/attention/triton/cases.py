@@ -1,4 +1,4 @@
-"""Triton's backend in the interpreter, and what the specification says about the same passes."""
+"""Triton's backend in the interpreter, and the specification's results of the same passes."""
 
 from __future__ import annotations
 
