@@ -1,4 +1,4 @@
-"""Plain causal passes through libraries, of which stand-ins with the same interface are what is here."""
+"""Plain causal passes through libraries, with stand-ins that have the same interface."""
 
 from __future__ import annotations
 
