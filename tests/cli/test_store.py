@@ -35,7 +35,7 @@ def ask(capsys, *options: str) -> tuple[dict, str]:
 
 
 def told(err: str) -> list[str]:
-    """What is said of the store."""
+    """The lines about the store."""
     return [line for line in err.splitlines() if "kept" in line or "store" in line]
 
 
