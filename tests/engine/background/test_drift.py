@@ -1,4 +1,4 @@
-"""What is known of answers beside full prefill, and when requests get a safer policy for that."""
+"""The divergence of answers from full prefill, and the fallback to a safer policy."""
 
 from __future__ import annotations
 
