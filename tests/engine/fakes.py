@@ -11,7 +11,7 @@ from inlay.errors import CapacityError
 
 @dataclass(eq=False)
 class FakeJob:
-    """prompt: tokens of its prompt. answer: how many it says. topic: what it could share with others, if anything."""
+    """prompt: its prompt tokens. answer: its answer tokens. topic: the text that it shares with other jobs, if any."""
 
     number: int
     prompt: int
