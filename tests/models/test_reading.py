@@ -1,4 +1,4 @@
-"""What is told while weights are loaded, and in which order their files are read."""
+"""The reports while weights are loaded, and the order in which their files are read."""
 
 from __future__ import annotations
 
