@@ -1,4 +1,4 @@
-"""From token events to outputs: whatever steps they come in, and however much comes behind the end."""
+"""From token events to outputs, for any division into steps and any events behind the end."""
 
 from __future__ import annotations
 
