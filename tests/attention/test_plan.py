@@ -162,7 +162,7 @@ def test_groups_do_not_depend_on_how_columns_are_sorted(monkeypatch, share):
 
 
 def test_what_is_left_out_of_many_items_costs_no_call_of_numpys_for_each():
-    """A request of a thousand repaired modules has a thousand parts, which read a thousand items each."""
+    """A request of a thousand recomputed modules has a thousand parts, which read a thousand items each."""
     draw = random.Random(3)
     items, seen = [], set()
     for number in range(300):

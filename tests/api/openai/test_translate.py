@@ -43,7 +43,7 @@ def test_what_a_body_does_not_say_is_the_models():
     assert asked(completions) == SamplingParams(temperature=0.6, top_k=20, max_tokens=16)
     for endpoint in Endpoint:
         assert asked(endpoint, 7).max_tokens == 7
-        # a value of OpenAI's own defaults is said as any other
+        # a field at OpenAI's default is sent like any other
         said = asked(endpoint, temperature=1, top_k=0, max_tokens=3)
         assert said == SamplingParams(temperature=1, top_k=0, max_tokens=3)
         assert asked(endpoint, temperature=None).temperature == 0.6

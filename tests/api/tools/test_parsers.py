@@ -1,4 +1,4 @@
-"""Calls told from text, whole and piece by piece."""
+"""Calls are separated from text, whole and piece by piece."""
 
 from __future__ import annotations
 
