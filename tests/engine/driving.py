@@ -66,7 +66,7 @@ class Driver:
         salt: str = "",
         **params: Any,
     ) -> Request:
-        """A request that is not queued yet; greedy unless told otherwise. forced: the text that it has to say."""
+        """A request that is not queued yet, greedy by default. forced: the text that it has to generate."""
         ids = self.llm.encoder.text(forced)
         chosen = {"temperature": 0, "ignore_eos": True, "max_tokens": len(ids) or tokens} | params
         made = self.llm.processor.process(
