@@ -81,7 +81,7 @@ class FakeMemory:
 
 
 def run(scheduler: Scheduler[FakeJob], memory: FakeMemory, step: Step[FakeJob]) -> None:
-    """The forward pass: every job of the step computes what it was told; those that are through say a token."""
+    """The forward pass: every job of the step computes its planned tokens; jobs at their end generate a token."""
     for job, tokens in step.prefill:
         job.prompt_left -= tokens
         if not job.prompt_left and job.topic is not None:

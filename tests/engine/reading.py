@@ -46,7 +46,7 @@ def lossy_of(request: Request) -> list[SegmentSpec]:
 
 
 def said_of(request: Request) -> str:
-    """A request and its splice, as a failure shows them."""
+    """A request and its composed prompt, as a failure shows them."""
     said, lines = request.prompt.request, []
     for part in request.prompt.composed:
         if isinstance(part, CachedSpan):

@@ -21,7 +21,7 @@ def chat(question: str, *, marked: bool) -> list[dict[str, Any]]:
 
 
 def read(request: Any) -> int:
-    """How many segments its splice reads beside the system turn."""
+    """The number of segments in its composed prompt beside the system turn."""
     return sum(isinstance(part, CachedSpan) for part in request.prompt.composed) - 1
 
 

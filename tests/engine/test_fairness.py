@@ -209,7 +209,7 @@ def test_places_move_until_they_are_shared_and_never_back(counts, tenant, weight
 
 
 def test_a_long_line_takes_no_time_that_grows_with_its_square():
-    """Generous by far: 20,000 took 9 s where every arrival went through the line."""
+    """A generous bound: 20,000 took 9 s when every arrival went through the queue."""
     scheduler, _ = make(chunks=10**9, requests=1)
     jobs = [FakeJob(n, 1, 1, priority=n % 7) for n in range(20_000)]
     began = thread_time()
