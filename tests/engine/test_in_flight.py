@@ -236,7 +236,7 @@ def test_given_answers_are_waited_for(monkeypatch):
 
 
 def running(chunks: int, *answering: FakeJob) -> tuple[Scheduler[FakeJob], FakeMemory]:
-    """A scheduler with two places, whose jobs have said their first token."""
+    """A scheduler with two slots, whose jobs have generated their first token."""
     scheduler, memory = make(chunks=chunks, requests=2)
     for job in answering:
         scheduler.add(job)

@@ -231,7 +231,7 @@ def test_what_a_cancelled_request_had_said_is_found_by_the_next():
     assert len(request.token_ids) == 8
     again = driver.request(ids(20) + request.token_ids + [1])
     driver.run(again)
-    assert again.usage.cached_tokens == 27  # the token said last was not computed
+    assert again.usage.cached_tokens == 27  # the last generated token was not computed
     check_stock(driver, again)
 
 
@@ -328,7 +328,7 @@ def test_a_damaged_row_of_logits_ends_its_request_alone():
 
 
 def test_damage_in_one_of_two_modules_that_begin_alike_ends_its_request_alone():
-    """Two missing modules of which one is the beginning of the other lie in one segment."""
+    """Two missing modules, one a prefix of the other, share one segment."""
     schema = Schema.from_string(
         '<schema name="s"><module name="long">the same words, and more of them</module>'
         '<module name="short">the same words</module></schema>'

@@ -1,4 +1,4 @@
-"""Where a prompt leaves the order of its modules free, the engine takes the one whose beginning is stored furthest."""
+"""Where a prompt leaves the order of its modules free, the engine takes the one with the longest prefix match."""
 
 from __future__ import annotations
 

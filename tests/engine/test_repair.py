@@ -73,7 +73,8 @@ def test_an_exact_request_reads_nothing_of_it(reuse):
     check_stock(driver, exact)
     plain = driver.request(prompt("abc"), reuse="anchored")
     driver.run(plain)
-    assert plain.usage.computed_tokens == len("Well?")  # nor does one that repairs nothing find the text behind it
+    # nor does a request without recomputation find the text behind it
+    assert plain.usage.computed_tokens == len("Well?")
 
 
 def test_what_is_repaired_depends_on_which_tokens_are():
@@ -100,7 +101,7 @@ def test_several_answers_share_what_is_repaired(reuse):
 
 
 def test_a_tiny_pool_gives_the_same_answers_as_a_large_one():
-    """By preemption, which computes what was repaired again, or finds it."""
+    """Preempted requests recompute their selected tokens again, or find them."""
     texts = ["Well?", "And then?", "Why, so?", "Who?"]
     kinds = [LINKED, PROFILED, "anchored", PROFILED]
 
@@ -142,7 +143,7 @@ def test_a_conversation_over_repaired_modules_hits_its_history():
     driver.run(driver.request(prompt("abc"), reuse=PROFILED, forced=" It is so."))
     again = driver.request(prompt("abc", "Well? It is so. More?"), reuse=PROFILED)
     driver.run(again)
-    assert again.usage.computed_tokens == len(". More?")  # the KV of the last token said is not computed
+    assert again.usage.computed_tokens == len(". More?")  # the KV of the last generated token is not computed
     assert driver.all_free()
 
 

@@ -104,7 +104,7 @@ def test_a_pass_that_is_given_up_leaves_nothing_behind(reuse):
 
 @pytest.mark.parametrize("reuse", REUSES)
 def test_the_wait_for_a_place_ends_before_the_pass(reuse, monkeypatch):
-    """However long it takes to read again behind it, none of that is taken off the time in line."""
+    """The time to read again behind the wait, however long, does not count as time in the queue."""
     laid, real = [], kv_manager.allocation_of
 
     def slow(*asked):
