@@ -196,7 +196,7 @@ def test_a_conversation_hits_its_own_history(name):
     for turn in range(4):
         request = driver.request(history + ids(9, turn), 6, reuse="exact")
         driver.run(request)
-        # The token said last was never computed.
+        # The last generated token was never computed.
         assert request.usage.cached_tokens == max(0, len(history) - 1)
         check_stock(driver, request)
         history += [*ids(9, turn), *request.token_ids]
@@ -232,7 +232,7 @@ MODES = [("isolated", "schema"), ("anchored", "schema"), ("isolated", "packed"),
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("names", ["", "a", "ac", "bc"])
 def test_the_same_tokens_under_exact_are_those_of_the_stock_model(name, names):
-    """Modular splices, their tails and their answers are in the store, under ids equal to those asked for."""
+    """Modular prompts, their tails and their answers are in the store, under the same ids as the exact request."""
     driver = Driver(name)
     for reuse, positions in MODES:
         if (name, positions) != ("gpt2", "packed"):

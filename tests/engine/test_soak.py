@@ -60,7 +60,7 @@ def alone(driver: Driver, how: dict[str, Any]) -> Request:
 
 
 def same(driver: Driver, how: dict[str, Any], answer: list[int], seen: Counter[str]) -> None:
-    """Compare an answer, or the beginning of one, with that of the request alone."""
+    """Compare an answer, or the first part of one, with that of the request alone."""
     solo = alone(driver, how)
     rows = driver.logits.pop(solo)
     for step, (token, expected) in enumerate(zip(answer, solo.token_ids, strict=False)):

@@ -39,7 +39,7 @@ class ComposedOracle:
         said: Sequence[int] = (),
         lossy: Mapping[bytes, Layers] | None = None,
     ) -> Tensor:
-        """(len(said) + 1, vocabulary): behind the prompt, and behind each of the tokens said.
+        """(len(said) + 1, vocabulary): logits behind the prompt, and behind each generated token.
 
         lossy: by key, keys and values that stand for those of lossy forms; see ``stand_in``.
         """
@@ -105,7 +105,7 @@ class ComposedOracle:
 
 class _Reading(PromptCacheOracle):
     def read(self, layers: Layers, part: CachedSpan) -> None:
-        """A range of a segment, as the splice reads it."""
+        """A range of a segment, as the composed prompt reads it."""
         kept = [at for at in range(part.first, part.first + part.length) if at not in part.left_out]
         shift = part.start - part.first - part.spec.start
         for layer, (key, value) in enumerate(layers):

@@ -78,7 +78,7 @@ class PromptCacheOracle:
         self.logits: list[Tensor] = []
 
     def add_module(self, context: list[tuple[int, int]], text: list[tuple[int, int]], start: int) -> None:
-        """Encode ``text`` behind ``context``, both (id, position), and splice it in at position ``start``."""
+        """Encode ``text`` behind ``context``, both (id, position), and add it to the prompt at position ``start``."""
         tokens = context + text
         ids, positions = [t for t, _ in tokens], [p for _, p in tokens]
         cache = DynamicCache()

@@ -285,7 +285,7 @@ def _text(text):
 
 @pytest.mark.parametrize("recompute", ["linked:4", "profiled:0.3"])
 def test_repairs_are_computed_by_the_adapter(recompute, folders):
-    """With all tokens of modules repaired, an answer is that of a full prefill, also across adapters."""
+    """With all tokens of modules recomputed, an answer is that of a full prefill, also across adapters."""
     loaded = tiny("llama")
     made = folders(loaded)
     expected, recorder = models(loaded, made), Recorder(loaded, adapters=made)
