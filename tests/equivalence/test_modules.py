@@ -78,7 +78,7 @@ def oracle_logits(
             continue
         chain = chain_of(layout, part.origin, reuse, placed.imported)
         context, own = at_positions(layout, chain, part, positions, loaded)
-        last = number == len(parts) - 1  # the last token is always computed over the whole splice
+        last = number == len(parts) - 1  # the last token is always computed over the whole prompt
         oracle.add_module(context, own[:-1] if last else own, part.start) if own[last:] else None
         if offsets := (anew or {}).get(part.start):
             oracle.recompute([own[offset][0] for offset in offsets], [part.start + offset for offset in offsets])

@@ -26,7 +26,7 @@ def recorder_for(loaded, schema, **settings):
 
 
 def set_profiles(llm, prompts, policy, seed=0):
-    """Profiles as numbers drawn at random: so repairs choose tokens at random."""
+    """Set random deviation profiles, so that random tokens are recomputed."""
     draw = np.random.default_rng(seed)
     for prompt in prompts:
         for part in llm.processor.process(prompt, SamplingParams(), policy).parts:
@@ -112,7 +112,7 @@ def test_in_chunks(chunk_size, budget, recompute):
 
 
 def test_a_sliding_window_counts_positions_in_a_repaired_prompt():
-    """Mistral's window is shorter than these prompts, and repaired tokens stand with gaps between them."""
+    """Mistral's window is shorter than these prompts, and there are gaps between the recomputed tokens."""
     loaded = tiny("mistral")
     assert loaded.model.config.sliding_window < 100
     schema = Schema.from_string(SCHEMA)

@@ -1,4 +1,4 @@
-"""A server of Redis's protocol in this process, which stalls, lies and goes away when it is told to."""
+"""A server of Redis's protocol in this process, which stalls, lies and disconnects on command."""
 
 from __future__ import annotations
 

@@ -254,7 +254,7 @@ def test_no_room_is_made_for_what_is_given_up(monkeypatch):
 
 
 def test_what_has_gone_is_not_remembered_by_what_it_shared(host):
-    """Modules that begin alike come and go for years; their beginning stays."""
+    """Modules with a common prefix come and go for years; the prefix stays."""
     site = Site([], tokens=128, host=host)
     for number in range(200):
         site.compute(specify((5, *range(1000 * number, 1000 * number + 30)), 0, (), KEYS))

@@ -312,7 +312,7 @@ def test_lifetimes_outlive_the_process_and_clocks_that_jump(tmp_path, monkeypatc
     assert held(DiskTier(tmp_path, 1 << 30)) == [0, 1, 2]
     now[0] += 2
     assert held(DiskTier(tmp_path, 1 << 30)) == [1, 2]
-    now[0] -= 1e6  # a clock that went back gives no more than was said
+    now[0] -= 1e6  # a clock that went back does not extend a lifetime
     assert held(DiskTier(tmp_path, 1 << 30)) == [1, 2]
     now[0] += 3601
     assert held(DiskTier(tmp_path, 1 << 30)) == [2]
