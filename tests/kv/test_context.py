@@ -90,7 +90,7 @@ def test_a_record_has_a_constant_size(tokens):
 
 
 def test_a_group_ends_where_a_token_was_made_under_something_else():
-    """So the records that wait are all of one kind, and few, in a splice of many small modules too."""
+    """So the waiting records are all of one kind, and few, for a prompt of many small modules too."""
     record = Context()
     for number in range(100):
         record = record.extend((1,) * 40, 40 * number, b"x" * 32, continues=False)

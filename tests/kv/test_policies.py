@@ -151,7 +151,9 @@ def test_ends_go_before_beginnings(policy):
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10_000))
 def test_what_is_held_stays_and_the_rest_is_found_from_its_beginning(policy, seed):
-    """Random prompts that share beginnings, some held: after every step all held is there, and no chunk is lost."""
+    """Random prompts with common prefixes, some with references. After every step the latter are stored, and no
+    chunk is lost.
+    """
     draw, s = random.Random(seed), store(policy, 8)
     holds = []
     for _ in range(60):
@@ -169,7 +171,7 @@ def test_what_is_held_stays_and_the_rest_is_found_from_its_beginning(policy, see
             assert s.longest(TokenRun(held, 0, Context())).tokens == len(held)
         assert all(s.longest(segment.run).tokens == segment.tokens for segment in list(s))
         audit(s, holds=[hold for hold, _ in holds])
-        # All that is kept is reached from the root: no end outlives its beginning.
+        # All kept segments are reached from the root: no end outlives its prefix.
         reached, places = set(), [TokenRun((), 0, Context())]
         while places:
             at = s.place(places.pop())

@@ -245,7 +245,7 @@ def test_a_fault_of_any_kind_ends_one_read_and_no_other(disk, caplog):
     disk.get = panic
     site.bring_up(ONE)
     assert site.store.get(ONE) is None
-    site.bring_up(TWO)  # by the same thread, which has told of the fault by then
+    site.bring_up(TWO)  # by the same thread, which has reported the fault by then
     assert site.lies_right(TWO)
     assert "it panics" in caplog.text
     site.close()
@@ -291,7 +291,7 @@ def test_what_was_written_through_a_codec_comes_back_as_its_form(tmp_path, codec
 
 
 def test_each_tier_has_its_own_codec(tmp_path):
-    """Lossless in the host's memory, and not on disk; a form that comes up is copied as that form."""
+    """Lossless in the host's memory, and lossy on disk; a form that is loaded is copied as that form."""
     host, disk = MemoryTier(), DiskTier(tmp_path, 1 << 30, "int8")
     site = Site([host, disk])
     form = site.form(ONE, "int8")

@@ -488,7 +488,7 @@ def test_without_the_package_the_error_names_the_extra(monkeypatch):
 
 
 def test_a_segment_of_another_server_comes_up_and_stays_on_disk(server, tmp_path):
-    """Found on the shared tier, read into the pool, and copied to the folder on its way."""
+    """The segment is found on the shared tier, read into the pool, and copied to the folder."""
     first = Site([SharedTier(server.address)])
     first.compute(ONE)
     first.written()
