@@ -37,7 +37,7 @@ def test_what_was_added_is_found():
     found = s.get(spec(1))
     assert [segment.run.ids for segment in found.segments] == [(1, 2, 3, 4)]
     assert s.get(spec(2)) is None
-    assert s.get(spec(1, 5)) is None  # a beginning is not the whole
+    assert s.get(spec(1, 5)) is None  # a prefix is not the whole
     assert s.get(spec(1, 3)).tokens == 3
     assert (len(s), s.tokens) == (1, 4)
 
@@ -242,7 +242,7 @@ def test_chunks_are_accounted_for(steps):
 
 
 def said(s: SegmentStore, ids: tuple[int, ...]) -> TokenRun:
-    """Store text that is no module, from the beginning on."""
+    """Store text that is no module, from its first token on."""
     run, slots = TokenRun(ids, 0, Context()), s.allocate(len(ids))
     s.insert(run, slots)
     s.pool.free(slots)

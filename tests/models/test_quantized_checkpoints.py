@@ -88,7 +88,7 @@ def gptq(
     group: int = GROUP,
     said: bool = True,
 ):
-    """said: whether the file has the group of each input."""
+    """said: True if the file has the group of each input."""
     order = torch.arange(weight.shape[1]) // group
     if shuffled:
         order = order[torch.randperm(len(order), generator=torch.Generator().manual_seed(1))]

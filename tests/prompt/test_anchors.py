@@ -1,4 +1,4 @@
-"""Text that changes in front of marked parts: it is noticed, told once, and modules are read all the same."""
+"""Changing text before marked parts: it is noticed and reported once, and modules are still read."""
 
 from __future__ import annotations
 
