@@ -1,4 +1,4 @@
-"""A connection whose client hangs up, sleeps, or is told everything in time."""
+"""A connection whose client hangs up, sleeps, or gets every event in time."""
 
 from __future__ import annotations
 

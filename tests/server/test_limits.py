@@ -25,7 +25,7 @@ SECOND, MINUTE = 10**9, 60 * 10**9
 
 
 class Clock:
-    """Stands still until it is told to go on."""
+    """Stands still until the test advances it."""
 
     def __init__(self) -> None:
         self.now = 12_345

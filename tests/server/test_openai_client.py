@@ -208,7 +208,7 @@ def test_every_field_streamed_and_not(client: OpenAI, kind: str, field: str, val
 
 
 def check(field: str, value: Any, answer: Any) -> None:
-    """That the field had its effect, where that can be told from one answer."""
+    """Check that the field had its effect, where one answer shows it."""
     (first, *others) = answer.choices
     if field == "n":
         assert len(others) == value - 1

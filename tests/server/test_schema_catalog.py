@@ -239,7 +239,9 @@ def test_an_encoding_that_fails_says_so_and_the_schema_stays(failure, status, co
 
 
 class Shelf(RuleBasedStateMachine):
-    """Any changes of any tenants: everybody sees their own schemas and the public ones, at their latest versions."""
+    """Random changes by random tenants: each tenant sees its own schemas and the public ones, at their latest
+    versions.
+    """
 
     names = st.sampled_from("st")
     salts = st.sampled_from([None, "a", "b", "r"])
