@@ -262,9 +262,9 @@ def test_salts_are_apart_and_private_text_may_be_there(device):
 
 
 def test_text_that_comes_back_is_written_on_its_second_use(device, tmp_path, monkeypatch):
-    """To come up again is no use of it, and to be read on its way up is one.
+    """Loading the text again does not count as a use; reading it during the load does.
 
-    The folder says that it has no room to spare, since with room the first use writes the text.
+    The folder reports no spare room, because with room the first use writes the text.
     """
     monkeypatch.setattr(DiskTier, "has_room", False)
     document = {"type": "text", "text": f"{WORDS}, in a document", "cache_control": {"type": "ephemeral"}}

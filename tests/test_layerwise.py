@@ -1,7 +1,7 @@
-"""Modules that come up from the host tier layer by layer, while the request that reads them computes.
+"""Modules that load from the host tier layer by layer, while the request that reads them computes.
 
-The device is a second pool of the CPU, and the copies are those of a thread. Slots hold what is no number until a layer
-of them is copied, so that whoever reads one before has an answer that is none.
+The device is a second pool of the CPU, and a thread makes the copies. Slots hold NaN until a layer of them is copied,
+so an early read makes the answer NaN.
 """
 
 from __future__ import annotations

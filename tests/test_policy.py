@@ -42,7 +42,7 @@ def test_the_written_form_reads_as_the_same_policy(word, positions):
 
 
 def test_modular_is_the_most_exact_form_there_is():
-    """It encodes what is nowhere as ``anchored`` does, and reads what is stored more exactly, unless told not to."""
+    """It encodes missing modules as ``anchored`` does, and by default reads more exact stored forms."""
     best, fixed = ReusePolicy.parse("modular"), ReusePolicy.parse("anchored")
     assert best == BEST != fixed
     assert best.without_recompute() == fixed

@@ -34,7 +34,7 @@ TENANTS = {
 
 
 class Keys:
-    """Tenants by their Authorization headers; without any, everybody is let in."""
+    """Tenants by their Authorization headers; without tenants, every request is accepted."""
 
     def __init__(self, tenants: Mapping[str, Tenant]) -> None:
         self._tenants = tenants
