@@ -1,4 +1,4 @@
-"""A shared store through the LLM class: one server encodes text and the others read it, whatever the store does."""
+"""A shared store through the LLM class: one server encodes text and the others read it under any fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An ingress without weights in front of remote engines answers as one engine does, whatever fails."""
+"""An ingress without weights in front of remote engines answers as one engine does, after any failure."""
 
 from __future__ import annotations
 

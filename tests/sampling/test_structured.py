@@ -1,4 +1,4 @@
-"""Answers in a given language: every answer is in it, whatever the other parameters are."""
+"""Answers in a given language: every answer is in it under all other parameters."""
 
 from __future__ import annotations
 
