@@ -36,7 +36,7 @@ def test_a_damaged_header_is_left_to_who_reads_it(tmp_path, content):
 
 
 def test_no_more_is_asked_for_than_the_window(tmp_path, monkeypatch):
-    """The next request follows the report that the bytes before it are used."""
+    """A read past the window waits for the report that the bytes before it are used."""
     path = tmp_path / "file"
     path.write_bytes(b"")
     asked: list[int] = []
