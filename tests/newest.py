@@ -1,7 +1,7 @@
 """For ``make test-newest``: the dependencies without their ranges, and a test that every module can be imported.
 
-As a program it prints requirements for pip: the packages that inlay, its extras and its tests import, without versions.
-torch is the one of constraints.txt, because another torch brings gigabytes for GPUs.
+As a program it prints requirements for pip without versions: the packages that inlay, its extras and its tests import.
+torch is the one of constraints.txt, because another torch downloads gigabytes for GPUs.
 """
 
 from __future__ import annotations

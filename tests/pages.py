@@ -14,7 +14,7 @@ _FENCED = re.compile(r"^```(\w*)[ ]?(.*)\n((?s:.*?))^```$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block: its language, what stands behind the language, its text, and the file and line of its fence."""
+    """A fenced block: its language, the words behind the language, its text, and the file and line of its fence."""
 
     language: str
     note: str
@@ -51,7 +51,7 @@ def rows(page: Path, *header: str) -> list[tuple[str, ...]]:
 
 
 def curl(line: str) -> str:
-    """What a page's line that calls curl prints."""
+    """The output of a page's line that calls curl."""
     command, *rest = shlex.split(line)
     assert command == "curl"
     done = subprocess.run([command, "-sS", *rest], capture_output=True, text=True, timeout=60)

@@ -1,4 +1,4 @@
-"""What is imported is declared; the ranges that pyproject.toml states and the pins of constraints.txt fit together."""
+"""Every imported package is declared; the ranges of pyproject.toml and the pins of constraints.txt fit together."""
 
 from __future__ import annotations
 

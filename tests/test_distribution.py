@@ -1,4 +1,4 @@
-"""The distribution is inlay-llm: under that name it is installed, named in messages and told from another's inlay."""
+"""The distribution is inlay-llm: it is installed and named in messages so, and distinguished from another's inlay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/batch.md: its commands run, its requests are answered, its errors are what comes, and no field is missing."""
+"""docs/batch.md: its commands run, its requests are answered, its errors are real, and no field is missing."""
 
 from __future__ import annotations
 

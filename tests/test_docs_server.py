@@ -1,4 +1,4 @@
-"""docs/server.md: its curl lines and its Python run, its answers are what comes, and no field or code is missing."""
+"""docs/server.md: its curl lines and its Python run, its answers are real, and no field or code is missing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .server.conftest import Site, running
 PAGE = DOCS / "server.md"
 ROOT = DOCS.parent
 LINES = [line for block in blocks(PAGE) if block.note == "curl" for line in block.text.splitlines()]
-#: Raised for requests by what is here; other pages have the codes of theirs.
+#: The sources of errors on this page; other pages list their own codes.
 SOURCES = [f"server/{name}.py" for name in ("errors", "service", "app", "requests")] + ["api/failures.py"]
 ELSEWHERE = {"internal_error", "rate_limit_exceeded", "unknown_field", "unsupported_field"}
 
@@ -35,7 +35,7 @@ def demo() -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def answers(demo: Site) -> dict[str, str]:
-    """What every line of the page gives."""
+    """The output of every line of the page."""
     return {line: curl(line.replace(":8000", f":{demo.port}")) for line in LINES}
 
 

@@ -1,4 +1,6 @@
-"""What prompts, lines and pools cost grows evenly: sizes at which anything quadratic takes a multiple of its bound."""
+"""The cost of prompts, queues and pools grows linearly: at these sizes, quadratic work takes a multiple of its
+bound.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The host tier, as those who use an LLM see it: a device's pool that is too small for what is asked for again.
+"""The host tier through the LLM class: the device's pool is too small for the text that requests repeat.
 
-The device is a second pool of the CPU; what only streams of a GPU do, no test here shows.
+The device is a second pool of the CPU, so these tests do not cover the streams of a GPU.
 """
 
 from __future__ import annotations
@@ -106,7 +106,9 @@ def test_without_it_what_is_evicted_is_computed_again(device, expected):
 
 
 def test_answers_do_not_wait_for_copies(device, monkeypatch, expected):
-    """While every copy hangs, requests go on: who decodes takes what is copied, or what is lost."""
+    """While every copy hangs, requests go on: a decode step takes slots that are being copied, or drops their
+    contents.
+    """
     llm = make(store_timeout_s=0.05)
     read, go_on = type(llm.storage).read_slab, threading.Event()
 
@@ -154,7 +156,7 @@ def test_decode_steps_never_wait(device, monkeypatch):
 
 
 def test_device_host_disk(device, tmp_path, expected):
-    """With a store, what is written behind stays on disk; and a second process reads from there."""
+    """With a store, evicted text stays on disk, and a second process reads it there."""
     for start in range(2):
         llm = make(store=tmp_path, store_private=True)
         encoded = add_all(llm)
@@ -169,7 +171,7 @@ def test_device_host_disk(device, tmp_path, expected):
 
 
 def test_who_waits_for_room_to_come_up_is_not_overtaken_for_ever(device, monkeypatch):
-    """While something else is on its way up, nobody who comes later takes the room that a large request waits for."""
+    """While another load is in progress, later requests do not take the room that a large request waits for."""
     llm = make(store_timeout_s=30)
     add_all(llm)
     go_on, put = threading.Event(), type(llm.storage).put_slab
@@ -240,7 +242,7 @@ def test_lifetimes_end_there_too(device, monkeypatch):
 
 
 def test_salts_are_apart_and_private_text_may_be_there(device):
-    """The memory is this process's own: what is private goes there, and only its owner finds it."""
+    """The memory belongs to this process, so private text may be stored there. Only its own salt finds it."""
     llm = make()
     private = Schema.from_string(f'<schema name="p"><module name="m">{WORDS}, privately</module></schema>')
     prompt = Prompt.from_string('<prompt schema="p"><m/>What?</prompt>')
@@ -260,9 +262,9 @@ def test_salts_are_apart_and_private_text_may_be_there(device):
 
 
 def test_text_that_comes_back_is_written_on_its_second_use(device, tmp_path, monkeypatch):
-    """To come up again is no use of it, and to be read on its way up is one.
+    """Loading the text again does not count as a use; reading it during the load does.
 
-    The folder says that it has no room to spare, since with room the first use writes the text.
+    The folder reports no spare room, because with room the first use writes the text.
     """
     monkeypatch.setattr(DiskTier, "has_room", False)
     document = {"type": "text", "text": f"{WORDS}, in a document", "cache_control": {"type": "ephemeral"}}

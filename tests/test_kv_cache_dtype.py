@@ -1,4 +1,4 @@
-"""Keys and values in 8 bits: whose they are, what they cost, that they are computed over alike, who refuses them."""
+"""Keys and values in 8 bits: their scope, cost and equivalent computation, and the models that refuse them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layers of the package: who may import whom, and that no modules import each other in a circle.
+"""The layers of the package: the allowed imports, and no import cycles.
 
 Every import counts: those inside functions, and those for type checkers alone.
 """
@@ -39,7 +39,7 @@ LAYERS = (
 )
 ROWS = {part: row for row, parts in enumerate(LAYERS) for part in parts}
 
-#: What the rows alone would allow: the model's side knows no prompts, and prompts know the store's identities alone.
+#: Rules beyond the rows: the model's side imports nothing of prompts, and prompts import only the store's identities.
 APART = {
     **dict.fromkeys(("kv", "kv.identity", "attention", "models"), ("pml", "prompt")),
     "engine": ("output",),
@@ -100,7 +100,7 @@ def part_of(module: str) -> str:
 
 
 def problems(imports: Imports) -> Iterator[str]:
-    """What is wrong with the imports of a package: each import with the rule that it breaks."""
+    """Yield each forbidden import of a package with the rule that it breaks."""
     for module, targets in imports.items():
         part = part_of(module)
         if part not in ROWS:

@@ -1,7 +1,7 @@
-"""Modules that come up from the host tier layer by layer, while the request that reads them computes.
+"""Modules that load from the host tier layer by layer, while the request that reads them computes.
 
-The device is a second pool of the CPU, and the copies are those of a thread. Slots hold what is no number until a layer
-of them is copied, so that whoever reads one before has an answer that is none.
+The device is a second pool of the CPU, and a thread makes the copies. Slots hold NaN until a layer of them is copied,
+so an early read makes the answer NaN.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def filled(**settings) -> tuple[LLM, Passes]:
 
 
 def ended(llm: LLM) -> None:
-    """All chunks are the index's, now that nobody reads any, once what was late has returned from its copy."""
+    """Once late layers have been copied and no request reads them, the index owns all chunks."""
     residency, deadline = llm.local.residency, time.monotonic() + WAIT_S
     while True:
         residency.wait(0.05)
@@ -114,7 +114,9 @@ def ended(llm: LLM) -> None:
 
 
 def test_the_first_layer_is_computed_before_the_last_is_copied(device, monkeypatch, expected):
-    """A layer is copied here once the one before it was computed: whoever waits for all of them waits for ever."""
+    """The copy of each layer waits until the layer before it is computed. A pass that waited for all layers would
+    hang.
+    """
     llm, passes = filled(store_timeout_s=WAIT_S)
 
     def before(layer):
@@ -137,7 +139,7 @@ def test_the_first_layer_is_computed_before_the_last_is_copied(device, monkeypat
 
 @pytest.mark.parametrize("layer", [0, 1])
 def test_what_was_computed_with_a_damaged_layer_is_dropped(device, monkeypatch, expected, layer, caplog):
-    """The request is computed again, with its modules; who is in that pass with it has its answer all the same."""
+    """The request is recomputed with its modules. Other requests of that pass still get their answers."""
     llm, passes = filled(store_timeout_s=WAIT_S)
     go_on, first_is_up, check = threading.Event(), threading.Event(), inlay.kv.offload.host.checksum
     copies = Copies(llm, monkeypatch)
@@ -157,7 +159,7 @@ def test_what_was_computed_with_a_damaged_layer_is_dropped(device, monkeypatch, 
     encoded, engine = llm.stats().encoded_tokens, llm.local.engine
     first, other = (request(llm, prompt) for prompt in (PROMPTS[0], "something else"))
     engine.add(first)
-    while not residency.bringing(keys):  # what goes for them is copied first
+    while not residency.bringing(keys):  # the victims are copied first
         step(llm)
     go_on.set()
     if layer:
@@ -212,7 +214,7 @@ def test_who_answers_does_not_wait_for_layers(device, monkeypatch, expected):
 
 
 def test_who_gives_up_gives_its_share_back(device, monkeypatch):
-    """A fault of the pass ends the request; what comes up for it stays, for others."""
+    """A fault of the pass ends the request. Its chunks still load, for other requests."""
     llm, _ = filled(store_timeout_s=WAIT_S)
     copies = Copies(llm, monkeypatch)
 
@@ -232,12 +234,12 @@ def test_who_gives_up_gives_its_share_back(device, monkeypatch):
 
 
 def step(llm: LLM) -> None:
-    """A step of the engine, in which nobody else has the turn: what comes up is given to the store between two."""
+    """Run one step of the engine under its lock; loaded chunks enter the store between two steps."""
     llm.local.thread.run(llm.local.engine.step)
 
 
 def copied_ahead(llm: LLM) -> None:
-    """What the pool evicts next is in the host tier: who needs a chunk for it in the next step does not wait."""
+    """Copy the next victims to the host tier, so that the next step can allocate without waiting."""
     residency = llm.local.residency
     llm.local.thread.run(residency.demote)
     while residency.demoting:

@@ -1,4 +1,4 @@
-"""Log-probabilities in arrays: a list to whoever reads them."""
+"""Log-probabilities in arrays that read as lists."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_it_is_pickled_as_a_list():
 
 
 def test_a_number_takes_some_twenty_bytes():
-    """Dictionaries of objects take 250, and what is left of them keeps memory from the system."""
+    """Dictionaries of objects take 250 bytes, and their remains keep memory from the system."""
     entry = [(token, -token / 7, token) for token in range(1000, 1021)]
     tracemalloc.start()
     blocks = sys.getallocatedblocks()

@@ -1,4 +1,4 @@
-"""What was measured of a model is kept in a file for its fingerprint, and 'auto' goes by it."""
+"""Measurements of a model are kept in a file for its fingerprint, and 'auto' follows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What callers change about a model: its chat template, and how long its context is."""
+"""Options of a model: its chat template, and the length of its context."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Tests and benchmarks hold the outside: nothing of them reaches for a name that begins with an underscore.
-
-So what is inside can change without them, and what they need has a public name. Patching counts as reaching.
-"""
+"""Tests and benchmarks use public names only: none that begins with an underscore, in patches neither."""
 
 from __future__ import annotations
 
@@ -19,8 +16,7 @@ TESTS = Path(__file__).parent
 LAB = TESTS.parent / "lab"
 FOLDERS = (TESTS, LAB / "tests", LAB / "benchmarks", LAB / "src/inlay_lab/bench")
 
-#: Of other packages, without public ones: how a stock model attends, the hooks of a module, the caller's frame, what
-#: ours is timed against, PyTorch's operations that wait for a device; what notebooks ask objects for.
+#: Private names of other packages without a public equivalent.
 OF_OTHERS = {
     "_exit",
     "_attn_implementation",
@@ -32,15 +28,15 @@ OF_OTHERS = {
     "_scaled_dot_product_flash_attention_for_cpu",
     "_unique2",
 }
-#: No attributes: the file of our kernel, which a test has missing; endings of metrics; a name looked for in source; a
-#: field of LongBench's rows; endings of weights and of figures.
+#: Strings that are no attributes: the file of our kernel, metric suffixes, searched text, a LongBench field, weight
+#: names.
 OTHERWISE = {"_kernel", "_sum", "_count", "_total", "_tokens", "_stop", "_id", "_exps", "_proj", "_gb_s", "_ms"}
 
 _PRIVATE = re.compile(r"_[a-zA-Z]\w*")
 
 
 def reached(text: str) -> Iterator[str]:
-    """What a file reaches for, each with its line: attributes, imports, and names as text."""
+    """Yield the names that a file uses, each with its line: attributes, imports, and names in strings."""
     tree = ast.parse(text)
     own = _own(tree)
     for node in ast.walk(tree):
@@ -65,7 +61,7 @@ def _last(text: str) -> str:
 
 
 def _own(tree: ast.Module) -> set[str]:
-    """What the classes of a file define: methods, fields, and what is assigned to themselves."""
+    """The names that the classes of a file define: methods, fields, and attributes of self."""
     classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     inside = [node for each in classes for node in ast.walk(each)]
     methods = {node.name for node in inside if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}

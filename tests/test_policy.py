@@ -42,7 +42,7 @@ def test_the_written_form_reads_as_the_same_policy(word, positions):
 
 
 def test_modular_is_the_most_exact_form_there_is():
-    """It encodes what is nowhere as ``anchored`` does, and reads what is stored more exactly, unless told not to."""
+    """It encodes missing modules as ``anchored`` does, and by default reads more exact stored forms."""
     best, fixed = ReusePolicy.parse("modular"), ReusePolicy.parse("anchored")
     assert best == BEST != fixed
     assert best.without_recompute() == fixed
@@ -459,7 +459,7 @@ def test_auto_is_the_cheapest_policy_that_was_measured_to_be_within_its_toleranc
 
 
 def test_auto_goes_by_what_was_measured_where_modules_stand():
-    """What was measured packed says nothing of modules at their schema's positions."""
+    """Measurements with packed positions do not apply to modules at their schema's positions."""
     assert str(ReusePolicy.parse("auto:0.05").resolved(ROWS, "it turns")) == "isolated"
     at_schema = ReusePolicy.parse("auto:0.05", "schema").resolved(ROWS, None)
     assert (str(at_schema), at_schema.positions) == ("isolated", "schema")

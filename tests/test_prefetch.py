@@ -1,4 +1,6 @@
-"""Prefetch: what is likely to be read next is there before somebody asks; a shared store is asked for who waits."""
+"""Prefetch: text that is likely to be read next is loaded ahead, and the shared store is queried for queued
+requests.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,7 @@ def test_what_followed_is_remembered_up_to_so_many_bytes(store, monkeypatch, kib
 
 
 def test_what_others_have_written_is_brought_up_for_those_in_line(monkeypatch):
-    """There is one place; the shared tier is asked, and read, for who waits while somebody else has it."""
+    """With one slot taken, the shared tier is queried and read for the request in the queue."""
     server = FakeServer()
     restarted(None, taking("a"), UNION, store_shared=server.address)
     monkeypatch.setattr(shared, "FIND_S", 30.0)
@@ -91,7 +93,7 @@ def test_what_others_have_written_is_brought_up_for_those_in_line(monkeypatch):
 
     def run_slowly(*asked):
         steps.append(asked)
-        if 3 <= len(steps) <= 10 and came.wait(2):  # what the server says is acted upon between two steps
+        if 3 <= len(steps) <= 10 and came.wait(2):  # the server's answer takes effect between two steps
             in_time.append(len(steps))
         return run(*asked)
 

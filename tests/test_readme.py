@@ -113,7 +113,7 @@ def test_long_commands(command):
 
 
 def test_make_demo_is_the_first_command_of_the_readme():
-    """`make demo` installs and runs this; `make test` is what runs these tests."""
+    """`make demo` installs and runs the command."""
     plan = subprocess.run(["make", "-n", "demo"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "--quiet" not in (ROOT / "Makefile").read_text(), "pip says what it does"
     assert "Answering a prompt" in plan

@@ -1,4 +1,4 @@
-"""What stays and what goes because somebody said so: lifetimes of schemas and of text, pins, and evictions."""
+"""Retention by request: lifetimes of schemas and of text, pins, and evictions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def misses(llm, prompt=BOTH, **asked) -> dict[str, int]:
 
 
 def encoded(llm) -> int:
-    """How many tokens of the schema are encoded anew where it is asked for now."""
+    """How many tokens of the schema a request for it would recompute now."""
     before = llm.stats().encoded_tokens
     llm.add_schema(SCHEMA)
     return llm.stats().encoded_tokens - before
@@ -104,7 +104,7 @@ def test_a_lifetime_that_is_none_is_refused_before_anything_is_known():
 
 @pytest.mark.parametrize("reuse", ["exact", "modular"])
 def test_a_marked_part_has_its_lifetime_under_every_policy(monkeypatch, reuse):
-    """Under exact it is text of the prompt, and what was said behind it goes with it; what stands before it stays."""
+    """Under exact the part is text of the prompt: text after it expires with it, and text before it stays."""
     clock = Clock(monkeypatch)
     llm = make("off")
     mark = {"cache_control": {"type": "ephemeral", "ttl": "5m"}}
@@ -316,7 +316,7 @@ def test_a_pin_that_is_given_up_leaves_nothing_pinned_that_nobody_can_let_go():
             asked.cancel()
             await asyncio.wait([asked])
             await llm.unpin("s")
-            await llm.stored("s")  # which the engine answers behind what was asked of it before
+            await llm.stored("s")  # the engine answers this after the earlier calls
             assert llm.stats().pinned_bytes == 0
         await asyncio.gather(llm.pin("s", modules=["a"]), llm.pin("s", modules=["b"]))
         assert await llm.unpin("s")

@@ -1,4 +1,4 @@
-"""The store on disk, as those who use an LLM see it: what is in it, who reads it, and that it never lies."""
+"""The store on disk through the LLM class: its contents, its readers, and its correctness after damage."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def answer(llm: LLM, prompt=BOTH, **asked):
 
 
 def restarted(store: Path | str | None, prompt=BOTH, schema: Schema = SCHEMA, **settings):
-    """The first answer of a new process, as it were, with what the engine did; it has ended then."""
+    """The first answer of a simulated new process, with its engine's usage; the process has ended afterwards."""
     llm = make(store, **settings)
     llm.add_schema(schema, encode=False)
     output = answer(llm, prompt)
@@ -96,7 +96,7 @@ def test_a_schema_that_is_added_is_read_and_not_encoded(store):
 
 
 def test_a_module_alone_is_missing_alone(store, expected):
-    """What is encoded behind others needs them in the pool only where it has to be computed."""
+    """A segment's context needs to be in the pool only if the segment is recomputed."""
     largest = max(files(store), key=lambda path: path.stat().st_size)
     largest.unlink()
     output, stats = restarted(store)
@@ -304,7 +304,7 @@ def hang(monkeypatch) -> threading.Event:
 
 
 def test_what_waits_for_a_place_is_read_meanwhile(store, expected, monkeypatch):
-    """There is one place; whoever has it does not go on until the disk is read for the one that waits."""
+    """With one slot, the running request does not continue until the disk is read for the request in the queue."""
     began, get = threading.Event(), DiskTier.get
     monkeypatch.setattr(DiskTier, "get", lambda *asked: (began.set(), get(*asked))[1])
     run, steps, in_time = Runner.run, [], []

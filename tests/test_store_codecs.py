@@ -1,4 +1,4 @@
-"""The store through a codec, as those who use an LLM see it: half the bytes, and never taken for what was computed."""
+"""The store through a codec, by the LLM class: half the bytes, and lossy forms are never taken for exact ones."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_damage_is_a_slower_start(tmp_path, expected):
 
 
 def test_one_module_is_missing_alone_and_encoded_behind_what_is_exact(tmp_path):
-    """What it is encoded behind comes back in a lossy form, and is computed for it all the same."""
+    """The module's context returns in a lossy form, and is recomputed exactly to encode the module."""
     restarted(tmp_path, store_codec="int8")
     largest = max(files(tmp_path), key=lambda path: path.stat().st_size)
     largest.unlink()
@@ -125,7 +125,7 @@ def test_one_module_is_missing_alone_and_encoded_behind_what_is_exact(tmp_path):
 
 
 def test_what_stands_behind_a_lossy_form_is_another_text(tmp_path):
-    """The records of what is behind, with and without a codec in front, differ; so do those of two codecs."""
+    """Records behind a lossy form differ from those behind an exact one, and those of two codecs differ."""
     llm = make(tmp_path, store_codec="int8")
     llm.add_schema(SCHEMA, encode=False)
 
@@ -146,7 +146,7 @@ def test_what_stands_behind_a_lossy_form_is_another_text(tmp_path):
 
 
 def test_a_form_that_has_gone_is_computed_and_named_no_more_exact_than_it_was(tmp_path, expected):
-    """A prompt that has begun to answer keeps what it reads, and is admitted again where nothing has that any more."""
+    """A running request keeps the forms that it reads. If they have gone, it is admitted again."""
     llm = make(tmp_path, store_codec="int8")
     llm.add_schema(SCHEMA, encode=False)
     request = llm.client.prepare(llm.processor.process(BOTH, GREEDY, llm.policy()))
@@ -171,7 +171,7 @@ def test_a_form_that_has_gone_is_computed_and_named_no_more_exact_than_it_was(tm
 
 
 def test_a_request_that_was_written_before_forms_were_known_may_be_read(tmp_path):
-    """Forms are the engine's: what crosses the border names none."""
+    """Forms belong to the engine: serialized requests do not name them."""
 
     llm = make(tmp_path, store_codec="int8")
     llm.add_schema(SCHEMA, encode=False)

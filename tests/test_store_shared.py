@@ -1,4 +1,4 @@
-"""A store that servers share, as those who use an LLM see it: what one has encoded others read, whatever it does."""
+"""A shared store through the LLM class: one server encodes text and the others read it under any fault."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_server_that_lies_makes_a_slower_answer_and_no_other(server, expected)
 
 
 def test_what_a_server_has_just_answered_is_waited_for(server, expected, monkeypatch):
-    """What it says is known a moment before the question is over; who asks in between is not late."""
+    """The answer is known a moment before the query has ended. A request in between is not late."""
     find = shared.SharedTier.find
 
     def linger(tier, keys):
@@ -141,7 +141,7 @@ def test_what_a_server_has_just_answered_is_waited_for(server, expected, monkeyp
 
 
 def test_what_a_server_cannot_give_is_waited_for_until_it_has_said_so(server, expected, monkeypatch):
-    """That it lied is known a moment before the reading is over; who asks in between is not late."""
+    """The failure is known a moment before the read has ended. A request in between is not late."""
     get = shared.SharedTier.get
 
     def linger(*arguments):

@@ -1,4 +1,4 @@
-"""Strict JSON: what is taken is what Python's parser says, and what is not is named with its place, in bounded time."""
+"""Strict JSON is parsed as Python's parser does; each error names its position, in bounded time."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def depth_of(text: str) -> int:
 @example('["\\\\",[[[[[[[[1]]]]]]]]]', 8)
 @example("[" + '"' * 512 + "[" * 9, 8)
 def test_nothing_too_deep_reaches_the_parser(text: str, most: int) -> None:
-    """Whatever the text, right or wrong: what the parser gets to read is not nested more than it may be."""
+    """For any text, valid or not, the parser never gets more nesting than the limit."""
     if depth_of(text) > most:
         with pytest.raises(JSONError) as caught:
             read_json(text.encode(), max_depth=most)

@@ -1,6 +1,6 @@
-"""docs/tutorial.md works: its files are written, its commands run, and they say what it says they do.
+"""docs/tutorial.md works: the test writes its files, runs its commands, and compares their output.
 
-Answers, times and counts of tokens belong to the model in the package, which gets better; everything else is compared.
+Answers, times and counts of tokens depend on the model in the package and are left out of the comparison.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ def check(file: Path) -> None:
 
 
 def run(command: str, capfd: pytest.CaptureFixture[str]) -> str:
-    """What a command prints; its errors, if it fails."""
+    """The output of a command, or its errors if it fails."""
     capfd.readouterr()
     status = main(shlex.split(command)[1:])
     out, err = capfd.readouterr()
     if status:
-        return err[max(err.rfind("inlay: "), 0) :]  # behind what was said while the model was loaded
+        return err[max(err.rfind("inlay: "), 0) :]  # after the output of loading the model
     if TABLE in out:
         rows = re.findall(r"^(\w+), \w+ +([\d,]+) ", out, re.MULTILINE)
         cached = {policy: int(count.replace(",", "")) for policy, count in rows}
@@ -76,7 +76,7 @@ def run(command: str, capfd: pytest.CaptureFixture[str]) -> str:
 
 
 def form(said: str) -> str:
-    """What does not depend on the model: errors as they are, and tables and trees without their numbers."""
+    """The output without its model-dependent parts: errors unchanged, tables and trees without their numbers."""
     if TABLE in said:
         said = said[said.index(TABLE) :]
     elif "tokens" not in said:

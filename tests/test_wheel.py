@@ -69,7 +69,7 @@ def test_what_a_wheel_holds(wheel: Path):
 
 @pytest.mark.slow
 def test_a_wheel_is_used_from_another_folder(wheel: Path, tmp_path: Path):
-    """What it depends on is seen where it is installed already; extras and build tools are hidden."""
+    """Installed dependencies are visible there; extras and build tools are hidden."""
     run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv")
     bin = tmp_path / "venv" / "bin"
     (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")

@@ -96,7 +96,7 @@ MISTRAL = """\
     {%- else %}{{- message.content + eos_token }}{%- endif %}
 {%- endfor %}
 """
-#: shows tools, and nothing of how to call them or of what was called
+#: shows tools, without instructions for calls and without past calls
 SIMPLE = """\
 {%- for tool in tools or [] %}{{- 'You may call ' + tool.function.name + '.\n' }}{%- endfor %}
 {%- for message in messages %}{{- message.role + ': ' + message.content + '\n' }}{%- endfor %}

@@ -19,5 +19,5 @@ class OnDevice(TorchBackend):
 
 
 def pretend(monkeypatch) -> None:
-    """Let the LLMs that a test makes compute on such a device, whatever backend they name."""
+    """Make the LLMs of a test compute on such a device, regardless of the backend that they name."""
     monkeypatch.setattr("inlay.client.local.get_backend", lambda name, device: OnDevice())

@@ -1,4 +1,4 @@
-"""Random passes for the compiled kernel, and what the specification says about them."""
+"""Random passes for the compiled kernel, and their results by the specification."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def same(layer: Layer, output: Tensor, expected: Tensor) -> None:
 
 
 class Asked(NamedTuple):
-    """What a part is made of; see Part.of."""
+    """The arguments of Part.of."""
 
     start: int
     length: int

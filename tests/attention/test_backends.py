@@ -177,7 +177,7 @@ def test_turning_the_query_equals_moving_the_keys(interleaved):
     turn = rotary(8, interleaved=interleaved)
     generator = torch.Generator().manual_seed(0)
     query, key = torch.randn(3, 8, generator=generator), torch.randn(5, 8, generator=generator)
-    cos, sin = turn.angles([-17])  # a shift of -17 turns by +17: what moving keys 17 on does
+    cos, sin = turn.angles([-17])  # a shift of -17 turns by +17, like moving keys 17 positions on
     moved = key @ torch.eye(8)
     moved = turn.turn(moved, cos, sin)
     cos, sin = turn.angles([17])
@@ -227,7 +227,7 @@ def test_what_lies_outside_the_window_is_not_read(backend):
 
 @pytest.mark.parametrize("window", [None, 30])
 def test_stored_keys_are_read_where_they_lie(monkeypatch, window):
-    """No stored key or value is copied: what the kernel gets are views of the pool."""
+    """No stored key or value is copied: the kernel gets views of the pool."""
     seen = []
     flash = torch_flash.flash_attention
     monkeypatch.setattr(

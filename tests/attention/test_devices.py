@@ -1,4 +1,4 @@
-"""Which backend goes with a device, and what is said where there is none."""
+"""The backend of each device, and the error for a device without one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a plan is grouped, by what its groups have the rows read."""
+"""How a plan is grouped, by the keys that its groups read for each row."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def blocks_of(groups: Groups) -> list[Block]:
 
 
 def wanted(asked: Sequence[Asked]) -> Iterator[Reading]:
-    """What the rows read, by the definition of a part."""
+    """The keys that the rows read, by the definition of a part."""
     row = 0
     for part in asked:
         for index in range(part.length):
@@ -48,7 +48,7 @@ def wanted(asked: Sequence[Asked]) -> Iterator[Reading]:
 
 
 def covered(asked: Sequence[Asked], blocks: list[Block]) -> Iterator[Reading]:
-    """What the groups have the rows read."""
+    """The keys that the groups read for the rows."""
     positions = [part.start + index for part in asked for index in range(part.length)]
     for rows, stretches in blocks:
         for slot, length, start, shift, masked in stretches:

@@ -1,4 +1,4 @@
-"""Building where no compiler works, and what goes into a wheel and a source distribution."""
+"""Building without a working compiler, and the contents of wheels and source distributions."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> str:
 
 
 def build(checkout: Path, what: str, **environment: str) -> tuple[Path, str]:
-    """What a build hook (PEP 517) makes, and what it prints."""
+    """The file that a build hook (PEP 517) makes, and its output."""
     code = f"from scikit_build_core.build import {what}; print({what}('dist'))"
     said = run("-c", code, cwd=checkout, **environment)
     return checkout / "dist" / said.splitlines()[-1], said

@@ -158,7 +158,7 @@ def test_rows_that_see_nothing_of_what_they_share(monkeypatch, instruction_set, 
 @pytest.mark.parametrize("fresh", [fp32, bf16])
 @pytest.mark.parametrize("head_dim", [5, 64])
 def test_int8_is_stored_as_the_specification_has_it(head_dim, fresh):
-    """Bit for bit, so that it does not matter who wrote; zeros, tiny and huge numbers, and what is none, too."""
+    """Equal bit for bit, so any backend may write them. Includes zeros, tiny and huge numbers, and NaN."""
     layer = Layer(head_dim=head_dim, stored=int8, fresh=fresh)
     parts = [Part.of(0, 8, (), (SlotRange(0, 8),))]
     query, key, value = fresh_of(layer, 8)

@@ -1,4 +1,4 @@
-"""What the compiled kernel reads and writes, and what it leaves alone."""
+"""The memory that the compiled kernel reads and writes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_every_number_of_the_output_is_written(monkeypatch, instruction_set, sto
 @both_dtypes
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 63, 64, 65])
 def test_keys_at_the_very_end_of_the_pool(instruction_set, stored, length):
-    """What lies behind the last slot is not the pool's, and what lies before the first one read is NaN."""
+    """Memory behind the last slot is outside the pool, and slots before the first one read are NaN."""
     part = Part.of(100, 1, (Item(SlotRange(127 - length, length), 3),), (SlotRange(127, 1),))
     check(Layer(stored=stored, fresh=stored, chunk=128), [part], instruction_set)
 
@@ -83,7 +83,7 @@ def test_the_pool_changes_in_the_rows_own_slots_alone(instruction_set, stored):
 @every_set
 @both_dtypes
 def test_strided_inputs(instruction_set, stored):
-    """transformers gives heads as transposed views of what one projection made."""
+    """transformers passes heads as transposed views of one projection."""
     parts = random_parts(5, longest=20)
     layer = with_rotary(Layer(stored=stored, fresh=stored))
     plan = build_plan(parts)
@@ -135,7 +135,7 @@ def test_nan_shows_in_its_own_row_alone(monkeypatch, instruction_set, count, row
 @both_dtypes
 @pytest.mark.parametrize("window", [None, 25])
 def test_decode_steps_advanced_in_place(instruction_set, stored, window):
-    """Seven steps of a plan that grows, against the reference on parts built anew."""
+    """Seven steps of a growing plan, compared with the reference on newly built parts."""
     layer = with_rotary(Layer(stored=stored, fresh=stored))
     layer = replace(layer, options=replace(layer.options, window=window))
     parts = random_parts(5, decode=True)

@@ -1,4 +1,6 @@
-"""Host memory that is locked for a device, with a stand-in for CUDA: what is asked of it, and what is copied when."""
+"""Host memory that is locked for a device, with a stand-in for CUDA: the calls to the runtime and the order of
+copies.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from inlay.slots import SlotRange
 
 
 class Cuda:
-    """What is asked of the runtime. fails: the error that locking ends with."""
+    """A runtime that records its calls. fails: the error of locking."""
 
     def __init__(self, fails: int = 0) -> None:
         self.asked: list[tuple] = []
@@ -119,8 +121,9 @@ def test_a_slab_in_locked_memory_is_copied_from_where_it_lies(storage, monkeypat
 
 @pytest.mark.parametrize("locked", [True, False])
 def test_the_computation_waits_for_the_layers_that_it_reads(storage, streams, monkeypatch, locked):
-    """Copies begin behind what was computed before, once, and the host waits behind all of them: in between the two
-    streams meet at an event a layer. What is not locked has the host wait before it is used again."""
+    """Copies start once, behind the earlier computation, and the host waits after all of them. In between the two
+    streams meet at one event a layer. Memory that is not locked makes the host wait before it is used again.
+    """
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: locked)
     monkeypatch.setattr(storage, "staging", lambda layer, tokens: [torch.empty(2, 2, tokens, 8).bfloat16()])
     slab = np.zeros((2, 2, 4, 16), np.uint8)

@@ -67,7 +67,7 @@ def test_a_decode_row_and_its_tail_are_one_item():
 
 
 def test_own_keys_in_two_runs_are_seen_by_position():
-    """Each run once, for all rows: what is read below the diagonal takes no entry of its own."""
+    """Each run once, for all rows: keys below the diagonal take no entry of their own."""
     part = Part.of(0, 5, (), (SlotRange(0, 2), SlotRange(8, 3)))
     assert items(part) == [(0, 2, 0, 0, 1), (8, 3, 2, 0, 1)]
     plan = build_plan([part])
@@ -116,7 +116,7 @@ def test_advancing_grows_what_building_anew_would_make():
 
 
 def recomputed() -> tuple[Part, list[int]]:
-    """205 tokens of a stored segment of 2,048 computed anew, read 100 positions further on."""
+    """205 recomputed tokens of a stored segment of 2,048, read 100 positions further on."""
     left_out = sorted(random.Random(0).sample(range(2048), 205))
     stored = Item(SlotRange(0, 2048), 0, shift=100, masked=True, left_out=tuple(left_out))
     return Part.at(np.array(left_out) + 100, (stored,), (SlotRange(4096, 128), SlotRange(8192, 128))), left_out
@@ -128,7 +128,7 @@ def test_scattered_rows_over_a_long_segment_take_few_entries():
     assert build_plan([part]).groups.stretches.shape[1] <= 1000
     read = {slot for run in part.ranges for slot in range(run.first, run.end)}
     assert not read & set(left_out)
-    assert max(slot for slot in read if slot < 2048) < left_out[-1]  # what lies behind the last row is not read
+    assert max(slot for slot in read if slot < 2048) < left_out[-1]  # keys behind the last row are not read
 
 
 def test_rows_see_stored_and_new_tokens_in_front_of_them():
@@ -162,7 +162,7 @@ def test_groups_do_not_depend_on_how_columns_are_sorted(monkeypatch, share):
 
 
 def test_what_is_left_out_of_many_items_costs_no_call_of_numpys_for_each():
-    """A request of a thousand repaired modules has a thousand parts, which read a thousand items each."""
+    """A request of a thousand recomputed modules has a thousand parts, which read a thousand items each."""
     draw = random.Random(3)
     items, seen = [], set()
     for number in range(300):

@@ -1,5 +1,8 @@
-"""Every backend against full attention under an explicit mask: any ranges of stored segments, at any shift, under
-windows, with slots left out and computed anew by rows that stand anywhere, several requests in one pass."""
+"""Every backend against full attention under an explicit mask.
+
+Covers any ranges of stored segments, shifts, windows, slots left out and recomputed by rows at any place, and several
+requests in one pass.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,7 @@ class Drawn:
         return first
 
     def request(self) -> Request:
-        """Ranges of segments with new text between them, of which some tokens are computed anew."""
+        """Ranges of segments with new text between them; some of their tokens are recomputed."""
         context, stored, fresh, at = list[Item](), list[Key](), list[int](), 0
         for first, length, start in self.draw.sample(self.segments, self.draw.randint(0, len(self.segments))):
             fresh += range(at, at + self.draw.choice([0, 0, 2]))
@@ -129,7 +132,7 @@ def test_any_ranges_are_full_attention_under_a_mask(backend, seed, window, share
     working = backend_of(backend)
     pool = working.make_pool([LayerShape(KV_HEADS, HEAD_DIM)], torch.float32, SLOTS)
     for tensor in (pool.keys[0], pool.values[0]):
-        tensor.fill_(torch.nan)  # what no request has stored must not be read
+        tensor.fill_(torch.nan)  # slots without stored tokens must not be read
     for request in drawn.requests:
         slots = torch.tensor([key.slot for key in request.stored], dtype=torch.long)
         made_at = torch.tensor([key.position - key.shift for key in request.stored], dtype=torch.long)

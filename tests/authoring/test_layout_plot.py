@@ -1,4 +1,4 @@
-"""The drawing of a layout: what its rows hold, and that what it writes can be read."""
+"""The drawing of a layout: the contents of its rows, and readable output."""
 
 from __future__ import annotations
 

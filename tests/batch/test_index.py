@@ -1,4 +1,4 @@
-"""The index: every line at its place, in any order, and nothing of what the lines hold."""
+"""The index: every line at its place, in any order, and no contents of the lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of a model: its prompts, its figures, what it recommends, and what a model refuses."""
+"""The check of a model: its prompts, figures and recommendation, and the models that it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``inlay batch``: killed and taken up, interrupted, and one sentence for what is wrong."""
+"""``inlay batch``: killed and resumed, interrupted, and one sentence for each error."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ MODEL = ("--model", "random:tiny", "--dtype", "float32", "--kv-memory", "16MiB")
 
 @contextmanager
 def started(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], str]]]:
-    """A batch in a process of its own, and what gives all that it has shown on its terminal when it has ended."""
+    """A batch in a process of its own, and a function that returns its terminal output after the end."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "150", "TERM": "xterm"}
     command = [sys.executable, "-m", "inlay", "batch", *arguments, *MODEL]
@@ -168,5 +168,5 @@ def test_killed_interrupted_and_taken_up(folder: Path, capsys):
     assert run(capsys, "in", "whole", *MODEL)[0] == 0
     taken_up, whole = texts(out), texts(folder / "whole")
     assert len(read(out)) == len(taken_up) == 960
-    # nothing but a near tie of two tokens can depend on who else was running
+    # only a near tie of two tokens can depend on the other requests
     assert sum(taken_up[name] != whole[name] for name in whole) <= 2

@@ -1,4 +1,4 @@
-"""``inlay cache``: what is in a store, what stays and goes, and that it comes over whole."""
+"""``inlay cache``: lists the contents of a store, keeps and removes segments, and transfers them whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``inlay check``: its table, its JSON, the file that 'auto' goes by, and one sentence for what is wrong."""
+"""``inlay check``: its table, its JSON, the file that 'auto' uses, and one sentence for each error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: what it prints, and one sentence with an exit status for what is wrong."""
+"""The command line: its output, and one sentence with an exit status for each error."""
 
 from __future__ import annotations
 

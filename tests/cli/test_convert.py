@@ -1,4 +1,4 @@
-"""``inlay convert``: both forms, both documents, and one sentence for what is wrong."""
+"""``inlay convert``: both forms, both documents, and one sentence for each error."""
 
 from __future__ import annotations
 

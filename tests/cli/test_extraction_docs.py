@@ -1,4 +1,4 @@
-"""The worked example in docs/extraction.md is what the command prints and writes."""
+"""The worked example in docs/extraction.md equals the output and files of the command."""
 
 from __future__ import annotations
 

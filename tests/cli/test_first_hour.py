@@ -1,4 +1,4 @@
-"""What newcomers write on the command line: the same options everywhere, and one sentence for what they mixed up."""
+"""Mistakes of new users on the command line: the same options everywhere, and one sentence for each error."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_files_that_cannot_be_read(files, capsys, arguments, remedy):
 
 
 def test_files_that_the_system_refuses(files, capsys, monkeypatch):
-    """Whatever the command reads, and wherever: this is also what to say where nobody foresaw it."""
+    """Any command may read a bad file. This message also covers errors without one of their own."""
 
     def refuse(*arguments, **options):
         raise PermissionError(13, "Permission denied", "mine/s.xml")
@@ -259,8 +259,6 @@ def test_a_name_that_goes_to_the_hub_is_announced(files, capsys, monkeypatch):
     "command", ["memory --model", "models show", "bench ttft --model", "bench throughput --quick --model"]
 )
 def test_every_command_says_that_it_waits_for_the_hub(files, capsys, monkeypatch, command):
-    """And what became of that: nobody answers."""
-
     def silent(name, *arguments, **options):
         assert "some/name is no folder here; it is looked up on the Hugging Face hub" in capsys.readouterr().err
         try:

@@ -1,4 +1,4 @@
-"""``inlay schema from-prompts``: what it prints and writes, and one sentence for what is wrong."""
+"""``inlay schema from-prompts``: its output, its files, and one sentence for each error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``--generation-config``: whether commands sample as a checkpoint says where nobody says otherwise."""
+"""``--generation-config``: sampling defaults from the checkpoint, where neither command nor request sets them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``inlay schema lint``: its lines, its JSON, its exit status, and what it says of the examples."""
+"""``inlay schema lint``: its lines, its JSON, its exit status, and its findings on the examples."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_what_is_wrong_is_one_sentence(files, capsys, arguments, sentence):
 
 
 def test_the_examples(capsys, monkeypatch):
-    """What is said of them is true: each has been looked at."""
+    """These findings are right: each was checked by hand."""
     monkeypatch.chdir(EXAMPLES.parent)
     schemas = [f"examples/{name}/{name}.xml" for name in ("docs", "records", "trip")]
     prompts = [part for name in ("docs", "records", "trip") for part in ("--prompts", f"examples/{name}/prompt.xml")]

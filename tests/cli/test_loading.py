@@ -1,4 +1,4 @@
-"""What a command says while it loads: every step on a terminal; elsewhere a line every ten seconds."""
+"""The output of a command while it loads: every step on a terminal; elsewhere a line every ten seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``inlay memory``: its tables, its JSON, and one sentence for what is wrong."""
+"""``inlay memory``: its tables, its JSON, and one sentence for each error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that commands write: refused in one sentence, and only for what is theirs."""
+"""Files that commands write: each is refused in one sentence, and only for reasons of its own."""
 
 from __future__ import annotations
 

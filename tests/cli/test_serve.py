@@ -1,4 +1,4 @@
-"""``inlay serve``: a process that says where it is, answers, and goes as it is told; one sentence for what is wrong."""
+"""``inlay serve``: the process prints its address, answers, and stops on a signal; one sentence for each error."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def log_as_it_was() -> Iterator[None]:
 
 @contextmanager
 def started(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, int]]:
-    """A server in a process of its own, what it calls the model, and its port; killed at the end if it still runs."""
+    """A server in a process of its own, its name of the model, and its port; killed at the end if it still runs."""
     command = [sys.executable, "-m", "inlay", "serve", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

@@ -1,4 +1,4 @@
-"""``inlay serve`` with a store: what a marked document is worth after a restart, and what the server says of that."""
+"""``inlay serve`` with a store: the use of a marked document after a restart, and the server's report of it."""
 
 from __future__ import annotations
 

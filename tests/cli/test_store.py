@@ -1,4 +1,4 @@
-"""``--store``: commands keep encoded modules where the user's caches lie, unless they are told otherwise."""
+"""``--store``: by default, commands keep encoded modules in the user's cache directory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCHEMA, PROMPT = (str(DOCS.parent / "examples" / "records" / name) for name in (
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch) -> Path:
-    """The user's cache directory, of a user who has said nothing."""
+    """The user's cache directory, without any settings of the user."""
     monkeypatch.delenv("INLAY_STORE")
     monkeypatch.delenv("INLAY_CACHE_ROOT")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -35,7 +35,7 @@ def ask(capsys, *options: str) -> tuple[dict, str]:
 
 
 def told(err: str) -> list[str]:
-    """What is said of the store."""
+    """The lines about the store."""
     return [line for line in err.splitlines() if "kept" in line or "store" in line]
 
 

@@ -18,7 +18,7 @@ EXAMPLE = (str(DOCS.parent / "examples/docs/docs.xml"), "--prompt", str(DOCS.par
 
 
 def settings_of_openmp(*options: str, **environment: str) -> dict[str, str]:
-    """What OpenMP says of itself when ``inlay run`` has loaded it."""
+    """The settings that OpenMP prints when ``inlay run`` has loaded it."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
     command = [sys.executable, "-m", "inlay", "run", *EXAMPLE, "--max-tokens", "1", "--json", *options]
     environment = {**inherited, "OMP_DISPLAY_ENV": "TRUE", **environment}

@@ -29,7 +29,7 @@ PATIENCE_S = 20  # of a test that would wait for ever
 
 
 class PanicException(BaseException):
-    """What a library written in Rust raises where it panics: no Exception."""
+    """The exception that a panic in a Rust library raises; it does not derive from Exception."""
 
 
 def engine(**settings: Any) -> AsyncLLM:
@@ -101,7 +101,7 @@ def test_any_fault_in_a_pass_ends_those_in_it_and_not_the_thread(monkeypatch, ki
         llm = engine(max_num_seqs=1)
         once(monkeypatch, engine_module, "begin", kind("a fault"), lambda logits, rows: True)
         found = await outcomes(*(last(llm.generate(prompt, PARAMS)) for prompt in ("Hello", "Another")))
-        (inside,) = [one for one in found if isinstance(one, Exception)]  # whoever came first
+        (inside,) = [one for one in found if isinstance(one, Exception)]  # the first request
         assert type(inside) is RuntimeError
         assert "a fault" in str(inside)
         assert [text(one) for one in found if one is not inside]
@@ -192,7 +192,7 @@ def test_an_output_that_cannot_be_made_ends_its_request(monkeypatch, kind):
 
 
 def test_when_the_thread_ends_all_hear_why_and_nobody_is_taken_in(monkeypatch):
-    """A fault that goes on: nobody can be scheduled, nor taken out."""
+    """A permanent fault: no request can be scheduled or removed."""
 
     async def ask() -> None:
         llm = engine(max_num_seqs=1)

@@ -1,4 +1,4 @@
-"""AsyncLLM: many callers, one engine thread; each hears of its own request, and nobody of what is not theirs."""
+"""AsyncLLM: many callers and one engine thread; each caller receives the events of its own request only."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_shutdown_ends_what_is_under_way():
 
 @pytest.mark.parametrize(("modules", "repeats"), [(12, 4), (1, 44)])
 def test_a_schema_is_encoded_between_the_steps_of_others(modules, repeats):
-    """Somebody's stream goes on while a schema of many passes is encoded, be they of many modules or of a long one."""
+    """Other streams go on during the many passes of a schema with many modules or one long module."""
     texts = [f"Text number {n} of some length. " * repeats for n in range(modules)]
     modules = "".join(f"<module name='m{n}'>{text}</module>" for n, text in enumerate(texts))
     schema = Schema.from_string(f"<schema name='many'>{modules}</schema>")

@@ -1,4 +1,4 @@
-"""LLM on an engine that it has nothing of but bytes: what crosses the client is plain data, and may come late."""
+"""LLM on an engine that it reaches only through bytes: messages are plain data, and may arrive late."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def made(kind: type[LLM], **settings: Any) -> LLM:
 
 
 def said(llm: LLM, prompts: Any, params: Any, **how: Any) -> list[Any]:
-    """What does not depend on the clock, nor on who else was in a pass: of log-probabilities the ranks."""
+    """The output without its dependence on the clock and on the batch: of log-probabilities the ranks."""
     llm.client.reset_prefix_cache().result()
     found = []
     for output in llm.generate(prompts, params, **how):

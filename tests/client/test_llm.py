@@ -85,7 +85,7 @@ def test_a_prompt_of_a_schema_in_every_form(llm):
 
 
 def test_pml_in_plain_text_stays_text(llm):
-    """A string is never read as PML: whoever controls a text prompt could import modules."""
+    """A string is never read as PML: otherwise the author of a text prompt could import modules."""
     llm.add_schema(SCHEMA)
     (output,) = llm.generate('<prompt schema="s"><a/></prompt>', GREEDY)
     assert output.usage.cached_tokens == 0
@@ -170,7 +170,7 @@ def test_streaming_says_the_same_in_steps(llm):
 
 
 def test_calls_in_the_middle_of_a_stream_mix_nothing_up(llm):
-    """An engine has one batch: whoever steps it carries everybody on, and everybody hears of their own answer alone."""
+    """An engine has one batch. Each thread that steps it advances all requests, and receives its own answer only."""
     expected = [llm.generate(text, GREEDY)[0].outputs[0].token_ids for text in ("One", "Another")]
     one, other = llm.stream("One", GREEDY), llm.stream("Another", GREEDY)
     first = [next(one).outputs[0].token_ids, next(other).outputs[0].token_ids]
@@ -206,7 +206,7 @@ def test_a_stream_that_is_left_gives_everything_back(llm):
     next(stream)
     assert llm.store.pool.free_chunks < free
     stream.close()
-    llm.store.clear()  # what it had computed stays until then
+    llm.store.clear()  # its computed segments stay until then
     assert llm.store.pool.free_chunks == free
     assert tokens(llm.generate("Hello", GREEDY))
 
@@ -392,7 +392,7 @@ def test_a_fault_in_a_step_gives_everything_back(llm, monkeypatch):
 
 
 def test_a_device_without_memory_ends_the_requests_of_the_pass_alone(llm, monkeypatch):
-    """A backend that finds no memory for some pass: who was in it hears of it, and the engine goes on."""
+    """A backend that runs out of memory in a pass fails the requests of that pass, and the engine goes on."""
     free, expected = llm.store.pool.free_chunks, tokens(llm.generate("Hello", GREEDY))
     llm.client.reset_prefix_cache().result()
     backend = type(get_backend(llm.config.attention_backend))

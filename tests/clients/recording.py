@@ -22,7 +22,7 @@ from tests.clients.vocabulary import many_words
 
 
 def kind(value: Any) -> Any:
-    """What two values that are alike have in common: all but texts, numbers, and how often a list has what it has."""
+    """The shape of a value: without its texts and numbers, and without repetitions in lists."""
     if isinstance(value, dict):
         return {key: one if key in ("role", "type") else kind(one) for key, one in sorted(value.items())}
     if isinstance(value, list):
@@ -48,7 +48,7 @@ def recording(base: str, bodies: list[dict[str, Any]]) -> Iterator[str]:
             there.close()
 
         def log_message(self, *_: Any) -> None:
-            """Nothing: what comes is in the file."""
+            """Log nothing: the requests are in the file."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as proxy:
         threading.Thread(target=proxy.serve_forever, daemon=True).start()
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def record_lmcache(directory: Path) -> None:
-    """What its benchmarks send, to a model whose tokenizer has words enough."""
+    """Record the requests of its benchmarks, to a model with a large enough vocabulary."""
     model, bodies = many_words(directory / "model"), list[dict[str, Any]]()
     with served(model, name=str(model)) as base, recording(base, bodies) as proxy:
         for workload in WORKLOADS:

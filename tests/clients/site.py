@@ -1,7 +1,7 @@
-"""The bundled model with a chat template that shows tools, and where the packages of clients are.
+"""The bundled model with a chat template that shows tools, and the directories of the clients' packages.
 
-Clients ask for versions of the same packages that no one environment can have, so each has a directory of its own, made
-by ``make clients``, and each program runs by itself with that directory in front.
+Clients require conflicting versions of the same packages, so each has its own directory, made by ``make clients``.
+Each program runs by itself with that directory first on its path.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LINE = r"inlay: serving .+ on (https?://127\.0\.0\.1:\d+/v1) \(Ctrl-C ends\)\n"
 
 @dataclass(frozen=True)
 class Client:
-    """One client: the name of its program and of its directory, and what Python imports of it."""
+    """One client: the name of its program and of its directory, and the packages that Python imports from it."""
 
     name: str
     module: str
@@ -95,9 +95,9 @@ def served(directory: Path, name: str = "demo", *options: str) -> Iterator[str]:
 
 
 def run(client: Client, base: str, trusted: Path | None = None) -> dict[str, str | None]:
-    """What came of each scenario of a client's program: by name, the end of a traceback, or None.
+    """Run a client's program. Returns the result of each scenario by name: the end of a traceback, or None.
 
-    trusted: who has signed the server's certificate, in PEM, where its connections are made with TLS.
+    trusted: the certificate of the server's signer, in PEM, if the connections use TLS.
     """
     environment = dict(os.environ)
     if trusted is not None:

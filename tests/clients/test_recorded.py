@@ -1,4 +1,4 @@
-"""What clients have sent, each body by itself: what a server once took, it takes without the clients."""
+"""Recorded bodies of clients: the server still accepts them, without the clients installed."""
 
 from __future__ import annotations
 

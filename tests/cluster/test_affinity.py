@@ -1,4 +1,4 @@
-"""Where requests go, by what replicas hold and what they have to do."""
+"""Routing of requests by the replicas' stored modules and load."""
 
 from __future__ import annotations
 
@@ -160,7 +160,9 @@ def test_with_nothing_to_find_the_least_busy_one_is_taken():
 
 
 def test_with_nothing_to_find_requests_go_round():
-    """Also where some answers end sooner: who has just ended several does not get the next ones one after the other."""
+    """This holds when some answers end sooner: a replica that has just finished several does not get the next ones
+    in a row.
+    """
     affinity = made(4)
     sent = []
     for number in range(80):

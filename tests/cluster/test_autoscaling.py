@@ -17,7 +17,7 @@ from inlay.cluster.autoscaling import HELD, WAITING, QueueAndKVPolicy
         (17, [0.2, 0.2], 0, 3),
         (500, [0.2, 0.2], 0, 8),  # no more than the most
         (10, [1.0, 1.0], 3, 3),  # requests wait, since the pools are full
-        (10, [1.0, 1.0], 0, 2),  # nobody waits
+        (10, [1.0, 1.0], 0, 2),  # no request waits
         (10, [], 0, 2),
     ],
 )

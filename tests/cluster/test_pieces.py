@@ -1,4 +1,4 @@
-"""The pieces of a request are what a store tells of, whatever a prompt is made of."""
+"""The pieces of a request match a store's events, for every kind of prompt."""
 
 from __future__ import annotations
 

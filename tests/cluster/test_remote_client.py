@@ -1,4 +1,4 @@
-"""An ingress without weights in front of engines elsewhere: it answers as one engine does, whatever goes away."""
+"""An ingress without weights in front of remote engines answers as one engine does, after any failure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def last(llm: AsyncLLM, prompt: Any, params: SamplingParams = GREEDY, **as
 
 
 def expected(*prompts: Any, params: SamplingParams = GREEDY, schema: Schema | None = None) -> list[RequestOutput]:
-    """What one engine of this process says."""
+    """The answers of one engine in this process."""
 
     async def ask() -> list[RequestOutput]:
         llm = AsyncLLM(tiny("llama"), kv_memory="4MiB", chunk_size=8, seed=0)

@@ -1,4 +1,4 @@
-"""Whatever a call ends by, and wherever it stands, whoever waits for an answer or an encoding hears how it ended."""
+"""However and wherever a call ends, every caller that waits for an answer or an encoding gets the reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONG = SamplingParams(max_tokens=1900, ignore_eos=True)
 
 
 def with_cluster(test: Callable[[Cluster], Awaitable[None]], replicas: int = 2, **settings: Any) -> None:
-    """In less time than anything here would wait for what never comes."""
+    """Run a test in a cluster within 20 seconds, so that a lost reply does not hang it."""
 
     async def run() -> None:
         async with cluster(replicas, **settings) as made, asyncio.timeout(20):

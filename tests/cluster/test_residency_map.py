@@ -1,4 +1,4 @@
-"""What a router knows of who holds what."""
+"""A router's map of the replicas' stored modules."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_there_are_never_more_keys_than_there_is_room_for():
 
 
 def test_a_hundred_replicas_and_many_modules_take_no_more_than_was_counted_on():
-    """10,000 modules twice over, and what a million would take: 1 GB is the bound of a router."""
+    """Measures 10,000 modules twice and extrapolates to a million; the bound for a router is 1 GB."""
     names = [f"replica-{number}" for number in range(100)]
     draws = random.Random(1)
     shares: dict[str, list[int]] = {name: [] for name in names}

@@ -29,7 +29,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
 
 
 def test_schemas_are_encoded_and_prompts_find_them(cluster: Deployed):
-    """The first test: what others ask would reach the router, some time later, as well."""
+    """This test must run first: the requests of other tests reach the router too, some time later."""
     assert cluster.metric("inlay:router_keys") == 0
     status, made = cluster.call("POST", "/v1/schemas", {"pml": PML})
     assert status == 201, made

@@ -1,4 +1,4 @@
-"""A cluster's file: what it may say, and one sentence for what it may not."""
+"""A cluster's file: its fields, and one sentence for each error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two ingresses and one folder: what one makes of schemas, the other knows before its next request."""
+"""Two ingresses over one folder: a schema change by one is known to the other before its next request."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_what_one_makes_the_other_knows(tmp_path: Path):
         await one.remove(one.find("s", EVERYBODY), if_match=None)
         await other.refresh()
         assert other.visible(EVERYBODY) == []
-        late = catalog(tmp_path)  # an ingress that starts anew
+        late = catalog(tmp_path)  # an ingress that starts later
         await late.refresh()
         assert late.find("s", ANN).version == 2
 

@@ -1,4 +1,4 @@
-"""What replicas tell an ingress comes through whole, and adds up."""
+"""Messages from replicas to an ingress arrive whole, and their counts add up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An LLM whose engine a test steps itself, in its own thread: what happens in which step is up to the test."""
+"""An LLM whose engine the test steps in its own thread, so that the test controls each step."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Driver:
         salt: str = "",
         **params: Any,
     ) -> Request:
-        """A request that is not queued yet; greedy unless told otherwise. forced: the text that it has to say."""
+        """A request that is not queued yet, greedy by default. forced: the text that it has to generate."""
         ids = self.llm.encoder.text(forced)
         chosen = {"temperature": 0, "ignore_eos": True, "max_tokens": len(ids) or tokens} | params
         made = self.llm.processor.process(
@@ -93,7 +93,7 @@ class Driver:
         return heard
 
     def finish(self, most: int = 2000) -> None:
-        """Step until nobody is left, in at most so many steps."""
+        """Step until no request is left. Fails after ``most`` steps."""
         while self.engine.busy:
             self.step()
             most -= 1
@@ -111,7 +111,7 @@ class Driver:
         assert not any(allocation.tail or allocation.modules for allocation in waiting)
 
     def all_free(self) -> bool:
-        """Whether the pool is empty once the store has forgotten what nobody holds."""
+        """True if the pool is empty once the store has dropped all segments without references."""
         self.store.clear()
         return len(self.store) == 0 and self.store.pool.free_chunks == self.store.pool.chunks
 

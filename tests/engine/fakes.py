@@ -11,7 +11,7 @@ from inlay.errors import CapacityError
 
 @dataclass(eq=False)
 class FakeJob:
-    """prompt: tokens of its prompt. answer: how many it says. topic: what it could share with others, if anything."""
+    """prompt: its prompt tokens. answer: its answer tokens. topic: the text that it shares with other jobs, if any."""
 
     number: int
     prompt: int
@@ -81,7 +81,7 @@ class FakeMemory:
 
 
 def run(scheduler: Scheduler[FakeJob], memory: FakeMemory, step: Step[FakeJob]) -> None:
-    """The forward pass: every job of the step computes what it was told; those that are through say a token."""
+    """The forward pass: every job of the step computes its planned tokens; jobs at their end generate a token."""
     for job, tokens in step.prefill:
         job.prompt_left -= tokens
         if not job.prompt_left and job.topic is not None:

@@ -1,4 +1,4 @@
-"""What an engine's passes were made of."""
+"""Records the composition of an engine's passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What requests read: of lossy forms as it lies in the pool, and their splices in words."""
+"""The keys and values that requests read of lossy forms, and descriptions of their composed prompts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .driving import Driver
 
 
 class Read(StepObserver):
-    """What requests read of lossy forms when they say their first token: keys and values as they lie in the pool."""
+    """The keys and values of lossy forms in the pool that requests read at their first token."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -30,7 +30,7 @@ class Read(StepObserver):
         for request, _ in made.sampled:
             if request not in self.found:
                 lies = {spec.key: self._driver.store.get(spec) for spec in lossy_of(request)}
-                # What this very pass has computed under a form's name is not stored yet, and lossless.
+                # Forms that this pass computed are lossless and not stored yet.
                 self.found[request] = {key: self._layers(found) for key, found in lies.items() if found is not None}
 
     def _layers(self, found: PrefixMatch) -> Layers:
@@ -46,7 +46,7 @@ def lossy_of(request: Request) -> list[SegmentSpec]:
 
 
 def said_of(request: Request) -> str:
-    """A request and its splice, as a failure shows them."""
+    """A request and its composed prompt, as a failure shows them."""
     said, lines = request.prompt.request, []
     for part in request.prompt.composed:
         if isinstance(part, CachedSpan):

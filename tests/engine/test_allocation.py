@@ -1,4 +1,4 @@
-"""What is stored, as a plan sees it."""
+"""A plan's view of stored segments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A prompt of many pieces: what laying it out costs grows with the pieces, and its parts see what they should."""
+"""A prompt of many pieces: the cost of its layout grows linearly, and its parts see the right tokens."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def seen_by_rows(parts):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_parts_that_go_on_are_one_part_of_which_each_row_sees_the_same(seed):
-    """Text, modules at shifts, and tokens of modules computed anew among those that are not."""
+    """Text, modules at shifts, and recomputed tokens among the others of a module."""
     rng = np.random.default_rng(seed)
     context, parts, at, slot = Context(), [], 0, 0
     for _ in range(12):

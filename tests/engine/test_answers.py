@@ -60,7 +60,7 @@ def test_a_prompt_of_modules_has_several_answers(llm):
 def test_the_prompt_is_computed_once(llm):
     passes = observed(llm).lengths
     llm.generate("Tell me something.", replace(PARAMS, n=5, max_tokens=2, ignore_eos=True))
-    # the others wait a pass for what the first computes; then each computes the last token again, for the logits
+    # The others wait one pass for the first one's tokens. Each then recomputes the last token, for its logits.
     assert passes == [[18], [1] * 5, [1] * 4]
 
 

@@ -1,4 +1,4 @@
-"""Which of its candidates a request reads is chosen by the engine, by what is stored when it is first admitted."""
+"""The engine chooses among the candidates of a request, by the stored segments at its first admission."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def chat(question: str, *, marked: bool) -> list[dict[str, Any]]:
 
 
 def read(request: Any) -> int:
-    """How many segments its splice reads beside the system turn."""
+    """The number of segments in its composed prompt beside the system turn."""
     return sum(isinstance(part, CachedSpan) for part in request.prompt.composed) - 1
 
 
@@ -58,7 +58,7 @@ def test_a_preempted_request_keeps_its_choice():
     while driver.engine.busy and not late.preemptions:
         driver.step()
     assert late.preemptions
-    driver.store.clear()  # what it reads may be gone by now
+    driver.store.clear()  # its segments may be gone by now
     driver.finish()
     assert late.prompt.composed is chosen
     assert (late.error, len(late.token_ids)) == (None, 60)

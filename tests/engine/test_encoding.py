@@ -1,4 +1,6 @@
-"""Encodings among requests: who does not fit waits, a schema holds a share of the pool, and what is done stays."""
+"""Encodings among requests: a module without room waits, a schema takes a share of the pool, and encoded modules
+stay.
+"""
 
 from __future__ import annotations
 
@@ -148,7 +150,7 @@ def test_what_a_request_computes_is_not_encoded_and_the_other_way_round():
         driver.add(*(pair if first == "request" else pair[::-1]))
         driver.finish()
         assert encoding.complete
-        assert sum(driver.passes) == 2 * 42 + 1 + 1  # both modules once, the question, and the token said first
+        assert sum(driver.passes) == 2 * 42 + 1 + 1  # both modules once, the question, and the first token generated
         assert driver.all_free()
 
 

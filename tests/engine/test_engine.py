@@ -73,7 +73,7 @@ def test_plans_are_built_when_the_batch_changes_and_advanced_otherwise(monkeypat
 
 
 def test_a_request_that_joins_leaves_the_parts_of_others_alone(monkeypatch):
-    """A decoding request's table is made once, whatever happens beside it, and across chunks of the pool."""
+    """A decoding request's table is made once, whatever other requests do, and across chunks of the pool."""
     llm = LLM(tiny("llama"), kv_memory="16MiB", chunk_size=4, max_num_seqs=2, max_num_batched_tokens=6)
     made: list[int] = []
     at = Part.at

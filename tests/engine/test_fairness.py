@@ -1,4 +1,4 @@
-"""Shares: of newcomers beside long prompts, of tenants in passes, places and the line, whatever anybody sends."""
+"""Fair shares of passes, slots and the queue, for new requests beside long prompts and for tenants, under any load."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_less_urgent_have_a_share_beside_an_urgent_prompt():
 
 @pytest.mark.parametrize(("weight", "share"), [(1.0, 1 / 2), (3.0, 3 / 4)])
 def test_tenants_share_passes_by_weight(weight, share):
-    """However many prompts one of them sends, and whoever is first."""
+    """This holds for any number of prompts from one tenant, and for any first tenant."""
     scheduler, memory = big()
     many = [FakeJob(n, 1000, 1, tenant="many") for n in range(30)]
     one = [FakeJob(100 + n, 1000, 1, tenant="one", weight=weight) for n in range(4)]
@@ -209,7 +209,7 @@ def test_places_move_until_they_are_shared_and_never_back(counts, tenant, weight
 
 
 def test_a_long_line_takes_no_time_that_grows_with_its_square():
-    """Generous by far: 20,000 took 9 s where every arrival went through the line."""
+    """A generous bound: 20,000 took 9 s when every arrival went through the queue."""
     scheduler, _ = make(chunks=10**9, requests=1)
     jobs = [FakeJob(n, 1, 1, priority=n % 7) for n in range(20_000)]
     began = thread_time()
@@ -243,7 +243,7 @@ def test_whatever_tenants_send_everybody_ends_and_the_books_balance(randomly):
             scheduler.add(job)
             alive.add(job)
         except QueueFullError:
-            assert len(scheduler.waiting) >= 12  # who was preempted stands in line, too
+            assert len(scheduler.waiting) >= 12  # preempted requests are in the queue too
         for _ in range(randomly.randrange(3)):
             alive -= {job for job, _ in one(scheduler, memory, number).failed}
         alive = {job for job in alive if job.said < job.answer}

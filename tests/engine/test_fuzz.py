@@ -1,10 +1,9 @@
-"""Requests of every kind at random, over a pool that holds a few of them and a store on disk: each answer is right.
+"""Random requests of every kind over a small pool and a store on disk: each answer is right.
 
-Every finished answer is held against an oracle that is told the request's composed prompt and nothing
-else (composed_oracle.py);
-those that accept no approximation against the stock model too. What is drawn: the model and its settings; policies,
-salts, adapters, several answers to a prompt, lifetimes, priorities and deadlines; and between steps what is cancelled,
-promoted, profiled, forgotten, damaged on disk, and taken up by a new process.
+Every finished answer is compared with an oracle that gets only the composed prompt of the request (composed_oracle.py).
+Requests that accept no approximation are compared with the stock model too. Random choices: the model and its settings,
+policies, salts, adapters, number of answers, lifetimes, priorities and deadlines. Between steps the test cancels,
+promotes, profiles, forgets, damages files on disk, and starts a new process over the same folder.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ POLICIES = [
 
 
 class Fuzz:
-    """One engine after the other over one folder, and what is asked of them."""
+    """A sequence of engines over one folder, and their requests."""
 
     def __init__(self, seed: int, folder: Path, clock: Any) -> None:
         self.random, self.seen, self.clock = random.Random(seed), Counter[str](), clock
@@ -90,7 +89,7 @@ class Fuzz:
 
     def start(self) -> None:
         self.driver = Driver(self.model, **self.settings)
-        # The test steps the engine itself: nobody else may have it poll.
+        # The test steps the engine itself, so no other thread may make it poll.
         self.driver.llm.client.residency.wake = lambda: None
         llm = self.driver.llm
         self.read = Read(self.driver)
@@ -221,7 +220,7 @@ class Fuzz:
         lossy = lossy_of(request)
         expected = self.oracle.logits(composed, request.adapter, said[:-1])
         if lossy and not same(rows, expected):
-            if request.preemptions:  # what it read before may have been another form
+            if request.preemptions:  # before a preemption it may have read another form
                 return
             found = self.read.found[request]
             expected = self.oracle.logits(composed, request.adapter, said[:-1], self.oracle.stand_in(lossy, found))
@@ -236,7 +235,7 @@ class Fuzz:
         assert same(rows, expected), (kind, float((rows - expected).abs().max()), said_of(request))
 
     def settle(self) -> None:
-        """Nobody is in, nothing moves: the books are right, and the store alone has anything."""
+        """With no request left and no load in progress, the accounting is right and only the store has chunks."""
         engine = self.driver.engine
         while engine.busy:
             self.driver.engine.step()

@@ -60,7 +60,7 @@ def test_answers_are_those_of_a_host_that_waits(monkeypatch, places):
 
 
 class Log:
-    """What happens in which order: passes, with how many rows, and waiting for a device."""
+    """The order of events: passes, with the number of their rows, and waits for a device."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.said: list[str] = []
@@ -81,7 +81,7 @@ def test_the_host_waits_when_the_next_step_is_launched(monkeypatch):
     driver = Driver(record=False)
     log = Log(monkeypatch)
     driver.run(driver.request(ids(9), 5), driver.request(ids(7, 1), 3))
-    # The pass of prompts is waited for; who has its last token coming has no further row.
+    # The prefill pass is waited for. A request whose last token is in flight gets no further row.
     assert log.said == ["run 16", "wait", "run 2", "run 2", "wait", "run 1", "wait", "run 1", "wait", "wait"]
 
 
@@ -193,7 +193,7 @@ def test_a_fault_ends_those_in_the_step_and_nobody_else(monkeypatch, owner, name
         driver.step()
     driver.finish()
     assert str(inside[1].error) == "broken"
-    if owner is Runner:  # who had its last token coming was not in the pass
+    if owner is Runner:  # a request with its last token in flight was not in the pass
         assert inside[0].error is None
         assert len(inside[0].token_ids) == 3
     else:
@@ -232,11 +232,11 @@ def test_given_answers_are_waited_for(monkeypatch):
     assert log.said == ["run 9", "wait"] + ["run 1", "wait"] * 4
 
 
-# What the scheduler says
+# The scheduler's decisions
 
 
 def running(chunks: int, *answering: FakeJob) -> tuple[Scheduler[FakeJob], FakeMemory]:
-    """A scheduler with two places, whose jobs have said their first token."""
+    """A scheduler with two slots, whose jobs have generated their first token."""
     scheduler, memory = make(chunks=chunks, requests=2)
     for job in answering:
         scheduler.add(job)

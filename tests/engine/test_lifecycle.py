@@ -56,7 +56,7 @@ def test_a_preempted_request_finds_what_it_had_computed():
     assert other.preemptions
     check_stock(driver, one)
     check_stock(driver, other)
-    assert other.usage.cached_tokens == 0  # what the first admission found; not its own work
+    assert other.usage.cached_tokens == 0  # the match of the first admission, without its own work
 
 
 def test_a_request_that_fits_is_answered_however_often_it_is_preempted():
@@ -231,7 +231,7 @@ def test_what_a_cancelled_request_had_said_is_found_by_the_next():
     assert len(request.token_ids) == 8
     again = driver.request(ids(20) + request.token_ids + [1])
     driver.run(again)
-    assert again.usage.cached_tokens == 27  # the token said last was not computed
+    assert again.usage.cached_tokens == 27  # the last generated token was not computed
     check_stock(driver, again)
 
 
@@ -328,7 +328,7 @@ def test_a_damaged_row_of_logits_ends_its_request_alone():
 
 
 def test_damage_in_one_of_two_modules_that_begin_alike_ends_its_request_alone():
-    """Two missing modules of which one is the beginning of the other lie in one segment."""
+    """Two missing modules, one a prefix of the other, share one segment."""
     schema = Schema.from_string(
         '<schema name="s"><module name="long">the same words, and more of them</module>'
         '<module name="short">the same words</module></schema>'
@@ -354,7 +354,7 @@ def test_damage_in_one_of_two_modules_that_begin_alike_ends_its_request_alone():
 
 @pytest.mark.parametrize(("owner", "step"), [(SegmentStore, "allocate"), (kv_manager, "allocation_of")])
 def test_a_fault_while_a_request_gets_its_place_ends_it_alone_and_loses_no_room(monkeypatch, owner, step):
-    """What had been found is held, and room had been made, when it arose."""
+    """At the fault, the prefix match has references and room has been made."""
     driver = Driver()
     first = driver.request(ids(200), 4)
     driver.run(first)
@@ -426,7 +426,7 @@ def test_a_failed_forward_pass_ends_those_in_it_and_nobody_else():
     others = [request for request in requests if request not in inside]
     for request in others:
         check_stock(driver, request)
-    # What the failed pass may have half written is not kept.
+    # Chunks that the failed pass may have half written are dropped.
     again = driver.request(list(inside[0].ids) + inside[0].token_ids)
     driver.run(again)
     check_stock(driver, again)

@@ -1,4 +1,4 @@
-"""Where a prompt leaves the order of its modules free, the engine takes the one whose beginning is stored furthest."""
+"""Where a prompt leaves the order of its modules free, the engine takes the one with the longest prefix match."""
 
 from __future__ import annotations
 
@@ -360,7 +360,7 @@ def many_sets(sets: int, text: str = "Of {}.") -> tuple[Driver, object]:
 @pytest.mark.parametrize("reuse", ["exact", "modular"])
 def test_choosing_and_noting_grow_evenly_with_the_sets(reuse):
     driver, prompt = many_sets(10)
-    ask(driver, prompt, reuse=reuse)  # what comes first of all is not counted
+    ask(driver, prompt, reuse=reuse)  # the first request is not counted
 
     def calls(sets: int) -> int:
         driver, prompt = many_sets(sets, "x")

@@ -12,7 +12,7 @@ MOST = 4096
 
 
 def run(budget: PassBudget, passes: int, cost: Callable[[int], float], prompt: int = MOST) -> list[tuple[int, float]]:
-    """The tokens and seconds of so many passes; a prompt is never shorter than what is left of the budget."""
+    """The tokens and seconds of so many passes; a prompt is never shorter than the rest of the budget."""
     made = []
     for _ in range(passes):
         tokens = min(budget.tokens(MOST), prompt)

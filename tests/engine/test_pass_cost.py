@@ -1,4 +1,4 @@
-"""What prefill costs, as it is measured when a model is loaded."""
+"""The cost of prefill, as measured when a model is loaded."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def llm() -> LLM:
 
 
 def expected(llm: LLM, ids, positions=None) -> torch.Tensor:
-    """(tokens - 1, vocabulary): what the stock model expects behind every token but the last."""
+    """(tokens - 1, vocabulary): the stock model's log-probabilities behind every token but the last."""
     return prefill(llm.loaded, list(ids), None if positions is None else list(positions))[:-1].log_softmax(-1)
 
 
@@ -142,7 +142,7 @@ def test_a_pass_holds_no_more_logits_than_it_may(monkeypatch):
     check(llm, output)
     seen.clear()
     llm.generate([IDS], SamplingParams(max_tokens=1))
-    assert seen == [1]  # in one pass, as soon as nobody is scored
+    assert seen == [1]  # in one pass, once no request is scored
 
 
 def test_who_has_its_report_slows_no_other_prompt_down_while_it_answers(monkeypatch):

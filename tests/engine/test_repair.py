@@ -49,7 +49,7 @@ def test_the_next_request_with_the_same_modules_in_front_computes_none(reuse):
     assert first.usage.recomputed_tokens == second.usage.recomputed_tokens > 0
     assert first.usage.computed_tokens == len("Well?") + first.usage.recomputed_tokens
     assert second.usage.computed_tokens == len("And?")
-    longer = driver.request(prompt("ab"), reuse=LINKED)  # what stands behind changes nothing of what is chosen
+    longer = driver.request(prompt("ab"), reuse=LINKED)  # text behind a module does not change its selected tokens
     driver.run(longer)
     assert longer.usage.computed_tokens == len("Well?") + (0 if reuse == LINKED else longer.usage.recomputed_tokens)
 
@@ -73,7 +73,8 @@ def test_an_exact_request_reads_nothing_of_it(reuse):
     check_stock(driver, exact)
     plain = driver.request(prompt("abc"), reuse="anchored")
     driver.run(plain)
-    assert plain.usage.computed_tokens == len("Well?")  # nor does one that repairs nothing find the text behind it
+    # nor does a request without recomputation find the text behind it
+    assert plain.usage.computed_tokens == len("Well?")
 
 
 def test_what_is_repaired_depends_on_which_tokens_are():
@@ -100,7 +101,7 @@ def test_several_answers_share_what_is_repaired(reuse):
 
 
 def test_a_tiny_pool_gives_the_same_answers_as_a_large_one():
-    """By preemption, which computes what was repaired again, or finds it."""
+    """Preempted requests recompute their selected tokens again, or find them."""
     texts = ["Well?", "And then?", "Why, so?", "Who?"]
     kinds = [LINKED, PROFILED, "anchored", PROFILED]
 
@@ -142,7 +143,7 @@ def test_a_conversation_over_repaired_modules_hits_its_history():
     driver.run(driver.request(prompt("abc"), reuse=PROFILED, forced=" It is so."))
     again = driver.request(prompt("abc", "Well? It is so. More?"), reuse=PROFILED)
     driver.run(again)
-    assert again.usage.computed_tokens == len(". More?")  # the KV of the last token said is not computed
+    assert again.usage.computed_tokens == len(". More?")  # the KV of the last generated token is not computed
     assert driver.all_free()
 
 
@@ -157,7 +158,7 @@ def test_one_run_for_all_scattered_tokens_of_a_module():
 
 @pytest.mark.parametrize("reuse", [LINKED, PROFILED])
 def test_repaired_tokens_are_their_owners_alone(reuse):
-    """Also over a public schema: which combinations others ask for shows in nobody's times."""
+    """This holds for public schemas, so that timing does not reveal other tenants' combinations."""
     driver = driver_for()
     counts = []
     for salt in ("one", "two", "one"):

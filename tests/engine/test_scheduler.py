@@ -18,13 +18,13 @@ from .fakes import FakeJob, FakeMemory, make, run
 
 
 class Machine(RuleBasedStateMachine):
-    """Jobs come and go; whatever happens, the rules of the first lines of scheduler.py hold."""
+    """Jobs arrive and end at random; the rules at the top of scheduler.py hold in every step."""
 
     def __init__(self) -> None:
         super().__init__()
         self.scheduler, self.memory = make(waiting=12)
         self.now, self.count = 0.0, 0
-        self.alive: set[FakeJob] = set()  # that nobody has taken out and that have not ended
+        self.alive: set[FakeJob] = set()  # jobs that have neither ended nor been removed
 
     @rule(
         prompt=st.integers(1, 30),
@@ -108,7 +108,7 @@ class Machine(RuleBasedStateMachine):
             assert all(other.place < job.place for other in self.scheduler.running), "the last in line goes first"
 
     def check_the_line(self, step: Step[FakeJob], line: list[FakeJob], before: set[FakeJob]) -> None:
-        """Nobody is asked before those in front of it, and behind one that has no room nobody is asked at all."""
+        """Jobs are asked in the order of the queue, and none behind a job that has no room."""
         asked = [job for job, _ in self.memory.asked]
         assert asked == sorted(asked, key=lambda job: job.place)
         # Those in front of the last that was asked were asked too, or had left before.
@@ -132,9 +132,9 @@ class Machine(RuleBasedStateMachine):
             assert jobs == sorted(jobs, key=lambda job: job.place)
 
     def teardown(self) -> None:
-        """When nobody new arrives, everybody ends."""
+        """Without new arrivals, every job ends."""
         work = sum(job.prompt + job.answer for job in self.alive)
-        # In the worst case every token that is said is followed by a preemption and by all of it anew.
+        # In the worst case each generated token is followed by a preemption that recomputes the whole job.
         steps = (1 + work) * (1 + max((job.prompt + job.answer for job in self.alive), default=0))
         while self.alive and steps:
             self.one_step()
@@ -324,7 +324,7 @@ def test_one_that_grows_beyond_the_pool_fails():
 
 def test_no_room_with_nobody_running_is_an_error_and_no_endless_wait():
     scheduler, memory = make(chunks=10)
-    memory.held[FakeJob(99, 1, 1)] = 8  # somebody outside holds it
+    memory.held[FakeJob(99, 1, 1)] = 8  # a reference from outside the scheduler
     (job,) = jobs((4, 1))
     add(scheduler, job)
     ((failed, error),) = scheduler.step(0).failed
@@ -333,7 +333,7 @@ def test_no_room_with_nobody_running_is_an_error_and_no_endless_wait():
 
 
 def test_waiting_for_nobody_is_caught():
-    """A memory that says LATER while nobody computes would have its callers wait for ever."""
+    """If the memory returned LATER while no job computes, its callers would wait for ever."""
     scheduler, memory = make()
     memory.answer = lambda job: Admission.LATER
     add(scheduler, *jobs((4, 1)))
@@ -415,7 +415,6 @@ class Timed(FakeJob):
 
 @pytest.mark.parametrize("topic", [None, 1])
 def test_a_step_does_not_look_at_all_tenants_for_each_of_their_jobs(monkeypatch, topic):
-    """Whether they get their places, or wait for what one of them computes."""
     scheduler, _ = make(chunks=10**6, requests=100, tokens=100, prefill=100)
     looked: list[object] = []
     turn = Scheduler.turn

@@ -1,4 +1,4 @@
-"""The pass that chooses what is computed anew: one among others, given up and begun again like they are."""
+"""The token selection pass: it runs among other requests, and can be preempted and restarted like them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_what_new_text_chooses_is_its_owners_alone(reuse):
 
 @pytest.mark.parametrize("reuse", REUSES)
 def test_others_find_what_is_read_without_repair_and_nothing_else(reuse):
-    """Invariant 3: and what the pass computed in a part of the layers is nobody's."""
+    """Invariant 3: the layers that the selection pass computed stay private."""
     driver = driver_for()
     driver.run(driver.request(prompt("abc"), reuse=reuse))
     exact = driver.request(prompt("abc"), reuse="exact")
@@ -104,7 +104,7 @@ def test_a_pass_that_is_given_up_leaves_nothing_behind(reuse):
 
 @pytest.mark.parametrize("reuse", REUSES)
 def test_the_wait_for_a_place_ends_before_the_pass(reuse, monkeypatch):
-    """However long it takes to read again behind it, none of that is taken off the time in line."""
+    """The time to read again behind the wait, however long, does not count as time in the queue."""
     laid, real = [], kv_manager.allocation_of
 
     def slow(*asked):
@@ -174,7 +174,7 @@ def test_parts_of_messages_and_content_found_again(reuse):
     first = asked(True, (0, 1))
     driver.run(first)
     assert first.usage.recomputed_tokens > 0 < first.usage.selecting_tokens
-    found = asked(False, (1, 0))  # nobody has marked these
+    found = asked(False, (1, 0))  # not marked by a request
     driver.run(found)
     assert found.usage.recomputed_tokens > 0 < found.usage.module_tokens
     assert driver.all_free()
@@ -182,7 +182,7 @@ def test_parts_of_messages_and_content_found_again(reuse):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_less_text_asks_than_is_new(kind, monkeypatch):
-    """The last tokens of a long text say what is looked for; what stands before them is found as ever."""
+    """The last tokens of a long text are the query; stored text before them is found as usual."""
     monkeypatch.setattr("inlay.prompt.token_selection.MOST_ROWS", 4)
     driver = driver_for()
     text, counts = "A long question, is it not?", []
@@ -190,7 +190,7 @@ def test_less_text_asks_than_is_new(kind, monkeypatch):
         request = driver.request(prompt("abc", text), reuse=f"anchored+{kind}:0.3")
         driver.run(request)
         counts.append(request.usage.selecting_tokens)
-    if kind != "blend":  # behind what was chosen all of it is computed again, and the second time it is found
+    if kind != "blend":  # the text after the selected tokens is recomputed, and found the second time
         assert counts == [len(text), 4]
     else:
         assert counts[0] == counts[1] > 4
@@ -232,7 +232,7 @@ def test_keys_are_compared_block_by_block(monkeypatch):
 
 
 def test_text_that_is_computed_once_counts_once():
-    """What stands in front of all that is repaired is the same before and after."""
+    """The prefix before all recomputed tokens is the same in both passes."""
     driver = driver_for()
     request = driver.request(
         Prompt.from_string('<prompt schema="s">Now. <a/><b/>Well?</prompt>'), reuse="anchored+query:0.3"

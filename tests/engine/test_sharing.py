@@ -1,4 +1,4 @@
-"""What requests share: found at run time, in one physical copy, and never what an ``exact`` request must not have."""
+"""Sharing between requests: found at run time, in one physical copy, and never approximate for ``exact`` requests."""
 
 from __future__ import annotations
 
@@ -70,7 +70,9 @@ def test_prompts_that_arrive_in_the_same_step_share_too():
 
 
 def test_one_chunk_of_shared_text_is_worth_no_wait():
-    """Fewer than 16 tokens in common with what somebody computes: it computes them itself, in the same step."""
+    """With fewer than 16 tokens in common, a request does not wait for another one. It computes them in the same
+    step.
+    """
     driver = Driver()
     driver.add(driver.request(ids(10) + ids(20, 1)), driver.request(ids(10) + ids(20, 2)))
     driver.step()
@@ -152,7 +154,9 @@ def test_equal_prompts_wait_for_the_first_and_not_for_each_other():
 
 
 def test_who_waits_for_a_long_prompt_is_not_looked_up_at_every_step(monkeypatch):
-    """That takes time with the length of each; and whoever waits goes on as soon as the other has been given up."""
+    """A look-up takes time in proportion to both lengths. The waiting request continues once the other one is
+    cancelled.
+    """
     driver = Driver(max_num_batched_tokens=32)
     first, *waiting = [driver.request(ids(400), 2) for _ in range(12)]
     driver.add(first, *waiting)
@@ -192,7 +196,7 @@ def test_a_conversation_hits_its_own_history(name):
     for turn in range(4):
         request = driver.request(history + ids(9, turn), 6, reuse="exact")
         driver.run(request)
-        # The token said last was never computed.
+        # The last generated token was never computed.
         assert request.usage.cached_tokens == max(0, len(history) - 1)
         check_stock(driver, request)
         history += [*ids(9, turn), *request.token_ids]
@@ -228,7 +232,7 @@ MODES = [("isolated", "schema"), ("anchored", "schema"), ("isolated", "packed"),
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("names", ["", "a", "ac", "bc"])
 def test_the_same_tokens_under_exact_are_those_of_the_stock_model(name, names):
-    """Modular splices, their tails and their answers are in the store, under ids equal to those asked for."""
+    """Modular prompts, their tails and their answers are in the store, under the same ids as the exact request."""
     driver = Driver(name)
     for reuse, positions in MODES:
         if (name, positions) != ("gpt2", "packed"):
@@ -246,7 +250,7 @@ def test_the_same_tokens_under_exact_are_those_of_the_stock_model(name, names):
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_modes_at_random_one_after_the_other_and_at_once(name):
-    """Whatever stands in the store and whatever others compute in the same step."""
+    """The answers do not depend on the store or on other requests of the same step."""
     driver, randomly = Driver(name), random.Random(3)
     driver.schema(SCHEMA, encode=False)
     modes = [*MODES, ("exact", "packed"), ("exact", "schema"), ("off", "packed"), ("off", "schema")]

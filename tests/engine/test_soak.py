@@ -1,8 +1,8 @@
-"""Many short requests of all kinds at random through a tiny pool: answers, books and memory come out right.
+"""Many short random requests of all kinds through a tiny pool: answers, accounting and memory come out right.
 
-A whole answer counts as equal to that of the same request alone where it is, or where at the first step that differs
-the two best logits of the request alone lay less than 1e-3 apart: in fp32 the order of additions may choose between
-them. Drawn answers are held to the same: the draw depends on (seed, step), and a logit's last bit may turn it.
+An answer must equal that of the same request alone. It may differ only from a step on where the two best logits of the
+request alone are less than 1e-3 apart, because in fp32 the order of additions may choose between them.
+The same holds for sampled answers: the draw depends on (seed, step), and a logit's last bit may change it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TRUNKS = [ids(24, seed) for seed in range(4)]
 
 
 def drawn(randomly: random.Random) -> dict[str, Any]:
-    """What a request is made from, so that it can be made again."""
+    """The random arguments of a request, so that it can be repeated."""
     how: dict[str, Any] = {
         "tokens": randomly.choice([1, 2, 4, 8, 24]),
         "reuse": randomly.choice(["exact", "exact", "off"]),
@@ -60,7 +60,7 @@ def alone(driver: Driver, how: dict[str, Any]) -> Request:
 
 
 def same(driver: Driver, how: dict[str, Any], answer: list[int], seen: Counter[str]) -> None:
-    """Compare an answer, or the beginning of one, with that of the request alone."""
+    """Compare an answer, or the first part of one, with that of the request alone."""
     solo = alone(driver, how)
     rows = driver.logits.pop(solo)
     for step, (token, expected) in enumerate(zip(answer, solo.token_ids, strict=False)):
@@ -77,7 +77,7 @@ def same(driver: Driver, how: dict[str, Any], answer: list[int], seen: Counter[s
 def soak(count: int, seed: int, compare_every: int) -> Counter[str]:
     """Put requests through a pool that holds a few of them, cancel some, and count what happened."""
     randomly, seen, elsewhere = random.Random(seed), Counter[str](), placed_requests()
-    # Without profiles, which a busy engine makes in its own time: what a profiled repair chooses depends on them.
+    # Profiles are made at irregular times, and profiled recomputation depends on them. So they are off.
     driver = Driver(kv_tokens=112, record=False, max_num_seqs=8, prefill_chunk=16, profile="off")
     solo = Driver(profile="off")
     for one in (driver, solo):
@@ -115,7 +115,7 @@ def soak(count: int, seed: int, compare_every: int) -> Counter[str]:
 
 
 def check_books(driver: Driver, elsewhere: list[object]) -> None:
-    """Nobody is in: only the store has anything, and nothing else is alive."""
+    """With no request left, only the store has chunks and no other object is alive."""
     driver.audit()
     assert not any(segment.holds for segment in driver.store)
     assert not placed_requests(elsewhere)

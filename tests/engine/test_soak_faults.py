@@ -1,11 +1,12 @@
-"""Clients of all kinds beside an engine in which anything may fail: every request ends, and nothing is left of it.
+"""Soak test with faults: clients of all kinds run while any engine step may fail. Every request ends and frees its
+memory.
 
-Clients stream, leave streams in circles for the garbage collector, abort, give deadlines and priorities, add and remove
-schemas; the pool holds a few requests. Faults are thrown before and after every step of the engine's loop. Whatever is
-answered in full is held against what the prompt says alone, as test_soak.py does; every few seconds all clients pause,
-and then no chunk is held, no request is alive, and no memory has been lost.
+Clients stream, leave streams in reference cycles, abort, set deadlines and priorities, and add and remove schemas.
+The pool holds a few requests. Faults are raised before and after every step of the engine's loop.
+Each complete answer is compared with the answer to its prompt alone, as in test_soak.py. Every few seconds all clients
+pause. Then no chunk has a reference, no request is alive, and no memory has leaked.
 
-INLAY_SOAK_S is how many seconds the long form takes, an hour if not given.
+INLAY_SOAK_S: duration of the long form in seconds, 3600 by default.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class InjectedError(RuntimeError):
 
 
 class PanicException(BaseException):
-    """What a library written in Rust raises where it panics: no Exception."""
+    """The exception that a panic in a Rust library raises; it does not derive from Exception."""
 
 
 class Faults:
@@ -87,7 +88,7 @@ class Faults:
 
 
 def everywhere(llm: Base, faults: Faults) -> None:
-    """Around every step of the loop: admission, plan, forward pass, what is kept of it, sampling, listeners."""
+    """Raise faults around every step of the loop: admission, plan, forward pass, storing, sampling, listeners."""
     engine = llm.local.engine
     faults.around(engine.scheduler, "step")
     faults.around(engine.kv_manager, "stored", "grow", "computed")
@@ -106,7 +107,7 @@ def everywhere(llm: Base, faults: Faults) -> None:
 
 
 class Soak:
-    """What one run is made of, and what it has seen."""
+    """The state and the observations of one run."""
 
     def __init__(self, llm: Base, faults: Faults, seed: int) -> None:
         self.llm, self.faults, self.randomly = llm, faults, random.Random(seed)
@@ -126,7 +127,9 @@ class Soak:
         )
 
     def check(self, number: int, params: SamplingParams, output: Any) -> None:
-        """An answer in full is what the prompt says alone, or differs first where that was close."""
+        """A complete answer equals that of the prompt alone, or differs first at a token where two logits were
+        close.
+        """
         self.seen["answers"] += 1
         assert output.finished
         for said in output.outputs:
@@ -149,7 +152,7 @@ class Soak:
         self.seen[type(error).__name__] += 1
 
     def settle(self) -> None:
-        """Nobody asks: look into the books. On whichever thread may touch the engine."""
+        """Check the accounting while no request runs, on any thread that may touch the engine."""
         engine = self.llm.local.engine
         assert not engine.scheduler.running
         assert not engine.scheduler.waiting

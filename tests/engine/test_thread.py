@@ -1,4 +1,4 @@
-"""Who touches the engine when: calls from inside a step, from other threads, and behind the end."""
+"""Access to the engine: calls from inside a step, from other threads, and after the end."""
 
 from __future__ import annotations
 
@@ -359,7 +359,9 @@ def test_a_listener_that_fails_before_a_pass_ends_nobody_who_is_in_it(monkeypatc
 
 @pytest.mark.parametrize("kind", [LLM, AsyncLLM])
 def test_an_engine_says_so_in_a_process_that_was_forked_from_its_own(kind):
-    """Its threads are not there, and whoever waits for one would wait for ever; nothing hangs at the end either."""
+    """The engine's threads do not exist in the fork, so waiting for them would hang. The end of the fork must not
+    hang either.
+    """
     llm = kind(tiny("llama"), kv_memory="4MiB")
 
     async def last() -> None:

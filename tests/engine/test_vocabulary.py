@@ -26,7 +26,7 @@ TOOL = {"type": "function", "function": {"name": "f", "description": f"a{WIDE}b"
 
 
 def tokenizer(template: str = "") -> Any:
-    """Its tokens 262 and 263 are beyond the model. template: what the chat template begins with."""
+    """Its tokens 262 and 263 are beyond the model. template: the start of the chat template."""
     made = bytes_tokenizer()
     made.add_special_tokens({"additional_special_tokens": ["<|tool|>"]})
     made.add_tokens([AddedToken(WIDE, normalized=False)])

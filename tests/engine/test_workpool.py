@@ -1,4 +1,4 @@
-"""Threads shared by owners: who goes next, who may wait, and what becomes of work that nobody waits for any more."""
+"""Threads shared by owners: order, waiting, and the end of work that no caller waits for any more."""
 
 from __future__ import annotations
 

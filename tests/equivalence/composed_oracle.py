@@ -1,8 +1,8 @@
-"""The oracle of splices: what a request reads, made of stock forward passes by what its splice says of it.
+"""The oracle of composed prompts: it computes what a request should read with stock forward passes only.
 
-Each segment is encoded by the stock model behind its own context, passes through its codec, is turned to where it is
-read, and loses what is left out; the request's own tokens are computed on top of that. Nothing of the store, of plans
-or of policies is asked: a splice that is read from the wrong keys and values has other logits.
+The stock model encodes each segment behind the segment's own context. The segment then passes through its codec, is
+rotated to its position, and loses the tokens that are left out. The request's own tokens are computed on top of it.
+The oracle uses no store, plan or policy, so an engine that reads wrong keys and values gets other logits.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ComposedOracle:
         said: Sequence[int] = (),
         lossy: Mapping[bytes, Layers] | None = None,
     ) -> Tensor:
-        """(len(said) + 1, vocabulary): behind the prompt, and behind each of the tokens said.
+        """(len(said) + 1, vocabulary): logits behind the prompt, and behind each generated token.
 
         lossy: by key, keys and values that stand for those of lossy forms; see ``stand_in``.
         """
@@ -57,10 +57,12 @@ class ComposedOracle:
         return torch.stack(made.logits[-len(said) - 1 :])
 
     def stand_in(self, lossy: Sequence[SegmentSpec], found: Mapping[bytes, Layers]) -> dict[bytes, Layers]:
-        """Keys and values as they were found, which stand for lossy forms once they are seen to be near enough.
+        """Return the keys and values found in the store for lossy forms, after checking that they are near the expected
+        ones.
 
-        A number that lies between two codes goes to the one or the other by the last bit of what was computed, and a
-        form may have been computed anew under its name. What was not found is taken to be lossless.
+        A number between two codes may round to either, depending on its last bit, and a form may have been recomputed
+        under
+        its name. A form that was not found counts as lossless.
         """
         made = {}
         for spec in lossy:
@@ -103,7 +105,7 @@ class ComposedOracle:
 
 class _Reading(PromptCacheOracle):
     def read(self, layers: Layers, part: CachedSpan) -> None:
-        """A range of a segment, as the splice reads it."""
+        """A range of a segment, as the composed prompt reads it."""
         kept = [at for at in range(part.first, part.first + part.length) if at not in part.left_out]
         shift = part.start - part.first - part.spec.start
         for layer, (key, value) in enumerate(layers):

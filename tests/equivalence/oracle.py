@@ -1,8 +1,8 @@
-"""The oracle: stock transformers models, told positions and visibility through explicit masks.
+"""The oracle: stock transformers models with positions and visibility given by explicit masks.
 
-``prefill`` is a full forward pass. ``PromptCacheOracle`` is Prompt Cache in its plainest form: modules encoded by the
-stock model one by one, their keys turned to where they stand in the prompt, concatenated into a stock cache, and the
-new tokens computed on top of it.
+``prefill`` is a full forward pass. ``PromptCacheOracle`` is Prompt Cache in its plainest form. The stock model encodes
+modules one by one, their keys are rotated to their positions in the prompt and concatenated into a stock cache, and the
+new tokens are computed on top of it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class PromptCacheOracle:
         self.logits: list[Tensor] = []
 
     def add_module(self, context: list[tuple[int, int]], text: list[tuple[int, int]], start: int) -> None:
-        """Encode ``text`` behind ``context``, both (id, position), and splice it in at position ``start``."""
+        """Encode ``text`` behind ``context``, both (id, position), and add it to the prompt at position ``start``."""
         tokens = context + text
         ids, positions = [t for t, _ in tokens], [p for _, p in tokens]
         cache = DynamicCache()
@@ -95,7 +95,7 @@ class PromptCacheOracle:
         self.compute(ids, list(range(start, start + len(ids))))
 
     def recompute(self, ids: list[int], positions: list[int]) -> None:
-        """Compute tokens that are there already anew, over all that stands at or before their positions."""
+        """Recompute existing tokens over all tokens at or before their positions."""
         stay = [number for number, position in enumerate(self.positions) if position not in positions]
         for layer in range(len(self.keys)):
             self.keys[layer] = [torch.cat(self.keys[layer], 2)[:, :, stay]]

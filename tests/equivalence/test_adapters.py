@@ -1,4 +1,6 @@
-"""Answers under adapters are those of the stock model with the adapter in its weights, whoever shares the batch."""
+"""Answers under adapters equal those of the stock model with the adapter merged, with any other requests in the
+batch.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def folders(tmp_path):
 
 
 def models(loaded, folders):
-    """What each name stands for."""
+    """Each name → its model."""
     return {None: loaded} | {name: merged(loaded, folder) for name, folder in folders.items()}
 
 
@@ -76,7 +78,7 @@ def test_layers_that_are_joined_and_packed(name, folders):
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_quantized_layers(quantization, folders):
-    """What an adapter adds is the same: logits move as those of a model do whose weights are the rounded ones."""
+    """An adapter over quantized layers moves the logits as it does in a model with the rounded weights."""
     loaded = tiny("llama")
     made = folders(loaded)
     form, prompt = WeightForm(quantization=quantization), ids(33)
@@ -283,7 +285,7 @@ def _text(text):
 
 @pytest.mark.parametrize("recompute", ["linked:4", "profiled:0.3"])
 def test_repairs_are_computed_by_the_adapter(recompute, folders):
-    """With all tokens of modules repaired, an answer is that of a full prefill, also across adapters."""
+    """With all tokens of modules recomputed, an answer is that of a full prefill, also across adapters."""
     loaded = tiny("llama")
     made = folders(loaded)
     expected, recorder = models(loaded, made), Recorder(loaded, adapters=made)
@@ -315,7 +317,7 @@ def test_a_store_on_disk_tells_adapters_apart(tmp_path, folders):
         for adapter in ("some", None, "all"):
             disk, encoded = restarted(made, adapter)
             assert (disk > 0, encoded > 0) == (again, not again)
-    # What is called another adapter now is still what it was.
+    # An adapter under a new name is still the same adapter.
     assert restarted({"some": made["some"], "all": made["all"]} | {"x": made["some"]}, "some")[1] == 0
 
 

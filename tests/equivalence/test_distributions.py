@@ -56,7 +56,7 @@ def test_with_reuse_they_are_those_that_generate_reports(reuse, positions):
 
 
 def test_given_tokens_are_said_whatever_they_are():
-    """End-of-sequence goes on; what a continuation begins with is what the shorter one has."""
+    """End-of-sequence does not end a given continuation; a longer one starts with the results of the shorter one."""
     llm = make("llama", reuse="isolated")
     llm.add_schema(SCHEMA)
     end = llm.tokenizer.eos_token_id

@@ -89,7 +89,7 @@ def test_exact_reuse_equals_the_stock_model_cold_and_warm(name):
         check_whole_answer(loaded, list(output.prompt_token_ids), output, logits)
     assert output.usage.module_tokens == 0
     ((again, _),) = recorder.greedy([schema.prompt().use("a").use("c").text("What of it?")])
-    assert again.usage.cached_tokens == len(again.prompt_token_ids) - 1  # somebody has to compute the last logits
+    assert again.usage.cached_tokens == len(again.prompt_token_ids) - 1  # the last logits have to be computed
     assert again.usage.exact_tokens == again.usage.cached_tokens
 
 
@@ -141,7 +141,7 @@ def test_a_prompt_that_ends_in_what_is_never_cached_in_chunks(budget):
 
 @pytest.mark.parametrize("name", list(CONFIGS))
 def test_approximate_states_are_never_returned_to_an_exact_request(name):
-    """Invariant 3: whatever modular policies left in the store, ``exact`` and ``off`` equal the stock model."""
+    """Invariant 3: with any approximate states in the store, ``exact`` and ``off`` equal the stock model."""
     loaded = tiny(name)
     recorder = Recorder(loaded)
     schema = Schema.from_string(SCHEMA)

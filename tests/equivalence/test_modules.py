@@ -63,7 +63,7 @@ def oracle_logits(
 ):
     """The logits of every answer token, from modules encoded by the stock model one at a time.
 
-    anew: offsets of tokens that are then computed once more, as they stand in the prompt, by the start of their part.
+    anew: offsets of tokens to recompute at their place in the prompt, by the start of their part.
     """
     processor = llm.processor
     written = prompt if isinstance(prompt, Prompt) else prompt.build()
@@ -78,7 +78,7 @@ def oracle_logits(
             continue
         chain = chain_of(layout, part.origin, reuse, placed.imported)
         context, own = at_positions(layout, chain, part, positions, loaded)
-        last = number == len(parts) - 1  # the last token is always computed over the whole splice
+        last = number == len(parts) - 1  # the last token is always computed over the whole prompt
         oracle.add_module(context, own[:-1] if last else own, part.start) if own[last:] else None
         if offsets := (anew or {}).get(part.start):
             oracle.recompute([own[offset][0] for offset in offsets], [part.start + offset for offset in offsets])
@@ -91,7 +91,7 @@ def oracle_logits(
 
 
 def chain_of(layout, entry, reuse: str, imported: frozenset[str]) -> list:
-    """What the entry is encoded behind, told in the words of the design."""
+    """The context that the entry is encoded behind, by the rules of the design."""
     scaffold = {"money", "food"} if {"money", "food"} <= imported else set()
 
     def visible(owner) -> bool:

@@ -1,4 +1,6 @@
-"""Repaired splices against the stock model: what is chosen of modules is computed behind what really stands there."""
+"""Composed prompts with recomputed tokens against the stock model: selected tokens attend to the prompt's real
+prefix.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ def recorder_for(loaded, schema, **settings):
 
 
 def set_profiles(llm, prompts, policy, seed=0):
-    """Profiles as numbers drawn at random: so repairs choose tokens at random."""
+    """Set random deviation profiles, so that random tokens are recomputed."""
     draw = np.random.default_rng(seed)
     for prompt in prompts:
         for part in llm.processor.process(prompt, SamplingParams(), policy).parts:
@@ -33,7 +35,7 @@ def set_profiles(llm, prompts, policy, seed=0):
 
 
 def chosen(llm, prompt, policy):
-    """What is computed anew of a prompt, by the start of each part."""
+    """The recomputed tokens of a prompt, by the start of each part."""
     request = llm.processor.process(prompt, SamplingParams(), policy)
     return choose_tokens(policy.recompute, compose(request), llm.local.engine.kv_manager.profiles).offsets
 
@@ -110,7 +112,7 @@ def test_in_chunks(chunk_size, budget, recompute):
 
 
 def test_a_sliding_window_counts_positions_in_a_repaired_prompt():
-    """Mistral's window is shorter than these prompts, and repaired tokens stand with gaps between them."""
+    """Mistral's window is shorter than these prompts, and there are gaps between the recomputed tokens."""
     loaded = tiny("mistral")
     assert loaded.model.config.sliding_window < 100
     schema = Schema.from_string(SCHEMA)
@@ -121,7 +123,7 @@ def test_a_sliding_window_counts_positions_in_a_repaired_prompt():
 
 
 def test_batched_with_requests_under_other_policies():
-    """Invariant 2: what one request repairs changes nothing for those beside it."""
+    """Invariant 2: recomputation for one request changes nothing for the others."""
     loaded, schema = tiny("llama"), Schema.from_string(SCHEMA)
     policies = ["off", "exact", "anchored", "isolated+linked:2", "anchored+linked:5", "anchored+profiled:0.3"]
     prompt = PROMPTS["nested, short and full arguments"](schema.prompt())

@@ -1,4 +1,4 @@
-"""What a pass before the prompt's own chooses, against the stock model: what it attends to, and how its keys move."""
+"""The token selection pass against the stock model: its attention, and the deviation of keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NESTED = "nested, short and full arguments"
 
 
 class Watching(PromptCacheOracle):
-    """Keeps what the tokens computed last attend to: ``mass`` by position, over rows, heads and layers."""
+    """Records the attention of the last computed tokens: ``mass`` by position, summed over rows, heads and layers."""
 
     def compute(self, ids, positions):
         cache = DynamicCache()

@@ -55,7 +55,7 @@ _LATENT: dict[str, Any] = {
 }
 _MIXED: dict[str, Any] = {"layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2)}
 
-#: What a model type needs beside COMMON. Several rows of a family have names of their own: "falcon alibi".
+#: Settings of a model type beside COMMON. Several rows of a family have names of their own: "falcon alibi".
 SPECIAL: dict[str, dict[str, Any]] = {
     "biogpt": {},
     "bloom": {"n_layer": LAYERS, "n_head": 4},
@@ -181,7 +181,7 @@ UNSHARED: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {"head_dim": 16, "layer_types": ["linear_attention", "full_attention"] * (LAYERS // 2)},
 }
 
-#: What is compared: every model type that is served, and the further rows.
+#: Every served model type, and the further rows.
 ROWS = tuple(sorted({*FAMILIES, *SPECIAL}))
 
 

@@ -1,9 +1,9 @@
-"""The oracle of every family: one pass of the stock model over all tokens, told who sees whom and where all stand.
+"""The oracle of every family: one pass of the stock model over all tokens, with explicit visibility and positions.
 
-Stock attention computes: an implementation registered with transformers hands each layer's call on to the modeling
-file's own ``eager_attention_forward``, with a mask of positions in place of the one that transformers would build, and
-cuts at the layer's sliding window in positions. Families beside that interface (mpt, bloom, falcon) take the mask as
-an argument, and have the function that builds their biases replaced by one that knows positions.
+Stock attention computes. An implementation registered with transformers passes each layer's call on to the modeling
+file's own ``eager_attention_forward``. It replaces the mask of transformers by a mask of positions, cut at the layer's
+sliding window. Families without that interface (mpt, bloom, falcon) take the mask as an argument, and the function that
+builds their biases is replaced by one that knows positions.
 """
 
 from __future__ import annotations
@@ -117,10 +117,11 @@ def _beside_the_interface(name: str, model: PreTrainedModel) -> Iterator[dict[st
 
 
 class ComposedPrompt:
-    """Prompt Cache in one pass: a module's tokens see what it is encoded behind, new tokens see what stands before.
+    """Prompt Cache in one pass: a module's tokens see the module's own context, and new tokens see the prompt before
+    them.
 
-    What a module is encoded behind is there once more for it alone, as far before it as when it was encoded: no family
-    that allows shifts can tell this from encoding it elsewhere and moving it.
+    Each module has a copy of its context for itself, at the distance where it was encoded. No family that allows shifts
+    can distinguish this from encoding the module elsewhere and moving it.
     """
 
     def __init__(self, loaded: LoadedModel) -> None:

@@ -1,4 +1,4 @@
-"""What every family has to hold, as functions that a test or the survey calls: invariants 1 to 5 on tiny models."""
+"""The requirements on every family, as functions that a test or the survey calls: invariants 1 to 5 on tiny models."""
 
 from __future__ import annotations
 
@@ -110,12 +110,12 @@ def shifts(name: str) -> None:
 
 
 def shifts_are_allowed(name: str) -> bool:
-    """What the probe at load says."""
+    """The result of the probe at load."""
     return LLM(tiny(name), kv_memory="16MiB").positions_for("isolated") == "packed"
 
 
 def claims_shifts(name: str) -> bool:
-    """What the family says of shifts."""
+    """True if the family claims shifts."""
     config = tiny(name).model.config
     return family_of(config).allows(config).shifts is not None
 
@@ -179,7 +179,7 @@ def what_layers_ask_for(name: str) -> None:
 
 
 def stock_calls(name: str) -> None:
-    """What a patch replaces is as it was for everybody else, such as a baseline."""
+    """A patch leaves the classes that it replaces unchanged for other users, such as a baseline."""
     model, ids = tiny(name).model, _ids(20)
     kept = model.config._attn_implementation
     with torch.inference_mode(), attention_implementation(model, stock_implementation(name)):
@@ -190,7 +190,8 @@ def stock_calls(name: str) -> None:
 def adapters(name: str) -> None:
     """An adapter of every linear layer that a pass calls, in one batch with a request of none."""
     prompt, allows = _ids(30), family_of(tiny(name).model.config).allows(tiny(name).model.config)
-    without = (*ROUTERS, "kv_b_proj") if allows.latent else ROUTERS  # what is read head by head, or chooses experts
+    # layers that are read head by head, or that choose experts
+    without = (*ROUTERS, "kv_b_proj") if allows.latent else ROUTERS
     layers = [path for path in linear_layers(tiny(name).model) if path.rpartition(".")[2] not in without]
     with TemporaryDirectory() as folder:
         write_adapter(Path(folder), tiny(name), ALL, paths=layers, exclude_modules=list(without), lora_alpha=2)

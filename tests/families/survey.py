@@ -1,7 +1,7 @@
-"""Runs the suite over every causal family of transformers and writes what held: ``python -m tests.families.survey``.
+"""Runs the suite over every causal family of transformers and writes the results: ``python -m tests.families.survey``.
 
-Families whose states are reused have to pass; the others that nobody has refused are tried without reuse. Results go to
-docs/models.json, and the table and the lists in docs/models.md are made from them.
+Families with reuse have to pass; the others that inlay does not refuse are tried without reuse. Results go to
+docs/models.json. The table and the lists in docs/models.md are made from them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ _MOST = 30_000_000
 
 
 def failures(row: str) -> dict[str, str]:
-    """What does not hold of a row, with the first line of why. A claim of shifts is compared where claims are."""
+    """The failed claims of a row, each with the first line of its reason. Shifts are compared where the row claims
+    them.
+    """
     found = {}
     for check, holds in CHECKS.items():
         try:
@@ -78,7 +80,7 @@ def _told(names: Any) -> Any:
 
 
 def _tried(kind: str) -> str:
-    """Whether a family that is served without reuse passes, or what stands in its way first."""
+    """The result of a family that is served without reuse: passed, or its first obstacle."""
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(tiny_config(kind))
@@ -109,7 +111,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def reasons(results: dict[str, Any]) -> str:
-    """The lists of docs/models.md of what is served without reuse, and of what is refused."""
+    """The lists in docs/models.md of families without reuse and of refused families."""
     parts = ["Served without reuse, because"]
     for reason, kinds in _by_reason({kind: Unshared(kind).why for kind in results["without reuse"]}).items():
         marked = (kind + ("" if results["without reuse"][kind] == "passes" else "*") for kind in kinds)
@@ -139,7 +141,7 @@ def _blocks(lines: list[str]) -> list[list[str]]:
 
 
 def generated(results: dict[str, Any]) -> str:
-    """What stands between the two marks of docs/models.md."""
+    """The text between the two marks of docs/models.md."""
     return f"{BEGIN}\n\n{table(results)}\n\n{reasons(results)}\n\n{END}"
 
 

@@ -1,4 +1,4 @@
-"""What models that are served without reuse have to hold, as functions that a test or the survey calls."""
+"""The requirements on models that are served without reuse, as functions that a test or the survey calls."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def out_of_room(name: str) -> None:
 
 
 def schemas(name: str) -> None:
-    """A prompt of a schema is the text that it stands for; what would read stored states is refused with the reason."""
+    """A schema's prompt is plain text; policies that would read stored states are refused with the reason."""
     llm = LLM(tiny_unshared(name), seed=0)
     schema = Schema.from_string(SCHEMA)
     llm.add_schema(schema)

@@ -1,4 +1,4 @@
-"""An audit of the store: who owns which chunk and who holds which segment, counted anew from what there is."""
+"""An audit of the store: the owners of chunks and the references to segments, counted independently."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ def audit(
     holds: Iterable[Hold] = (),
     blocks: Iterable[Sequence[SlotRange]] = (),
 ) -> None:
-    """Check that the pool's owner counts are just what the index, these allocations and these blocks of slots add
-    up to, that segments are held by these allocations and holds and nobody else, and that all stand where the index
-    looks for them."""
+    """Check the store's counts.
+
+    The pool's owner counts equal the sum over the index, these allocations and these blocks of slots. Only these
+    allocations
+    and references hold segments. Each segment is stored where the index looks for it.
+    """
     allocations = list(allocations)
     _audit_owners(store, allocations, blocks)
     _audit_holds(store, [*holds, *(allocation.hold for allocation in allocations)])

@@ -1,4 +1,4 @@
-"""What a store tells of its changes, against what is in it."""
+"""A store's events of changes, compared with its contents."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_tiers_below_are_told_when_they_change():
 
 
 def test_following_a_store_at_random_ends_with_what_it_holds():
-    """Modules and texts come and go; a follower that hears of some of it at a time knows what there is."""
+    """Modules and texts come and go; a follower that gets the events in parts knows the contents."""
     draws = random.Random(5)
     store, log = make(chunks=24)
     known: set[int] = set()

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from inlay.errors import InlayError
 from inlay.kv.identity import EMPTY, Context
 
-#: What a record is told, in order: a token (how far behind the one before, and the context that it was made under where
-#: that is another), or whose it is from there on. Few values, so that many streams are alike; some are long.
+#: The input of a record, in order: tokens (the distance to the token before, and a new context), or a change of owner.
+#: Few values, so that many streams are alike; some are long.
 TOKEN = st.tuples(
     st.integers(0, 2), st.sampled_from([1, 1, 1, 4]), st.sampled_from([None, None, None, EMPTY, b"x" * 32])
 )
@@ -43,7 +43,7 @@ def tell(stream, randomly: random.Random | None = None, begin: Context | None = 
 
 
 def said(stream):
-    """What of a stream counts: the first salt alone, and no distance in front of the first token."""
+    """The significant part of a stream: the first salt, and no distance before the first token."""
     kept, salted = [], False
     for each in stream:
         if isinstance(each, bytes):
@@ -90,7 +90,7 @@ def test_a_record_has_a_constant_size(tokens):
 
 
 def test_a_group_ends_where_a_token_was_made_under_something_else():
-    """So the records that wait are all of one kind, and few, in a splice of many small modules too."""
+    """So the waiting records are all of one kind, and few, for a prompt of many small modules too."""
     record = Context()
     for number in range(100):
         record = record.extend((1,) * 40, 40 * number, b"x" * 32, continues=False)

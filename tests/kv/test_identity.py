@@ -1,4 +1,4 @@
-"""Identity: keys and context digests say what a segment could attend to, and nothing else."""
+"""Identity: keys and context digests depend on exactly the text that a segment could attend to."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def test_the_longest_stored_beginning_is_found(positioned, runs, asked, most):
 @settings(deadline=None)
 @given(st.lists(RUNS, min_size=1, max_size=10))
 def test_every_token_lies_where_it_was_written_and_at_its_own_position(runs):
-    """The pool as a record of what was written: slot → (token, position). What is read there is what was asked for."""
+    """Model the pool as a record of writes: slot → (token, position). Each read returns the requested tokens."""
     store, written = make(), {}
     for ids, *where in runs:
         run = run_of(ids, *where)
@@ -123,7 +123,7 @@ def test_every_token_lies_where_it_was_written_and_at_its_own_position(runs):
 @settings(deadline=None)
 @given(TOKENS, st.integers(0, 12), TOKENS)
 def test_a_run_may_be_stored_in_two_parts_and_found_as_one(ids, at, other):
-    """Cutting and joining never change a digest: what follows a part is named alike however it came there."""
+    """Splitting and joining never change a digest: a run after a part has the same name either way."""
     store = make()
     whole = run_of(ids, 1, 0, 0)
     at = min(at, len(ids) - 1)
@@ -139,8 +139,10 @@ def test_a_run_may_be_stored_in_two_parts_and_found_as_one(ids, at, other):
 @settings(deadline=None)
 @given(st.lists(st.tuples(TOKENS, st.integers(0, 12)), min_size=1, max_size=12), st.randoms(use_true_random=False))
 def test_runs_that_begin_inside_what_is_stored_break_nothing(stored, randomly):
-    """A run may be stored at a place that lies inside a segment: the two tell of the same tokens. Whatever is found
-    is right, chunks are accounted for, and what is held stays."""
+    """A run may be stored inside an existing segment with the same tokens. Each match is right, chunks are accounted
+    for,
+    and chunks with references stay.
+    """
     store, truth = make(), set()
     holds: list[tuple[Hold, tuple[int, ...], tuple[int, ...]]] = []
     for ids, at in stored:
@@ -171,7 +173,9 @@ def test_runs_that_begin_inside_what_is_stored_break_nothing(stored, randomly):
 @settings(deadline=None)
 @given(st.lists(RUNS, min_size=1, max_size=10), RUNS, st.integers(0, 12), st.integers(0, 12))
 def test_any_range_of_a_run_is_found_where_it_was_written(runs, asked, first, end):
-    """The pool as a record of what was written: slot → (context, the run's tokens so far). A range tells just that."""
+    """Model the pool as a record of writes: slot → (context, the run's tokens so far), and compare each range with
+    it.
+    """
     store, oracle, written = make(), Oracle(positioned=False), {}
     for ids, *where in runs:
         slots = store.allocate(len(ids))

@@ -1,4 +1,4 @@
-"""Lifetimes: the claim that ends last counts, each end is told once, and claims are bounded."""
+"""Lifetimes: the claim that ends last counts, each end is reported once, and claims are bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is remembered of segments that are nowhere, and how much memory that takes."""
+"""The memory of missing segments, and its size."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_last_ones_are_remembered():
 def test_a_segment_takes_little():
     reasons, segments = MissReasons(KEYS, most=5000), [segment(number) for number in range(3000)]
     for spec in segments:
-        reasons.explain(spec)  # what a segment computes of itself once, it has
+        reasons.explain(spec)  # fills the segment's cached values first
     tracemalloc.start()
     try:
         for spec in segments:

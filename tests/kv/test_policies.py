@@ -1,4 +1,4 @@
-"""Eviction policies: what each keeps, and that ends go before beginnings and nothing in use goes, whatever they say."""
+"""Eviction policies. Under each, ends are evicted before prefixes, and segments in use stay."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_the_default_keeps_modules_before_text_of_requests():
 
 @pytest.mark.parametrize("policy", ["lfu", "cost"])
 def test_old_merits_fade(policy):
-    """What was popular once goes when as much has come and gone meanwhile."""
+    """A formerly popular segment is evicted once the same amount of other text has come and gone."""
     s = store(policy, 2)
     put(s, module(0))
     read(s, module(0), 5)
@@ -151,7 +151,9 @@ def test_ends_go_before_beginnings(policy):
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10_000))
 def test_what_is_held_stays_and_the_rest_is_found_from_its_beginning(policy, seed):
-    """Random prompts that share beginnings, some held: after every step all held is there, and no chunk is lost."""
+    """Random prompts with common prefixes, some with references. After every step the latter are stored, and no
+    chunk is lost.
+    """
     draw, s = random.Random(seed), store(policy, 8)
     holds = []
     for _ in range(60):
@@ -169,7 +171,7 @@ def test_what_is_held_stays_and_the_rest_is_found_from_its_beginning(policy, see
             assert s.longest(TokenRun(held, 0, Context())).tokens == len(held)
         assert all(s.longest(segment.run).tokens == segment.tokens for segment in list(s))
         audit(s, holds=[hold for hold, _ in holds])
-        # All that is kept is reached from the root: no end outlives its beginning.
+        # All kept segments are reached from the root: no end outlives its prefix.
         reached, places = set(), [TokenRun((), 0, Context())]
         while places:
             at = s.place(places.pop())

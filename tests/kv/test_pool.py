@@ -86,7 +86,7 @@ def test_the_peak_is_the_most_that_was_ever_held():
 
 @given(st.lists(st.tuples(st.sampled_from(["take", "share", "free"]), st.integers(0, 999)), max_size=60))
 def test_owners_are_counted(steps):
-    """Against a plain list of who owns what."""
+    """Compared with a plain list of the owners of each chunk."""
     p, owned = pool(6), []
     for what, number in steps:
         if what == "take":

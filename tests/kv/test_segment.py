@@ -1,4 +1,4 @@
-"""Stored segments: what was found of them, any range of it, and who holds them."""
+"""Stored segments: matched parts, ranges, and references."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_any_part_of_what_was_found(lengths, first, end, start, data):
     """Against a list of all its tokens, each with its slot and the position that it was encoded at."""
     ranges, told, slot, position = [], [], 0, start
     for length in lengths:
-        before = data.draw(st.integers(0, 2))  # so many of the segment's tokens were read by what stands in front
+        before = data.draw(st.integers(0, 2))  # the number of the segment's tokens that the part before it read
         tokens = before + length
         runs = [SlotRange(slot + 10 * n, 1) for n in range(tokens)]  # nowhere side by side
         one = Segment(TokenRun(tuple(range(tokens)), position - before, Context()), b"", tuple(runs), KEYS, Use(1))

@@ -1,4 +1,4 @@
-"""The store verifies, evicts what nobody needs, keeps what is held, and loses no chunk."""
+"""The store verifies, evicts segments without references, keeps the others, and loses no chunk."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_what_was_added_is_found():
     found = s.get(spec(1))
     assert [segment.run.ids for segment in found.segments] == [(1, 2, 3, 4)]
     assert s.get(spec(2)) is None
-    assert s.get(spec(1, 5)) is None  # a beginning is not the whole
+    assert s.get(spec(1, 5)) is None  # a prefix is not the whole
     assert s.get(spec(1, 3)).tokens == 3
     assert (len(s), s.tokens) == (1, 4)
 
@@ -242,7 +242,7 @@ def test_chunks_are_accounted_for(steps):
 
 
 def said(s: SegmentStore, ids: tuple[int, ...]) -> TokenRun:
-    """Store text that is no module, from the beginning on."""
+    """Store text that is no module, from its first token on."""
     run, slots = TokenRun(ids, 0, Context()), s.allocate(len(ids))
     s.insert(run, slots)
     s.pool.free(slots)
@@ -264,7 +264,7 @@ def test_a_module_goes_with_what_was_said_behind_it():
 
 
 def test_a_module_that_is_the_beginning_of_a_text_goes_with_it():
-    """Somebody has said the same text before it was a module: it lies in one piece with what he went on with."""
+    """An earlier request had the same text before it became a module, so it is one node with that request's text."""
     s = store(16)
     said(s, (1, 2, 3, 4, 9, 9))
     assert s.get(spec(1)) is not None
@@ -281,7 +281,7 @@ def test_other_text_that_begins_like_a_module_stays_and_so_does_what_both_begin_
     s.discard(s.own_ends(spec(1, 6)))
     assert s.longest(other).tokens == 5
     assert s.longest(spec(1, 6)).tokens == 2
-    assert s.own_ends(spec(1, 6)) == []  # what is left of it is the other text's
+    assert s.own_ends(spec(1, 6)) == []  # the rest belongs to the other text
     audit(s)
 
 

@@ -19,14 +19,14 @@ VERSIONS = [
 ]
 pytestmark = pytest.mark.skipif(not VERSIONS, reason="installed without the compiled kernel")
 DTYPES = (torch.float32, torch.bfloat16)
-MOST = {4: 127, 8: 32767}  # what the largest input of a group becomes, by the bits of the weights
+MOST = {4: 127, 8: 32767}  # the largest input of a group after rounding, by the bits of the weights
 UNIT = {torch.float32: 2e-6, torch.bfloat16: 2**-8}  # of sums, and of how outputs are rounded
 
 
 def weight4(
     outputs: int, groups: int, grid: torch.dtype, *, zeros: bool, version: str, step: int = 16
 ) -> tuple[CompiledWeight, Tensor]:
-    """A weight, put together so many outputs at a time, and what it is, in double."""
+    """A weight, built in blocks of so many outputs, and its value in double."""
     numbers = torch.randint(16, (outputs, groups * GROUP), dtype=torch.uint8)
     scales = (torch.rand(outputs, groups) + 0.1).to(grid)
     means = torch.randn(outputs, groups).to(grid) if zeros else torch.zeros(outputs, groups)

@@ -24,7 +24,7 @@ PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_logits_are_those_of_the_stock_model(name):
-    """Prefills in chunks, decode steps of one and several rows; the second time, what is stored is read."""
+    """Prefills in chunks and decode steps of one and several rows; the second run reads stored segments."""
     loaded = tiny(name)
     recorder = Recorder(loaded, compile=True, max_num_batched_tokens=24, reuse="exact")
     prompts = [ids(length, seed) for seed, length in enumerate((40, 5))]

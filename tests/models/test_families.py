@@ -102,7 +102,7 @@ def test_a_family_beside_the_attention_interface_is_served_by_its_patch(weights)
     prompts = [[int(i) for i in torch.randint(0, 256, (length,))] for length in (40, 7)]
     for prompt, (output, logits) in zip(prompts, Recorder(loaded).greedy(prompts), strict=True):
         answer = list(output.outputs[0].token_ids)
-        for ours in (stock, model):  # what a patch replaces is as it was for everybody else
+        for ours in (stock, model):  # a patch leaves the classes that it replaces unchanged
             with torch.inference_mode():
                 expected = ours(torch.tensor([prompt + answer[:-1]]), use_cache=False).logits[0]
             close(logits, expected[len(prompt) - 1 :])

@@ -1,4 +1,4 @@
-"""When a layer's few rows go to the kernel, and what it waits for. These tests stand in for the kernel."""
+"""When a layer's few rows go to the kernel, and the waits around it. These tests stand in for the kernel."""
 
 from __future__ import annotations
 

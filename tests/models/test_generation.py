@@ -1,4 +1,4 @@
-"""What a checkpoint's generation configuration says of sampling is for requests that say nothing."""
+"""A checkpoint's generation configuration sets the sampling of requests that do not set it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The seam to stock models: who attends, and that overlapping users of one model don't disturb each other."""
+"""The interface to stock models: the choice of attention, and overlapping users of one model do not disturb each
+other.
+"""
 
 from __future__ import annotations
 

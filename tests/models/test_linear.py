@@ -1,4 +1,4 @@
-"""Packed linear layers against nn.Linear, and what happens where packing is impossible."""
+"""Packed linear layers against nn.Linear, and the fallback where packing is impossible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people give in place of a checkpoint, and models that they have loaded themselves."""
+"""The forms of a model argument beside a checkpoint, and models that the caller has loaded."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_wrong_files_are_told_with_the_remedy(tmp_path):
 
 @pytest.mark.parametrize("name", ["dmo", "Demo", "demos"])
 def test_a_misspelt_demo_does_not_wait_for_the_hub(name, monkeypatch):
-    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", None)  # nobody is asked
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", None)  # no configuration is read
     with raises("model.not_found", ModelError):
         load_model(name)
     with raises("model.not_found", ModelError):

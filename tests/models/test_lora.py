@@ -1,4 +1,4 @@
-"""Adapters are read from PEFT's folders as PEFT reads them, or refused in one sentence that says what to do."""
+"""Adapters are read from PEFT's folders as PEFT reads them, or refused in one sentence with the remedy."""
 
 from __future__ import annotations
 

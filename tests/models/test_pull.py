@@ -27,7 +27,7 @@ from ..conftest import tiny
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """The folder of a repository; what is asked for of it is copied into ``cache``, as the hub's client does."""
+    """The folder of a repository; requested files are copied into ``cache``, as the hub's client does."""
     repository, cache = tmp_path / "repository", tmp_path / "cache"
     repository.mkdir()
     AutoConfig.for_model("llama").save_pretrained(repository)

@@ -117,14 +117,14 @@ def test_any_number_of_rows_gives_the_same(kind, dtype, biased, way, monkeypatch
         expected = x.double() @ used.T + (0 if bias is None else bias.double())
         assert found.shape == (1, rows, 192)
         assert found.dtype == dtype
-        unit = 1e-5 if dtype == torch.float32 else 2**-7  # of what is summed: a converted weight is rounded once more
+        unit = 1e-5 if dtype == torch.float32 else 2**-7  # relative to the sum: a converted weight is rounded once more
         unit += 2**-15 if way == "compiled" else 0  # and so are inputs, to 16 bits
         assert ((found.double() - expected).abs() <= unit * (x.double().abs() @ used.T.abs() + expected.abs())).all()
 
 
 @pytest.fixture
 def untried():
-    """As where nobody has tried whether 4-bit weights can be read."""
+    """Resets the cached test of whether 4-bit weights can be read."""
     quantize.can_unpack.cache_clear()
     yield
     quantize.can_unpack.cache_clear()

@@ -1,6 +1,6 @@
-"""Checkpoints in the packings of AWQ, GPTQ, compressed-tensors and fp8, packed here by hand from their descriptions.
+"""Checkpoints in the packings of AWQ, GPTQ, compressed-tensors and fp8, packed by hand from their descriptions.
 
-Every number is packed by itself, so that these tests share nothing with what reads them.
+Every number is packed separately, so these tests share no code with the reader.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ pytestmark = pytest.mark.long
 IDS = torch.tensor([[3, 77, 200, 41, 41, 9, 130, 18, 250, 6, 33, 90]])
 GROUP = 64
 
-#: What a layer's weight becomes: the tensors in the file, and the weight that they mean.
+#: A layer's weight → the tensors in the file, and the weight that they represent.
 Packing = Callable[[Tensor], tuple[dict[str, Tensor], Tensor]]
 
 
 def numbers_of(weight: Tensor, bits: int, group: int, *, symmetric: bool, order: Tensor | None = None):
-    """Whole numbers (out, in), and scales and zeros (out, groups), rounded plainly; what they mean (out, in)."""
+    """Integers (out, in), scales and zeros (out, groups), by plain rounding, and the weight that they represent
+    (out, in).
+    """
     groups = torch.arange(weight.shape[1]) // group if order is None else order
     count, most = int(groups.max()) + 1, 2**bits - 1
     numbers, meant = torch.zeros(weight.shape, dtype=torch.int64), torch.zeros_like(weight)
@@ -86,7 +88,7 @@ def gptq(
     group: int = GROUP,
     said: bool = True,
 ):
-    """said: whether the file has the group of each input."""
+    """said: True if the file has the group of each input."""
     order = torch.arange(weight.shape[1]) // group
     if shuffled:
         order = order[torch.randperm(len(order), generator=torch.Generator().manual_seed(1))]
@@ -166,7 +168,7 @@ def compressed(layout: str, **weights: Any) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "format": layout, "config_groups": groups, "ignore": ["lm_head"]}
 
 
-#: name → (the configuration's entry, what packs a layer, what a layer in the model is)
+#: name → (the configuration's entry, the function that packs a layer, the class of that layer in the model)
 CASES: dict[str, tuple[dict[str, Any], Packing, type[nn.Module]]] = {
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}, awq, Int4Linear),
     "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": GROUP}, gptq, Int4Linear),
@@ -258,7 +260,7 @@ CASES: dict[str, tuple[dict[str, Any], Packing, type[nn.Module]]] = {
     "fp8, one scale": ({"quant_method": "fp8", "activation_scheme": "static"}, one_scale, nn.Module),
     "fbgemm": ({"quant_method": "fbgemm_fp8"}, float8, nn.Module),
 }
-#: Those that our layout rounds anew.
+#: Packings that our layout rounds again.
 ROUNDED = (
     *("in the order of activations", "gptq, 8 bits", "gptq, 2 bits", "packed, 8 bits", "bytes, a part of a group"),
     "no multiple of ours",

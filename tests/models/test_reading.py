@@ -1,4 +1,4 @@
-"""What is told while weights are loaded, and in which order their files are read."""
+"""The reports while weights are loaded, and the order in which their files are read."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_damaged_header_is_left_to_who_reads_it(tmp_path, content):
 
 
 def test_no_more_is_asked_for_than_the_window(tmp_path, monkeypatch):
-    """Beyond it, once it is told that so much is used."""
+    """A read past the window waits for the report that the bytes before it are used."""
     path = tmp_path / "file"
     path.write_bytes(b"")
     asked: list[int] = []

@@ -1,4 +1,4 @@
-"""What weights take is counted from a configuration within 1% of what a load leaves in memory."""
+"""The memory of weights, counted from a configuration, is within 1% of the memory after a load."""
 
 from __future__ import annotations
 

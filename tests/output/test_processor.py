@@ -1,4 +1,4 @@
-"""From token events to outputs: whatever steps they come in, and however much comes behind the end."""
+"""From token events to outputs, for any division into steps and any events behind the end."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def tokens(text: str) -> list[int]:
 
 
 def test_a_token_is_decoded_once_however_many_log_probabilities_tell_of_it(monkeypatch):
-    """Those of a long prompt are hundreds of thousands, and everybody waits while they are spelled."""
+    """A long prompt has hundreds of thousands of them, and all requests wait while they are decoded."""
     state, decoded = begin([], max_tokens=5, prompt_logprobs=2, logprobs=1), Counter[int]()
     decode = PreTrainedTokenizerFast.decode
 

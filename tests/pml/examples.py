@@ -1,13 +1,13 @@
-"""Runs the examples of a page of docs: a block of text says what the blocks above it give.
+"""Runs the examples of a page of docs: a block of text shows the output of the blocks above it.
 
-A block in XML is the file schema.xml, or prompt.xml if its outermost tag is <prompt>; either name behind the language
-says otherwise. Another file name makes that file of a block. A block in Python runs in the folder of these files. It
+A block in XML is the file schema.xml, or prompt.xml if its outermost tag is <prompt>, unless a name behind the language
+says otherwise. Another file name writes the block to that file. A block in Python runs in the folder of these files. It
 sees the imports of all blocks above it and the names of its section.
-A block of text shows the result of the last of them: the problems of a schema; of a prompt, what it resolves to against
-the last schema; of Python, what it prints or raises. With "schema" or "packed" behind the language it shows positions,
-with one token a byte. A schema that is followed by no text has to be right; anything else has to be followed by some.
+A block of text shows the result of the last block: the problems of a schema; the resolution of a prompt against the
+last schema; the printed output or exception of Python. With "schema" or "packed" behind the language it shows
+positions, with one token a byte. A schema without a block of text must be valid; any other block needs one.
 
-``python -m tests.pml.examples`` writes what the examples give into the pages.
+``python -m tests.pml.examples`` writes the outputs into the pages.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class WrongExampleError(Exception):
 
 
 def outputs(page: Path) -> Iterator[tuple[Block, str]]:
-    """Every block of text of a page, with what it should say. Writes files into the working folder."""
+    """Yield every block of text of a page with its expected content. Writes files into the working folder."""
     shelf = _Shelf()
     lines = page.read_text(encoding="utf-8").splitlines()
     first = 0
@@ -66,7 +66,7 @@ class _Shelf:
         self._printed = ""
 
     def begin_section(self) -> None:
-        """Forget the schemas and prompts that Python has named; what it has imported stays."""
+        """Forget the schemas and prompts that Python code has named. Imports stay."""
         self._names = {name: value for name, value in self._names.items() if name == "__name__" or callable(value)}
 
     def take(self, block: Block) -> None:
@@ -82,7 +82,7 @@ class _Shelf:
             self._last = block
 
     def shown(self, block: Block) -> str:
-        """What the last block gives."""
+        """The output of the last block."""
         if self._last is None:
             raise WrongExampleError(f"{block}: nothing above this block gives anything")
         last, self._last = self._last, None

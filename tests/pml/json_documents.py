@@ -1,4 +1,4 @@
-"""Documents in the JSON form that several tests read, and what is wrong with those that are wrong."""
+"""Documents in the JSON form for several tests, and the problems of the invalid ones."""
 
 from __future__ import annotations
 

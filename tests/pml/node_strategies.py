@@ -31,12 +31,12 @@ from inlay.pml.rules import Exclusions
 HERE = Place("here")
 NAMES = ("a", "b", "unit.py", "é", "_x-1", "c", "d", "modul", "Schema", "名前")
 
-# runs of white space of every sort, what XML escapes, and what only looks like markup
+# runs of white space of every sort, text that XML escapes, and text that resembles markup
 PIECES = st.sampled_from(
     ["\n", "\n", "\n\n", " ", "  ", "\t", "\r", "\r\n", "a", "b c", "x\n", "\n  y", "  z\n", "]]>", "]]", ">", "<", "&",
      "&lt;", "&#10;", '"', "'", "<!-- c -->", "<a/>", "\u00a0", "\u2028", "\u0085", "\ufeff", "é", "😀", "{", "\\n"]
 )  # fmt: skip
-# what XML 1.0 can carry
+# the characters of XML 1.0
 CHARACTERS = st.characters(exclude_categories=["Cs"], exclude_characters=["\ufffe", "\uffff"]).filter(
     lambda c: c >= " " or c in "\t\n\r"
 )

@@ -1,4 +1,4 @@
-"""Shared by the tests of prompt programs: programs that others call, programs from source text, what a prompt says."""
+"""Shared by the tests of prompt programs: nested programs, programs from source text, and the text of a prompt."""
 
 import linecache
 from collections.abc import Iterator
@@ -65,7 +65,7 @@ _files = count()
 
 
 def define(source: str, name: str = "p", **names: Any) -> Program[...]:
-    """The program of that name in a source text, which stands in lines of its own for whoever asks for it."""
+    """Compile the program of that name from a source text, whose lines inspect can find."""
     file = f"<program {next(_files)}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     known = {key: value for key, value in globals().items() if not key.startswith("_") and key not in ("define", "Any")}
@@ -83,7 +83,7 @@ def program_of(body: str, signature: str = SIGNATURE, **names: Any) -> Program[.
 
 
 def refusals(body: str, signature: str = SIGNATURE, **names: Any) -> list[str]:
-    """What is wrong with the program of this body, as "line:column message" with line 1 as its first one."""
+    """The problems of the program with this body, as "line:column message"; the body starts in line 1."""
     before = signature.count("\n") + 2
     try:
         program_of(body, signature, **names)

@@ -1,4 +1,4 @@
-"""Whatever comes in, nothing but PMLError comes out."""
+"""For any input, the only exception is PMLError."""
 
 from collections.abc import Callable
 from functools import partial
@@ -32,7 +32,7 @@ Made = TypeVar("Made")
 
 
 def attempt(call: Callable[[], Made]) -> tuple[Made | None, PMLError | None]:
-    """What the call returns, or else the PMLError that it raises."""
+    """The result of the call, or the PMLError that it raises."""
     try:
         return call(), None
     except PMLError as error:

@@ -24,7 +24,7 @@ from tests.pml.node_strategies import HERE, TEXTS, bare, prompts, schemas
 
 VALIDATOR = jsonschema.Draft202012Validator(json_schema())
 
-# what JSON carries and PML does not: any character, texts side by side, white space beside turns
+# texts that JSON can carry and PML cannot: any character, adjacent texts, white space beside turns
 ANY_TEXTS = TEXTS | st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with a document in the JSON form is said in sentences, with a place."""
+"""The problems of a document in the JSON form are sentences with a place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples of docs/json.md say what the page says of them."""
+"""The examples of docs/json.md give the output on the page."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The published JSON Schema describes what the reader takes; whatever comes in, nothing but PMLError comes out."""
+"""The published JSON Schema describes the reader's input; for any input, the only exception is PMLError."""
 
 from __future__ import annotations
 

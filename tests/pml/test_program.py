@@ -1,4 +1,4 @@
-"""Prompt programs: what schema a function becomes, what prompt a call, and what a call refuses."""
+"""Prompt programs: the schema of a function, the prompt of a call, and refused calls."""
 
 import pickle
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""docs/programs.md: its Python runs, its PML is what the programs give, and every row of its tables is tried."""
+"""docs/programs.md: its Python runs, its PML is the output of the programs, and every row of its tables is tried."""
 
 import linecache
 import re

@@ -20,7 +20,7 @@ GREETING = "Hello"
 
 
 def decorate(function: Any) -> list[str]:
-    """What is wrong with a function, without the file and the line of each problem."""
+    """The problems of a function, without the file and the line of each."""
     return [sentence.split(": ", 1)[1] for sentence in sentences(lambda: program(function))]
 
 

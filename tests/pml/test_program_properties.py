@@ -1,4 +1,4 @@
-"""Generated programs: what the prompt of a call resolves to is what the function says as plain Python."""
+"""Generated programs: the resolved prompt of a call equals the text of the function run as plain Python."""
 
 import ast
 from itertools import pairwise
@@ -175,7 +175,7 @@ def plain(source: str) -> Any:
 
 
 def made(source: str) -> Program[...]:
-    """The program; what is said to never run is taken out of it first."""
+    """The program, without the statements that are reported as unreachable."""
     while True:
         try:
             return define(source)

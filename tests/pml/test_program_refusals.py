@@ -1,4 +1,4 @@
-"""What a program cannot have: each with its line and column, the reason and the remedy."""
+"""Constructs that a program cannot have: each with its line and column, the reason and the remedy."""
 
 import ast
 import enum

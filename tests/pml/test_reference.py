@@ -1,4 +1,4 @@
-"""docs/pml.md and docs/pml-errors.md: every example says what inlay says, and every error has an example."""
+"""docs/pml.md and docs/pml-errors.md: every example shows inlay's real output, and every error has an example."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Line = tuple[str, int]  # a file and a line of it
 
 SRC = DOCS.parent / "src" / "inlay"
 REFERENCE, ERRORS = PAGES
-#: Other forms than PML, whose own pages show their errors; and advice, which docs/lint.md has.
+#: Other forms than PML, with their errors on pages of their own; and advice, in docs/lint.md.
 ELSEWHERE = ("json*.py", "writer*.py", "variables.py")
 FILES = sorted(path for path in (SRC / "pml").glob("*.py") if not any(path.match(pattern) for pattern in ELSEWHERE))
 #: Errors that no example can show, by words of theirs, and why. The last table of the page names them.
@@ -49,7 +49,7 @@ WITH_A_MODEL = (
 
 @dataclass(frozen=True)
 class Pages:
-    """What the examples give, by page, and the lines of inlay that made errors meanwhile."""
+    """The output of the examples, by page, and the lines of inlay that raised errors meanwhile."""
 
     given: dict[Path, list[tuple[Block, str]]]
     lines: set[Line]
@@ -204,7 +204,9 @@ def _is_not_shown(code: str) -> bool:
 
 
 def _phrases(source: str) -> Iterator[str]:
-    """The strings of a file that have words in them, but for docstrings and reprs; with …… for what is filled in."""
+    """Yield the strings of a file that contain words, with …… for filled-in parts. Docstrings and reprs are left
+    out.
+    """
     tree = ast.parse(source)
     quiet = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     reprs = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "__repr__")

@@ -15,7 +15,7 @@ from tests.pml.helpers import shorthand
 
 @dataclass
 class Node:
-    """A text, param, module, union or turn to be; what the prompt does with it stands in the last four fields."""
+    """A planned text, param, module, union or turn; the last four fields say how the prompt uses it."""
 
     kind: str
     label: str
@@ -146,7 +146,7 @@ def as_part(node: object) -> str | Import:
 
 
 def oracle(level: list[Node], rest: str) -> list[str]:
-    """What the level says, in shorthand, new text at its end."""
+    """The expected text of the level in shorthand, new text at its end."""
     said: list[str] = []
     for node in level:
         if node.kind == "text":

@@ -1,4 +1,4 @@
-"""Sets of imports, in every form that prompts have: what they hold, where they stand, and how they are written."""
+"""Sets of imports in every form of a prompt: their members, their places, and their written form."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PML = '<prompt schema="s">New <set><b><set><y p="1"/><x/></set></b></set> text <
 
 
 def shown(resolved: Resolved) -> str:
-    """What a prompt says, members of sets in brackets."""
+    """The text of a prompt, members of sets in brackets."""
     pieces = []
     for item in resolved.items:
         if isinstance(item, SetStart):

@@ -1,4 +1,4 @@
-"""What is written reads back to the same nodes, and is pleasant to read."""
+"""Written PML reads back to the same nodes, and is pleasant to read."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_text_from_src_is_written_inline(tmp_path: Path) -> None:
     )
 
 
-# a name for what is written, the children of a module, and the module
+# the name of a case, the children of a module, and the module
 MODULES = {
     "lines": (["a\nb\n"], "<module name=\"m\">\n    a\n    b\n  </module>"),
     "no line break": (["Go."], '<module name="m">Go.</module>'),

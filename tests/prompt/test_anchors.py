@@ -1,4 +1,4 @@
-"""Text that changes in front of marked parts: it is noticed, told once, and modules are read all the same."""
+"""Changing text before marked parts: it is noticed and reported once, and modules are still read."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_module_that_was_encoded_alone_is_read_where_nothing_else_is_stored():
 
 
 def test_a_module_that_is_missing_is_encoded_behind_the_first_version():
-    """What is read is the same, whether it was stored before the text changed or is encoded after that."""
+    """The states are the same, whether stored before the text changed or encoded after that."""
     system = SYSTEMS["in the middle"]
     before, after = make(), make()
     usage(before, asked(system.format("09:00"), DOCUMENT))

@@ -1,4 +1,4 @@
-"""The beginning of a prompt, as it may be read in place of modules: which parts it has, and whose it is."""
+"""The prefix of a prompt, which may be read in place of modules: its parts, and its scope."""
 
 from __future__ import annotations
 

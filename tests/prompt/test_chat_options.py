@@ -1,4 +1,4 @@
-"""What a conversation asks of its chat template: variables, documents, and where the rendering ends."""
+"""Chat template options of a conversation: variables, documents, and the end of the rendering."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools in chat templates: what a template does with them, and that no text of a user becomes a special token."""
+"""Tools in chat templates: the template's use of them, and no user text becomes a special token."""
 
 from __future__ import annotations
 
@@ -117,7 +117,9 @@ def test_no_text_opens_a_role(name: str, parts: bool, llms: dict[str, LLM]) -> N
 
 
 def test_what_the_model_itself_writes_is_left_to_it_in_past_answers(llms: dict[str, LLM]) -> None:
-    """Added tokens that are not special: templates look for </think>, and a broken call is what the model wrote."""
+    """Added tokens that are not special stay in past answers: templates look for </think>, and models write broken
+    calls.
+    """
     llm = llms["qwen"]
     mark, end = (llm.tokenizer.convert_tokens_to_ids(name) for name in ("<tool_call>", "<|im_end|>"))
     for role, marks in (("user", 0), ("system", 0), ("assistant", 1)):

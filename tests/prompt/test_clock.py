@@ -1,4 +1,4 @@
-"""Chat templates that write the date: what they write tomorrow is not what was cached today."""
+"""Chat templates that write the date: the cached text of one day is not used on the next."""
 
 from __future__ import annotations
 

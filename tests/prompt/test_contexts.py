@@ -1,4 +1,4 @@
-"""What a schema's text attends to: the same as when every context is put together anew, at a cost that grows evenly."""
+"""The contexts of a schema's text equal contexts built from scratch, at a cost that grows linearly."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_contexts_are_those_of_the_definition(context, packed, movable, unk_id, 
     specs = SchemaSpecs(
         layout, anchored=context == "anchored", packed=packed, movable=movable, keys=KEYS, unk_id=unk_id
     )
-    for entry in reversed(layout.entries):  # the last first: what it sees is then met again in other views
+    for entry in reversed(layout.entries):  # the last first, so that its context recurs in other views
         spec, expected = specs.spec(entry, frozenset(imported)), put_together(specs, entry, frozenset(imported))
         assert (spec.ids, spec.start, spec.digest, spec.key) == (
             expected.ids,

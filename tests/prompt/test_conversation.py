@@ -199,7 +199,7 @@ def test_a_part_of_another_system_turn_is_not_found():
 
 
 def test_text_of_the_system_turn_behind_its_last_marked_part_may_change():
-    """The recipe for a date: the stable text is marked, and what changes stands behind it."""
+    """The recipe for a date: the stable text is marked, and changing text comes behind it."""
     llm = make(reuse="anchored")
 
     def messages(date: str) -> list[dict]:

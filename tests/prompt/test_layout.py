@@ -222,7 +222,7 @@ def test_ends_that_the_template_strips(name: str, body: str, expected: list[str]
     texts = [part.text for run in layout.runs for part in run.parts if part.turn is None]
     if name == "llama3":
         assert texts == expected
-    else:  # keeps what is written
+    else:  # keeps the serialized form
         assert [text.strip() for text in texts if text.strip()] == [text.strip() for text in expected]
         assert any(text != text.strip() for text in texts)
 

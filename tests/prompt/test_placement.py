@@ -47,7 +47,7 @@ TRIP = (
     'Go.<module name="trip">For <param name="d" len="6" default="a day"/> to <union><module name="m">Miami</module>'
     '<module name="u">Ulm</module></union><module name="v">V</module>!</module><module name="b">Bye</module>'
 )
-#: schema, prompt, what stands where under schema positions, and under packed positions
+#: schema, prompt, expected positions under schema positions, and under packed positions
 BY_HAND = {
     "anonymous text alone": ("Hello", "", ["0 Hello"], ["0 Hello"]),
     "and new text": ("Hello", "you", ["0 Hello", "+5 you"], ["0 Hello", "+5 you"]),

@@ -1,4 +1,4 @@
-"""What holds for every schema and every prompt."""
+"""Properties of every schema and every prompt."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ROLES = st.lists(st.sampled_from(["system", "user", "assistant"]), min_size=1, m
 
 
 class Writer:
-    """Draws a schema and, beside it, what a prompt takes of it, in order."""
+    """Draws a schema and a prompt for it, in order."""
 
     def __init__(self, draw: st.DrawFn) -> None:
         self.draw = draw
@@ -49,7 +49,7 @@ class Writer:
         return f"n{self.names}"
 
     def level(self, depth: int, kinds: list[str]) -> tuple[str, str, str]:
-        """A level of a schema, what a prompt says there, and the arguments of its parameters."""
+        """Return a level of a schema, its part of the prompt, and the arguments of its parameters."""
         schema = prompt = arguments = ""
         for kind in self.draw(st.lists(st.sampled_from(kinds), max_size=4)):
             if kind == "text":
@@ -175,7 +175,7 @@ def test_every_prompt(name: str, case: tuple[str, str], caplog: pytest.LogCaptur
     if fixed is not None:
         check_prompt(fixed, name, turnless=turnless)
         assert all(part.origin is None or part.start == part.origin.start for part in fixed.parts)
-        assert packed is not None  # what fits with gaps fits without them
+        assert packed is not None  # a layout that fits with gaps fits without them
         assert packed.ids == fixed.ids
         assert packed.text == fixed.text
     if packed is not None:

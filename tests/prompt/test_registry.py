@@ -1,4 +1,4 @@
-"""A schema's name means the owner's own, else everybody's."""
+"""A schema's name refers to the tenant's own schema, else to the public one."""
 
 from __future__ import annotations
 

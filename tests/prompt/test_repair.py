@@ -1,4 +1,4 @@
-"""Which tokens are computed anew, and the splices that follow from it."""
+"""The recomputed tokens, and the composed prompts that follow from them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def profiles(**moved):
 
 def test_the_first_tokens_of_each_module():
     choice = choose_tokens(Recompute("linked", 3), PLAIN, {})
-    assert choice.offsets == {2: (0, 1, 2), 10: (0, 1, 2)}  # what stands in front is exact
+    assert choice.offsets == {2: (0, 1, 2), 10: (0, 1, 2)}  # the prefix is exact
     assert (choice.tokens, choice.linked) == (6, 6)
 
 
@@ -41,7 +41,8 @@ def test_of_all_modules_together_those_that_move_most():
     choice = choose_tokens(Recompute("profiled", 0.25), PLAIN, moved)
     assert choice.offsets == {2: (3,), 10: (1, 3, 5)}
     assert (choice.tokens, choice.linked) == (4, 0)
-    assert choose_tokens(Recompute("profiled", 0.06), PLAIN, moved).offsets == {2: (3,)}  # none of what hardly moves
+    # no token with a small deviation
+    assert choose_tokens(Recompute("profiled", 0.06), PLAIN, moved).offsets == {2: (3,)}
 
 
 def test_behind_more_text_tokens_are_expected_to_move_more():

@@ -133,13 +133,13 @@ def test_prompts_of_all_kinds_are_answered_from_their_bytes(reuse, salt):
             llm.client.submit(llm.client.prepare(one), answer.add)
             while not answer.answered:
                 llm.client.pump()
-            usage = replace(answer.output().usage, misses=())  # what the second one misses was there before
+            usage = replace(answer.output().usage, misses=())  # the second answer's misses were stored before
             answers.append((answer.output().outputs[0].token_ids, usage))
         assert answers[0] == answers[1]
 
 
 def test_salts_of_others_are_not_in_a_request():
-    """What is written holds the request's own salt once, and no digest or record that it went into."""
+    """The serialized request holds its own salt once, and no digest or record derived from it."""
     llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0, cache_salt="the engine's secret")
     request = llm.processor.process(CHAT, SamplingParams(), llm.policy("anchored"), salt="the tenant's")
     written = request.to_bytes()

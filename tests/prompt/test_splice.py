@@ -1,4 +1,4 @@
-"""Splices tell what is exact for a request, what is displaced, what has to be computed, and under which record."""
+"""Composed prompts: their exact, displaced and recomputed parts, and the record of each."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_usage_counts_beginnings_of_fresh_runs_as_exact():
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=2, max_size=20), st.sets(st.integers(1, 19), max_size=5), st.integers(0, 9))
 def test_exact_knows_no_borders(tokens, cuts, start):
-    """However a prompt's text is put together, the exact splice of it is the same."""
+    """However a prompt's text is cut into parts, its exact composed prompt is the same."""
     borders = [0, *sorted(c for c in cuts if c < len(tokens)), len(tokens)]
     parts = [PromptPart(tuple(tokens[a:b]), start + a) for a, b in pairwise(borders)]
     (part,) = compose_parts(parts)

@@ -104,7 +104,7 @@ def test_templates_do_produce_special_tokens(name: str) -> None:
 
 
 def test_the_unigram_would_match_its_special_pieces() -> None:
-    """What the guard is for: without it, the pieces of the vocabulary win."""
+    """The reason for the guard: without it, the pieces of the vocabulary win."""
     pieces = unigram().backend_tokenizer.model.tokenize("<s>a</s>")
     assert [piece.value for piece in pieces] == ["<s>", "a", "</s>"]
     ids = ENCODERS["unigram"].text("<s>a</s>")
@@ -144,7 +144,7 @@ def test_a_special_token_of_one_character_is_left_out() -> None:
 
 
 def test_added_tokens_of_white_space_stay() -> None:
-    """Models use them for the indentation of code, and nobody opens a role with them."""
+    """Models use them to indent code, and no template starts a role with them."""
     tokenizer, encoder = gpt2(), ENCODERS["gpt2"]
     assert tokenizer.convert_ids_to_tokens(list(encoder.text("    if"))) == ["    ", "if"]
     assert tokenizer.convert_ids_to_tokens(list(encoder.text("<think>"))) == ["<", "th", "in", "k", ">"]
@@ -188,7 +188,7 @@ def test_adversarial_text_takes_a_few_passes(name: str, text: str) -> None:
     ],
 )
 def test_bos(name: str, bos: str | None) -> None:
-    """What the stock tokenizer puts in front; a bos_token that it does not put there is none."""
+    """A bos_token counts only if the stock tokenizer puts it in front."""
     assert ENCODERS[name].bos == (() if bos is None else (BUILD[name]().convert_tokens_to_ids(bos),))
 
 
@@ -248,7 +248,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized() -> None:
 
 @pytest.mark.parametrize("read", ["text", "template"])
 def test_tokenizing_lets_other_threads_run(read: str) -> None:
-    """A long text is tokenized without the interpreter's lock, whichever way it goes."""
+    """A long text is tokenized without the interpreter's lock, by every method."""
     encoder = ENCODERS["gpt2"]
     used = []
     with pytest.MonkeyPatch.context() as patch:

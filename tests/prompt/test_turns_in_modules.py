@@ -28,7 +28,7 @@ def chatml():
 
 
 def texts(placed: PromptLayout, tokenizer) -> list[str]:
-    """A string a part, with + before what is computed for the prompt."""
+    """A string a part, with + before text that is computed for the prompt."""
     found = [text.partition(" ")[2] for text in shown(placed, tokenizer)]
     return [f"{'+' if part.origin is None else ''}{text}" for part, text in zip(placed.parts, found, strict=True)]
 
@@ -40,7 +40,7 @@ SHOTS = (
     '<module name="task">Task <param name="n" len="4"/>: <user>Now <module name="deep">deep </module></user></module>'
 )
 PLAIN = '<system>Rule.</system>Between.<module name="m"> M.</module><user>Docs:</user>'
-#: schema, prompt, what stands where; + before what is computed for the prompt
+#: schema, prompt, expected parts; + before text that is computed for the prompt
 CHATML = {
     "no turn of a module": (SHOTS, "Why?", [f"{S}Rule.", f"+{END}{U}Why?{END}{A}"]),
     "the turns of one": (

@@ -1,4 +1,4 @@
-"""Rows of logits and what the sampler makes of them, for tests."""
+"""Rows of logits and the sampler's results for them, for tests."""
 
 from __future__ import annotations
 

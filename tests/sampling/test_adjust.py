@@ -1,4 +1,4 @@
-"""What changes logits before anything is drawn: transformers' processors and OpenAI's formula as oracles."""
+"""Adjustments of logits before sampling: transformers' processors and OpenAI's formula as oracles."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Tokens chosen on a device, here on tensors of the CPU: those of the specification, and nothing waits for the device.
+"""Tokens chosen on a device, here on tensors of the CPU: they equal the specification's, and no step waits for the
+device.
 
-What a device would have to be waited for is found on ``meta``, whose tensors hold no numbers to look at.
+Waits are found on ``meta``, whose tensors hold no numbers to look at.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ _PARAMS = st.builds(
 
 
 def mass_before(order: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:
-    """(vocabulary,): what the tokens that stand before each one in an order have together."""
+    """(vocabulary,): the total probability of the tokens before each one in an order."""
     ranks = order.argsort()
     return (probabilities[ranks].cumsum(dim=0) - probabilities[ranks])[ranks.argsort()]
 

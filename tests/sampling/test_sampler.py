@@ -154,7 +154,7 @@ def test_batching_never_changes_a_token(params, vocabulary, seed, scale, threads
 
 
 def test_the_exponential_gives_the_same_bits_wherever_a_number_stands():
-    """What the property above rests on."""
+    """The property above depends on this."""
     numbers = normal(5000, scale=20.0).neg().abs().neg().clamp(min=-64)
     whole = exponential(numbers.clone())
     for start in range(70):

@@ -1,4 +1,4 @@
-"""Answers in a given language: every one is in it, whatever else is asked for."""
+"""Answers in a given language: every answer is in it under all other parameters."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_streamed_answers_only_grow_and_end_in_it(structure):
 
 
 def test_stop_strings_cut_an_answer_and_say_so():
-    """As in vLLM: what they cut is the beginning of an answer, and the reason tells."""
+    """As in vLLM: the answer is cut, and its stop_reason is the stop string."""
     params = replace(LONG, n=8, structured_outputs={"json": PERSON})
     whole = model("tiny").generate("Tell me.", params)[0].outputs
     cut = model("tiny").generate("Tell me.", replace(params, stop=["quick", '"tall"']))[0].outputs
@@ -169,7 +169,7 @@ def test_a_schema_may_be_text_and_say_where_white_space_goes():
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_any_walk_through_the_masks_is_in_the_language(name, seed):
-    """Byte-level BPE and byte fallback; the text is what the answer's stream makes of the tokens."""
+    """Byte-level BPE and byte fallback; the text is decoded as the answer's stream decodes it."""
     tokenizer, grammars = _grammars(name)
     prompt = tokenizer.encode("Well? ")
     walk = random.Random(seed)
@@ -336,7 +336,7 @@ def test_grammars_that_nobody_uses_are_let_go(monkeypatch):
     ):
         grammars.guide({"regex": pattern}, salt)
     assert texts == ["old", "used", "old", "new"]
-    for pattern, salt in (("used", "a"), ("old", "a"), ("old", "b")):  # whoever compiled another one
+    for pattern, salt in (("used", "a"), ("old", "a"), ("old", "b")):  # with any pattern compiled before
         grammars.guide({"regex": pattern}, salt)
     assert texts[4:] == ["old", "old"]
 
@@ -427,7 +427,7 @@ def test_requests_bring_their_tenant_s_salt(monkeypatch):
 
 
 class PanicException(BaseException):
-    """What a panic of Rust is in Python; its own class cannot be imported."""
+    """Stands for the exception of a Rust panic, whose class cannot be imported."""
 
 
 def _panics(*_: object, **__: object) -> None:

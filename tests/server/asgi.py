@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 @dataclass
 class Exchange:
-    """What an application did with a request. taken: how many of the body's pieces it took."""
+    """The calls that an application made for a request. taken: how many pieces of the body it read."""
 
     status: int | None = None
     headers: dict[str, str] = field(default_factory=dict)

@@ -126,7 +126,7 @@ def test_keys_come_and_go_while_the_server_runs(site: Site):
 
 
 def test_what_a_tenant_combines_again_is_promoted_for_that_tenant_alone(site: Site):
-    """Over a public schema, too: nobody's counts, forms or hits tell what others ask for."""
+    """This holds for public schemas too: no counts, forms or hits reveal the requests of another tenant."""
     texts = {"a": "The ferry leaves the island at nine.", "b": "It comes back at noon.", "c": "Not on Sundays at all."}
     modules = "".join(f'<module name="{name}">{text}</module>' for name, text in texts.items())
     body = {"pml": f'<schema name="combined">{modules}</schema>', "public": True, "encode": True}

@@ -1,4 +1,4 @@
-"""'auto' on a server: as the default of requests and as a ceiling, by what was measured on the schema of a prompt."""
+"""'auto' on a server, as the default of requests and as a ceiling: it follows the measurements of a prompt's schema."""
 
 from __future__ import annotations
 

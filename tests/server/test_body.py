@@ -1,4 +1,4 @@
-"""The guard of bodies: what reaches a route, and what is refused before all of it was read."""
+"""The guard of bodies: accepted bodies reach a route, and others are refused before they are read in full."""
 
 from __future__ import annotations
 

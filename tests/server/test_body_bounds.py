@@ -113,7 +113,7 @@ def test_bodies_that_hold_very_much(site: Site, data: Any, what: str):
 
 
 def test_no_path_of_the_server_is_shown(tmp_path_factory: pytest.TempPathFactory):
-    """A model from a directory has its last name, and a schema from a file is not told where it lies."""
+    """A model from a directory is listed by its last name, and a schema from a file without its path."""
     folder = tmp_path_factory.mktemp("secret-place")
     file = folder / "trip.xml"
     file.write_text('<schema name="trip"><module name="miami">Miami has beaches.</module></schema>')

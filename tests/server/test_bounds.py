@@ -1,4 +1,4 @@
-"""What one tenant's requests may cost the others: answers, tokens, log-probabilities, places in line, and silence."""
+"""The cost of one tenant's requests for others: answers, tokens, log-probabilities, queue slots, and silence."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_looking_at_schemas_counts_as_a_request(server: Keyed):
 
 
 class Late:
-    """A model whose answers begin when they are told to. failure: what comes in their place."""
+    """A model whose answers start on command. failure: raised in place of an answer."""
 
     def __init__(self, site: Site, failure: Exception | None = None) -> None:
         self._generate = site.service.llm.generate

@@ -1,4 +1,4 @@
-"""/v1/cache: a tenant sees and changes its own segments and what is public alone; files come over whole."""
+"""/v1/cache: a tenant sees and changes only its own and public segments; files are transferred whole."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_what_is_pinned_by_key_is_let_go_with_the_last_public_schema_that_has_it
 
 
 def test_what_a_tenant_has_pinned_it_sees_and_can_let_go(site):
-    """Whatever became of its schema, and wherever it is."""
+    """This holds in every tier, and after the schema has been removed."""
     row = next(row for row in listed(site, "ann") if row["module"] == "oslo")
     llm = site.app.state.service.llm
     site.call("PUT", f"{SEGMENTS}/{row['key']}/pin", key="ann")
@@ -191,7 +191,7 @@ def test_who_opens_the_folder_meanwhile_leaves_what_comes_in(tmp_path):
 
 @pytest.mark.parametrize("name", ["/secret-place/small", "/secret-place/small.gguf", "../secret-place/small"])
 def test_nobody_is_told_where_the_model_lies(tmp_path: Path, name: str):
-    """Neither in what is listed, nor in the files that tenants may take, nor in what is wrong with one of them."""
+    """Neither the listing, nor the tenant's files, nor the errors contain the path."""
     loaded = replace(tiny("llama"), name=name)
     llm = AsyncLLM(loaded, kv_memory="4MiB", chunk_size=8, store=tmp_path / "secret-place")
     with serving_app(build_app(llm, ServerSettings(), [Schema.from_string(OPEN)]), {}) as site:

@@ -21,7 +21,7 @@ from .conftest import CHAT, COMPLETIONS, Site, running, small_model
 
 MESSAGES = [{"role": "user", "content": "Hello there"}]
 GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
-#: Steps of an engine that goes on while a busy machine's event loop hears of something; an endless answer has 1,900.
+#: The steps that an engine may run before a busy event loop reacts; an endless answer has 1,900.
 AT_ONCE = 500
 ENDLESS = {"prompt": "Once", "temperature": 0, "max_tokens": 1900, "ignore_eos": True}
 

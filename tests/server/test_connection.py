@@ -1,4 +1,4 @@
-"""A connection whose client hangs up, sleeps, or is told everything in time."""
+"""A connection whose client hangs up, sleeps, or gets every event in time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ MORE = {"type": "http.response.body", "body": b"x", "more_body": True}
 
 
 class Wire:
-    """What a server would give an application. block: sending never ends. leave: the client hangs up when it is set."""
+    """The callables that a server gives an application. block: sending never ends. leave: when set, the client hangs
+    up.
+    """
 
     def __init__(self, *, block: bool = False) -> None:
         self.block = block

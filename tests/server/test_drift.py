@@ -1,4 +1,4 @@
-"""Drift over HTTP: each tenant sees and lifts what its own answers have brought about, and nobody else's."""
+"""Divergence over HTTP: each tenant sees and lifts only the fallbacks that its own answers have caused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def site(tmp_path, monkeypatch) -> Iterator[Site]:
 
 
 def ask(site: Site, key: str, path: str = COMPLETIONS, **fields):
-    """What an answer says of its policy; waits until it is compared, where it is."""
+    """The fallbacks of an answer; waits until the answer is compared, if it is."""
     compared = site.app.state.service.llm.stats
     status, _, answer = site.call("POST", path, {**PROMPT, **fields}, key=key)
     assert status == 200, answer

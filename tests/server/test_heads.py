@@ -35,7 +35,7 @@ def port() -> Iterator[int]:
 
 
 def ended(port: int, *pieces: bytes) -> tuple[bool, bytes]:
-    """Whether the server ends a connection on which these arrive, a little apart, and what came back."""
+    """Send these pieces a little apart. Returns whether the server ended the connection, and its response."""
     answer = b""
     with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
         try:
@@ -86,7 +86,7 @@ CHUNKED = "2\r\n{}\r\n0\r\n\r\n"
     ],
 )
 def test_two_lengths_of_one_body_end_the_connection(port: int, heads: tuple[str, ...], together: bool):
-    """The second request could be the text of somebody else, for whom a proxy sent it as a body."""
+    """The second request could be the text of another user, which a proxy sent as a body."""
     pieces = (_post(*heads, body=CHUNKED), GET)
     closed, answer = ended(port, *([b"".join(pieces)] if together else pieces))
     assert closed

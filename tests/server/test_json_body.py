@@ -1,4 +1,4 @@
-"""Bodies of JSON: what is taken is what Python's parser says, and what is not gets a sentence in bounded time."""
+"""Bodies of JSON are parsed as Python's parser does; invalid ones get one sentence in bounded time."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_what_is_json_is_read_as_python_reads_it(value: Any, escaped: bool):
 @example('["\\\\\\"[[[[[[[[[[[["]', 8)
 @example("[" + '"' * 512 + "[" * 9, 8)
 def test_nothing_too_deep_reaches_the_parser(text: str, most: int):
-    """Whatever the text, right or wrong: what the parser gets to read is not nested more than it may be."""
+    """For any text, valid or not, the parser never gets more nesting than the limit."""
     if depth_of(text) > most:
         with pytest.raises(BodyError, match=f"more than {most} deep"):
             parse_json(text.encode(), most)

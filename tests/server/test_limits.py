@@ -1,4 +1,4 @@
-"""What tenants may use: no interleaving of requests admits more than the limits, and refusals say when to come back."""
+"""Limits of tenants: no interleaving of requests exceeds them, and refusals name the time until a retry."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SECOND, MINUTE = 10**9, 60 * 10**9
 
 
 class Clock:
-    """Stands still until it is told to go on."""
+    """Stands still until the test advances it."""
 
     def __init__(self) -> None:
         self.now = 12_345
@@ -56,7 +56,7 @@ def end(stack: AsyncExitStack) -> None:
 
 
 def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine returns that waits for nothing."""
+    """The result of a coroutine that never waits."""
     try:
         coroutine.send(None)
     except StopIteration as done:
@@ -103,7 +103,8 @@ def test_no_interleaving_admits_more_than_the_limits(steps, per_minute, tokens, 
     for step, *more in steps:
         if step == "wait":
             clock.now += more[0]
-        elif step == "retry" and refused is not None:  # at once after the time that a refusal names, nobody between
+        # immediately after the time that a refusal names, without other requests
+        elif step == "retry" and refused is not None:
             name, wait = refused
             clock.now += math.ceil(wait * SECOND)
             step, more = "begin", [name]
@@ -252,7 +253,7 @@ uses = st.lists(
 
 @given(uses, st.integers(1, 200))
 def test_the_debt_is_never_more_than_one_request(uses, per_minute):
-    """Whatever runs side by side, as long as no request uses more than it said."""
+    """This holds for all concurrent requests that use no more than they declared."""
     clock, running, largest = Clock(), [], 0
     meter, who = Meter(clock), tenant(tokens_per_minute=per_minute)
     for step, *more in uses:

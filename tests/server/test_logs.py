@@ -1,4 +1,4 @@
-"""Logs: one line a request with what it came to, its id in every record, and nothing that clients confide."""
+"""Logs: one line a request with its result, its id in every record, and no confidential text of clients."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CANARY = "canary7f3a"
 
 
 class Counted:
-    """What a RequestLogMiddleware reports."""
+    """The reports of a RequestLogMiddleware."""
 
     def __init__(self) -> None:
         self.began = 0
@@ -347,7 +347,7 @@ def test_a_real_servers_own_records_bear_the_id_and_no_prompt(listening):
 
 
 def test_nothing_that_is_confided_to_a_server_is_logged():
-    """Prompts, schemas, keys, headers, queries: whatever becomes of the request, at every level but debug."""
+    """Prompts, schemas, keys, headers and queries, for any result of the request, at every level but debug."""
     llm = model()
     made = service(llm)
     for format in ("text", "json"):

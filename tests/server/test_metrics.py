@@ -1,4 +1,4 @@
-"""Metrics: what requests did is what they say, in names that dashboards and docs/metrics.md know, and in bounds."""
+"""Metrics match the requests, use the names of dashboards and docs/metrics.md, and stay bounded."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def made(**settings: Any) -> Metrics:
 
 
 def samples(metrics: Metrics) -> Samples:
-    """Name and labels but for the model's and the engine's → value, read back from what is sent."""
+    """Name and labels (without the model's and the engine's) → value, read back from the response."""
     text = metrics.render().decode()
     return {
         (
@@ -174,7 +174,7 @@ def test_times_of_a_whole_request():
     sums = {name: value(metrics, f"{name}_sum") for name in ("request_params_n", "request_params_max_tokens")}
     assert sums == {"request_params_n": 2, "request_params_max_tokens": 7}
     expected = {
-        "time_to_first_token_seconds": 0.5,  # of the engine, where nobody called first_token
+        "time_to_first_token_seconds": 0.5,  # of the engine, if first_token was not called
         "request_queue_time_seconds": 0.2,
         "request_prefill_time_seconds": 0.3,
         "request_fetch_time_seconds": 0.1,

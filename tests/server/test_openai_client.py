@@ -84,7 +84,7 @@ ONLY: dict[str, dict[str, list[Any]]] = {
     },
     "text": {"logprobs": [0, 3], "echo": [True]},
 }
-#: What is told with whole answers alone, see test_prompt_logprobs.py; and what not every template takes, see
+#: Fields of whole answers only: test_prompt_logprobs.py. Fields that not every template takes:
 #: tests/api/openai/test_vllm_fields.py and test_reasoning.py.
 ELSEWHERE = {
     "order",
@@ -97,7 +97,7 @@ ELSEWHERE = {
     "include_reasoning",
     "reasoning_effort",
 }
-#: What a field needs beside it.
+#: The other fields that a field requires.
 BESIDE: dict[str, dict[str, Any]] = {
     "tolerance": {"extra_body": {"reuse": "auto"}},
     "top_logprobs": {"logprobs": True},
@@ -128,7 +128,7 @@ def client(site: Site) -> OpenAI:
 
 
 def arguments(kind: str, field: str, value: Any) -> dict[str, Any]:
-    """What to call the client with so that a request has a field."""
+    """The arguments of a client call that sends this field."""
     given: dict[str, Any] = {"model": "tiny", "seed": 3, "max_tokens": 12, "temperature": 1.0, **BESIDE.get(field, {})}
     if field == "max_completion_tokens":
         del given["max_tokens"]
@@ -155,7 +155,7 @@ def create(client: Any, kind: str, **given: Any) -> Any:
 
 
 def whole(answer: Any) -> list[tuple[Any, ...]]:
-    """What a response says, choice by choice."""
+    """The contents of a response, one tuple a choice."""
     found = []
     for choice in answer.choices:
         said = choice.text if hasattr(choice, "text") else choice.message.content
@@ -174,7 +174,7 @@ def tokens_of(logprobs: Any) -> list[tuple[str, float]]:
 
 
 def streamed(chunks: list[Any]) -> list[tuple[Any, ...]]:
-    """What the chunks of a stream add up to, in the form of ``whole``."""
+    """The sum of a stream's chunks, in the form of ``whole``."""
     found: dict[int, list[Any]] = {}
     for chunk in chunks:
         for choice in chunk.choices:
@@ -213,7 +213,7 @@ def test_every_field_streamed_and_not(client: OpenAI, kind: str, field: str, val
 
 
 def check(field: str, value: Any, answer: Any) -> None:
-    """That the field had its effect, where that can be told from one answer."""
+    """Check that the field had its effect, where one answer shows it."""
     (first, *others) = answer.choices
     if field == "n":
         assert len(others) == value - 1

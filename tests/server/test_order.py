@@ -1,4 +1,6 @@
-"""The order of sets over HTTP: asked for in messages, in prompts of schemas and in the body, and told in the answer."""
+"""The order of sets over HTTP: requested in messages, in prompts of schemas and in the body, and returned in the
+answer.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's prompt_cache_options and prompt_cache_breakpoint: what is kept, for how long, and what answers say of it."""
+"""OpenAI's prompt_cache_options and prompt_cache_breakpoint: the kept text, its lifetime, and the reported usage."""
 
 from __future__ import annotations
 

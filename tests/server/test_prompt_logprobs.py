@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts over HTTP: echo, vLLM's own field, and what evaluation harnesses ask for."""
+"""Log-probabilities of prompts over HTTP: echo, vLLM's own field, and the requests of evaluation harnesses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IDS = CONTEXT + CONTINUATION
 
 
 def expected(site: Site, ids: list[int]) -> Any:
-    """(tokens - 1, vocabulary): what the stock model expects behind every token but the last."""
+    """(tokens - 1, vocabulary): the stock model's log-probabilities behind every token but the last."""
     return prefill(site.service.llm.loaded, ids)[:-1].log_softmax(-1)
 
 

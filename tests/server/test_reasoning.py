@@ -1,4 +1,4 @@
-"""Reasoning over HTTP: whole and streamed, with tools and formats, and what templates are told of it."""
+"""Reasoning over HTTP: whole and streamed, with tools and formats, and the template variables for it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def site() -> Iterator[Site]:
 
 
 def made(text: str, **body: Any):
-    """A call of a chat, and what comes of it where the model says this text."""
+    """A chat call and its response if the model generates this text."""
     tokenizer = thinking_model().tokenizer
     reasoning, tools = model_reasoning(tokenizer), model_tools(tokenizer)
     call = translate(read_body({"messages": MESSAGES, **body}, Endpoint.CHAT), reasoning=reasoning, tools=tools)
@@ -116,7 +116,7 @@ def test_a_form_holds_behind_reasoning_alone():
     assert call.params.reasoning_end == "</think>"
     params = replace(call.params, temperature=0, max_tokens=40)
     thought = llm.tokenizer.encode("Hm, no form here.</think>")
-    # what the model would have said up to the mark is given; behind it the grammar decides
+    # the text up to the mark is given; behind it the grammar decides
     request = llm.local.prepare(llm.processor.process(call.prompts[0], params, llm.policy()))
     for token in thought:
         assert request.sampling.row.guide is None

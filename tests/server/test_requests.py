@@ -1,4 +1,4 @@
-"""What a request may ask for: policies, lengths, priorities, by the server's settings and by its tenant's limits."""
+"""Policies, lengths and priorities that a request may set, by the server's settings and the tenant's limits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIMITS = {
 
 @pytest.fixture(scope="module")
 def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Site, dict[str, str]]]:
-    """A server that reuses modules where nobody says otherwise, and keys by the name of a tenant."""
+    """A server that reuses modules by default, and API keys by the name of a tenant."""
     path = tmp_path_factory.mktemp("keys") / "keys.json"
     with editing(path) as file:
         keys = {name: file.add(name, admin=name == "root")[0] for name in ("root", *LIMITS)}
@@ -59,7 +59,7 @@ def test_the_ceiling_of_a_tenant(keyed, tenant, allowed, default):
             assert (status, answer["error"]["code"], answer["error"]["param"]) == (403, "reuse_not_allowed", "reuse")
             sentence = f"reuse is {reuse!r} and your key allows no more than {tenant!r}; ask for that, or leave it out"
             assert answer["error"]["message"] == sentence
-    ask(keyed, tenant, prompt=PROMPT, max_tokens=2)  # what it finds is there now
+    ask(keyed, tenant, prompt=PROMPT, max_tokens=2)  # stores the text that the next request reads
     reused = ask(keyed, tenant, prompt=PROMPT, max_tokens=2)[1]["inlay"]
     found = {"off": reused["exact_tokens"] == 0, "exact": reused["exact_tokens"] > 0 == reused["module_tokens"]}
     assert found.get(default, reused["exact_tokens"] + reused["module_tokens"] > 15)

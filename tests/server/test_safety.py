@@ -128,7 +128,7 @@ def test_an_entity_bomb_and_a_file_of_the_server_are_refused(site: Site):
 
 
 def upload(site: Site, key: str, framing: str, piece: bytes) -> tuple[bytes, int]:
-    """What comes back to a client that sends 100 MiB and does not look until then, and how much it got rid of."""
+    """Send 100 MiB without reading meanwhile. Returns the response and the number of bytes sent."""
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{framing}\r\n"
     bearer = f"Authorization: {site.headers(key)['Authorization']}\r\n\r\n"
     sent, answer = 0, b""
@@ -153,7 +153,7 @@ def test_a_huge_body_is_cut_off(site: Site, framing: str, key: str, code: str):
     assert head.startswith(b"HTTP/1.1 413 " if key == "ann" else b"HTTP/1.1 401 ")
     assert b"connection: close" in head.lower()
     assert json.loads(body)["error"]["code"] == code
-    assert sent < 40 * MIB  # what is read, what is thrown away, and what the system had taken
+    assert sent < 40 * MIB  # the bytes that are read, thrown away, or buffered by the system
 
 
 def test_a_client_that_asks_first_sends_nothing(site: Site):

@@ -1,4 +1,4 @@
-"""The registry of schemas: versions, owners and limits, whoever changes what at the same time."""
+"""The registry of schemas: versions, owners and limits, under concurrent changes."""
 
 from __future__ import annotations
 
@@ -239,7 +239,9 @@ def test_an_encoding_that_fails_says_so_and_the_schema_stays(failure, status, co
 
 
 class Shelf(RuleBasedStateMachine):
-    """Any changes of any tenants: everybody sees their own schemas and the public ones, at their latest versions."""
+    """Random changes by random tenants: each tenant sees its own schemas and the public ones, at their latest
+    versions.
+    """
 
     names = st.sampled_from("st")
     salts = st.sampled_from([None, "a", "b", "r"])
@@ -285,7 +287,7 @@ class Shelf(RuleBasedStateMachine):
             del self.model[key]
 
     def meant(self, name: str, tenant: Tenant, public: bool | None) -> tuple[str | None, str] | None:
-        """Who finds what, said another way: the first of these that there is."""
+        """The expected schema for a tenant, by another method: the first of these that exists."""
         own, everybodys = (tenant.salt, name), (None, name)
         keys = [own] if public is False else [everybodys] if public else [own, everybodys]
         return next((key for key in keys if key in self.model), None)

@@ -1,4 +1,4 @@
-"""/v1/schemas over HTTP: what is made is what is shown, each tenant's own, and what is wrong is said in sentences."""
+"""/v1/schemas over HTTP: each tenant creates and sees its own schemas, and errors are sentences."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ SHELL = [line for block in blocks(PAGE) if block.language == "sh" for line in bl
 
 @pytest.fixture(scope="module")
 def answers() -> Iterator[list[str]]:
-    """What every line of the page gives, in order, on a server that has just begun."""
+    """Yield the output of every line of the page, in order, on a server that has just started."""
     llm = AsyncLLM("demo", kv_memory="64MiB")
     bound = socket.socket()
     bound.bind(("127.0.0.1", 0))
@@ -45,7 +45,7 @@ def answers() -> Iterator[list[str]]:
 
 
 def like(shown: Any, came: Any) -> bool:
-    """Whether this is what is shown, but for numbers, which are another model's, and for what stands behind "…"."""
+    """Compare output with the page, except for numbers, which depend on the model, and text behind "…"."""
     if isinstance(shown, dict):
         return (
             isinstance(came, dict) and list(shown) == list(came) and all(like(shown[key], came[key]) for key in shown)

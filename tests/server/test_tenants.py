@@ -1,4 +1,4 @@
-"""Who asks: the tenant of a key, 401 for everybody else, and changes of the file while the server runs."""
+"""The tenant of a key, 401 for unknown keys, and changes of the file while the server runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large bodies: who makes what of them where, what is kept of them, and that nobody else waits."""
+"""Large bodies: the threads that parse them, the memory that they leave, and the latency of other requests."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_small_bodies_have_no_thread():
 
 
 def test_memory_is_given_back_behind_large_bodies_and_once_more(monkeypatch):
-    """The second time for what was made of them, which may end long after they do."""
+    """The second time is for the parsed objects, which may live long after the body."""
     given: list[str] = []
     twice = threading.Event()
 
@@ -137,7 +137,7 @@ def test_memory_is_given_back_while_small_answers_never_end(monkeypatch):
 
 @pytest.mark.parametrize("leaves", [False, True])
 def test_memory_is_given_back_behind_answers_to_small_bodies(monkeypatch, site: Site, leaves: bool):
-    """Twenty alternatives a token are a kilobyte of each; also where nobody waits for the end of them."""
+    """Twenty alternatives a token take a kilobyte each, also when the client has left."""
     given = threading.Event()
     monkeypatch.setattr(threads, "give_memory_back", given.set)
     monkeypatch.setattr(threads, "TRIM_AGAIN_S", 0.01)
@@ -317,7 +317,7 @@ def test_a_body_is_gone_while_its_request_is_answered(site: Site, monkeypatch: p
         return made
 
     def generating(*arguments: Any, **named: Any) -> Any:
-        """What the engine is asked with. A thread may still be on its way back from the body."""
+        """The arguments of the engine's call. A thread may still be returning from the body."""
         gc.collect()
         end = time.monotonic() + S / 3
         while seen[-1]() is not None and time.monotonic() < end:

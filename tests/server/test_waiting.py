@@ -1,4 +1,4 @@
-"""What comes before the engine: who waits for it, for how long, and who does not."""
+"""Work before the engine: the requests that wait for it, and for how long."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ TENANTS = {
 
 
 class Keys:
-    """Tenants by their Authorization headers; without any, everybody is let in."""
+    """Tenants by their Authorization headers; without tenants, every request is accepted."""
 
     def __init__(self, tenants: Mapping[str, Tenant]) -> None:
         self._tenants = tenants
@@ -58,7 +58,7 @@ def service(llm: AsyncLLM, tenants: Mapping[str, Tenant] = TENANTS, **settings: 
 
 
 def server(made: Service) -> FastAPI:
-    """The routes of schemas and metrics, behind what stands in front of routes."""
+    """The routes of schemas and metrics, behind the server's middleware."""
     app = FastAPI()
     app.state.service = made
     app.include_router(schemas.router)

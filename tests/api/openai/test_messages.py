@@ -1,4 +1,4 @@
-"""Messages as chat templates take them, and rules that depend on who speaks."""
+"""Messages as chat templates take them, and rules for each role."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def test_a_template_that_does_not_show_calls():
 
 
 def test_what_stands_in_past_calls_is_let_be():
-    """Streams number the pieces of calls, and clients keep the number in what they put together."""
+    """Streams number the pieces of calls, and clients keep the number in the assembled message."""
     (called,) = CALLS["tool_calls"][:1]
     echoed = {**called, "index": 0, "function": {**called["function"], "provider_specific_fields": {}}}
     assert messages(USER, {**CALLS, "tool_calls": [echoed]}) == messages(USER, {**CALLS, "tool_calls": [called]})

@@ -1,4 +1,4 @@
-"""Bodies of requests: what is taken, what is left alone, and one sentence for what is not."""
+"""Request bodies: fields that are read, fields that are ignored, and one sentence for each invalid one."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_several_problems_come_at_once():
     ]
 
 
-# whatever comes
+# any input
 
 odd_texts = st.text(max_size=5) | st.sampled_from(["\ud800", "a\udfff", "{", '{"a": 1}', "x" * 300])
 numbers = st.integers() | st.floats() | st.sampled_from([10**400, -(10**30), 1e308])
@@ -330,7 +330,7 @@ def llms() -> dict[str, LLM]:
 
 
 def outcome(body: Any, endpoint: Endpoint, model: ModelTools | None) -> Call | Failure:
-    """A call, or what its sender is told. Any other error is one of this test."""
+    """Return the call or the failure that the client gets. Any other error fails the test."""
     try:
         return translate(read_body(body, endpoint), tools=model)
     except InlayError as error:
@@ -361,7 +361,7 @@ def test_whatever_messages_and_tools_come_there_is_a_call_or_an_error_of_ours(
     found = outcome(body, Endpoint.CHAT, model_tools(tool_tokenizer(family)))
     check(found, Endpoint.CHAT)
     if isinstance(found, Call):
-        with suppress(InlayError):  # a template that refuses turns, a schema that nobody knows
+        with suppress(InlayError):  # a template that refuses the turns, or an unknown schema
             llms[family].lay_out(found.prompts[0])
 
 

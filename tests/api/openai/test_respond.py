@@ -1,4 +1,4 @@
-"""Bodies of responses: OpenAI's own types read them, and they say what the model said."""
+"""Bodies of responses: OpenAI's own types parse them, and they contain the model's output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tools of a request: what the template is told of them, and what holds an answer to a call."""
+"""The tools of a request: the template's view of them, and the constraint that makes an answer a call."""
 
 from __future__ import annotations
 
@@ -275,7 +275,7 @@ def test_references_move_with_their_schema():
     }
     moved = held(parameters)
     assert moved["properties"] == {"next": {"$ref": "#/$defs/0"}, "city": {"$ref": "#/$defs/0/$defs/City"}}
-    assert moved["$defs"] == parameters["$defs"]  # what an enum lists is no reference
+    assert moved["$defs"] == parameters["$defs"]  # the values of an enum are no references
     assert moved["default"] == parameters["default"]
     assert not {"$schema", "$id"} & moved.keys()
 
@@ -345,7 +345,7 @@ def test_held_arguments_end(parameters: dict[str, Any], yes: list[str], no: list
 
 
 def test_a_model_that_would_go_on_ends_its_call(llm: LLM):
-    """The parameters that most frameworks send: nobody says that there are no others."""
+    """Most frameworks send parameters that do not forbid additional properties."""
     parameters = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
     asked = call(tools=[tool(parameters=parameters)], tool_choice="required", parallel_tool_calls=False, max_tokens=400)
     (comma,) = llm.tokenizer.encode(",", add_special_tokens=False)
@@ -445,7 +445,7 @@ def test_arguments_of_a_required_call_are_valid(llm: LLM, inner: dict[str, Any],
 
 
 def test_dialects_and_no_network(monkeypatch: pytest.MonkeyPatch):
-    """A dialect that nobody knows is not looked up, as one would be that a client has on its own server."""
+    """An unknown dialect is not downloaded, such as one on a client's own server."""
     old = {"type": "object", "properties": {"a": {"minimum": 3, "exclusiveMinimum": True}}}
     check_parameters({**old, "$schema": "http://json-schema.org/draft-04/schema#"}, "p")
     with pytest.raises(BodyError, match=r"properties\.a\.exclusiveMinimum: true is not of type"):

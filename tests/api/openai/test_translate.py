@@ -43,7 +43,7 @@ def test_what_a_body_does_not_say_is_the_models():
     assert asked(completions) == SamplingParams(temperature=0.6, top_k=20, max_tokens=16)
     for endpoint in Endpoint:
         assert asked(endpoint, 7).max_tokens == 7
-        # a value of OpenAI's own defaults is said as any other
+        # a field at OpenAI's default is sent like any other
         said = asked(endpoint, temperature=1, top_k=0, max_tokens=3)
         assert said == SamplingParams(temperature=1, top_k=0, max_tokens=3)
         assert asked(endpoint, temperature=None).temperature == 0.6
@@ -124,7 +124,8 @@ def test_a_response_format_of_free_values_has_what_it_refers_to():
     (name,) = made["$defs"].keys() - {"A"}
     assert made["properties"]["b"] == {"$ref": f"#/$defs/{name}"}
     for wrong in ({"properties": 3}, {"properties": {}, "required": 3}, {"$defs": 3, "properties": {"a": {}}}):
-        chat(response_format={"type": "json_schema", "json_schema": {"schema": wrong}})  # whoever makes a grammar tells
+        # the grammar compiler reports it
+        chat(response_format={"type": "json_schema", "json_schema": {"schema": wrong}})
 
 
 def test_messages():

@@ -1,4 +1,4 @@
-"""vLLM's fields of both bodies: what they become, and what is refused by name."""
+"""vLLM's fields of both bodies: their meaning, and fields that are refused by name."""
 
 from __future__ import annotations
 

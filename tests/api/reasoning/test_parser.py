@@ -1,4 +1,4 @@
-"""Reasoning told apart from content, however the text is cut."""
+"""Reasoning is separated from content, however the text is cut."""
 
 from __future__ import annotations
 

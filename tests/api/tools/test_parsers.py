@@ -1,4 +1,4 @@
-"""Calls told from text, whole and piece by piece."""
+"""Calls are separated from text, whole and piece by piece."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_a_call_behind_what_is_none():
 def test_text_is_told_as_it_comes_and_calls_when_they_are_whole():
     parser = use("qwen").parser()
     assert parser.feed("Let me see") == [Delta("Let me see")]
-    assert parser.feed(" \n<tool_") == []  # white space, and what may be a mark
+    assert parser.feed(" \n<tool_") == []  # white space, and a possible mark
     assert parser.feed("box>") == [Delta(" \n<tool_box>")]
     assert parser.feed("<tool_call>" + ROME[:-1]) == []
     assert parser.feed(ROME[-1:]) == [Delta(call=0, name="weather"), Delta(call=0, arguments='{"city": "Rome"}')]
@@ -272,7 +272,7 @@ def test_pieces_change_nothing(family: str, held: bool, parallel: bool, text: st
 
 
 def test_time_grows_with_the_text_alone(monkeypatch: pytest.MonkeyPatch):
-    """What keeps looking like a call, and is none, is not looked at over and over."""
+    """Text that keeps looking like a call is not scanned repeatedly."""
     from inlay.api.tools import growing_json
 
     seen = []

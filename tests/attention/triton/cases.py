@@ -1,4 +1,4 @@
-"""Triton's backend in the interpreter, and what the specification says about the same passes."""
+"""Triton's backend in the interpreter, and the specification's results of the same passes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.attention.kernel_cases import Layer, bf16, expected_of, fp32, fresh_o
 
 fp16 = torch.float16
 
-#: Partial results cost nothing, so that whoever can share does.
+#: Partial results cost nothing, so rows share wherever they can.
 SHARING = CostModel(partial_byte_s=0, multiply_s=0, launch_s=0, work_s=0)
 
 TOLERANCES = {fp32: 2e-5, fp16: 4e-3, bf16: 3e-2}

@@ -42,7 +42,7 @@ def compiled(
     pointers: dict[str, str] | None = None,
     **options: int,
 ) -> dict[str, Any]:
-    """What a kernel takes. pointers: those to another dtype."""
+    """The arguments of a kernel. pointers: those to another dtype."""
     known = NARROW | (pointers or {})
     signature, aligned = {}, {}
     for number, name in enumerate(kernel.arg_names):

@@ -1,4 +1,4 @@
-"""What Triton's interpreter does with bf16, by which the backend goes."""
+"""The treatment of bf16 in Triton's interpreter, which the backend relies on."""
 
 from __future__ import annotations
 

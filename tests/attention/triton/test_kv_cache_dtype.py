@@ -1,7 +1,7 @@
 """Whole tiny models over keys and values in 8 bits: Triton's kernels against PyTorch over the same rounded numbers.
 
-A number that lies between two roundings may become either, as fp32 sums differ in their last bits: the tolerance lets
-some do so, and is far below what rounding itself changes.
+A number between two roundings may become either, because fp32 sums differ in their last bits. The tolerance allows some
+of them, and is far below the effect of rounding itself.
 """
 
 from __future__ import annotations

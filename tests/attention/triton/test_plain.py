@@ -1,4 +1,4 @@
-"""Plain causal passes through libraries, of which stand-ins with the same interface are what is here."""
+"""Plain causal passes through libraries, with stand-ins that have the same interface."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def libraries(monkeypatch):
 
 
 def chooser(**seconds: float) -> PlainPrefill:
-    """One that is told how long each takes, in the order in which they are measured: ours first."""
+    """A chooser with given times, in the order in which they are measured: ours first."""
     times = iter(seconds.values())
     return PlainPrefill({name: LIBRARIES[name][1] for name in list(seconds)[1:]}, lambda call: next(times))
 

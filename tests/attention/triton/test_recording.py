@@ -1,4 +1,4 @@
-"""Passes that are recorded and played again, with a recorder that calls them anew in place of CUDA's."""
+"""Passes that are recorded and replayed, with a recorder that calls them again in place of CUDA's."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def behind(work: list[Work]) -> list[int]:
 
 @pytest.mark.parametrize("shift", [0, pytest.param(3, marks=pytest.mark.triton)])
 def test_prefills_that_are_played_are_those_that_are_computed(shift):
-    """What comes for the first time is computed, the second time it is recorded; fewer rows are filled up."""
+    """The first pass of a shape is computed, the second one is recorded; passes with fewer rows are padded."""
     play = Played()
     recording, plain = runners(play)
     for lengths, played in (((9, 5), 0), ((9, 5), 1), ((7, 2), 2), ((4, 1), 2)):

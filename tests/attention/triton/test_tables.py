@@ -1,4 +1,4 @@
-"""The work tables: every row reads what its part asks for, once, whoever it shares a program with."""
+"""The work tables: every row reads the keys of its parts exactly once, in any grouping."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Reading = tuple[int, int, int, int]  # row, slot, position as encoded, shift
 
 
 def covered(plan: Plan, tables: WorkTables, window: int | None = None) -> Iterator[Reading]:
-    """What the work items have the rows read."""
+    """The keys that the work items read for the rows."""
     for first, lanes, begin, end, _ in tables.work.tolist():
         for row, lane_shift, turn in tables.lanes[first : first + lanes].tolist():
             for slot, length, position, shift, masked, piece_turn, _ in tables.pieces[begin:end].tolist():
@@ -41,7 +41,7 @@ def covered(plan: Plan, tables: WorkTables, window: int | None = None) -> Iterat
 
 
 def wanted(plan: Plan, window: int | None = None) -> Iterator[Reading]:
-    """What the parts ask for."""
+    """The keys of the parts."""
     row = 0
     for part in plan.parts:
         for at in part.positions.tolist():

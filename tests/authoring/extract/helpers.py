@@ -1,4 +1,4 @@
-"""Shared by the tests of extraction: logs in short, and what a resolved prompt says."""
+"""Shared by the tests of extraction: short logs, and the text of a resolved prompt."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def encode(texts: Sequence[str]) -> list[Sequence[int]]:
 
 
 def said(schema: Schema, proposal: Proposal, prompt: int) -> Said:
-    """What a prompt of the log says once it is a prompt of the schema: the role and the text of each turn."""
+    """The role and text of each turn of a logged prompt, written as a prompt of the schema."""
     written = proposal.prompt(prompt)
     assert written is not None
     turns: Said = []

@@ -1,4 +1,4 @@
-"""From logs to schemas: every prompt comes back as it was, and what is counted is what is there."""
+"""From logs to schemas: every prompt is reproduced exactly, and the counts are right."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def tops(schema: Schema) -> list[Any]:
     ]
 
 
-# all sorts of text: what repeats, what does not, and what neither XML nor chat templates like
+# all sorts of text: repeated, unique, and with characters special to XML or chat templates
 PIECES = st.sampled_from(
     [
         document(1),
@@ -97,7 +97,7 @@ def test_every_prompt_comes_back(prompts, min_tokens, max_modules):
         if proposal.fits(number):
             expected = [(turn.role, turn.text) for turn in prompt.turns]
             assert said(proposal.schema, proposal, number) == expected
-            assert said(schema, proposal, number) == expected  # what is written says the same
+            assert said(schema, proposal, number) == expected  # the written files give the same
         else:
             assert proposal.prompt(number) is None
     assert len(proposal.choice.pieces) <= max_modules

@@ -1,4 +1,4 @@
-"""Logs as people have them, and what is wrong with some lines."""
+"""Logs in common formats, and errors in some lines."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_marked_documents_are_the_modules(tmp_path: Path, mark: str):
     assert marked.saving.by_schema > plain.saving.by_schema
     assert marked.saving.tokens == plain.saving.tokens
     share = marked.saving.by_schema / marked.saving.tokens
-    in_documents = 1 - 20 / (3 * 60)  # of what documents say, all but the first time
+    in_documents = 1 - 20 / (3 * 60)  # of the documents' text, all but its first occurrence
     assert share > 0.9 * in_documents
     for number in range(60):
         content = request(number)["messages"][1]["content"]

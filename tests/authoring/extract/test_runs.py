@@ -84,7 +84,7 @@ def test_runs_are_the_aligned_stretches(prompts, size, least):
         for offset in range(int(runs.lengths[run])):
             assert start + offset not in places  # disjoint
             places[start + offset] = (run, offset)
-    # what repeats is covered, and nothing else
+    # exactly the repeated text is covered
     assert sorted(places) == sorted(groups)
     # a run stands whole wherever any part of it does, and is the same text there
     pairs = {(groups[place], places[place]) for place in places}

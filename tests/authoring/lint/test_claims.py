@@ -1,4 +1,4 @@
-"""What the advice says of the engine, asked of the engine: a tiny model, one token a character."""
+"""The advice's claims about the engine, tested on the engine: a tiny model, one token a character."""
 
 from __future__ import annotations
 

@@ -137,10 +137,10 @@ def test_a_schema_that_breaks_the_rule(name):
     lines = f'<schema name="s">{before}'.split("\n")
     assert str(finding) == f"s.xml:{len(lines)}:{len(lines[-1]) + 1}: {finding.rule}: {finding.message}"
     assert part in finding.message
-    assert "; " in finding.message  # what to do instead
+    assert "; " in finding.message  # the remedy
 
 
-#: what no rule has anything to say about
+#: no rule has a finding here
 SOUND = {
     "nothing": "",
     "text alone": text(100),

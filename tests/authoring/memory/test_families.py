@@ -109,7 +109,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 
 def cache_bytes(config: Any, tokens: int) -> int:
-    """What a transformers model with random weights keeps of a text of that many tokens."""
+    """The bytes that a transformers model with random weights caches for a text of that many tokens."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():

@@ -17,8 +17,8 @@ from inlay.models.random import SHAPES
 BF16 = CODECS["bf16"]
 MIB = 2**20
 
-#: The public configurations, with what the number of parameters needs as well, and that number. Where one could be
-#: checked to the last parameter it is exact; for the others it is the size in the model's name, within 5%.
+#: The public configurations, with the extra fields that a count of parameters needs, and the number of parameters.
+#: The number is exact where it could be checked. Otherwise it is the size in the model's name, within 5%.
 PUBLISHED: dict[str, tuple[dict[str, Any], int, float]] = {
     "bert-base": ({"model_type": "bert", "vocab_size": 30522}, 109_482_240, 0),
     "falcon-rw-1b": (

@@ -1,6 +1,6 @@
-"""What the programs of the matrix share: where the server is, how they tell what came of it, and what they ask.
+"""Shared by the programs of the matrix: the server's address, the format of results, and the test prompts.
 
-Each program is run by itself, with its client's packages in front of all others: it imports nothing of inlay.
+Each program runs by itself, with its client's packages first on the path, and imports nothing of inlay.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FORM = {"type": "json_schema", "json_schema": {"name": "answer", "schema": CITY}
 
 
 def run(*scenarios: Callable[[], None]) -> None:
-    """Each scenario in turn, and a line of JSON for what came of it: its name, and the end of a traceback or null."""
+    """Run each scenario in turn. Prints a line of JSON for each: its name, and the end of a traceback or null."""
     for scenario in scenarios:
         error = None
         try:

@@ -1,4 +1,4 @@
-"""What is known of answers beside full prefill, and when requests get a safer policy for that."""
+"""The divergence of answers from full prefill, and the fallback to a safer policy."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_what_is_known_is_bounded_and_nobody_brings_back_anothers_policy(monkeyp
 
 
 def test_chance_seldom_replaces_a_policy():
-    """500 answers each of 100 salts, whose mean is half the threshold, and whose tail is long as drift's is."""
+    """500 answers each of 100 salts, with a mean of half the threshold and the long tail that divergence has."""
     randomly, log = random.Random(0), DivergenceLog(0.1, profiles=True)
     for salt in map(str, range(100)):
         for _ in range(500):

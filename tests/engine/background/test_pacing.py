@@ -1,4 +1,4 @@
-"""What runs beside the engine leaves most of its time to it, and rests while it is busy alone."""
+"""Background work leaves most of the time to the engine, and rests only while the engine is busy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles are made while nobody asks for anything, from what is stored, and cost nobody anything."""
+"""Deviation profiles are made from stored text while the engine is idle, at no cost to requests."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_an_engine_of_its_own_thread_makes_them_while_it_is_idle():
 
 
 def test_who_comes_finds_all_the_room_there_was():
-    """What is begun is given up: nobody waits, and nothing stays held or lost."""
+    """A new request ends the profiling pass, which releases all its memory."""
     driver = driver_for()
     used = driver.store.pool.free_chunks
     assert driver.engine.profiler.step(3)
@@ -255,7 +255,7 @@ def test_one_schema_may_be_longer_than_those_that_wait(monkeypatch):
 
 
 class Panic(BaseException):
-    """What a library written in Rust raises where it panics: no Exception."""
+    """The exception that a panic in a Rust library raises; it does not derive from Exception."""
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, Panic])
@@ -355,7 +355,8 @@ def test_profiles_that_requests_would_use_are_made_beside_requests_in_a_share_of
         driver.engine.step()
         busy.append(1)
     assert not running.finished
-    saved_s, ahead_s = 0.5, 1.0  # what a busy engine saves up at most, and the pass that may begin with any of it
+    # the most time a busy engine saves up; the length of a pass that may start with part of it
+    saved_s, ahead_s = 0.5, 1.0
     assert len(ran) <= saved_s + ahead_s + len(busy) * idle.BUSY_SHARE / (1 - idle.BUSY_SHARE)
     asked = driver.request(prompt("And?"), 1, reuse="anchored+profiled:0.3")
     driver.add(asked)

@@ -1,4 +1,4 @@
-"""What is asked for again is encoded exactly while nobody waits, and read by those alone who asked for it."""
+"""Promotion: text that is requested again is encoded exactly while the engine is idle, for the same scope only."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def work_off(driver: Driver, tokens: int = 7) -> int:
 
 
 def same(driver: Driver, one: Request, other: Request) -> None:
-    """The same logits, but for rounding: what is computed in one pass in the one is stored already for the other."""
+    """The logits agree within rounding: one driver computes in one pass the tokens that the other has stored."""
     assert torch.stack(driver.logits[one]).sub(torch.stack(driver.logits[other])).abs().max() < 1e-5
 
 
@@ -100,7 +100,7 @@ def test_what_combinations_have_in_common_is_encoded_once():
 
 @pytest.mark.parametrize("reuse", ["anchored", "isolated", "modular+healing:off"])
 def test_the_other_policies_read_one_form_whatever_is_stored(reuse):
-    """So they can be reproduced: their answers depend on nobody's requests (invariant 2)."""
+    """Their answers are reproducible: they do not depend on other requests (invariant 2)."""
     driver = driver_for()
     before = [ask(driver, "abc", reuse=reuse) for _ in range(2)][-1]
     for _ in range(3):
@@ -128,7 +128,7 @@ def test_without_healing_modular_is_anchored():
 
 
 def test_an_exact_request_reads_nothing_approximate():
-    """Invariant 3, and behind a public schema nothing that somebody's requests have promoted either."""
+    """Invariant 3. With a public schema it reads no promoted form of another scope either."""
     driver = driver_for()
     for _ in range(2):
         ask(driver, "abc")
@@ -192,7 +192,7 @@ def test_nothing_is_encoded_while_anybody_is_under_way():
 
 
 def test_who_comes_finds_all_the_room_there_was():
-    """What is begun is given up: it holds nothing, and begins again when there is time."""
+    """A new request ends the promotion, which releases its slots and starts again later."""
     driver = driver_for()
     for _ in range(2):
         ask(driver, "abc")
@@ -264,7 +264,7 @@ def test_what_is_forgotten_before_it_is_encoded_is_not_encoded():
     driver.engine.promoter.forget_modules(keys)
     assert not work_off(driver)
     assert driver.llm.stats().promoted_tokens <= 3
-    for _ in range(2):  # who sends it again has it again
+    for _ in range(2):  # the scope that sent it finds it again
         ask(driver, "abc")
     work_off(driver)
     assert ask(driver, "abc").usage.module_tokens == 0
@@ -354,7 +354,7 @@ def test_a_preempted_request_and_all_answers_to_a_prompt_keep_the_choice():
     while driver.engine.busy and not any(member.preemptions for member in late.family):
         driver.step()
     assert any(member.preemptions for member in late.family)
-    driver.store.clear()  # what it reads may be gone by now
+    driver.store.clear()  # the stored form may have been evicted
     driver.finish()
     assert all(member.prompt.composed is chosen for member in late.family)
     assert [(member.error, len(member.token_ids)) for member in late.family] == [(None, 60)] * 2
@@ -418,7 +418,7 @@ def test_a_conversation_reads_its_own_history_in_place_of_a_part_that_was_encode
     turn = chat(part("About this:"), part(document, marked=False), part("Well?", marked=False))
     first = driver.request(turn, reuse="modular")
     driver.run(first)
-    driver.run(driver.request(chat(part(document)), reuse="modular"))  # somebody else marks it
+    driver.run(driver.request(chat(part(document)), reuse="modular"))  # another request marks it
     again = driver.request(turn, reuse="modular")
     driver.run(again)
     assert again.usage.module_tokens == 0
@@ -427,7 +427,7 @@ def test_a_conversation_reads_its_own_history_in_place_of_a_part_that_was_encode
 
 
 class Panic(BaseException):
-    """What a library written in Rust raises where it panics: no Exception."""
+    """The exception that a panic in a Rust library raises; it does not derive from Exception."""
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, Panic])
@@ -506,7 +506,7 @@ def work_off_in(driver: Driver, steps: int) -> bool:
 
 
 def test_room_is_made_of_what_nobody_else_shares():
-    """Text of a request that begins as what is let go begins stays, with the tokens that both have."""
+    """A request whose text starts like the evicted text stays, with the shared tokens."""
     driver = driver_for()
     for _ in range(2):
         ask(driver, "abc")
@@ -599,7 +599,7 @@ def test_many_salts_that_come_once_take_nobodys_promotion(monkeypatch):
 
 
 def test_many_combinations_in_a_small_pool_come_out_right():
-    """What is all exact is the stock model's, whoever came and went meanwhile; and the books are right."""
+    """Exact prompts agree with the stock model, and the accounting is consistent."""
     randomly, exact = random.Random(3), 0
     driver = driver_for(kv_tokens=400, promotion_memory=0.3, max_num_seqs=4)
     alive: list[Request] = []

@@ -1,4 +1,4 @@
-"""Answers are compared with full prefill while nobody waits, as quality/ compares them, and nobody else is touched."""
+"""Shadow comparison: answers are compared with full prefill while the engine is idle, without effect on requests."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def dropped(driver: Driver) -> dict[str, int]:
 
 @pytest.fixture
 def compared(monkeypatch) -> list[Comparison]:
-    """What is counted from now on."""
+    """The list that receives each later comparison."""
     found: list[Comparison] = []
     monkeypatch.setattr(
         divergence_log.DivergenceLog, "add", lambda self, subject, comparison, tenant="": found.append(comparison)
@@ -122,7 +122,7 @@ def test_what_reads_no_approximation_is_not_compared():
     for reuse in ("off", "exact"):
         ask(driver, reuse=reuse)
     ask(driver, "a")  # the first one stands right behind its anchor
-    ask(driver, forced="To be said.")  # somebody measures, and nobody is answered
+    ask(driver, forced="To be said.")  # a measurement, not a request
     given_up = driver.request(prompt(), 50, reuse="anchored")
     driver.add(given_up)
     driver.step(3)
@@ -173,7 +173,7 @@ def test_profiles_and_promotion_come_first():
 
 
 def test_who_comes_finds_all_the_room_there_was(compared):
-    """What is begun gives its room back, and comes to the same when there is time."""
+    """A new request ends the comparison, which releases its slots and gives the same result later."""
     driver = driver_for()
     ask(driver)
     work_off(driver)
@@ -203,7 +203,7 @@ def test_where_requests_keep_coming_a_sample_is_left():
 
 
 def test_the_store_is_as_it_was():
-    """Nothing is kept of what was computed; nobody finds what others have not left."""
+    """The comparison leaves nothing in the store."""
     driver = driver_for()
     ask(driver, salt="one")
     before = {(segment.place, segment.slots) for segment in driver.store}
@@ -250,7 +250,7 @@ def test_the_line_is_bounded_and_nobody_takes_the_others_place(monkeypatch):
 
 
 class Panic(BaseException):
-    """What a library written in Rust raises where it panics: no Exception."""
+    """The exception that a panic in a Rust library raises; it does not derive from Exception."""
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, Panic])
@@ -288,7 +288,7 @@ def test_logits_that_are_no_numbers_count_for_nothing(monkeypatch, caplog):
 
 
 def test_promotion_takes_no_part_in_what_was_read(compared):
-    """What an answer was given on is what is compared, though the same prompt reads more exact forms by then."""
+    """The comparison uses the forms that the answer read, even after promotion stored more exact ones."""
     driver = driver_for(promotion_memory=0.1)
     first = ask(driver, reuse="modular")
     ask(driver, text="And?", reuse="modular")

@@ -61,7 +61,7 @@ def test_fp8_is_near_each_number_by_its_own_size(kv_dtype):
 @pytest.mark.parametrize("kv_dtype", DTYPES)
 @pytest.mark.parametrize("codec", LOSSY)
 def test_twice_is_once(codec, kv_dtype):
-    """What goes from tier to tier is encoded at each."""
+    """Each tier encodes a segment again when it moves between tiers."""
     once = through(codec, slab_of(kv_dtype), kv_dtype)
     twice = through(codec, once, kv_dtype)
     if kv_dtype == "float32":

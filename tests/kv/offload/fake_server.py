@@ -1,4 +1,4 @@
-"""A server of Redis's protocol in this process, which stalls, lies and goes away when it is told to."""
+"""A server of Redis's protocol in this process, which stalls, lies and disconnects on command."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Reply = bytes
 
 
 class Flood:
-    """An answer without an end, as fast as it is taken. claim: how it begins. ended: set when nobody takes more of it.
+    """An endless answer, as fast as the client reads it.
 
-    bytes: how much was sent.
+    claim: its first bytes. ended: set when the client stops reading. bytes: the number of bytes sent.
     """
 
     _MOST = 1 << 30
@@ -36,8 +36,8 @@ class Flood:
 class FakeServer:
     """Strings by key, and the commands that a shared tier uses.
 
-    stalls: names of commands that are never answered. drips: whether an answer comes byte for byte, without an end.
-    floods: what is sent in the place of a value. lie: makes another answer of a command's right one.
+    stalls: names of commands without an answer. drips: True if an answer comes byte by byte without an end.
+    floods: sent in place of a value. lie: turns the right answer of a command into a wrong one.
     """
 
     def __init__(self) -> None:

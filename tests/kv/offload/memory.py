@@ -11,7 +11,7 @@ from inlay.types import TierStats
 
 
 class MemoryTier:
-    """Copies in memory. Of what is in ``broken`` it thinks that it has it, and gives half of it."""
+    """Copies in memory. For keys in ``broken`` the tier reports the whole segment and returns half of it."""
 
     name = "memory"
     codec = "none"
@@ -28,7 +28,7 @@ class MemoryTier:
         return False
 
     def find(self, keys: Sequence[bytes]) -> None:
-        """What is there is known."""
+        """All contents are known."""
 
     def get(self, asked: SegmentRecord, take: Callable[[int, Slab], None], late: Callable[[], bool]) -> None:
         self.asked.append(asked.key)
@@ -47,7 +47,7 @@ class MemoryTier:
         return self.segments.pop(key, None) is not None
 
     def expire(self, key: bytes, ttl_s: float) -> None:
-        """What is there stays."""
+        """Contents do not expire."""
 
     def left_s(self, key: bytes) -> float | None:
         return None
@@ -61,7 +61,7 @@ class MemoryTier:
         return TierStats(segments=len(self.segments))
 
     def refresh(self) -> None:
-        """Nobody else has it."""
+        """No other process writes here."""
 
     def close(self) -> None:
         self.segments.clear()

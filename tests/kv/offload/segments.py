@@ -45,7 +45,7 @@ def slabs_of(spec: SegmentSpec) -> list[Slab]:
 
 
 def read(tier: Tier, record: SegmentRecord) -> list[Slab]:
-    """What a tier gives. Raises TierMissError."""
+    """The slabs that a tier returns. Raises TierMissError."""
     taken: list[Slab] = []
     tier.get(record, lambda layer, slab: taken.append(slab.copy()), lambda: False)
     return taken
@@ -56,7 +56,7 @@ def same(taken: Sequence[Slab], expected: Sequence[Slab]) -> bool:
 
 
 def expected(spec: SegmentSpec) -> list[Slab]:
-    """What a segment, or a form of one, holds."""
+    """The contents of a segment, or of one of its forms."""
     codec = CODECS[spec.codec]
     return [
         codec.decode(codec.encode(slab, "float32"), (2, layer.kv_heads, len(spec.ids), layer.head_dim), "float32")
@@ -65,7 +65,7 @@ def expected(spec: SegmentSpec) -> list[Slab]:
 
 
 def alike(taken: Sequence[Slab], expected: Sequence[Slab], codec: str) -> bool:
-    """Whether they are the same; what has gone from tier to tier through a lossy codec may differ in the last bit."""
+    """True if they are the same. Values that moved between tiers through a lossy codec may differ in the last bit."""
     if codec == "none":
         return same(taken, expected)
     pairs = zip(taken, expected, strict=True)

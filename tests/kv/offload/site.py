@@ -40,9 +40,9 @@ class Site:
         self.residency = Residency(self.store, self.storage, tiers, host=host, model="a model", timeout_s=timeout_s)
 
     def compute(self, spec: SegmentSpec) -> None:
-        """Have a segment in the pool, as if it had been computed, and written behind. Raises CapacityError.
+        """Store a segment in the pool as if it had been computed, and write it behind. Raises CapacityError.
 
-        It waits for what is copied to the host tier to make room.
+        Waits for copies to the host tier to make room.
         """
         room = self.allocate(len(spec.ids))
         slots = cut(room, 0, len(spec.ids))
@@ -77,7 +77,7 @@ class Site:
             self.residency.poll()
 
     def seek(self, *specs: SegmentSpec) -> None:
-        """Have the tiers that others fill asked for segments, and wait for what they say."""
+        """Query the shared tiers for segments, and wait for their answers."""
         self.residency.seek([spec for spec in specs if self.residency.unsure(spec.key)])
         while self.residency.moving:
             self.residency.wait(10)

@@ -1,4 +1,4 @@
-"""Segments that come up layer by layer: in which order, who waits for what, and what becomes of those that fail."""
+"""Segments that load layer by layer: their order, the requests that wait for them, and failed loads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Device, host and disk: what the pool evicts is copied to the host tier first, and comes back from there as it was."""
+"""Demotion: the pool copies chunks to the host tier before it evicts them, and loads them back unchanged."""
 
 from __future__ import annotations
 
@@ -78,7 +78,6 @@ def test_nothing_is_copied_while_there_is_room(host):
 
 
 def test_all_of_a_segment_is_copied_before_its_end_goes(host):
-    """What is left of it stays, and what is read again is the rest."""
     site = Site([], tokens=64, host=host)
     site.compute(ONE)
     site.pool.free(site.allocate(16))
@@ -129,7 +128,6 @@ def test_who_cannot_wait_takes_what_is_copied_before_what_is_not(host, monkeypat
 
 
 def test_what_is_being_copied_stays_until_it_is(host, monkeypatch):
-    """Others' stores have read slots that were given to somebody else meanwhile."""
     site = Site([], tokens=128, host=host)
     site.compute(ONE)
     site.compute(TWO)
@@ -139,7 +137,7 @@ def test_what_is_being_copied_stays_until_it_is(host, monkeypatch):
     assert slow.reading.wait(10)
     assert site.residency.moving, "whoever needs the room is told to wait"
     held = site.store.longest(ONE).slots
-    taken = site.store.allocate(64, urgent=True)  # TWO goes for who cannot wait
+    taken = site.store.allocate(64, urgent=True)  # urgent: TWO is evicted
     assert set(site.pool.chunks_of(taken)).isdisjoint(site.pool.chunks_of(held))
     slow.go_on.set()
     site.pool.free(site.allocate(32))
@@ -152,7 +150,7 @@ def test_what_is_being_copied_stays_until_it_is(host, monkeypatch):
 
 
 def test_who_cannot_wait_takes_what_is_being_copied_last_of_all(host, monkeypatch):
-    """Nobody loses a place for a copy; what came of it is dropped, since others write where it reads."""
+    """An urgent allocation takes the slots, and the interrupted copy is dropped."""
     site = Site([], tokens=64, host=host)
     site.compute(ONE)
     slow = Slowly(site, monkeypatch)
@@ -203,7 +201,7 @@ def test_a_copy_that_hangs_is_waited_for_no_longer_than_a_read(host, monkeypatch
 
 
 def test_room_is_made_although_copies_take_longer_than_they_are_remembered(monkeypatch):
-    """The host tier drops the first of them meanwhile: what is copied goes at once, not when all of it is."""
+    """The host tier drops the first copies meanwhile. Each chunk leaves the pool once its own copy is done."""
     monkeypatch.setattr("inlay.kv.offload.demotion.OFFERED_S", 0.4)
     host = HostTier(2 * PAGE)
     site = Site([], tokens=512, host=host)
@@ -256,7 +254,7 @@ def test_no_room_is_made_for_what_is_given_up(monkeypatch):
 
 
 def test_what_has_gone_is_not_remembered_by_what_it_shared(host):
-    """Modules that begin alike come and go for years; their beginning stays."""
+    """Modules with a common prefix come and go for years; the prefix stays."""
     site = Site([], tokens=128, host=host)
     for number in range(200):
         site.compute(specify((5, *range(1000 * number, 1000 * number + 30)), 0, (), KEYS))
@@ -300,7 +298,7 @@ def test_what_is_no_number_is_not_kept(host, caplog):
 
 
 def test_memory_that_is_too_small_stops_nobody():
-    """What finds no room goes as if there were no host tier."""
+    """A chunk that does not fit is evicted as without a host tier."""
     host = HostTier(1 * PAGE)
     site = Site([], tokens=128, host=host)
     for spec in (*ALL, spec_of(5, 100), *ALL):
@@ -342,7 +340,7 @@ def test_forgotten_while_it_is_copied(host, monkeypatch):
 
 
 def test_a_forgotten_module_that_others_begin_with_goes_nowhere(host):
-    """What is left of it in the pool is the others' text, and is copied as theirs."""
+    """The remaining tokens belong to the other module and are copied under its key."""
     site = Site([], tokens=128, host=host)
     short, long = (specify(tuple(range(7000, 7000 + tokens)), 0, (), KEYS) for tokens in (32, 70))
     site.compute(short)
@@ -369,7 +367,7 @@ def test_forgotten_below_and_cleared(host):
 
 
 def test_cleared_while_it_is_read(host, monkeypatch):
-    """What is on its way up then does not arrive: it comes from what is forgotten."""
+    """A load in progress when its tier is cleared does not arrive."""
     site = Site([], tokens=64, host=host)
     go_on, put = threading.Event(), type(site.storage).put_slab
     for spec in (ONE, TWO, THREE):
@@ -413,7 +411,7 @@ def test_a_segment_that_is_cut_is_copied_whole(host):
 
 
 def test_looking_for_copies_changes_no_order(host):
-    """What is copied ahead is no more recently used than it was."""
+    """Copying ahead does not change the eviction order."""
     site = Site([], tokens=128, host=host)
     site.compute(ONE)
     site.compute(TWO)
@@ -480,7 +478,6 @@ def test_the_host_is_read_while_the_disk_hangs(host, tmp_path):
 
 
 def test_what_the_host_has_is_computed_while_it_is_read_together_with_what_hangs(host, tmp_path):
-    """Nobody waits for a reader that is late, whatever else it was to read."""
     disk, go_on = DiskTier(tmp_path, 1 << 30), threading.Event()
     site = Site([disk], tokens=256, host=host, timeout_s=0.05)
     site.compute(ONE)

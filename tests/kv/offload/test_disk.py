@@ -179,7 +179,7 @@ def test_uses_are_written_also_where_nobody_looks_for_changes(tmp_path, monkeypa
 
 
 def test_the_policy_says_what_goes(tmp_path):
-    """What was read goes behind what never was, however old; by least recent use it would go first."""
+    """Segments that were read go after those that never were. Under least recent use they would go first."""
     for policy, stays in (("lru", [1, 2]), ("lfu", [0, 2]), ("lru2", [0, 2]), ("cost", [0, 2])):
         folder = tmp_path / policy
         tier = DiskTier(folder, 2 * size_of(tmp_path / f"{policy} size"), policy=POLICIES[policy])
@@ -312,7 +312,7 @@ def test_lifetimes_outlive_the_process_and_clocks_that_jump(tmp_path, monkeypatc
     assert held(DiskTier(tmp_path, 1 << 30)) == [0, 1, 2]
     now[0] += 2
     assert held(DiskTier(tmp_path, 1 << 30)) == [1, 2]
-    now[0] -= 1e6  # a clock that went back gives no more than was said
+    now[0] -= 1e6  # a clock that went back does not extend a lifetime
     assert held(DiskTier(tmp_path, 1 << 30)) == [1, 2]
     now[0] += 3601
     assert held(DiskTier(tmp_path, 1 << 30)) == [2]
@@ -341,7 +341,7 @@ def test_one_process_at_a_time_evicts(tmp_path, monkeypatch):
 
 
 def test_a_folder_that_cannot_be_written_is_read(tmp_path, monkeypatch, caplog):
-    """Whoever runs the tests may be root, whom no mode stops: the system's refusals are played."""
+    """The tests may run as root, which no mode stops, so the system's refusals are simulated."""
     filled(tmp_path, *SPECS[:2]).close()
     opened = os.open
 

@@ -229,7 +229,7 @@ def test_every_byte_of_a_lossy_file_counts(tmp_path, caplog, codec):
 
 
 def test_a_lossy_file_is_not_given_for_a_lossless_one(tmp_path):
-    """Nor the other way round, whatever the name says."""
+    """Nor a lossless file for a lossy one, whatever its name."""
     lossy = SPEC.through("int8", KEYS)
     for asked, there in ((SPEC, lossy), (lossy, SPEC)):
         tier = filled(tmp_path / there.codec, there)

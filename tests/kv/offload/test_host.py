@@ -1,4 +1,4 @@
-"""The host tier: what it gives is what was put there, or nothing; it keeps within its memory."""
+"""The host tier returns its contents unchanged, or nothing, and keeps within its memory."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_segment_in_pieces_is_the_same():
 
 
 def test_forms_and_slabs_are_kept_as_they_are():
-    """What has passed through a codec is not encoded once more."""
+    """A form that has passed through a codec is not encoded again."""
     tier = HostTier(8 * PAGE)
     form = ONE.through("int8", KEYS)
     slabs = slabs_of(TWO)[:0] + [slab + 1 for slab in slabs_of(ONE)]

@@ -1,4 +1,4 @@
-"""Records: what is written of a segment comes back, and every part of a key counts."""
+"""Records of segments read back unchanged, and every part of a key counts."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_what_was_written_comes_back_after_it_has_gone(disk):
 
 
 def test_device_host_disk(disk):
-    """Written to all; read from the nearest; and what only the disk has is brought to the host on its way."""
+    """A segment is written to all tiers and read from the nearest. A read from disk copies it to the host too."""
     host = MemoryTier()
     site = Site([host, disk])
     site.compute(ONE)
@@ -65,7 +65,7 @@ def test_device_host_disk(disk):
 
 
 def test_only_what_the_pool_has_lost_is_read(disk):
-    """A segment loses its end first; what is left of it stays where it lies."""
+    """A segment loses its end first; the rest stays in its slots."""
     site = Site([disk])
     site.compute(THREE)
     site.written()
@@ -206,7 +206,7 @@ def test_what_is_too_large_for_the_room_is_left_to_be_computed(disk, tmp_path):
 
 
 def test_who_fails_at_what_has_come_up_keeps_no_room(disk):
-    """Whoever hears of what is in the pool now; its slots are the store's all the same."""
+    """A listener that fails on a loaded segment leaves its slots to the store."""
     site = Site([disk])
     site.compute(ONE)
     site.written()
@@ -226,7 +226,7 @@ def test_who_fails_at_what_has_come_up_keeps_no_room(disk):
 
 
 class Panic(BaseException):
-    """What a library written in Rust raises where it panics: no Exception."""
+    """The exception that a panic in a Rust library raises; it does not derive from Exception."""
 
 
 def test_a_fault_of_any_kind_ends_one_read_and_no_other(disk, caplog):
@@ -245,14 +245,14 @@ def test_a_fault_of_any_kind_ends_one_read_and_no_other(disk, caplog):
     disk.get = panic
     site.bring_up(ONE)
     assert site.store.get(ONE) is None
-    site.bring_up(TWO)  # by the same thread, which has told of the fault by then
+    site.bring_up(TWO)  # by the same thread, which has reported the fault by then
     assert site.lies_right(TWO)
     assert "it panics" in caplog.text
     site.close()
 
 
 def test_what_waits_to_be_written_waits_once(tmp_path):
-    """However often it is asked for meanwhile; and what is forgotten is written no more."""
+    """A repeated request does not queue a second write, and a forgotten segment is not written."""
     slow, go_on = DiskTier(tmp_path, 1 << 30), threading.Event()
     put = slow.put
     slow.put = lambda *asked: (go_on.wait(30), put(*asked))[1]
@@ -291,7 +291,7 @@ def test_what_was_written_through_a_codec_comes_back_as_its_form(tmp_path, codec
 
 
 def test_each_tier_has_its_own_codec(tmp_path):
-    """Lossless in the host's memory, and not on disk; a form that comes up is copied as that form."""
+    """Lossless in the host's memory, and lossy on disk; a form that is loaded is copied as that form."""
     host, disk = MemoryTier(), DiskTier(tmp_path, 1 << 30, "int8")
     site = Site([host, disk])
     form = site.form(ONE, "int8")

@@ -1,4 +1,4 @@
-"""The shared tier: what others have written is found, and a server that stalls, lies or goes away costs a miss."""
+"""The shared tier finds values that other processes wrote. A server that stalls, lies or fails costs a miss."""
 
 from __future__ import annotations
 
@@ -84,7 +84,6 @@ def test_what_one_writes_others_find(server):
 
 
 def test_a_value_is_what_a_file_is(server, tmp_path):
-    """Byte for byte, whatever the codec."""
     disk, both = DiskTier(tmp_path, 1 << 30), [ONE, TWO.through("int8", KEYS)]
     tier = SharedTier(server.address)
     for spec in both:
@@ -105,7 +104,7 @@ def test_values_of_many_blocks(server, monkeypatch):
 
 
 def test_of_several_lifetimes_the_one_that_ends_last_counts(server):
-    """Also of a segment that comes later, and of what another process has said."""
+    """This holds for a segment that comes later, and for lifetimes that another process set."""
     one, other = tier_of(server, ONE), SharedTier(server.address)
     one.expire(ONE.key, 300)
     one.expire(TWO.key, 300)  # before it is written
@@ -371,7 +370,7 @@ def test_every_byte_counts(fake, caplog):
 
 @pytest.mark.parametrize("codec", ["none", "fp8"])
 def test_numbers_that_are_none_are_not_used(fake, codec):
-    """However well they were written: what the pool has is read by many."""
+    """The checksum may be right: many requests read the pool."""
     spec = ONE.through(codec, KEYS)
     slabs = slabs_of(ONE)
     slabs[1].view("<f4")[0, 0, 3, 5] = np.inf
@@ -397,7 +396,7 @@ def test_anothers_value_under_this_key_is_not_used(fake):
 
 
 def test_what_was_to_go_while_the_server_was_away_goes_when_it_is_back(fake):
-    """What a damaged request has computed does not come back with the server."""
+    """The values that a damaged request computed do not come back with the server."""
     tier = tier_of(fake, ONE)
     fake.go_away()
     with pytest.raises(TierMissError):
@@ -430,7 +429,7 @@ def test_so_much_is_to_go_while_the_server_is_away_and_is_told_in_few_calls(fake
 
 
 def test_what_is_written_again_is_not_what_was_to_go(fake):
-    """What was still to be removed is neither found nor left in its place, and the new one stays."""
+    """A removal that is still pending neither hides nor deletes the new value."""
     tier, name, refused = tier_of(fake, ONE), f"inlay:v1:{ONE.key.hex()}".encode(), threading.Event()
 
     def refuse(command, reply):
@@ -489,7 +488,7 @@ def test_without_the_package_the_error_names_the_extra(monkeypatch):
 
 
 def test_a_segment_of_another_server_comes_up_and_stays_on_disk(server, tmp_path):
-    """Found on the shared tier, read into the pool, and copied to the folder on its way."""
+    """The segment is found on the shared tier, read into the pool, and copied to the folder."""
     first = Site([SharedTier(server.address)])
     first.compute(ONE)
     first.written()
@@ -531,7 +530,7 @@ def test_a_server_that_stalls_keeps_nobody_from_the_disk(fake, quick, tmp_path):
 
 
 def test_nobody_waits_for_what_a_server_has_longer_than_it_may(fake, monkeypatch):
-    """Whatever the tier's own deadlines are."""
+    """The limit holds whatever the tier's own deadlines are."""
     site = Site([SharedTier(fake.address)], timeout_s=0.05)
     go_on = threading.Event()
     monkeypatch.setattr(site.residency.tiers[0], "find", lambda keys: go_on.wait(30))

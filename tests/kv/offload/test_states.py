@@ -1,4 +1,4 @@
-"""All tiers at once, in any order of what happens, faults included: what the pool has is right, or it has nothing."""
+"""All tiers at once under random operations and faults: a segment in the pool is right, or absent."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.kv.offload.fake_server import FakeServer
 
 SPECS = [spec_of(number, tokens) for number, tokens in enumerate((20, 40, 50, 70, 100), 1)]
 specs = st.sampled_from(SPECS)
-places = st.integers(0, 99)  # among what happens to be there: what is drawn depends on no other thread
+places = st.integers(0, 99)  # an index into the present segments, so that the drawn value depends on no other thread
 LIES = {
     "other bytes": lambda name, reply: (
         reply[:-9] + bytes([reply[-9] ^ 1]) + reply[-8:] if name == "GETRANGE" else reply
@@ -80,7 +80,7 @@ class Tiers(RuleBasedStateMachine):
         if self.site.store.get(spec) is None:
             try:
                 self.site.compute(spec)
-            except CapacityError:  # what is copied is held
+            except CapacityError:  # copies hold references
                 self.site.settled()
                 self.site.compute(spec)
 
@@ -171,7 +171,7 @@ class Tiers(RuleBasedStateMachine):
         files = sorted(self.disk.folder.glob("*.safetensors"))
         if files:
             path = files[which % len(files)]
-            with suppress(FileNotFoundError):  # what was to be forgotten may go at any moment
+            with suppress(FileNotFoundError):  # a forgotten file may disappear at any moment
                 content = bytearray(path.read_bytes())
                 content[int(where * (len(content) - 1))] ^= 1
                 path.unlink()

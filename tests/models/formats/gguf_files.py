@@ -76,9 +76,9 @@ def write_gguf(
 ) -> Path:
     """Write a model.
 
-    kind: the type of its matrices, or of those whose names end like a key. tokens: whether with a tokenizer,
-    and split: how that splits text. merges: further ones of its.
-    more, extra: further metadata and tensors. named: what the file says its architecture is. part: which tensors.
+    kind: the type of its matrices, or a type by the end of their names. tokens: True to write a tokenizer.
+    split: the tokenizer's way to split text. merges: further merges of it.
+    more, extra: further metadata and tensors. named: the architecture in the file. part: the tensors to write.
     """
     import gguf
     from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map

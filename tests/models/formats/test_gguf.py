@@ -35,7 +35,7 @@ def logits(model) -> torch.Tensor:
 
 
 def read_by_transformers(path: Path, loaded: LoadedModel):
-    """What transformers' own reader makes of the file's tensors, in the stock model of the same configuration."""
+    """The stock model of the same configuration, with the tensors as transformers' own reader reads them."""
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     model = AutoModelForCausalLM.from_config(loaded.model.config, dtype=torch.float32).eval()
@@ -426,7 +426,7 @@ def test_text_is_split_as_the_file_says(tmp_path, split, pieces):
     assert [piece for piece, _ in before_merging.pre_tokenize_str("It'S 1234")] == pieces
 
 
-#: What splits differ in: contractions, digits, marks of many scripts, and white space.
+#: Splits differ in contractions, digits, marks of many scripts, and white space.
 PARTS = (
     *("It's", "I'LL", " we've", " 1234567", "3.14", "  ", "\n\n", "\t", " foo", " bar(x)", " =>", " $5", "a+b", " `q`"),
     *(

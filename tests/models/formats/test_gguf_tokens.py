@@ -43,10 +43,11 @@ def plain():
 
 
 def differing(name, texts, found, expected):
-    """The texts whose ids are others than llama.cpp's.
+    """The texts whose ids differ from llama.cpp's.
 
-    Special tokens of Phi-3 drop the white space behind them: here all of it, as in the model's own tokenizer, and in
-    llama.cpp that of ASCII, even where it spells a token of white space, which Phi-3 does not have.
+    Special tokens of Phi-3 drop the white space behind them. Here that is all white space, as in the model's own
+    tokenizer.
+    In llama.cpp it is that of ASCII, even where it spells a token of white space, which Phi-3 does not have.
     """
     white = ("\u00a0", "\n\n\n", "    ") if "Phi-3" in name else ()
     cases = zip(texts, found, expected, strict=True)
