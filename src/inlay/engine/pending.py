@@ -1,7 +1,4 @@
-"""What is being computed that others need too: they wait for it, and find it stored.
-
-Whoever comes while another computes the same text would else compute it a second time, and keep a second copy.
-"""
+"""Running prefills that other requests may wait for, so that no text is computed and stored twice."""
 
 from __future__ import annotations
 
@@ -13,13 +10,13 @@ from inlay.kv.identity import TokenRun
 from inlay.kv.index import shared_length
 from inlay.kv.store import SegmentStore
 
-#: So many tokens of what somebody else is computing are worth waiting for.
+#: Wait for a running prefill only if it computes at least this many useful tokens.
 _WORTH_WAITING = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """For what somebody waits: the first ``tokens`` tokens of a run that a prefill computes for others."""
+    """A wait for the first ``tokens`` tokens of ``run``, which ``prefill`` computes."""
 
     prefill: Prefill
     run: TokenRun
@@ -31,19 +28,19 @@ class PendingPrefills:
 
     def __init__(self, store: SegmentStore) -> None:
         self._store = store
-        self._by_first: dict[int, list[Prefill]] = {}  # by the first token that they compute
+        self._by_first: dict[int, list[Prefill]] = {}  # keyed by the first token of the pending run
 
     def __len__(self) -> int:
         return sum(map(len, self._by_first.values()))
 
     def add(self, prefills: Iterable[Prefill]) -> None:
-        """Let others wait for what these compute, as far as the store is to keep it."""
+        """Register the prefills whose results the store will keep."""
         for prefill in prefills:
             if prefill.pending is not None:
                 self._by_first.setdefault(prefill.pending.ids[0], []).append(prefill)
 
     def remove(self, prefill: Prefill) -> None:
-        """Let nobody wait for it any more, if anybody did."""
+        """Remove a prefill; does nothing if it is not registered."""
         first = None if prefill.pending is None else prefill.pending.ids[0]
         if first is not None and prefill in self._by_first.get(first, ()):
             self._by_first[first].remove(prefill)
@@ -51,17 +48,28 @@ class PendingPrefills:
                 del self._by_first[first]
 
     def goes_on(self, wait: Wait) -> bool:
-        """Whether it has not come so far, nor has been ended."""
+        """Return True while the prefill is registered for this run and has computed fewer than ``wait.tokens``
+        tokens.
+        """
         prefill, run = wait.prefill, wait.run
         still = prefill.pending is run and prefill.computed < wait.tokens
         return still and prefill in self._by_first.get(run.ids[0], ())
 
     def computing(self, run: TokenRun, done: int, most: int) -> Iterator[tuple[Prefill, int]]:
-        """Who computes enough of a run's tokens from ``done`` on, and how many; ``most``: of how many, read in all."""
+        """Yield the prefills that compute enough of ``run`` from token ``done`` on.
+
+        Args:
+            run: The tokens that the caller needs.
+            done: Number of tokens that the caller already has.
+            most: Number of tokens to compare at most, counted from the start of ``run``.
+
+        Yields:
+            The prefill and the number of tokens it shares with ``run``, counted from where the two were compared.
+        """
         if done >= most:
             return
         worth = min(_WORTH_WAITING, most - done)
-        for at in sorted({0, done}):  # it may have been begun before as much was stored
+        for at in sorted({0, done}):  # the prefill may have begun before ``done`` tokens were stored
             place = None
             for prefill in self._by_first.get(run.ids[at], ()):
                 assert prefill.pending is not None, "what is computed for nobody else is not waited for"
