@@ -311,7 +311,7 @@ def test_checking_a_schema_does_not_wait_for_torch(files):
 
 @pytest.mark.long
 def test_the_benchmark_file_is_the_command():
-    file = Path(__file__).parents[2] / "benchmarks" / "ttft.py"
+    file = Path(__file__).parents[2] / "lab" / "benchmarks" / "ttft.py"
     words = [sys.executable, str(file), "--model", "random:tiny", "--cached", "64", "--new", "8", "--runs", "1"]
     words.append("--json")
     result = subprocess.run(words, capture_output=True, text=True, check=True)

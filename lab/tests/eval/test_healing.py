@@ -53,7 +53,7 @@ def test_a_profiled_policy_is_scored_when_its_profiles_are_there(monkeypatch):
 
     def noting(*args, **options):
         outputs = generate(*args, **options)
-        used.extend(output.usage for output in outputs if "profiled" in options["reuse"])
+        used.extend(output.usage for output in outputs if "profiled" in str(options["reuse"]))
         return outputs
 
     monkeypatch.setattr(llm, "generate", noting)

@@ -51,7 +51,7 @@ def say(monkeypatch: pytest.MonkeyPatch, llm: LLM, answer) -> None:
     def answering(prompts, params, *, reuse, positions):
         outputs = generate(prompts, params, reuse=reuse, positions=positions)
         return [
-            replace(output, outputs=[replace(output.outputs[0], text=answer(reuse, right[key(prompt)]))])
+            replace(output, outputs=[replace(output.outputs[0], text=answer(str(reuse), right[key(prompt)]))])
             for prompt, output in zip(prompts, outputs, strict=True)
         ]
 
@@ -97,11 +97,11 @@ def test_the_same_questions_in_every_mode(monkeypatch):
     generate, distributions = llm.generate, llm.distributions
 
     def generating(prompts, params, *, reuse, positions):
-        asked.setdefault(reuse, []).extend(map(key, prompts))
+        asked.setdefault(str(reuse), []).extend(map(key, prompts))
         return generate(prompts, params, reuse=reuse, positions=positions)
 
     def forcing(prompts, said, *, reuse, positions):
-        forced.setdefault(reuse, []).extend(said)
+        forced.setdefault(str(reuse), []).extend(said)
         return distributions(prompts, said, reuse=reuse, positions=positions)
 
     monkeypatch.setattr(llm, "generate", generating)
@@ -266,7 +266,7 @@ def counting_calls(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> list[str]:
     generate, asked = llm.generate, []
 
     def counted(prompts, params, *, reuse, positions):
-        asked.extend([reuse] * len(prompts))
+        asked.extend([str(reuse)] * len(prompts))
         return generate(prompts, params, reuse=reuse, positions=positions)
 
     monkeypatch.setattr(llm, "generate", counted)
@@ -350,7 +350,7 @@ def test_repaired_tokens_are_a_share_of_the_modules(monkeypatch):
     generate = llm.generate
 
     @dataclass(frozen=True)
-    class RecomputedSpan:
+    class Counted:
         prompt_tokens: int
         cached_tokens: int
         module_tokens: int
@@ -358,7 +358,7 @@ def test_repaired_tokens_are_a_share_of_the_modules(monkeypatch):
 
     def recomputing(prompts, params, *, reuse, positions):
         outputs = generate(prompts, params, reuse=reuse, positions=positions)
-        return [replace(each, usage=RecomputedSpan(100, 60, 60, 20 if reuse == "anchored" else 0)) for each in outputs]
+        return [replace(each, usage=Counted(100, 60, 60, 20 if str(reuse) == "anchored" else 0)) for each in outputs]
 
     assert [row["recomputed"] for row in measure_modular_qa(llm, Setting(**SMALL))["rows"]] == [None] * 6 + [0.0] * 18
     monkeypatch.setattr(llm, "generate", recomputing)

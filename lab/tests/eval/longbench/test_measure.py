@@ -147,7 +147,7 @@ def test_rows_are_read_before_anything_is_asked(llm: LLM, tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ({"reuse": ("much",)}, "reuse is 'much'; use one of off"),
+        ({"reuse": ("much",)}, "reuse='much' is not a reuse policy"),
         ({"limit": 0}, "limit is 0; it must be at least 1"),
         ({"longest": 10}, "max-length is 10; it must be at least 64 tokens"),
     ],
