@@ -101,7 +101,7 @@ def everywhere(llm: Base, faults: Faults) -> None:
     faults.around(engine.runner, "run")
     faults.around(core, "begin")
     faults.around(forward, "build_plan", "advance")
-    faults.around(Request, "splice_now", "count", "accept", "events", "heard", "decode_work", "decoded")
+    faults.around(Request, "compose_now", "count", "accept", "events", "heard", "decode_work", "decoded")
     faults.around(AnswerState, "add")
     faults.around(RequestState, "output")
 
