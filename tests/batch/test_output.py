@@ -141,8 +141,9 @@ def test_files_that_were_there_before(source: Path, tmp_path: Path):
     (tmp_path / "out").write_text("")
     assert fill(source, tmp_path / "out")[0] == [1, 2, 3, 4]
     (tmp_path / "out.state").write_text("precious")
-    with raises("batch.damaged_state", ParameterError):
+    with raises("batch.damaged_state", ParameterError) as caught:
         fill(source, tmp_path / "out")
+    assert "out.state" in str(caught.value)
     assert (tmp_path / "out.state").read_text() == "precious"
 
 

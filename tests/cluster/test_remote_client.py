@@ -126,8 +126,10 @@ def test_adapters_of_the_replicas_answer_and_their_modules_are_found(tmp_path: P
             assert bool(first.usage.cached_tokens) == (name is None), "another's are not this one's"
             assert again.usage.cached_tokens > 30
             assert abs(predicted - again.usage.cached_tokens) <= 10
-        with raises("adapter.unknown", ParameterError):
+        with raises("adapter.unknown", ParameterError) as caught:
             await last(made.llm, "a", adapter="z")
+        assert "'z'" in str(caught.value)
+        assert "'x'" in str(caught.value)
 
     asyncio.run(one_engine())
     assert len({tuple(one.outputs[0].token_ids) for one in wanted.values()}) == 3
@@ -252,8 +254,9 @@ def test_a_deadline_holds_where_the_replica_says_nothing_at_all():
 def test_wrong_requests_end_with_the_error_of_the_replica():
     async def test(made: Cluster) -> None:
         grammar = SamplingParams(structured_outputs={"regex": "(["})
-        with raises("structured.invalid", ParameterError):
+        with raises("structured.invalid", ParameterError) as caught:
             await last(made.llm, "Once", grammar)
+        assert "structured_outputs" in str(caught.value)
         with pytest.raises(DeadlineError):
             await last(made.llm, "Once", SamplingParams(max_tokens=1900, ignore_eos=True), timeout_s=0.05)
         with pytest.raises(ParameterError):

@@ -48,10 +48,10 @@ def test_wrong_files_are_told_with_the_remedy(tmp_path):
 @pytest.mark.parametrize("name", ["dmo", "Demo", "demos"])
 def test_a_misspelt_demo_does_not_wait_for_the_hub(name, monkeypatch):
     monkeypatch.setattr("transformers.AutoConfig.from_pretrained", None)  # no configuration is read
-    with raises("model.not_found", ModelError):
-        load_model(name)
-    with raises("model.not_found", ModelError):
-        load_tokenizer(name)
+    for load in (load_model, load_tokenizer):
+        with raises("model.not_found", ModelError) as caught:
+            load(name)
+        assert "did you mean demo" in str(caught.value)
 
 
 def test_a_path_is_a_model_and_home_is_known(monkeypatch):

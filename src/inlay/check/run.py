@@ -70,8 +70,8 @@ class CheckSetting:
         schema: The user's schema. None for generated ones.
         prompts: Prompts of the user's schema. None to draw them.
         quick: Use fewer and shorter prompts, and fewer policies unless ``against`` names them.
-        seconds: Time limit. Only the request that runs at the limit is finished, and at least one policy is compared
-            on one prompt.
+        seconds: Time limit. The batch of at most 8 prompts that runs at the limit is finished, and at least one policy
+            is compared on one prompt.
         tolerance: The tolerance of the recommendation.
         seed: The seed of generated prompts.
         passes: The most passes over all kinds of generated prompts, or the most batches of a user's schema.

@@ -27,7 +27,7 @@ class Selection:
     """One selecting pass.
 
     Args:
-        splice: its composed prompt.
+        composed: its composed prompt.
         allocation: its own, with no work taken yet.
     """
 

@@ -19,7 +19,7 @@ MOST_ROWS = 256
 
 
 def selection_prompt(recompute: Recompute | None, composed: ComposedPrompt) -> ComposedPrompt | None:
-    """Return the composed prompt of that pass; None if the choice needs none. ``splice`` has no recomputed tokens."""
+    """Return the composed prompt of that pass; None if the choice needs none. ``composed`` has no recomputed tokens."""
     if recompute is None or not recompute.selects or not inexact_modules(composed):
         return None
     return tuple(_checked(composed)) if recompute.by_keys else _asking(composed)

@@ -104,8 +104,9 @@ def test_compressed_files_whatever_their_name(log, tmp_path):
 def test_a_compressed_file_that_breaks_off(log, tmp_path):
     path = tmp_path / log("Hello" * 1000, name="log.jsonl.gz")
     path.write_bytes(path.read_bytes()[:-12])
-    with raises("prompt.unreadable_log", LogError):
+    with raises("prompt.unreadable_log", LogError) as caught:
         turns(str(path))
+    assert "log.jsonl.gz" in str(caught.value)
 
 
 def test_blank_lines_a_byte_order_mark_crlf_and_no_last_line_break(log):
@@ -128,10 +129,12 @@ def test_a_line_of_any_length_is_no_surprise(log, monkeypatch):
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    with raises("prompt.unreadable_log", LogError):
+    with raises("prompt.unreadable_log", LogError) as caught:
         turns(str(tmp_path / "none.jsonl"))
-    with raises("prompt.unreadable_log", LogError):
+    assert "none.jsonl: no such file" in str(caught.value)
+    with raises("prompt.unreadable_log", LogError) as caught:
         LogReader(tmp_path).check()
+    assert "Is a directory" in str(caught.value)
 
 
 def test_a_pipe_is_opened_once(tmp_path):

@@ -21,6 +21,7 @@ from inlay.check.divergence import divergence
 from inlay.check.statistics import mean_interval, wilson_interval
 from inlay.client.llm import LLM
 from inlay.errors import ParameterError
+from inlay.policy import ReusePolicy
 from inlay.sampling.params import SamplingParams
 from inlay_lab.eval.longbench.metrics import f1
 
@@ -91,7 +92,7 @@ def _rows(path: Path, keys: Sequence[str]) -> Iterator[Row]:
 
 @dataclass(frozen=True)
 class Asked:
-    """One answer under one policy: its text, distributions on fixed tokens, and the share of computed part tokens."""
+    """One answer under one policy: its text, log-probabilities of fixed tokens, and counts of prompt tokens."""
 
     text: str
     own: torch.Tensor
@@ -142,6 +143,8 @@ def measure_reading(
     Returns:
         The setting, and a row for each policy with intervals.
     """
+    for policy in policies:
+        ReusePolicy.parse(policy)  # before the first question runs
     if passages > len(data.passages):
         raise ParameterError(f"passages is {passages} and there are {len(data.passages)}; give less")
     chosen = data.questions[:questions]
@@ -179,7 +182,7 @@ def _encode(llm: LLM, messages: list[Row], policy: str) -> None:
     other = [messages[0], {"role": "user", "content": [*parts, {"type": "text", "text": "Thank you."}]}]
     once = SamplingParams(temperature=0, max_tokens=1)
     for _ in range(2):  # profiles of parts are made behind the first request that reads them
-        llm.generate([other], once, reuse=policy, cache_salt=f"reading {policy}")
+        llm.generate([other], once, reuse=ReusePolicy.parse(policy), cache_salt=f"reading {policy}")
 
 
 def _ask(
@@ -187,11 +190,11 @@ def _ask(
 ) -> tuple[Asked, Sequence[int]]:
     """Answer greedily, and score fixed tokens: the reference's answer ``ids`` (its own for None), gold, and other."""
     params = SamplingParams(temperature=0, max_tokens=_TOKENS)
-    (output,) = llm.generate([messages], params, reuse=policy, cache_salt=salt)
+    (output,) = llm.generate([messages], params, reuse=ReusePolicy.parse(policy), cache_salt=salt)
     answer = output.outputs[0]
     own = answer.token_ids if ids is None else ids
     fixed = [own, *(llm.processor.encoder.text(text) for text in (question.answers[0], question.other))]
-    taken = llm.distributions([messages] * 3, fixed, reuse=policy, cache_salt=salt)
+    taken = llm.distributions([messages] * 3, fixed, reuse=ReusePolicy.parse(policy), cache_salt=salt)
     gold, other = (_per_token(found, tokens) for found, tokens in zip(taken[1:], fixed[1:], strict=True))
     usage = output.usage
     return Asked(answer.text, taken[0], gold, other, usage.recomputed_tokens, usage.prompt_tokens), own

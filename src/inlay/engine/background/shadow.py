@@ -44,7 +44,7 @@ _PART = 8  # a run may take this fraction of the pool: 1 / _PART
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """An answer to compare. ``splice`` is its composed prompt; ``said`` are its first tokens."""
+    """An answer to compare. ``composed`` is its composed prompt; ``said`` are its first tokens."""
 
     request: EngineRequest
     composed: ComposedPrompt
