@@ -18,8 +18,9 @@ from inlay.wording import SHOWN, clip, show
 #: Levels of approximation, from none to all: no reuse, exact prefixes, modules.
 LEVELS = ("off", "exact", "modular")
 
-#: What a module sees when it is encoded: itself alone, or also the always-present text before it (prompt/contexts.py).
-CONTEXTS = ("isolated", "anchored")
+#: What a module sees when it is encoded: itself alone, also the always-present text before it, or between the two a
+#: sample text (prompt/contexts.py).
+CONTEXTS = ("isolated", "anchored", "primed")
 
 #: Where modules stand: at their schema's positions, or one right behind the other.
 POSITIONS = ("schema", "packed")
@@ -30,6 +31,7 @@ _WORDS: dict[str, tuple[str, str | None]] = {
     "exact": ("exact", None),
     "isolated": ("modular", "isolated"),
     "anchored": ("modular", "anchored"),
+    "primed": ("modular", "primed"),
     "modular": ("modular", "anchored"),
 }
 _BEST, _AUTO = "modular", "auto"
@@ -262,7 +264,12 @@ class ReusePolicy:
     @property
     def anchored(self) -> bool:
         """True if a module is encoded behind the always-present text before it."""
-        return self.context == "anchored"
+        return self.context in ("anchored", "primed")
+
+    @property
+    def primed(self) -> bool:
+        """True if a module is encoded behind a sample text as well (prompt/primer.py)."""
+        return self.context == "primed"
 
     @property
     def reads_promoted(self) -> bool:

@@ -59,6 +59,7 @@ class Usage:
         anchored_tokens: module tokens encoded behind the always-present text.
         isolated_tokens: module tokens encoded alone.
         reanchored_tokens: anchored tokens encoded behind an earlier version of this prompt's system turn.
+        primed_tokens: anchored tokens encoded behind a sample text as well.
         promoted_tokens: exact tokens read in place of modules. ``modular`` found this prompt's prefix encoded exactly,
             in idle time or for an earlier request.
         shifted_tokens: cached tokens read at another offset, relative to their context, than at encoding.
@@ -100,6 +101,7 @@ class Usage:
     isolated_tokens: int = 0
     promoted_tokens: int = 0
     reanchored_tokens: int = 0
+    primed_tokens: int = 0
 
     def __post_init__(self) -> None:
         assert min(self.cached_tokens, self.computed_tokens, self.exact_tokens, self.module_tokens) >= 0, self
@@ -113,7 +115,7 @@ class Usage:
         assert 0 <= self.written_tokens <= self.computed_tokens, self
         assert 0 <= self.across_tokens <= self.module_tokens, self
         assert 0 <= self.promoted_tokens <= self.exact_tokens, self
-        assert 0 <= self.reanchored_tokens <= self.anchored_tokens, self
+        assert 0 <= self.reanchored_tokens + self.primed_tokens <= self.anchored_tokens, self
         assert self.scaffold_tokens + self.anchored_tokens + self.isolated_tokens <= self.module_tokens, self
 
 

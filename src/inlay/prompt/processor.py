@@ -227,6 +227,8 @@ class PromptProcessor:
                 salt=salt.encode(),
                 adapters=readable_adapters(policy, adapter),
                 base=base,
+                primer=self.schemas.primer(policy),
+                longest=self.model.max_positions,
             ).parts()
         return tuple(
             PromptPart(
