@@ -78,8 +78,7 @@ def oracle_logits(
             oracle.add_fresh(list(part.ids), part.start)
             continue
         chain = chain_of(layout, part.origin, reuse, placed.imported)
-        scaffold = part.origin.owner in (("money",), ("food",)) and {"money", "food"} <= placed.imported
-        primer = () if reuse != "primed" or scaffold else processor.schemas.primer(ReusePolicy.parse(reuse))
+        primer = processor.schemas.primer(ReusePolicy.parse(reuse))
         context, own = at_positions(layout, chain, part, positions, primer)
         last = number == len(parts) - 1  # the last token is always computed over the whole prompt
         oracle.add_module(context, own[:-1] if last else own, part.start) if own[last:] else None
@@ -116,7 +115,7 @@ def at_positions(layout, chain, part, positions: str, primer):
     left = list(primer)
     for entry in [*chain, part.origin]:
         here = (entry.start if positions == "schema" else at) + len(primer) - len(left)
-        if left and entry.owner and (isinstance(entry, TextRun) or entry is part.origin):
+        if left and entry.owner:
             context += [(token, here + offset) for offset, token in enumerate(left)]
             here, left = here + len(left), []
         spots[entry.index] = here

@@ -2,8 +2,8 @@
 
 isolated: a module sees only itself (Prompt Cache, arXiv 2311.04934, section 3.3).
 anchored: a module also sees the always-present text and its ancestors' text before it.
-primed: as anchored, with a primer between the always-present text and the first module (primer.py). Modules of a
-    scaffold have no primer, nor have modules that would not fit into the model's context behind it.
+primed: as anchored, with a primer between the always-present text and the first module (primer.py). A module that
+    would not fit into the model's context behind the primer has none.
 scaffold: modules named by a <scaffold> also see each other's text before them, if a prompt imports all of them.
 
 Text behind a parameter is encoded with the text before the hole, without placeholder or argument. With
@@ -144,6 +144,17 @@ class SchemaSpecs:
             self._active = (imported, active)
         return active
 
+    def _length(self, owner: Owner) -> int:
+        """Return the length of the outermost module that holds an owner's text, in positions."""
+        extent = self.layout.extents[path_of(owner[:1])]
+        return extent.end - extent.start
+
+    @cached_property
+    def _longest_scaffold(self) -> int:
+        """The length of the modules of the longest scaffold, in positions. 0 without scaffolds."""
+        scaffolds = ({path.split("/")[0] for path in each.modules} for each in self.layout.schema.scaffolds)
+        return max((sum(self._length((name,)) for name in names) for names in scaffolds), default=0)
+
     @cached_property
     def _companions(self) -> list[_Companions]:
         """The companions of each scaffold."""
@@ -169,13 +180,13 @@ class SchemaSpecs:
             at = self._entry_before(at, view)
         chain = known or _Chain()
         for memo, at in reversed(missing):
-            chain = self._chains.setdefault(memo, self._longer(self._primed(chain, at, view), at))
+            chain = self._chains.setdefault(memo, self._longer(self._primed(chain, at), at))
         return chain
 
     def _before(self, entry: TextRun | Hole, view: _View) -> _Chain:
         """Return the chain in this view before an entry."""
         last = self._entry_before(entry, view)
-        return self._primed(_Chain() if last is None else self._up_to(last, view), entry, view)
+        return self._primed(_Chain() if last is None else self._up_to(last, view), entry)
 
     def _narrowed(self, view: _View, entry: TextRun | Hole) -> _View:
         """Drop owners without an entry up to this one, because many views share a prefix."""
@@ -203,13 +214,13 @@ class SchemaSpecs:
         spec = self._specify(tokens, self._start(entry, chain), chain)
         return _Chain(spec, end, at if chain.origin is None else chain.origin, chain.primer)
 
-    def _primed(self, chain: _Chain, entry: TextRun | Hole, view: _View) -> _Chain:
+    def _primed(self, chain: _Chain, entry: TextRun | Hole) -> _Chain:
         """Append the primer to a chain in front of its first text of a module."""
-        if not self.primer or chain.primer or not entry.owner or view.scaffold is not None:
+        if not self.primer or chain.primer or not entry.owner:
             return chain
-        module = self.layout.extents[path_of(entry.owner[:1])]
         at = chain.end if self.packed else entry.start
-        if at + len(self.primer) + module.end - module.start > self.longest:
+        behind = max(self._length(entry.owner), self._longest_scaffold)
+        if at + len(self.primer) + behind > self.longest:
             return chain
         spec = self._specify(self.primer, self._start(entry, chain), chain)
         return _Chain(spec, chain.end, at if chain.origin is None else chain.origin, len(self.primer))
