@@ -78,7 +78,7 @@ class EngineConfig:
         ``modular`` that are requested again and encoded exactly in idle time. 0 for none.
     pin_memory: the share of the pool, 0 to 1, that all pins together may take. See ``LLM.pin``.
     shadow: the share of answers from approximate reuse, 0 to 1, that are recomputed in full in idle time. 0 for none
-        (docs/reference/policies.md).
+        (docs/guides/reuse-policies.md).
     shadow_threshold: the largest divergence from full prefill of answers to a schema, in nats per token. Above it,
         its requests get a safer policy. None for no limit.
     generation_config: "auto" takes sampling defaults from the model's generation configuration. "off" takes those of
