@@ -31,7 +31,7 @@ from inlay.prompt.placement import lay_out_prompt
 from inlay.prompt.tokens import TextEncoder
 from tests.pages import DOCS, Block, blocks
 
-#: The reference, and an example of every error, which no reader needs and every error has.
+#: The reference, and the examples of all errors.
 PAGES = (DOCS / "reference/pml.md", Path(__file__).parent / "errors.md")
 MODES = ("", "schema", "packed")
 _FORMS = ("schema.xml", "prompt.xml")
