@@ -25,7 +25,7 @@ CONTEXTS = ("isolated", "anchored", "primed")
 #: Where modules stand: at their schema's positions, or one right behind the other.
 POSITIONS = ("schema", "packed")
 
-#: Level and context of each word. A missing module is encoded anchored under ``modular`` (docs/quality.md).
+#: Level and context of each word. A missing module is encoded anchored under ``modular`` (docs/guides/which-policy.md).
 _WORDS: dict[str, tuple[str, str | None]] = {
     "off": ("off", None),
     "exact": ("exact", None),
@@ -54,7 +54,7 @@ CEILINGS = ("off", "exact", _AUTO, "modular")
 #: Recomputes all tokens of a module, of any length.
 WHOLE = Recompute("linked", 2**31 - 1)
 
-#: The recomputation for a policy with too large a divergence from full prefill (docs/quality.md).
+#: The recomputation for a policy with too large a divergence from full prefill (docs/guides/reuse-policies.md).
 _SAFER = Recompute("profiled", 0.15)
 
 #: Set after the first deprecated policy of this process was logged.
@@ -521,7 +521,7 @@ OFF = ReusePolicy.parse("off")
 
 
 def default_policy(*, modules: bool, shared: bool = True) -> ReusePolicy:
-    """Return the policy of a request without one, on every frontend (docs/reuse.md).
+    """Return the policy of a request without one, on every frontend (docs/guides/reuse-policies.md).
 
     Args:
         modules: True if the request has a schema, or marks parts of messages.

@@ -27,7 +27,7 @@ class CompletionOutput:
     stop_reason: int | str | None = None
 
 
-#: Reasons why a module's KV was not stored; see docs/store.md.
+#: Reasons why a module's KV was not stored; see docs/guides/cache-tiers.md.
 MISS_REASONS = (
     "never seen",
     "evicted",
@@ -212,7 +212,7 @@ class SegmentState:
 
 @dataclass(frozen=True, slots=True)
 class DivergenceStats:
-    """The divergence from full prefill of one schema's answers under one policy and salt; see docs/reuse.md.
+    """The divergence of one schema's answers under one policy and salt; see docs/guides/reuse-policies.md.
 
     Args:
         schema: its name. "" for messages in parts.
@@ -262,7 +262,7 @@ class DivergenceTotals:
 #: Histogram bounds of divergence, in nats a token.
 DIVERGENCE_BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 
-#: Reasons why a sampled answer was not compared; see docs/reuse.md.
+#: Reasons why a sampled answer was not compared; see docs/guides/reuse-policies.md.
 DROP_REASONS = ("busy", "gone", "no room", "failed")
 
 

@@ -1,7 +1,7 @@
 """``inlay check``: measures the divergence of each policy from full prefill on the model, and recommends a policy.
 
 Full prefill answers every prompt greedily. Every policy is then forced to generate the same answer, and its
-distributions are compared with those of full prefill, token by token. docs/check.md explains the numbers.
+distributions are compared with those of full prefill, token by token. See docs/guides/check-prompts.md.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def check(
 ) -> None:
     """Compare reuse policies with full prefill on a model itself, and recommend one.
 
-    What was measured is kept for the policy 'auto' (docs/check.md).
+    What was measured is kept for the policy 'auto' (docs/guides/check-prompts.md).
     """
     within = Tolerance.parse(tolerance, f"--tolerance {clip(tolerance)}")
     policy = policy_of(reuse, recompute, promote, across_adapters)

@@ -77,7 +77,7 @@ class AsyncLLM(Base):
             arrival: the start of that time, on the clock of ``time.perf_counter``. None for now.
             stream_interval: the number of new tokens between outputs, over all answers. None for the final output only.
                 Larger values wake the event loop less often. The first token and the end are never delayed.
-            tenant: the tenant of the request. Tenants share passes, slots and the queue (docs/batching.md).
+            tenant: the tenant of the request. Tenants share passes, slots and the queue (docs/guides/many-requests.md).
             weight: the size of the tenant's share relative to others.
             keep_marked_alone: if True, the text behind the last module or marked part is neither stored nor looked up.
                 That

@@ -226,7 +226,7 @@ class Base:
         """Return the policy that this prompt is answered under if it requests this one.
 
         It is a safer policy if shadow sampling found too large a divergence for the schema, policy and salt
-        (docs/reuse.md).
+        (docs/reference/policies.md).
         """
         if not (self.config.shadow and policy.modular):
             return policy

@@ -46,7 +46,7 @@ class LLM(SchemaCalls):
         weights, quantization: the storage of a named model's weights, as in ``load_model``. None for the defaults,
             packed and not quantized. A LoadedModel is not changed.
         chat_template: a Jinja template. None for the model's own.
-        adapters: name → folder of a LoRA adapter in PEFT's format (docs/adapters.md).
+        adapters: name → folder of a LoRA adapter in PEFT's format (docs/guides/adapters.md).
         settings: see EngineConfig.
 
     Raises:
@@ -107,7 +107,7 @@ class LLM(SchemaCalls):
             sampling_params: for all prompts, or one for each. None for ``get_default_sampling_params()``.
             use_tqdm: if True, show a progress bar of finished prompts.
             reuse, recompute, promote, across_adapters, tolerance, positions: the policy of these requests, see
-                docs/reuse.md. None for the engine's defaults.
+                docs/reference/policies.md. None for the engine's defaults.
             order: "any" if neighbouring imports, and neighbouring marked parts of messages, may change places, as in a
                 ``<set>``. None keeps the written order. ``RequestOutput.order`` has the chosen one.
             cache_salt: shares the requests' cached text only with requests of the same salt. None shares it with all.
@@ -214,7 +214,7 @@ class LLM(SchemaCalls):
             prompts: a list of prompts, each as in ``generate``.
             continuations: token ids for each prompt, at least one. End-of-sequence tokens have no special role.
             reuse, recompute, promote, across_adapters, tolerance, positions: the policy of these requests, see
-                docs/reuse.md. None for the engine's defaults.
+                docs/reference/policies.md. None for the engine's defaults.
             cache_salt, adapter: as in ``generate``.
 
         Returns:

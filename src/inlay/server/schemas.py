@@ -1,4 +1,4 @@
-"""``/v1/schemas``: schemas made, listed, changed, deleted, and encoded ahead of time. See docs/schemas-api.md."""
+"""``/v1/schemas``: create, list, change, delete and encode schemas. See docs/guides/schemas-over-http.md."""
 
 from __future__ import annotations
 
