@@ -18,7 +18,7 @@ from inlay.config import check_seconds
 from inlay.errors import AbortedError, InlayError, ParameterError
 from inlay.events import EncodeEvent, TokenEvent
 from inlay.output.processor import RequestState
-from inlay.pml import Prompt, PromptBuilder, Schema
+from inlay.pml import Schema
 from inlay.policy import PolicyFields, ReusePolicy, check_schema_fields
 from inlay.prompt.inputs import PromptInput, check_order, check_params, check_salt, in_any_order, parse_ttl
 from inlay.prompt.layout import SchemaLayout
@@ -202,14 +202,14 @@ class AsyncLLM(Base):
 
     async def warm(
         self,
-        prompt: Prompt | PromptBuilder,
+        prompt: Any,
         *,
         reuse: str | ReusePolicy | None = None,
         positions: str | None = None,
         cache_salt: str | None = None,
         adapter: str | None = None,
     ) -> None:
-        """Encode the segments that a prompt will read."""
+        """Encode the modules that a prompt will read: those of its schema, or marked parts of messages."""
         salt = check_salt(cache_salt)
         policy = self.policy_for(prompt, reuse, positions, cache_salt=cache_salt, adapter=adapter)
         segments = self.processor.segments_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from inlay.client.schemas import removed
 from inlay.config import parse_bytes
 from inlay.errors import AbortedError
 from inlay.events import EncodeEvent
-from inlay.pml import Prompt, PromptBuilder, Schema
+from inlay.pml import Schema
 from inlay.policy import PolicyFields, ReusePolicy, check_schema_fields
 from inlay.prompt.inputs import check_salt, parse_ttl
 from inlay.prompt.layout import SchemaLayout
@@ -67,7 +68,7 @@ class SchemaCalls(Base):
 
     def warm(
         self,
-        prompt: Prompt | PromptBuilder,
+        prompt: Any,
         *,
         reuse: str | ReusePolicy | None = None,
         positions: str | None = None,
@@ -75,7 +76,7 @@ class SchemaCalls(Base):
         cache_salt: str | None = None,
         adapter: str | None = None,
     ) -> None:
-        """Encode the segments that a prompt will read."""
+        """Encode the modules that a prompt will read: those of its schema, or marked parts of messages."""
         salt = check_salt(cache_salt)
         policy = self.policy_for(prompt, reuse, positions, cache_salt=cache_salt, adapter=adapter)
         specs = self.processor.segments_of(prompt, policy, salt, adapter)

@@ -138,11 +138,11 @@ class PromptProcessor:
         )
 
     def segments_of(
-        self, prompt: Prompt | PromptBuilder, policy: ReusePolicy, salt: str = "", adapter: str | None = None
+        self, prompt: Any, policy: ReusePolicy, salt: str = "", adapter: str | None = None
     ) -> list[SegmentSpec]:
-        """Return the module segments that a prompt reads. Raises ParameterError and PMLError."""
+        """Return the module segments that a prompt of any form reads. Raises ParameterError and PMLError."""
         made_with = self.model.adapter(adapter)
-        parts = self.parts(self.lay_out(as_prompt(prompt), policy, salt), policy, salt, made_with)
+        parts = self.parts(self.lay_out(prompt, policy, salt), policy, salt, made_with)
         return [part.spec for part in open_end(compose_parts(parts, adapter=made_with)) if isinstance(part, CachedSpan)]
 
     def encoding(
