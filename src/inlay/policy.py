@@ -518,15 +518,19 @@ def _policy(given: PolicyFields, typed: dict[str, str], options: bool = False) -
 BEST = ReusePolicy.parse("modular")
 EXACT = ReusePolicy.parse("exact")
 OFF = ReusePolicy.parse("off")
+AUTO = ReusePolicy.parse(_AUTO)
 
 
-def default_policy(*, modules: bool, shared: bool = True) -> ReusePolicy:
+def default_policy(*, modules: bool, shared: bool = True, measured: bool = False) -> ReusePolicy:
     """Return the policy of a request without one, on every frontend (docs/guides/reuse-policies.md).
 
     Args:
         modules: True if the request has a schema, or marks parts of messages.
         shared: False if the model's KV cannot be reused.
+        measured: True if ``inlay check`` has measured the model. Then its result decides what modules are read.
     """
     if not shared:
         return OFF
-    return BEST if modules else EXACT
+    if not modules:
+        return EXACT
+    return AUTO if measured else BEST
