@@ -529,5 +529,5 @@ def test_an_equal_value_of_another_type_is_checked_again():
 
 def test_every_use_of_a_deprecated_key_warns():
     for _ in range(2):
-        with pytest.warns(DeprecationWarning):
+        with pytest.warns(DeprecationWarning, match="is deprecated"):
             assert PolicyFields("modular+linked:3").policy() == PolicyFields("modular", "linked:3").policy()
