@@ -292,7 +292,7 @@ def test_counts_are_those_of_all_replicas():
         stats = made.llm.stats()
         assert stats.chunks == sum(engine.stats().chunks for engine in made.engines.values())
         assert stats.steps == sum(engine.stats().steps for engine in made.engines.values())
-        made.client.reset_prefix_cache()
+        await made.llm.reset_prefix_cache()
         async with asyncio.timeout(20):
             while any(engine.stats().segments for engine in made.engines.values()):
                 await asyncio.sleep(0.01)

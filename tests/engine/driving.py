@@ -15,6 +15,7 @@ from inlay.engine.encoder import Encoding
 from inlay.engine.request import Request
 from inlay.kv.identity import SegmentSpec
 from inlay.models.load import LoadedModel
+from inlay.types import Scope
 from tests.kv.accounting import audit
 
 from ..conftest import tiny
@@ -73,7 +74,7 @@ class Driver:
             prompt,
             SamplingParams(**chosen),
             self.llm.policy(reuse, positions),
-            salt=salt,
+            Scope(salt),
             priority=priority,
             deadline=deadline,
             forced=ids,

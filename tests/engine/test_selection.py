@@ -11,6 +11,7 @@ from inlay.engine import kv_manager
 from inlay.engine.jobs import Step
 from inlay.engine.prompt_state import PromptState
 from inlay.errors import DeadlineError
+from inlay.types import Scope
 
 from .driving import Driver, check_stock
 from .test_repair import SCHEMA, driver_for, prompt
@@ -39,7 +40,7 @@ def test_what_new_text_chooses_is_its_owners_alone(reuse):
     driver, counts = driver_for(), []
     for salt in ("one", "two", "one"):
         policy = driver.llm.policy(reuse)
-        prepared = driver.llm.processor.process(prompt("abc"), SamplingParams(max_tokens=1), policy, salt=salt)
+        prepared = driver.llm.processor.process(prompt("abc"), SamplingParams(max_tokens=1), policy, Scope(salt))
         request = driver.llm.local.prepare(prepared)
         driver.run(request)
         counts.append(request.usage.computed_tokens)

@@ -339,7 +339,7 @@ class _Run:
         """Run prompts of one schema, full prefill first."""
         llm = self._llm
         if batch.schema is not self._schema:
-            llm.client.reset_prefix_cache().result()
+            llm.reset_prefix_cache()
             self._schema, self._unit = batch.schema, self._unit + 1
             self._encoded.clear()
             llm.add_schema(batch.schema, encode=False, replace=True)

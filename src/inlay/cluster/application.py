@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 ENGINE, INGRESS = "engine", "ingress"  # deployments
 # Ray's own logging; the ingress writes one line for each request
 _LOG = {"log_level": "WARNING", "enable_access_log": False}
-_CALLS = frozenset(("describe", "status", "finish", "abort", "stored", "evict", "profiles", "reset_prefix_cache"))
+_CALLS = frozenset(("describe", "status", "finish", "abort", "stored", "forget"))
 
 
 class EngineReplica:

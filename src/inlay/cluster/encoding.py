@@ -8,7 +8,7 @@ from collections import defaultdict
 from contextlib import aclosing
 from dataclasses import replace
 
-from inlay.client.engine_client import EncodeListener
+from inlay.client.engine import EncodeListener
 from inlay.cluster.pieces import wanted_to_encode
 from inlay.cluster.routing import Routing
 from inlay.cluster.transport import ReplicaLostError, Transport, next_item

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inlay.client.engine_client import TokenListener
+from inlay.client.engine import TokenListener
 from inlay.cluster.routing import Routing
 from inlay.cluster.transport import ReplicaLostError
 from inlay.errors import InlayError

@@ -8,9 +8,9 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from inlay.client.async_llm import AsyncLLM
-from inlay.client.engine_client import EngineClient
+from inlay.client.base import Served
+from inlay.client.engine import Engine
 from inlay.cluster.wire import Description
-from inlay.config import EngineConfig
 from inlay.models.load import load_tokenizer
 from inlay.prompt.inputs import check_template
 
@@ -30,14 +30,12 @@ class ClusterLLM(AsyncLLM):
 
     def __init__(
         self,
-        client: EngineClient,
+        client: Engine,
         said: Description,
         tokenizer: PreTrainedTokenizerBase,
         settings: dict[str, Any],
     ) -> None:
-        self.config = EngineConfig.of(settings)
-        self._under_way = {}
-        self._attach(said.name, tokenizer, said.defaults, client, said.adapters)
+        super().__init__(Served(client, said.name, tokenizer, said.defaults, said.adapters), **settings)
 
 
 def tokenizer_of(model: str, chat_template: str | None) -> PreTrainedTokenizerBase:

@@ -1,39 +1,32 @@
-"""RemoteClient: the EngineClient of an ingress. Its engines are replicas in other processes."""
+"""RemoteClient: the engine of an ingress. It forwards to replicas in other processes."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
-
-from inlay.client.engine_client import EncodeListener, Prepared, TokenListener
+from inlay.client.engine import EncodeListener, Prepared, TokenListener
 from inlay.cluster.encoding import HomeEncoding
 from inlay.cluster.following import Following
 from inlay.cluster.pieces import Wanted, wanted_by
 from inlay.cluster.routing import Routing
 from inlay.cluster.transport import ReplicaLostError, Transport, next_item
 from inlay.cluster.wire import Status, summed
-from inlay.engine.background.profiles import Profile
-from inlay.errors import AbortedError, DeadlineError, EngineDeadError, InlayError, ParameterError
+from inlay.errors import AbortedError, DeadlineError, EngineDeadError, InlayError
 from inlay.events import events_from_bytes
-from inlay.kv.identity import SegmentSpec, fingerprint_under
-from inlay.policy import ReusePolicy
 from inlay.prompt.model_info import ModelInfo
 from inlay.prompt.request import EncodeRequest, EngineRequest
 from inlay.sampling.params import SamplingParams
-from inlay.types import DivergenceStats, EngineStats, SegmentState
+from inlay.types import EngineStats
 from inlay.wording import fault_in_words
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _FOLLOW_S = 0.5  # pause between two status calls to a replica
 _BUSY_S = 0.1  # pause after a change; longer with more than _MANY replicas
@@ -57,7 +50,7 @@ class RemoteRequest:
 
 
 class RemoteClient:
-    """See EngineClient. It belongs to the event loop that it is created on. Its methods are thread-safe.
+    """See Engine. It belongs to the event loop that it is created on. Its methods are thread-safe.
 
     Args:
         model: The model information that the replicas published.
@@ -103,24 +96,8 @@ class RemoteClient:
         encoding = HomeEncoding(request, self._model.keys, self._routing, self._transport, listener)
         self._begin(request.request_id, encoding.run, encoding.fail)
 
-    def cancel(self, request_id: str) -> None:
-        self._on_loop(lambda: self._cancel(request_id))
-
-    def abort(self, request_id: str) -> None:
-        """Abort a request. It ends here if it is at no replica, is an encoding, or its replica can't be reached."""
-
-        def end() -> None:
-            self._cancel(request_id, AbortedError(f"request {request_id} was aborted"))
-
-        def abort() -> None:
-            if (following := self._following.get(request_id)) is not None:
-                following.aborted = True
-            if self._routing.replica_of(request_id) is None:
-                end()
-            else:
-                self._tell(request_id, "abort", request_id, otherwise=end)
-
-        self._on_loop(abort)
+    def cancel(self, request_id: str, *, report: bool = False) -> None:
+        self._on_loop(lambda: self._abort(request_id) if report else self._cancel(request_id))
 
     def stored(self, request: EncodeRequest) -> Future[frozenset[bytes]]:
         data = request.to_bytes()
@@ -129,94 +106,15 @@ class RemoteClient:
             said = await self._ask_all("stored", data)
             return frozenset(key for keys in said for key in keys)
 
-        return self._future(ask())
+        return asyncio.run_coroutine_threadsafe(ask(), self._loop)
 
-    def look(self, request: EncodeRequest, owner: str) -> Future[list[SegmentState | None]]:
-        raise ParameterError(
-            "what replicas of a cluster hold is not listed; ask a server of one engine", code="cluster.not_available"
-        )
-
-    def modules(self) -> Future[tuple[SegmentSpec, ...]]:
-        raise ParameterError(
-            "what replicas of a cluster hold is not listed; ask a server of one engine", code="cluster.not_available"
-        )
-
-    def evict(self, request: EncodeRequest) -> Future[int]:
-        """Evict on all replicas. The sum may count a segment several times."""
-        data = request.to_bytes()
+    def forget(self, request: EncodeRequest | None = None) -> Future[int]:
+        data = None if request is None else request.to_bytes()
 
         async def ask() -> int:
-            return sum(await self._ask_all("evict", data))
+            return sum(await self._ask_all("forget", data))
 
-        return self._future(ask())
-
-    def pin(
-        self, request: EncodeRequest, owner: str, reason: str, budget: int | None = None, *, instead: str | None = None
-    ) -> Future[int]:
-        raise ParameterError(
-            "segments cannot be pinned on a cluster, whose replicas come and go; serve one engine",
-            code="cluster.not_available",
-        )
-
-    def unpin(self, request: EncodeRequest, owner: str | None, reason: str) -> Future[int]:
-        """Return 0, because nothing is pinned."""
-        return _done(0)
-
-    def pinned(self, owner: str | None) -> Future[list[SegmentSpec]]:
-        """Return nothing, because nothing is pinned."""
-        return _done([])
-
-    def reset_prefix_cache(self) -> Future[None]:
-        async def ask() -> None:
-            await self._ask_all("reset_prefix_cache")
-
-        return self._future(ask())
-
-    def profile(self, specs: Sequence[SegmentSpec]) -> None:
-        """Do nothing: each replica profiles segments after it has encoded them."""
-
-    def profiles(self, specs: Iterable[SegmentSpec]) -> Future[dict[bytes, Profile]]:
-        asked = tuple(specs)
-        # all were encoded under the same adapter
-        adapter = next((spec.before.adapter for spec in asked if spec.before.adapter), b"")
-        made_by = fingerprint_under(self._model.keys.fingerprint, adapter)
-        request = EncodeRequest(request_id="profiles", name="", specs=asked, fingerprint=made_by, adapter=adapter)
-        data = request.to_bytes()
-
-        async def ask() -> dict[bytes, Profile]:
-            said = await self._ask_all("profiles", data)
-            return {key: np.frombuffer(one, np.float16) for known in said for key, one in known.items()}
-
-        return self._future(ask())
-
-    def finish_profiles(self) -> None:
-        """Do nothing: replicas step their engines in their own threads."""
-
-    def promote(self) -> None:
-        """Do nothing, like ``finish_profiles``."""
-
-    def measure_divergence(self) -> None:
-        """Do nothing, like ``finish_profiles``."""
-
-    def divergence(self, salt: str = "") -> tuple[DivergenceStats, ...]:
-        """Return nothing: replicas measure no divergence (ClusterSettings)."""
-        return ()
-
-    def policy_taken(self, policy: ReusePolicy, salt: str, schema: str, digest: str) -> ReusePolicy:
-        """Return the policy unchanged, like ``divergence``."""
-        return policy
-
-    def lift_fallback(self, salt: str, schema: str | None = None) -> int:
-        """Return 0, like ``divergence``."""
-        return 0
-
-    def pump(self) -> None:
-        """Do nothing, like ``promote``."""
-
-    @property
-    def busy(self) -> bool:
-        """False, because the engines are in other processes."""
-        return False
+        return asyncio.run_coroutine_threadsafe(ask(), self._loop)
 
     def stats(self) -> EngineStats:
         """Return the sums of the last statistics of all replicas."""
@@ -343,6 +241,19 @@ class RemoteClient:
             logger.error("request %s ended by a fault", name, exc_info=error)
             fail(EngineDeadError(f"request {name} ended by a fault, {fault_in_words(error)}; send it again"))
 
+    def _abort(self, name: str) -> None:
+        """Abort a request. It ends here if it is at no replica, is an encoding, or its replica can't be reached."""
+
+        def end() -> None:
+            self._cancel(name, AbortedError(f"request {name} was aborted"))
+
+        if (following := self._following.get(name)) is not None:
+            following.aborted = True
+        if self._routing.replica_of(name) is None:
+            end()
+        else:
+            self._tell(name, "abort", name, otherwise=end)
+
     def _cancel(self, name: str, why: InlayError | None = None) -> None:
         """Cancel a task. why: the error for its listener, None for none."""
         task = self._tasks.get(name)
@@ -373,9 +284,6 @@ class RemoteClient:
                 raise one
         return [one for one in said if not isinstance(one, BaseException)]
 
-    def _future(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
     def _keep(self, task: asyncio.Task[Any]) -> None:
         self._others.add(task)
         task.add_done_callback(self._others.discard)
@@ -389,9 +297,3 @@ class RemoteClient:
             self._cancel(name, InlayError("the client was shut down before the request ended", code="engine.shut_down"))
         for task in (*self._others, *self._followers.values()):
             task.cancel()
-
-
-def _done(result: T) -> Future[T]:
-    future: Future[T] = Future()
-    future.set_result(result)
-    return future

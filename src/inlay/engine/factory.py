@@ -134,8 +134,8 @@ class RequestFactory:
             index=index,
             priority=asked.priority,
             deadline=asked.deadline,
-            tenant=asked.tenant,
-            weight=asked.weight,
+            tenant=asked.scope.tenant,
+            weight=asked.scope.weight,
         )
 
     def _row(

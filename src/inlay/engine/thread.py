@@ -28,7 +28,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from inlay.engine.core import Engine
+from inlay.engine.core import EngineCore
 from inlay.engine.encoder import Task
 from inlay.engine.faults import fault_of
 from inlay.engine.forks import ThisProcess
@@ -52,7 +52,7 @@ class EngineThread:
         own: True for a dedicated thread, from the first request until ``stop``. Otherwise callers step it by ``pump``.
     """
 
-    def __init__(self, engine: Engine, *, own: bool) -> None:
+    def __init__(self, engine: EngineCore, *, own: bool) -> None:
         self._engine = engine
         self._own = own
         self._inbox = Inbox(interruptible=not own)

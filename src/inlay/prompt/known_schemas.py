@@ -19,6 +19,7 @@ from inlay.prompt.placed import PromptLayout
 from inlay.prompt.registry import PUBLIC, SchemaRegistry
 from inlay.prompt.tokens import TextEncoder, beyond_vocabulary
 from inlay.prompt.turns import openings
+from inlay.types import EVERYONE, Scope
 
 _MOST_LIKELY = 64  # segments that a request names as likely to be read next
 
@@ -89,27 +90,25 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
         layout = self.layout(prompt.schema, salt)
         return prompt.schema, "" if layout is None else layout.digest
 
-    def module_specs(
-        self, name: str, policy: ReusePolicy, salt: str = "", adapter: str | None = None
-    ) -> dict[str, list[SegmentSpec]]:
+    def module_specs(self, name: str, policy: ReusePolicy, scope: Scope = EVERYONE) -> dict[str, list[SegmentSpec]]:
         """Return all segments of a schema that can be encoded ahead, by module; "" stands for text outside modules.
 
         Empty under a policy without modules. Raises ParameterError for an unknown schema.
         """
-        known = self.find(name, salt)
+        known = self.find(name, scope.cache_salt)
         if known is None:
             raise ParameterError(f"schema '{name}' is not known; add it with add_schema first", code="schema.unknown")
-        return self._encoded(known, policy, self._model.adapter(adapter)).by_module() if policy.modular else {}
+        return self._encoded(known, policy, self._model.adapter(scope.adapter)).by_module() if policy.modular else {}
 
     def every_spec(
-        self, name: str, policy: ReusePolicy, salt: str = "", adapter: str | None = None, modules: Sequence[str] = ()
+        self, name: str, policy: ReusePolicy, scope: Scope = EVERYONE, modules: Sequence[str] = ()
     ) -> list[SegmentSpec]:
         """Return the segments of some modules of a schema, or of all, under this policy and all policies used so far.
 
         Raises ParameterError for an unknown schema or module.
         """
-        chosen = self.module_specs(name, policy, salt, adapter)
-        known = self.find(name, salt)
+        chosen = self.module_specs(name, policy, scope)
+        known = self.find(name, scope.cache_salt)
         assert known is not None, "it has modules"
         check_modules(known.layout, modules)
         others = [specs.by_module() for specs in list(known.specs.values())]
@@ -122,11 +121,9 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
         }
         return list(found.values())
 
-    def all_specs(
-        self, layout: SchemaLayout, policy: ReusePolicy, owner: str = PUBLIC, adapter: str | None = None
-    ) -> list[SegmentSpec]:
-        """Return all segments of a schema that is, or just was, registered."""
-        made_with, known = self._model.adapter(adapter), self.known(layout, owner)
+    def all_specs(self, layout: SchemaLayout, policy: ReusePolicy, scope: Scope = EVERYONE) -> list[SegmentSpec]:
+        """Return all segments of a schema that is, or just was, registered for a salt."""
+        made_with, known = self._model.adapter(scope.adapter), self.known(layout, scope.cache_salt)
         modules = self._encoded(known, policy, made_with).by_module() if policy.modular else {}
         return [spec for specs in modules.values() for spec in specs]
 

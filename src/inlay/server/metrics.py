@@ -19,9 +19,9 @@ from inlay.server.metric_families import (
     IN_VLLM,
     PREFIX,
     VLLM_PREFIX,
-    Engine,
     EngineCollector,
     Families,
+    StatsSource,
     Step,
     families,
 )
@@ -50,7 +50,7 @@ class Metrics:
         schemas: its length is the number of schemas on the server.
     """
 
-    def __init__(self, engine: Engine, *, model_name: str, longest: int, schemas: Sized) -> None:
+    def __init__(self, engine: StatsSource, *, model_name: str, longest: int, schemas: Sized) -> None:
         self._registry = CollectorRegistry()
         self._tenants = _Bounded(_MOST_TENANTS)
         self._reasons = _Bounded(_MOST_REASONS)

@@ -25,6 +25,7 @@ from inlay.prompt.registry import PUBLIC, SchemaRegistry
 from inlay.server.limits import Tenant
 from inlay.server.schema_documents import SchemaBody, Source, of_schema, of_text, read_source
 from inlay.server.schema_record import KeptSchema, PrewarmTask, SchemaKeeper, SchemaRecord, SchemaVersion
+from inlay.types import Scope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +220,7 @@ class SchemaCatalog:
         pinned: dict[bytes, SegmentSpec] = {}
         if record is not None and record.public:
             with suppress(InlayError):  # the engine may have been shut down meanwhile, here and below
-                by_key = {spec.key for spec in await asyncio.wrap_future(self._llm.client.pinned(None))}
+                by_key = {spec.key for spec in await asyncio.wrap_future(self._llm.admin.pinned(None))}
                 had = await self._keys(record) if by_key else {}
                 pinned = {key: spec for key, spec in had.items() if key in by_key}
         yield
@@ -231,7 +232,7 @@ class SchemaCatalog:
         if pinned:
             with suppress(InlayError):
                 request = self._llm.processor.encoding("segments", pinned.values())
-                await asyncio.wrap_future(self._llm.client.unpin(request, None, BY_KEY))
+                await asyncio.wrap_future(self._llm.admin.unpin(request, None, BY_KEY))
 
     async def _keys(self, record: SchemaRecord) -> dict[bytes, SegmentSpec]:
         """Return the segments of a schema that can be encoded ahead, by key."""
@@ -278,9 +279,9 @@ class SchemaCatalog:
         It is empty once the schema is deleted.
         """
         policy = self._llm.policy(record.reuse, record.positions, schema=record.layout.schema)
-        find = self._llm.processor.schemas.module_specs
+        find, scope = self._llm.processor.schemas.module_specs, Scope(record.salt or PUBLIC)
         try:
-            return await self._llm.pools.schemas.run(find, record.name, policy, record.salt or "", owner=record.salt)
+            return await self._llm.pools.schemas.run(find, record.name, policy, scope, owner=record.salt)
         except ParameterError:
             return {}
 
@@ -301,7 +302,7 @@ class SchemaCatalog:
 
     def is_pinned(self, record: SchemaRecord, tenant: Tenant) -> bool:
         """True if the tenant has pinned the schema."""
-        return self._llm.schemas.has_pinned(record.name, record.salt or PUBLIC, tenant.name)
+        return self._llm.schemas.has_pinned(record.name, Scope(record.salt or PUBLIC, tenant.name))
 
     async def evict(self, record: SchemaRecord) -> int:
         """Evict the encoded segments of a schema. See LLM.evict."""

@@ -221,7 +221,7 @@ def test_what_is_not_stored_any_more_is_left(forget):
     if forget == "store":
         driver.store.clear()
     else:
-        driver.llm.client.reset_prefix_cache().result()
+        driver.llm.reset_prefix_cache()
     work_off(driver)
     assert dropped(driver) == {"gone": 1}
     assert driver.all_free()

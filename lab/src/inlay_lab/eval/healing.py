@@ -66,7 +66,7 @@ def _repeat(llm: LLM, each: Round, times: int) -> Iterator[list[Row]]:
             }
             for case, output, whole, wanted, here in zip(each.cases, outputs, full, expected, found, strict=True)
         ]
-    llm.client.reset_prefix_cache().result()
+    llm.reset_prefix_cache()
 
 
 def _row(documents: int, repetition: int, figures: list[Row]) -> Row:

@@ -261,7 +261,7 @@ class ShadowSampler(IdleWorker):
         found = Comparison(begun.kl / begun.steps, begun.steps, begun.agreeing)
         if not math.isfinite(found.kl):
             raise InlayError("the model's logits are no numbers to compare", code="model.invalid_numbers")
-        self.divergence.add(begun.sample.subject, found, begun.sample.request.tenant)
+        self.divergence.add(begun.sample.subject, found, begun.sample.request.scope.tenant)
         self._samples += 1
         self.give_up()
         self._begun = None
