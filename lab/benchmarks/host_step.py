@@ -34,7 +34,7 @@ from inlay.engine.scheduler import Scheduler
 from inlay.models.families import describe
 from inlay.models.load import LoadedModel, fingerprint
 from inlay.models.random import bytes_tokenizer
-from inlay.sampling.sampler import Choice
+from inlay.sampling.sampler import PendingTokens
 from inlay.slots import SlotRange
 
 CASES = {
@@ -48,7 +48,7 @@ TIMED: tuple[tuple[Any, str, str], ...] = (
     (forward, "advance", "plan"),
     (Runner, "run", "forward"),
     (core, "begin", "sample"),
-    (Choice, "wait", "sample"),
+    (PendingTokens, "wait", "sample"),
     (Request, "accept", "accept"),
 )
 

@@ -10,7 +10,7 @@ import torch
 
 from inlay import LLM, SamplingParams, Schema
 from inlay.attention.grouping import FIRST, LENGTH
-from inlay.attention.plan import Context
+from inlay.attention.plan import PlanContext
 from inlay.engine.encoder import Encoding
 from inlay.engine.request import Request
 from inlay.kv.identity import SegmentSpec
@@ -121,7 +121,7 @@ def ids(length: int, seed: int = 0) -> list[int]:
     return torch.randint(0, 256, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def slots(context: Context, tokens: int) -> list[int]:
+def slots(context: PlanContext, tokens: int) -> list[int]:
     """Where the first tokens of a context lie."""
     first, length = context.table[[FIRST, LENGTH]]
     return [slot for begin, count in zip(first, length, strict=True) for slot in range(begin, begin + count)][:tokens]

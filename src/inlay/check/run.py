@@ -128,7 +128,7 @@ class Refused:
 
 
 @dataclass
-class _Seen:
+class _Measurement:
     """The measurement of one policy on one prompt. ``unit`` is the number of the prompt's schema."""
 
     kind: str
@@ -197,7 +197,7 @@ def check_model(llm: LLM, setting: CheckSetting, progress: Callable[[int, int], 
         InlayError: A schema or prompt does not fit. Raised before any prompt runs.
     """
     modes, refused = _modes(llm, setting.policies)
-    run = _Run(llm, modes, setting.tokens, setting.seconds)
+    run = _CheckRun(llm, modes, setting.tokens, setting.seconds)
     total, interrupted = 0, False
     try:
         for batches, passes in _batches(llm, setting):
@@ -303,13 +303,13 @@ def _cost(mode: Mode) -> tuple[int, float]:
     return 1, 0.0 if policy.recompute.kind == "linked" else policy.recompute.amount
 
 
-class _Run:
+class _CheckRun:
     """The measurements of every mode so far, within a time limit in seconds."""
 
     def __init__(self, llm: LLM, modes: Sequence[Mode], tokens: int, seconds: float) -> None:
         self._llm, self._modes, self._tokens = llm, sorted(modes, key=_cost), tokens
         self._end = time.perf_counter() + seconds
-        self._seen: dict[Mode, list[_Seen]] = {mode: [] for mode in modes}
+        self._seen: dict[Mode, list[_Measurement]] = {mode: [] for mode in modes}
         self._encoded: set[tuple[str, bytes]] = set()
         self._schema: Schema | None = None
         self._unit = -1
@@ -375,7 +375,9 @@ class _Run:
                 own = usage.prompt_tokens - modules[number]
                 computed = max(0, usage.computed_tokens + usage.selecting_tokens - own)
                 divergence = compare(expected[number], found[number], said[number])
-                self._seen[mode].append(_Seen(batch.kind, self._unit, divergence, computed, modules[number], ttft_s))
+                self._seen[mode].append(
+                    _Measurement(batch.kind, self._unit, divergence, computed, modules[number], ttft_s)
+                )
 
     def _encode(self, prompt: Prompt, mode: Mode) -> None:
         """Encode the modules of a prompt that this mode has not read yet, and make their profiles if it needs any."""
@@ -408,7 +410,7 @@ class _Run:
     def row(self, mode: Mode, *, answers: bool) -> Measured:
         """Return the figures of a mode. ``answers``: answers are meaningful."""
         seen = self._seen[mode]
-        groups: dict[str, list[_Seen]] = {}
+        groups: dict[str, list[_Measurement]] = {}
         for one in seen:
             groups.setdefault(one.kind, []).append(one)
         bounds = [mean_bound(_grouped(of_kind)) for of_kind in groups.values()]
@@ -428,7 +430,7 @@ class _Run:
         )
 
 
-def _grouped(seen: Sequence[_Seen]) -> list[list[float]]:
+def _grouped(seen: Sequence[_Measurement]) -> list[list[float]]:
     """Return divergences grouped by schema. A user's schema is one group, because the bound concerns only this
     schema.
     """

@@ -21,7 +21,7 @@ from inlay.client.async_llm import AsyncLLM
 from inlay.cluster.autoscaling import HELD, WAITING, QueueAndKVPolicy
 from inlay.cluster.frontend import ClusterLLM, tokenizer_of
 from inlay.cluster.host import EngineHost
-from inlay.cluster.links import LINKS, Link
+from inlay.cluster.links import LINKS, IngressLink
 from inlay.cluster.ray_router import ModuleAffinityRouter
 from inlay.cluster.ray_transport import RayTransport
 from inlay.cluster.remote_client import RemoteClient
@@ -116,7 +116,7 @@ class Ingress:
             loop.call_soon_threadsafe(early, list(names))
 
         deployment = self._engine.deployment_id
-        LINKS.connect((deployment.app_name, deployment.name), Link(routing, replicas, settings.router.kind))
+        LINKS.connect((deployment.app_name, deployment.name), IngressLink(routing, replicas, settings.router.kind))
         transport = RayTransport(self._engine)
         said = Description.from_dict(await transport.describe())
         client = RemoteClient(said.info, transport, routing)

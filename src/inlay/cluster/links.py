@@ -16,7 +16,7 @@ DeploymentName = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class IngressLink:
     """One ingress.
 
     Args:
@@ -38,13 +38,13 @@ class Links:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._links: dict[DeploymentName, Link] = {}
+        self._links: dict[DeploymentName, IngressLink] = {}
         self._replicas: dict[DeploymentName, Sequence[str]] = {}
 
-    def get(self, deployment: DeploymentName) -> Link | None:
+    def get(self, deployment: DeploymentName) -> IngressLink | None:
         return self._links.get(deployment)
 
-    def connect(self, deployment: DeploymentName, link: Link) -> None:
+    def connect(self, deployment: DeploymentName, link: IngressLink) -> None:
         """Register an ingress. It is told of the present replicas, then of every change."""
         with self._lock:
             self._links[deployment] = link

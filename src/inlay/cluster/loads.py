@@ -14,7 +14,7 @@ Words = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class RequestLoad:
     """The work of a request for a replica. prefill_s: seconds until its first token. total_s: seconds in total."""
 
     prefill_s: float
@@ -77,7 +77,7 @@ class Loads:
             self.given_s *= math.exp((self._since - now) / self._memory_s)
             self._since = now
 
-    def begin(self, replica: str, work: Work) -> None:
+    def begin(self, replica: str, work: RequestLoad) -> None:
         """Add a request's work to a replica."""
         place = self._places.get(replica)
         if place is not None:
@@ -85,7 +85,7 @@ class Loads:
             self.given_s[place] += work.total_s
             self.running[place] += 1
 
-    def first_token(self, replica: str, work: Work) -> None:
+    def first_token(self, replica: str, work: RequestLoad) -> None:
         """Remove the prefill of a request from the queue, when it is over or the request has ended before."""
         place = self._places.get(replica)
         if place is not None:

@@ -29,7 +29,7 @@ _EXPONENT = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class RecomputedTokens:
     """The recomputed tokens of a composed prompt.
 
     Attributes:
@@ -51,7 +51,7 @@ def choose_tokens(
     profiles: Profiles,
     scores: Scores | None = None,
     unprofiled: Recompute | None = None,
-) -> Choice:
+) -> RecomputedTokens:
     """Choose the tokens of a composed prompt that a policy recomputes.
 
     A share counts all tokens of inexact modules.
@@ -65,7 +65,7 @@ def choose_tokens(
     """
     modules = inexact_modules(composed)
     if recompute is None or not modules:
-        return Choice({})
+        return RecomputedTokens({})
     expected = expected_deviations(composed, profiles) if recompute.profiled else {}
     matters = _scores(modules, expected, scores or {}) if recompute.by_attention or recompute.by_keys else expected
     missing = (
@@ -78,7 +78,7 @@ def choose_tokens(
     chosen = {**linked, **_most(known, recompute, matters)}
     offsets = {start: some for start, some in chosen.items() if some}
     wants_profiles = recompute.amount > 0 and bool(missing)
-    return Choice(offsets, sum(map(len, offsets.values())), sum(map(len, linked.values())), wants_profiles)
+    return RecomputedTokens(offsets, sum(map(len, offsets.values())), sum(map(len, linked.values())), wants_profiles)
 
 
 def inexact_modules(composed: ComposedPrompt) -> list[CachedSpan]:

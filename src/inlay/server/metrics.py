@@ -73,11 +73,11 @@ class Metrics:
         self._families.overhead[step].observe(seconds)
 
     def http_began(self) -> None:
-        """See logs.Counts."""
+        """See logs.LogCounter."""
         self._families.in_flight.inc()
 
     def http_ended(self, line: Line) -> None:
-        """See logs.Counts. A response with 4xx or 503 counts as a refusal, with the error's code as reason."""
+        """See logs.LogCounter. A response with 4xx or 503 counts as a refusal, with the error's code as reason."""
         self._families.in_flight.dec()
         method = line.method if line.method in _METHODS else _OTHER
         status = line.status or 0

@@ -23,7 +23,7 @@ from inlay.pml import Schema
 from inlay.policy import BEST
 from inlay.prompt.registry import PUBLIC, SchemaRegistry
 from inlay.server.limits import Tenant
-from inlay.server.schema_documents import SchemaBody, Source, of_schema, of_text, read_source
+from inlay.server.schema_documents import SchemaBody, SchemaSource, of_schema, of_text, read_source
 from inlay.server.schema_record import KeptSchema, PrewarmTask, SchemaKeeper, SchemaRecord, SchemaVersion
 from inlay.types import Scope
 
@@ -127,12 +127,18 @@ class SchemaCatalog:
         """Return all schemas that a tenant can name, ordered by name, without the public ones that its own hide."""
         return [record for _, record in sorted(self._records.visible(_owner(tenant.salt)).items())]
 
-    async def read(self, body: SchemaBody, tenant: Tenant) -> Source:
+    async def read(self, body: SchemaBody, tenant: Tenant) -> SchemaSource:
         """Parse the schema in a body. Raises BodyError and PMLError."""
         return await self._llm.pools.schemas.run(read_source, body, owner=tenant.salt)
 
     async def create(
-        self, source: Source, *, salt: str | None, reuse: str | None, positions: str | None, ttl: str | None = None
+        self,
+        source: SchemaSource,
+        *,
+        salt: str | None,
+        reuse: str | None,
+        positions: str | None,
+        ttl: str | None = None,
     ) -> SchemaRecord:
         """Register a new schema. Raises BodyError, and PMLError if it cannot be laid out."""
         name = source.schema.name
@@ -149,7 +155,7 @@ class SchemaCatalog:
     async def replace(
         self,
         before: SchemaRecord,
-        source: Source,
+        source: SchemaSource,
         *,
         reuse: str | None,
         positions: str | None,
@@ -316,7 +322,7 @@ class SchemaCatalog:
 
     async def _keep(
         self,
-        source: Source,
+        source: SchemaSource,
         salt: str | None,
         reuse: str | None,
         positions: str | None,
@@ -366,7 +372,7 @@ class SchemaCatalog:
             )
         return record
 
-    def _check_quota(self, salt: str | None, source: Source, before: SchemaRecord | None) -> None:
+    def _check_quota(self, salt: str | None, source: SchemaSource, before: SchemaRecord | None) -> None:
         """Raise BodyError if the source exceeds the tenant's quota. ``before`` is the schema that it replaces."""
         others = [record for record in self._records.of(_owner(salt)) if record is not before]
         whose = "the server has" if salt is None else "you have"

@@ -27,7 +27,7 @@ from inlay.attention.triton.jobs import Device
 from inlay.attention.triton.launch import block_width, largest_tile, settings_of
 from inlay.attention.triton.plain import PlainPrefill, installed
 from inlay.attention.triton.tables import WorkTables, build_tables, head_tile
-from inlay.attention.triton.work import MOST_STEPS, Kind, Recording, Work
+from inlay.attention.triton.work import MOST_STEPS, DeviceTables, Kind, TritonRecording
 from inlay.errors import ParameterError
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -110,12 +110,12 @@ class TritonBackend:
     def prepare(self, plan: Plan) -> None:
         """See Backend.prepare. The tables for a kind of layer are built on first use."""
         work = plan.work.get(self.name)
-        if not isinstance(work, Work) or (work.steps >= MOST_STEPS and not work.recorded):
-            plan.work[self.name] = Work.of(plan, self.device)
+        if not isinstance(work, DeviceTables) or (work.steps >= MOST_STEPS and not work.recorded):
+            plan.work[self.name] = DeviceTables.of(plan, self.device)
 
-    def capture(self, plan: Plan, rows: int) -> Recording:
+    def capture(self, plan: Plan, rows: int) -> TritonRecording:
         """See RecordingBackend.capture."""
-        return Recording(self.name, rows, plan, self._build, self.device)
+        return TritonRecording(self.name, rows, plan, self._build, self.device)
 
     def attend(
         self,
@@ -135,7 +135,7 @@ class TritonBackend:
         query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
         _check(query, key, value, keys, plan, options)
         self.prepare(plan)
-        work = cast(Work, plan.work[self.name])
+        work = cast(DeviceTables, plan.work[self.name])
         self._store(key, value, keys, values, scales, work)
         heads, rows, head_dim = query.shape
         window = options.window if options.window is not None and options.window < _FURTHEST else None
@@ -160,7 +160,7 @@ class TritonBackend:
 
     def shared_keys(self, plan: Plan) -> int:
         """Return the number of keys read for several requests at once, for the kind of layer that ran first."""
-        kinds = cast(Work, plan.work[self.name]).kinds.values()
+        kinds = cast(DeviceTables, plan.work[self.name]).kinds.values()
         return next((kind.made.shared_keys for kind in kinds), 0)
 
     def _build(self, plan: Plan, shape: Shape) -> WorkTables:
@@ -181,7 +181,7 @@ class TritonBackend:
     # Launches
 
     def _store(
-        self, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, scales: Scales | None, work: Work
+        self, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, scales: Scales | None, work: DeviceTables
     ) -> None:
         kv_heads, rows, head_dim = key.shape
         key_scales, value_scales = scales or (self._none, self._none)
@@ -200,7 +200,7 @@ class TritonBackend:
         values: Tensor,
         scales: Scales | None,
         output: Tensor,
-        work: Work,
+        work: DeviceTables,
         kind: Kind,
         options: AttentionOptions,
     ) -> None:

@@ -21,7 +21,7 @@ _LEAST_KEYS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class LaunchSettings:
     """Launch settings.
 
     Args:
@@ -40,7 +40,7 @@ def block_width(head_dim: int) -> int:
 
 
 @cache
-def settings_of(shape: Shape, tile: int) -> Settings | None:
+def settings_of(shape: Shape, tile: int) -> LaunchSettings | None:
     """Return the settings with the largest key block that fits beside a tile of this height, or None."""
     width = block_width(shape.head_dim) * (4 if shape.wide else max(shape.itemsize, 2))  # 8-bit numbers are widened
     if tile > TILES[0] and tile * width > (_WIDE_TILE_BYTES if shape.wide else _TILE_BYTES):
@@ -48,7 +48,7 @@ def settings_of(shape: Shape, tile: int) -> Settings | None:
     for stages in (2, 1):
         for keys in (BLOCK_KEYS, BLOCK_KEYS // 2, _LEAST_KEYS):
             if tile * width + 2 * stages * keys * width <= _SHARED_MEMORY:
-                return Settings(keys, 8 if tile >= 64 else 4, stages)
+                return LaunchSettings(keys, 8 if tile >= 64 else 4, stages)
     return None
 
 

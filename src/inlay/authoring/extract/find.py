@@ -20,7 +20,7 @@ STEPS = 4
 
 
 @dataclass(frozen=True)
-class Frame:
+class SchemaFrame:
     """Text that a schema can hold outside of modules: always present, and before all differences.
 
     Attributes:
@@ -44,7 +44,7 @@ class Frame:
         return slice(places.start + self.opening, places.stop)
 
 
-def find_frame(corpus: Corpus, least: int, size: int) -> Frame | None:
+def find_frame(corpus: Corpus, least: int, size: int) -> SchemaFrame | None:
     """Return the longest front of at least nine prompts in ten and at least ``least``, or None if it has no text.
 
     In chats the front ends in a user turn, because a prompt can add text only there. A front with fewer than ``size``
@@ -82,8 +82,10 @@ def _outside_marks(corpus: Corpus, turn: int, opening: int) -> int:
     return opening
 
 
-def _frame(corpus: Corpus, example: range, opening: int) -> Frame:
-    return Frame(example, opening, np.array([_has(corpus, other, example, opening) for other in range(len(corpus))]))
+def _frame(corpus: Corpus, example: range, opening: int) -> SchemaFrame:
+    return SchemaFrame(
+        example, opening, np.array([_has(corpus, other, example, opening) for other in range(len(corpus))])
+    )
 
 
 def _majority(corpus: Corpus, least: int) -> tuple[int, int, int, bool]:
@@ -157,7 +159,7 @@ class Found:
         prompts: Number of different prompts that hold each run, [runs].
     """
 
-    frame: Frame | None
+    frame: SchemaFrame | None
     runs: Runs
     prompts: Longs
 
@@ -209,7 +211,7 @@ class _Repeats:
     names: Ints
 
     @classmethod
-    def of(cls, corpus: Corpus, frame: Frame | None, size: int, least: int) -> _Repeats:
+    def of(cls, corpus: Corpus, frame: SchemaFrame | None, size: int, least: int) -> _Repeats:
         inside = _inside(corpus, frame)
         marked = find_marked(corpus, inside, least)
         for start, stop in zip(marked.starts, marked.stops, strict=True):
@@ -221,7 +223,7 @@ class _Repeats:
         return _held(self.names, size) + int(self.marked.lengths[self.marked.ids].sum())
 
 
-def _inside(corpus: Corpus, frame: Frame | None) -> Bools:
+def _inside(corpus: Corpus, frame: SchemaFrame | None) -> Bools:
     """Return a mask of the places that may belong to a module."""
     if frame is None:
         return np.ones(len(corpus.words), np.bool_)
@@ -237,7 +239,7 @@ def _names(corpus: Corpus, inside: Bools, size: int, least: int) -> Ints:
     return repeated_windows(words, size, least, corpus.starts[corpus.first_turns[1:]])
 
 
-def _frame_pays(corpus: Corpus, frame: Frame, repeats: _Repeats, size: int, least: int) -> bool:
+def _frame_pays(corpus: Corpus, frame: SchemaFrame, repeats: _Repeats, size: int, least: int) -> bool:
     """Return True if the frame and the repeats behind it hold nine tenths of the words that modules alone would hold.
 
     Modules after a frame are encoded with the frame as context. But a frame leaves out prompts without it and the turns
