@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from inlay import LLM, SamplingParams
-from inlay.attention.quantization import dequantize, quantize
 from inlay.attention.rope import Rotary
-from inlay.check.divergence import divergence
+from inlay.attention.storage import dequantize, quantize
+from inlay.check.run import divergence
 from inlay.kv.offload.codecs import CODECS
 from inlay.kv.offload.codecs.codec import from_floats, to_floats
 from inlay.kv.segment import Segment

@@ -223,10 +223,9 @@ def check_quantized(asked: Any, device: Any) -> Iterator[dict[str, Any]]:
     from inlay.attention.backend import AttentionOptions
     from inlay.attention.device_storage import DeviceStorage
     from inlay.attention.plan import build_plan
-    from inlay.attention.quantization import LARGEST, dequantize, quantize
     from inlay.attention.reference import ReferenceBackend
     from inlay.attention.rope import Rotary
-    from inlay.attention.storage import KVStorage, LayerShape
+    from inlay.attention.storage import LARGEST, KVStorage, LayerShape, dequantize, quantize
     from inlay.attention.triton.backend import TritonBackend
     from inlay.slots import SlotRange
 

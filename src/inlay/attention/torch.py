@@ -23,8 +23,7 @@ from inlay.attention.device_storage import DeviceStorage
 from inlay.attention.grouping import FIRST, MASKED, SHIFT, Table
 from inlay.attention.mass import attention_mass
 from inlay.attention.plan import Part, Plan
-from inlay.attention.quantization import LARGEST
-from inlay.attention.storage import KVStorage, LayerShape
+from inlay.attention.storage import LARGEST, KVStorage, LayerShape
 
 _CPU = torch.device("cpu")
 

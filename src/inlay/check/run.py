@@ -12,16 +12,62 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inlay.check.divergence import Divergence, compare
+import torch
+from torch import Tensor
+
 from inlay.check.prompts import KINDS, Batch, draw_batches, draw_prompts
 from inlay.check.statistics import mean_bound, wilson_interval
 from inlay.client.llm import LLM
+from inlay.engine.background.divergence import divergences
 from inlay.errors import InlayError, ModelError, ParameterError
 from inlay.pml import Prompt, Schema
 from inlay.policy import EXACT, ReusePolicy
 from inlay.prompt.chat import ChatTemplate
 from inlay.sampling.params import SamplingParams
 from inlay.tolerance import DEFAULT, Measured, Tolerance
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The divergence of a mode from full prefill over one answer.
+
+    Attributes:
+        kl: KL(full prefill ‖ mode) in nats, the mean over tokens.
+        top1: Share of tokens with the same most probable token in both.
+        same: The mode's greedy answer equals this one.
+    """
+
+    kl: float
+    top1: float
+    same: bool
+
+
+def divergence(reference: Tensor, other: Tensor) -> float:
+    """Return KL(reference ‖ other) in nats, the mean over tokens.
+
+    Args:
+        reference: Natural log-probabilities, [tokens, vocabulary].
+        other: The same of the other distribution.
+    """
+    return float(divergences(reference, other).mean())
+
+
+def compare(reference: Tensor, other: Tensor, said: Sequence[int]) -> Divergence:
+    """Compare a mode with full prefill over the greedy answer of full prefill.
+
+    The mode gives the same answer if its most probable token equals each token of the answer.
+
+    Args:
+        reference: Natural log-probabilities of full prefill, [tokens, vocabulary]. Each row follows the prompt and the
+            earlier tokens of the answer.
+        other: The same of the mode.
+        said: Token ids of the answer.
+    """
+    assert len(reference) == len(other) == len(said), (len(reference), len(other), len(said))
+    tops = other.argmax(dim=-1)
+    agreed = (tops == reference.argmax(dim=-1)).double().mean()
+    return Divergence(divergence(reference, other), float(agreed), bool((tops == torch.tensor(list(said))).all()))
+
 
 #: The policies that are compared by default: no approximation, each form of modules, and selective recomputation.
 AGAINST = (

@@ -20,9 +20,8 @@ from inlay.client.waiting import Mailbox, Waiting
 from inlay.config import EngineConfig
 from inlay.distribution import other_project
 from inlay.engine.background.divergence import DivergenceLog
-from inlay.engine.background.pacing import Pacer
 from inlay.engine.forward import StepObserver
-from inlay.engine.workpool import WorkPools
+from inlay.engine.workpool import Pacer, WorkPools
 from inlay.errors import ParameterError
 from inlay.events import TokenEvent
 from inlay.kv.store import SegmentStore

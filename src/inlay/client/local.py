@@ -14,9 +14,8 @@ import torch
 
 from inlay.attention.backend import Backend
 from inlay.attention.device_storage import DeviceStorage
-from inlay.attention.quantization import NARROW
 from inlay.attention.registry import get_backend
-from inlay.attention.storage import KVStorage, bytes_per_token
+from inlay.attention.storage import NARROW, KVStorage, bytes_per_token
 from inlay.client.engine import EncodeListener, Prepared, TokenListener
 from inlay.config import EngineConfig, allocating, parse_bytes
 from inlay.engine.background.divergence import DivergenceLog

@@ -13,10 +13,10 @@ from inlay.errors import AbortedError, InlayError, ParameterError
 from inlay.kv.identity import SegmentSpec
 from inlay.pml import Schema
 from inlay.policy import ReusePolicy
+from inlay.prompt.known_schemas import PUBLIC
 from inlay.prompt.layout import SchemaLayout
 from inlay.prompt.limits import check_lengths
 from inlay.prompt.processor import PromptProcessor
-from inlay.prompt.registry import PUBLIC
 from inlay.prompt.request import EncodeRequest
 from inlay.types import EVERYONE, Scope
 

@@ -13,9 +13,9 @@ from inlay.engine.background.profiler import Profiler
 from inlay.engine.background.promoter import Promoter
 from inlay.engine.background.shadow import ShadowSampler
 from inlay.engine.encoder import Encoding, Task
-from inlay.engine.faults import fault_of
 from inlay.engine.forward import ForwardPass, PassPlans, StepObserver
 from inlay.engine.in_flight import InFlight
+from inlay.engine.inbox import fault_of
 from inlay.engine.jobs import Step
 from inlay.engine.kv_manager import KVCacheManager
 from inlay.engine.pass_budget import PassBudget

@@ -9,7 +9,7 @@ from typing import Any
 
 from inlay.engine.core import EngineCore
 from inlay.engine.encoder import Task
-from inlay.engine.faults import fault_of
+from inlay.engine.inbox import fault_of
 from inlay.engine.request import Request
 from inlay.errors import AbortedError, ParameterError
 

@@ -12,9 +12,8 @@ from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.segment import Origin
 from inlay.prompt.composed import CachedSpan, ComposedPrompt, InPlace, NewSpan, compose
 from inlay.prompt.prefix import prefix_of
-from inlay.prompt.recompute import Profiles, RecomputedTokens, Scores, choose_tokens
+from inlay.prompt.recompute import Profiles, RecomputedTokens, Scores, choose_tokens, selection_prompt
 from inlay.prompt.request import FORMS, EngineRequest
-from inlay.prompt.token_selection import selection_prompt
 from inlay.types import Usage
 
 #: The number of tokens that many texts share behind the same modules, such as the words around a question.

@@ -30,9 +30,8 @@ from typing import TypeVar
 
 from inlay.engine.core import EngineCore
 from inlay.engine.encoder import Task
-from inlay.engine.faults import fault_of
 from inlay.engine.forks import ThisProcess
-from inlay.engine.inbox import Command, Inbox
+from inlay.engine.inbox import Command, Inbox, fault_of
 from inlay.engine.listeners import Listener, Listeners
 from inlay.errors import AbortedError, EngineDeadError, InlayError
 from inlay.wording import fault_in_words

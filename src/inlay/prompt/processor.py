@@ -30,13 +30,12 @@ from inlay.prompt.inputs import (
     with_marked_part,
     without_marks,
 )
-from inlay.prompt.known_schemas import KnownSchemas, readable_adapters
+from inlay.prompt.known_schemas import PUBLIC, KnownSchemas, readable_adapters
 from inlay.prompt.layout import Hole, SchemaLayout, TextRun
 from inlay.prompt.limits import check_forced, check_prompt, check_tokens, check_weight
 from inlay.prompt.model_info import ModelInfo
 from inlay.prompt.placed import ContentPart, Placed, PromptLayout, lay_out_ids
 from inlay.prompt.placement import lay_out_prompt
-from inlay.prompt.registry import PUBLIC
 from inlay.prompt.request import EncodeRequest, EngineRequest, PromptPart, kept_to
 from inlay.prompt.tokens import TextEncoder, at_seams
 from inlay.sampling.params import SamplingParams

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from inlay import LLM, AsyncLLM, ParameterError, SamplingParams, Schema
-from inlay.check.divergence import divergence
+from inlay.check.run import divergence
 from inlay.engine.background import popularity, promoter
 from inlay.engine.request import Request
 from inlay.kv.identity import TokenRun

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from inlay import LLM, AsyncLLM, ParameterError, SamplingParams, Schema
-from inlay.check.divergence import divergence
+from inlay.check.run import divergence
 from inlay.engine.background import divergence as divergence_log
 from inlay.engine.background import shadow
 from inlay.engine.background.divergence import Comparison

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from inlay.check.divergence import divergence
+from inlay.check.run import divergence
 from inlay.client.llm import LLM
 from inlay.policy import BEST
 from inlay.sampling.params import SamplingParams

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from inlay.check.divergence import divergence
+from inlay.check.run import divergence
 from inlay.check.statistics import difference_interval, mcnemar, mean_bound, wilson_interval
 from inlay.client.llm import LLM
 from inlay.errors import ModelError
