@@ -18,12 +18,11 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from inlay.client.async_llm import AsyncLLM
-from inlay.cluster.frontend import ClusterLLM, tokenizer_of
 from inlay.cluster.host import EngineHost
 from inlay.cluster.loads import HELD, WAITING, QueueAndKVPolicy
 from inlay.cluster.ray_router import ModuleAffinityRouter
 from inlay.cluster.ray_transport import LINKS, IngressLink, RayTransport
-from inlay.cluster.remote_client import RemoteClient
+from inlay.cluster.remote_client import ClusterLLM, RemoteClient, tokenizer_of
 from inlay.cluster.router_metrics import RouterCollector
 from inlay.cluster.routing import Routing
 from inlay.cluster.schema_folder import SchemaFolder

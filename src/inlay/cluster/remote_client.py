@@ -1,25 +1,31 @@
-"""RemoteClient: the engine of an ingress. It forwards to replicas in other processes."""
+"""RemoteClient: the engine of an ingress, which forwards to replicas in other processes. ClusterLLM: its AsyncLLM."""
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
+from inlay.client.async_llm import AsyncLLM
+from inlay.client.base import Served
 from inlay.client.engine import EncodeListener, Prepared, TokenListener
 from inlay.cluster.encoding import HomeEncoding
-from inlay.cluster.following import Following
-from inlay.cluster.pieces import Wanted, wanted_by
+from inlay.cluster.pieces import wanted_by
+from inlay.cluster.remote_request import RemoteRequest
 from inlay.cluster.routing import Routing
 from inlay.cluster.transport import ReplicaLostError, Transport, next_item
-from inlay.cluster.wire import Status, summed
+from inlay.cluster.wire import Description, Status, summed
 from inlay.errors import AbortedError, DeadlineError, EngineDeadError, InlayError
 from inlay.events import events_from_bytes
+from inlay.models.load import load_tokenizer
+from inlay.prompt.inputs import check_template
 from inlay.prompt.model_info import ModelInfo
 from inlay.prompt.request import EncodeRequest, EngineRequest
 from inlay.sampling.params import SamplingParams
@@ -34,19 +40,6 @@ _MANY = 20
 _CALL_S = 5.0  # timeout of a small call
 _LATE_S = 2.0  # grace time after a deadline for the replica's own error
 _ATTEMPTS = 4  # sends of a request if replicas go away
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteRequest:
-    """A request that is ready to be sent. data: its bytes. wanted: the pieces that replicas may hold."""
-
-    request: EngineRequest
-    data: bytes
-    wanted: Wanted
-
-    @property
-    def id(self) -> str:
-        return self.request.request_id
 
 
 class RemoteClient:
@@ -65,7 +58,7 @@ class RemoteClient:
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[str, asyncio.Task[None]] = {}  # of requests and encodings, by id
         self._ending: dict[str, InlayError | None] = {}  # of cancelled ones, the error for their listeners
-        self._following: dict[str, Following] = {}
+        self._requests: dict[str, RemoteRequest] = {}  # that replicas answer, by id
         self._others: set[asyncio.Task[Any]] = set()
         self._followers: dict[str, asyncio.Task[None]] = {}
         self._closed = False
@@ -78,17 +71,17 @@ class RemoteClient:
         """Do nothing: replicas compile grammars, because compiled ones cannot be sent."""
 
     def prepare(self, request: EngineRequest, grammar: Any = None) -> RemoteRequest:
-        return RemoteRequest(request, request.to_bytes(), wanted_by(request, self._model.keys))
+        return RemoteRequest(request, wanted_by(request, self._model.keys), self._routing)
 
     def submit(self, request: Prepared, listener: TokenListener) -> None:
         assert isinstance(request, RemoteRequest), "it is what prepare made"
         self.check_health()
-        following = Following(request.request, listener, self._routing)
-        self._begin(request.id, lambda: self._answer(request, following), following.fail)
+        request.begin(listener)
+        self._begin(request.id, lambda: self._answer(request), request.fail)
 
     def finish(self, request_id: str, index: int) -> None:
-        if (following := self._following.get(request_id)) is not None:
-            following.finish(index)
+        if (request := self._requests.get(request_id)) is not None:
+            request.finish(index)
         self._tell(request_id, "finish", request_id, index)
 
     def encode(self, request: EncodeRequest, listener: EncodeListener) -> None:
@@ -162,34 +155,34 @@ class RemoteClient:
 
     # Requests
 
-    async def _answer(self, request: RemoteRequest, following: Following) -> None:
+    async def _answer(self, request: RemoteRequest) -> None:
         """Send a request, and again to another replica if its replica goes before the first token.
 
         Raises other errors that end the request. The listener must be told of them.
         """
-        self._following[request.id] = following
+        self._requests[request.id] = request
         self._routing.ask(request.id, request.wanted)
         try:
             for attempt in range(_ATTEMPTS):
                 if attempt:
                     self._routing.again(request.id)
                 try:
-                    await self._send(request, following)
+                    await self._send(request)
                 except ReplicaLostError as error:
                     lost = self._routing.waits_at(request.id)
                     logger.warning("request %s lost its replica %s: %s", request.id, lost, error)
-                    if following.aborted:
+                    if request.aborted:
                         raise AbortedError(f"request {request.id} was aborted") from error
-                    if following.sent:
+                    if request.sent:
                         break
                 else:
                     return
-            raise EngineDeadError(following.gone)
+            raise EngineDeadError(request.gone)
         finally:
-            del self._following[request.id]
-            self._routing.ended(request.id, following.said)
+            del self._requests[request.id]
+            self._routing.ended(request.id, request.said)
 
-    async def _send(self, request: RemoteRequest, following: Following) -> None:
+    async def _send(self, request: RemoteRequest) -> None:
         """Send a request once. Raises ReplicaLostError if the replica goes, or stalls before the first token."""
         deadline, remaining = request.request.deadline, None
         if deadline is not None:
@@ -197,19 +190,20 @@ class RemoteClient:
             if remaining <= 0:
                 raise DeadlineError(f"request {request.id}: its deadline has passed before a replica answered")
         async with aclosing(self._transport.answer(request.id, request.data, remaining)) as items:
-            while not following.over:
-                item = await next_item(items, lambda: self._check(request.request, following))
+            while not request.over:
+                item = await next_item(items, lambda: self._check(request))
                 if item is None:
                     raise ReplicaLostError("its stream ended before the answer", code="cluster.replica_gone")
-                following.take(events_from_bytes(item))
+                request.take(events_from_bytes(item))
 
-    def _check(self, request: EngineRequest, following: Following) -> None:
+    def _check(self, request: RemoteRequest) -> None:
         """Raise if the replica stalls before the first token, or is far beyond the deadline."""
-        if request.deadline is not None and time.perf_counter() > request.deadline + _LATE_S:
-            raise DeadlineError(f"request {request.request_id}: its replica has not ended it by its deadline")
-        replica = self._routing.waits_at(request.request_id)
+        deadline = request.request.deadline
+        if deadline is not None and time.perf_counter() > deadline + _LATE_S:
+            raise DeadlineError(f"request {request.id}: its replica has not ended it by its deadline")
+        replica = self._routing.waits_at(request.id)
         alone = replica is None or len(self._routing.replicas) == 1
-        if not (following.sent or alone) and self._routing.stalled(replica or ""):
+        if not (request.sent or alone) and self._routing.stalled(replica or ""):
             raise ReplicaLostError("it has stalled", code="cluster.replica_stalled")
 
     # The loop
@@ -247,8 +241,8 @@ class RemoteClient:
         def end() -> None:
             self._cancel(name, AbortedError(f"request {name} was aborted"))
 
-        if (following := self._following.get(name)) is not None:
-            following.aborted = True
+        if (request := self._requests.get(name)) is not None:
+            request.aborted = True
         if self._routing.replica_of(name) is None:
             end()
         else:
@@ -297,3 +291,35 @@ class RemoteClient:
             self._cancel(name, InlayError("the client was shut down before the request ended", code="engine.shut_down"))
         for task in (*self._others, *self._followers.values()):
             task.cancel()
+
+
+class ClusterLLM(AsyncLLM):
+    """The AsyncLLM of an ingress. It prepares prompts and schemas, and replicas compute.
+
+    Args:
+        client: The client of the replicas.
+        said: The model description that the replicas published.
+        tokenizer: The tokenizer of the model.
+        settings: The EngineConfig fields that concern prompts.
+
+    Raises:
+        ParameterError: If a setting is invalid.
+    """
+
+    def __init__(
+        self,
+        client: RemoteClient,
+        said: Description,
+        tokenizer: PreTrainedTokenizerBase,
+        settings: dict[str, Any],
+    ) -> None:
+        super().__init__(Served(client, said.name, tokenizer, said.defaults, said.adapters), **settings)
+
+
+def tokenizer_of(model: str, chat_template: str | None) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model, without its weights. Raises ModelError, ParameterError."""
+    tokenizer = load_tokenizer(model)
+    if chat_template is not None:
+        tokenizer = copy.copy(tokenizer)
+        tokenizer.chat_template = check_template(chat_template)
+    return tokenizer
