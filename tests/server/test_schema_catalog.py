@@ -39,7 +39,7 @@ class Library:
     encoded: int = 0
 
     @property
-    def client(self) -> Any:
+    def admin(self) -> Any:
         """Nothing is pinned by key."""
         none: Future[list[Any]] = Future()
         none.set_result([])

@@ -8,6 +8,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
@@ -380,8 +381,8 @@ class Base:
         """
         work, owner, grammar = self._waiting.work, scope.cache_salt or None, None
         if params.structured_outputs is not None:
-            compiled, salt = self.client.compile_grammar, scope.cache_salt
-            grammar = await work(self.pools.grammars, compiled, params, salt, owner=owner, deadline=deadline)
+            compiled = partial(self.client.compile_grammar, params, scope.cache_salt)
+            grammar = await work(self.pools.grammars, compiled, owner, deadline)
 
         def made() -> Asked:
             taken = policy if forced else self.policy_taken(prompt, policy, scope.cache_salt)
@@ -399,7 +400,7 @@ class Base:
             state = self.outputs.begin(request, None if taken == policy else str(policy))
             return Asked(self.client.prepare(request, grammar), state)
 
-        return await work(self.pools.prompts, made, owner=owner, deadline=deadline)
+        return await work(self.pools.prompts, made, owner, deadline)
 
     def _listen(self, asked: Asked, interval: int | None = 1) -> Listening:
         """Submit a request.

@@ -47,8 +47,8 @@ class SchemaCalls(Base):
     async def _warm(
         self, prompt: Prompt | PromptBuilder, policy: ReusePolicy, scope: Scope, progress: Progress | None
     ) -> None:
-        find, owner = self.processor.segments_of, scope.cache_salt or None
-        specs = await self._waiting.work(self.pools.prompts, find, prompt, policy, scope, owner=owner)
+        find = partial(self.processor.segments_of, prompt, policy, scope)
+        specs = await self._waiting.work(self.pools.prompts, find, scope.cache_salt or None)
         await self._encode(self.processor.encoding("the prompt", specs, scope), progress)
 
     async def _pin(
@@ -108,7 +108,7 @@ class SchemaCalls(Base):
 
     async def _laid_out(self, work: Callable[[], T], scope: Scope) -> T:
         """Return the result of work on a schema of this scope."""
-        return await self._waiting.work(self.pools.schemas, work, owner=scope.cache_salt or None)
+        return await self._waiting.work(self.pools.schemas, work, scope.cache_salt or None)
 
     async def _encode(self, encoding: EncodeRequest, progress: Progress | None) -> None:
         """Encode segments. Cancels the encoding if the caller stops waiting, or if ``progress`` raises."""

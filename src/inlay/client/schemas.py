@@ -15,7 +15,7 @@ from inlay.pml import Schema
 from inlay.policy import ReusePolicy
 from inlay.prompt.known_schemas import PUBLIC
 from inlay.prompt.layout import SchemaLayout
-from inlay.prompt.limits import check_lengths
+from inlay.prompt.model_info import check_lengths
 from inlay.prompt.processor import PromptProcessor
 from inlay.prompt.request import EncodeRequest
 from inlay.types import EVERYONE, Scope

@@ -33,14 +33,7 @@ class Mailbox(Protocol[T]):
 class Waiting(Protocol):
     """How the calls of one LLM wait."""
 
-    async def work(
-        self,
-        pool: WorkPool,
-        function: Callable[..., T],
-        *args: Any,
-        owner: str | None = None,
-        deadline: float | None = None,
-    ) -> T:
+    async def work(self, pool: WorkPool, call: Callable[[], T], owner: str | None, deadline: float | None = None) -> T:
         """Return the result of blocking work. Arguments and errors as of WorkPool.run."""
         ...
 
@@ -54,15 +47,8 @@ class Waiting(Protocol):
 class Looping:
     """Calls await. Blocking work runs on other threads."""
 
-    async def work(
-        self,
-        pool: WorkPool,
-        function: Callable[..., T],
-        *args: Any,
-        owner: str | None = None,
-        deadline: float | None = None,
-    ) -> T:
-        return await pool.run(function, *args, owner=owner, deadline=deadline)
+    async def work(self, pool: WorkPool, call: Callable[[], T], owner: str | None, deadline: float | None = None) -> T:
+        return await pool.run(call, owner=owner, deadline=deadline)
 
     async def result(self, future: Future[T]) -> T:
         return await asyncio.wrap_future(future)
@@ -81,15 +67,8 @@ class Stepping:
     def __init__(self, step: Callable[[], None]) -> None:
         self._step = step
 
-    async def work(
-        self,
-        pool: WorkPool,
-        function: Callable[..., T],
-        *args: Any,
-        owner: str | None = None,
-        deadline: float | None = None,
-    ) -> T:
-        return function(*args)
+    async def work(self, pool: WorkPool, call: Callable[[], T], owner: str | None, deadline: float | None = None) -> T:
+        return call()
 
     async def result(self, future: Future[T]) -> T:
         return future.result()

@@ -16,9 +16,8 @@ from transformers import PreTrainedTokenizerBase
 from inlay.client.async_llm import AsyncLLM
 from inlay.client.base import Served
 from inlay.client.engine import EncodeListener, Prepared, TokenListener
-from inlay.cluster.encoding import HomeEncoding
 from inlay.cluster.pieces import wanted_by
-from inlay.cluster.remote_request import RemoteRequest
+from inlay.cluster.remote_request import HomeEncoding, RemoteRequest
 from inlay.cluster.routing import Routing
 from inlay.cluster.transport import ReplicaLostError, Transport, next_item
 from inlay.cluster.wire import Description, Status, summed
