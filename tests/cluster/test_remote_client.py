@@ -300,11 +300,17 @@ def test_counts_are_those_of_all_replicas():
     with_cluster(test)
 
 
-def test_files_of_a_store_are_refused_with_the_reason():
+def test_files_listings_and_pins_are_refused_with_the_reason():
     async def test(made: Cluster) -> None:
         schemas: Any = None
         with raises("cluster.not_available", ParameterError):
             await CacheView(made.llm, schemas).verify()
+        await made.llm.add_schema(SCHEMA, encode=False)
+        with raises("cluster.not_available", ParameterError):
+            await made.llm.pin("s")
+        assert not await made.llm.unpin("s"), "nothing is pinned"
+        with raises("cluster.not_available", ParameterError):
+            made.llm.admin.modules()
 
     with_cluster(test)
 

@@ -60,9 +60,10 @@ class SchemaCalls(Base):
         scope: Scope,
         budget: int | None,
     ) -> int:
+        admin = self.admin
         segments = await self._laid_out(lambda: self.segments_of(name, modules, reuse, positions, scope), scope)
         try:
-            taken = await self._waiting.result(self.schemas.pin(segments, name, budget))
+            taken = await self._waiting.result(self.schemas.pin(admin, segments, name, budget))
         except asyncio.CancelledError:  # the outcome is unknown, so release both pins
             for pinned in filter(None, (segments, self.schemas.unpinned(name, scope))):
                 self.schemas.unpin_segments(pinned)

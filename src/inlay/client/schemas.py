@@ -97,21 +97,16 @@ class SchemaManager:
             self.encodings[encoding] = layout, salt
         return encoding
 
-    def pin(self, segments: EncodeRequest, name: str, budget: int | None) -> Future[int]:
+    def pin(self, admin: CacheAdmin, segments: EncodeRequest, name: str, budget: int | None) -> Future[int]:
         """Pin segments of a schema for their scope, replacing its earlier pin; see CacheAdmin.pin.
 
         The caller must call ``pinned`` or ``unpin_segments`` when it has ended.
         """
-        if self._admin is None:
-            raise ParameterError(
-                "segments cannot be pinned on a cluster, whose replicas come and go; serve one engine",
-                code="cluster.not_available",
-            )
         owner, known = segments.scope.pin_owner, self._processor.schemas.find(name, segments.scope.cache_salt)
         with self._lock:
             before = None if known is None else self._pins.get((name, known.owner, owner))
         instead = None if before is None else before.segments.request_id
-        return self._admin.pin(segments, owner, segments.request_id, budget, instead=instead)
+        return admin.pin(segments, owner, segments.request_id, budget, instead=instead)
 
     def pinned(self, segments: EncodeRequest, name: str) -> None:
         """Record the pin of a schema, so that it is removed with the schema."""
