@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from inlay import LLM, ParameterError, SamplingParams
-from inlay.attention.quantization import NARROW
-from inlay.attention.storage import LayerShape, bytes_per_token
+from inlay.attention.storage import NARROW, LayerShape, bytes_per_token
 from inlay.cli.main import main
 from inlay.config import EngineConfig
 from inlay.kv.identity import ROUNDED

@@ -27,6 +27,7 @@ from inlay.policy import (
     log_deprecated,
 )
 from inlay.tolerance import DEFAULT, Measured, Tolerance
+from tests.raising import raises
 
 REUSE = ("off", "exact", *CONTEXTS)
 
@@ -517,3 +518,17 @@ def test_schemas_are_encoded_ahead_for_what_their_prompts_get():
     modular, auto = BEST, ReusePolicy.parse("auto")
     assert ReusePolicy.ahead(None, modular) == ReusePolicy.ahead(ReusePolicy.parse("exact"), modular) == BEST
     assert ReusePolicy.ahead(auto, modular) == ReusePolicy.ahead(None, auto) == auto
+
+
+def test_an_equal_value_of_another_type_is_checked_again():
+    assert PolicyFields("modular", promote=False).policy() == PolicyFields("modular", promote=False).policy()
+    with raises("policy.bad_promote", PolicyError):
+        PolicyFields("modular", promote=0).policy()
+    with raises("policy.unknown", PolicyError):
+        PolicyFields(["modular"]).policy()  # a value without a hash
+
+
+def test_every_use_of_a_deprecated_key_warns():
+    for _ in range(2):
+        with pytest.warns(DeprecationWarning, match="is deprecated"):
+            assert PolicyFields("modular+linked:3").policy() == PolicyFields("modular", "linked:3").policy()

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any
 
 from inlay.errors import PolicyError
@@ -36,6 +37,8 @@ _WORDS: dict[str, tuple[str, str | None]] = {
 }
 _BEST, _AUTO = "modular", "auto"
 _ACROSS, _NOT_PROMOTED = "across", "healing:off"  # parts of a policy's key
+_NOT_GIVEN = (None,) * 5  # of the fields
+_PARSED = 256  # parsed policies that are remembered
 
 #: The values of ``reuse`` without ``auto``.
 WORDS = tuple(_WORDS)
@@ -118,10 +121,23 @@ class PolicyFields:
         Raises:
             PolicyError: for a wrong value, or for fields that exclude each other.
         """
-        if self.reuse is None and not self.given:
+        given = (self.reuse, self.recompute, self.promote, self.across_adapters, self.tolerance)
+        if given == _NOT_GIVEN:
             return None
+        try:
+            policy, told = _parsed(*given, positions, options)
+        except TypeError:  # a value without a hash
+            policy, told = _parsed.__wrapped__(*given, positions, options)
+        if told is not None and deprecated is None:
+            warnings.warn(told, DeprecationWarning, stacklevel=3)
+        elif told is not None and deprecated is not None:
+            deprecated(told)
+        return policy
+
+    def _parse(self, positions: object, options: bool) -> tuple[ReusePolicy, str | None]:
+        """Return the policy, and a sentence if ``reuse`` holds a deprecated key. Arguments and errors of ``policy``."""
         if isinstance(self.reuse, ReusePolicy) and not self.given:
-            return self.reuse if positions is None else replace(self.reuse, positions=check_positions(positions))
+            return self.reuse if positions is None else replace(self.reuse, positions=check_positions(positions)), None
         key = str(self.reuse) if isinstance(self.reuse, ReusePolicy) else self.reuse
         found = replace(self, reuse=_BEST) if key is None else _fields_of(key, options)
         typed = {name: _typed("reuse", key, options) for name in found.given}  # where an error lies
@@ -134,13 +150,9 @@ class PolicyFields:
         glued = found if key is not None and found.given else None
         found = replace(found, **{name: getattr(self, name) for name in self.given})
         policy = replace(_policy(found, typed, options), positions=check_positions(positions))
-        if glued is not None and not isinstance(self.reuse, ReusePolicy):
-            told = f"{_typed('reuse', key, options)} is deprecated. Write {glued.written(options)}."
-            if deprecated is None:
-                warnings.warn(told, DeprecationWarning, stacklevel=3)
-            else:
-                deprecated(told)
-        return policy
+        if glued is None or isinstance(self.reuse, ReusePolicy):
+            return policy, None
+        return policy, f"{_typed('reuse', key, options)} is deprecated. Write {glued.written(options)}."
 
     def written(self, options: bool = False) -> str:
         """Return the given fields as a user writes them."""
@@ -194,9 +206,10 @@ class ReusePolicy:
     @classmethod
     def parse(cls, key: object, positions: object = None) -> ReusePolicy:
         """Return the policy of a key. Raises PolicyError."""
-        found = _fields_of(key)
-        typed = {name: _typed("reuse", key) for name in found.given}
-        return replace(_policy(found, typed), positions=check_positions(positions))
+        try:
+            return _parsed_key(key, positions)
+        except TypeError:  # a value without a hash
+            return _parsed_key.__wrapped__(key, positions)
 
     @classmethod
     def named(cls, key: str) -> ReusePolicy | None:
@@ -434,6 +447,27 @@ def check_schema_fields(given: Iterable[str], where: str) -> None:
             message = f"{name} has no effect on {where}. Give {name} with each request; leave it out here."
             raise PolicyError(message, field=name, code="policy.not_for_schemas")
         raise TypeError(f"{where} got an unexpected keyword argument '{name}'")
+
+
+# Typed caches, because ``promote=1`` is an error and ``promote=True`` is none.
+@lru_cache(maxsize=_PARSED, typed=True)
+def _parsed(
+    reuse: str | ReusePolicy | None,
+    recompute: str | None,
+    promote: bool | None,
+    across_adapters: bool | None,
+    tolerance: float | str | None,
+    positions: object,
+    options: bool,
+) -> tuple[ReusePolicy, str | None]:
+    return PolicyFields(reuse, recompute, promote, across_adapters, tolerance)._parse(positions, options)
+
+
+@lru_cache(maxsize=_PARSED, typed=True)
+def _parsed_key(key: object, positions: object) -> ReusePolicy:
+    found = _fields_of(key)
+    typed = {name: _typed("reuse", key) for name in found.given}
+    return replace(_policy(found, typed), positions=check_positions(positions))
 
 
 def _typed(name: str, value: object, options: bool = False) -> str:

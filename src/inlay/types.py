@@ -11,6 +11,32 @@ from inlay.wording import counted, html_table, show
 
 
 @dataclass(frozen=True, slots=True)
+class Scope:
+    """The owner of a request, and the adapter that answers it.
+
+    Args:
+        cache_salt: shares the request's cached text only with requests of the same salt. "" shares it with all.
+        tenant: tenants share passes, slots and the queue (docs/batching.md).
+        adapter: the name of the adapter. None for the model alone.
+        weight: the size of the tenant's share relative to others.
+    """
+
+    cache_salt: str = ""
+    tenant: str = ""
+    adapter: str | None = None
+    weight: float = 1.0
+
+    @property
+    def pin_owner(self) -> str:
+        """The owner of pins: the tenant under any salt, else the salt."""
+        return self.tenant or self.cache_salt
+
+
+#: The scope of a request without any: shared with all, answered by the model alone.
+EVERYONE = Scope()
+
+
+@dataclass(frozen=True, slots=True)
 class CompletionOutput:
     """One answer to a request, finished or so far.
 

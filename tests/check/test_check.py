@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from inlay import LLM, ParameterError, Prompt, SamplingParams, Schema
-from inlay.check.divergence import compare, divergence
 from inlay.check.prompts import KINDS, draw_batches, draw_prompts, pieces
-from inlay.check.run import AGAINST, QUICK, CheckSetting, check_model
+from inlay.check.run import AGAINST, QUICK, CheckSetting, check_model, compare, divergence
 from inlay.check.statistics import mean_bound, mean_interval
 from inlay.pml import resolve
 from inlay.policy import ReusePolicy

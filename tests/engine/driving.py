@@ -10,11 +10,12 @@ import torch
 
 from inlay import LLM, SamplingParams, Schema
 from inlay.attention.grouping import FIRST, LENGTH
-from inlay.attention.plan import Context
+from inlay.attention.plan import PlanContext
 from inlay.engine.encoder import Encoding
 from inlay.engine.request import Request
 from inlay.kv.identity import SegmentSpec
 from inlay.models.load import LoadedModel
+from inlay.types import Scope
 from tests.kv.accounting import audit
 
 from ..conftest import tiny
@@ -73,7 +74,7 @@ class Driver:
             prompt,
             SamplingParams(**chosen),
             self.llm.policy(reuse, positions),
-            salt=salt,
+            Scope(salt),
             priority=priority,
             deadline=deadline,
             forced=ids,
@@ -120,7 +121,7 @@ def ids(length: int, seed: int = 0) -> list[int]:
     return torch.randint(0, 256, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def slots(context: Context, tokens: int) -> list[int]:
+def slots(context: PlanContext, tokens: int) -> list[int]:
     """Where the first tokens of a context lie."""
     first, length = context.table[[FIRST, LENGTH]]
     return [slot for begin, count in zip(first, length, strict=True) for slot in range(begin, begin + count)][:tokens]

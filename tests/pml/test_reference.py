@@ -39,9 +39,9 @@ WITH_A_MODEL = (
     SRC / "pml" / "sources.py",
     SRC / "prompt/layout.py",
     SRC / "prompt/processor.py",
-    SRC / "prompt/limits.py",
+    SRC / "prompt/model_info.py",
     SRC / "prompt/placement.py",
-    SRC / "prompt/prompt_turns.py",
+    SRC / "prompt/placement.py",
     SRC / "client" / "llm.py",
     SRC / "client" / "schemas.py",
 )

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from inlay import ParameterError
 from inlay.api.failures import BodyError, failure_of
-from inlay.server.limits import CEILINGS, EVERYBODY, Admission, Limits, Meter, Tenant, duration
+from inlay.server.limits import CEILINGS, EVERYBODY, AdmittedRequest, Limits, Meter, Tenant, duration
 from inlay.server.settings import CEILINGS as SETTINGS_CEILINGS
 from inlay.server.tenants import RateLimitMiddleware
 
@@ -38,10 +38,10 @@ def tenant(name: str = "a", **limits: Any) -> Tenant:
     return Tenant(name, "salt", Limits(**limits))
 
 
-def begin(meter: Meter, who: Tenant) -> tuple[AsyncExitStack, Admission] | BodyError:
+def begin(meter: Meter, who: Tenant) -> tuple[AsyncExitStack, AdmittedRequest] | BodyError:
     """A request that goes on, or its refusal."""
 
-    async def enter() -> tuple[AsyncExitStack, Admission] | BodyError:
+    async def enter() -> tuple[AsyncExitStack, AdmittedRequest] | BodyError:
         stack = AsyncExitStack()
         try:
             return stack, await stack.enter_async_context(meter.request(who))
@@ -74,7 +74,7 @@ def refusal(meter: Meter, who: Tenant) -> BodyError:
     return error
 
 
-def admitted(meter: Meter, who: Tenant) -> Admission:
+def admitted(meter: Meter, who: Tenant) -> AdmittedRequest:
     begun = begin(meter, who)
     assert not isinstance(begun, BodyError), begun
     return begun[1]
@@ -190,7 +190,7 @@ def test_tokens_are_paid_when_they_are_used():
     admitted(meter, who)
 
 
-def holding(meter: Meter, who: Tenant, **size: int) -> tuple[AsyncExitStack, Admission] | BodyError:
+def holding(meter: Meter, who: Tenant, **size: int) -> tuple[AsyncExitStack, AdmittedRequest] | BodyError:
     """A request whose size is known, or its refusal."""
     begun = begin(meter, who)
     if isinstance(begun, BodyError):

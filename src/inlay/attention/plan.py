@@ -54,7 +54,7 @@ def items_at(ranges: Sequence[SlotRange], position: int, shift: int = 0) -> tupl
     return tuple(found)
 
 
-class Context:
+class PlanContext:
     """The items before the next tokens of a request, as a growing table in the layout of ``Part.items``.
 
     A prompt of a thousand segments has a thousand parts, and each part sees all items before it. The tables of the
@@ -117,9 +117,8 @@ class Part:
         """Return a part with rows at any increasing positions.
 
         Args:
-            context: The items that the rows read besides their own keys, or the table of a ``Context``. The items of
-                the
-                part are built on first use, so a waiting part needs no memory for them.
+            context: The items that the rows read besides their own keys, or the table of a ``PlanContext``. The
+                items of the part are built on first use, so a waiting part needs no memory for them.
             slots: Ranges with at least one slot for each row.
             among: True if some of the context stands after some rows. All of it is masked then.
         """
@@ -215,7 +214,7 @@ class Part:
         return Part(positions, slots, _settled(items, positions))
 
 
-class Prepared(Protocol):
+class PreparedTables(Protocol):
     """The work tables that a backend has made of a plan."""
 
     def advance(self) -> None:
@@ -239,7 +238,7 @@ class Plan:
     positions: Table
     slots: Table
     share: bool = True
-    work: dict[str, Prepared] = field(default_factory=dict)
+    work: dict[str, PreparedTables] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:

@@ -12,10 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inlay.check.divergence import Divergence, compare
+import torch
+from torch import Tensor
+
 from inlay.check.prompts import KINDS, Batch, draw_batches, draw_prompts
 from inlay.check.statistics import mean_bound, wilson_interval
 from inlay.client.llm import LLM
+from inlay.engine.background.divergence import divergences
 from inlay.errors import InlayError, ModelError, ParameterError
 from inlay.pml import Prompt, Schema
 from inlay.policy import EXACT, ReusePolicy
@@ -23,6 +26,50 @@ from inlay.prompt.chat import ChatTemplate
 from inlay.prompt.inputs import Conversation, has_modules
 from inlay.sampling.params import SamplingParams
 from inlay.tolerance import DEFAULT, Measured, Tolerance
+from inlay.types import Scope
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The divergence of a mode from full prefill over one answer.
+
+    Attributes:
+        kl: KL(full prefill ‖ mode) in nats, the mean over tokens.
+        top1: Share of tokens with the same most probable token in both.
+        same: The mode's greedy answer equals this one.
+    """
+
+    kl: float
+    top1: float
+    same: bool
+
+
+def divergence(reference: Tensor, other: Tensor) -> float:
+    """Return KL(reference ‖ other) in nats, the mean over tokens.
+
+    Args:
+        reference: Natural log-probabilities, [tokens, vocabulary].
+        other: The same of the other distribution.
+    """
+    return float(divergences(reference, other).mean())
+
+
+def compare(reference: Tensor, other: Tensor, said: Sequence[int]) -> Divergence:
+    """Compare a mode with full prefill over the greedy answer of full prefill.
+
+    The mode gives the same answer if its most probable token equals each token of the answer.
+
+    Args:
+        reference: Natural log-probabilities of full prefill, [tokens, vocabulary]. Each row follows the prompt and the
+            earlier tokens of the answer.
+        other: The same of the mode.
+        said: Token ids of the answer.
+    """
+    assert len(reference) == len(other) == len(said), (len(reference), len(other), len(said))
+    tops = other.argmax(dim=-1)
+    agreed = (tops == reference.argmax(dim=-1)).double().mean()
+    return Divergence(divergence(reference, other), float(agreed), bool((tops == torch.tensor(list(said))).all()))
+
 
 #: The policies that are compared by default: no approximation, each form of modules, and selective recomputation.
 AGAINST = (
@@ -141,7 +188,7 @@ class Refused:
 
 
 @dataclass
-class _Seen:
+class _Measurement:
     """The measurement of one policy on one prompt. ``unit`` is the number of the prompt's schema."""
 
     kind: str
@@ -210,7 +257,7 @@ def check_model(llm: LLM, setting: CheckSetting, progress: Callable[[int, int], 
         InlayError: A schema or prompt does not fit. Raised before any prompt runs.
     """
     modes, refused = _modes(llm, setting.policies)
-    run = _Run(llm, modes, setting.tokens, setting.seconds)
+    run = _CheckRun(llm, modes, setting.tokens, setting.seconds)
     total, interrupted = 0, False
     try:
         for batches, passes in _batches(llm, setting):
@@ -330,13 +377,13 @@ def _cost(mode: Mode) -> tuple[int, float]:
     return 1, 0.0 if policy.recompute.kind == "linked" else policy.recompute.amount
 
 
-class _Run:
+class _CheckRun:
     """The measurements of every mode so far, within a time limit in seconds."""
 
     def __init__(self, llm: LLM, modes: Sequence[Mode], tokens: int, seconds: float) -> None:
         self._llm, self._modes, self._tokens = llm, sorted(modes, key=_cost), tokens
         self._end = time.perf_counter() + seconds
-        self._seen: dict[Mode, list[_Seen]] = {mode: [] for mode in modes}
+        self._seen: dict[Mode, list[_Measurement]] = {mode: [] for mode in modes}
         self._encoded: set[bytes] = set()
         self._schema: Schema | None = None
         self._unit = -1
@@ -368,7 +415,7 @@ class _Run:
         if batch.schema is None:
             self._unit = 0
         elif batch.schema is not self._schema:
-            llm.client.reset_prefix_cache().result()
+            llm.reset_prefix_cache()
             self._schema, self._unit = batch.schema, self._unit + 1
             self._encoded.clear()
             llm.add_schema(batch.schema, encode=False, replace=True)
@@ -404,14 +451,16 @@ class _Run:
                 own = usage.prompt_tokens - modules[number]
                 computed = max(0, usage.computed_tokens + usage.selecting_tokens - own)
                 divergence = compare(expected[number], found[number], said[number])
-                self._seen[mode].append(_Seen(batch.kind, self._unit, divergence, computed, modules[number], ttft_s))
+                self._seen[mode].append(
+                    _Measurement(batch.kind, self._unit, divergence, computed, modules[number], ttft_s)
+                )
 
     def _encode(self, prompt: Prompt | Conversation, mode: Mode, asked: Mapping[str, Any]) -> None:
         """Encode the modules of a prompt that no mode has read yet, with their deviation profiles."""
         policy = self._llm.policy(mode.policy, mode.positions)
         if not policy.modular:
             return
-        segments = self._llm.processor.segments_of(prompt, policy, str(asked["cache_salt"]))
+        segments = self._llm.processor.segments_of(prompt, policy, Scope(str(asked["cache_salt"])))
         keys = {spec.key for spec in segments}
         if keys - self._encoded:
             self._llm.warm(prompt, **asked)
@@ -436,7 +485,7 @@ class _Run:
     def row(self, mode: Mode, *, answers: bool) -> Measured:
         """Return the figures of a mode. ``answers``: answers are meaningful."""
         seen = self._seen[mode]
-        groups: dict[str, list[_Seen]] = {}
+        groups: dict[str, list[_Measurement]] = {}
         for one in seen:
             groups.setdefault(one.kind, []).append(one)
         bounds = [mean_bound(_grouped(of_kind)) for of_kind in groups.values()]
@@ -456,7 +505,7 @@ class _Run:
         )
 
 
-def _grouped(seen: Sequence[_Seen]) -> list[list[float]]:
+def _grouped(seen: Sequence[_Measurement]) -> list[list[float]]:
     """Return divergences grouped by schema. A user's schema is one group, because the bound concerns only this
     schema.
     """

@@ -14,10 +14,9 @@ import torch
 
 from inlay.attention.backend import Backend
 from inlay.attention.device_storage import DeviceStorage
-from inlay.attention.quantization import NARROW
 from inlay.attention.registry import get_backend
-from inlay.attention.storage import KVStorage, bytes_per_token
-from inlay.client.engine_client import EncodeListener, Prepared, TokenListener
+from inlay.attention.storage import NARROW, KVStorage, bytes_per_token
+from inlay.client.engine import EncodeListener, Prepared, TokenListener
 from inlay.config import EngineConfig, allocating, parse_bytes
 from inlay.engine.background.divergence import DivergenceLog
 from inlay.engine.background.idle import IdleWorker
@@ -25,7 +24,7 @@ from inlay.engine.background.profiler import Profiler
 from inlay.engine.background.profiles import KnownProfiles, Profile
 from inlay.engine.background.promoter import Promoter
 from inlay.engine.background.shadow import ShadowSampler
-from inlay.engine.core import Engine
+from inlay.engine.core import EngineCore
 from inlay.engine.encoder import Encoding
 from inlay.engine.factory import RequestFactory
 from inlay.engine.forks import ThisProcess
@@ -52,12 +51,11 @@ from inlay.models.load import LoadedModel
 from inlay.models.location import public_name
 from inlay.models.lora import Adapter, Adapters
 from inlay.models.spec import dtype_name
-from inlay.policy import ReusePolicy
 from inlay.prompt.model_info import ModelInfo
 from inlay.prompt.request import EncodeRequest, EngineRequest
 from inlay.sampling.params import SamplingParams
 from inlay.sampling.structured import Guide
-from inlay.types import DivergenceStats, EngineStats, SegmentState
+from inlay.types import EngineStats, SegmentState
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +65,7 @@ _FLUSH_S = 60.0  # for outstanding writes when an engine ends
 
 
 class InProcessClient:
-    """An engine in this process.
+    """An engine in this process, with its cache. See Engine and CacheAdmin.
 
     Args:
         own_thread: if True, the engine steps on its own thread; else callers ``pump`` it.
@@ -123,7 +121,7 @@ class InProcessClient:
             movable=movable,
             longest=self._model.max_positions,
         )
-        self.engine = Engine(
+        self.engine = EngineCore(
             self.store,
             runner,
             max_requests=max_requests,
@@ -170,17 +168,17 @@ class InProcessClient:
             request.name,
             request.specs,
             request.request_id,
-            tenant=request.tenant,
-            weight=request.weight,
+            tenant=request.scope.tenant,
+            weight=request.scope.weight,
             ttl_s=request.ttl_s,
         )
         self.thread.submit(encoding, listener)
 
-    def cancel(self, request_id: str) -> None:
-        self.thread.cancel(request_id)
-
-    def abort(self, request_id: str) -> None:
-        self.thread.abort(request_id)
+    def cancel(self, request_id: str, *, report: bool = False) -> None:
+        if report:
+            self.thread.abort(request_id)
+        else:
+            self.thread.cancel(request_id)
 
     def stored(self, request: EncodeRequest) -> Future[frozenset[bytes]]:
         return self.call(lambda: self.engine.kv_manager.stored(request.specs))
@@ -191,11 +189,10 @@ class InProcessClient:
     def modules(self) -> Future[tuple[SegmentSpec, ...]]:
         return self.call(self.engine.kv_manager.retention.modules)
 
-    def evict(self, request: EncodeRequest) -> Future[int]:
-        return self.call(lambda: self.engine.evict(request.specs))
+    def forget(self, request: EncodeRequest | None = None) -> Future[int]:
+        return self.call(self.engine.forget if request is None else partial(self.engine.evict, request.specs))
 
     def evict_texts(self, salt: str) -> Future[int]:
-        """Forget the text of all requests with a salt that is no module; the tokens of that."""
         return self.call(lambda: self.engine.evict_texts(salt))
 
     def pin(
@@ -209,9 +206,6 @@ class InProcessClient:
     def pinned(self, owner: str | None) -> Future[list[SegmentSpec]]:
         return self.call(lambda: self.engine.kv_manager.retention.pinned(owner))
 
-    def reset_prefix_cache(self) -> Future[None]:
-        return self.call(self.engine.forget)
-
     def profile(self, specs: Sequence[SegmentSpec]) -> None:
         profiler = self.engine.profiler
         if profiler is not None:
@@ -222,22 +216,16 @@ class InProcessClient:
         return self.call(lambda: {spec.key: known[spec.key] for spec in specs if spec.key in known})
 
     def finish_profiles(self) -> None:
+        """Measure outstanding profiles now, if callers' threads step the engine and it is otherwise idle."""
         self._use_time(self.engine.profiler)
 
     def promote(self) -> None:
+        """Promote repeated combinations now, under the same conditions."""
         self._use_time(self.engine.profiler, self.engine.promoter)
 
     def measure_divergence(self) -> None:
+        """Compare waiting answers with full prefill now, under the same conditions."""
         self._use_time(self.engine.shadow)
-
-    def divergence(self, salt: str = "") -> tuple[DivergenceStats, ...]:
-        return self.divergence_log.of(salt)
-
-    def policy_taken(self, policy: ReusePolicy, salt: str, schema: str, digest: str) -> ReusePolicy:
-        return self.divergence_log.taken(policy, salt, schema, digest)
-
-    def lift_fallback(self, salt: str, schema: str | None = None) -> int:
-        return self.divergence_log.lift(salt, schema)
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Call a function between two steps."""
@@ -253,6 +241,7 @@ class InProcessClient:
 
     @property
     def busy(self) -> bool:
+        """True if the engine has work. Free and thread-safe."""
         return self.engine.busy
 
     def stats(self) -> EngineStats:

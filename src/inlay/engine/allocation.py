@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from inlay.attention.mass import AttentionMass
-from inlay.attention.plan import Context, Item, Part, Table, items_at, table_of
+from inlay.attention.plan import Item, Part, PlanContext, Table, items_at, table_of
 from inlay.engine.lookup import Lookup
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.offload.arrivals import Arrival
@@ -139,7 +139,7 @@ class SequenceAllocation:
     tail: tuple[SlotRange, ...] = ()
     tokens: int = 0
     decoded: int = 0
-    context: Context = field(default_factory=Context)
+    context: PlanContext = field(default_factory=PlanContext)
     prefill: list[Prefill] = field(default_factory=list)
     hold: Hold = field(default_factory=Hold)
     last: tuple[TokenRun, tuple[SlotRange, ...]] | None = None
@@ -287,14 +287,14 @@ def _lay_modules(
     """Add prefill work for missing modules, side by side in ``slots``. Returns the slots of each by key."""
     encoded: dict[bytes, tuple[SlotRange, ...]] = {}
     at = 0
-    context = Context()
+    context = PlanContext()
     laid: tuple[SegmentSpec, ...] = ()  # the modules in ``context``; most modules extend the context of the one before
     for spec, found in lookup.missing:
         done, left = found.tokens, len(spec.ids) - found.tokens
         own = encoded[spec.key] = cut(slots, at, left)
         at += left
         if spec.context[: len(laid)] != laid:
-            context, laid = Context(), ()
+            context, laid = PlanContext(), ()
         for other in spec.context[len(laid) :]:
             context.extend(_module_pieces(other, lookup, encoded, other.start, 0, len(other.ids)))
         laid = spec.context

@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from inlay.engine.background.profiles import KnownProfiles
-from inlay.engine.order import OrderChooser, Orders, Work
+from inlay.engine.order import OrderChooser, OrderEffort, Orders
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.segment import Origin
 from inlay.prompt.composed import CachedSpan, ComposedPrompt, InPlace, NewSpan, compose
 from inlay.prompt.prefix import prefix_of
-from inlay.prompt.recompute import Choice, Profiles, Scores, choose_tokens
+from inlay.prompt.recompute import Profiles, RecomputedTokens, Scores, choose_tokens, selection_prompt
 from inlay.prompt.request import FORMS, EngineRequest
-from inlay.prompt.token_selection import selection_prompt
 from inlay.types import Usage
 
 #: The number of tokens that many texts share behind the same modules, such as the words around a question.
@@ -66,7 +65,7 @@ class PromptState:
         recompute = request.policy.recompute
         self._by_profile = recompute is not None and recompute.profiled and not recompute.selects
         self._free = bool(request.free_sets)
-        self._work = Work()
+        self._work = OrderEffort()
         self._settled = not self._open and not self._by_profile and self.prefix is None and not self._free
         self.selecting: ComposedPrompt | None = None
         self.selector: object | None = None
@@ -77,7 +76,7 @@ class PromptState:
         self._public: frozenset[bytes] | None = None
         self._origins: dict[int, Origin] = {}  # by the number of modules before the text
         self._composed: ComposedPrompt | None = None
-        self.recomputed = Choice({})
+        self.recomputed = RecomputedTokens({})
         if self._settled:
             self._choose(frozenset(), {}, InPlace())
 
@@ -246,7 +245,7 @@ def usage_of(
     prefixes: Sequence[int],
     *,
     duplicates: int = 0,
-    recomputed: Choice | None = None,
+    recomputed: RecomputedTokens | None = None,
     awaited: Mapping[bytes, str] | None = None,
     adapter: bytes = b"",
 ) -> Usage:
@@ -282,7 +281,7 @@ def usage_of(
     last = composed[-1] if composed else None
     module = sum(forms.values())
     cached = exact + module
-    anew = recomputed or Choice({})
+    anew = recomputed or RecomputedTokens({})
     return Usage(
         total,
         cached,

@@ -30,16 +30,15 @@ from inlay.prompt.inputs import (
     with_marked_part,
     without_marks,
 )
-from inlay.prompt.known_schemas import KnownSchemas, readable_adapters
+from inlay.prompt.known_schemas import PUBLIC, KnownSchemas, readable_adapters
 from inlay.prompt.layout import Hole, SchemaLayout, TextRun
-from inlay.prompt.limits import check_forced, check_prompt, check_tokens, check_weight
-from inlay.prompt.model_info import ModelInfo
+from inlay.prompt.model_info import ModelInfo, check_forced, check_prompt, check_tokens, check_weight
 from inlay.prompt.placed import ContentPart, Placed, PromptLayout, lay_out_ids
 from inlay.prompt.placement import lay_out_prompt
-from inlay.prompt.registry import PUBLIC
 from inlay.prompt.request import EncodeRequest, EngineRequest, PromptPart, kept_to
 from inlay.prompt.tokens import TextEncoder, at_seams
 from inlay.sampling.params import SamplingParams
+from inlay.types import EVERYONE, Scope
 
 logger = logging.getLogger(__name__)
 
@@ -74,12 +73,9 @@ class PromptProcessor:
         prompt: Any,
         params: SamplingParams,
         policy: ReusePolicy,
+        scope: Scope = EVERYONE,
         *,
         request_id: str | None = None,
-        salt: str = "",
-        adapter: str | None = None,
-        tenant: str = "",
-        weight: float = 1.0,
         priority: int = 0,
         deadline: float | None = None,
         forced: Sequence[int] = (),
@@ -90,16 +86,15 @@ class PromptProcessor:
         Args:
             policy: a settled policy.
             request_id: None for a random one.
-            adapter: the name of the adapter that answers. None for the model alone.
-            salt, tenant, weight, priority, deadline, forced: see EngineRequest.
+            scope, priority, deadline, forced: see EngineRequest.
             keep_marked_alone: if True, the text behind the last module or marked part is neither stored nor looked up.
 
         Raises:
             ParameterError, PMLError, ModelError: for a wrong argument or prompt.
             ContextError: if the prompt leaves no room for an answer.
         """
-        check_weight(weight)
-        made_with = self.model.adapter(adapter)
+        check_weight(scope.weight)
+        salt, made_with = scope.cache_salt, self.model.adapter(scope.adapter)
         kept = self._kept(params)
         layout = self._cut(self.lay_out(prompt, policy, salt, kept), kept, params)
         check_prompt(layout, self.model, self.tokenizer, answered=params.max_tokens != 0)
@@ -125,10 +120,8 @@ class PromptProcessor:
             policy=policy,
             params=params,
             fingerprint=fingerprint_under(self.model.keys.fingerprint, made_with),
+            scope=scope,
             adapter=made_with,
-            salt=salt,
-            tenant=tenant,
-            weight=weight,
             priority=priority,
             deadline=deadline,
             schema="" if layout.schema is None else layout.schema.schema.name,
@@ -137,24 +130,14 @@ class PromptProcessor:
             likely=self.schemas.siblings(layout, policy, salt, made_with) if self._likely else (),
         )
 
-    def segments_of(
-        self, prompt: Any, policy: ReusePolicy, salt: str = "", adapter: str | None = None
-    ) -> list[SegmentSpec]:
+    def segments_of(self, prompt: Any, policy: ReusePolicy, scope: Scope = EVERYONE) -> list[SegmentSpec]:
         """Return the module segments that a prompt of any form reads. Raises ParameterError and PMLError."""
-        made_with = self.model.adapter(adapter)
+        salt, made_with = scope.cache_salt, self.model.adapter(scope.adapter)
         parts = self.parts(self.lay_out(prompt, policy, salt), policy, salt, made_with)
         return [part.spec for part in open_end(compose_parts(parts, adapter=made_with)) if isinstance(part, CachedSpan)]
 
     def encoding(
-        self,
-        name: str,
-        specs: Iterable[SegmentSpec],
-        salt: str = "",
-        *,
-        adapter: str | None = None,
-        tenant: str = "",
-        weight: float = 1.0,
-        ttl_s: float | None = None,
+        self, name: str, specs: Iterable[SegmentSpec], scope: Scope = EVERYONE, *, ttl_s: float | None = None
     ) -> EncodeRequest:
         """Return a request to store segments.
 
@@ -165,17 +148,15 @@ class PromptProcessor:
         Raises:
             ParameterError: for an unknown adapter or a wrong weight.
         """
-        check_weight(weight)
-        made_with = self.model.adapter(adapter)
+        check_weight(scope.weight)
+        made_with = self.model.adapter(scope.adapter)
         return EncodeRequest(
             request_id=uuid.uuid4().hex,
             name=name,
             specs=tuple(specs),
             fingerprint=fingerprint_under(self.model.keys.fingerprint, made_with),
+            scope=scope,
             adapter=made_with,
-            salt=salt,
-            tenant=tenant,
-            weight=weight,
             ttl_s=ttl_s,
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from inlay.errors import ParameterError
@@ -18,8 +18,9 @@ from inlay.policy import ReusePolicy
 from inlay.prompt.free_order import FreeSet, Member, check_sets, reordered, reordered_text
 from inlay.recompute import Recompute
 from inlay.sampling.params import SamplingParams
+from inlay.types import EVERYONE, Scope
 
-_VERSION = 7
+_VERSION = 8
 
 #: The forms of modules: encoded with the others of their scaffold, or in an encoding context (policy.CONTEXTS).
 #: "reanchored" is anchored behind an earlier version of the prompt's anchor.
@@ -94,10 +95,9 @@ class EngineRequest:
         ids, positions: of every token.
         parts: the same tokens, first to last, with the segments that they may be read from.
         fingerprint: of the model with the request's adapter. The candidates' keys are made with it.
+        scope: its owner, and the name of its adapter.
         adapter: the adapter's digest. b"" for the model alone.
-        salt: the request's cache_salt. "" without one.
         priority: lower numbers are scheduled first.
-        tenant, weight: the tenant, and its share of the passes.
         deadline: the time at which it ends, on the clock of ``time.perf_counter``. None for never.
         schema, schema_digest: the name of its schema, and a digest of its content. "" for none.
         forced: the tokens that the answer must have. Events report the model's prediction for each. Empty for a free
@@ -114,10 +114,8 @@ class EngineRequest:
     policy: ReusePolicy
     params: SamplingParams
     fingerprint: bytes
+    scope: Scope = EVERYONE
     adapter: bytes = b""
-    salt: str = ""
-    tenant: str = ""
-    weight: float = 1.0
     priority: int = 0
     deadline: float | None = None
     schema: str = ""
@@ -125,6 +123,11 @@ class EngineRequest:
     forced: tuple[int, ...] = ()
     likely: tuple[SegmentSpec, ...] = ()
     sets: tuple[FreeSet, ...] = ()
+
+    @property
+    def salt(self) -> str:
+        """The cache salt. "" without one."""
+        return self.scope.cache_salt
 
     @property
     def free_sets(self) -> list[FreeSet]:
@@ -187,6 +190,7 @@ class EngineRequest:
         document = {
             "version": _VERSION,
             **{name: getattr(self, name) for name in _PLAIN},
+            "scope": asdict(self.scope),
             "policy": [str(self.policy), self.policy.positions],
             "unprofiled": None if self.policy.unprofiled is None else self.policy.unprofiled.amount,
             "params": _written_params(self.params),
@@ -253,16 +257,14 @@ class EngineRequest:
                 params=_read_params(document["params"]),
                 fingerprint=bytes.fromhex(document["fingerprint"]),
                 adapter=bytes.fromhex(document["adapter"]),
+                scope=Scope(**document["scope"]),
                 forced=tuple(document["forced"]),
                 likely=tuple(specs[number] for number in document.get("likely", ())),
                 **{name: document[name] for name in _PLAIN},
             )
 
 
-_PLAIN = (
-    *("request_id", "text", "salt", "tenant", "weight", "priority", "deadline"),
-    *("schema", "schema_digest"),
-)
+_PLAIN = ("request_id", "text", "priority", "deadline", "schema", "schema_digest")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -273,7 +275,7 @@ class EncodeRequest:
         request_id: as in EngineRequest.
         name: the name in messages.
         specs: the segments to store. The text that they attend to may be left out.
-        fingerprint, adapter, salt, tenant, weight: see EngineRequest.
+        fingerprint, scope, adapter: see EngineRequest.
         ttl_s: their lifetime from the time of storing, in seconds. None for no limit.
     """
 
@@ -281,10 +283,8 @@ class EncodeRequest:
     name: str
     specs: tuple[SegmentSpec, ...]
     fingerprint: bytes
+    scope: Scope = EVERYONE
     adapter: bytes = b""
-    salt: str = ""
-    tenant: str = ""
-    weight: float = 1.0
     ttl_s: float | None = None
 
     @property
@@ -297,7 +297,9 @@ class EncodeRequest:
         segments = _Segments()
         document = {
             "version": _VERSION,
-            **{name: getattr(self, name) for name in _PLAIN_ENCODE},
+            "request_id": self.request_id,
+            "name": self.name,
+            "scope": asdict(self.scope),
             "fingerprint": self.fingerprint.hex(),
             "adapter": self.adapter.hex(),
             "specs": [segments.number(spec) for spec in self.specs],
@@ -315,12 +317,11 @@ class EncodeRequest:
                 specs=tuple(specs[number] for number in document["specs"]),
                 ttl_s=None if document.get("ttl") is None else float(document["ttl"]),
                 fingerprint=bytes.fromhex(document["fingerprint"]),
+                scope=Scope(**document["scope"]),
                 adapter=bytes.fromhex(document["adapter"]),
-                **{name: document[name] for name in _PLAIN_ENCODE},
+                request_id=document["request_id"],
+                name=document["name"],
             )
-
-
-_PLAIN_ENCODE = ("request_id", "name", "salt", "tenant", "weight")
 
 
 def _policy(written: list[Any], unprofiled: float | None) -> ReusePolicy:
@@ -355,7 +356,7 @@ def _read_segments(document: Mapping[str, Any], keys: KeyMaker) -> list[SegmentS
     own = bytes.fromhex(document["adapter"])
     for ids, start, parent, private, adapted in document["segments"]:
         context = () if parent is None else (specs[parent],)
-        salt = document["salt"].encode() if private else b""
+        salt = document["scope"]["cache_salt"].encode() if private else b""
         specs.append(specify(tuple(ids), start, context, keys, salt, own if adapted else b""))
     return specs
 

@@ -20,7 +20,7 @@ from inlay.api.structures import structure_failure
 from inlay.errors import AbortedError, InlayError, StructureError
 from inlay.policy import ReusePolicy
 from inlay.server.connection import ClientGoneError, Connection, EventStream
-from inlay.server.limits import Admission
+from inlay.server.limits import AdmittedRequest
 from inlay.server.requests import ServerRequest, read_request
 from inlay.server.routes import of_answers, route_of
 from inlay.server.service import Service, stopping_error
@@ -44,7 +44,7 @@ _TOKEN_BYTES = 8
 _LOGPROB_BYTES = 64
 
 
-class Answer(Response):
+class AnswerResponse(Response):
     """The response to one request. It is produced while it is sent, in the request's own task."""
 
     def __init__(self, service: Service, endpoint: str) -> None:
@@ -75,7 +75,7 @@ class Answer(Response):
         finally:
             usage.end(failure)
 
-    async def _hold(self, request: ServerRequest, admission: Admission) -> ServerRequest:
+    async def _hold(self, request: ServerRequest, admission: AdmittedRequest) -> ServerRequest:
         """Reserve the answers and tokens of the request in its tenant's limits. Raises BodyError."""
         service, tenant = self._service, request.tenant
         call = within_logprobs(request.call, service.llm.client.model.max_positions)
@@ -89,7 +89,7 @@ class Answer(Response):
         return replace(request, call=call)
 
     async def _answer(
-        self, request: ServerRequest, usage: RequestUsage, admission: Admission, connection: Connection
+        self, request: ServerRequest, usage: RequestUsage, admission: AdmittedRequest, connection: Connection
     ) -> Failure | None:
         """Answer the whole request or stream it. Returns the failure that ended a stream after its first byte."""
         names = [request.request_id(number) for number in range(len(request.call.prompts))]
@@ -127,7 +127,7 @@ class Answer(Response):
         request: ServerRequest,
         updates: AsyncGenerator[Sequence[Update], None],
         usage: RequestUsage,
-        admission: Admission,
+        admission: AdmittedRequest,
         connection: Connection,
     ) -> Failure | None:
         stream = self._dialect.stream(request.call, **self._named(request))
@@ -204,7 +204,7 @@ def _route(path: str) -> Callable[[Request], Awaitable[Response]]:
     """Return the handler of a route that answers requests."""
 
     async def answer(request: Request) -> Response:
-        return Answer(request.app.state.service, path)
+        return AnswerResponse(request.app.state.service, path)
 
     return answer
 

@@ -142,7 +142,7 @@ class Account:
         self.tokens = _fitted(self.tokens, limits.tokens_per_minute, now)
 
 
-class Admission:
+class AdmittedRequest:
     """An admitted request. It has one slot until ``hold`` takes the slots of its other answers."""
 
     def __init__(self, meter: Meter, account: Account, tenant: Tenant) -> None:
@@ -205,7 +205,7 @@ class Meter:
         self._accounts: dict[str, Account] = {}
 
     @asynccontextmanager
-    async def request(self, tenant: Tenant, *, tokens: bool = True) -> AsyncIterator[Admission]:
+    async def request(self, tenant: Tenant, *, tokens: bool = True) -> AsyncIterator[AdmittedRequest]:
         """Hold a slot for one request of a tenant, until the block ends.
 
         Args:
@@ -224,7 +224,7 @@ class Meter:
             account.requests.take(1, self.clock())
         self.answers += 1
         account.answers += 1
-        admitted = Admission(self, account, tenant)
+        admitted = AdmittedRequest(self, account, tenant)
         try:
             yield admitted
         finally:

@@ -99,7 +99,7 @@ class Line:
         }
 
 
-class Counts(Protocol):
+class LogCounter(Protocol):
     """Counts requests; see ``metrics.Metrics``."""
 
     def http_began(self) -> None:
@@ -119,7 +119,7 @@ class RequestLogMiddleware:
     of a response, it is raised to the HTTP server.
     """
 
-    def __init__(self, app: ASGIApp, counts: Counts) -> None:
+    def __init__(self, app: ASGIApp, counts: LogCounter) -> None:
         self._app = app
         self._counts = counts
 

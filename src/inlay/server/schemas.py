@@ -24,7 +24,7 @@ from inlay.server.schema_record import MODULES, Page, PrewarmTask, SchemaRecord,
 from inlay.server.threads import json_response
 
 if TYPE_CHECKING:
-    from inlay.server.limits import Admission
+    from inlay.server.limits import AdmittedRequest
     from inlay.server.service import Service
 
 router = APIRouter(prefix="/v1/schemas")
@@ -304,7 +304,7 @@ async def _missing(registry: SchemaCatalog, record: SchemaRecord) -> int:
 
 
 async def _encode(
-    registry: SchemaCatalog, record: SchemaRecord, options: SchemaOptions, tenant: Tenant, admission: Admission
+    registry: SchemaCatalog, record: SchemaRecord, options: SchemaOptions, tenant: Tenant, admission: AdmittedRequest
 ) -> None:
     if options.encode is False or record.reuse is None:
         return

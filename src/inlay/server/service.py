@@ -38,7 +38,7 @@ _LAST_WORDS, _LAST_WORD_S = 20, 0.1  # repetitions and seconds per repetition to
 _RETRY_S = 5.0  # by then another server should have taken over
 
 
-class InFlight:
+class RunningRequests:
     """Counts the running requests of one event loop. Probes and other status requests do not count."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ def stopping_error() -> BodyError:
 class DrainMiddleware:
     """ASGI middleware: counts running requests, and refuses new ones while the server stops."""
 
-    def __init__(self, app: ASGIApp, in_flight: InFlight) -> None:
+    def __init__(self, app: ASGIApp, in_flight: RunningRequests) -> None:
         self._app = app
         self._in_flight = in_flight
 
@@ -137,7 +137,7 @@ class Service:
         self.metrics = Metrics(
             llm, model_name=settings.served_names[0], longest=llm.client.model.max_positions, schemas=self.schemas
         )
-        self.in_flight = InFlight()
+        self.in_flight = RunningRequests()
         self.created = int(time.time())
         self.ready = False
         self._first_schemas = schemas

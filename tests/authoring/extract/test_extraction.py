@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inlay.authoring.extract import Corpus, Extraction, LogError, LoggedPrompt, Settings, extract
+from inlay.authoring.extract import Corpus, Extraction, ExtractionSettings, LogError, LoggedPrompt, extract
 from inlay.authoring.extract import choose as choose_module
 from inlay.authoring.extract import corpus as corpus_module
 from inlay.authoring.extract.extraction import describe
@@ -39,7 +39,7 @@ def document(seed: int, words: int = 30) -> str:
 
 
 def extracted(prompts: list[LoggedPrompt], **options: int) -> Extraction:
-    return extract(corpus_of(prompts), encode, name="log", settings=Settings(**{"min_prompts": 2, **options}))
+    return extract(corpus_of(prompts), encode, name="log", settings=ExtractionSettings(**{"min_prompts": 2, **options}))
 
 
 def tops(schema: Schema) -> list[Any]:
@@ -313,7 +313,7 @@ def test_the_same_log_gives_the_same_schema():
 )
 def test_settings_out_of_range(options, sentence):
     with pytest.raises(ParameterError, match=sentence):
-        Settings(**options)
+        ExtractionSettings(**options)
 
 
 def test_a_log_that_is_too_large(monkeypatch):

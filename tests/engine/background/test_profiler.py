@@ -326,7 +326,7 @@ def test_who_combines_public_modules_leaves_no_profile_of_them():
         (output,) = llm.generate(prompt(), ONE, reuse="anchored+profiled:0.3", cache_salt=salt)
         known = llm.local.engine.kv_manager.profiles
         if salt:
-            llm.client.finish_profiles()
+            llm.local.finish_profiles()
             assert not known
     assert known
     assert output.usage.linked_tokens == 0

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from inlay.check.divergence import divergence
+from inlay.check.run import divergence
 from inlay.check.statistics import mean_interval, wilson_interval
 from inlay.client.llm import LLM
 from inlay.errors import ParameterError

@@ -19,9 +19,9 @@ from inlay.api.openai.messages import (
     NAMED,
     CacheControl,
     CacheOptions,
-    Form,
     Message,
     PastAnswer,
+    StrictForm,
 )
 from inlay.api.values import all_of
 from inlay.policy import PolicyFields
@@ -127,7 +127,7 @@ class Endpoint(StrEnum):
     COMPLETIONS = "/v1/completions"
 
 
-class Function(Form):
+class Function(StrictForm):
     """A function that a model may call.
 
     ``strict`` is accepted: a grammar enforces arguments if it enforces a call. ``cache_control`` has no effect, because
@@ -141,7 +141,7 @@ class Function(Form):
     cache_control: CacheControl | None = None
 
 
-class Tool(Form):
+class Tool(StrictForm):
     """A tool. For ``cache_control`` see Function."""
 
     type: Literal["function"] = Field(description='"function"; inlay knows no other tools')
@@ -151,34 +151,34 @@ class Tool(Form):
     cache_control: CacheControl | None = Field(None, description=MARKS["cache_control"])
 
 
-class FunctionName(Form):
+class FunctionName(StrictForm):
     """A function, by name."""
 
     name: str
 
 
-class NamedTool(Form):
+class NamedTool(StrictForm):
     """The one tool that must be called."""
 
     type: Literal["function"]
     function: FunctionName
 
 
-class Allowed(Form):
+class Allowed(StrictForm):
     """Some of the tools. ``mode`` says if one of them must be called."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedTool], Field(fail_fast=True, min_length=1, max_length=MAX_TOOLS)]
 
 
-class AllowedTools(Form):
+class AllowedTools(StrictForm):
     """The tools that may be called, among those that the model sees."""
 
     type: Literal["allowed_tools"]
     allowed_tools: Allowed
 
 
-class StreamOptions(Form):
+class StreamOptions(StrictForm):
     """Options of a stream. vLLM's ``continuous_usage_stats`` adds the usage so far to every chunk.
 
     ``include_obfuscation`` asks for noise that hides lengths. inlay never sends any.
@@ -189,7 +189,7 @@ class StreamOptions(Form):
     include_obfuscation: bool | None = None
 
 
-class JSONSchemaFormat(Form):
+class JSONSchemaFormat(StrictForm):
     """The schema of an answer. It is always enforced, with any ``strict``."""
 
     name: str | None = None
@@ -198,7 +198,7 @@ class JSONSchemaFormat(Form):
     strict: bool | None = None
 
 
-class ResponseFormat(Form):
+class ResponseFormat(StrictForm):
     """The form of an answer. ``structures`` and ``triggers`` are vLLM's fields for a structural tag."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
@@ -210,7 +210,7 @@ class ResponseFormat(Form):
 _Stop = Annotated[str, Field(max_length=_MAX_STOP)]
 
 
-class Body(Form):
+class Body(StrictForm):
     """The fields of both endpoints."""
 
     _ignored: tuple[str, ...] = PrivateAttr(())

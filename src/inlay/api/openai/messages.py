@@ -35,27 +35,27 @@ NAME = r"^[A-Za-z0-9_.-]{1,64}$"
 NAMED = "letters, digits, _, . and -, at most 64 of them"
 
 
-class Form(BaseModel):
+class StrictForm(BaseModel):
     """Base of all objects: it rejects unknown keys and converts nothing."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class CacheControl(Form):
+class CacheControl(StrictForm):
     """Marks a part of a message to keep in the cache, at most for ``ttl``, until the memory is needed."""
 
     type: Literal["ephemeral"]
     ttl: Annotated[str, Field(max_length=32)] | None = None
 
 
-class CacheBreakpoint(Form):
+class CacheBreakpoint(StrictForm):
     """OpenAI's mark for a part, with the meaning of CacheControl. Without ``ttl``, the request's applies."""
 
     mode: Literal["explicit"]
     ttl: Literal["30m", "12h"] | None = None
 
 
-class CacheOptions(Form):
+class CacheOptions(StrictForm):
     """OpenAI's options for the text that a request leaves in the cache.
 
     Args:
@@ -68,7 +68,7 @@ class CacheOptions(Form):
     ttl: Literal["30m", "12h"] | None = None
 
 
-class TextPart(Form):
+class TextPart(StrictForm):
     """A part of a message's content."""
 
     type: Literal["text"]
@@ -81,20 +81,20 @@ class TextPart(Form):
         return self.cache_control is not None or self.prompt_cache_breakpoint is not None
 
 
-class RefusalPart(Form):
+class RefusalPart(StrictForm):
     """A part of a past answer that refuses. It is treated as text."""
 
     type: Literal["refusal"]
     refusal: str
 
 
-class Echo(Form):
+class Echo(StrictForm):
     """A part of a past answer. Clients send back answers with extra fields, so unknown ones are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
 
-class EchoedPart(Form):
+class EchoedPart(StrictForm):
     """Fields that clients keep in a part of a past answer. They have no effect."""
 
     annotations: Any = None
@@ -132,7 +132,7 @@ class ToolCall(Echo):
     function: CalledFunction
 
 
-class Message(Form):
+class Message(StrictForm):
     """A turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
@@ -257,7 +257,7 @@ def wrong_part(part: Any, place: str, *, past_answer: bool) -> Problem | None:
     if not isinstance(part, Mapping):
         return place, "invalid_value", f'{place} is {shown(part)}; it must be a part {{"type": "text", "text": "…"}}'
     kind = part.get("type")
-    form: type[Form] | None = None
+    form: type[StrictForm] | None = None
     if kind == "text":
         form = EchoedText if past_answer else TextPart
     elif kind == "refusal":

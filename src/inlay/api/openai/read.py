@@ -30,10 +30,10 @@ from inlay.api.openai.bodies import (
 from inlay.api.openai.foreign import IGNORED
 from inlay.api.openai.messages import (
     MAX_PARTS,
-    Form,
     Message,
     PastAnswer,
     Problem,
+    StrictForm,
     form_of,
     problems_of,
     wrong_part,
@@ -45,7 +45,7 @@ _FORMS: dict[Endpoint, type[Body]] = {Endpoint.CHAT: ChatBody, Endpoint.COMPLETI
 _LONGEST_GUESSED = 60  # characters; longer names are not compared with known ones
 
 #: Fields that are lists of objects. An error in a member has its number.
-_MEMBERS: dict[str, tuple[type[Form], str, str]] = {
+_MEMBERS: dict[str, tuple[type[StrictForm], str, str]] = {
     "messages": (Message, "message", 'a message {"role": "user", "content": "…"}'),
     "tools": (Tool, "tool", 'a tool {"type": "function", "function": {…}}'),
 }
@@ -188,7 +188,7 @@ def _without_nulls(field: str, kind: str, value: Any) -> Any:
     }
 
 
-def _members(name: str, given: list[Any], problems: list[Problem]) -> list[Form]:
+def _members(name: str, given: list[Any], problems: list[Problem]) -> list[StrictForm]:
     """Return the parsed members of a list. Their errors are added to the problems, until there are enough."""
     made = []
     for number, member in enumerate(given):
@@ -212,7 +212,7 @@ def _must_be(field: str, value: Any, form: type[Body]) -> str:
     return f"{field} is {shown(value)}; it must be {form.model_fields[field].description}"
 
 
-def _wrong_part(param: str, content: Any, inner: Sequence[str], form: type[Form]) -> Problem | None:
+def _wrong_part(param: str, content: Any, inner: Sequence[str], form: type[StrictForm]) -> Problem | None:
     """Return the problem of a content part; None if the problem is elsewhere. ``inner`` is pydantic's path to it."""
     number = next((int(name) for name in inner if name.isdigit()), None)
     if not isinstance(content, list) or number is None or len(content) > MAX_PARTS:
@@ -220,7 +220,7 @@ def _wrong_part(param: str, content: Any, inner: Sequence[str], form: type[Form]
     return wrong_part(content[number], f"{param}[{number}]", past_answer=form is PastAnswer)
 
 
-def _wrong_member(error: ValidationError, name: str, number: int, member: Any, form: type[Form]) -> list[Problem]:
+def _wrong_member(error: ValidationError, name: str, number: int, member: Any, form: type[StrictForm]) -> list[Problem]:
     """Return pydantic's errors for one member of a list, one per field."""
     _, called, example = _MEMBERS[name]
     place = f"{name}[{number}]"

@@ -55,7 +55,7 @@ class _Group:
 
 
 @dataclass(eq=False, slots=True)
-class _Begun:
+class _ProfiledModule:
     """A module that is partly computed: behind its sample for a profile, or alone to be stored.
 
     Attributes:
@@ -98,7 +98,7 @@ class Profiler(IdleWorker):
         self._longest = longest
         self._waiting: OrderedDict[bytes, tuple[SegmentSpec, _Group]] = OrderedDict()
         self._waiting_tokens = 0
-        self._begun: _Begun | None = None
+        self._begun: _ProfiledModule | None = None
         self._wanted: set[bytes] = set()  # the waiting ones that requests would have used
         self._asked: OrderedDict[bytes, None] = OrderedDict()  # the keys of segments that requests missed
 
@@ -202,7 +202,7 @@ class Profiler(IdleWorker):
                 undo.callback(self._store.pool.free, slots)
                 part = Part.of(start, len(spec.ids), context, slots)
                 work = Work(spec.ids, part, adapter=spec.before.adapter)
-                self._begun = _Begun(spec, own, hold, slots, work)
+                self._begun = _ProfiledModule(spec, own, hold, slots, work)
                 self._store.lent += len(spec.ids)
                 undo.pop_all()
             return True

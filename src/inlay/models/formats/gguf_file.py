@@ -25,7 +25,7 @@ from inlay.models.formats.gguf_blocks import NARROW, stored_blocks
 from inlay.models.formats.gguf_config import config_of
 from inlay.models.formats.gguf_header import GGUFHeader, GGUFTensor, read_header
 from inlay.models.formats.gguf_tokenizer import make_tokenizer
-from inlay.models.formats.gguf_tokens import Vocabulary
+from inlay.models.formats.gguf_tokens import GGUFVocabulary
 from inlay.models.formats.stored import StoredWeight
 
 #: llama.cpp's architectures that are tested against transformers' reader.
@@ -77,9 +77,9 @@ class GGUFFile:
         return {name: tensor for header in self._headers for name, tensor in header.tensors.items()}
 
     @cached_property
-    def vocabulary(self) -> Vocabulary:
+    def vocabulary(self) -> GGUFVocabulary:
         """The file's tokens."""
-        return Vocabulary(self.said)
+        return GGUFVocabulary(self.said)
 
     def config(self) -> PretrainedConfig:
         """Return the configuration in the file. Raises ModelError."""

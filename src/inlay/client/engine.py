@@ -1,7 +1,7 @@
-"""EngineClient: the engine interface of LLM, AsyncLLM, the server and batches.
+"""The interfaces of an engine. ``Engine`` answers requests; ``CacheAdmin`` manages the cache of one in this process.
 
-Requests go in as plain data (prompt/request.py), and events come out as plain data (events.py). The client of an engine
-in this process is in in_process_client.py.
+Requests go in as plain data (prompt/request.py), and events come out as plain data (events.py). The engine may be in
+another process. The engine of this process is in local.py, the engines of a cluster in cluster/remote_client.py.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from typing import Any, Protocol
 from inlay.engine.background.profiles import Profile
 from inlay.events import EncodeEvent, TokenEvent
 from inlay.kv.identity import SegmentSpec
-from inlay.policy import ReusePolicy
 from inlay.prompt.model_info import ModelInfo
 from inlay.prompt.request import EncodeRequest, EngineRequest
 from inlay.sampling.params import SamplingParams
-from inlay.types import DivergenceStats, EngineStats, SegmentState
+from inlay.types import EngineStats, SegmentState
 
 
 class Prepared(Protocol):
-    """A request that is ready to be queued, opaque outside its client."""
+    """A request that is ready to be queued, opaque outside its engine."""
 
     @property
     def id(self) -> str: ...
@@ -31,10 +30,10 @@ TokenListener = Callable[[Sequence[TokenEvent]], None]
 EncodeListener = Callable[[Sequence[EncodeEvent]], None]
 
 
-class EngineClient(Protocol):
+class Engine(Protocol):
     """An engine as its callers see it.
 
-    Listeners get new events in order, at most once a step, on a thread of the client. They must be quick and must not
+    Listeners get new events in order, at most once a step, on a thread of the engine. They must be quick and must not
     raise. ``model`` holds the facts for preparing requests.
     """
 
@@ -68,17 +67,52 @@ class EngineClient(Protocol):
         """Queue an encoding. The listener gets its progress."""
         ...
 
-    def cancel(self, request_id: str) -> None:
-        """Cancel a request or an encoding in any state, without further events. Does not block."""
-        ...
+    def cancel(self, request_id: str, *, report: bool = False) -> None:
+        """Cancel a request or an encoding in any state. Does not block.
 
-    def abort(self, request_id: str) -> None:
-        """Cancel a request or an encoding, and send its listener an error. Does not block."""
+        Args:
+            report: if True, its listener gets an AbortedError. If False, its listener gets no further events.
+        """
         ...
 
     def stored(self, request: EncodeRequest) -> Future[frozenset[bytes]]:
         """Return the keys of its stored segments, as of the end of the current step."""
         ...
+
+    def forget(self, request: EncodeRequest | None = None) -> Future[int]:
+        """Evict the segments of an encoding, even pinned ones, and the text stored behind them.
+
+        Args:
+            request: None for all segments that no request reads.
+
+        Returns:
+            The number of evicted tokens. The sum over several engines may count a segment several times.
+        """
+        ...
+
+    def stats(self) -> EngineStats:
+        """Return the state of the engine and its pool. Cheap and thread-safe."""
+        ...
+
+    def check_health(self) -> None:
+        """Raise InlayError with the reason if the engine has stopped."""
+        ...
+
+    def shutdown(self) -> None:
+        """Stop after the current step; running requests fail."""
+        ...
+
+
+class SteppedEngine(Engine, Protocol):
+    """An engine that its callers' threads step."""
+
+    def pump(self) -> None:
+        """Take one step. Raises InlayError inside a step."""
+        ...
+
+
+class CacheAdmin(Protocol):
+    """The cache of an engine in this process: listings, pins, evictions and deviation profiles."""
 
     def look(self, request: EncodeRequest, owner: str) -> Future[list[SegmentState | None]]:
         """Return the state of each of its segments or their stored forms; None for one that is stored nowhere.
@@ -91,8 +125,8 @@ class EngineClient(Protocol):
         """Return the module segments in the pool, of all salts."""
         ...
 
-    def evict(self, request: EncodeRequest) -> Future[int]:
-        """Evict its segments, even pinned ones, and the text stored behind them. Returns the number of tokens."""
+    def evict_texts(self, salt: str) -> Future[int]:
+        """Evict the text of all requests with a salt that is no module. Returns the number of tokens."""
         ...
 
     def pin(
@@ -122,62 +156,10 @@ class EngineClient(Protocol):
         """Return an owner's pinned segments; for None, those pinned by key by any owner."""
         ...
 
-    def reset_prefix_cache(self) -> Future[None]:
-        """Evict all stored segments that no request reads."""
-        ...
-
     def profile(self, specs: Sequence[SegmentSpec]) -> None:
         """Measure the deviation profiles of these segments in idle time, each behind others of them."""
         ...
 
     def profiles(self, specs: Iterable[SegmentSpec]) -> Future[dict[bytes, Profile]]:
         """Return the known deviation profiles of these segments, by key."""
-        ...
-
-    def finish_profiles(self) -> None:
-        """Measure outstanding profiles now, if callers' threads step the engine and it is otherwise idle."""
-        ...
-
-    def promote(self) -> None:
-        """Promote repeated combinations now, under the same conditions."""
-        ...
-
-    def measure_divergence(self) -> None:
-        """Compare waiting answers with full prefill now, under the same conditions."""
-        ...
-
-    def divergence(self, salt: str = "") -> tuple[DivergenceStats, ...]:
-        """Return the measured divergence of a salt's answers. Cheap and thread-safe."""
-        ...
-
-    def policy_taken(self, policy: ReusePolicy, salt: str, schema: str, digest: str) -> ReusePolicy:
-        """Return the policy that a request for this one gets: a safer one if its answers diverge too far.
-
-        For salt, schema and digest see EngineRequest. Cheap and thread-safe.
-        """
-        ...
-
-    def lift_fallback(self, salt: str, schema: str | None = None) -> int:
-        """Remove fallback policies; see DivergenceLog.lift. Cheap and thread-safe."""
-        ...
-
-    def pump(self) -> None:
-        """Take one step, if callers' threads step the engine. Raises InlayError inside a step."""
-        ...
-
-    @property
-    def busy(self) -> bool:
-        """True if an engine of this process has work. Free and thread-safe."""
-        ...
-
-    def stats(self) -> EngineStats:
-        """Return the state of the engine and its pool. Cheap and thread-safe."""
-        ...
-
-    def check_health(self) -> None:
-        """Raise InlayError with the reason if the engine has stopped."""
-        ...
-
-    def shutdown(self) -> None:
-        """Stop after the current step; running requests fail."""
         ...
