@@ -10,7 +10,7 @@ from inlay.api.call import Call
 from inlay.api.failures import BodyError
 from inlay.api.openai.bodies import MAX_TAGS, Body, ChatBody, CompletionBody, Endpoint, ResponseFormat
 from inlay.api.openai.messages import for_template
-from inlay.api.openai.reasoning import effort_variables, reasoning_of
+from inlay.api.openai.reasoning import reasoning_of, variables_of
 from inlay.api.openai.tools import offer_of
 from inlay.api.reasoning import ModelReasoning
 from inlay.api.sampling import bounded_schema, field_of, policy_key, sampling_params
@@ -100,7 +100,7 @@ def _chat_prompt(body: ChatBody, offer: Offer | None, reasoning: ModelReasoning 
     conversation = body.messages or None  # clients that require messages send an empty list beside a prompt
     _require_one(body, {"messages": conversation, "prompt": body.prompt, "pml": body.pml})
     asked = {name: value for name in CHAT_OPTIONS if (value := getattr(body, name)) is not None}
-    if told := effort_variables(body, reasoning):
+    if told := variables_of(body, reasoning):
         asked["chat_template_kwargs"] = {**told, **asked.get("chat_template_kwargs", {})}
     if conversation is None:
         if offer is not None:
