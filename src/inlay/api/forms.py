@@ -56,7 +56,11 @@ class Form(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    inside: ClassVar[Mapping[str, Mapping[str, type[Form]]]] = MappingProxyType({})
+    inside: ClassVar[PartForms] = MappingProxyType({})
+
+
+#: A field that holds objects → their forms by ``type``.
+PartForms = Mapping[str, Mapping[str, type[Form]]]
 
 
 class CacheControl(Form):

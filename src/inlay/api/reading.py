@@ -284,7 +284,11 @@ def wrong_part(part: Any, place: str, forms: Mapping[str, type[Form]], rules: Bo
     try:
         form.model_validate(part)
     except ValidationError as error:
-        one = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        errors = error.errors(include_url=False, include_context=False, include_input=False)
+        first = errors[0]["loc"][0]
+        # the error within a list says more than that the field is no text either
+        deep = (one for one in errors if one["loc"][0] == first and any(isinstance(at, int) for at in one["loc"]))
+        one = next(deep, errors[0])
         field, *inner = map(str, one["loc"])
     else:
         return None

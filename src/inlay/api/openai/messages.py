@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from inlay.api.failures import MAX_PROBLEMS, BodyError
-from inlay.api.forms import MARKS, MAX_ID, MAX_PARTS, MAX_TOOLS, NAME, TEXT, CacheControl, Form
+from inlay.api.forms import MARKS, MAX_ID, MAX_PARTS, MAX_TOOLS, NAME, TEXT, CacheControl, Form, PartForms
 from inlay.api.reading import Problem
 from inlay.api.tools.growing_json import object_in
 
@@ -106,7 +106,7 @@ class ToolCall(Echo):
 class Message(Form):
     """A turn of a conversation."""
 
-    inside: ClassVar[Mapping[str, Mapping[str, type[Form]]]] = {"content": {"text": TextPart, "refusal": RefusalPart}}
+    inside: ClassVar[PartForms] = {"content": {"text": TextPart, "refusal": RefusalPart}}
 
     role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
         description='"system", "developer", "user", "assistant" or "tool"'
@@ -139,9 +139,7 @@ class PastAnswer(Message, Echo):
     ``function_call`` is refused, because the model would not see that call.
     """
 
-    inside: ClassVar[Mapping[str, Mapping[str, type[Form]]]] = {
-        "content": {"text": EchoedText, "refusal": EchoedRefusal}
-    }
+    inside: ClassVar[PartForms] = {"content": {"text": EchoedText, "refusal": EchoedRefusal}}
 
     role: Literal["assistant"] = Field(description='"assistant"')
     content: str | _EchoedParts | None = Field(None, description=_CONTENT)  # type: ignore[assignment]

@@ -5,10 +5,11 @@ Streams use its parts for usage and tool calls.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
-from inlay.api.call import Call
+from inlay.api.call import Call, Level
 from inlay.api.failures import Failure
 from inlay.api.openai.bodies import Endpoint
 from inlay.api.openai.logprobs import chat_logprobs, completion_logprobs, echoed_logprobs, joined, prompt_scores
@@ -159,6 +160,29 @@ def error_body(failure: Failure) -> dict[str, Any]:
     said = {"message": failure.message, "type": kind, "param": failure.param, "code": failure.code}
     problems = {"problems": [_described(problem) for problem in failure.problems]} if failure.problems else {}
     return {"error": {**said, **problems}}
+
+
+def limit_headers(levels: Sequence[Level]) -> dict[str, str]:
+    """Return OpenAI's ``x-ratelimit-…`` headers: each limit, its rest, and the time until it is full again."""
+    headers = {}
+    for level in levels:
+        headers[f"x-ratelimit-limit-{level.name}"] = str(level.limit)
+        headers[f"x-ratelimit-remaining-{level.name}"] = str(level.remaining)
+        headers[f"x-ratelimit-reset-{level.name}"] = duration(level.full_in_s)
+    return headers
+
+
+def duration(seconds: float) -> str:
+    """Format a time like OpenAI's headers: "17ms", "1.5s", "2m30s".
+
+    It rounds up, so that no client retries too early.
+    """
+    milliseconds = math.ceil(seconds * 1000)
+    if 0 < milliseconds < 1000:
+        return f"{milliseconds}ms"
+    minutes, milliseconds = divmod(milliseconds, 60_000)
+    rest = f"{milliseconds / 1000:g}s"
+    return f"{minutes}m{rest}" if minutes else rest
 
 
 def _described(problem: Problem) -> dict[str, Any]:

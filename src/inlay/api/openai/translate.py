@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, cast
 
-from inlay.api.call import Call
+from inlay.api.call import Call, StoredAnswer
 from inlay.api.failures import BodyError
 from inlay.api.openai.bodies import MAX_TAGS, Body, ChatBody, CompletionBody, Endpoint, ResponseFormat
 from inlay.api.openai.messages import for_template
@@ -30,6 +30,7 @@ def translate(
     tools: ModelTools | None = None,
     reasoning: ModelReasoning | None = None,
     defaults: Mapping[str, Any] = MappingProxyType({}),
+    stored: Mapping[str, StoredAnswer] = MappingProxyType({}),
 ) -> Call:
     """Translate a body into a call.
 
@@ -41,6 +42,7 @@ def translate(
         reasoning: from ``model_reasoning(tokenizer)``.
         defaults: ``llm.sampling_defaults``, for SamplingParams that the body does not set. Its max_tokens applies to
             chats only.
+        stored: see ``Dialect.translate``. No request of this dialect continues a stored answer.
 
     Raises:
         BodyError: the body is inconsistent.
