@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from inlay.api.reasoning import ReasoningUse
@@ -88,6 +88,7 @@ class Call:
         ignored: the ignored fields of the request, which the response names.
         order: "any" if neighboring modules may change places; None to keep the order.
         store: the input to keep with its answer; None if the answer is not kept.
+        repeated: fields of the request that the answer repeats, for dialects that do so.
     """
 
     endpoint: str
@@ -110,6 +111,7 @@ class Call:
     ignored: tuple[str, ...] = ()
     order: str | None = None
     store: tuple[Mapping[str, Any], ...] | None = None
+    repeated: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def answers(self) -> int:

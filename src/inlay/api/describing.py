@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from inlay.api.forms import CommonBody
+from inlay.api.forms import CommonBody, Form
 from inlay.policy import KEY, POSITIONS, WORDS
 
 TEXT = {"type": "string"}
@@ -26,6 +26,7 @@ def described(
     no_effect: Iterable[str],
     ignored: Mapping[str, str],
     prefix: str = "",
+    others: Iterable[type[Form]] = (),
 ) -> dict[str, Any]:
     """Return the schemas of bodies and their parts, by name.
 
@@ -37,9 +38,10 @@ def described(
         no_effect: accepted fields without effect.
         ignored: ignored fields → the servers that have them.
         prefix: of the schemas' names, because dialects have forms of the same name.
+        others: forms that the bodies do not mention.
     """
     ref = f"#/components/schemas/{prefix}{{model}}"
-    _, made = models_json_schema([(body, "validation") for body in bodies], ref_template=ref)
+    _, made = models_json_schema([(form, "validation") for form in (*bodies, *others)], ref_template=ref)
     words = {"model": names, "reuse": WORDS, "positions": POSITIONS}
     schemas: dict[str, Any] = made["$defs"]
     for body in bodies:

@@ -15,6 +15,7 @@ from inlay.api.call import AnswerRoute, Call, Level, StoredAnswer
 from inlay.api.failures import Failure
 from inlay.api.openai import OpenAI
 from inlay.api.reasoning import ModelReasoning
+from inlay.api.responses import Responses
 from inlay.api.tools.formats import ModelTools
 from inlay.types import RequestOutput
 
@@ -109,7 +110,9 @@ OPENAI: Dialect = OpenAI()
 
 ANTHROPIC: Dialect = Anthropic()
 
-DIALECTS: tuple[Dialect, ...] = (OPENAI, ANTHROPIC)
+RESPONSES: Dialect = Responses()
+
+DIALECTS: tuple[Dialect, ...] = (OPENAI, ANTHROPIC, RESPONSES)
 
 
 def dialect_of(path: str) -> Dialect:

@@ -116,7 +116,13 @@ def test_a_document_of_text_is_read_with_its_title() -> None:
 
 def test_neighbouring_messages_of_one_role_become_one_turn() -> None:
     made = turns({"messages": [ASKED, {"role": "user", "content": [text("there")]}]})
-    assert made == [{"role": "user", "content": [text("Hello"), text("there")]}]
+    assert made == [{"role": "user", "content": [text("Hello"), text("\n\n"), text("there")]}]
+
+
+def test_a_block_for_anthropics_accounts_is_left_out() -> None:
+    billing = text("x-anthropic-billing-header: cc_version=1.2.3;")
+    assert turns({"system": [billing, text("Be kind.")]})[0]["content"] == [text("Be kind.")]
+    assert turns({"system": [billing]}) == [ASKED]
 
 
 def test_a_system_message_in_the_middle_keeps_its_place() -> None:

@@ -10,12 +10,17 @@ from pydantic import Field
 from inlay.api.failures import MAX_PROBLEMS
 from inlay.api.forms import MARKS, MAX_ID, MAX_PARTS, SWITCH, TEXT, CacheControl, Form, PartForms
 from inlay.api.reading import Problem
+from inlay.api.turns import joined, parts_of
 
 NAME = r"^[A-Za-z0-9_.-]{1,128}$"
 NAMED = "letters, digits, _, . and -, at most 128 of them"
 
 _MARK = MARKS["cache_control"]
 _UNUSED = "any value; it has no effect"
+
+#: The start of a system block that Claude Code writes for Anthropic's accounts. It changes with every conversation, and
+#: the model is not meant to read it.
+_BILLING = "x-anthropic-billing-header:"
 
 #: Types of blocks and sources that are not supported → the remedy.
 REFUSED = {
@@ -249,16 +254,16 @@ def turns_of(
         mark: of the whole request. It marks the last text.
     """
     turns: list[dict[str, Any]] = []
-    if system:
-        content = system if isinstance(system, str) else [_part(block, None) for block in system]
-        turns.append({"role": "system", "content": content})
+    if isinstance(system, str):
+        turns += [{"role": "system", "content": system}] if system else []
+    elif parts := [_part(block, None) for block in system or () if not block.text.startswith(_BILLING)]:
+        turns.append({"role": "system", "content": parts})
     names = {
         block.id: block.name for message in messages for block in _blocks(message) if isinstance(block, ToolUseBlock)
     }
     for message in messages:
-        for turn in _assistant(message) if isinstance(message, AssistantMessage) else _given(message, names):
-            if not (turns and _joins(turns[-1], turn)):
-                turns.append(turn)
+        turns += _assistant(message) if isinstance(message, AssistantMessage) else _given(message, names)
+    turns = joined(turns)
     if mark is not None:
         _mark_last(turns, mark)
     return turns
@@ -334,27 +339,10 @@ def _text(text: str, mark: CacheControl | None) -> str | list[dict[str, Any]]:
     return [{"type": "text", "text": text, "cache_control": mark.mark}]
 
 
-def _joins(before: dict[str, Any], turn: dict[str, Any]) -> bool:
-    """Append a turn to the one before it if both are texts of one role. Returns False if they are not."""
-    plain = {"role", "content"}
-    if before["role"] != turn["role"] or set(before) - plain or set(turn) - plain:
-        return False
-    first, second = before["content"], turn["content"]
-    if isinstance(first, str) and isinstance(second, str) and turn["role"] == "assistant":
-        before["content"] = first + second
-        return True
-    before["content"] = [*_parts(first), *_parts(second)]
-    return True
-
-
-def _parts(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
 def _mark_last(turns: list[dict[str, Any]], mark: CacheControl) -> None:
     """Mark the last text of a conversation, if it has no mark."""
     for turn in reversed(turns):
-        parts = [part for part in _parts(turn["content"]) if part["text"]]
+        parts = [part for part in parts_of(turn["content"]) if part["text"]]
         if parts:
             parts[-1] = {"cache_control": mark.mark, **parts[-1]}
             turn["content"] = parts

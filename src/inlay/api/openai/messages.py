@@ -39,10 +39,9 @@ class CacheOptions(Form):
     ttl: Literal["30m", "12h"] | None = None
 
 
-class TextPart(Form):
-    """A part of a message's content."""
+class MarkedText(Form):
+    """A text that may have a mark."""
 
-    type: Literal["text"]
     text: str = Field(description=TEXT)
     cache_control: CacheControl | None = Field(None, description=MARKS["cache_control"])
     prompt_cache_breakpoint: CacheBreakpoint | None = Field(None, description=MARKS["prompt_cache_breakpoint"])
@@ -50,6 +49,12 @@ class TextPart(Form):
     @property
     def marked(self) -> bool:
         return self.cache_control is not None or self.prompt_cache_breakpoint is not None
+
+
+class TextPart(MarkedText):
+    """A part of a message's content."""
+
+    type: Literal["text"]
 
 
 class RefusalPart(Form):
@@ -241,6 +246,17 @@ def _content(message: Message, ttl: str | None, place: str) -> str | list[dict[s
 def _part(part: TextPart | RefusalPart, ttl: str | None, place: str) -> dict[str, Any]:
     if isinstance(part, RefusalPart):
         return {"type": "text", "text": part.refusal}
+    return marked_text(part, ttl, place)
+
+
+def marked_text(part: MarkedText, ttl: str | None, place: str) -> dict[str, Any]:
+    """Return a part in the form of prompts, with one mark for both of OpenAI's and Anthropic's. Raises BodyError.
+
+    Args:
+        part: the part.
+        ttl: for OpenAI's marks without a ttl.
+        place: the path to the part.
+    """
     if not part.marked:
         return {"type": "text", "text": part.text}
     marks = (part.cache_control, part.prompt_cache_breakpoint)
