@@ -16,7 +16,7 @@ def joined(turns: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     made: list[dict[str, Any]] = []
     for turn in turns:
-        before = made[-1] if made else {"role": None}
+        before: dict[str, Any] = made[-1] if made else {"role": ""}
         if before["role"] != turn["role"] or set(before) - _PLAIN or set(turn) - _PLAIN or turn["role"] == "tool":
             made.append(dict(turn))
             continue

@@ -165,7 +165,7 @@ class Answer(Response):
         document = self._dialect.respond(request.call, outputs, **self._named(request))
         if request.call.store is not None:
             answer = StoredAnswer(document, request.call.store)
-            self._service.stored.keep(request.tenant.name, document["id"], answer)
+            self._service.stored.keep(request.tenant.owner, document["id"], answer)
         return document
 
     def _named(self, request: ServerRequest) -> dict[str, Any]:

@@ -89,6 +89,11 @@ class Tenant:
     limits: Limits = NO_LIMITS
     admin: bool = False
 
+    @property
+    def owner(self) -> str:
+        """The owner of its stored answers: another tenant of the same name has another salt."""
+        return self.name if self.salt is None else f"{self.name}/{self.salt}"
+
 
 #: The tenant of every request on a server without keys.
 EVERYBODY = Tenant(PUBLIC, admin=True)

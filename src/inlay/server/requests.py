@@ -102,7 +102,7 @@ def _call(body: Any, endpoint: str, service: Service, tenant: Tenant, default_ma
         tools=service.tools,
         reasoning=service.reasoning,
         defaults=service.llm.sampling_defaults,
-        stored=service.stored.of(tenant.name),
+        stored=service.stored.of(tenant.owner),
     )
     return TimedCall(call, read - began, time.perf_counter() - read)
 

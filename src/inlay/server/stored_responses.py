@@ -32,7 +32,7 @@ async def stored_response(request: Request, name: str, stream: Literal["false"] 
 async def delete_response(request: Request, name: str) -> Response:
     """Delete a stored response of the caller."""
     service, tenant = _caller(request)
-    if not service.stored.delete(tenant.name, name):
+    if not service.stored.delete(tenant.owner, name):
         raise _missing(name)
     return JSONBytes({"id": name, "object": "response", "deleted": True})
 
@@ -77,7 +77,7 @@ def _caller(request: Request) -> tuple[Service, Tenant]:
 def _answer(request: Request, name: str) -> StoredAnswer:
     """Return a stored response of the caller. Raises BodyError, status 404, also for those of others."""
     service, tenant = _caller(request)
-    found = service.stored.get(tenant.name, name)
+    found = service.stored.get(tenant.owner, name)
     if found is None:
         raise _missing(name)
     return found

@@ -117,7 +117,7 @@ def error_body(failure: Failure) -> dict[str, Any]:
     message = failure.message
     if failure.code == "context_length_exceeded" and _TOO_LONG not in message:
         message = f"{_TOO_LONG}: {message}"
-    error = {"type": kind, "message": message, "code": failure.code, "param": failure.param}
+    error: dict[str, Any] = {"type": kind, "message": message, "code": failure.code, "param": failure.param}
     if failure.code is not None:
         error["details"] = {"error_code": failure.code}
     return {"type": "error", "error": error, "request_id": failure.request_id}

@@ -196,8 +196,10 @@ class _ChatChoice(_Choice):
 
     def _told(self, pieces: Iterable[Piece]) -> Iterator[str]:
         for piece in pieces:
-            thought = isinstance(piece, Thought)
-            yield _json(told_reasoning(piece.text) if thought else as_delta(piece, self._name, self._number))
+            if isinstance(piece, Thought):
+                yield _json(told_reasoning(piece.text))
+            else:
+                yield _json(as_delta(piece, self._name, self._number))
 
     def _entry(self, delta: str, logprobs: str = "null", end: str = '"finish_reason":null') -> str:
         return f'{{"index":{self._number},"delta":{delta},"logprobs":{logprobs},{end}}}'
