@@ -49,8 +49,8 @@ def asked(**more: Any) -> dict[str, Any]:
 def test_a_stream_is_read_as_the_whole_response(client: OpenAI) -> None:
     whole = client.responses.create(**asked())
     with client.responses.stream(**asked()) as stream:
-        kinds = {event.type for event in stream}
-        final = stream.get_final_response()
+        events = list(stream)
+    kinds, final = {event.type for event in events}, events[-1].response  # type: ignore[union-attr]
     assert {"response.created", "response.output_text.delta", "response.output_item.done"} <= kinds
     assert (final.output_text, final.status) == (whole.output_text, whole.status)
     assert whole.usage is not None

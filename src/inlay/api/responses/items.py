@@ -109,7 +109,19 @@ class MessageItem(Item):
     )
 
 
-class FunctionCall(Item):
+class Answered(Item):
+    """An item of a past answer. Clients send back answers with extra fields, so unknown ones are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class AnswerMessage(MessageItem, Answered):
+    """A message of a past answer."""
+
+    role: Literal["assistant"] = Field(description='"assistant"')
+
+
+class FunctionCall(Answered):
     """A call in a past answer."""
 
     type: Literal["function_call"]
@@ -117,7 +129,6 @@ class FunctionCall(Item):
     name: str = Field(description=f"the name of a function, of {NAMED}", pattern=NAME)
     arguments: str = Field(description="the arguments as JSON text")
     namespace: str | None = Field(None, description=f"the name of a namespace, of {NAMED}", pattern=NAME)
-    caller: Any = Field(None, description=_UNUSED)
 
 
 class FunctionCallOutput(Item):
@@ -143,7 +154,7 @@ class ReasoningText(Form):
     text: str = Field(description=TEXT)
 
 
-class ReasoningItem(Item):
+class ReasoningItem(Answered):
     """The reasoning of a past answer. The model sees its content, else its summary."""
 
     type: Literal["reasoning"]
@@ -175,6 +186,8 @@ FORMS: Mapping[str, type[Item]] = {
 def form_of(item: Any) -> type[Item] | None:
     """Return the class of an item by its type; None for an unknown type."""
     kind = item.get("type", "message") if isinstance(item, Mapping) else "message"
+    if kind == "message" and isinstance(item, Mapping) and item.get("role") == "assistant":
+        return AnswerMessage
     return FORMS.get(kind) if isinstance(kind, str) else None
 
 
