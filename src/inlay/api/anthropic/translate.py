@@ -32,6 +32,8 @@ def translate(
     structure = _structure(body)
     offer = _offer(body, tools, structure)
     turns = turns_of(body.system, body.messages, body.cache_control)
+    if not turns:
+        raise BodyError("messages has no text; give a message of the user", param="messages")
     last = _to_continue(body, turns)
     variables, ignored = _thinking(body, reasoning)
     use = None
