@@ -22,6 +22,7 @@ from tests.server.conftest import Site, running
 from .pages import DOCS, blocks, rows
 
 PAGE = DOCS / "messages-and-responses.md"
+SOURCES = DOCS.parent / "src" / "inlay"
 TEXT = PAGE.read_text(encoding="utf-8")
 
 
@@ -53,6 +54,14 @@ def test_its_paths_are_those_of_the_server() -> None:
     told = {tuple(path.strip("`").split()) for path, _ in rows(PAGE, "path", "API")}
     table = {(method, route.path.replace("{name}", "{id}")) for route in ROUTES for method in route.methods}
     assert told == {one for one in table if one[1].startswith(("/v1/messages", "/v1/responses"))}
+
+
+def test_its_codes_are_those_of_the_sources() -> None:
+    sources = [*(SOURCES / "api").rglob("*.py"), SOURCES / "server" / "stored_responses.py"]
+    text = "".join(source.read_text(encoding="utf-8") for source in sources)
+    listed = {code.strip("`") for _, code, _ in rows(PAGE, "status", "code", "")}
+    assert all(f'"{code}"' in text for code in listed)
+    assert {*re.findall(r'code="(\w+)"', sources[-1].read_text(encoding="utf-8"))} <= listed
 
 
 def test_its_bounds_are_those_of_the_server() -> None:
