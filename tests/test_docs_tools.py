@@ -96,13 +96,15 @@ def test_the_answers_of_the_table_are_calls(family: str) -> None:
     table = rows(PAGE, "format", "an answer that calls", "told from a template that has")
     (shown,) = (shown for name, shown, _ in table if name == f"`{tools.format.name}`")
     from inlay.api.openai.respond import as_message
+    from inlay.api.pieces import WholeAnswer
     from inlay.api.tools import ToolUse
 
     for answer in re.findall(r"`(.*?)`", shown.replace("\\|", "|")):
         if "{" not in answer:
             continue  # a mark alone
         text = answer.replace('"name": …', '"name": "weather"').replace("{…}", '{"city": "Rome"}')
-        message = as_message(ToolUse(tools, frozenset({"weather"}), held=False, parallel=True), text, "x", 0)
+        parser = ToolUse(tools, frozenset({"weather"}), held=False, parallel=True).parser()
+        message = as_message(WholeAnswer.of([*parser.feed(text), *parser.finish()]), "x", 0)
         assert message["content"] is None
         assert [call["function"] for call in message["tool_calls"]] == [
             {"name": "weather", "arguments": '{"city": "Rome"}'}

@@ -102,6 +102,7 @@ class Usage:
         disk_tokens: cached tokens loaded from the store on disk for the request.
         shared_tokens: cached tokens loaded from the store that servers share.
         written_tokens: computed tokens whose KV is stored for later requests while there is room.
+        lasting_tokens: written tokens of parts with a lifetime of at least an hour.
         across_tokens: module tokens encoded without the request's adapter, if its policy allows that.
         misses: computed module tokens by the reason for the miss (MISS_REASONS).
     """
@@ -128,6 +129,7 @@ class Usage:
     promoted_tokens: int = 0
     reanchored_tokens: int = 0
     primed_tokens: int = 0
+    lasting_tokens: int = 0
 
     def __post_init__(self) -> None:
         assert min(self.cached_tokens, self.computed_tokens, self.exact_tokens, self.module_tokens) >= 0, self
@@ -138,7 +140,7 @@ class Usage:
         assert 0 <= self.linked_tokens <= self.recomputed_tokens <= self.prompt_tokens, self
         assert min(self.selecting_tokens, self.host_tokens, self.disk_tokens, self.shared_tokens) >= 0, self
         assert self.host_tokens + self.disk_tokens + self.shared_tokens <= self.cached_tokens, self
-        assert 0 <= self.written_tokens <= self.computed_tokens, self
+        assert 0 <= self.lasting_tokens <= self.written_tokens <= self.computed_tokens, self
         assert 0 <= self.across_tokens <= self.module_tokens, self
         assert 0 <= self.promoted_tokens <= self.exact_tokens, self
         assert 0 <= self.reanchored_tokens + self.primed_tokens <= self.anchored_tokens, self

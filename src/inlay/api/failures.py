@@ -93,6 +93,7 @@ class Failure:
         code: the kind of error.
         retry_after_s: seconds until a retry; None if it does not help.
         problems: all problems of a text.
+        request_id: of the request, for dialects whose errors name it.
     """
 
     status: int
@@ -101,6 +102,7 @@ class Failure:
     code: str | None = None
     retry_after_s: float | None = None
     problems: tuple[Problem, ...] = ()
+    request_id: str | None = None
 
     @property
     def kind(self) -> FailureKind:

@@ -13,11 +13,13 @@ from inlay.kv.segment import Origin
 from inlay.prompt.composed import CachedSpan, ComposedPrompt, InPlace, NewSpan, compose
 from inlay.prompt.prefix import prefix_of
 from inlay.prompt.recompute import Profiles, RecomputedTokens, Scores, choose_tokens, selection_prompt
-from inlay.prompt.request import FORMS, EngineRequest
+from inlay.prompt.request import FORMS, EngineRequest, PromptPart
 from inlay.types import Usage
 
 #: The number of tokens that many texts share behind the same modules, such as the words around a question.
 _FEW = 16
+
+_HOUR_S = 3600.0
 
 
 class PromptState:
@@ -304,3 +306,31 @@ def usage_of(
         across_tokens=across,
         written_tokens=kept - (duplicates if isinstance(last, NewSpan) and last.run is not None else 0),
     )
+
+
+def lasting_tokens(
+    parts: Sequence[PromptPart], composed: ComposedPrompt, stored: Mapping[bytes, int], prefixes: Sequence[int]
+) -> int:
+    """Count the newly stored tokens of parts with a lifetime of at least an hour.
+
+    Args:
+        parts: of the request.
+        composed, stored, prefixes: see ``usage_of``.
+    """
+    long = (part for part in parts if part.ttl_s is not None and part.ttl_s >= _HOUR_S)
+    lasting = {position for part in long for position in range(part.start, part.start + len(part.ids))}
+    if not lasting:
+        return 0
+    written: list[Sequence[int]] = []
+    for span, begun in zip(composed, prefixes, strict=True):
+        if isinstance(span, CachedSpan):
+            offsets = range(span.first, span.first + span.length)
+            read = span.read(stored.get(span.spec.key, 0))
+            left_out = frozenset(span.left_out)
+            written.append([span.start + at - span.first for at in offsets if at not in left_out][read:])
+        elif isinstance(span, NewSpan):
+            end = span.start + len(span.ids) if span.run is not None else span.start
+            written.append(range(span.start + begun, end))
+        else:
+            written.append(span.positions[begun:])
+    return sum(position in lasting for positions in written for position in positions)

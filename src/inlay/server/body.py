@@ -143,7 +143,7 @@ class BodyMiddleware:
         try:
             state.update(body=None if data is None else await self._parsed(data, scope), body_bytes=len(data or b""))
         except BodyError as error:
-            await failure_response(failure_of(error), scope["path"])(scope, receive, send)
+            await failure_response(failure_of(error), scope)(scope, receive, send)
             return
         del data  # frees the raw bytes while the request is answered
         await self._app(scope, receive, send)

@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from inlay.api.call import StoredAnswer
 from inlay.api.dialect import DIALECTS, AnswerStream
 from inlay.api.failures import INTERNAL_ERROR, Failure, failure_of
 from inlay.api.structures import structure_failure
@@ -113,7 +114,7 @@ class AnswerResponse(Response):
         began = time.perf_counter()
         outputs = usage.outputs
         response = await json_response(
-            lambda: self._dialect.respond(request.call, outputs, **self._named(request)),
+            lambda: self._document(request, outputs),
             _response_size(request, usage),
             headers=_warnings(request),
         )
@@ -146,6 +147,8 @@ class AnswerResponse(Response):
                     await events.write(new)
                     usage.took("respond", made - began)
                     usage.took("write", time.perf_counter() - made)
+            if request.call.store is not None:  # before the last event, because a client may continue it at once
+                await off_loop(lambda: self._document(request, usage.outputs))
             await events.end(stream.end())
         except Exception as error:
             if not events.begun:
@@ -156,6 +159,14 @@ class AnswerResponse(Response):
             await events.end(stream.fail(failure))
             return failure
         return None
+
+    def _document(self, request: ServerRequest, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        """Return the body of a complete response. It is stored if the request asks for that."""
+        document = self._dialect.respond(request.call, outputs, **self._named(request))
+        if request.call.store is not None:
+            answer = StoredAnswer(document, request.call.store)
+            self._service.stored.keep(request.tenant.owner, document["id"], answer)
+        return document
 
     def _named(self, request: ServerRequest) -> dict[str, Any]:
         """Return the fields that identify an answer."""

@@ -88,11 +88,11 @@ async def read_call(
         BodyError: the body is invalid.
         PMLError: a prompt of a schema cannot be parsed.
     """
-    work = partial(_call, body, endpoint, service, default_max_tokens)
+    work = partial(_call, body, endpoint, service, tenant, default_max_tokens)
     return await service.body_workers.run(work, tenant=tenant.name, size=size, slow=_is_slow(body))
 
 
-def _call(body: Any, endpoint: str, service: Service, default_max_tokens: int | None) -> TimedCall:
+def _call(body: Any, endpoint: str, service: Service, tenant: Tenant, default_max_tokens: int | None) -> TimedCall:
     began, dialect = time.perf_counter(), route_of(endpoint).dialect
     checked = dialect.read(body, endpoint)
     read = time.perf_counter()
@@ -102,6 +102,7 @@ def _call(body: Any, endpoint: str, service: Service, default_max_tokens: int | 
         tools=service.tools,
         reasoning=service.reasoning,
         defaults=service.llm.sampling_defaults,
+        stored=service.stored.of(tenant.owner),
     )
     return TimedCall(call, read - began, time.perf_counter() - read)
 

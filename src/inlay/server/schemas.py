@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Scope
 
 from inlay.api.dialect import Dialect
 from inlay.api.failures import BodyError, failure_of
@@ -51,7 +52,7 @@ async def create(request: Request) -> Response:
             said: dict[str, Any] = {"positions": given.options.positions, "ttl": given.options.ttl}
             record = await service.schemas.create(source, salt=salt, reuse=reuse, **said)
         except PMLError as error:
-            return _refused(error, given.field, request.scope["path"])
+            return _refused(error, given.field, request.scope)
         await _encode(service.schemas, record, given.options, tenant, admission)
         return await _response(service, record, tenant, _dialect(request), status=201)
 
@@ -105,7 +106,7 @@ async def replace(request: Request, name: str) -> Response:
                 if_match=request.headers.get("if-match"),
             )
         except PMLError as error:
-            return _refused(error, given.field, request.scope["path"])
+            return _refused(error, given.field, request.scope)
         await _encode(service.schemas, record, given.options, tenant, admission)
         return await _response(service, record, tenant, _dialect(request))
 
@@ -135,7 +136,7 @@ async def warm(request: Request, name: str, public: Public = None, stream: bool 
         )
     await task.result()
     if task.failure is not None:
-        return failure_response(task.failure, request.scope["path"])
+        return failure_response(task.failure, request.scope)
     return JSONBytes(await _outcome(service.schemas, task, _dialect(request)))
 
 
@@ -369,7 +370,7 @@ def _event(value: dict[str, Any]) -> bytes:
     return b"data: " + json_bytes(value) + b"\n\n"
 
 
-def _refused(error: PMLError, field: str, path: str) -> Response:
+def _refused(error: PMLError, field: str, scope: Scope) -> Response:
     """Return the response that lists all errors of a schema. ``field`` is the body's field that holds the schema."""
     failure = dataclasses.replace(failure_of(error), param=field, code="invalid_schema", problems=tuple(error.problems))
-    return failure_response(failure, path)
+    return failure_response(failure, scope)
