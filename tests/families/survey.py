@@ -21,10 +21,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from inlay.cli.models import family_rows
 from inlay.models.families import FAMILIES
+from inlay.models.multimodal import MULTIMODAL
 from inlay.models.refused import REFUSED
 from inlay.models.unshared import Unshared
 
-from .configs import ROWS, model_type, tiny_config
+from .configs import ROWS, UNSHARED, model_type, tiny_config
 from .suite import CHECKS, shifts_are_allowed
 from .unshared import CHECKS as UNSHARED_CHECKS
 
@@ -68,8 +69,11 @@ def survey() -> dict[str, Any]:
 
 
 def _is_served(kind: str) -> bool:
-    """A name of a model may stand for another one's configuration, as gpt-sw3 does for gpt2's."""
-    return CONFIG_MAPPING[kind].model_type in FAMILIES
+    """True if models of a type have reuse, whatever their configuration, or only their text models are served.
+
+    A name of a model may stand for another one's configuration, as gpt-sw3 does for gpt2's.
+    """
+    return kind in MULTIMODAL or (CONFIG_MAPPING[kind].model_type in FAMILIES and kind not in UNSHARED)
 
 
 def _told(names: Any) -> Any:

@@ -17,8 +17,9 @@ from .suite import CHECKS, claims_shifts, shifts_are_allowed
 
 #: A row for each thing that sets families apart.
 SHORT = (
-    *("bloom", "deepseek_v2", "deepseek_v3", "falcon", "falcon alibi", "gemma3_text", "glm4", "gpt_neox", "gpt_oss"),
-    *("hunyuan_v1_dense", "mixtral", "mpt", "nanochat", "opt", "phimoe", "smollm3", "stablelm"),
+    *("bloom", "deepseek_v2", "deepseek_v3", "falcon", "falcon alibi", "gemma3_text", "gemma3n_text", "gemma4_text"),
+    *("gemma4_text moe", "glm4", "gpt_neox", "gpt_oss", "granitemoehybrid attention", "hunyuan_v1_dense"),
+    *("llama4_text", "mixtral", "mpt", "nanochat", "opt", "phimoe", "smollm3", "stablelm"),
 )
 SHORT_CHECKS = ("prefill and decode", "shifts", "windows and sinks", "adapters")
 

@@ -99,7 +99,9 @@ def family_rows() -> list[Row]:
 
     from inlay.models.families import FAMILIES
 
-    return [_row(kind, family.allows(CONFIG_MAPPING[kind]())) for kind, family in sorted(FAMILIES.items())]
+    return [
+        _row(kind, family.allows(CONFIG_MAPPING[kind](**family.typical))) for kind, family in sorted(FAMILIES.items())
+    ]
 
 
 def _row(kind: str, allows: Allows) -> Row:

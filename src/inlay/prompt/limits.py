@@ -27,7 +27,7 @@ def check_prompt(layout: PromptLayout, model: ModelInfo, tokenizer: PreTrainedTo
     if end + answered >= longest:  # before the ids, because the prompt may have any length
         raise ContextError(
             f"{where}the prompt ends at position {end} and the model's context is {longest} tokens long, "
-            "answer included; shorten the prompt, or import fewer modules",
+            f"answer included{_because(model)}; shorten the prompt, or import fewer modules",
             code="request.too_long",
         )
     if unknown := beyond_vocabulary(layout.ids, model.vocab_size, tokenizer.convert_ids_to_tokens):
@@ -45,6 +45,11 @@ def check_forced(layout: PromptLayout, model: ModelInfo, forced: Sequence[int]) 
             f"{len(forced) - limit} too long for the model's context; shorten one of them",
             code="request.too_long",
         )
+
+
+def _because(model: ModelInfo) -> str:
+    """Return the reason for a context that is shorter than the configuration's, in brackets, or an empty text."""
+    return f" ({model.limit})" if model.limit else ""
 
 
 def check_tokens(params: SamplingParams, model: ModelInfo) -> None:

@@ -23,6 +23,8 @@ class ModelInfo:
         why_not_shift: the reason why segments cannot be read at a shift, or None.
         adapters: name → digest of each adapter.
         why_unshared: the reason why every request runs under ``off``, or None.
+        limit: the reason why the context is shorter than the configuration says, or None.
+        text_model: a sentence about a model that is the text model of a multimodal checkpoint. None for other models.
     """
 
     vocab_size: int
@@ -32,6 +34,8 @@ class ModelInfo:
     why_not_shift: str | None
     adapters: Mapping[str, bytes] = field(default_factory=dict)
     why_unshared: str | None = None
+    limit: str | None = None
+    text_model: str | None = None
 
     def adapter(self, name: str | None) -> bytes:
         """Return the digest of an adapter; b"" for None, the model alone. Raises ParameterError."""
