@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from inlay.api.failures import MAX_NAME, MAX_PROBLEMS, BodyError
+from inlay.api.failures import MAX_NAME, MAX_PROBLEMS, NO_TEXT, BodyError
 from inlay.api.tools.growing_json import parsed
 from inlay.strict_json import JSONError
 from inlay.wording import clip, shown
@@ -25,6 +25,8 @@ _CONTENT = (
     '"cache_control": {"type": "ephemeral"}; inlay reads text alone, in at most 1,024 parts'
 )
 _TEXT = "a text"
+#: Ends of the types of parts with other content than text, such as "image_url" and "input_audio".
+_MEDIA = ("image", "image_url", "audio", "audio_url", "video", "video_url", "file")
 _MAX_ID = 256  # characters
 MAX_TOOLS = 128
 MAX_PARTS = 1_024  # of one message
@@ -264,7 +266,8 @@ def wrong_part(part: Any, place: str, *, past_answer: bool) -> Problem | None:
         form = EchoedRefusal if past_answer else RefusalPart
     if form is None:
         said = "is missing" if kind is None else f"is {shown(kind)}"
-        return f"{place}.type", "invalid_value", f'{place}.type {said}; it must be "text": inlay reads text alone'
+        code = NO_TEXT if isinstance(kind, str) and kind.endswith(_MEDIA) else "invalid_value"
+        return f"{place}.type", code, f'{place}.type {said}; it must be "text": inlay reads text alone'
     try:
         form.model_validate(part)
     except ValidationError as error:
