@@ -63,6 +63,7 @@ def survey() -> dict[str, Any]:
         "checks": list(CHECKS),
         "families": served,
         "failures": {row: found for row, found in rows.items() if found},
+        "by their text models": list(MULTIMODAL),
         "refused": dict(sorted(REFUSED.items())),
         "without reuse": {kind: _tried(kind) for kind in _told(others)},
     }
@@ -115,8 +116,9 @@ def table(results: dict[str, Any]) -> str:
 
 
 def reasons(results: dict[str, Any]) -> str:
-    """The lists in docs/models.md of families without reuse and of refused families."""
-    parts = ["Served without reuse, because"]
+    """The lists in docs/models.md of multimodal checkpoints, of families without reuse and of refused families."""
+    parts = [f"Served by their text models: {', '.join(results['by their text models'])}."]
+    parts.append("Served without reuse, because")
     for reason, kinds in _by_reason({kind: Unshared(kind).why for kind in results["without reuse"]}).items():
         marked = (kind + ("" if results["without reuse"][kind] == "passes" else "*") for kind in kinds)
         parts.append(f"- {reason}: {', '.join(marked)}.")

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
@@ -94,10 +94,17 @@ class Absorbing:
 
 
 _carried: ContextVar[PassContext | None] = ContextVar("inlay_pass", default=None)
+_carrying: WeakSet[nn.Module] = WeakSet()
 
 
 def carry(model: PreTrainedModel) -> None:
-    """Let ``carried_pass`` and ``attend`` find the pass of a model that drops keyword arguments."""
+    """Let ``carried_pass`` and ``attend`` find the pass of a model that drops keyword arguments.
+
+    A second call for the same model does nothing.
+    """
+    if model in _carrying:
+        return
+    _carrying.add(model)
     model.register_forward_pre_hook(_take_up, with_kwargs=True)
     model.register_forward_hook(_lay_down, always_call=True)
 

@@ -22,7 +22,7 @@ from transformers import (
 
 from inlay.errors import ModelError, ParameterError
 from inlay.models.device import check_form, check_placed, find_device, put_on
-from inlay.models.families import check_config, describe
+from inlay.models.families import check_config, describe, family_of
 from inlay.models.family import note_of
 from inlay.models.fill import check_complete
 from inlay.models.fingerprint import fingerprint as fingerprint
@@ -173,7 +173,7 @@ def as_loaded(
 
 
 def _from_transformers(model: PreTrainedModel, dtype: str, tokenizer: PreTrainedTokenizerBase | None) -> LoadedModel:
-    """Describe a model that the caller has loaded, without changing it. Raises ParameterError."""
+    """Describe a model that the caller has loaded. Its own calls compute as before. Raises ParameterError."""
     if tokenizer is None:
         raise ParameterError(
             "a model of transformers needs its tokenizer: write "
@@ -194,8 +194,9 @@ def _from_transformers(model: PreTrainedModel, dtype: str, tokenizer: PreTrained
     for sentence, so in wrong.items():
         if so:
             raise ParameterError(f"the model of transformers cannot be served: {sentence}", code="model.not_servable")
-    name = str(model.config.name_or_path or type(model).__name__)
-    return LoadedModel(name, model, tokenizer, describe(model), fingerprint(model))
+    name, spec = str(model.config.name_or_path or type(model).__name__), describe(model)
+    family_of(model.config).patch(model)
+    return LoadedModel(name, model, tokenizer, spec, fingerprint(model))
 
 
 def adjusted(loaded: LoadedModel, chat_template: str | None, max_model_len: int | None) -> LoadedModel:

@@ -69,7 +69,8 @@ class SharedKV(Standard):
 
     def layers(self, model: PreTrainedModel) -> tuple[LayerSpec, ...]:
         """See Family.layers. Heads come from the attention of each layer."""
-        config, body = model.config, model.base_model
+        config: Any = model.config
+        body: Any = model.base_model
         found = []
         for i, source in enumerate(self.sources(config)):
             if source == i:

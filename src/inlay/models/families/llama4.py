@@ -19,7 +19,7 @@ class InlayLlama4Attention(Llama4TextAttention):
     """
 
     @property
-    def attn_temperature_tuning(self) -> bool:
+    def attn_temperature_tuning(self) -> bool:  # type: ignore[override]  # stock code sets it once
         return bool(self.config.attn_temperature_tuning) and carried_pass() is None
 
 
