@@ -99,10 +99,11 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "scale_attn_by_inverse_layer_idx": True,
         },
     ),
-    "gemma4": (
+    "gemma4_text": (
         "gemma4_text",
         _COMMON
         | {
+            "initializer_range": 0.15,
             "num_hidden_layers": 4,
             "num_kv_shared_layers": 2,
             "layer_types": ["sliding_attention", "full_attention"] * 2,

@@ -24,6 +24,7 @@ from inlay.models.load import as_loaded, check_model, load_model, read_config
 from inlay.models.multimodal import MULTIMODAL, TextWeights, text_config
 from inlay.models.random import bytes_tokenizer
 
+from ..adapters import write_adapter
 from ..equivalence.recorder import Recorder, close
 from ..raising import raises
 from ..server.conftest import running
@@ -175,6 +176,21 @@ def test_a_quantized_checkpoint_keeps_the_numbers_of_its_text_model(folders, tmp
 def test_the_fingerprint_does_not_depend_on_the_form_of_the_weights(folders):
     packed, stock = (load_model(folders["gemma4"], dtype="float32", weights=form) for form in ("packed", "stock"))
     assert packed.fingerprint == stock.fingerprint
+
+
+@pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
+def test_an_adapter_that_was_trained_on_the_whole_model_serves_its_text_model(prefix, folders, tmp_path):
+    loaded = load_model(folders["gemma3"], dtype="float32", weights="stock")
+    alone, trained = write_adapter(tmp_path / "alone", loaded), write_adapter(tmp_path / "whole", loaded)
+    factors = load_file(trained / "adapter_model.safetensors")
+    save_file(
+        {name.replace(".model.model.", f".model.{prefix}", 1): factor for name, factor in factors.items()},
+        trained / "adapter_model.safetensors",
+    )
+    recorder = Recorder(loaded, reuse="off", adapters={"alone": str(alone), "whole": str(trained)})
+    (_, one), (_, other), (_, none) = recorder.greedy([_ids(20)] * 3, 2, adapter=["alone", "whole", None])
+    close(one, other)
+    assert (one - none).abs().max() > 0.1
 
 
 def test_a_multimodal_model_in_memory_is_refused():

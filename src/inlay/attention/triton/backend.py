@@ -31,7 +31,7 @@ from inlay.attention.triton.work import MOST_STEPS, Kind, Recording, Work
 from inlay.errors import ParameterError
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-LARGEST_HEAD = 256
+LARGEST_HEAD = 512
 FP8_CAPABILITY = (8, 9)
 
 #: True if kernels run in Triton's interpreter, that is, if TRITON_INTERPRET=1 was set when Triton was imported.

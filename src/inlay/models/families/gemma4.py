@@ -7,6 +7,7 @@ its kind of attention. Only the rows with logits are needed there, so a pass com
 from __future__ import annotations
 
 from dataclasses import replace
+from types import MethodType
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -17,40 +18,35 @@ from inlay.models.interface import PassContext
 from inlay.models.spec import LayerSpec, ModelSpec
 from inlay.models.standard import ROUTERS, Standard
 
+#: Stock code drops rows here. Older releases of transformers compute all rows.
+_METHOD = "_maybe_slice_kv_shared_inputs"
 
-class InlayGemma4TextModel(Gemma4TextModel):
-    """Gemma4TextModel that keeps the wanted rows of a pass. It behaves like the stock class if none are named."""
 
-    def _maybe_slice_kv_shared_inputs(
-        self,
-        hidden_states: Tensor,
-        per_layer_inputs: Tensor | None,
-        position_embeddings: dict[str, tuple[Tensor, Tensor]],
-        causal_mask_mapping: dict[str, Tensor | None],
-        logits_to_keep: int | Tensor,
-        past_key_values: Any,
-        **kwargs: Any,
-    ) -> Any:
-        """See Gemma4TextModel. It is called once, before the first layer without keys of its own."""
-        inlay: PassContext | None = kwargs.get("inlay")
-        if inlay is None:
-            return super()._maybe_slice_kv_shared_inputs(
-                hidden_states,
-                per_layer_inputs,
-                position_embeddings,
-                causal_mask_mapping,
-                logits_to_keep,
-                past_key_values,
-                **kwargs,
-            )
-        if inlay.kept is not None:
-            rows = inlay.kept.rows
-            hidden_states = hidden_states[:, rows]
-            per_layer_inputs = None if per_layer_inputs is None else per_layer_inputs[:, rows]
-            position_embeddings = {
-                kind: (cos[:, rows], sin[:, rows]) for kind, (cos, sin) in position_embeddings.items()
-            }
-        return hidden_states, per_layer_inputs, position_embeddings, causal_mask_mapping
+def _wanted_rows(
+    model: Gemma4TextModel,
+    hidden_states: Tensor,
+    per_layer_inputs: Tensor | None,
+    position_embeddings: dict[str, tuple[Tensor, Tensor]],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Replace the stock method, which is called once, before the first layer without keys of its own.
+
+    Returns:
+        The arguments with the rows of ``PassContext.kept`` alone, or with all rows if the pass names none. Without a
+        pass, what the stock method returns.
+    """
+    inlay: PassContext | None = kwargs.get("inlay")
+    if inlay is None:
+        given = hidden_states, per_layer_inputs, position_embeddings
+        return Gemma4TextModel._maybe_slice_kv_shared_inputs(model, *given, *args, **kwargs)
+    if inlay.kept is not None:
+        rows = inlay.kept.rows
+        hidden_states = hidden_states[:, rows]
+        per_layer_inputs = None if per_layer_inputs is None else per_layer_inputs[:, rows]
+        position_embeddings = {kind: (cos[:, rows], sin[:, rows]) for kind, (cos, sin) in position_embeddings.items()}
+    masks = args[0]
+    return hidden_states, per_layer_inputs, position_embeddings, masks
 
 
 class SharedKV(Standard):
@@ -92,13 +88,13 @@ class Gemma4(SharedKV):
 
     def spec(self, model: PreTrainedModel) -> ModelSpec:
         """See Family.spec."""
-        return replace(super().spec(model), keeps_rows=hasattr(Gemma4TextModel, "_maybe_slice_kv_shared_inputs"))
+        return replace(super().spec(model), keeps_rows=hasattr(Gemma4TextModel, _METHOD))
 
     def patch(self, model: PreTrainedModel) -> None:
         """See Family.patch."""
         for module in model.modules():
-            if type(module) is Gemma4TextModel:
-                module.__class__ = InlayGemma4TextModel
+            if type(module) is Gemma4TextModel and hasattr(module, _METHOD):
+                setattr(module, _METHOD, MethodType(_wanted_rows, module))
 
 
 FAMILY = Gemma4()
