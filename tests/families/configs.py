@@ -109,6 +109,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     },
     "gemma4_text": _GEMMA4 | {"hidden_size_per_layer_input": 8, "num_kv_shared_layers": 2},
     "gemma4_text dense": _GEMMA4_ONE_PRODUCT,
+    "gemma4_unified_text": _GEMMA4_ONE_PRODUCT | {"num_kv_shared_layers": 2},
     "gemma4_text moe": _GEMMA4_ONE_PRODUCT | {"enable_moe_block": True, "top_k_experts": 2},
     "glm": {"head_dim": 8},
     "glm4": {"head_dim": 8},

@@ -57,6 +57,11 @@ CASES: dict[str, dict[str, Any]] = {
         "audio_config": {"hidden_size": 16, "conf_num_attention_heads": 2, "conf_num_hidden_layers": 1},
     },
     "gemma4": {"text_config": _TEXT | _MIXED | _PLE | {"global_head_dim": 16}, "vision_config": _VISION},
+    "gemma4_unified": {
+        "text_config": _TEXT | _MIXED | {"global_head_dim": 16, "num_kv_shared_layers": 2},
+        "vision_config": {"mm_embed_dim": 32, "mm_posemb_size": 16, "output_proj_dims": 32},
+        "audio_config": None,
+    },
     "idefics3": {"text_config": _TEXT | {"model_type": "llama"}, "vision_config": _VISION},
     "llama4": {
         "text_config": _TEXT | {"num_local_experts": 2, "intermediate_size_mlp": 64, "attention_chunk_size": 64},

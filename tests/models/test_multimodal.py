@@ -35,6 +35,7 @@ TEXT = {
     "gemma3": ("gemma3_text", {"multi_modal_projector", "vision_tower"}),
     "gemma3n": ("gemma3n_text", {"audio_tower", "embed_audio", "embed_vision", "vision_tower"}),
     "gemma4": ("gemma4_text", {"embed_vision", "vision_tower"}),
+    "gemma4_unified": ("gemma4_unified_text", {"embed_vision", "vision_embedder"}),
     "idefics3": ("llama", {"connector", "vision_model"}),
     "llama4": ("llama4_text", {"multi_modal_projector", "vision_model"}),
     "mistral3": ("mistral", {"multi_modal_projector", "vision_tower"}),

@@ -36,7 +36,17 @@ def test_what_a_load_takes(name, quantization):
     assert counted == pytest.approx(taken(model), rel=0.01)
 
 
-FAMILIES = ("bloom", "deepseek_v3", "gemma2", "gemma3n_text", "gemma4_text", "gpt2", "gpt_oss", "llama4_text", "mixtral")
+FAMILIES = (
+    "bloom",
+    "deepseek_v3",
+    "gemma2",
+    "gemma3n_text",
+    "gemma4_text",
+    "gpt2",
+    "gpt_oss",
+    "llama4_text",
+    "mixtral",
+)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -22,8 +22,8 @@ from inlay.wording import counted, listed
 
 #: Types of multimodal checkpoints with a text model that is served alone.
 MULTIMODAL = (
-    *("gemma3", "gemma3n", "gemma4", "idefics3", "llama4", "mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_5"),
-    *("qwen3_5_moe", "qwen3_vl", "smolvlm"),
+    *("gemma3", "gemma3n", "gemma4", "gemma4_unified", "idefics3", "llama4", "mistral3", "qwen2_5_vl", "qwen2_vl"),
+    *("qwen3_5", "qwen3_5_moe", "qwen3_vl", "smolvlm"),
 )
 
 #: Types of text models without a causal class of their own, and the type with the same computation. They rotate by

@@ -11,7 +11,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         *("trocr", "whisper", "xlm", "xlm-roberta", "xlm-roberta-xl", "xlnet", "xmod"),
     ),
     "they take images, sound or several streams beside the text, of which a text's states would not tell": (
-        *("blt", "emu3", "fuyu", "gemma4_assistant", "gemma4_unified", "gemma4_unified_assistant", "git"),
+        *("blt", "emu3", "fuyu", "gemma4_assistant", "gemma4_unified_assistant", "git"),
         *("got_ocr2", "mllama", "moshi", "moss_transcribe_diarize", "musicgen", "musicgen_melody"),
         "phi4_multimodal",
     ),

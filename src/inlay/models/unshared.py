@@ -30,7 +30,7 @@ WHY: dict[str, tuple[str, ...]] = {
     ),
     "their attention chooses, mixes or shares keys in a way of its own, beside transformers' AttentionInterface": (
         *("axk2", "codegen", "deepseek_v32", "deepseek_v4", "diffllama", "doge", "glm_moe_dsa", "hy_v4"),
-        *("minimax_m3_vl_text", "dots3_note", "dots3_note_text", "longcat_flash", "gemma4_unified_text"),
+        *("minimax_m3_vl_text", "dots3_note", "dots3_note_text", "longcat_flash"),
         *("gpt_neox_japanese", "xglm", "gptj", "jetmoe", "hrm_text"),
     ),
     "their keys and values differ in width, which no backend stores yet": ("mimo_v2_flash",),
