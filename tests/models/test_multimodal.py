@@ -20,7 +20,7 @@ from inlay.cli.main import main
 from inlay.models.families import check_config
 from inlay.models.formats.reading import pieces_of
 from inlay.models.linear import FrozenLinear
-from inlay.models.load import as_loaded, check_model, load_model, read_config
+from inlay.models.load import as_loaded, check_model, load_model, load_tokenizer, read_config, stop_ids
 from inlay.models.multimodal import MULTIMODAL, TextWeights, text_config
 from inlay.models.random import bytes_tokenizer
 
@@ -112,7 +112,7 @@ def _without(folder: Path, to: Path, end: str) -> Path:
     """A copy of a checkpoint without the weights whose names end so."""
     to.mkdir()
     for file in folder.iterdir():
-        if file.suffix == ".json":
+        if file.suffix != ".safetensors":
             (to / file.name).write_bytes(file.read_bytes())
     tensors = load_file(folder / "model.safetensors")
     kept = {name: tensor for name, tensor in tensors.items() if not name.endswith(end)}
@@ -217,6 +217,22 @@ def test_memory_is_that_of_the_text_model(kind, folders):
 def test_a_model_is_shown_by_its_text_model(folders, capsys):
     assert main(["models", "show", str(folders["qwen2_5_vl"])]) == 0
     assert "is of the family qwen2" in capsys.readouterr().out
+
+
+def test_the_chat_template_of_the_processor_is_used_if_the_tokenizer_has_none(folders, tmp_path):
+    folder = _without(folders["smolvlm"], tmp_path / "copy", "connector.modality_projection.proj.weight")
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": "{{ messages[0]['content'] }}"}))
+    assert load_tokenizer(folder).chat_template == bytes_tokenizer().chat_template
+    (folder / "chat_template.jinja").unlink()
+    assert load_tokenizer(folder).chat_template == "{{ messages[0]['content'] }}"
+
+
+def test_the_ends_of_a_text_are_those_of_the_whole_checkpoint(folders, tmp_path):
+    folder = _without(folders["gemma3"], tmp_path / "copy", "mm_soft_emb_norm.weight")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": [1, 106]}))
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    assert {1, 106} <= stop_ids(load_model(folder))
 
 
 def test_other_configurations_stay_as_they_are(folders):

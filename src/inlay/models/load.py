@@ -42,7 +42,14 @@ from inlay.models.location import (
     model_name,
     weight_files,
 )
-from inlay.models.multimodal import NAMES, TextWeights, is_multimodal, text_config, without_report
+from inlay.models.multimodal import (
+    NAMES,
+    TextWeights,
+    is_multimodal,
+    processor_template,
+    text_config,
+    without_report,
+)
 from inlay.models.pull import hub_reason, pull, waiting
 from inlay.models.quantized import read_quantized, settings_of
 from inlay.models.random import build_random, bytes_tokenizer, check_shape
@@ -426,6 +433,8 @@ def _read_tokenizer(name: str) -> PreTrainedTokenizerBase:
         raise ModelError(
             f"{name}: the tokenizer has no fast form; add a tokenizer.json", code="model.no_fast_tokenizer"
         )
+    if tokenizer.chat_template is None:
+        tokenizer.chat_template = processor_template(Path(name))
     return tokenizer
 
 

@@ -7,10 +7,12 @@ and sound. Its text model is loaded alone, as the stock class of the text model.
 from __future__ import annotations
 
 import copy
+import json
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from transformers import AutoConfig, PretrainedConfig
@@ -35,6 +37,8 @@ _SAME = {
 }
 #: Settings of those three positions.
 _OF_POSITIONS = ("mrope_section", "mrope_interleaved")
+
+_TEMPLATE_FILE = "chat_template.json"
 
 #: Names of weights in multimodal checkpoints, as patterns, and the beginnings of their names in the text model.
 NAMES: dict[str, str] = {
@@ -75,15 +79,24 @@ def text_config(config: PretrainedConfig) -> PretrainedConfig:
     text: PretrainedConfig = config.get_text_config(decoder=True)
     if text.model_type in _SAME:
         text = _same_computation(text)
-    for name in ("tie_word_embeddings", "dtype", "quantization_config"):
+    for name in ("tie_word_embeddings", "dtype", "quantization_config", "eos_token_id"):
         value = getattr(config, name, None)
         if value is not None:
             setattr(text, name, value)
-    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+    for name in ("bos_token_id", "pad_token_id"):
         if getattr(text, name, None) is None and getattr(config, name, None) is not None:
             setattr(text, name, getattr(config, name))
     text.name_or_path = config.name_or_path
     return text
+
+
+def processor_template(folder: Path) -> str | None:
+    """Return the chat template that older multimodal checkpoints keep beside their tokenizer. None if there is none."""
+    try:
+        found = json.loads((folder / _TEMPLATE_FILE).read_text(encoding="utf-8"))["chat_template"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, str) else None
 
 
 class TextWeights:
