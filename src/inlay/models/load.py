@@ -269,7 +269,7 @@ def _described(name: str) -> tuple[GGUFFile | None, PretrainedConfig, str | None
     Raises ModelError for an unsupported model.
     """
     gguf = _gguf(name)
-    whole = _whole_config(name) if gguf is None else gguf.config()
+    whole = whole_config(name) if gguf is None else gguf.config()
     config = text_config(whole)
     check_config(config)
     return gguf, config, whole.model_type if is_multimodal(whole) else None
@@ -393,10 +393,11 @@ def read_config(name: str) -> PretrainedConfig:
 
     Raises ModelError.
     """
-    return text_config(_whole_config(name))
+    return text_config(whole_config(name))
 
 
-def _whole_config(name: str) -> PretrainedConfig:
+def whole_config(name: str) -> PretrainedConfig:
+    """Return the configuration of a local directory, a GGUF file, or a hub name, as published. Raises ModelError."""
     name = model_name(name)
     if (gguf := _gguf(name)) is not None:
         return gguf.config()
