@@ -17,7 +17,7 @@ class Granite4(Standard):
 
     def serves(self, config: PretrainedConfig) -> bool:
         """See Family.serves."""
-        return set(config.layer_types) <= {"attention", "full_attention"}
+        return bool(config.layer_types) and set(config.layer_types) <= {"attention", "full_attention"}
 
     def rotates(self, config: PretrainedConfig, layer: int) -> bool:
         """See Standard.rotates."""
