@@ -44,7 +44,7 @@ def apart(one: list[dict[int, float]], other: list[dict[int, float]]) -> float:
 
 
 @pytest.mark.parametrize("backend", ["cpu", "torch", "reference"])
-@pytest.mark.parametrize("model", ["llama", "qwen2", "gpt2"])
+@pytest.mark.parametrize("model", ["gemma4_text", "gpt2", "llama", "qwen2"])
 def test_exact_is_what_this_engine_computes_without_reuse(model, backend):
     llm = make(model=model, attention_backend=backend)
     alone = steps(llm, "off")

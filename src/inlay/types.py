@@ -330,6 +330,7 @@ class EngineStats:
         promoted_tokens, promotion_s: tokens and seconds of idle time spent on promotion.
         pinned_bytes: of the pool.
         encoded_tokens: tokens of modules and of always-present text computed since the start.
+        rows_saved: tokens that passes did not compute in a layer that reads another's KV, summed over those layers.
         host_tokens, disk_tokens, shared_tokens: tokens loaded into the pool from each tier.
         unwritten_segments: segments that wait to be written.
         write_lag_s: how long the first of them has waited.
@@ -352,6 +353,7 @@ class EngineStats:
     promoted_tokens: int = 0
     promotion_s: float = 0.0
     encoded_tokens: int = 0
+    rows_saved: int = 0
     pinned_bytes: int = 0
     host_tokens: int = 0
     disk_tokens: int = 0

@@ -27,6 +27,7 @@ def test_all_families_as_json(capsys):
     assert rows["gemma2"]["windows"] == [4096]
     assert rows["gpt_oss"]["sinks"]
     assert rows["deepseek_v3"]["latent"]
+    assert "gemma3" in printed["by_their_text_models"]
     assert "states of fixed size" in printed["without_reuse"]["mamba"]
     assert "encoders" in printed["refused"]["bert"]
 
@@ -35,6 +36,7 @@ def test_all_families_as_a_table(capsys):
     assert main(["models"]) == 0
     printed = capsys.readouterr().out
     assert "deepseek_v3" in printed
+    assert "by their text models, without images and sound: gemma3, " in printed
     assert "they fold the text into states of fixed size" in printed
 
 

@@ -21,10 +21,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from inlay.cli.models import family_rows
 from inlay.models.families import FAMILIES
+from inlay.models.multimodal import MULTIMODAL
 from inlay.models.refused import REFUSED
 from inlay.models.unshared import Unshared
 
-from .configs import ROWS, model_type, tiny_config
+from .configs import ROWS, UNSHARED, model_type, tiny_config
 from .suite import CHECKS, shifts_are_allowed
 from .unshared import CHECKS as UNSHARED_CHECKS
 
@@ -62,14 +63,18 @@ def survey() -> dict[str, Any]:
         "checks": list(CHECKS),
         "families": served,
         "failures": {row: found for row, found in rows.items() if found},
+        "by their text models": list(MULTIMODAL),
         "refused": dict(sorted(REFUSED.items())),
         "without reuse": {kind: _tried(kind) for kind in _told(others)},
     }
 
 
 def _is_served(kind: str) -> bool:
-    """A name of a model may stand for another one's configuration, as gpt-sw3 does for gpt2's."""
-    return CONFIG_MAPPING[kind].model_type in FAMILIES
+    """True if models of a type have reuse, whatever their configuration, or only their text models are served.
+
+    A name of a model may stand for another one's configuration, as gpt-sw3 does for gpt2's.
+    """
+    return kind in MULTIMODAL or (CONFIG_MAPPING[kind].model_type in FAMILIES and kind not in UNSHARED)
 
 
 def _told(names: Any) -> Any:
@@ -111,8 +116,9 @@ def table(results: dict[str, Any]) -> str:
 
 
 def reasons(results: dict[str, Any]) -> str:
-    """The lists in docs/reference/models.md of families without reuse and of refused families."""
-    parts = ["Served without reuse, because"]
+    """The lists in docs/reference/models.md: multimodal checkpoints, families without reuse, refused families."""
+    parts = [f"Served by their text models: {', '.join(results['by their text models'])}."]
+    parts.append("Served without reuse, because")
     for reason, kinds in _by_reason({kind: Unshared(kind).why for kind in results["without reuse"]}).items():
         marked = (kind + ("" if results["without reuse"][kind] == "passes" else "*") for kind in kinds)
         parts.append(f"- {reason}: {', '.join(marked)}.")

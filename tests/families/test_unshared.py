@@ -18,6 +18,7 @@ from inlay.engine.unshared_runner import CacheShape
 from inlay.models.cache_keyword import cache_keyword, returned_cache
 from inlay.models.families import FAMILIES, family_of
 from inlay.models.load import load_model
+from inlay.models.multimodal import MULTIMODAL
 from inlay.models.random import bytes_tokenizer
 from inlay.models.refused import REFUSED
 from inlay.models.unshared import WHY
@@ -42,7 +43,8 @@ def test_every_reason_is_of_a_causal_model_that_is_not_served_otherwise():
     kinds = [kind for of in WHY.values() for kind in of]
     assert len(kinds) == len(set(kinds))
     assert set(kinds) <= set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-    assert not set(kinds) & (set(FAMILIES) | set(REFUSED))
+    assert not set(kinds) & (set(MULTIMODAL) | set(REFUSED))
+    assert set(kinds) & set(FAMILIES) == {"granitemoehybrid"}  # with recurrent layers, and without
     assert set(UNSHARED) - {"dbrx", "gpt_neo"} <= set(kinds)
 
 

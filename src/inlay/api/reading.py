@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from inlay.api.failures import MAX_NAME, MAX_PROBLEMS, BodyError
+from inlay.api.failures import MAX_NAME, MAX_PROBLEMS, NO_TEXT, BodyError
 from inlay.api.forms import MAX_PARTS, CommonBody, StrictForm
 from inlay.api.values import MAX_FIELDS, check_values
 from inlay.wording import clip, shown
@@ -22,6 +22,9 @@ from inlay.wording import clip, shown
 Problem = tuple[str | None, str | None, str]  # field, code, sentence
 
 _LONGEST_GUESSED = 60  # characters; longer names are not compared with known ones
+
+#: Ends of the types of parts with other content than text, such as "image_url" and "input_audio".
+_MEDIA = ("image", "image_url", "audio", "audio_url", "video", "video_url", "file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,10 +284,11 @@ def wrong_part(part: Any, place: str, forms: Mapping[str, type[StrictForm]], rul
     if form is None:
         if isinstance(kind, str) and kind in rules.refused:
             said = f"{place} is of type {shown(kind)}, which is not supported: {rules.refused[kind]}"
-            return f"{place}.type", "unsupported_content", said
+            return f"{place}.type", NO_TEXT, said
         said = "is missing" if kind is None else f"is {shown(kind)}"
         remedy = rules.text_only if "text" in forms else f"it must be {' or '.join(map(repr, forms))}"
-        return f"{place}.type", "invalid_value", f"{place}.type {said}; {remedy}"
+        code = NO_TEXT if isinstance(kind, str) and kind.endswith(_MEDIA) else "invalid_value"
+        return f"{place}.type", code, f"{place}.type {said}; {remedy}"
     try:
         form.model_validate(part)
     except ValidationError as error:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from inlay.api.call import Call, system_fingerprint
 from inlay.api.dialect import dialect_of
-from inlay.api.failures import BodyError, Failure, failure_of
+from inlay.api.failures import BodyError, Failure, failure_of, naming_text_model
 from inlay.api.reasoning import model_reasoning
 from inlay.api.reasoning.formats import check_parser
 from inlay.api.structures import structure_failure
@@ -166,7 +166,8 @@ class _Batch:
         support.
         """
         dialect = dialect_of(line.endpoint)
-        body = dialect.read(line.body, line.endpoint)
+        with naming_text_model(self.llm.client.model.text_model):
+            body = dialect.read(line.body, line.endpoint)
         call = dialect.translate(
             body,
             default_max_tokens=self.job.default_max_tokens,

@@ -22,15 +22,18 @@ def models(context: typer.Context, as_json: AsJson = False) -> None:
     """List the families that are served, with and without reuse, and those that are not, and why."""
     if context.invoked_subcommand is not None:
         return
+    from inlay.models.multimodal import MULTIMODAL
     from inlay.models.refused import REASONS
     from inlay.models.unshared import WHY
 
     rows = family_rows()
     if as_json:
         without, refused = ({kind: why for why, of in each.items() for kind in of} for each in (WHY, REASONS))
-        print(json.dumps({"families": rows, "without_reuse": without, "refused": refused}))
+        by_text = {"by_their_text_models": MULTIMODAL}
+        print(json.dumps({"families": rows, **by_text, "without_reuse": without, "refused": refused}))
         return
     _print_table(rows)
+    print(f"\nServed by their text models, without images and sound: {', '.join(MULTIMODAL)}.")
     for what, each in (("Served without reuse, as", WHY), ("Not served, as", REASONS)):
         print(f"\n{what}")
         for reason, kinds in each.items():
@@ -99,7 +102,9 @@ def family_rows() -> list[Row]:
 
     from inlay.models.families import FAMILIES
 
-    return [_row(kind, family.allows(CONFIG_MAPPING[kind]())) for kind, family in sorted(FAMILIES.items())]
+    return [
+        _row(kind, family.allows(CONFIG_MAPPING[kind](**family.typical))) for kind, family in sorted(FAMILIES.items())
+    ]
 
 
 def _row(kind: str, allows: Allows) -> Row:

@@ -361,6 +361,15 @@ def _model_info(
         positioned=reason is not None,
         numerics=numerics(),
     )
+    spec = loaded.spec
     return ModelInfo(
-        loaded.spec.vocab_size, loaded.spec.max_positions, size, keys, reason, adapters, loaded.spec.unshared
+        spec.vocab_size,
+        spec.max_positions,
+        size,
+        keys,
+        reason,
+        adapters,
+        spec.unshared,
+        spec.limit,
+        text_model=loaded.text_model,
     )

@@ -60,7 +60,7 @@ class Description:
         return cls(said["name"], said["note"], info, dict(said["defaults"]), adapters)
 
 
-_INFO = ("vocab_size", "max_positions", "bytes_per_token", "why_not_shift", "why_unshared")
+_INFO = ("vocab_size", "max_positions", "bytes_per_token", "why_not_shift", "why_unshared", "limit", "text_model")
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,6 +116,7 @@ class EngineCore:
             promoted_tokens=0 if self.promoter is None else self.promoter.tokens,
             promotion_s=0.0 if self.promoter is None else self.promoter.seconds,
             encoded_tokens=self.kv_manager.encoded_tokens,
+            rows_saved=self.runner.rows_saved,
             pinned_bytes=self.kv_manager.retention.pins.bytes,
             host_tokens=self.residency.loaded.get("host", 0),
             disk_tokens=self.residency.loaded.get("disk", 0),

@@ -25,13 +25,13 @@ WHY: dict[str, tuple[str, ...]] = {
     "shared or read apart from the rest": (
         *("bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "inkling2_text", "inkling_text"),
         *("jamba", "kimi_linear", "lfm2", "lfm2_moe", "lfm3", "mamba", "mamba2", "minimax", "nemotron_h"),
-        *("olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp"),
+        *("olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp"),
         *("qwen4_exp_text", "rwkv", "xlstm", "zamba", "zamba2", "zaya"),
     ),
     "their attention chooses, mixes or shares keys in a way of its own, beside transformers' AttentionInterface": (
         *("axk2", "codegen", "deepseek_v32", "deepseek_v4", "diffllama", "doge", "glm_moe_dsa", "hy_v4"),
-        *("minimax_m3_vl_text", "dots3_note", "dots3_note_text", "longcat_flash", "gemma3n_text", "gemma4_text"),
-        *("gemma4_unified_text", "gpt_neox_japanese", "xglm", "gptj", "jetmoe", "hrm_text", "llama4_text"),
+        *("minimax_m3_vl_text", "dots3_note", "dots3_note_text", "longcat_flash"),
+        *("gpt_neox_japanese", "xglm", "gptj", "jetmoe", "hrm_text"),
     ),
     "their keys and values differ in width, which no backend stores yet": ("mimo_v2_flash",),
 }

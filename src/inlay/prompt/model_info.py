@@ -31,6 +31,8 @@ class ModelInfo:
         why_not_shift: the reason why segments cannot be read at a shift, or None.
         adapters: name → digest of each adapter.
         why_unshared: the reason why every request runs under ``off``, or None.
+        limit: the reason why the context is shorter than the configuration says, or None.
+        text_model: a sentence about a model that is the text model of a multimodal checkpoint. None for other models.
     """
 
     vocab_size: int
@@ -40,6 +42,8 @@ class ModelInfo:
     why_not_shift: str | None
     adapters: Mapping[str, bytes] = field(default_factory=dict)
     why_unshared: str | None = None
+    limit: str | None = None
+    text_model: str | None = None
 
     def adapter(self, name: str | None) -> bytes:
         """Return the digest of an adapter; b"" for None, the model alone. Raises ParameterError."""
@@ -71,13 +75,18 @@ def check_prompt(layout: PromptLayout, model: ModelInfo, tokenizer: PreTrainedTo
     if end + answered >= longest:  # before the ids, because the prompt may have any length
         raise ContextError(
             f"{where}the prompt ends at position {end} and the model's context is {longest} tokens long, "
-            "answer included; shorten the prompt, or import fewer modules",
+            f"answer included{_because(model)}; shorten the prompt, or import fewer modules",
             code="request.too_long",
         )
     if unknown := beyond_vocabulary(layout.ids, model.vocab_size, tokenizer.convert_ids_to_tokens):
         raise ParameterError(f"{where}the prompt holds {unknown}", code="prompt.unknown_token")
     if not layout.ids:
         raise ParameterError("a prompt is empty; give at least one token", code="prompt.empty")
+
+
+def _because(model: ModelInfo) -> str:
+    """Return the reason for a context that is shorter than the configuration's, in brackets, or an empty text."""
+    return f" ({model.limit})" if model.limit else ""
 
 
 def check_forced(layout: PromptLayout, model: ModelInfo, forced: Sequence[int]) -> None:

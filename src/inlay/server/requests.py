@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from inlay.api.call import Call
-from inlay.api.failures import MAX_NAME, BodyError
+from inlay.api.failures import MAX_NAME, BodyError, naming_text_model
 from inlay.pml import Prompt
 from inlay.policy import ReusePolicy, default_policy
 from inlay.prompt.inputs import has_modules
@@ -94,7 +94,8 @@ async def read_call(
 
 def _call(body: Any, endpoint: str, service: Service, tenant: Tenant, default_max_tokens: int | None) -> TimedCall:
     began, dialect = time.perf_counter(), route_of(endpoint).dialect
-    checked = dialect.read(body, endpoint)
+    with naming_text_model(service.llm.client.model.text_model):
+        checked = dialect.read(body, endpoint)
     read = time.perf_counter()
     call = dialect.translate(
         checked,

@@ -42,7 +42,7 @@ SHORT = [
 
 
 @pytest.mark.parametrize("dtype", [fp32, fp16, bf16])
-@pytest.mark.parametrize("head_dim", [16, 64, 80, 128, 256])
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 128, 256, 512])
 def test_head_sizes(head_dim, dtype):
     check(with_rotary(Layer(head_dim=head_dim, stored=dtype, fresh=dtype, heads=6)), SHORT)
 
@@ -248,9 +248,9 @@ def test_any_advanced_plan(seed, share, window):
 def test_what_the_kernels_do_not_take_is_refused():
     for layer, dtype, sentence in (
         (
-            LayerShape(1, 288),
+            LayerShape(1, 576),
             fp32,
-            "takes heads of at most 256 dimensions, and this model has 288; use attention_backend",
+            "takes heads of at most 512 dimensions, and this model has 576; use attention_backend",
         ),
         (LayerShape(1, 64), torch.float64, "keeps KV in float32, float16, bfloat16, int8 or fp8, not in torch.float64"),
     ):

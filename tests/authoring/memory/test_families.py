@@ -68,6 +68,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("gemma3_text", {"head_dim": 16, **WINDOW}),
     ("gemma3n_text", {"intermediate_size": [64] * 4, "laurel_rank": 4, "activation_sparsity_pattern": None, **SHARED}),
     ("gemma4_text", {"global_head_dim": 32, "num_global_key_value_heads": 1, "attention_k_eq_v": True, **SHARED}),
+    ("gemma4_unified_text", {"global_head_dim": 32, "num_global_key_value_heads": 1, **SHARED}),
     ("glm4", {"head_dim": 8}),
     ("gpt2", GPT),
     ("gpt_bigcode", GPT),

@@ -79,7 +79,7 @@ def largest_tile(shape: Shape) -> int:
 
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-LARGEST_HEAD = 256
+LARGEST_HEAD = 512
 FP8_CAPABILITY = (8, 9)
 
 #: True if kernels run in Triton's interpreter, that is, if TRITON_INTERPRET=1 was set when Triton was imported.

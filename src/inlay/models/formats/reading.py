@@ -101,14 +101,25 @@ class ByteRange(NamedTuple):
     size: int
 
 
-def pieces_of(paths: Sequence[Path]) -> list[ByteRange]:
-    """Return the tensors of files in the order of the model's parts. Files in other formats are one piece each."""
+def pieces_of(paths: Sequence[Path], keep: Callable[[str], bool] | None = None) -> list[ByteRange]:
+    """Return the tensors of files in the order of the model's parts. Files in other formats are one piece each.
+
+    Args:
+        keep: Returns False for the name of a tensor that is not needed. None: all are.
+    """
     found: list[tuple[Any, ByteRange]] = []
     for path in paths:
         size = path.stat().st_size
         tensors = _tensors(path, size) if path.suffix == ".safetensors" else {path.name: (0, size)}
+        if keep is not None:
+            tensors = {name: place for name, place in tensors.items() if keep(name)}
         found += [(_order(name), ByteRange(path, first, last - first)) for name, (first, last) in tensors.items()]
     return [piece for _, piece in sorted(found, key=lambda each: each[0])]
+
+
+def tensor_names(paths: Sequence[Path]) -> list[str]:
+    """Return the names of the tensors in files of safetensors."""
+    return [name for path in paths for name in _tensors(path, path.stat().st_size)]
 
 
 def _tensors(path: Path, size: int) -> dict[str, tuple[int, int]]:

@@ -22,6 +22,8 @@ from inlay.models.fingerprint import blocks_of
 from inlay.models.linear import LINEAR, FrozenLinear, inputs_of, outputs_of
 from inlay.models.location import check_pointers
 from inlay.models.lora.config import CONFIG_FILE, SAVED, LoRAConfig, read_config
+from inlay.models.multimodal import NAMES
+from inlay.models.quantized import renamed
 from inlay.wording import clip, counted, show
 
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -241,13 +243,16 @@ def _factors(keys: Iterable[str], places: Mapping[str, AdaptedModule]) -> Factor
                 f"{WEIGHTS_FILE} holds {clip(key)}, which is no part of a LoRA; save the adapter with PEFT",
                 code="adapter.unsupported_kind",
             )
-        if match["path"] not in places:
+        path = match["path"]
+        if path not in places:  # trained on the multimodal model of this text model
+            path = renamed(path, NAMES)
+        if path not in places:
             raise ModelError(
                 f"it adapts {match['path']}, which is no linear layer of this model; give it with the model that it "
                 "was trained on",
                 code="adapter.wrong_model",
             )
-        found.setdefault(match["path"], {})[match["factor"]] = key
+        found.setdefault(path, {})[match["factor"]] = key
     for path, factors in found.items():
         for factor in "AB":
             if factor not in factors:
