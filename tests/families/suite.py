@@ -189,9 +189,9 @@ def stock_calls(name: str) -> None:
 
 def adapters(name: str) -> None:
     """An adapter of every linear layer that a pass calls, in one batch with a request of none."""
-    prompt, allows = _ids(30), family_of(tiny(name).model.config).allows(tiny(name).model.config)
+    prompt, family = _ids(30), family_of(tiny(name).model.config)
     # layers that are read head by head, or that choose experts
-    without = (*ROUTERS, "kv_b_proj") if allows.latent else ROUTERS
+    without = getattr(family, "unpacked", ROUTERS)
     layers = [path for path in linear_layers(tiny(name).model) if path.rpartition(".")[2] not in without]
     with TemporaryDirectory() as folder:
         write_adapter(Path(folder), tiny(name), ALL, paths=layers, exclude_modules=list(without), lora_alpha=2)

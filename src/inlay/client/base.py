@@ -182,12 +182,12 @@ class Base:
             ParameterError: for an unknown policy or one that the model does not support.
         """
         model = self.client.model
-        usual = default_policy(modules=modules, shared=model.why_unshared is None)
+        usual = default_policy(modules=modules, highest=model.highest)
         asked = (self.config.policy or usual) if reuse is None else _policy(reuse)
         placed = check_positions(positions) or asked.positions or check_positions(self.config.positions)
         asked = replace(default_policy(modules=False) if asked.auto and not modules else asked, positions=placed)
         resolved = asked if model.why_unshared else self.auto.resolve(asked, schema, adapter, new=new)
-        return resolved.settled(model.why_not_shift).check_shared(model.why_unshared)
+        return resolved.settled(model.why_not_shift).check_allowed(model.highest, model.why_limited)
 
     def policy_for(
         self,
@@ -284,9 +284,9 @@ class Base:
         """
         policy = self.policy(reuse, positions, schema=self._known_schema(name, salt), adapter=adapter)
         by_module = self.processor.schemas.module_specs(name, policy, salt, adapter)
-        if not by_module and self.client.model.why_unshared is not None:
+        if not by_module and self.client.model.why_limited is not None:
             raise ParameterError(
-                f"nothing is encoded ahead: {self.client.model.why_unshared}", code="cache.nothing_encoded"
+                f"nothing is encoded ahead: {self.client.model.why_limited}", code="cache.nothing_encoded"
             )
         if not by_module:
             raise ParameterError(

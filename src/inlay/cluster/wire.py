@@ -60,7 +60,7 @@ class Description:
         return cls(said["name"], said["note"], info, dict(said["defaults"]), adapters)
 
 
-_INFO = ("vocab_size", "max_positions", "bytes_per_token", "why_not_shift", "why_unshared")
+_INFO = ("vocab_size", "max_positions", "bytes_per_token", "why_not_shift", "why_unshared", "why_exact")
 
 
 @dataclass(frozen=True, slots=True)

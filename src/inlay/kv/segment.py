@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from inlay.kv.identity import KeyMaker, SegmentSpec, TokenRun
 from inlay.kv.policies import Use
+from inlay.kv.states import StoredState
 from inlay.slots import SlotRange, cut
 
 
@@ -39,6 +40,7 @@ class Segment:
         parts: by key, all modules that it holds tokens of, stored whole or not.
         origin: the owner of its text, and the modules that the text contains or follows.
         evicted: True if it goes with its last reference. New requests do not find it.
+        state: the recurrent state behind its last token. None if none is stored.
         use, listed: its use, and its entry in the eviction queue; see eviction_queue.py.
     """
 
@@ -53,6 +55,7 @@ class Segment:
     origin: Origin | None = None
     evicted: bool = False
     listed: int | None = None
+    state: StoredState | None = None
     _behind: tuple[int, bytes] | None = None  # (tokens at that time, node behind them)
 
     @property

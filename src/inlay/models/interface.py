@@ -23,6 +23,7 @@ from inlay.attention.backend import AttentionOptions, Backend
 from inlay.attention.mass import AttentionMass
 from inlay.attention.plan import Part, Plan
 from inlay.attention.storage import KVStorage
+from inlay.models.mixers.states import PassStates
 from inlay.models.spec import LayerSpec, ModelSpec
 
 IMPLEMENTATION = "inlay"
@@ -37,6 +38,7 @@ class PassContext:
         watched: (first row, part of the plan, result) for each part with attention masses to measure.
         last_layer: The layer whose keys end the pass, because no later result is needed. None: all layers run.
         await_layer: Called before a layer attends, if keys may still be loading into the pool. None: all are resident.
+        states: The states of recurrent layers. None: the model has no such layers.
     """
 
     backend: Backend
@@ -46,6 +48,7 @@ class PassContext:
     watched: Sequence[tuple[int, Part, AttentionMass]] = ()
     last_layer: int | None = None
     await_layer: Callable[[int], None] | None = None
+    states: PassStates | None = None
 
     @property
     def plain(self) -> bool:
@@ -122,7 +125,7 @@ def attend(
     inlay = inlay or carried_pass()
     assert inlay is not None, "the pass got lost between the model's call and its layers"
     assert attention_mask is None, "transformers built a mask for an implementation that takes none"
-    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    layer = inlay.spec.stored_layer(int(module.layer_idx))  # type: ignore[arg-type]
     options = options_of(inlay.spec.layers[layer], query.shape[-1], **said)
     if isinstance(module, Absorbing):
         query = module.enter_attention(query)

@@ -287,7 +287,9 @@ def _checkpoint(name: str, dtype: str, form: WeightForm, *, keep: bool = True) -
         check_unquantized(spec, form.quantization)
         with mapped_files(weight_files(place)):
             fingerprint = prepare(model, form, files, ahead.reached)
-    return LoadedModel(name, model, tokenizer, spec, fingerprint, spec.unshared or note_of(config), form)
+    return LoadedModel(
+        name, model, tokenizer, spec, fingerprint, spec.unshared or spec.recurrent or note_of(config), form
+    )
 
 
 def _read_weights(name: str, config: PretrainedConfig, dtype: str) -> PreTrainedModel:

@@ -37,10 +37,13 @@ class ModelSpec:
 
     Args:
         family: The ``model_type`` of its configuration.
-        layers: The layers in the order of ``layer_idx``.
+        layers: The layers that attend, in the order of ``layer_idx``.
         max_positions, vocab_size: Limits of positions and token ids.
         fixed: The reason against shifts, if the positions alone would allow them. None: no such reason.
         unshared: The reason against any reuse. Such a model runs with its own caches. None: states are reused.
+        recurrent: The reason against modules, for a model with recurrent layers. Such a model has states beside its KV
+            and reuses exact prefixes alone. None: no such layers.
+        attending: The ``layer_idx`` of each of ``layers``, if only some layers attend. None: all attend.
     """
 
     family: str
@@ -49,6 +52,12 @@ class ModelSpec:
     vocab_size: int
     fixed: str | None = None
     unshared: str | None = None
+    recurrent: str | None = None
+    attending: tuple[int, ...] | None = None
+
+    def stored_layer(self, layer_idx: int) -> int:
+        """Return the number of a layer among ``layers``, which is its number in the KV pool."""
+        return layer_idx if self.attending is None else self.attending.index(layer_idx)
 
     @property
     def shapes(self) -> list[LayerShape]:

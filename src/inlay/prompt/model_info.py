@@ -23,6 +23,7 @@ class ModelInfo:
         why_not_shift: the reason why segments cannot be read at a shift, or None.
         adapters: name → digest of each adapter.
         why_unshared: the reason why every request runs under ``off``, or None.
+        why_exact: the reason why requests reuse exact prefixes and no modules, or None.
     """
 
     vocab_size: int
@@ -32,6 +33,19 @@ class ModelInfo:
     why_not_shift: str | None
     adapters: Mapping[str, bytes] = field(default_factory=dict)
     why_unshared: str | None = None
+    why_exact: str | None = None
+
+    @property
+    def highest(self) -> str | None:
+        """The highest reuse policy that the model allows. None if it allows all."""
+        if self.why_unshared is not None:
+            return "off"
+        return None if self.why_exact is None else "exact"
+
+    @property
+    def why_limited(self) -> str | None:
+        """The reason against policies above ``highest``."""
+        return self.why_unshared or self.why_exact
 
     def adapter(self, name: str | None) -> bytes:
         """Return the digest of an adapter; b"" for None, the model alone. Raises ParameterError."""

@@ -220,7 +220,7 @@ def policy_of(call: Call, tenant: Tenant, service: Service) -> str:
     whose = "this server" if words == ReusePolicy.parse(settings.max_reuse) else "your key"
     where = "" if call.positions is None else f" with positions {call.positions!r:.100}"
     asks = f"reuse is {call.reuse!r:.100}{where} and {whose} allows no more than '{ceiling}'"
-    why = service.llm.client.model.why_unshared
+    why = service.llm.client.model.why_limited
     asks += "" if why is None else f", as {why}"
     raise BodyError(f"{asks}; ask for that, or leave it out", param="reuse", code="reuse_not_allowed", status=403)
 
@@ -242,8 +242,7 @@ def _measured(call: Call, tenant: Tenant, service: Service) -> list[tuple[Measur
 def _default(call: Call, service: Service) -> ReusePolicy:
     if service.settings.policy is not None:
         return service.settings.policy
-    shared = service.llm.client.model.why_unshared is None
-    return default_policy(modules=any(map(has_modules, call.prompts)), shared=shared)
+    return default_policy(modules=any(map(has_modules, call.prompts)), highest=service.llm.client.model.highest)
 
 
 def _timeout(given: str | None, settings: ServerSettings) -> float | None:
