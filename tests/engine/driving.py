@@ -25,10 +25,10 @@ from .observing import Observed, observed
 
 class Driver:
     """Args:
-        kv_tokens: the size of the pool.
-        loaded: the model, in place of a named one.
-        record: whether the logits of every request are kept, and passes noted, of which ``passes`` holds the number
-            of tokens.
+    kv_tokens: the size of the pool.
+    loaded: the model, in place of a named one.
+    record: whether the logits of every request are kept, and passes noted, of which ``passes`` holds the number
+        of tokens.
     """
 
     def __init__(

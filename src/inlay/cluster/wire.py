@@ -14,7 +14,7 @@ from inlay.models.lora import AdapterInfo
 from inlay.prompt.model_info import ModelInfo
 from inlay.types import EngineStats, TierStats
 
-VERSION = 3
+VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)

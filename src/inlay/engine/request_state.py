@@ -22,6 +22,9 @@ from inlay.prompt.request import PromptPart
 #: The most states that one prompt keeps at the ends of its parts. Later parts count first.
 MOST_MARKS = 8
 
+#: One prompt takes no more than this part of all slots for the ends of its parts.
+_SHARE = 8
+
 #: A state is kept behind this many tokens at least. A shorter text is computed again as fast as it is found.
 LEAST_TOKENS = 16
 
@@ -126,7 +129,8 @@ def mark_prompt(state: RequestState, parts: Iterable[PromptPart], composed: Comp
         at += len(part.ids)
         if part.marked:
             ends.append(at)
-    for tokens in ends[-MOST_MARKS:]:
+    most = min(MOST_MARKS, max(1, state.pool.slots // _SHARE))
+    for tokens in ends[-most:]:
         state.mark(tokens)
     if lookup.stored_tokens > lookup.state_tokens:
         state.mark(lookup.stored_tokens)
