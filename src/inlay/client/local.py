@@ -115,9 +115,10 @@ class InProcessClient:
             self.store,
             runner.storage,
             tiers_of(config, cost) if loaded.spec.unshared is None else (),  # nothing to store without reuse
-            host=host_tier(config, cost, runner.storage) if loaded.spec.unshared is None else None,
+            host=host_tier(config, cost, runner.storage) if loaded.spec.unshared is None and states is None else None,
             model=public_name(loaded.name),
             timeout_s=config.store_timeout_s,
+            states=runner.states,
         )
         self.engine = Engine(
             self.store,
@@ -334,7 +335,12 @@ def _check_states(loaded: LoadedModel, config: EngineConfig) -> None:
             f"state_memory is {config.state_memory!r}, and {loaded.name} has no recurrent layers; leave it out",
             code="parameter.conflict",
         )
-    for what, so in {"compile is set": config.compile, f"shadow is {config.shadow:g}": bool(config.shadow)}.items():
+    asked = {
+        "compile is set": config.compile,
+        f"shadow is {config.shadow:g}": bool(config.shadow),
+        f"store_codec is '{config.store_codec}'": config.store_codec != LOSSLESS,  # exact reuse reads no lossy form
+    }
+    for what, so in asked.items():
         if why is not None and so:
             raise ParameterError(f"{what}, and {why}; leave that out", code="model.no_reuse")
 

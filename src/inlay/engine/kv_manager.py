@@ -32,7 +32,7 @@ from inlay.engine.order import OrderChooser
 from inlay.engine.pending import PendingPrefills, Wait
 from inlay.engine.prefetch import Prefetcher
 from inlay.engine.request import Request
-from inlay.engine.request_state import begin_state, mark_prompt
+from inlay.engine.request_state import begin_state, mark_prompt, public_prefix
 from inlay.engine.retention import Retention
 from inlay.engine.waits import AdmissionWaits
 from inlay.errors import CapacityError
@@ -178,6 +178,11 @@ class KVCacheManager:
             return Admission.COMING
         request.prompt.choose(self._lower.at_hand, self._stored_tokens, self.profiles, self.orders)
         composed = request.compose_now()
+        prefix = self._prefix(request, composed)
+        coming = None if prefix is None else self._lower.bring_prefix(prefix)
+        if prefix is not None and coming is not None:
+            request.wait_for(self.residency.bringing([prefix.key]))
+            return coming
         lookup = look_up(self._store, composed)
         read = [part.spec for part in composed if isinstance(part, CachedSpan)]
         arrivals: tuple[Arrival, ...] = ()
@@ -364,6 +369,12 @@ class KVCacheManager:
             return self._store.insert(run, slots)
         return self._store.insert(run, slots, origin=task.prompt.origin(run.end))
 
+    def _prefix(self, request: Request, composed: ComposedPrompt) -> SegmentSpec | None:
+        """The prefix of a request that tiers below the pool may hold with its recurrent state. None for no such."""
+        if self._store.states is None or not self.residency.tiers or request.prompt.request.policy.reads_nothing:
+            return None
+        return public_prefix(request.prompt.request.parts, composed, self._store.keys)
+
     def _own(self, allocation: SequenceAllocation, segments: Iterable[Segment]) -> set[Segment]:
         """The segments in the request's own chunks: the request computed them and the store kept them."""
         pool = self._store.pool
@@ -384,6 +395,9 @@ class KVCacheManager:
             self.pending.remove(prefill)
             kept = self._insert(task, prefill.keep, prefill.slots)
             self._keep_states(allocation, prefill.keep)
+            prefix = self._prefix(task, task.compose_now()) if isinstance(task, Request) else None
+            if prefix is not None:
+                self._lower.write_prefix(prefix)
             if kept.ranges:
                 self._lower.write_behind(task, prefill.keep)
             if kept.ranges and isinstance(prefill.keep, SegmentSpec):

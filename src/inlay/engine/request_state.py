@@ -10,9 +10,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from inlay.engine.lookup import Lookup
-from inlay.kv.identity import TokenRun
+from inlay.kv.identity import KeyMaker, SegmentSpec, TokenRun
 from inlay.kv.states import StatePool, StoredState
 from inlay.kv.store import SegmentStore
 from inlay.models.mixers.states import StateSpan
@@ -120,6 +121,17 @@ def begin_state(pool: StatePool, lookup: Lookup) -> RequestState | None:
             pool.release(lookup.state)
         return None
     return RequestState(pool, slot, lookup.state, lookup.state_tokens)
+
+
+def public_prefix(parts: Iterable[PromptPart], composed: ComposedPrompt, keys: KeyMaker) -> SegmentSpec | None:
+    """Return the text of a public schema at the start of a prompt, for the tiers below the pool. None if short."""
+    tokens = sum(len(part.ids) for part in takewhile(lambda part: not part.owned and part.kept, parts))
+    first = composed[0]
+    if not isinstance(first, NewSpan) or first.run is None or not LEAST_TOKENS <= tokens <= len(first.ids):
+        return None
+    run = first.run.prefix(tokens)
+    key = keys.key(run.digest, run.ids, run.start)
+    return SegmentSpec(run.ids, run.start, run.before, run.continues, parent=None, key=key, record=run.after(tokens))
 
 
 def mark_prompt(state: RequestState, parts: Iterable[PromptPart], composed: ComposedPrompt, lookup: Lookup) -> None:

@@ -133,6 +133,11 @@ class PrefixMatch:
         return tuple(run for each in self.ranges for run in each.slots)
 
     @property
+    def state(self) -> StoredState | None:
+        """The recurrent state behind its last token. None if none is stored."""
+        return self.ranges[-1].segment.state if self.ranges and not self.ends_within else None
+
+    @property
     def ends_within(self) -> bool:
         """True if the last segment continues behind the match."""
         return bool(self.ranges) and self.ranges[-1].end < self.ranges[-1].segment.tokens

@@ -10,8 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from inlay.kv.offload.record import StatePart
+from inlay.models.spec import dtype_name
 
 #: The slot of passes that keep no state, such as probes.
 SCRATCH = 0
@@ -73,6 +78,24 @@ class StateStorage:
             self._add(name, StateShape(shape, dtype))
         assert self.shapes[name] == StateShape(shape, dtype), f"{name} has changed its shape"
         return self.tensors[name]
+
+    @property
+    def layout(self) -> tuple[StatePart, ...]:
+        """The parts of a slot, in their order in its bytes."""
+        return tuple(StatePart(name, dtype_name(each.dtype), each.shape) for name, each in self.shapes.items())
+
+    def read(self, slot: int) -> npt.NDArray[np.uint8]:
+        """Return the bytes of a slot."""
+        parts = [tensor[slot].cpu().contiguous().view(torch.uint8).reshape(-1) for tensor in self.tensors.values()]
+        return torch.cat(parts).numpy()
+
+    def write(self, slot: int, data: npt.NDArray[np.uint8]) -> None:
+        """Write the bytes of a slot."""
+        at = 0
+        for tensor in self.tensors.values():
+            part = tensor[slot]
+            part.copy_(torch.from_numpy(data[at : at + part.nbytes].copy()).view(tensor.dtype).reshape(part.shape))
+            at += part.nbytes
 
     def _add(self, name: str, shape: StateShape) -> None:
         self.shapes[name] = shape
