@@ -9,8 +9,7 @@ from inlay.errors import CapacityError
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.offload.residency import Residency
 from inlay.kv.pool import KVPool
-from inlay.kv.segment import PrefixMatch
-from inlay.kv.states import StoredState
+from inlay.kv.segment import PrefixMatch, StoredState
 from inlay.kv.store import SegmentStore
 from inlay.prompt.composed import CachedSpan, ComposedPrompt, NewSpan, RecomputedSpan
 from inlay.prompt.contexts import in_encoding_order

@@ -14,7 +14,8 @@ from itertools import takewhile
 
 from inlay.engine.lookup import Lookup
 from inlay.kv.identity import KeyMaker, SegmentSpec, TokenRun
-from inlay.kv.states import StatePool, StoredState
+from inlay.kv.segment import StoredState
+from inlay.kv.states import StatePool
 from inlay.kv.store import SegmentStore
 from inlay.models.mixers.states import StateSpan
 from inlay.prompt.composed import ComposedPrompt, NewSpan

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from inlay.kv.identity import KeyMaker, SegmentSpec, TokenRun
 from inlay.kv.policies import Use
-from inlay.kv.states import StoredState
 from inlay.slots import SlotRange, cut
 
 
@@ -24,6 +23,21 @@ class Origin:
 
     def __or__(self, other: Origin) -> Origin:
         return self if other.modules <= self.modules else Origin(self.salt, self.modules | other.modules)
+
+
+@dataclass(eq=False, slots=True)
+class StoredState:
+    """The state behind a segment's last token. It never changes.
+
+    Attributes:
+        slot: its slot.
+        segment: its segment. None once it is dropped, while requests still read it.
+        readers: the number of requests that read it.
+    """
+
+    slot: int
+    segment: Segment | None
+    readers: int = 0
 
 
 @dataclass(eq=False, slots=True)

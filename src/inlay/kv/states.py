@@ -8,31 +8,12 @@ least recently used one goes first.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from inlay.errors import CapacityError
-
-if TYPE_CHECKING:
-    from inlay.kv.segment import Segment
+from inlay.kv.segment import Segment, StoredState
 
 #: A pool has this many slots at least: one for passes without state, one to read, one to write, one to keep.
 LEAST_SLOTS = 4
-
-
-@dataclass(eq=False, slots=True)
-class StoredState:
-    """The state behind a segment's last token. It never changes.
-
-    Attributes:
-        slot: its slot.
-        segment: its segment. None once it is dropped, while requests still read it.
-        readers: the number of requests that read it.
-    """
-
-    slot: int
-    segment: Segment | None
-    readers: int = 0
 
 
 class StatePool:

@@ -12,8 +12,8 @@ from inlay.kv.identity import KeyMaker, SegmentSpec, TokenRun
 from inlay.kv.index import Cursor, IndexListener, PrefixIndex
 from inlay.kv.policies import PassCost, Policy, lru
 from inlay.kv.pool import KVPool
-from inlay.kv.segment import Hold, Origin, PrefixMatch, Segment
-from inlay.kv.states import StatePool, StoredState
+from inlay.kv.segment import Hold, Origin, PrefixMatch, Segment, StoredState
+from inlay.kv.states import StatePool
 from inlay.slots import SlotRange
 
 

@@ -18,8 +18,7 @@ from inlay.kv.offload.codecs.codec import Slab
 from inlay.kv.offload.record import SegmentRecord, SlabMemory, StateMemory, is_finite, is_finite_state
 from inlay.kv.offload.tier import Tier, TierMissError
 from inlay.kv.offload.worker import Worker
-from inlay.kv.segment import Hold
-from inlay.kv.states import StoredState
+from inlay.kv.segment import Hold, StoredState
 from inlay.kv.store import SegmentStore
 from inlay.slots import SlotRange
 
