@@ -2,8 +2,10 @@
 
 Each function has the signature of the stock function that it replaces. It splits the packed rows by sequence, reads the
 state in front of each, computes with the stock PyTorch code, and writes the state behind. All decode rows run as one
-batch. The packages fla, mamba-ssm and causal-conv1d replace some stock functions when installed. Their kernels differ
-in rounding, so the PyTorch code below the replacement is used (``inspect.unwrap``).
+batch. On a CPU the compiled kernel scans instead (compiled.py).
+
+The packages fla, mamba-ssm and causal-conv1d replace some stock functions when installed. Their kernels differ in
+rounding, so the PyTorch code below the replacement is used (``inspect.unwrap``).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from torch.nn import functional as F  # noqa: N812
 from transformers.activations import ACT2FN
 
 from inlay.models.interface import carried_pass
+from inlay.models.mixers import compiled
 from inlay.models.mixers.states import PassStates
 
 #: A scan of rows: arrays (batch, rows, ...) and states (batch, ...) or None → output (batch, rows, ...) and new states.
@@ -146,6 +149,9 @@ def _delta(stock_whole: Callable[..., Any], stock_step: Callable[..., Any]) -> C
 
             return run
 
+        if compiled.takes_delta(value, key):
+            normed = use_qk_l2norm_in_kernel
+            return compiled.delta(states_now(), query, key, value, g, beta, normed=normed), None
         shape = (value.shape[2], key.shape[-1], value.shape[-1])
         return scan((query, key, value, g, beta), shape, by(stock_whole), by(stock_step)), None
 
@@ -170,6 +176,9 @@ def mamba2(home: ModuleType) -> Callable[..., Any]:
         **_: Any,
     ) -> Tensor:
         heads, width = hidden_states.shape[2:]
+        if compiled.takes_state_space(hidden_states, B):
+            options = {"bias": dt_bias, "softplus": dt_softplus, "limit": dt_limit}
+            return compiled.state_space(states_now(), hidden_states, dt, A, B, C, D, **options)
 
         def whole(arrays: tuple[Tensor, ...], state: Tensor | None) -> tuple[Tensor, Tensor]:
             x, time, b, c = arrays

@@ -147,6 +147,26 @@ class PassStates:
         #: Decode rows, which run as one batch: their rows, sources and targets, (steps,) each.
         self.step_rows, self.step_sources, self.step_targets = table.unbind(1)
         self.steps = len(steps)
+        self._spans: tuple[npt.NDArray[np.int64], ...] | None = None
+        self._cut = [(rows, span) for rows, span in spans]
+
+    @property
+    def spans(self) -> tuple[npt.NDArray[np.int64], ...]:
+        """All spans for the compiled kernel, int64 each.
+
+        These are the first piece of each span (spans + 1,), the source of each span (-1 for none), and the first row,
+        the end and the target of each piece.
+        """
+        if self._spans is None:
+            firsts, sources, pieces, at = [0], [], [], 0
+            for rows, span in self._cut:
+                pieces += [(each.first, each.end, each.target) for each in _pieces(at, rows, span)]
+                firsts.append(len(pieces))
+                sources.append(-1 if span.source is None else span.source)
+                at += rows
+            columns = np.array(pieces, np.int64).reshape(-1, 3).T
+            self._spans = (np.array(firsts, np.int64), np.array(sources, np.int64), *map(np.ascontiguousarray, columns))
+        return self._spans
 
     def enter(self, layer: str) -> None:
         """Name the layer whose operations follow."""
