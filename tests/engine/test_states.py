@@ -13,6 +13,7 @@ from inlay.engine.request import Request
 from inlay.kv.states import LEAST_SLOTS, StatePool
 from inlay.models.mixers import rebound
 from inlay.models.mixers.states import StateSpan
+from inlay.sampling import sampler
 
 from ..conftest import tiny as tiny_llama
 from ..equivalence.recorder import close
@@ -173,6 +174,22 @@ def test_a_preempted_request_continues_the_state_that_it_gave_away():
     driver.check(request)
     assert 0 < said < 12
     assert sum(driver.passes) - computed == 12 - said  # no token is computed again
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_the_next_turn_continues_the_state_behind_an_answer_that_a_stop_token_ended(monkeypatch, ahead):
+    """A device computes the stop token before the host knows it, and its KV then counts."""
+    driver, prompt = StateDriver(), ids(30)
+    free = driver.request(prompt, reuse="off", tokens=6)
+    driver.run(free)
+    if ahead:
+        monkeypatch.setattr(sampler, "on_device", lambda logits: True)
+    stop = next(token for number, token in enumerate(free.token_ids) if number > 1 and token not in free.token_ids[:2])
+    first = driver.request(prompt, tokens=20, stop_token_ids=[stop], ignore_eos=False)
+    driver.run(first)
+    said = first.token_ids
+    assert said[-1] == stop
+    assert driver.cached([*prompt, *said, *ids(5, 9)]) == len(prompt) + len(said) - (not ahead)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 4, 6])

@@ -222,11 +222,22 @@ class SequenceAllocation:
         Args:
             said: all tokens generated since admission, computed or not.
         """
-        if self.last is None or self.prefill or not self.decoded:
+        computed = self.decoded + self._ahead(said)
+        if self.last is None or self.prefill or not computed:
             return None
         run, slots = self.last
-        longer = TokenRun(run.ids + said[: self.decoded], run.start, run.before, run.continues)
-        return longer, slots + cut(self.tail, self.tokens - self.decoded, self.decoded)
+        longer = TokenRun(run.ids + said[:computed], run.start, run.before, run.continues)
+        return longer, slots + cut(self.tail, self.tokens - self.decoded, computed)
+
+    def _ahead(self, said: tuple[int, ...]) -> int:
+        """1 if a pass in flight has computed the last token too, and the recurrent state covers it; else 0.
+
+        Its KV counts then, so that the state is not lost.
+        """
+        if self.state is None or self.last is None or len(said) <= self.decoded:
+            return 0
+        run, _ = self.last
+        return int(self.state.tokens == run.before.tokens + len(run.ids) + self.decoded + 1)
 
 
 def pieces(found: PrefixMatch, start: int, tokens: int) -> tuple[Item, ...]:

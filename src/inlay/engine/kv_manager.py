@@ -354,8 +354,11 @@ class KVCacheManager:
         self._store.discard(suspect)
 
     def _keep_answer(self, request: Request, allocation: SequenceAllocation) -> None:
-        kept = None if request.damaged else allocation.kept(tuple(request.token_ids[request.tokens_attached :]))
-        if kept is not None and self._is_stored(kept[0], len(kept[0].ids) - allocation.decoded):
+        # A failed pass has not computed the token that its requests count as computed ahead.
+        said = tuple(request.token_ids[request.tokens_attached :])
+        said = said if request.error is None else said[: allocation.decoded]
+        kept = None if request.damaged else allocation.kept(said)
+        if kept is not None and allocation.last is not None and self._is_stored(kept[0], len(allocation.last[0].ids)):
             self._insert(request, *kept)
             self._keep_states(allocation, kept[0], last=True)
         elif allocation.last is not None and not allocation.prefill and request.error is None:

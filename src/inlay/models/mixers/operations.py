@@ -177,8 +177,9 @@ def mamba2(home: ModuleType) -> Callable[..., Any]:
     ) -> Tensor:
         heads, width = hidden_states.shape[2:]
         if compiled.takes_state_space(hidden_states, B):
-            options = {"bias": dt_bias, "softplus": dt_softplus, "limit": dt_limit}
-            return compiled.state_space(states_now(), hidden_states, dt, A, B, C, D, **options)
+            return compiled.state_space(
+                states_now(), hidden_states, dt, A, B, C, D, bias=dt_bias, softplus=dt_softplus, limit=dt_limit
+            )
 
         def whole(arrays: tuple[Tensor, ...], state: Tensor | None) -> tuple[Tensor, Tensor]:
             x, time, b, c = arrays
