@@ -49,6 +49,9 @@ class EngineConfig:
     positions: the default position policy. None for "packed" if the model allows shifts, else "schema".
     kv_memory: the size of the KV pool, in bytes or like "4GiB". None for a quarter of the free memory, at most 4 GiB.
         On a GPU, None takes nine tenths of the memory that the weights leave.
+    state_memory: for models with recurrent layers, the part of ``kv_memory`` for their states, in bytes or like "1GiB".
+        It holds the states of running requests and the stored ones. None for half, at most 1,024 states. Other models
+        have no states and refuse it.
     host_memory: the size of the host tier, in bytes or like "16GiB". It holds modules that do not fit in a GPU's pool.
         0 for none. None for 4 GiB, at most a quarter of the host's free memory. A pool in host memory ignores it.
     kv_cache_dtype: the type of stored keys and values. "auto" for the model's dtype; "int8" or "fp8" (GPU) for one
@@ -105,6 +108,7 @@ class EngineConfig:
     tolerance: float | str = str(DEFAULT)
     positions: str | None = None
     kv_memory: int | str | None = None
+    state_memory: int | str | None = None
     host_memory: int | str | None = None
     kv_cache_dtype: str = "auto"
     chunk_size: int = 64
@@ -173,6 +177,7 @@ class EngineConfig:
                 code="parameter.conflict",
             )
         self.kv_bytes()
+        self.state_bytes()
         self.host_bytes()
         self.store_folder()
         parse_bytes("store_bytes", self.store_bytes)
@@ -242,6 +247,10 @@ class EngineConfig:
         if on_device is not None:
             return max(on_device - scratch, 0) * 9 // 10
         return int(min(4 * 2**30, max(psutil.virtual_memory().available - scratch, 0) // 4))
+
+    def state_bytes(self) -> int | None:
+        """Return the bytes for the states of recurrent layers; None for the default."""
+        return None if self.state_memory is None else parse_bytes("state_memory", self.state_memory)
 
     def host_bytes(self) -> int:
         """Return the size of the host tier below a device's pool, in bytes; 0 for none."""

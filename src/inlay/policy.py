@@ -385,20 +385,23 @@ class ReusePolicy:
             return self
         return replace(self, positions="schema" if self.modular and why_not_shift is not None else "packed")
 
-    def check_shared(self, why_unshared: str | None) -> ReusePolicy:
+    def check_allowed(self, highest: str | None, why: str | None) -> ReusePolicy:
         """Return this settled policy.
 
         Args:
-            why_unshared: the reason why the model's KV cannot be reused, or None.
+            highest: the highest policy that the model allows, "off" or "exact". None for all policies.
+            why: the reason why it allows no more.
 
         Raises:
-            PolicyError: if the policy reads KV or leaves gaps, and the model cannot.
+            PolicyError: if the policy reads more than the model allows, or leaves gaps.
         """
-        if why_unshared is not None and not self.reads_nothing:
-            message = f"reuse is '{self}', and {why_unshared}; leave reuse out, or give 'off'"
+        if highest is None:
+            return self
+        if self._rank > LEVELS.index(highest):
+            message = f"reuse is '{self}', and {why}; leave reuse out, or give '{highest}'"
             raise PolicyError(message, field="reuse", code="policy.unsupported")
-        if why_unshared is not None and not self.packed:
-            message = f"positions is '{self.positions}', and {why_unshared}; leave positions out"
+        if not self.packed:
+            message = f"positions is '{self.positions}', and {why}; leave positions out"
             raise PolicyError(message, field="positions", code="policy.unsupported")
         return self
 
@@ -555,16 +558,16 @@ OFF = ReusePolicy.parse("off")
 AUTO = ReusePolicy.parse(_AUTO)
 
 
-def default_policy(*, modules: bool, shared: bool = True, measured: bool = False) -> ReusePolicy:
+def default_policy(*, modules: bool, highest: str | None = None, measured: bool = False) -> ReusePolicy:
     """Return the policy of a request without one, on every frontend (docs/guides/reuse-policies.md).
 
     Args:
         modules: True if the request has a schema, or marks parts of messages.
-        shared: False if the model's KV cannot be reused.
+        highest: the highest policy that the model allows, "off" or "exact". None for all policies.
         measured: True if ``inlay check`` has measured the model. Then its result decides what modules are read.
     """
-    if not shared:
-        return OFF
+    if highest is not None:
+        return ReusePolicy.parse(highest)
     if not modules:
         return EXACT
     return AUTO if measured else BEST

@@ -324,6 +324,7 @@ class EngineStats:
         used_chunks: chunks with any content.
         held_chunks: chunks that running requests need. The contents of the others can be evicted.
         segments, stored_tokens: in the store.
+        states, state_slots: stored states of recurrent layers, and the slots for them and for running requests.
         steps, preemptions: since the start.
         busy: True if there is work, including encodings.
         profiled_tokens, profile_s: tokens and seconds of idle time spent on deviation profiles.
@@ -364,6 +365,8 @@ class EngineStats:
     disk: TierStats | None = None
     shared: TierStats | None = None
     shadow: ShadowStats | None = None
+    states: int = 0
+    state_slots: int = 0
 
 
 @dataclass(frozen=True, slots=True, repr=False)

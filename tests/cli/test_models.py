@@ -29,6 +29,8 @@ def test_all_families_as_json(capsys):
     assert rows["deepseek_v3"]["latent"]
     assert "gemma3" in printed["by_their_text_models"]
     assert "states of fixed size" in printed["without_reuse"]["mamba"]
+    assert (rows["mamba"]["exact"], rows["mamba"]["modular"]) == (True, False)
+    assert "states of fixed size" in printed["without_reuse"]["rwkv"]
     assert "encoders" in printed["refused"]["bert"]
 
 
@@ -73,6 +75,15 @@ def test_a_model_that_is_served_without_reuse(capsys, tmp_path):
     assert main(["models", "show", str(tmp_path), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert (printed["family"], printed["exact"], printed["modular"]) == ("rwkv", False, False)
+
+
+def test_a_model_that_reuses_exact_prefixes_alone(capsys, tmp_path):
+    tiny_config("lfm2").save_pretrained(tmp_path)
+    assert main(["models", "show", str(tmp_path)]) == 0
+    assert "modules: no; their recurrent layers" in capsys.readouterr().out
+    assert main(["models", "show", str(tmp_path), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["family"], printed["exact"], printed["modular"]) == ("lfm2", True, False)
 
 
 def test_a_context_that_ends_where_frequencies_change(capsys, tmp_path):

@@ -169,9 +169,67 @@ SPECIAL: dict[str, dict[str, Any]] = {
 }
 
 
+_MAMBA2: dict[str, Any] = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 1,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 16,
+}
+_DELTA: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention"] * (LAYERS // 2),
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+}
+_CONVOLUTIONS: dict[str, Any] = {"layer_types": ["conv", "full_attention"] * (LAYERS // 2)}
+
+#: The same of families with recurrent or convolution layers.
+RECURRENT: dict[str, dict[str, Any]] = {
+    "bamba": _MAMBA2 | {"attn_layer_indices": [1, 3], "attn_rotary_emb": 8},
+    "falcon_h1": _MAMBA2 | {"mamba_d_ssm": 64, "head_dim": 8},
+    "falcon_mamba": {"state_size": 8, "intermediate_size": 64},
+    "granitemoehybrid": _MAMBA2 | {"layer_types": ["mamba", "attention"] * (LAYERS // 2), "logits_scaling": 4.0},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False, "mamba_dt_rank": 4},
+    "kimi_linear": _LATENT
+    | {"layer_types": ["linear_attention", "full_attention"] * (LAYERS // 2), "linear_num_heads": 4}
+    | {"linear_head_dim": 8, "linear_conv_kernel_dim": 4},
+    "lfm2": _CONVOLUTIONS,
+    "lfm2_moe": _CONVOLUTIONS | {"num_dense_layers": 1},
+    "mamba": {"state_size": 8, "intermediate_size": 64},
+    "mamba2": {"num_heads": 4, "head_dim": 16, "state_size": 16, "n_groups": 1, "chunk_size": 16},
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "full_attention", "mlp", "linear_attention"],
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 16,
+        "n_groups": 2,
+        "chunk_size": 16,
+        "head_dim": 8,
+    },
+    "olmo_hybrid": _DELTA | {"linear_num_value_heads": 2},
+    "qwen3_5_moe_text": _DELTA,
+    "qwen3_5_text": _DELTA,
+    "qwen3_next": _DELTA,
+    "zamba2": {
+        "layers_block_type": ["linear_attention", "hybrid"] * (LAYERS // 2),
+        "num_key_value_heads": 4,
+        "n_mamba_heads": 4,
+        "mamba_d_state": 16,
+        "chunk_size": 16,
+        "adapter_rank": 8,
+        "use_shared_attention_adapter": True,
+        "use_mem_rope": True,
+        "num_mem_blocks": 2,
+        "initializer_range": 0.1,  # larger weights amplify rounding beyond 1e-4 in the stock model itself
+    },
+}
+
 #: The same of models that are served without reuse.
 UNSHARED: dict[str, dict[str, Any]] = {
-    "bamba": _MAMBA2 | {"attn_layer_indices": [1, 3], "attn_rotary_emb": 8},
     "codegen": _GPT | {"rotary_dim": 8, "n_ctx": 4096},
     # It keeps all keys: among those whose score is 0, stock code itself takes others in pieces than whole.
     "deepseek_v32": _LATENT | {"index_n_heads": 4, "index_head_dim": 16, "index_topk": 128},
@@ -183,22 +241,12 @@ UNSHARED: dict[str, dict[str, Any]] = {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
         "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 32},
     },
-    "falcon_h1": _MAMBA2 | {"mamba_d_ssm": 64, "head_dim": 8},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "num_layers": LAYERS, "num_heads": 4, "window_size": 24},
     "gptj": _GPT | {"rotary_dim": 8},
-    "granitemoehybrid": _MAMBA2 | {"layer_types": ["mamba", "attention"] * (LAYERS // 2), "logits_scaling": 4.0},
-    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False, "mamba_dt_rank": 4},
-    "kimi_linear": _LATENT | {"layer_types": ["linear_attention", "full_attention"] * (LAYERS // 2), "head_dim": 8},
-    "lfm2": {"layer_types": ["conv", "full_attention"] * (LAYERS // 2)},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * (LAYERS // 2), "num_dense_layers": 1},
-    "mamba2": {"num_heads": 4, "head_dim": 16, "state_size": 16, "n_groups": 1, "chunk_size": 16},
-    "nemotron_h": {},
-    "qwen3_next": {"head_dim": 16, "layer_types": ["linear_attention", "full_attention"] * (LAYERS // 2)},
-    "qwen3_5_text": {"head_dim": 16, "layer_types": ["linear_attention", "full_attention"] * (LAYERS // 2)},
 }
 
-#: Every model type with reuse, and the further rows.
-ROWS = tuple(sorted({*FAMILIES, *SPECIAL} - {*UNSHARED}))
+#: Every model type with modules, and the further rows.
+ROWS = tuple(sorted({*FAMILIES, *SPECIAL} - {*UNSHARED, *RECURRENT}))
 
 
 def model_type(name: str) -> str:
@@ -208,7 +256,7 @@ def model_type(name: str) -> str:
 
 def tiny_config(name: str, **more: Any) -> PretrainedConfig:
     """The tiny configuration of a row, or of any model type that needs none. more: further settings."""
-    settings = COMMON | _EXPERTS | SPECIAL.get(name, {}) | UNSHARED.get(name, {}) | more
+    settings = COMMON | _EXPERTS | SPECIAL.get(name, {}) | RECURRENT.get(name, {}) | UNSHARED.get(name, {}) | more
     if "sliding_window" not in CONFIG_MAPPING[model_type(name)].__dataclass_fields__:
         del settings["sliding_window"]  # some code looks whether it is there, and no checkpoint has it
     return AutoConfig.for_model(model_type(name), **settings)
@@ -225,6 +273,10 @@ def stock_model(name: str, **more: Any) -> PreTrainedModel:
                 parameter.normal_()
             elif parameter.dim() == 1 and "norm" in path.lower():
                 parameter.add_(0.2 * torch.randn_like(parameter))  # so that a norm that is left out shows
+            elif path.endswith("A_log"):  # decays that neither forget nor keep all
+                parameter.uniform_(-3, 0.5)
+            elif path.endswith("dt_bias"):
+                parameter.uniform_(-2, 1)
     return model
 
 

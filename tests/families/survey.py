@@ -25,7 +25,8 @@ from inlay.models.multimodal import MULTIMODAL
 from inlay.models.refused import REFUSED
 from inlay.models.unshared import Unshared
 
-from .configs import ROWS, UNSHARED, model_type, tiny_config
+from .configs import RECURRENT, ROWS, UNSHARED, model_type, tiny_config
+from .recurrent import CHECKS as RECURRENT_CHECKS
 from .suite import CHECKS, shifts_are_allowed
 from .unshared import CHECKS as UNSHARED_CHECKS
 
@@ -42,7 +43,7 @@ def failures(row: str) -> dict[str, str]:
     them.
     """
     found = {}
-    for check, holds in CHECKS.items():
+    for check, holds in (RECURRENT_CHECKS if row in RECURRENT else CHECKS).items():
         try:
             if check != "shifts" or shifts_are_allowed(row):
                 holds(row)
@@ -53,9 +54,9 @@ def failures(row: str) -> dict[str, str]:
 
 def survey() -> dict[str, Any]:
     """All results, as an object for JSON."""
-    rows = {row: failures(row) for row in _told(ROWS)}
+    rows = {row: failures(row) for row in _told((*ROWS, *sorted(RECURRENT)))}
     served = [
-        each | {"passed": not any(rows[row] for row in ROWS if model_type(row) == each["family"])}
+        each | {"passed": not any(rows[row] for row in rows if model_type(row) == each["family"])}
         for each in family_rows()
     ]
     others = sorted(kind for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if kind not in REFUSED and not _is_served(kind))
@@ -108,11 +109,17 @@ def table(results: dict[str, Any]) -> str:
     for row in results["families"]:
         mark = "✓" if row["passed"] else "fails"
         shifts = f"{mark} {row['shifts']}" if row["shifts"] else f"no: {row['reason']}"
-        cells = [row["family"], mark, mark, shifts, f"{mark} per layer" if row["windows"] else ""]
-        cells += [mark if row["sinks"] else "", "one latent" if row["latent"] else "keys and values"]
+        modular = mark if row["modular"] else "no"
+        cells = [row["family"], mark, modular, shifts, f"{mark} per layer" if row["windows"] else ""]
+        cells += [mark if row["sinks"] else "", _cached(row)]
         cells += ["joined" if row["joined"] else "packed", mark, mark, mark]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _cached(row: dict[str, Any]) -> str:
+    kept = "one latent" if row["latent"] else "keys and values"
+    return kept if row["modular"] else f"states; {kept} of layers that attend"
 
 
 def reasons(results: dict[str, Any]) -> str:

@@ -136,8 +136,8 @@ def check(
             generation_config="off",
             **memory,
         )
-    if llm.loaded.spec.unshared is not None:
-        raise ParameterError(f"there is nothing to check: {llm.loaded.spec.unshared}")
+    if llm.client.model.why_limited is not None:
+        raise ParameterError(f"there is nothing to check: {llm.client.model.why_limited}")
     if llm.loaded.note:
         print(f"inlay: {llm.loaded.note}", file=sys.stderr)
     about = _about(llm)

@@ -70,6 +70,9 @@ def show(
     if not row["exact"]:
         _show_without_reuse(model, row, as_json=as_json)
         return
+    if not row["modular"]:
+        _show_without_modules(model, row, as_json=as_json)
+        return
     row["bytes_per_token"] = shape_of(config).bytes_per_token(CODECS["bf16"])
     if as_json:
         print(json.dumps({"model": model} | row))
@@ -94,6 +97,15 @@ def _show_without_reuse(model: str, row: Row, *, as_json: bool) -> None:
     print(f"{model} is of the family {row['family']}.")
     print("reuse off: answers are those of the stock model, which transformers' own code computes")
     print(f"reuse exact, and modules: no; {row['reason']}")
+
+
+def _show_without_modules(model: str, row: Row, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"model": model} | row))
+        return
+    print(f"{model} is of the family {row['family']}.")
+    print("reuse off and exact: answers are those of the stock model")
+    print(f"modules: no; {row['reason']}. A prompt that begins like an earlier one continues its state")
 
 
 def family_rows() -> list[Row]:

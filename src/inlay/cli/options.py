@@ -170,6 +170,10 @@ KVCacheDType = Annotated[
 KVMemory = Annotated[
     str | None, typer.Option(help="Of the KV pool, like 4GiB; a quarter of what is free, if not given.")
 ]
+StateMemory = Annotated[
+    str | None,
+    typer.Option(help="Of --kv-memory, for the states of models with recurrent layers, like 1GiB; half, if not given."),
+]
 HostMemory = Annotated[
     str | None,
     typer.Option(

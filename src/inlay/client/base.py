@@ -211,15 +211,14 @@ class Base:
         placed = check_positions(positions) or asked.positions or check_positions(self.config.positions)
         asked = replace(default_policy(modules=False) if asked.auto and not modules else asked, positions=placed)
         resolved = asked if model.why_unshared else self.auto.resolve(asked, schema, adapter, new=new)
-        return resolved.settled(model.why_not_shift).check_shared(model.why_unshared)
+        return resolved.settled(model.why_not_shift).check_allowed(model.highest, model.why_limited)
 
     def _default(self, modules: bool, schema: Schema | None, adapter: str | None) -> ReusePolicy:
         """Return the policy of a request without one."""
         if self.config.policy is not None:
             return self.config.policy
         measured = modules and bool(self.auto.rows(schema, adapter))
-        shared = self.client.model.why_unshared is None
-        return default_policy(modules=modules, shared=shared, measured=measured)
+        return default_policy(modules=modules, highest=self.client.model.highest, measured=measured)
 
     def policy_for(
         self,
@@ -323,9 +322,9 @@ class Base:
         """Return the encoding of a schema's modules, or of all, with their contexts. Raises ParameterError."""
         policy = self._schema_policy(name, reuse, positions, scope)
         by_module = self.processor.schemas.module_specs(name, policy, scope)
-        if not by_module and self.client.model.why_unshared is not None:
+        if not by_module and self.client.model.why_limited is not None:
             raise ParameterError(
-                f"nothing is encoded ahead: {self.client.model.why_unshared}", code="cache.nothing_encoded"
+                f"nothing is encoded ahead: {self.client.model.why_limited}", code="cache.nothing_encoded"
             )
         if not by_module:
             raise ParameterError(

@@ -30,6 +30,7 @@ from inlay.engine.factory import RequestFactory
 from inlay.engine.forks import ThisProcess
 from inlay.engine.forward import StepObserver
 from inlay.engine.pass_cost import measured_cost
+from inlay.engine.recurrent_probe import probe_states
 from inlay.engine.request import Request
 from inlay.engine.runner import Runner, check_adapters, check_compiled, why_not_shift
 from inlay.engine.thread import EngineThread
@@ -43,6 +44,7 @@ from inlay.kv.offload.shared import SharedTier
 from inlay.kv.offload.tier import Tier
 from inlay.kv.policies import POLICIES, PassCost
 from inlay.kv.pool import KVPool
+from inlay.kv.states import StatePool
 from inlay.kv.store import SegmentStore
 from inlay.models.compiling import check_compilable
 from inlay.models.device import CPU, free_bytes, total_bytes
@@ -50,6 +52,7 @@ from inlay.models.fingerprint import numerics
 from inlay.models.load import LoadedModel
 from inlay.models.location import public_name
 from inlay.models.lora import Adapter, Adapters
+from inlay.models.mixers.states import StateStorage
 from inlay.models.spec import dtype_name
 from inlay.prompt.model_info import ModelInfo
 from inlay.prompt.request import EncodeRequest, EngineRequest
@@ -88,7 +91,7 @@ class InProcessClient:
         self._adapters = Adapters(loaded.model, (adapters or {}).values())
         if config.compile:
             check_compilable(loaded.model, loaded.name, loaded.form, adapters=bool(adapters))
-        runner, pool, max_requests = _make_runner(loaded, backend, config, self._adapters)
+        runner, pool, states, max_requests = _make_runner(loaded, backend, config, self._adapters)
         self.storage = runner.storage
         if config.compile:
             check_compiled(loaded.spec, runner, pool)
@@ -98,9 +101,9 @@ class InProcessClient:
         policy = POLICIES[config.eviction]
         measures = config.eviction == "cost" and loaded.spec.unshared is None
         cost = measured_cost(loaded.spec, runner, pool) if measures else PassCost()
-        self.store = SegmentStore(pool, self._model.keys, policy, cost)
+        self.store = SegmentStore(pool, self._model.keys, policy, cost, states)
         movable = self._model.why_not_shift is None
-        share = config.promotion_memory
+        share = config.promotion_memory if states is None else 0.0  # modules alone are promoted
         self.divergence_log = DivergenceLog(config.shadow_threshold, profiles=config.profile == "auto")
         shadow: ShadowSampler | None = None
         if config.shadow:
@@ -109,9 +112,10 @@ class InProcessClient:
             self.store,
             runner.storage,
             tiers_of(config, cost) if loaded.spec.unshared is None else (),  # nothing to store without reuse
-            host=host_tier(config, cost, runner.storage) if loaded.spec.unshared is None else None,
+            host=host_tier(config, cost, runner.storage) if loaded.spec.unshared is None and states is None else None,
             model=public_name(loaded.name),
             timeout_s=config.store_timeout_s,
+            states=runner.states,
         )
         profiler = Profiler(
             self.store,
@@ -129,7 +133,7 @@ class InProcessClient:
             prefill_chunk=config.prefill_chunk,
             max_waiting=config.max_waiting,
             max_pass_s=config.max_pass_s,
-            profiler=profiler if config.profile == "auto" else None,
+            profiler=profiler if config.profile == "auto" and states is None else None,
             promoter=Promoter(self.store, runner, share=share) if share else None,
             shadow=shadow,
             residency=self.residency,
@@ -275,26 +279,66 @@ class InProcessClient:
 
 def _make_runner(
     loaded: LoadedModel, backend: Backend, config: EngineConfig, adapters: Adapters
-) -> tuple[Runner, KVPool, int]:
-    """What runs a model's passes, the pool, and how many requests may run at the same time."""
+) -> tuple[Runner, KVPool, StatePool | None, int]:
+    """Return the runner of a model's passes, its pools, and the most requests that run at the same time."""
     device = loaded.model.device
     budget = config.kv_bytes(backend.scratch_bytes, free_bytes(device))
     with allocating("kv_memory", budget, config.kv_memory, total_bytes(device), _owner(device)):
+        _check_states(loaded, config)
         if loaded.spec.unshared is not None:
             _check_unshared(loaded.spec.unshared, config, adapters)
             unshared = UnsharedRunner(loaded, backend)
             requests, tokens = unshared.probe().room(budget, config.max_num_seqs, loaded.spec.max_positions)
             size = max(1, unshared.shape.bytes_per_token)
-            return unshared, KVPool(tokens * size, size, config.chunk_size), requests
+            return unshared, KVPool(tokens * size, size, config.chunk_size), None, requests
         kv_dtype = NARROW.get(config.kv_cache_dtype, loaded.model.dtype)
+        if loaded.spec.recurrent is not None:
+            return _make_recurrent(loaded, backend, config, adapters, budget, kv_dtype)
         pool = KVPool(budget, bytes_per_token(loaded.spec.shapes, kv_dtype), config.chunk_size)
         runner = Runner(loaded, backend, pool.slots, adapters=adapters, kv_dtype=kv_dtype, compile=config.compile)
-    return runner, pool, config.max_num_seqs
+    return runner, pool, None, config.max_num_seqs
+
+
+def _make_recurrent(
+    loaded: LoadedModel,
+    backend: Backend,
+    config: EngineConfig,
+    adapters: Adapters,
+    budget: int,
+    kv_dtype: torch.dtype,
+) -> tuple[Runner, KVPool, StatePool, int]:
+    """See ``_make_runner``. The budget holds KV and states."""
+    sizes = probe_states(loaded, backend, kv_dtype)
+    slots, left = sizes.share(budget, config.state_bytes())
+    pool = KVPool(left, sizes.token_bytes, config.chunk_size)
+    states = StatePool(slots, sizes.slot_bytes)
+    storage = StateStorage(slots, backend.device, sizes.shapes)
+    runner = Runner(loaded, backend, pool.slots, adapters=adapters, kv_dtype=kv_dtype, states=storage)
+    # A request owns a slot and may read another one; slot 0 belongs to no request.
+    return runner, pool, states, min(config.max_num_seqs, slots - 2)
 
 
 def _owner(device: torch.device) -> str:
     """What has the memory of a device, as messages name it."""
     return "this machine" if device.type == "cpu" else f"the GPU {device}"
+
+
+def _check_states(loaded: LoadedModel, config: EngineConfig) -> None:
+    """Raise ParameterError for settings that do not fit a model with, or without, recurrent layers."""
+    why = loaded.spec.recurrent
+    if why is None and config.state_memory is not None:
+        raise ParameterError(
+            f"state_memory is {config.state_memory!r}, and {loaded.name} has no recurrent layers; leave it out",
+            code="parameter.conflict",
+        )
+    asked = {
+        "compile is set": config.compile,
+        f"shadow is {config.shadow:g}": bool(config.shadow),
+        f"store_codec is '{config.store_codec}'": config.store_codec != LOSSLESS,  # exact reuse reads no lossy form
+    }
+    for what, so in asked.items():
+        if why is not None and so:
+            raise ParameterError(f"{what}, and {why}; leave that out", code="model.no_reuse")
 
 
 def _check_unshared(why: str, config: EngineConfig, adapters: Adapters) -> None:
@@ -370,6 +414,7 @@ def _model_info(
         reason,
         adapters,
         spec.unshared,
-        spec.limit,
+        limit=spec.limit,
         text_model=loaded.text_model,
+        why_exact=spec.recurrent,
     )

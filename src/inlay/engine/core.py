@@ -127,6 +127,8 @@ class EngineCore:
             disk=self.residency.stats_of("disk"),
             shared=self.residency.stats_of("shared"),
             shadow=None if self.shadow is None else self.shadow.stats(),
+            states=0 if self.store.states is None else self.store.states.stored,
+            state_slots=0 if self.store.states is None else self.store.states.slots,
         )
 
     def add(self, task: Task) -> None:

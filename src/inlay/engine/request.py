@@ -250,7 +250,9 @@ class Request:
         """
         row = self.allocation.next_row(self.positions[-1] + len(self.token_ids) + ahead)
         ids = (0 if ahead else self.token_ids[-1],)
-        return Work(ids, row, adapter=self.adapter, states=self.allocation.states)
+        state = self.allocation.state
+        span = None if state is None else state.advance(1)
+        return Work(ids, row, adapter=self.adapter, states=self.allocation.states, state=span)
 
     def decoded(self) -> None:
         """Record that the step of ``decode_work`` has run."""

@@ -28,6 +28,7 @@ from inlay.models.device import on_device, upload
 from inlay.models.interface import IMPLEMENTATION, EndOfPassError, KeptRows, PassContext, attention_implementation
 from inlay.models.load import LoadedModel
 from inlay.models.lora import Adapters
+from inlay.models.mixers.states import PassStates, StateSpan, StateStorage
 from inlay.models.spec import ModelSpec
 from inlay.slots import SlotRange, cut
 
@@ -41,6 +42,7 @@ class Runner:
         adapters: the adapters that work may name. None for none.
         kv_dtype: of the KV in the pool. None for the model's dtype.
         compile: run the model through ``torch.compile`` where ``check_compilable`` allows it.
+        states: the slots for the states of recurrent layers. None for a model without them.
 
     Attributes:
         rows_saved: rows that passes did not compute in a layer that reads the keys of another, summed over layers.
@@ -55,14 +57,17 @@ class Runner:
         adapters: Adapters | None = None,
         kv_dtype: torch.dtype | None = None,
         compile: bool = False,
+        states: StateStorage | None = None,
     ) -> None:
         self._loaded = loaded
+        self.states = states
         self._compiled = compiled(loaded.model) if compile else None
         self.backend = backend
         self._adapters = adapters or Adapters(loaded.model, ())
         self.rows_saved = 0
         self.storage = backend.make_pool(loaded.spec.shapes, kv_dtype or loaded.model.dtype, slots)
-        self.graphs = pass_graphs(backend, self._forward, record)  # None if passes are not recorded
+        # None if passes are not recorded. A recording has fixed inputs, and states have other slots in each pass.
+        self.graphs = pass_graphs(backend, self._forward, record) if states is None else None
 
     @property
     def vocabulary(self) -> int:
@@ -96,7 +101,10 @@ class Runner:
             first += each.part.rows
         known = [token for w in work for token in w.ids] if ids is None else ids
         spec = self._loaded.spec
-        context = PassContext(self.backend, self.storage, plan, spec, watched, await_layer=await_layer)
+        states = None
+        if self.states is not None:
+            states = PassStates(self.states, [(each.part.rows, each.state or StateSpan()) for each in work])
+        context = PassContext(self.backend, self.storage, plan, spec, watched, await_layer=await_layer, states=states)
         recordable = not watched and await_layer is None
         with on_device(self.backend.device):
             if self.graphs is not None and recordable and not any(w.adapter for w in work):
@@ -144,7 +152,8 @@ class Runner:
 
     def check_cost(self, tokens: int) -> int:
         """The cost of these tokens through the layers below the check layer, in tokens through all layers."""
-        return -(-tokens * self.check_layer // (len(self.storage.keys) + self._loaded.spec.readers))
+        layers = len(self.storage.keys) + self._loaded.spec.readers
+        return -(-tokens * self.check_layer // layers) if tokens else 0
 
     def run_to_check(self, work: Sequence[Work]) -> None:
         """Run packed work up to the keys of the check layer. No KV is written for higher layers."""

@@ -23,6 +23,7 @@ from inlay.attention.backend import AttentionOptions, Backend
 from inlay.attention.mass import AttentionMass
 from inlay.attention.plan import Part, Plan
 from inlay.attention.storage import KVStorage
+from inlay.models.mixers.states import PassStates
 from inlay.models.spec import LayerSpec, ModelSpec
 
 IMPLEMENTATION = "inlay"
@@ -55,6 +56,7 @@ class PassContext:
             run.
         await_layer: Called before a layer attends, if keys may still be loading into the pool. None: all are resident.
         kept: The rows of layers that read the keys of earlier ones. None: all rows.
+        states: The states of recurrent layers. None: the model has no such layers.
     """
 
     backend: Backend
@@ -65,6 +67,7 @@ class PassContext:
     last_layer: int | None = None
     await_layer: Callable[[int], None] | None = None
     kept: KeptRows | None = None
+    states: PassStates | None = None
 
     @property
     def plain(self) -> bool:

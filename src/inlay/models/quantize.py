@@ -74,7 +74,7 @@ class Int8Linear(_QuantizedLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., in_features). Returns (..., out_features)."""
-        rows = x.reshape(-1, self.in_features)
+        rows = x.reshape(-1, self.in_features).contiguous()  # some recurrent layers give transposed rows
         if not len(rows):  # a pass without an end of a prompt has no rows for the head
             return x.new_empty(*x.shape[:-1], self.out_features)
         if self._compiled is not None:
@@ -121,7 +121,7 @@ class Int4Linear(_QuantizedLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., in_features). Returns (..., out_features)."""
-        rows = x.reshape(-1, self.in_features)
+        rows = x.reshape(-1, self.in_features).contiguous()
         if not len(rows):
             return x.new_empty(*x.shape[:-1], self.out_features)
         if self._compiled is not None:

@@ -44,6 +44,9 @@ class ModelSpec:
         sources: By ``layer_idx``, the entry of ``layers`` that the layer reads. Empty: each layer reads its own.
         keeps_rows: True if the layers behind the last one with keys of its own take the rows of ``PassContext.kept``.
         limit: The reason why the context is shorter than the configuration says. None: it is not.
+        recurrent: The reason against modules, for a model with recurrent layers. Such a model has states beside its KV
+            and reuses exact prefixes alone. None: no such layers.
+        attending: The ``layer_idx`` of each of ``layers``, if only some layers attend. None: all attend.
     """
 
     family: str
@@ -55,9 +58,13 @@ class ModelSpec:
     sources: tuple[int, ...] = ()
     keeps_rows: bool = False
     limit: str | None = None
+    recurrent: str | None = None
+    attending: tuple[int, ...] | None = None
 
     def source(self, layer_idx: int) -> int:
         """Return the entry of ``layers``, and so the layer of the pool, that a layer of the model reads."""
+        if self.attending is not None:
+            return self.attending.index(layer_idx)
         return self.sources[layer_idx] if self.sources else layer_idx
 
     def reads_another(self, layer_idx: int) -> bool:

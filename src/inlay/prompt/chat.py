@@ -438,6 +438,15 @@ class ChatTemplate:
             )
         return before
 
+    def opening(self, messages: Sequence[Mapping[str, Any]], tools: Tools | None = None) -> str:
+        """Return the text that opens the answer to these messages; "" if the template writes none behind them."""
+        plain = [{**message, "content": "x"} if message.get("content") else message for message in messages]
+        try:
+            with_opening, without = (self.render(plain, generation=opens, tools=tools) for opens in (True, False))
+        except ModelError:
+            return ""
+        return with_opening.removeprefix(without) if with_opening.startswith(without) else ""
+
     def _with_seams(self, message: Mapping[str, Any]) -> dict[str, Any]:
         seamed: dict[str, Any] = self._seams.put(message)
         if message["role"] == "assistant" and "content" in message:

@@ -33,6 +33,7 @@ class ModelInfo:
         why_unshared: the reason why every request runs under ``off``, or None.
         limit: the reason why the context is shorter than the configuration says, or None.
         text_model: a sentence about a model that is the text model of a multimodal checkpoint. None for other models.
+        why_exact: the reason why requests reuse exact prefixes and no modules, or None.
     """
 
     vocab_size: int
@@ -44,6 +45,19 @@ class ModelInfo:
     why_unshared: str | None = None
     limit: str | None = None
     text_model: str | None = None
+    why_exact: str | None = None
+
+    @property
+    def highest(self) -> str | None:
+        """The highest reuse policy that the model allows. None if it allows all."""
+        if self.why_unshared is not None:
+            return "off"
+        return None if self.why_exact is None else "exact"
+
+    @property
+    def why_limited(self) -> str | None:
+        """The reason against policies above ``highest``."""
+        return self.why_unshared or self.why_exact
 
     def adapter(self, name: str | None) -> bytes:
         """Return the digest of an adapter; b"" for None, the model alone. Raises ParameterError."""

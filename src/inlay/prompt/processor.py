@@ -106,6 +106,8 @@ class PromptProcessor:
         parts = self.parts(layout, policy, salt, made_with, base)
         if keep_marked_alone:
             parts = kept_to(parts, layout.marked_end)
+        if self.model.why_exact is not None:
+            parts = _marked_before(parts, self._opening_tokens(prompt, layout))
         sets = self._sets(layout, policy, scored=params.prompt_logprobs is not None)
         text = layout.text
         if params.prompt_logprobs is not None and not text:
@@ -218,6 +220,7 @@ class PromptProcessor:
                 owned=part.origin is None or not layout.public,
                 kept=part.kept,
                 ttl_s=part.origin.ttl_s if isinstance(part.origin, ContentPart) else None,
+                marked=part.marked,
             )
             for part in layout.parts
         )
@@ -317,6 +320,21 @@ class PromptProcessor:
 
         return tuple(map(part_of, layout.parts))
 
+    def _opening_tokens(self, prompt: Any, layout: PromptLayout) -> int:
+        """Return how many tokens at the end of a conversation open the answer; 0 for other prompts.
+
+        A later turn may write the answer without some of them, such as the opening of its reasoning.
+        """
+        prompt = unwrap(prompt) if isinstance(prompt, Mapping) else prompt
+        if not is_conversation(prompt):
+            return 0
+        given = prompt if isinstance(prompt, Conversation) else Conversation(prompt)
+        if not given.options.generation or given.options.continues:
+            return 0
+        opening = self.encoder.template(self.template.told(given.options).opening(given, given.tools))
+        ends = bool(opening) and layout.ids[-len(opening) :] == tuple(opening)
+        return len(opening) if ends and len(opening) < len(layout.ids) else 0
+
     def _kept(self, params: SamplingParams) -> int | None:
         """Return how many tokens at the end of a prompt are kept; None for all."""
         if params.truncate_prompt_tokens != -1:
@@ -335,6 +353,19 @@ class PromptProcessor:
             )
         kept = layout.ids[-most:]
         return lay_out_ids(kept, str(self.tokenizer.decode(list(kept))))
+
+
+def _marked_before(parts: tuple[PromptPart, ...], tokens: int) -> tuple[PromptPart, ...]:
+    """Mark the place in front of the last ``tokens`` tokens, if the last part has more."""
+    last = parts[-1]
+    if not tokens or last.candidates or len(last.ids) <= tokens:
+        return parts
+    at = len(last.ids) - tokens
+    return (
+        *parts[:-1],
+        replace(last, ids=last.ids[:at], marked=True),
+        replace(last, ids=last.ids[at:], start=last.start + at),
+    )
 
 
 def _apart(parts: tuple[PromptPart, ...], sets: Sequence[FreeSet], salt: str) -> tuple[PromptPart, ...]:

@@ -40,6 +40,7 @@ class PromptPart:
         kept: if True, their KV may be stored and found later.
         form: the form of the candidates, one of FORMS; "" without candidates.
         ttl_s: the lifetime of the segment that they are read from, in seconds. None for no limit.
+        marked: if True, later prompts may begin like this one up to its end. A recurrent model keeps its state there.
         forms: by context digest, the forms of candidates that differ from ``form``.
     """
 
@@ -52,6 +53,7 @@ class PromptPart:
     form: str = ""
     ttl_s: float | None = None
     forms: tuple[tuple[bytes, str], ...] = ()
+    marked: bool = False
 
     def form_of(self, spec: SegmentSpec | None) -> str:
         """The form of a candidate, one of FORMS."""
@@ -204,6 +206,8 @@ class EngineRequest:
             document["likely"] = likely
         if any(part.ttl_s is not None for part in self.parts):
             document["ttls"] = [None if part.ttl_s is None else str(part.ttl_s) for part in self.parts]
+        if any(part.marked for part in self.parts):
+            document["marked"] = [part.marked for part in self.parts]
         if any(part.forms for part in self.parts):
             document["forms"] = [[(digest.hex(), form) for digest, form in part.forms] for part in self.parts]
         if self.sets:
@@ -223,6 +227,7 @@ class EngineRequest:
             specs = _read_segments(document, keys)
             said = document.get("ttls") or [None] * len(document["parts"])
             ttls = [None if ttl is None else float(ttl) for ttl in said]
+            marked = document.get("marked") or [False] * len(document["parts"])
             others = [
                 tuple((bytes.fromhex(digest), form) for digest, form in forms)
                 for forms in document.get("forms") or [()] * len(document["parts"])
@@ -238,9 +243,10 @@ class EngineRequest:
                     form,
                     ttl,
                     forms,
+                    mark,
                 )
-                for (ids, start, owned, candidates, encode, kept, form), ttl, forms in zip(
-                    document["parts"], ttls, others, strict=True
+                for (ids, start, owned, candidates, encode, kept, form), ttl, forms, mark in zip(
+                    document["parts"], ttls, others, marked, strict=True
                 )
             )
             sets = tuple(

@@ -223,7 +223,7 @@ def policy_of(call: Call, tenant: Tenant, service: Service) -> str:
     whose = "this server" if words == ReusePolicy.parse(settings.max_reuse) else "your key"
     where = "" if call.positions is None else f" with positions {call.positions!r:.100}"
     asks = f"reuse is {call.reuse!r:.100}{where} and {whose} allows no more than '{ceiling}'"
-    why = service.llm.client.model.why_unshared
+    why = service.llm.client.model.why_limited
     asks += "" if why is None else f", as {why}"
     raise BodyError(f"{asks}; ask for that, or leave it out", param="reuse", code="reuse_not_allowed", status=403)
 
@@ -246,8 +246,8 @@ def _default(call: Call, service: Service, *, measured: bool) -> ReusePolicy:
     """Return the policy of a request without one. ``measured``: all of its prompts have measurements."""
     if service.settings.policy is not None:
         return service.settings.policy
-    shared = service.llm.client.model.why_unshared is None
-    return default_policy(modules=any(map(has_modules, call.prompts)), shared=shared, measured=measured)
+    highest = service.llm.client.model.highest
+    return default_policy(modules=any(map(has_modules, call.prompts)), highest=highest, measured=measured)
 
 
 def _timeout(given: str | None, settings: ServerSettings) -> float | None:

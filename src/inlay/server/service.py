@@ -18,7 +18,7 @@ from inlay.api.tools.formats import model_tools
 from inlay.client.async_llm import AsyncLLM
 from inlay.models.lora import check_names
 from inlay.pml import Schema
-from inlay.policy import OFF, ReusePolicy
+from inlay.policy import ReusePolicy
 from inlay.sampling.params import SamplingParams
 from inlay.server.cache_view import CacheView
 from inlay.server.errors import refuse
@@ -125,8 +125,11 @@ class Service:
     ) -> None:
         check_names(llm.adapters, settings.served_names)
         self.llm = llm
-        #: If the model runs without reuse, no request may ask for any.
-        self.settings = settings if llm.client.model.why_unshared is None else replace(settings, max_reuse=str(OFF))
+        #: No request may ask for more than the model allows.
+        self.settings = settings
+        if llm.client.model.highest is not None:
+            least = ReusePolicy.least(settings.max_reuse, llm.client.model.highest)
+            self.settings = replace(settings, max_reuse=str(least))
         self.tenants = Tenants(settings.keys_file, settings.api_keys)
         self.tools = model_tools(llm.tokenizer, settings.tool_parser)
         self.reasoning = model_reasoning(llm.tokenizer, settings.reasoning_parser)
@@ -159,7 +162,7 @@ class Service:
         """Publish the first schemas, once, before requests arrive. Raises InlayError."""
         await self.schemas.refresh()
         ahead: str | None = str(ReusePolicy.ahead(self.settings.policy, ReusePolicy.parse(self.settings.max_reuse)))
-        if self.llm.client.model.why_unshared is not None:
+        if self.llm.client.model.highest is not None:
             ahead = None
         for schema in self._first_schemas[len(self._records) :]:
             self._records.append(await self.schemas.publish(schema, reuse=ahead, ttl=self.settings.schema_ttl))

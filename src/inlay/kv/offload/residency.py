@@ -23,7 +23,7 @@ from inlay.kv.offload.demotion import Demoter
 from inlay.kv.offload.disk import DiskTier
 from inlay.kv.offload.host import HostTier
 from inlay.kv.offload.loader import Coming, Loader
-from inlay.kv.offload.record import SegmentRecord, SlabMemory
+from inlay.kv.offload.record import SegmentRecord, SlabMemory, StateMemory
 from inlay.kv.offload.saver import Saver
 from inlay.kv.offload.tier import Tier
 from inlay.kv.segment import PrefixMatch
@@ -47,6 +47,7 @@ class Residency:
         host: the tier that receives evicted modules. None if the pool lies in host memory itself.
         model: the model's public name.
         timeout_s: the longest time a read may take, in seconds.
+        states: the states of a model with recurrent layers. None without.
     """
 
     def __init__(
@@ -58,7 +59,9 @@ class Residency:
         host: HostTier | None = None,
         model: str = "",
         timeout_s: float = 10,
+        states: StateMemory | None = None,
     ) -> None:
+        self._states = states
         self.tiers = tuple(tiers) if host is None else (host, *tiers)
         self.misses = MissReasons(store.keys)
         for tier in self.tiers:
@@ -89,6 +92,7 @@ class Residency:
             nearest=written,
             tell=self._tell,
             tell_waiting=self._news.set,
+            states=states,
         )
         self._loader = Loader(
             store,
@@ -101,6 +105,7 @@ class Residency:
             host=host,
             tell=self._tell,
             timeout_s=timeout_s,
+            states=states,
         )
         self._loader.arrived = self._has_arrived
 
@@ -320,7 +325,8 @@ class Residency:
 
     def _record(self, spec: SegmentSpec) -> SegmentRecord:
         self._know(spec.lossless)
-        return SegmentRecord.of(spec, self._store.keys, self._memory.layers, self._model)
+        state = () if self._states is None else self._states.layout
+        return SegmentRecord.of(spec, self._store.keys, self._memory.layers, self._model, state)
 
     def _know(self, spec: SegmentSpec) -> None:
         with self._knowing:
