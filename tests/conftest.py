@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from inlay.kv.offload import link, loader, shared
-from inlay.models.families import describe
-from inlay.models.load import LoadedModel, fingerprint
-from inlay.models.random import bytes_tokenizer
 
-torch.set_num_threads(1)  # tiny models gain nothing from more, and threads that wait for each other stall
+if TYPE_CHECKING:  # the libraries take seconds to load, and the unit tests need none of them
+    from inlay.models.load import LoadedModel
 
 # Fingerprints that loads leave behind are the user's, not the tests'; processes that tests start heed it too.
 _CACHE = tempfile.TemporaryDirectory(prefix="inlay-tests-")
 os.environ["INLAY_CACHE_ROOT"] = _CACHE.name
 os.environ["INLAY_STORE"] = "off"  # a test that wants a store says so
+
+
+def pytest_collection_finish() -> None:
+    """Tiny models gain nothing from several threads, and threads that wait for each other stall."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
@@ -106,6 +109,13 @@ ROTARY = tuple(name for name in CONFIGS if name != "gpt2")
 @cache
 def tiny(name: str) -> LoadedModel:
     """A tiny model in fp32 with one token a byte; the same object at every call."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from inlay.models.families import describe
+    from inlay.models.load import LoadedModel, fingerprint
+    from inlay.models.random import bytes_tokenizer
+
     kind, settings = CONFIGS[name]
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **settings), dtype=torch.float32).eval()

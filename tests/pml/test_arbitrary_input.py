@@ -1,7 +1,8 @@
 """For any input, the only exception is PMLError."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
+from itertools import chain, product
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,7 +20,9 @@ PROMPTS = (
     '<?xml version="1.0"?><prompt schema="travel">\n <travel-plan duration="3"><domestic city="x"/></travel-plan>'
     "<!-- c --><![CDATA[ x ]]>&amp;\n<user>Hi.</user></prompt>",
 )
-DOCUMENTS = (LEVELS, TRAVEL, *PROMPTS)
+TURNS_ALONE = '<schema name="s"><user><module name="a">A</module></user><assistant/></schema>'
+NO_TURNS = '<schema name="s"><module name="a">A<module name="a1"/></module><module name="b"/></schema>'
+DOCUMENTS = (LEVELS, TRAVEL, TURNS_ALONE, NO_TURNS, *PROMPTS)
 KINDS = (Schema, Prompt)
 PIECES = st.sampled_from(
     ["<", ">", "/>", "</", "<!--", "-->", "<![CDATA[", "]]>", "&", "&#10;", "&#0;", "&lt;", "<?", "?>", '"', "'", "=",
@@ -92,8 +95,7 @@ def mutated(draw: st.DrawFn) -> str:
 @settings(max_examples=400, deadline=None)
 @given(mutated(), mutated())
 def test_mutated_documents(one: str, other: str) -> None:
-    documents = [parsed(kind, text) for text in (one, other, TRAVEL, LEVELS, *PROMPTS) for kind in KINDS]
-    resolve_all(documents)
+    resolve_all([parsed(kind, text) for text in (one, other) for kind in KINDS])
 
 
 NAMES = st.sampled_from(["a", "b", "c", "s", "unit.py", "é", "user", "", "a b", "x:y"])
@@ -123,16 +125,21 @@ TREES = st.recursive(
 def test_trees_of_tags(one: list[str], other: list[str], moves: bool) -> None:
     schema = parsed(Schema, tag("schema", {"name": "s"}, one))
     prompt = parsed(Prompt, tag("prompt", {"schema": "s"}, other))
-    resolve_all([schema, prompt, *(parsed(kind, text) for text in DOCUMENTS for kind in KINDS)], moves)
+    resolve_all([schema, prompt], moves)
+
+
+@cache
+def known() -> list[Schema | Prompt | None]:
+    """The documents above. Parsed once, as they are the same in every example."""
+    return [parsed(kind, text) for text in DOCUMENTS for kind in KINDS]
 
 
 def resolve_all(documents: list[Schema | Prompt | None], moves: bool = False) -> None:
-    """Every prompt against every schema: a result or a PMLError about the prompt."""
-    for schema in documents:
-        for prompt in documents:
-            if isinstance(schema, Schema) and isinstance(prompt, Prompt):
-                result, error = attempt(partial(resolve, schema, prompt, moves=moves))
-                assert isinstance(result, Resolved) or {one.place.source for one in error.problems} == {"x.xml"}
+    """Every prompt against every schema, with known ones: a result or a PMLError about the prompt."""
+    for schema, prompt in chain(product(documents, [*documents, *known()]), product(known(), documents)):
+        if isinstance(schema, Schema) and isinstance(prompt, Prompt):
+            result, error = attempt(partial(resolve, schema, prompt, moves=moves))
+            assert isinstance(result, Resolved) or {one.place.source for one in error.problems} == {"x.xml"}
 
 
 # imports by names that exist, in any nesting and order: most of these get as far as the resolver
@@ -154,6 +161,4 @@ TURNS = st.builds(tag, st.sampled_from(["user", "assistant"]), st.just({}), st.l
 def test_imports_of_every_kind(parts: list[str], moves: bool) -> None:
     prompt = parsed(Prompt, tag("prompt", {"schema": "s"}, parts))
     assert prompt is not None
-    turns = '<schema name="s"><user><module name="a">A</module></user><assistant/></schema>'
-    alone = '<schema name="s"><module name="a">A<module name="a1"/></module><module name="b"/></schema>'
-    resolve_all([prompt, *(parsed(Schema, text) for text in (LEVELS, turns, alone))], moves)
+    resolve_all([prompt], moves)
