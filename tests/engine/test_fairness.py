@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from inlay.engine.fairness import crowded_out
 from inlay.engine.scheduler import Scheduler
 from inlay.errors import QueueFullError
+from tests.generated import examples
 
 from .fakes import FakeJob, FakeMemory, make, run
 
@@ -221,7 +222,7 @@ def test_a_long_line_takes_no_time_that_grows_with_its_square():
     assert not scheduler.waiting
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(st.randoms(use_true_random=False))
 def test_whatever_tenants_send_everybody_ends_and_the_books_balance(randomly):
     memory = FakeMemory(40)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from inlay.errors import PMLError
 from inlay.pml import Prompt, Resolved, Schema, resolve
 from inlay.pml.attributes import TAGS
+from tests.generated import examples
 from tests.pml.helpers import LEVELS, TRAVEL
 
 PROMPTS = (
@@ -59,7 +60,7 @@ def parsed(kind: type[Schema] | type[Prompt], text: str) -> Schema | Prompt | No
     return None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.text(st.characters()) | st.lists(PIECES | st.text(max_size=3)).map("".join))
 def test_text(text: str) -> None:
     for kind in KINDS:
@@ -69,7 +70,7 @@ def test_text(text: str) -> None:
     parsed(Prompt, f'<prompt schema="s"><a b="{text}"/></prompt>')
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(data=st.binary() | st.text().map(lambda text: text.encode("utf-16")), wrap=st.booleans())
 def test_bytes_in_a_file(tmp_path_factory: pytest.TempPathFactory, data: bytes, wrap: bool) -> None:
     path: Path = tmp_path_factory.getbasetemp() / "bytes.xml"
@@ -92,7 +93,7 @@ def mutated(draw: st.DrawFn) -> str:
     return text
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(mutated(), mutated())
 def test_mutated_documents(one: str, other: str) -> None:
     resolve_all([parsed(kind, text) for text in (one, other) for kind in KINDS])
@@ -120,7 +121,7 @@ TREES = st.recursive(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.lists(TREES, max_size=4), st.lists(TREES, max_size=4), st.booleans())
 def test_trees_of_tags(one: list[str], other: list[str], moves: bool) -> None:
     schema = parsed(Schema, tag("schema", {"name": "s"}, one))
@@ -156,7 +157,7 @@ IMPORTS = st.recursive(
 TURNS = st.builds(tag, st.sampled_from(["user", "assistant"]), st.just({}), st.lists(IMPORTS, max_size=3))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.lists(IMPORTS | TURNS, max_size=4), st.booleans())
 def test_imports_of_every_kind(parts: list[str], moves: bool) -> None:
     prompt = parsed(Prompt, tag("prompt", {"schema": "s"}, parts))
