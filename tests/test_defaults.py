@@ -8,6 +8,7 @@ from inlay import LLM, ParameterError, SamplingParams, Schema
 from inlay.config import EngineConfig
 from inlay.errors import PolicyError
 from inlay.prompt.inputs import has_modules
+from tests.raising import raises
 
 from .conftest import tiny
 
@@ -21,7 +22,7 @@ PLAIN = [{"role": "user", "content": [DOCUMENT]}]
 
 
 def test_an_empty_policy_is_none():
-    with pytest.raises(ParameterError, match=r"^reuse='' is not a reuse policy"):
+    with raises("policy.unknown", ParameterError, field="reuse"):
         EngineConfig(reuse="")
 
 
@@ -71,9 +72,7 @@ def test_a_batch_of_both_gets_both(llm):
 
 @pytest.mark.parametrize("messages", ["hi", {"role": "user", "content": "hi"}, [{"content": "hi"}], ["hi"], 3, None])
 def test_a_chat_is_a_list_of_messages(llm, messages):
-    with pytest.raises(
-        ParameterError, match=r"chat takes a list of messages, or several, and this is .*; write \[\{'ro"
-    ):
+    with raises("parameter.wrong_type", ParameterError, names="chat"):
         llm.chat(messages)
     assert llm.chat([]) == []
 

@@ -10,6 +10,7 @@ from inlay import AsyncLLM, CapacityError, ParameterError, Schema
 from inlay.errors import PinError
 from inlay.kv import lifetimes
 from inlay.kv.pins import BY_KEY
+from tests.raising import raises
 
 from .test_store import BOTH, GREEDY, SCHEMA, Clock, answer, files, make
 
@@ -96,7 +97,7 @@ def test_inf_outlives_all_others(monkeypatch):
 
 def test_a_lifetime_that_is_none_is_refused_before_anything_is_known():
     llm = make("off")
-    with pytest.raises(ParameterError, match="ttl is '5 minutes'; write a lifetime such as '5m'"):
+    with raises("parameter.invalid_lifetime", ParameterError, names="ttl"):
         llm.add_schema(SCHEMA, ttl="5 minutes")
     assert llm.schema("s") is None
     llm.shutdown()
@@ -241,7 +242,7 @@ def test_a_request_that_needs_what_is_pinned_is_refused_and_waits_for_nobody():
     llm.pin("s")
     whole = llm.store.pool.slots
     text = llm.tokenizer.decode(llm.tokenizer.encode("Some more text. " * whole)[: whole - 40])
-    with pytest.raises(CapacityError, match="of them pinned; unpin some, or give kv_memory at least"):
+    with raises("engine.kv_memory", CapacityError, names="pinned"):
         answer(llm, text)
     llm.unpin("s")
     assert answer(llm, text).outputs[0].token_ids
@@ -406,7 +407,7 @@ def test_what_is_not_there_is_neither_pinned_nor_evicted(name, modules, sentence
     for do in (llm.pin, llm.evict):
         with pytest.raises(ParameterError, match=sentence):
             do(name, modules=modules)
-    with pytest.raises(ParameterError, match="a policy without modules encodes nothing ahead"):
+    with raises("cache.nothing_encoded", ParameterError):
         llm.pin("s", reuse="exact")
     llm.shutdown()
 

@@ -17,6 +17,7 @@ from inlay.attention.storage import KVStorage, LayerShape, quantized
 from inlay.errors import ParameterError
 from inlay.slots import SlotRange
 from tests.generated import examples
+from tests.raising import raises
 
 BACKENDS = ("cpu", "torch") if cpu.available() else ("torch",)
 CHUNK = 4
@@ -248,5 +249,5 @@ def test_stored_keys_are_read_where_they_lie(monkeypatch, window):
 
 
 def test_unknown_backend():
-    with pytest.raises(ParameterError, match="attention backend 'gpu' does not exist; use one of auto, cpu"):
+    with raises("parameter.unknown_choice", ParameterError, names="auto, cpu"):
         get_backend("gpu")

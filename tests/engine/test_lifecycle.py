@@ -155,7 +155,7 @@ def test_a_line_that_is_full_takes_all_answers_of_a_request_or_none():
 @pytest.mark.parametrize("victim", range(6))
 def test_cancelling_at_any_moment_gives_everything_back(victim):
     expected = None
-    for moment in (0, 1, 2, 3, 5, 8, 13, 21, 30):
+    for moment in (0, 1, 2, 5, 13, 30):
         driver = Driver(kv_tokens=200, prefill_chunk=7, max_num_batched_tokens=12)
         requests = mixed(driver)
         driver.add(*requests)

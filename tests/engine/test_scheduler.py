@@ -286,7 +286,7 @@ def test_a_step_looks_at_few_of_many_tenants_that_wait(sequences, monkeypatch):
     memory.admit = lambda job: Admission.TAKEN if not job.sequences else say(job)
     add(scheduler, *jobs((4, 1000), (4, 1000)))
     run(scheduler, memory, scheduler.step(0))
-    add(scheduler, *(FakeJob(10 + n, 4, 1, tenant=f"t{n}", sequences=sequences, priority=1) for n in range(5000)))
+    add(scheduler, *(FakeJob(10 + n, 4, 1, tenant=f"t{n}", sequences=sequences, priority=1) for n in range(2000)))
     looked: list[object] = []
     turn = Scheduler.turn
     monkeypatch.setattr(Scheduler, "turn", lambda *at: looked.append(at) or turn(*at))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from inlay import LLM, ModelError, ParameterError, SamplingParams
+from tests.raising import raises
 from tests.tokenizers_for_tests import with_template
 
 from ..conftest import tiny
@@ -84,7 +85,7 @@ def test_a_value_opens_no_role():
 
 def test_a_template_that_drops_the_last_message_cannot_continue_it():
     llm = model("{{ messages[0].content }}")
-    with pytest.raises(ModelError, match="does not show the last message once, so it cannot be continued"):
+    with raises("model.unusable_chat_template", ModelError):
         text(llm, [USER, BEGUN], continue_final_message=True)
 
 
@@ -122,7 +123,7 @@ def test_a_template_without_variables_says_so():
     llm = model("{% for message in messages %}{{ message.content }}{% endfor %}")
     with pytest.raises(ParameterError, match="'effort', and this model's chat template takes none; leave it out"):
         text(llm, [USER], chat_template_kwargs={"effort": "high"})
-    with pytest.raises(ParameterError, match="documents is given, and this model's chat template has no place for"):
+    with raises("request.unsupported_documents", ParameterError, names="documents"):
         text(llm, [USER], documents=[])
 
 

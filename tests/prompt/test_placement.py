@@ -15,6 +15,7 @@ from inlay.prompt.placed import Placed, PromptLayout, lay_out_ids
 from inlay.prompt.placement import lay_out_prompt
 from inlay.prompt.tokens import TextEncoder
 from tests.pml.helpers import sentences
+from tests.raising import raises
 from tests.tokenizers_for_tests import family, llama2
 
 S, U, A, END = "<|im_start|>system\n", "<|im_start|>user\n", "<|im_start|>assistant\n", "<|im_end|>\n"
@@ -261,7 +262,7 @@ def test_modules_alone_in_turns_under_schema_positions() -> None:
 
 
 def test_a_schema_without_turns_and_a_prompt_with_an_own_turn() -> None:
-    with pytest.raises(ModelError, match="has no chat template"):
+    with raises("model.no_chat_template", ModelError):
         place('<module name="a">AA</module>', "<user><a/></user>", "packed", llama2())
 
 

@@ -19,6 +19,7 @@ from inlay.policy import POSITIONS, WORDS, ReusePolicy
 from inlay.prompt.composed import CachedSpan, compose
 from inlay.prompt.request import FORMS, EngineRequest, PromptPart
 from tests.conftest import tiny
+from tests.raising import raises
 
 KEYS = KeyMaker(b"model", "float32", "none", b"", positioned=False)
 SCHEMA = Schema.from_string(
@@ -193,7 +194,7 @@ def test_nothing_stays_of_a_prompt_that_cannot_fit():
     prompt = [3] * 300_000
 
     def refused() -> None:
-        with pytest.raises(ContextError, match="the prompt ends at position 299999 and the model's context is"):
+        with raises("request.too_long", ContextError, names="299999"):
             llm.generate(prompt)
 
     tracemalloc.start()
