@@ -142,7 +142,7 @@ def tiny(name: str) -> LoadedModel:
 
     from inlay.models.families import describe
     from inlay.models.load import LoadedModel, fingerprint
-    from inlay.models.random import bytes_tokenizer
+    from inlay.models.shapes import bytes_tokenizer
 
     kind, settings = CONFIGS[name]
     torch.manual_seed(0)

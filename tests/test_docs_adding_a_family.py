@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 from inlay import LLM, ParameterError
 from inlay.models.families import FAMILIES, register
 from inlay.models.family import Family
-from inlay.models.random import bytes_tokenizer
+from inlay.models.shapes import bytes_tokenizer
 
 from .conftest import CONFIGS
 from .pages import DOCS, blocks, rows

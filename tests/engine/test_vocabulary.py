@@ -11,7 +11,7 @@ from tokenizers.processors import TemplateProcessing
 
 from inlay import LLM, InlayError, ModelError, ParameterError, PMLError, Prompt, SamplingParams, Schema
 from inlay.models.load import stop_ids
-from inlay.models.random import bytes_tokenizer
+from inlay.models.shapes import bytes_tokenizer
 
 from ..conftest import tiny
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from inlay import LLM, ParameterError, SamplingParams, Schema
 from inlay.models.families import describe
 from inlay.models.load import LoadedModel
-from inlay.models.random import bytes_tokenizer
+from inlay.models.shapes import bytes_tokenizer
 from inlay.models.weights import STOCK, prepare
 
 from ..equivalence.recorder import Recorder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inlay.errors import ModelError
-from inlay.models.random import bytes_tokenizer
+from inlay.models.shapes import bytes_tokenizer
 from inlay.pml import Schema
 from inlay.prompt.chat import ChatTemplate
 from inlay.prompt.layout import Extent, Hole, SchemaLayout, TextRun, lay_out_schema

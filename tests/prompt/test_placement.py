@@ -7,7 +7,7 @@ from dataclasses import FrozenInstanceError, replace
 import pytest
 
 from inlay.errors import InlayError, ModelError
-from inlay.models.random import bytes_tokenizer
+from inlay.models.shapes import bytes_tokenizer
 from inlay.pml import Prompt, Schema, resolve
 from inlay.prompt.chat import ChatTemplate
 from inlay.prompt.layout import Hole, TextRun, lay_out_schema

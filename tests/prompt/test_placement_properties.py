@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inlay.errors import InlayError
-from inlay.models.random import bytes_tokenizer
+from inlay.models.shapes import bytes_tokenizer
 from inlay.pml import Prompt, Schema, TurnStart, resolve
 from inlay.prompt.chat import ChatTemplate
 from inlay.prompt.layout import Hole, SchemaLayout, TextRun, lay_out_schema

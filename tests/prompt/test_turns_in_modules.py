@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inlay.errors import ModelError, PMLError
-from inlay.models.random import bytes_tokenizer
+from inlay.models.shapes import bytes_tokenizer
 from inlay.pml import Prompt, Schema, resolve
 from inlay.prompt.chat import ChatTemplate
 from inlay.prompt.layout import lay_out_schema

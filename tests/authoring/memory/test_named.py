@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from inlay.authoring.memory import ARCHITECTURES, CODECS, shape_named
 from inlay.authoring.memory.families import shape_of
 from inlay.errors import ModelError
-from inlay.models.random import SHAPES
+from inlay.models.shapes import SHAPES
 from tests.raising import raises
 
 BF16 = CODECS["bf16"]
