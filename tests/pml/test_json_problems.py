@@ -101,7 +101,7 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     Schema.from_json(nested(31))
     (problem,) = problems_of(nested(32))
     assert problem.endswith('.module "m32": objects are nested more than 32 deep; nest less deeply')
-    with raises("pml.too_deep", ParameterError, names="32"):
+    with raises("parameter.too_deep", ParameterError, names="32"):
         Schema.from_json({"name": "s", "content": nested_list(10**5)})
     monkeypatch.setattr(limits, "MAX_ELEMENTS", 9)
     Schema.from_json(inside(*({"module": f"m{number}"} for number in range(8))))
