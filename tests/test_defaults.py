@@ -95,7 +95,7 @@ def test_objects_say_what_they_are_in_a_line(llm):
 
 
 def test_schemas_take_no_fields_of_requests(llm):
-    with pytest.raises(PolicyError, match="Give recompute with each request") as caught:
+    with raises("policy.not_for_schemas", PolicyError, field="recompute") as caught:
         llm.add_schema(SCHEMA, recompute="linked:3")
     assert (caught.value.code, caught.value.field) == ("policy.not_for_schemas", "recompute")
 

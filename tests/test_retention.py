@@ -216,20 +216,13 @@ def test_one_module_alone_is_pinned_with_what_it_is_encoded_behind():
 
 
 @pytest.mark.parametrize(
-    ("asked", "settings", "sentence"),
-    [
-        (
-            {"max_bytes": "1KiB"},
-            {},
-            "these pins take 48.0 KiB beside the 0.0 KiB that you have pinned, and 1.0",
-        ),
-        ({}, {"pin_memory": 0.001}, "with these, pins take 48.0 KiB of the KV pool, and .* KiB of it may be pinned"),
-    ],
+    ("asked", "settings"),
+    [({"max_bytes": "1KiB"}, {}), ({}, {"pin_memory": 0.001})],
 )
-def test_pins_over_the_budget_are_refused_and_change_nothing(asked, settings, sentence):
+def test_pins_over_the_budget_are_refused_and_change_nothing(asked, settings):
     llm = make("off", **settings)
     llm.add_schema(SCHEMA)
-    with pytest.raises(CapacityError, match=sentence):
+    with raises("cache.pin_limit", CapacityError, names="48.0 KiB"):
         llm.pin("s", **asked)
     assert llm.stats().pinned_bytes == 0
     assert not llm.unpin("s")
@@ -398,14 +391,14 @@ def test_one_module_alone_is_evicted_and_pins_hold_nothing_against_it():
 
 
 @pytest.mark.parametrize(
-    ("name", "modules", "sentence"),
-    [("t", (), "schema 't' is not known"), ("s", ["c"], "schema 's' has no module 'c'; give the path of one")],
+    ("name", "modules", "code"),
+    [("t", (), "schema.unknown"), ("s", ["c"], "schema.unknown_module")],
 )
-def test_what_is_not_there_is_neither_pinned_nor_evicted(name, modules, sentence):
+def test_what_is_not_there_is_neither_pinned_nor_evicted(name, modules, code):
     llm = make("off")
     llm.add_schema(SCHEMA, encode=False)
     for do in (llm.pin, llm.evict):
-        with pytest.raises(ParameterError, match=sentence):
+        with raises(code, ParameterError):
             do(name, modules=modules)
     with raises("cache.nothing_encoded", ParameterError):
         llm.pin("s", reuse="exact")

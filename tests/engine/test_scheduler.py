@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from inlay.engine.jobs import Admission, Step
 from inlay.engine.scheduler import Scheduler
 from inlay.errors import QueueFullError
+from tests.raising import raises
 
 from .fakes import FakeJob, FakeMemory, make, run
 
@@ -367,7 +368,7 @@ def test_a_full_line_refuses_and_leaves_no_trace():
     scheduler, _ = make(waiting=2)
     one, two, three = jobs((1, 1), (1, 1), (1, 1))
     add(scheduler, one, two)
-    with pytest.raises(QueueFullError, match="2 requests are waiting already, as many as max_waiting allows"):
+    with raises("engine.queue_full", QueueFullError, names="2"):
         scheduler.add(three)
     scheduler.remove(three)
     assert scheduler.waiting == [one, two]

@@ -117,7 +117,7 @@ def test_what_is_wrong_in_json(document, problem):
 
 
 def test_a_schema_has_no_sets():
-    with pytest.raises(PMLError, match="a set stands in a schema, but only prompts have sets"):
+    with raises("pml.misplaced_object", PMLError, names="set"):
         Schema.from_json({"name": "s", "content": [{"set": []}]})
 
 
