@@ -51,6 +51,7 @@ LEFT_OUT = (
     "cluster/test_wire.py",
     "kv/offload/test_disk.py",
     "kv/offload/test_files.py",
+    "kv/offload/test_shared.py",
     "kv/test_identity.py",
     "pml/test_dialect.py",
     "pml/test_json_form.py",
