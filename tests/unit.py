@@ -41,6 +41,7 @@ LEFT_OUT = (
     "authoring/memory/test_families.py",
     "authoring/memory/test_layers.py",
     "authoring/memory/test_named.py",
+    "authoring/test_layout_plot.py",
     "cluster/test_pieces.py",
     "cluster/test_remote_client.py",
     "cluster/test_remote_client_faults.py",
