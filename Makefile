@@ -1,5 +1,6 @@
 # make demo   install and answer a prompt from cached modules
 # make test   what to run before a commit, the same examples every time; under 8 minutes
+# make test-unit   the tests that need no model and no process; under a minute on two cores
 # make test-lab   the same for the lab (lab/): benchmarks, evaluations, reproduction, simulation, training
 # make test-long   what takes long of the rest: commands of the docs, benchmarks, short soaks; CI runs it behind make test
 # make test-triton   the GPU's kernels in Triton's interpreter, at length; make test has a part of it; no GPU is needed
@@ -14,7 +15,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo test test-lab test-long test-triton test-families test-newest test-cluster test-all clients check format docs clean asan tsan
+.PHONY: install demo test test-unit test-lab test-long test-triton test-families test-newest test-cluster test-all clients check format docs clean asan tsan
 
 install: $(VENV)/.installed
 
@@ -35,6 +36,9 @@ check: install
 
 test: check
 	$(BIN)/python -m pytest tests -n 2 --dist loadfile -m "not long and not slow and not triton" --hypothesis-profile ci
+
+test-unit: install
+	$(BIN)/python -m pytest tests --unit -n 2 --dist loadfile -m "not long and not slow and not triton" --hypothesis-profile ci
 
 test-lab: install
 	$(BIN)/python -m pytest lab/tests -n 2 --dist loadfile -m "not long and not slow and not triton" --hypothesis-profile ci

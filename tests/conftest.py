@@ -3,26 +3,56 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import tempfile
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from hypothesis import settings
 
 from inlay.kv.offload import link, loader, shared
-from inlay.models.families import describe
-from inlay.models.load import LoadedModel
-from inlay.models.random import bytes_tokenizer
-from inlay.models.weights import STOCK, prepare
+from tests.unit import NoModels, is_unit, no_process
 
-torch.set_num_threads(1)  # tiny models gain nothing from more, and threads that wait for each other stall
+if TYPE_CHECKING:  # the libraries take seconds to load, and the unit tests need none of them
+    from inlay.models.load import LoadedModel
 
 # Fingerprints that loads leave behind are the user's, not the tests'; processes that tests start heed it too.
 _CACHE = tempfile.TemporaryDirectory(prefix="inlay-tests-")
 os.environ["INLAY_CACHE_ROOT"] = _CACHE.name
 os.environ["INLAY_STORE"] = "off"  # a test that wants a store says so
+
+# Targets that try the same examples every time learn nothing from many; see tests/generated.py.
+settings.register_profile("ci", settings.get_profile("ci"), max_examples=25)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--unit", action="store_true", help="run the tests that need no model and no process")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--unit", default=False):
+        sys.meta_path.insert(0, NoModels())
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    left_out = config.getoption("--unit", default=False) and collection_path.is_file() and not is_unit(collection_path)
+    return True if left_out else None
+
+
+@pytest.fixture(autouse=True)
+def alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A unit test starts no process."""
+    if request.config.getoption("--unit", default=False):
+        monkeypatch.setattr(subprocess, "Popen", no_process)
+
+
+def pytest_collection_finish() -> None:
+    """Tiny models gain nothing from several threads, and threads that wait for each other stall."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
@@ -122,6 +152,14 @@ ROTARY = tuple(name for name in CONFIGS if name != "gpt2")
 @cache
 def tiny(name: str) -> LoadedModel:
     """A tiny model in fp32 with one token a byte; the same object at every call."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from inlay.models.families import describe
+    from inlay.models.load import LoadedModel
+    from inlay.models.shapes import bytes_tokenizer
+    from inlay.models.weights import STOCK, prepare
+
     kind, settings = CONFIGS[name]
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **settings), dtype=torch.float32).eval()

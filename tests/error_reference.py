@@ -9,6 +9,7 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -71,6 +72,7 @@ def _own_code(cls: ast.ClassDef) -> str | None:
     return None
 
 
+@cache
 def entries() -> dict[str, Entry]:
     """Return all codes with their classes, messages and files."""
     sources = _Sources()

@@ -12,10 +12,30 @@ from inlay.errors import InlayError
 
 
 @contextmanager
-def raises(code: str, kind: type[InlayError] = InlayError, *, line: int | None = None) -> Iterator[Any]:
-    """Fail unless the block raises an error of this code and class, at this line of its source if one is given."""
+def raises(
+    code: str,
+    kind: type[InlayError] = InlayError,
+    *,
+    line: int | None = None,
+    field: str | None = None,
+    names: str | None = None,
+) -> Iterator[Any]:
+    """Fail unless the block raises this error.
+
+    Args:
+        code: Its code.
+        kind: Its class.
+        line: The line of its source, of a PMLError.
+        field: The field or parameter that it blames: of a PolicyError, or of a server's error.
+        names: A value that its message must hold, like a file, an option or a limit.
+    """
     with pytest.raises(kind) as caught:
         yield caught
-    assert caught.value.code == code, caught.value
+    error: Any = caught.value
+    assert error.code == code, error
     if line is not None:
-        assert caught.value.problems[0].place.line == line, caught.value  # type: ignore[attr-defined]
+        assert error.problems[0].place.line == line, error
+    if field is not None:
+        assert getattr(error, "field", getattr(error, "param", None)) == field, error
+    if names is not None:
+        assert names in str(error), error

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from inlay import LLM, ParameterError, PMLError, Prompt, SamplingParams, Schema
+from tests.raising import raises
 
 from .conftest import tiny
 
@@ -42,9 +43,9 @@ def test_the_same_text_under_two_salts(llm, reuse):
 @pytest.mark.parametrize("reuse", POLICIES)
 def test_a_private_schema_is_its_owners_alone(llm, reuse):
     llm.add_schema(Schema.from_string(PML), cache_salt="one", reuse=reuse)
-    with pytest.raises(PMLError, match="schema 's' is not known"):
+    with raises("schema.unknown", PMLError, names="'s'"):
         llm.generate(PROMPT, ONE, reuse=reuse, cache_salt="two")
-    with pytest.raises(PMLError, match="schema 's' is not known"):
+    with raises("schema.unknown", PMLError, names="'s'"):
         llm.generate(PROMPT, ONE, reuse=reuse)
     cached(llm, PROMPT, reuse, "one")
     llm.add_schema(Schema.from_string(PML), cache_salt="two", encode=False)
@@ -104,7 +105,7 @@ def test_a_salt_changes_no_answer(llm, reuse):
 
 @pytest.mark.parametrize("salt", ["", 3, b"x"])
 def test_a_salt_is_a_text(llm, salt):
-    with pytest.raises(ParameterError, match="cache_salt is empty or no text"):
+    with raises("parameter.invalid_cache_salt", ParameterError):
         llm.generate(TEXT, ONE, cache_salt=salt)
 
 
@@ -116,9 +117,9 @@ def test_a_salt_is_a_text(llm, salt):
     ],
 )
 def test_a_salt_that_nobody_can_key_by_is_refused_before_anything_is_done(llm, salt, says):
-    with pytest.raises(ParameterError, match=says):
+    with raises("parameter.invalid_cache_salt", ParameterError, names=says):
         llm.generate(TEXT, ONE, cache_salt=salt)
-    with pytest.raises(ParameterError, match=says):
+    with raises("parameter.invalid_cache_salt", ParameterError, names=says):
         llm.add_schema(Schema.from_string(PML), cache_salt=salt)
     assert llm.generate(TEXT, ONE, cache_salt="x" * 1024)[0].outputs[0].token_ids
 

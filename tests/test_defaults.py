@@ -8,6 +8,7 @@ from inlay import LLM, ParameterError, SamplingParams, Schema
 from inlay.config import EngineConfig
 from inlay.errors import PolicyError
 from inlay.prompt.inputs import has_modules
+from tests.raising import raises
 
 from .conftest import tiny
 
@@ -21,7 +22,7 @@ PLAIN = [{"role": "user", "content": [DOCUMENT]}]
 
 
 def test_an_empty_policy_is_none():
-    with pytest.raises(ParameterError, match=r"^reuse='' is not a reuse policy"):
+    with raises("policy.unknown", ParameterError, field="reuse"):
         EngineConfig(reuse="")
 
 
@@ -71,9 +72,7 @@ def test_a_batch_of_both_gets_both(llm):
 
 @pytest.mark.parametrize("messages", ["hi", {"role": "user", "content": "hi"}, [{"content": "hi"}], ["hi"], 3, None])
 def test_a_chat_is_a_list_of_messages(llm, messages):
-    with pytest.raises(
-        ParameterError, match=r"chat takes a list of messages, or several, and this is .*; write \[\{'ro"
-    ):
+    with raises("parameter.wrong_type", ParameterError, names="chat"):
         llm.chat(messages)
     assert llm.chat([]) == []
 
@@ -96,7 +95,7 @@ def test_objects_say_what_they_are_in_a_line(llm):
 
 
 def test_schemas_take_no_fields_of_requests(llm):
-    with pytest.raises(PolicyError, match="Give recompute with each request") as caught:
+    with raises("policy.not_for_schemas", PolicyError, field="recompute") as caught:
         llm.add_schema(SCHEMA, recompute="linked:3")
     assert (caught.value.code, caught.value.field) == ("policy.not_for_schemas", "recompute")
 

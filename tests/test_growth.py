@@ -14,7 +14,7 @@ from inlay.engine.background.popularity import Popularity
 from inlay.kv.identity import Context, KeyMaker, SegmentSpec, TokenRun, specify
 from inlay.kv.pool import KVPool
 from inlay.kv.store import SegmentStore
-from inlay.models.random import bytes_tokenizer
+from inlay.models.shapes import bytes_tokenizer
 from inlay.pml import Prompt, Schema, resolve
 from inlay.prompt.chat import ChatTemplate
 from inlay.prompt.composed import CachedSpan, compose_parts

@@ -17,6 +17,7 @@ from inlay.config import EngineConfig
 from inlay.kv.offload.disk import DiskTier
 from inlay.kv.offload.host import HostTier
 from tests.attention.devices import pretend
+from tests.raising import raises
 
 from .conftest import tiny
 from .test_store import Clock
@@ -313,7 +314,7 @@ def test_how_much_memory(monkeypatch):
     assert EngineConfig(host_memory="3GiB").host_bytes() == 3 << 30
     assert EngineConfig(host_memory=0).host_bytes() == EngineConfig(host_memory="0").host_bytes() == 0
     for wrong in (-1, True, False, "much", ""):
-        with pytest.raises(ParameterError, match="host_memory is"):
+        with raises("parameter.invalid_size", ParameterError, names="host_memory"):
             EngineConfig(host_memory=wrong)
 
 

@@ -9,6 +9,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -70,18 +71,22 @@ Imports = Mapping[str, Mapping[str, int]]
 
 def read(files: Mapping[str, str]) -> Imports:
     """The imports of a package, given as the text of each of its modules."""
-    return {module: dict(_imported(module, ast.parse(text), frozenset(files))) for module, text in files.items()}
+    modules = frozenset(files)
+    return {module: dict(_imported(module, text, modules)) for module, text in files.items()}
 
 
-def _imported(module: str, tree: ast.Module, modules: frozenset[str]) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(tree):
+@cache
+def _import_statements(text: str) -> list[ast.Import | ast.ImportFrom]:
+    return [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
+def _imported(module: str, text: str, modules: frozenset[str]) -> Iterator[tuple[str, int]]:
+    for node in _import_statements(text):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module}: line {node.lineno} is a relative import; write the whole name"
             names = [(f"{node.module}.{alias.name}", node.module or "") for alias in node.names]
-        elif isinstance(node, ast.Import):
-            names = [(alias.name, alias.name) for alias in node.names]
         else:
-            continue
+            names = [(alias.name, alias.name) for alias in node.names]
         for candidates in names:
             known = [_short(name) for name in candidates if name.split(".")[0] == "inlay" and _short(name) in modules]
             if known:

@@ -6,6 +6,7 @@ import pytest
 
 from inlay import LLM, ContextError, ParameterError, Prompt, SamplingParams, Schema
 from inlay.models.load import LoadedModel
+from tests.raising import raises
 
 from .conftest import tiny
 
@@ -52,7 +53,7 @@ def test_a_shorter_context():
     assert model.spec.max_positions == made().loaded.spec.max_positions == 2048
     answer = llm.generate([3] * 10, SamplingParams(temperature=0, ignore_eos=True))[0].outputs[0]
     assert (len(answer.token_ids), answer.finish_reason) == (6, "length")
-    with pytest.raises(ContextError, match="the prompt ends at position 15 and the model's context is 16 tokens long"):
+    with raises("request.too_long", ContextError, names="16"):
         llm.generate([3] * 16, ONE)
 
 

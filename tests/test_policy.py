@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.errors import ParameterError, PolicyError
+from inlay.errors import PolicyError
 from inlay.policy import (
     BEST,
     CEILINGS,
@@ -63,20 +63,16 @@ def test_modular_is_the_most_exact_form_there_is():
     [("exat", "exact"), ("Exact", "exact"), ("modlar+linked:16", "modular"), ("anchord", "anchored"), ("atuo", "auto")],
 )
 def test_a_misspelt_policy_is_refused_with_the_nearest_one(word, near):
-    message = f"reuse='{word}' is not a reuse policy. Did you mean reuse='{near}'?"
-    with pytest.raises(PolicyError, match=f"^{re.escape(message)}$") as caught:
+    with raises("policy.unknown", PolicyError, field="reuse", names=f"reuse='{near}'"):
         ReusePolicy.parse(word)
-    assert (caught.value.code, caught.value.field) == ("policy.unknown", "reuse")
 
 
 @pytest.mark.parametrize("word", ["", None, 3, ["off"]])
 def test_a_value_that_is_no_policy_is_refused(word):
-    with pytest.raises(PolicyError, match="Use one of off, exact, isolated, anchored, primed, modular, auto") as caught:
+    with raises("policy.unknown", PolicyError, names="off, exact, isolated, anchored, primed, modular, auto"):
         ReusePolicy.parse(word)
-    assert caught.value.code == "policy.unknown"
-    with pytest.raises(PolicyError, match=r"^positions is .*; use one of schema, packed$") as caught:
+    with raises("policy.bad_positions", PolicyError, field="positions", names="schema, packed"):
         ReusePolicy.parse("off", word if word is not None else "")
-    assert (caught.value.code, caught.value.field) == ("policy.bad_positions", "positions")
 
 
 def test_a_ceiling_bounds_what_is_asked_for():
@@ -99,7 +95,7 @@ def test_positions_are_the_best_that_a_model_allows():
     assert [ReusePolicy.parse(word).settled(None).positions for word in REUSE] == ["packed"] * 5
     assert [ReusePolicy.parse(word).settled("it turns").positions for word in REUSE] == ["packed"] * 2 + ["schema"] * 3
     assert ReusePolicy.parse("off", "packed").settled("it turns").packed
-    with pytest.raises(ParameterError, match="positions 'packed' with reuse 'isolated' reads segments at a shift"):
+    with raises("policy.unsupported", PolicyError, field="positions"):
         ReusePolicy.parse("isolated", "packed").settled("it turns")
 
 
@@ -216,9 +212,8 @@ def test_healing_is_turned_off_in_writing(recompute):
     ],
 )
 def test_a_wrong_key_is_refused(key, code):
-    with pytest.raises(PolicyError, match=f"^reuse={re.escape(repr(key))} ") as caught:
+    with raises(code, PolicyError, names=repr(key)):
         ReusePolicy.parse(key)
-    assert caught.value.code == code
     assert ReusePolicy.named(key) is None
     assert not re.fullmatch(KEY, key) or key.startswith("auto:answers:")  # whose bounds a pattern does not have
 
@@ -314,82 +309,76 @@ def test_a_deprecated_key_is_shown_as_fields(key, written, options):
 
 
 @pytest.mark.parametrize(
-    ("fields", "code", "message"),
+    ("fields", "code", "names"),
     [
         (
             PolicyFields("linked:3"),
             "policy.no_base",
-            "reuse='linked:3' has no base policy. Write reuse='modular', recompute='linked:3'.",
+            "reuse='modular', recompute='linked:3'",
         ),
         (
             PolicyFields("modular+linked:3", recompute="linked:5"),
             "policy.conflict",
-            "reuse='modular+linked:3' and recompute='linked:5' both set recompute. "
-            "Write reuse='modular', recompute='linked:5'.",
+            "reuse='modular', recompute='linked:5'",
         ),
         (
             PolicyFields("modular+healing:off", promote=False),
             "policy.conflict",
-            "reuse='modular+healing:off' and promote=False both set promote. Write reuse='modular', promote=False.",
+            "reuse='modular', promote=False",
         ),
         (
             PolicyFields("auto:0.1", tolerance=0.2),
             "policy.conflict",
-            "reuse='auto:0.1' and tolerance=0.2 both set tolerance. Write reuse='auto', tolerance=0.2.",
+            "reuse='auto', tolerance=0.2",
         ),
         (
             PolicyFields("anchored", recompute="some"),
             "policy.bad_recompute",
-            "recompute='some' names no selective recomputation. "
-            "Use one of linked, profiled, query, profiled*query, blend, like profiled:0.15.",
+            "linked, profiled, query, profiled*query, blend",
         ),
         (
             PolicyFields("anchored", recompute="linked:x"),
             "policy.bad_recompute",
-            "recompute='linked:x' has no valid amount. "
-            "linked takes a whole number of tokens with at most 7 digits, like linked:16.",
+            "linked:16",
         ),
         (
             PolicyFields("exact", recompute="linked:3"),
             "policy.conflict",
-            "recompute='linked:3' needs modules, and reuse='exact' reads none. "
-            "Leave recompute out, or write reuse='modular'.",
+            "reuse='modular'",
         ),
         (
             PolicyFields("modular", tolerance=0.1),
             "policy.conflict",
-            "tolerance=0.1 belongs to reuse='auto', not to reuse='modular'. "
-            "Write reuse='auto', or leave tolerance out.",
+            "reuse='auto'",
         ),
         (
             PolicyFields("auto", recompute="linked:3"),
             "policy.conflict",
-            "recompute='linked:3' excludes reuse='auto', which chooses by measurement. Leave recompute out.",
+            "reuse='auto'",
         ),
         (
             PolicyFields("anchored", promote=False),
             "policy.conflict",
-            "promote=False has no effect, because reuse='anchored' reads no promoted text. Leave promote out.",
+            "reuse='anchored'",
         ),
-        (PolicyFields(promote="no"), "policy.bad_promote", "promote='no' is not a switch. Write true or false."),
+        (PolicyFields(promote="no"), "policy.bad_promote", "true or false"),
         (
             PolicyFields("auto", tolerance="x"),
             "policy.bad_tolerance",
-            "tolerance='x' is not a tolerance. Write nats a token like 0.05, or the least share of equal answers like "
-            "answers:0.98.",
+            "answers:0.98",
         ),
     ],
 )
-def test_wrong_fields_are_refused(fields, code, message):
-    with pytest.raises(PolicyError, match=f"^{re.escape(message)}$") as caught:
+def test_wrong_fields_are_refused(fields, code, names):
+    """names: a remedy, or the other field that does not go with this one."""
+    with raises(code, PolicyError, names=names):
         fields.policy()
-    assert caught.value.code == code
 
 
 def test_messages_name_options_of_the_command_line():
-    with pytest.raises(PolicyError, match=r"^--recompute linked:3 needs modules, and --reuse exact reads none"):
+    with raises("policy.conflict", PolicyError, field="recompute", names="--recompute linked:3"):
         PolicyFields("exact", recompute="linked:3").policy(options=True)
-    with pytest.raises(PolicyError, match=r"^--no-promote has no effect, because --reuse anchored reads"):
+    with raises("policy.conflict", PolicyError, field="promote", names="--no-promote"):
         PolicyFields("anchored", promote=False).policy(options=True)
 
 
@@ -407,9 +396,8 @@ def test_schemas_take_no_fields_of_requests():
     with pytest.raises(TypeError, match="add_schema got an unexpected keyword argument 'some'"):
         check_schema_fields(["some"], "add_schema")
     for name in set(FIELDS) - {"tolerance"}:
-        with pytest.raises(PolicyError, match=f"^{name} has no effect on add_schema") as caught:
+        with raises("policy.not_for_schemas", PolicyError, field=name):
             check_schema_fields([name], "add_schema")
-        assert (caught.value.code, caught.value.field) == ("policy.not_for_schemas", name)
 
 
 def test_every_field_has_a_description():
@@ -482,7 +470,7 @@ def test_auto_takes_its_tolerance_from_the_engine_where_it_has_none():
 
 @pytest.mark.parametrize("tolerance", [True, None, "x", float("nan"), -0.1, 1e9, [0.1], "answers:", "answers:1.01"])
 def test_what_is_no_tolerance_is_told_so(tolerance):
-    with pytest.raises(PolicyError, match=r"^tolerance=.* is not a tolerance\. Write nats a token like 0\.05"):
+    with raises("policy.bad_tolerance", PolicyError, field="tolerance"):
         Tolerance.parse(tolerance)
 
 

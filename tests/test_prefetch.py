@@ -12,6 +12,7 @@ from inlay import LLM, ParameterError, Prompt, SamplingParams, Schema
 from inlay.engine import prefetch
 from inlay.engine.runner import Runner
 from inlay.kv.offload import shared
+from tests.raising import raises
 
 from .conftest import tiny
 from .kv.offload.fake_server import FakeServer
@@ -110,5 +111,5 @@ def test_what_others_have_written_is_brought_up_for_those_in_line(monkeypatch):
 
 
 def test_what_is_no_kind_of_prefetch_is_refused():
-    with pytest.raises(ParameterError, match="prefetch is 'all'"):
+    with raises("parameter.unknown_choice", ParameterError, names="prefetch"):
         LLM(tiny("llama"), prefetch="all")

@@ -14,6 +14,8 @@ from pathlib import Path
 import openai
 import pytest
 
+from inlay.cli.main import main
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -46,12 +48,15 @@ def test_every_command_is_known_here():
 
 
 @pytest.mark.parametrize("command", INLAY)
-def test_commands(command):
-    result = run(command)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout
+def test_commands(command, capsys, monkeypatch):
+    """In this process, which has loaded the libraries; the server below starts as a process of its own."""
+    monkeypatch.chdir(ROOT)
+    status = main(shlex.split(command)[1:])
+    out, err = capsys.readouterr()
+    assert status == 0, err
+    assert out
     if "--json" in command.split() and " run " in command:
-        assert json.loads(result.stdout)["cached_tokens"] > 0
+        assert json.loads(out)["cached_tokens"] > 0
 
 
 def said_by_the_clients_python(base: str) -> list[str]:

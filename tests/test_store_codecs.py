@@ -8,6 +8,7 @@ from inlay import LLM, ParameterError, SamplingParams, Schema
 from inlay.kv.offload.disk import DiskTier
 from inlay.prompt.composed import CachedSpan, NewSpan, compose
 from inlay.prompt.request import EngineRequest
+from tests.raising import raises
 from tests.test_store import BOTH, GREEDY, SCHEMA, answer, files, make, restarted
 
 
@@ -203,5 +204,5 @@ def test_half_of_the_bytes(tmp_path):
 
 @pytest.mark.parametrize("codec", ["int4", None, 3])
 def test_an_unknown_codec_is_an_error(codec):
-    with pytest.raises(ParameterError, match=r"^store_codec is .*; use one of none, int8, fp8"):
+    with raises("parameter.unknown_choice", ParameterError, names="store_codec"):
         make(None, store_codec=codec)

@@ -16,6 +16,7 @@ from tests.test_store import BOTH, SCHEMA, answer, last, make, restarted
 
 pytest.importorskip("redis", reason="redis-py is not installed")
 from tests.kv.offload.fake_server import FakeServer
+from tests.raising import raises
 
 
 @pytest.fixture
@@ -199,9 +200,7 @@ def test_a_folder_is_a_store_that_servers_share(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("address", ["somewhere", 3, "http://host"])
 def test_what_is_no_address_is_an_error(address):
-    with pytest.raises(
-        ParameterError, match=r"^store_shared is .*; give an address like 'redis://host:6379/0', or None"
-    ):
+    with raises("cache.invalid_address", ParameterError, names="store_shared"):
         make(None, store_shared=address)
 
 

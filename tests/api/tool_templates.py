@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 from inlay.models.families import describe
 from inlay.models.load import LoadedModel, fingerprint
-from inlay.models.random import bytes_tokenizer
+from inlay.models.shapes import bytes_tokenizer
 from tests.conftest import CONFIGS
 from tests.tokenizers_for_tests import with_template
 

@@ -16,6 +16,8 @@ from inlay.attention.rope import UNTURNED, Rotary
 from inlay.attention.storage import KVStorage, LayerShape, quantized
 from inlay.errors import ParameterError
 from inlay.slots import SlotRange
+from tests.generated import examples
+from tests.raising import raises
 
 BACKENDS = ("cpu", "torch") if cpu.available() else ("torch",)
 CHUNK = 4
@@ -75,7 +77,7 @@ def passes(draw: st.DrawFn) -> list[Part]:
 @given(
     parts=passes(), window=st.sampled_from([None, 1, 5, 20]), softcap=st.sampled_from([None, 3.0]), sinks=st.booleans()
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_backend_equals_reference(backend, heads, kv_heads, parts, window, softcap, sinks):
     options = AttentionOptions(
         scale=0.3,
@@ -91,7 +93,7 @@ def test_backend_equals_reference(backend, heads, kv_heads, parts, window, softc
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2)])
 @given(parts=passes(), window=st.sampled_from([None, 5]), softcap=st.sampled_from([None, 3.0]), biased=st.booleans())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_mass_is_what_the_reference_attends_to(backend, heads, kv_heads, parts, window, softcap, biased):
     """Of every key, summed over rows and heads; sinks take their part of it and give none."""
     options = AttentionOptions(
@@ -153,7 +155,7 @@ def test_head_sizes_and_dtypes(backend, head_dim, dtype, stored):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("alibi", [False, True])
 @given(parts=passes())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_layers_whose_keys_hold_no_position_are_read_at_any_shift(backend, alibi, parts):
     slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625]) if alibi else None
     options = AttentionOptions(scale=0.3, slopes=slopes, rotary=UNTURNED)
@@ -247,5 +249,5 @@ def test_stored_keys_are_read_where_they_lie(monkeypatch, window):
 
 
 def test_unknown_backend():
-    with pytest.raises(ParameterError, match="attention backend 'gpu' does not exist; use one of auto, cpu"):
+    with raises("parameter.unknown_choice", ParameterError, names="auto, cpu"):
         get_backend("gpu")

@@ -20,6 +20,7 @@ from tests.conftest import tiny
 
 from inlay.attention.device_storage import DeviceStorage  # isort: skip
 from inlay.attention.storage import KVStorage, LayerShape  # isort: skip
+from tests.raising import raises
 
 GPU = torch.device("cuda", 0)
 
@@ -43,14 +44,14 @@ def nothing_said():
 def test_without_a_gpu_auto_is_the_cpu_and_the_rest_is_refused():
     assert find_device("auto") == find_device("cpu") == torch.device("cpu")
     for name in ("cuda", "cuda:1"):
-        with pytest.raises(ParameterError, match=f"device is '{name}', and the PyTorch of this install .*; use 'cpu'"):
+        with raises("parameter.unavailable_device", ParameterError, names=f"'{name}'"):
             find_device(name)
 
 
 def test_with_a_gpu_auto_is_that(one_gpu):
     assert find_device("auto") == find_device("cuda") == find_device("cuda:0") == GPU
     assert find_device("cpu") == torch.device("cpu")
-    with pytest.raises(ParameterError, match="device is 'cuda:1', and the last GPU here is 'cuda:0'; use that"):
+    with raises("parameter.unavailable_device", ParameterError, names="'cuda:0'"):
         find_device("cuda:1")
 
 
@@ -73,35 +74,27 @@ def test_on_a_gpu_without_triton_auto_is_pytorch_and_says_so_once(monkeypatch, c
         "Triton is not installed: attention on the GPU runs in PyTorch, right but slower; "
         "install it with pip install 'inlay-llm[gpu]'"
     ]
-    with pytest.raises(ParameterError, match=r"needs Triton, which is not installed; pip install 'inlay-llm\[gpu\]'"):
+    with raises("parameter.unavailable_backend", ParameterError, names="'inlay-llm[gpu]'"):
         get_backend("triton", GPU)
 
 
 @pytest.mark.parametrize("name", ["cpu", "reference"])
 def test_what_computes_on_the_cpu_is_refused_on_a_gpu(name):
-    with pytest.raises(
-        ParameterError, match=f"backend '{name}' computes on the CPU, and the device is cuda:0; use 'au"
-    ):
+    with raises("parameter.unavailable_backend", ParameterError, names="'auto'"):
         get_backend(name, GPU)
 
 
 def test_triton_without_a_gpu_and_without_its_interpreter(monkeypatch):
     triton = pytest.importorskip("inlay.attention.triton.backend")
     monkeypatch.setattr(triton, "INTERPRETED", False)
-    with pytest.raises(ParameterError, match="attention backend 'triton' needs a CUDA device, not cpu; use 'auto'"):
+    with raises("parameter.unavailable_backend", ParameterError, names="'auto'"):
         get_backend("triton")
 
 
 def test_weights_of_the_cpu_are_refused_on_a_gpu(one_gpu):
-    for given, sentence in (
-        (
-            {"weights": "packed"},
-            "weights 'packed' is for the CPU, and the device is cuda:0; leave it out, or use device",
-        ),
-        ({"quantization": "int8"}, "quantization 'int8' is for the CPU, and the device is cuda:0"),
-    ):
-        with pytest.raises(ParameterError, match=sentence):
-            load_model("demo", device="cuda", **given)
+    for name, value in (("weights", "packed"), ("quantization", "int8")):
+        with raises("parameter.conflict", ParameterError, names=f"{name} '{value}'"):
+            load_model("demo", device="cuda", **{name: value})
 
 
 def test_a_model_is_brought_to_the_device(one_gpu, monkeypatch):
@@ -117,15 +110,13 @@ def test_a_model_is_brought_to_the_device(one_gpu, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(type(loaded.model), "to", full)
-    with pytest.raises(
-        CapacityError, match=r"weights of m take 0.0 GiB in float32, which cuda:0 has not free; use a smal"
-    ):
+    with raises("model.too_large", CapacityError, names="cuda:0"):
         put_on(loaded.model, "m", GPU)
 
 
 def test_a_model_that_is_loaded_stays_where_it_is(one_gpu):
     assert LLM(tiny("llama"), kv_memory="4MiB").loaded.model.device.type == "cpu"
-    with pytest.raises(ParameterError, match="device is 'cuda', and the model that was given is on cpu; load it with"):
+    with raises("parameter.conflict", ParameterError, names="device"):
         LLM(tiny("llama"), device="cuda")
 
 

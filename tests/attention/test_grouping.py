@@ -12,6 +12,7 @@ from inlay.attention.grouping import LONG, Groups
 from inlay.attention.plan import Item, Part, advance, build_plan, items_at
 from inlay.slots import SlotRange, cut
 from tests.attention.kernel_cases import Asked, one_on, random_asked
+from tests.generated import examples
 
 asked_of = st.builds(
     random_asked, st.integers(0, 2**32), decode=st.booleans(), longest=st.sampled_from([3, 9, 90]), keys=st.just(12)
@@ -64,14 +65,14 @@ def owners(asked: Sequence[Asked]) -> list[int]:
 
 
 @given(asked=asked_of, share=st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_every_key_is_read_once_by_every_row_that_asks(asked, share):
     blocks = blocks_of(build_plan(parts_of(asked), share=share).groups)
     assert Counter(covered(asked, blocks)) == Counter(wanted(asked))
 
 
 @given(asked=asked_of)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_a_lone_part_is_grouped_as_it_is_beside_others(asked):
     for number, one in enumerate(asked):
         alone = blocks_of(build_plan(parts_of([one])).groups)
@@ -81,7 +82,7 @@ def test_a_lone_part_is_grouped_as_it_is_beside_others(asked):
 
 
 @given(asked=asked_of)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_sharing_is_maximal(asked):
     """All rows of short parts that read a key at a shift stand in one group, and no two groups have the same rows."""
     blocks, owner = blocks_of(build_plan(parts_of(asked)).groups), owners(asked)
@@ -98,7 +99,7 @@ def test_sharing_is_maximal(asked):
 
 
 @given(asked=asked_of)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_nothing_is_shared_unless_asked_for(asked):
     owner = owners(asked)
     for rows, _ in blocks_of(build_plan(parts_of(asked), share=False).groups):
@@ -116,7 +117,7 @@ def test_thirty_neighbouring_segments_are_one_stretch():
 
 
 @given(seed=st.integers(0, 2**32), share=st.booleans())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_an_advanced_plan_covers_what_a_new_one_does(seed, share):
     asked = random_asked(seed, decode=True, keys=12)
     plan = build_plan(parts_of(asked), share=share)

@@ -28,6 +28,7 @@ from tests.attention.kernel_cases import (
     threads,
     with_rotary,
 )
+from tests.generated import examples
 
 pytestmark = kernel_cases.pytestmark
 
@@ -86,7 +87,7 @@ def variations(draw: st.DrawFn) -> Layer:
 @every_set
 @pytest.mark.parametrize("decode", [False, True])
 @given(layer=variations(), seed=st.integers(0, 2**32), share=st.booleans())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_any_pass(instruction_set, decode, layer, seed, share):
     check(layer, random_parts(seed, decode=decode), instruction_set, share=share)
 

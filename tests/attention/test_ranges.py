@@ -25,6 +25,7 @@ from inlay.attention.registry import get_backend
 from inlay.attention.rope import Rotary
 from inlay.attention.storage import LayerShape
 from inlay.slots import SlotRange
+from tests.generated import examples
 
 HEADS, KV_HEADS, HEAD_DIM, SLOTS = 4, 2, 8, 1024
 ROTARY = Rotary(100.0 ** (-torch.arange(0, HEAD_DIM, 2).float() / HEAD_DIM))
@@ -123,7 +124,7 @@ def expected(request: Request, query: Tensor, keys: Tensor, values: Tensor, opti
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(seed=st.integers(0, 2**32), window=st.sampled_from([None, None, 1, 12, 60]), share=st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_any_ranges_are_full_attention_under_a_mask(backend, seed, window, share):
     drawn = Drawn(seed)
     generator = torch.Generator().manual_seed(seed)

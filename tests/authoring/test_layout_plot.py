@@ -18,6 +18,7 @@ from inlay.errors import ParameterError
 from inlay.prompt.layout import SchemaLayout
 from tests.cli.test_cli import run
 from tests.prompt.test_layout import lay_out
+from tests.raising import raises
 
 ROOT = Path(__file__).parents[2]
 
@@ -163,7 +164,7 @@ def test_names_are_no_formulas(tmp_path):
 
 def test_too_many_modules_are_refused():
     layout = lay_out("".join(f'<module name="m{number}"/>' for number in range(MAX_ROWS + 1)))
-    with pytest.raises(ParameterError, match=f"has {MAX_ROWS + 1} modules and turns, and a drawing shows at most"):
+    with raises("schema.too_large_to_draw", ParameterError):
         layout_figure(layout)
 
 
@@ -176,7 +177,7 @@ def test_matplotlib_is_optional(monkeypatch):
         return real(name, *arguments, **named)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ParameterError, match=r"install it with: pip install 'inlay-llm\[plots\]'"):
+    with raises("parameter.missing_package", ParameterError, names="'inlay-llm[plots]'"):
         check_plot_file(Path("a.png"))
 
 

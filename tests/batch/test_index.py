@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from inlay import ParameterError
 from inlay.batch import requests as module
 from inlay.batch.requests import Index
+from tests.raising import raises
 
 from .helpers import line, write
 
@@ -80,7 +81,7 @@ def test_a_file_that_changes_meanwhile(tmp_path: Path):
         entries = list(index.missing())
         write(path, [line("a"), line("x")])
         assert index.read(entries[0]).custom_id == "a"
-        with pytest.raises(ParameterError, match=":2: changed while the batch ran; leave the file as it is"):
+        with raises("batch.input_changed", ParameterError, names=":2:"):
             index.read(entries[1])
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from inlay.api.openai import Endpoint
 from inlay.batch import requests as lines
 from inlay.batch.requests import BatchLine, LineError, parse_line
+from tests.raising import raises
 
 GOOD: dict[str, Any] = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
 
@@ -63,7 +64,7 @@ def test_what_is_wrong(data, custom_id, sentence: str):
 
 def test_a_line_that_is_too_long(monkeypatch):
     monkeypatch.setattr(lines, "MAX_LINE_BYTES", 20)
-    with pytest.raises(LineError, match="the line is longer than 20 bytes; make several requests of it"):
+    with raises("batch.line_too_long", LineError, names="20"):
         parse_line(b" " * 21)
 
 

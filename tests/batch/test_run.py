@@ -11,9 +11,10 @@ import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
-from inlay import LLM, AsyncLLM, InlayError, ParameterError, PMLError, Prompt, SamplingParams, Schema
+from inlay import LLM, AsyncLLM, ParameterError, PMLError, Prompt, SamplingParams, Schema
 from inlay.batch import run as module
 from inlay.engine.runner import Runner
+from tests.raising import raises
 
 from ..conftest import tiny
 from .helpers import CHAT, bodies, line, read, run, texts, write
@@ -227,9 +228,7 @@ def test_a_model_that_fails_ends_the_batch_and_nothing_is_lost(tmp_path: Path, m
         return compute(self, *arguments)
 
     monkeypatch.setattr(Runner, "run", fails_later)
-    with pytest.raises(
-        InlayError, match=r"line \d+: the model failed \(RuntimeError: out of order\); the answers so far"
-    ):
+    with raises("batch.model_failed", names="out of order"):
         run(source, tmp_path / "out", llm={"max_num_seqs": 4})
     before = texts(tmp_path / "out")
     assert 0 < len(before) < 20
@@ -259,7 +258,7 @@ def test_another_model_is_refused(tmp_path: Path):
     source = write(tmp_path / "in", [line("a", prompt="Hello"), line("b", prompt="Hello")])
     run(source, tmp_path / "out")
     (tmp_path / "out").write_text((tmp_path / "out").read_text().splitlines(keepends=True)[0])
-    with pytest.raises(ParameterError, match="holds answers of another model or dtype"):
+    with raises("batch.other_output", ParameterError, names="model or dtype"):
         run(source, tmp_path / "out", model=tiny("qwen2"))
 
 
@@ -271,7 +270,7 @@ def test_a_schema_mended_after_a_batch_that_it_ended(tmp_path: Path):
     with pytest.raises(PMLError, match="the default of 'p' is 4 tokens long"):
         run(source, tmp_path / "out", schemas=[long])
     assert run(source, tmp_path / "out", schemas=[SCHEMA]).answered == 1
-    with pytest.raises(ParameterError, match="holds answers of another set of schemas"):
+    with raises("batch.other_output", ParameterError, names="schemas"):
         run(source, tmp_path / "out", schemas=[long])
 
 
@@ -279,7 +278,7 @@ def test_a_finished_batch_is_not_that_of_another_model(tmp_path: Path):
     source = write(tmp_path / "in", [line("a", prompt="Hello")])
     run(source, tmp_path / "out", loading={"model": "one"})
     before = (tmp_path / "out").read_bytes()
-    with pytest.raises(ParameterError, match="holds answers of another model or dtype; give another output"):
+    with raises("batch.other_output", ParameterError, names="model or dtype"):
         run(source, tmp_path / "out", model=tiny("qwen2"), loading={"model": "two"})
     assert run(source, tmp_path / "out", loading={"model": "./one"}).answered == 1, "the same by another name"
     assert (tmp_path / "out").read_bytes() == before

@@ -16,6 +16,7 @@ from inlay.pml import resolve
 from inlay.policy import ReusePolicy
 from inlay.tolerance import Tolerance
 from tests.families.configs import tiny as tiny_family
+from tests.raising import raises
 
 from .models import small_model
 
@@ -209,7 +210,7 @@ def test_what_cannot_be_checked_is_told(wrong, told):
 
 
 def test_a_schema_without_modules_asks_for_prompts():
-    with pytest.raises(ParameterError, match="no prompt of schema 'bare' could be drawn"):
+    with raises("schema.too_long", ParameterError, names="'bare'"):
         check_model(make(), setting(schema=Schema.from_string('<schema name="bare">Text.</schema>')))
 
 
@@ -223,5 +224,5 @@ def test_the_policies_are_written_as_they_are_read():
 
 
 def test_a_model_that_has_room_for_no_generated_prompt_asks_for_a_schema():
-    with pytest.raises(ParameterError, match="no generated prompt fits into the model's 96 positions; give a schema"):
+    with raises("schema.too_long", ParameterError, names="96"):
         check_model(make(max_model_len=96), setting())

@@ -277,6 +277,7 @@ def test_schema_show_draws_a_tree(files, capsys):
     assert "positions 42…69" in out
 
 
+@pytest.mark.long
 def test_bench_ttft(files, capsys):
     arguments = ["--model", "random:tiny", "--cached", "64,128", "--new", "8", "--runs", "2", "--json"]
     status, out, _ = run(capsys, "bench", "ttft", *arguments)

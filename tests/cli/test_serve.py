@@ -82,6 +82,7 @@ def test_it_answers_and_goes_when_it_is_told(tmp_path: Path):
     assert "Traceback" not in err
 
 
+@pytest.mark.long
 def test_a_second_signal_ends_it_at_once():
     with started(*MODEL) as (process, _, port):
         endless = {"prompt": "x", "max_tokens": 1900, "extra_body": {"ignore_eos": True}}
@@ -108,6 +109,7 @@ def over_socket(path: Path, method: str, at: str, body: object = None, *, key: s
         return response.status, json.loads(response.read())
 
 
+@pytest.mark.long
 def test_it_takes_what_other_servers_take(tmp_path: Path):
     """Keys of the environment and of the command, a chat template, a length, a seed, a root path, a socket's file."""
     (tmp_path / "chat.jinja").write_text("{% for message in messages %}<{{ message.content }}>{% endfor %}")
@@ -147,7 +149,7 @@ sys.exit(main(["serve", "random:tiny", "--port", "0"]))
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_a_signal_while_the_model_loads_ends_it_at_once(number):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", LOADING], **pipes) as process:  # type: ignore[call-overload]

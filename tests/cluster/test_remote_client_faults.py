@@ -11,6 +11,7 @@ import pytest
 
 from inlay import AbortedError, RequestOutput, SamplingParams
 from inlay.errors import InlayError
+from tests.raising import raises
 
 from .local import Cluster, cluster
 from .test_remote_client import GREEDY, SCHEMA, last
@@ -41,7 +42,7 @@ def test_who_aborts_before_the_prompt_is_prepared_hears_of_it():
         task = asyncio.create_task(last(made.llm, "Once", LONG, request_id="named"))
         await asyncio.sleep(0)
         assert made.llm.abort("named")
-        with pytest.raises(AbortedError, match="request named was aborted"):
+        with raises("request.aborted", AbortedError, names="named"):
             await task
         assert not made.transport.answered
 
@@ -73,7 +74,7 @@ def test_an_abort_that_cannot_be_told_ends_the_request_here(lost: str):
             await asyncio.sleep(0.005)
         getattr(made.transport, lost).add(made.transport.answered[0])
         assert made.llm.abort("named")
-        with pytest.raises(AbortedError, match="request named was aborted"):
+        with raises("request.aborted", AbortedError, names="named"):
             await task
         assert len(made.transport.answered) == 1
 
@@ -89,7 +90,7 @@ def test_what_is_under_way_ends_when_the_client_is_shut_down():
             await asyncio.sleep(0.005)
         made.client.shutdown()
         for each in (task, encoding):
-            with pytest.raises(InlayError, match="shut down"):
+            with raises("engine.shut_down"):
                 await each
 
     with_cluster(test)

@@ -11,6 +11,7 @@ import pytest
 from inlay.cluster.residency_map import ResidencyMap
 from inlay.errors import ParameterError
 from inlay.kv.changes import StoreChanges
+from tests.raising import raises
 
 
 def told(
@@ -109,7 +110,7 @@ def test_there_are_never_more_keys_than_there_is_room_for():
     assert len(residency) <= residency.most_keys
     assert residency.dropped >= 20_000 - residency.most_keys
     assert holders(residency, 19_999) == {"a"}  # the oldest go first
-    with pytest.raises(ParameterError, match="at least 1 MiB"):
+    with raises("parameter.out_of_range", ParameterError, names="1 MiB"):
         ResidencyMap(max_bytes=5)
 
 

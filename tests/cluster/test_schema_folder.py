@@ -12,6 +12,7 @@ import pytest
 from inlay.cluster.schema_folder import SchemaFolder
 from inlay.errors import ParameterError
 from inlay.server.schema_record import KeptSchema, SchemaVersion
+from tests.raising import raises
 
 FIRST = KeptSchema(
     "docs", None, "pml", "<schema name='docs'>ä</schema>", "modular", None, (SchemaVersion(1, 1.5, "aa"),)
@@ -77,5 +78,5 @@ def test_a_changed_text_is_damage(tmp_path: Path):
 
 def test_a_folder_that_cannot_be_used_is_said(tmp_path: Path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ParameterError, match="file cannot be used"):
+    with raises("cluster.unusable_folder", ParameterError, names="file"):
         SchemaFolder(tmp_path / "file")

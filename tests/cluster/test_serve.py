@@ -11,6 +11,7 @@ from inlay import LLM, SamplingParams
 from inlay_lab.bench.deployed import Deployed, deployed
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'inlay-llm[cluster]'")
+pytestmark = pytest.mark.long
 
 PML = (
     '<schema name="docs"><system>Answer from the documents.</system><user>'

@@ -10,6 +10,7 @@ import yaml
 from inlay.cli.main import main
 from inlay.cluster.settings import ClusterSettings
 from inlay.errors import ParameterError
+from tests.raising import raises
 
 
 def test_an_empty_file_is_a_cluster_of_one(tmp_path: Path):
@@ -22,7 +23,7 @@ def test_an_empty_file_is_a_cluster_of_one(tmp_path: Path):
 
 
 def test_a_cluster_compares_no_answers():
-    with pytest.raises(ParameterError, match="engine: shadow compares answers of one engine, and a cluster has sev"):
+    with raises("cluster.invalid_setting", ParameterError, names="shadow"):
         ClusterSettings.of({"engine": {"shadow": 0.1}})
 
 

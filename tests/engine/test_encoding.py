@@ -11,6 +11,7 @@ import pytest
 
 from inlay import CapacityError, Schema
 from inlay.engine.encoder import Encoding
+from tests.raising import raises
 
 from .driving import Driver, check_stock, ids
 
@@ -120,7 +121,7 @@ def test_an_encoding_that_is_given_up_leaves_what_is_done():
 def test_a_schema_larger_than_the_pool_is_refused_in_a_sentence():
     driver = Driver(kv_tokens=256)
     encoding = encoding_of(driver, schema_of(7))
-    with pytest.raises(CapacityError, match="a schema has 294 tokens to encode and the KV pool holds 256; give kv_mem"):
+    with raises("engine.kv_memory", CapacityError, names="294"):
         driver.add(encoding)
     assert not driver.engine.busy
     assert len(driver.store) == 0

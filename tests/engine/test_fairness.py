@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from inlay.engine.fairness import crowded_out
 from inlay.engine.scheduler import Scheduler
 from inlay.errors import QueueFullError
+from tests.generated import examples
+from tests.raising import raises
 
 from .fakes import FakeJob, FakeMemory, make, run
 
@@ -141,12 +143,12 @@ def test_a_tenant_cannot_fill_the_line_for_others():
         run(scheduler, memory, scheduler.step(0))
     for job in many[1:]:
         scheduler.add(job)
-    with pytest.raises(QueueFullError, match="10 requests are waiting already, as many as max_waiting allows"):
+    with raises("engine.queue_full", QueueFullError, names="10"):
         scheduler.add(FakeJob(50, 30, 1, tenant="many"))
     others = [FakeJob(100 + n, 30, 1, tenant="other") for n in range(6)]
     for job in others[:5]:
         scheduler.add(job)
-    with pytest.raises(QueueFullError, match="10 requests are waiting already"):
+    with raises("engine.queue_full", QueueFullError, names="10"):
         scheduler.add(others[5])
     assert Counter(job.tenant for job in scheduler.waiting) == {"many": 5, "other": 5}
     failed = scheduler.step(1).failed
@@ -221,7 +223,7 @@ def test_a_long_line_takes_no_time_that_grows_with_its_square():
     assert not scheduler.waiting
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(st.randoms(use_true_random=False))
 def test_whatever_tenants_send_everybody_ends_and_the_books_balance(randomly):
     memory = FakeMemory(40)

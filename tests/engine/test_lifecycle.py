@@ -13,6 +13,7 @@ from inlay.engine import kv_manager
 from inlay.engine.jobs import Step
 from inlay.errors import DeadlineError, InlayError, QueueFullError
 from inlay.kv.store import SegmentStore
+from tests.raising import raises
 
 from .driving import Driver, check_stock, ids
 from .test_sharing import SCHEMA, prompt_of
@@ -142,7 +143,7 @@ def test_a_line_that_is_full_takes_all_answers_of_a_request_or_none():
     driver = Driver(max_waiting=3)
     driver.add(driver.request(ids(5), 2, n=2, temperature=1.0))
     refused = driver.request(ids(5), 2, n=2, temperature=1.0)
-    with pytest.raises(QueueFullError, match="3 requests are waiting already"):
+    with raises("engine.queue_full", QueueFullError, names="3"):
         driver.add(refused)
     assert len(driver.engine.scheduler.waiting) == 2
     driver.finish()
@@ -155,7 +156,7 @@ def test_a_line_that_is_full_takes_all_answers_of_a_request_or_none():
 @pytest.mark.parametrize("victim", range(6))
 def test_cancelling_at_any_moment_gives_everything_back(victim):
     expected = None
-    for moment in (0, 1, 2, 3, 5, 8, 13, 21, 30):
+    for moment in (0, 1, 2, 5, 13, 30):
         driver = Driver(kv_tokens=200, prefill_chunk=7, max_num_batched_tokens=12)
         requests = mixed(driver)
         driver.add(*requests)
@@ -301,7 +302,7 @@ def test_an_answer_of_no_given_length_that_fills_the_pool_is_as_long_as_it_gets(
 
 def test_a_prompt_beyond_the_context_is_refused_before_it_is_queued():
     driver = Driver()
-    with pytest.raises(ContextError, match="ends at position 2047"):
+    with raises("request.too_long", ContextError, names="2047"):
         driver.request([1] * 2048)
     assert not driver.engine.busy
 

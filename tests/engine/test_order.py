@@ -15,6 +15,7 @@ from inlay.errors import ParameterError
 from inlay.prompt.free_order import MAX_SETS
 from inlay.prompt.request import EngineRequest
 from tests.engine.background.test_promotion import work_off
+from tests.raising import raises
 
 from ..conftest import tiny
 from .driving import Driver, check_stock
@@ -429,7 +430,7 @@ def test_modules_without_tokens_take_no_time():
 
 def test_a_prompt_has_so_many_sets():
     driver, prompt = many_sets(MAX_SETS + 1, "x")
-    with pytest.raises(ParameterError, match="the prompt has 257 sets whose order is free, and may have 256; leave"):
+    with raises("prompt.too_many_sets", ParameterError, names="257"):
         driver.request(prompt, reuse="exact")
     asked = driver.request(prompt, reuse="off").prompt.request
     assert len(asked.sets) == MAX_SETS + 1, "none of them is free"

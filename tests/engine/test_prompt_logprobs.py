@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import inlay.engine.prompt_scores
-from inlay import LLM, ContextError, InlayError, ParameterError, Prompt, SamplingParams, Schema
+from inlay import LLM, ContextError, ParameterError, Prompt, SamplingParams, Schema
 from inlay.engine.runner import Runner
+from tests.raising import raises
 
 from ..conftest import tiny
 from ..equivalence.oracle import prefill
@@ -88,7 +89,7 @@ def test_a_request_for_no_token_ends_behind_its_prompt(llm):
     (answer,) = output.outputs
     assert (answer.text, answer.token_ids, answer.finish_reason) == ("", (), "length")
     assert output.finished
-    with pytest.raises(ParameterError, match="max_tokens is 0; it must be None or a whole number of at least 1, or"):
+    with raises("parameter.out_of_range", ParameterError, names="max_tokens"):
         SamplingParams(max_tokens=0)
 
 
@@ -96,7 +97,7 @@ def test_a_prompt_as_long_as_the_context_fits_where_no_token_is_wanted(llm):
     ids = [1] * llm.loaded.spec.max_positions
     (output,) = llm.generate([ids], SamplingParams(max_tokens=0, prompt_logprobs=0))
     assert output.prompt_logprobs[-1] is not None
-    with pytest.raises(ContextError, match="answer included"):
+    with raises("request.too_long", ContextError):
         llm.generate([ids], SamplingParams(max_tokens=1))
 
 
@@ -164,7 +165,7 @@ def test_damaged_logits_end_one_request(llm, monkeypatch):
         return run(runner, work, rows, plan).index_fill(0, torch.tensor([0]), math.nan)
 
     monkeypatch.setattr(Runner, "run", damaged)
-    with pytest.raises(InlayError, match="the logits of the prompt hold NaN or inf; the model's weights"):
+    with raises("model.invalid_numbers"):
         llm.generate([IDS], NOTHING)
     monkeypatch.undo()
     check(llm, llm.generate([IDS], NOTHING)[0])
@@ -173,5 +174,5 @@ def test_damaged_logits_end_one_request(llm, monkeypatch):
 
 @pytest.mark.parametrize("value", [-1, 21, True, 1.5])
 def test_a_wrong_number_of_alternatives_is_refused(value):
-    with pytest.raises(ParameterError, match=f"prompt_logprobs is {value}; it must be None or a whole number from 0"):
+    with raises("parameter.out_of_range", ParameterError, names="prompt_logprobs"):
         SamplingParams(prompt_logprobs=value)

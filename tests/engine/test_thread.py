@@ -20,6 +20,7 @@ from inlay.engine.kv_manager import KVCacheManager
 from inlay.engine.runner import Runner
 from inlay.events import TokenEvent
 from inlay.types import Scope
+from tests.raising import raises
 
 from ..conftest import tiny
 from .driving import Driver, ids
@@ -127,7 +128,7 @@ def test_a_call_from_inside_a_step_is_refused_and_waits_for_nobody(llm, monkeypa
     refused: list[BaseException] = []
 
     def from_inside() -> None:
-        with pytest.raises(InlayError, match="from inside a step of the engine") as caught:
+        with raises("engine.inside") as caught:
             call(llm)
         refused.append(caught.value)
 
@@ -139,9 +140,9 @@ def test_a_call_from_inside_a_step_is_refused_and_waits_for_nobody(llm, monkeypa
 
 def test_a_shutdown_from_inside_a_step_ends_the_engine_behind_it(llm, monkeypatch):
     inside(monkeypatch, "behind the model", llm.shutdown)
-    with pytest.raises(InlayError, match="the engine was shut down before the request ended"):
+    with raises("engine.shut_down"):
         llm.generate("Hello", GREEDY)
-    with pytest.raises(InlayError, match="the engine has been shut down; make a new LLM"):
+    with raises("engine.shut_down"):
         llm.generate("Hello", GREEDY)
     check_nothing_held(llm)
 

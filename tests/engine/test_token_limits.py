@@ -12,6 +12,7 @@ from inlay import LLM, ContextError, ParameterError, Prompt, SamplingParams, Sch
 from inlay.engine import factory
 from inlay.sampling.row import Row, adjust, seen_of
 from inlay.sampling.token_rules import BadWords, tokenized
+from tests.raising import raises
 from tests.sampling.rows import row
 
 from ..conftest import tiny
@@ -130,7 +131,7 @@ def test_the_front_of_a_text_that_is_cut_is_not_tokenized(llm):
 def test_a_prompt_that_reads_modules_is_not_cut(llm):
     llm.add_schema(Schema.from_string('<schema name="cut"><module name="a">The first module.</module></schema>'))
     prompt = Prompt.from_string('<prompt schema="cut"><a/>What then?</prompt>')
-    with pytest.raises(ParameterError, match="truncate_prompt_tokens is 3, and a prompt that reads modules or parts"):
+    with raises("prompt.not_cut", ParameterError, names="truncate_prompt_tokens"):
         llm.generate(prompt, replace(GREEDY, truncate_prompt_tokens=3))
 
 
@@ -162,7 +163,7 @@ def test_what_is_refused(changes, sentence):
 
 
 def test_a_token_beyond_the_vocabulary_is_refused(llm):
-    with pytest.raises(ParameterError, match="allowed_token_ids holds token 9999, and the model knows tokens 0 to"):
+    with raises("prompt.unknown_token", ParameterError, names="9999"):
         llm.generate("x", SamplingParams(allowed_token_ids=[9999]))
 
 
@@ -194,6 +195,6 @@ def test_the_penalties_of_several_answers_share_the_prompt_and_nothing_else():
 
 def test_a_request_that_forbids_every_token_is_told_so_and_others_go_on(llm):
     nothing = replace(GREEDY, allowed_token_ids=[70], structured_outputs={"regex": "[0-9]+"})
-    with pytest.raises(ParameterError, match="allowed_token_ids, bad_words, min_tokens and structured_outputs forbid"):
+    with raises("request.no_token_left", ParameterError, names="allowed_token_ids"):
         llm.generate(["Hello", "Hello"], [nothing, GREEDY])
     assert ids(llm, GREEDY)

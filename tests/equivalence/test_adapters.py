@@ -11,6 +11,7 @@ from inlay import LLM, SamplingParams, Schema
 from inlay.errors import ParameterError
 from inlay.models.load import load_model
 from inlay.models.weights import WeightForm
+from tests.raising import raises
 
 from ..adapters import ALL, merged, write_adapter
 from ..conftest import CONFIGS, tiny
@@ -384,13 +385,13 @@ def test_a_model_that_others_use_stays_as_it_is(folders):
 def test_what_no_request_may_ask_for(folders):
     made = folders(tiny("llama"))
     llm, bare = LLM(tiny("llama"), kv_memory="8MiB", adapters=made), LLM(tiny("llama"), kv_memory="8MiB")
-    with pytest.raises(ParameterError, match="there is no adapter 'other'; use one of 'some', 'all'"):
+    with raises("adapter.unknown", ParameterError, names="'some', 'all'"):
         llm.generate("x", adapter="other")
-    with pytest.raises(ParameterError, match="there is no adapter 'other'; none was given at the start"):
+    with raises("adapter.unknown", ParameterError, names="'other'"):
         bare.generate("x", adapter="other")
-    with pytest.raises(ParameterError, match="there are 2 prompts and 3 adapters; give one for each"):
+    with raises("parameter.wrong_count", ParameterError):
         llm.generate(["x", "y"], adapter=["some", None, "all"])
-    with pytest.raises(ParameterError, match="there is no adapter 3; use one of"):
+    with raises("adapter.unknown", ParameterError, names="3"):
         llm.add_schema(Schema.from_string(SCHEMA), adapter=3)
     assert llm.schema("s") is None
 

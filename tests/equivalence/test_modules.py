@@ -10,6 +10,7 @@ from inlay.pml import resolve
 from inlay.policy import ReusePolicy
 from inlay.prompt.layout import TextRun
 from inlay.prompt.placement import lay_out_prompt
+from tests.generated import in_pairs
 
 from ..conftest import CONFIGS, tiny
 from .oracle import PromptCacheOracle
@@ -126,10 +127,9 @@ def at_positions(layout, chain, part, positions: str, primer):
     return context, own
 
 
-@pytest.mark.parametrize("which", list(PROMPTS))
-@pytest.mark.parametrize(("reuse", "positions"), POLICIES)
-@pytest.mark.parametrize("name", list(CONFIGS))
-def test_a_spliced_prompt(name, reuse, positions, which):
+@pytest.mark.parametrize(("which", "name", "policy"), in_pairs(PROMPTS, CONFIGS, POLICIES))
+def test_a_spliced_prompt(which, name, policy):
+    reuse, positions = policy
     if name == "gpt2" and positions == "packed":
         return  # refused, see test_learned_positions_allow_no_shift
     loaded = tiny(name)

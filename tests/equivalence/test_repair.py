@@ -10,6 +10,7 @@ import pytest
 from inlay import SamplingParams, Schema
 from inlay.prompt.composed import compose
 from inlay.prompt.recompute import choose_tokens
+from tests.generated import in_pairs
 
 from ..conftest import CONFIGS, tiny
 from .oracle import prefill
@@ -52,10 +53,8 @@ def check(recorder, loaded, prompt, reuse, positions, told=None):
     return output
 
 
-@pytest.mark.parametrize("which", list(PROMPTS))
-@pytest.mark.parametrize("name", list(CONFIGS))
-@pytest.mark.parametrize("recompute", ["linked:3", "profiled:0.4"])
-def test_a_repaired_prompt(name, recompute, which):
+@pytest.mark.parametrize(("which", "name", "recompute"), in_pairs(PROMPTS, CONFIGS, ["linked:3", "profiled:0.4"]))
+def test_a_repaired_prompt(which, name, recompute):
     loaded, schema = tiny(name), Schema.from_string(SCHEMA)
     recorder = recorder_for(loaded, schema)
     prompt = PROMPTS[which](schema.prompt())

@@ -12,6 +12,7 @@ from inlay.models.cache_keyword import with_cache
 from inlay.models.interface import attention_implementation
 from inlay.prompt.composed import compose
 from inlay.prompt.recompute import choose_tokens
+from tests.generated import in_pairs
 
 from ..conftest import CONFIGS, tiny
 from .oracle import PromptCacheOracle, forward, keys_and_values, mask_for, prefill
@@ -88,10 +89,11 @@ def check(recorder, loaded, prompt, policy, positions, *, told=None):
     return request, anew
 
 
-@pytest.mark.parametrize("which", ["order and gaps", NESTED, "ends in a module", "new text in the middle"])
-@pytest.mark.parametrize("name", list(CONFIGS))
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_choice_and_the_answer(name, kind, which):
+@pytest.mark.parametrize(
+    ("which", "name", "kind"),
+    in_pairs(["order and gaps", NESTED, "ends in a module", "new text in the middle"], CONFIGS, KINDS),
+)
+def test_the_choice_and_the_answer(which, name, kind):
     loaded, schema = tiny(name), Schema.from_string(SCHEMA)
     positions = "schema" if name == "gpt2" else "packed"
     if which.startswith("new text") and positions == "schema":

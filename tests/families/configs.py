@@ -10,7 +10,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, Pretr
 
 from inlay.models.families import FAMILIES, describe
 from inlay.models.load import LoadedModel
-from inlay.models.random import bytes_tokenizer
+from inlay.models.shapes import bytes_tokenizer
 from inlay.models.weights import STOCK, WeightForm, prepare
 from tests.api.tool_templates import tool_tokenizer
 

@@ -19,8 +19,8 @@ from inlay.models.cache_keyword import cache_keyword, returned_cache
 from inlay.models.families import FAMILIES, family_of
 from inlay.models.load import load_model
 from inlay.models.multimodal import MULTIMODAL
-from inlay.models.random import bytes_tokenizer
 from inlay.models.refused import REFUSED
+from inlay.models.shapes import bytes_tokenizer
 from inlay.models.unshared import WHY
 
 from ..server.conftest import running

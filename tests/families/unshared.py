@@ -11,7 +11,7 @@ from torch import Tensor
 
 from inlay import LLM, ParameterError, SamplingParams, Schema
 from inlay.models.load import LoadedModel
-from inlay.models.random import bytes_tokenizer
+from inlay.models.shapes import bytes_tokenizer
 from inlay.models.unshared import Unshared
 from inlay.models.weights import STOCK, prepare
 

@@ -14,6 +14,7 @@ from inlay.kv.identity import Context, TokenRun
 from inlay.kv.lifetimes import Lifetimes, Passage
 from inlay.prompt.inputs import parse_ttl
 from tests.kv.offload.segments import KEYS, spec_of
+from tests.raising import raises
 
 
 def over(lives: Lifetimes, now: float, most: int = 64) -> list[list[object]]:
@@ -156,5 +157,5 @@ def test_lifetimes_as_they_are_written(said, seconds):
 
 @pytest.mark.parametrize("said", ["", "5", "0m", "-5m", "5 m", "1w", "367d", "forever", 300, None, "5m\n"])
 def test_what_is_no_lifetime(said):
-    with pytest.raises(ParameterError, match="write a lifetime such as '5m'"):
+    with raises("parameter.invalid_lifetime", ParameterError):
         parse_ttl(said)

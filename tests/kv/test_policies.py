@@ -15,6 +15,7 @@ from inlay.kv.identity import Context, KeyMaker, TokenRun, specify
 from inlay.kv.policies import DEFAULT_EVICTION, POLICIES, PassCost, Use, cost, hybrid, lfu, lru, lru2
 from inlay.kv.pool import KVPool
 from inlay.kv.store import SegmentStore
+from tests.generated import examples
 from tests.kv.accounting import audit
 
 KEYS = KeyMaker(b"model", "float32", "none", b"", positioned=False)
@@ -148,7 +149,7 @@ def test_ends_go_before_beginnings(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(seed=st.integers(0, 10_000))
 def test_what_is_held_stays_and_the_rest_is_found_from_its_beginning(policy, seed):
     """Random prompts with common prefixes, some with references. After every step the latter are stored, and no

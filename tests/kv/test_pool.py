@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from inlay.errors import CapacityError
 from inlay.kv.pool import KVPool
 from inlay.slots import SlotRange, cut
+from tests.raising import raises
 
 
 def pool(chunks: int = 8, chunk_size: int = 4) -> KVPool:
@@ -48,7 +49,7 @@ def test_a_double_free_is_caught():
 
 
 def test_too_small_for_one_chunk():
-    with pytest.raises(CapacityError, match="holds no chunk of 4 tokens at 16 bytes a token; give at least 64"):
+    with raises("cache.pool_too_small", CapacityError, names="64"):
         KVPool(63, 16, 4)
 
 

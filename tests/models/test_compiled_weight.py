@@ -11,6 +11,7 @@ from torch import Tensor
 from inlay.attention.kernel import kernel
 from inlay.models.compiled_weight import CompiledWeight, can_compile, padded
 from inlay.models.formats.stored import GROUP
+from tests.generated import examples
 
 VERSIONS = [
     name
@@ -57,7 +58,7 @@ def check(made: CompiledWeight, truth: Tensor, x: Tensor, bias: Tensor | None) -
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     st.integers(1, 100), st.integers(1, 4), st.integers(0, 30), st.booleans(), st.booleans(), st.sampled_from(DTYPES),
     st.sampled_from(DTYPES), st.integers(1, 3),
@@ -74,7 +75,7 @@ def test_4_bits(version, outputs, groups, rows, zeros, biased, grid, dtype, thre
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.integers(1, 100), st.integers(1, 140), st.integers(0, 30), st.booleans(), st.sampled_from(DTYPES))
 def test_8_bits(version, outputs, inputs, rows, biased, dtype):
     torch.manual_seed(outputs * 100 + rows)

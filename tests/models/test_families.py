@@ -15,7 +15,7 @@ from inlay.models.families.llama import Llama
 from inlay.models.family import note_of, positions_of
 from inlay.models.linear import FrozenLinear
 from inlay.models.load import LoadedModel
-from inlay.models.random import bytes_tokenizer
+from inlay.models.shapes import bytes_tokenizer
 from inlay.models.weights import WeightForm, prepare
 
 from ..conftest import CONFIGS

@@ -25,6 +25,7 @@ from inlay.models.linear import (
     padded_rows,
     stock,
 )
+from tests.generated import examples
 
 DTYPES = (torch.float32, torch.bfloat16)
 sizes = st.integers(1, 70)
@@ -39,7 +40,7 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
     return bool(((found.double() - expected).abs() <= bound * (1 + expected.abs())).all())
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.data(), sizes, sizes, st.booleans(), st.sampled_from(DTYPES))
 def test_packed_layers_compute_what_linear_layers_do(data, inputs, outputs, biased, dtype):
     if not can_pack(dtype):
@@ -80,7 +81,7 @@ needs_pairs = pytest.mark.skipif(
 
 
 @needs_pairs
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 140), st.integers(1, 100), st.integers(1, 120), st.booleans(), st.integers(1, 3))
 def test_direct_layers_compute_what_linear_layers_do(rows, inputs, outputs, biased, threads):
     """Odd sizes, all ways through the kernel (few rows, tiles of 16 to 64, several tiles), rows that lie apart."""

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from inlay import LLM, ModelError, ParameterError, SamplingParams
 from inlay.models.load import fingerprint, load_model, load_tokenizer, stop_ids
-from inlay.models.random import SHAPES
+from inlay.models.shapes import SHAPES
 
 from ..conftest import tiny
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from inlay import LLM, ModelError, ParameterError, SamplingParams
 from inlay.models.load import MODEL_DIRECTORY, load_model, load_tokenizer
-from inlay.models.random import bytes_tokenizer
+from inlay.models.shapes import bytes_tokenizer
 from tests.raising import raises
 
 from ..conftest import tiny

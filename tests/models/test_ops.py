@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inlay.models import ops
+from tests.generated import examples
 
 DTYPES = (torch.float32, torch.bfloat16)
 WAYS = [False, pytest.param(True, marks=pytest.mark.skipif(not ops.COMPILED, reason="built without a compiler"))]
@@ -28,7 +29,7 @@ def close(found: torch.Tensor, expected: torch.Tensor, rounding: int = 1) -> boo
 
 
 @pytest.mark.usefixtures("way")
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(rows, widths, st.sampled_from(DTYPES))
 def test_rms_norm(rows, width, dtype):
     torch.manual_seed(rows * 1000 + width)
@@ -41,7 +42,7 @@ def test_rms_norm(rows, width, dtype):
 
 
 @pytest.mark.usefixtures("way")
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(rows, widths, st.sampled_from(DTYPES))
 def test_silu_mul(rows, width, dtype):
     torch.manual_seed(rows * 1000 + width)
@@ -58,7 +59,7 @@ def test_silu_of_what_is_far_out():
 
 
 @pytest.mark.usefixtures("way")
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(rows, st.integers(1, 5), st.integers(1, 70), st.sampled_from(DTYPES))
 def test_rotate(rows, heads, half, dtype):
     """As complex numbers, and only the heads that were given: the values behind them stay."""
@@ -77,7 +78,7 @@ def test_rotate(rows, heads, half, dtype):
 
 
 @pytest.mark.usefixtures("way")
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(rows, st.integers(1, 5), st.integers(1, 70), st.sampled_from(DTYPES))
 def test_norm_of_heads(rows, heads, width, dtype):
     torch.manual_seed(rows * 1000 + width)

@@ -15,6 +15,7 @@ from inlay.models.compiled_weight import can_compile
 from inlay.models.load import load_model
 from inlay.models.quantize import GROUP, Int4Linear, Int8Linear, int4
 from inlay.models.weights import WeightForm
+from tests.generated import examples
 
 from ..conftest import FAMILIES, tiny
 from .prepared import prepared
@@ -81,7 +82,7 @@ def test_no_rows_convert_no_weights(kind, pytorch):
     assert (none.large, some.large > 0) == (0, True)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(1, 90), st.integers(1, 90), st.sampled_from(DTYPES))
 def test_int8_rounds_to_half_a_step(way, outputs, inputs, dtype):
     weight = weights(outputs, inputs, dtype)
@@ -91,7 +92,7 @@ def test_int8_rounds_to_half_a_step(way, outputs, inputs, dtype):
     assert (error <= step / 2 + slack * weight.double().abs().amax(1, keepdim=True)).all()
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(1, 3), st.integers(1, 5), st.sampled_from(DTYPES))
 def test_int4_rounds_to_half_a_step(way, blocks, groups, dtype):
     weight = weights(64 * blocks, GROUP * groups, dtype)

@@ -21,7 +21,7 @@ from inlay import LLM, ModelError, SamplingParams
 from inlay.models.formats.packings import PackQuantized
 from inlay.models.load import load_model
 from inlay.models.quantize import Int4Linear, Int8Linear
-from inlay.models.random import bytes_tokenizer
+from inlay.models.shapes import bytes_tokenizer
 
 pytestmark = pytest.mark.long
 

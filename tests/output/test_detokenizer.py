@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from inlay.output.detokenizer import TextStream
 from inlay.sampling.params import SamplingParams
+from tests.generated import examples
 
 PLAIN = SamplingParams()
 TEXT = "Hi, wörld — 你好😀!\n"
@@ -322,7 +323,7 @@ def split(draw: st.DrawFn, text: str, tokenizer: PreTrainedTokenizerFast) -> lis
 
 
 @every_tokenizer
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(data=st.data())
 def test_streaming_equals_decoding_all_and_cutting(tokenizer, data):
     text, prompt = data.draw(texts), data.draw(texts.map("a".__add__))
@@ -339,7 +340,7 @@ def test_streaming_equals_decoding_all_and_cutting(tokenizer, data):
 
 
 @every_tokenizer
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(data=st.data())
 def test_any_tokens_give_the_text_of_decode(tokenizer, data):
     """Random bytes, mostly no valid UTF-8, special tokens and rows beyond the vocabulary."""

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from inlay import InlayError, SamplingParams
 from inlay.events import Fault, TokenEvent
 from inlay.logprobs import FlatLogprobs
-from inlay.models.random import bytes_tokenizer
+from inlay.models.shapes import bytes_tokenizer
 from inlay.output.processor import OutputProcessor, RequestState, TokenTexts
 from inlay.policy import ReusePolicy
 from inlay.prompt.request import EngineRequest, PromptPart

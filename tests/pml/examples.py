@@ -21,7 +21,7 @@ from contextlib import chdir, redirect_stdout
 from pathlib import Path
 
 from inlay.errors import InlayError
-from inlay.models.random import bytes_tokenizer
+from inlay.models.shapes import bytes_tokenizer
 from inlay.pml import Filled, NewText, Prompt, Schema, SchemaText, TurnEnd, TurnStart, resolve
 from inlay.pml.resolve import Item
 from inlay.prompt.chat import ChatTemplate

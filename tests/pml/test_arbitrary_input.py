@@ -1,7 +1,8 @@
 """For any input, the only exception is PMLError."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
+from itertools import chain, product
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from inlay.errors import PMLError
 from inlay.pml import Prompt, Resolved, Schema, resolve
 from inlay.pml.attributes import TAGS
+from tests.generated import examples
 from tests.pml.helpers import LEVELS, TRAVEL
 
 PROMPTS = (
@@ -19,7 +21,9 @@ PROMPTS = (
     '<?xml version="1.0"?><prompt schema="travel">\n <travel-plan duration="3"><domestic city="x"/></travel-plan>'
     "<!-- c --><![CDATA[ x ]]>&amp;\n<user>Hi.</user></prompt>",
 )
-DOCUMENTS = (LEVELS, TRAVEL, *PROMPTS)
+TURNS_ALONE = '<schema name="s"><user><module name="a">A</module></user><assistant/></schema>'
+NO_TURNS = '<schema name="s"><module name="a">A<module name="a1"/></module><module name="b"/></schema>'
+DOCUMENTS = (LEVELS, TRAVEL, TURNS_ALONE, NO_TURNS, *PROMPTS)
 KINDS = (Schema, Prompt)
 PIECES = st.sampled_from(
     ["<", ">", "/>", "</", "<!--", "-->", "<![CDATA[", "]]>", "&", "&#10;", "&#0;", "&lt;", "<?", "?>", '"', "'", "=",
@@ -56,7 +60,7 @@ def parsed(kind: type[Schema] | type[Prompt], text: str) -> Schema | Prompt | No
     return None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.text(st.characters()) | st.lists(PIECES | st.text(max_size=3)).map("".join))
 def test_text(text: str) -> None:
     for kind in KINDS:
@@ -66,7 +70,7 @@ def test_text(text: str) -> None:
     parsed(Prompt, f'<prompt schema="s"><a b="{text}"/></prompt>')
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(data=st.binary() | st.text().map(lambda text: text.encode("utf-16")), wrap=st.booleans())
 def test_bytes_in_a_file(tmp_path_factory: pytest.TempPathFactory, data: bytes, wrap: bool) -> None:
     path: Path = tmp_path_factory.getbasetemp() / "bytes.xml"
@@ -89,11 +93,10 @@ def mutated(draw: st.DrawFn) -> str:
     return text
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(mutated(), mutated())
 def test_mutated_documents(one: str, other: str) -> None:
-    documents = [parsed(kind, text) for text in (one, other, TRAVEL, LEVELS, *PROMPTS) for kind in KINDS]
-    resolve_all(documents)
+    resolve_all([parsed(kind, text) for text in (one, other) for kind in KINDS])
 
 
 NAMES = st.sampled_from(["a", "b", "c", "s", "unit.py", "é", "user", "", "a b", "x:y"])
@@ -118,21 +121,26 @@ TREES = st.recursive(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.lists(TREES, max_size=4), st.lists(TREES, max_size=4), st.booleans())
 def test_trees_of_tags(one: list[str], other: list[str], moves: bool) -> None:
     schema = parsed(Schema, tag("schema", {"name": "s"}, one))
     prompt = parsed(Prompt, tag("prompt", {"schema": "s"}, other))
-    resolve_all([schema, prompt, *(parsed(kind, text) for text in DOCUMENTS for kind in KINDS)], moves)
+    resolve_all([schema, prompt], moves)
+
+
+@cache
+def known() -> list[Schema | Prompt | None]:
+    """The documents above. Parsed once, as they are the same in every example."""
+    return [parsed(kind, text) for text in DOCUMENTS for kind in KINDS]
 
 
 def resolve_all(documents: list[Schema | Prompt | None], moves: bool = False) -> None:
-    """Every prompt against every schema: a result or a PMLError about the prompt."""
-    for schema in documents:
-        for prompt in documents:
-            if isinstance(schema, Schema) and isinstance(prompt, Prompt):
-                result, error = attempt(partial(resolve, schema, prompt, moves=moves))
-                assert isinstance(result, Resolved) or {one.place.source for one in error.problems} == {"x.xml"}
+    """Every prompt against every schema, with known ones: a result or a PMLError about the prompt."""
+    for schema, prompt in chain(product(documents, [*documents, *known()]), product(known(), documents)):
+        if isinstance(schema, Schema) and isinstance(prompt, Prompt):
+            result, error = attempt(partial(resolve, schema, prompt, moves=moves))
+            assert isinstance(result, Resolved) or {one.place.source for one in error.problems} == {"x.xml"}
 
 
 # imports by names that exist, in any nesting and order: most of these get as far as the resolver
@@ -149,11 +157,9 @@ IMPORTS = st.recursive(
 TURNS = st.builds(tag, st.sampled_from(["user", "assistant"]), st.just({}), st.lists(IMPORTS, max_size=3))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.lists(IMPORTS | TURNS, max_size=4), st.booleans())
 def test_imports_of_every_kind(parts: list[str], moves: bool) -> None:
     prompt = parsed(Prompt, tag("prompt", {"schema": "s"}, parts))
     assert prompt is not None
-    turns = '<schema name="s"><user><module name="a">A</module></user><assistant/></schema>'
-    alone = '<schema name="s"><module name="a">A<module name="a1"/></module><module name="b"/></schema>'
-    resolve_all([prompt, *(parsed(Schema, text) for text in (LEVELS, turns, alone))], moves)
+    resolve_all([prompt], moves)

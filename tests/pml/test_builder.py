@@ -6,6 +6,7 @@ from inlay import pml
 from inlay.errors import InlayError, ParameterError
 from inlay.pml import Prompt, PromptBuilder, Schema, resolve, use
 from tests.pml.helpers import ALONE, LEVELS, TRAVEL, resolved, sentences, shorthand
+from tests.raising import raises
 
 
 def builder(schema: str = LEVELS) -> PromptBuilder:
@@ -124,7 +125,7 @@ def test_what_is_no_str(call, expected: str) -> None:
 
 
 def test_the_function_use_checks_the_same() -> None:
-    with pytest.raises(ParameterError, match="must be a str, not bytes"):
+    with raises("parameter.wrong_type", ParameterError, names="bytes"):
         use("a", p=b"x")
 
 

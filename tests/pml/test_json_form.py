@@ -18,6 +18,7 @@ import inlay.pml
 from inlay.errors import ParameterError
 from inlay.pml import Argument, Import, Module, Prompt, Schema, Text, numbered, resolve
 from inlay.pml.json_form import json_schema
+from tests.generated import examples
 from tests.pml.helpers import LEVELS, TRAVEL, sentences, shorthand
 from tests.pml.json_documents import SURF, TRIP, TRIP_PML
 from tests.pml.node_strategies import HERE, TEXTS, bare, prompts, schemas
@@ -68,19 +69,19 @@ def test_what_is_written() -> None:
     assert Schema("s", ()).prompt().text("é\0").build().to_json() == '{"schema": "s", "content": "é\\u0000"}\n'
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(schemas(ANY_TEXTS, neighbours=True))
 def test_a_schema_reads_back(schema: Schema) -> None:
     assert bare(Schema.from_json(schema.to_json())) == bare(schema)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(prompts(ANY_TEXTS, neighbours=True))
 def test_a_prompt_reads_back(prompt: Prompt) -> None:
     assert bare(Prompt.from_json(prompt.to_json())) == bare(prompt)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(schemas())
 def test_pml_to_json_to_pml(schema: Schema) -> None:
     pml = schema.to_pml()

@@ -14,6 +14,7 @@ from inlay.pml import nodes as limits
 from tests.pml.helpers import sentences
 from tests.pml.json_documents import PROMPT_PROBLEMS, SCHEMA_PROBLEMS, inside, says
 from tests.pml.node_strategies import bare
+from tests.raising import raises
 
 
 @pytest.mark.parametrize(("document", "expected"), SCHEMA_PROBLEMS.values(), ids=SCHEMA_PROBLEMS.keys())
@@ -100,7 +101,7 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     Schema.from_json(nested(31))
     (problem,) = problems_of(nested(32))
     assert problem.endswith('.module "m32": objects are nested more than 32 deep; nest less deeply')
-    with pytest.raises(ParameterError, match="nested more than 32 deep"):
+    with raises("parameter.too_deep", ParameterError, names="32"):
         Schema.from_json({"name": "s", "content": nested_list(10**5)})
     monkeypatch.setattr(limits, "MAX_ELEMENTS", 9)
     Schema.from_json(inside(*({"module": f"m{number}"} for number in range(8))))

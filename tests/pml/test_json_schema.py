@@ -18,6 +18,7 @@ import inlay.pml
 from inlay.errors import PMLError
 from inlay.pml import Prompt, Schema
 from inlay.pml.json_form import json_schema
+from tests.generated import examples
 from tests.pml.json_documents import PROBLEMS, SHORT, SURF, TRIP, inside
 from tests.pml.node_strategies import bare
 
@@ -83,7 +84,7 @@ def mutated(draw: st.DrawFn) -> Any:
     return document
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(mutated())
 def test_mutated_documents(document: Any) -> None:
     """Nothing but PMLError comes out, and the JSON Schema takes whatever the reader takes."""
@@ -100,7 +101,7 @@ def test_mutated_documents(document: Any) -> None:
             assert bare(kind.from_json(read.to_json())) == bare(read)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.text(), st.integers(0, 300), st.integers(0, 20))
 def test_mutated_text(piece: str, start: int, length: int) -> None:
     text = json.dumps(TRIP)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from inlay.pml import Prompt
 from inlay.pml import nodes as limits
 from inlay.pml.json_form import json_schema
+from tests.generated import examples
 from tests.pml.helpers import sentences
 from tests.pml.json_documents import NAME, SHORT, VALUE
 from tests.pml.node_strategies import bare
@@ -58,7 +59,7 @@ prompts = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(prompts)
 def test_it_says_what_the_long_form_says(document: dict[str, Any]) -> None:
     VALIDATOR.validate(document)

@@ -14,6 +14,7 @@ from inlay.pml.program import Length, program, system, user
 from inlay.prompt.inputs import as_prompt, is_several
 from tests.pml.helpers import shorthand
 from tests.pml.programs_for_tests import Color, budget, chat, define, heard, program_of, said, toolbox
+from tests.raising import raises
 
 
 @program
@@ -145,7 +146,7 @@ def test_the_name_of_the_schema() -> None:
     named = define('@program(name="a trip")\ndef p(a: bool):\n    if a:\n        yield "A"\n')
     assert named.schema.name == named(True).schema == "a trip"
     for wrong in ("", " ", 3):
-        with pytest.raises(ParameterError, match="a schema's name is a str that is not empty"):
+        with raises("parameter.invalid_name", ParameterError):
             program(name=wrong)  # type: ignore[call-overload]
 
 
@@ -314,7 +315,7 @@ def test_types_of_choices() -> None:
         assert said(types.schema, types(*arguments)) == types.text(*arguments)
     assert types.text(True, "none", True).startswith("True none True")
     for wrong in [(1, "none", 1), (None, "RED", 1), (None, "none", 1.0), (None, "none", 3), (0, "none", 1)]:
-        with pytest.raises(ParameterError, match="it must be"):
+        with raises("parameter.wrong_type", ParameterError):
             types(*wrong)
 
 

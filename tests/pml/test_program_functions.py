@@ -14,6 +14,7 @@ from inlay.errors import ParameterError
 from inlay.pml.program import Program, program
 from tests.pml.helpers import sentences
 from tests.pml.programs_for_tests import define, program_of, said
+from tests.raising import raises
 
 FILE = str(Path(__file__).relative_to(Path.cwd()))
 GREETING = "Hello"
@@ -186,9 +187,7 @@ def test_other_decorators() -> None:
 
 @pytest.mark.parametrize("thing", [functools.partial(print), 3, len, Place, None.__class__])
 def test_what_is_no_function(thing: Any) -> None:
-    with pytest.raises(
-        ParameterError, match=r"^@program stands over a function, not over .*; write it directly over def$"
-    ):
+    with raises("pml.not_a_function", ParameterError):
         program(thing)
 
 

@@ -13,6 +13,7 @@ from inlay.pml import Module, Param, Prompt, Schema, Text
 from inlay.pml import attributes as names
 from inlay.pml.program import Program
 from inlay.pml.program.runtime import as_messages
+from tests.generated import examples
 from tests.pml import programs_for_tests
 from tests.pml.programs_for_tests import SIGNATURE, Color, define, heard, said
 
@@ -241,14 +242,14 @@ def count_modules(nodes: Any) -> int:
 RANDOMS = st.randoms(use_true_random=False)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(RANDOMS)
 def test_the_prompt_is_what_the_function_says(random: Random) -> None:
     maker = Maker(random)
     check(['yield "Begin. "', *maker.block(random.randint(1, 3), ())], maker)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(RANDOMS)
 def test_turns_too(random: Random) -> None:
     maker = Maker(random)

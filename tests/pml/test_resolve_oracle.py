@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inlay.pml import Import, Module, Prompt, PromptBuilder, Schema, Turn, Union, resolve, use
+from tests.generated import examples
 from tests.pml.helpers import shorthand
 
 
@@ -228,7 +229,7 @@ def orders(nodes: tuple[object, ...]) -> list[int]:
 RANDOMS = st.randoms(use_true_random=False)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(RANDOMS, st.booleans())
 def test_without_turns(random: Random, moves: bool) -> None:
     maker = Maker(random, moves)
@@ -238,7 +239,7 @@ def test_without_turns(random: Random, moves: bool) -> None:
     check(nodes, level, rest, oracle(level, rest), moves, schema_text)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(RANDOMS, st.booleans())
 def test_with_turns(random: Random, moves: bool) -> None:
     maker = Maker(random, moves)

@@ -8,6 +8,7 @@ from inlay.errors import ParameterError, PMLError
 from inlay.pml import Prompt, Schema, Text
 from inlay.pml import nodes as limits
 from tests.pml.helpers import sentences
+from tests.raising import raises
 
 
 def schema_file(folder: Path, src: str) -> Path:
@@ -214,7 +215,7 @@ def test_a_missing_file() -> None:
 
 def test_an_impossible_path() -> None:
     for path in ("a\0b", "\ud800", "x" * 5000):
-        with pytest.raises(PMLError, match="cannot be read"):
+        with raises("pml.unreadable_file", PMLError):
             Schema.from_file(path)
 
 

@@ -27,6 +27,7 @@ from inlay.pml import (
 )
 from inlay.pml.parser import parse
 from inlay.pml.problems import Problems
+from tests.generated import examples
 from tests.pml.helpers import LEVELS, TRAVEL
 from tests.pml.node_strategies import HERE, TEXTS, bare, prompts, schemas
 
@@ -41,19 +42,19 @@ def module(name: str, *children: str | Param | Module | Union) -> Module:
     return Module(name, tuple(Text(one, HERE) if isinstance(one, str) else one for one in children), HERE)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(schemas())
 def test_a_schema_reads_back(schema: Schema) -> None:
     assert bare(Schema.from_string(schema.to_pml())) == bare(schema)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(prompts())
 def test_a_prompt_reads_back(prompt: Prompt) -> None:
     assert bare(Prompt.from_string(prompt.to_pml())) == bare(prompt)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.text(" \t\n\ra", min_size=1, max_size=12), st.sampled_from(["alone", "start", "middle", "end"]))
 def test_white_space_in_every_place(text: str, place: str) -> None:
     one, other, inner = Param("p", 1, None, HERE), Param("q", 1, None, HERE), module("m", "x\n")
@@ -67,7 +68,7 @@ def test_white_space_in_every_place(text: str, place: str) -> None:
     assert bare(Schema.from_string(schema.to_pml())) == bare(schema)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(TEXTS, min_size=1, max_size=4))
 def test_neighbouring_texts_are_joined(texts: list[str]) -> None:
     builder = Schema("s", ()).prompt()

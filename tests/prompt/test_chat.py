@@ -8,6 +8,7 @@ import pytest
 
 from inlay.errors import ModelError
 from inlay.prompt.chat import ChatTemplate, Trim
+from tests.raising import raises
 from tests.tokenizers_for_tests import family, gpt2, with_template
 
 BOTH = Trim(None, None)
@@ -109,7 +110,7 @@ def test_opening_pieces_where_an_assistant_must_not_be_last() -> None:
     )
     assert refuses.opening_pieces(["user", "assistant"]) == ("[user]", "[assistant]")
     assert refuses.opening_trims(["user", "assistant"]) == (BOTH, BOTH)
-    with pytest.raises(ModelError, match="The last turn must be of a user"):
+    with raises("model.chat_template_refusal", ModelError, names="The last turn must be of a user"):
         refuses.pieces(["user", "assistant"], generation=False)
 
 

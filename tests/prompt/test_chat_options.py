@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from inlay import LLM, ModelError, ParameterError, SamplingParams
+from tests.raising import raises
 from tests.tokenizers_for_tests import with_template
 
 from ..conftest import tiny
@@ -84,7 +85,7 @@ def test_a_value_opens_no_role():
 
 def test_a_template_that_drops_the_last_message_cannot_continue_it():
     llm = model("{{ messages[0].content }}")
-    with pytest.raises(ModelError, match="does not show the last message once, so it cannot be continued"):
+    with raises("model.unusable_chat_template", ModelError):
         text(llm, [USER, BEGUN], continue_final_message=True)
 
 
@@ -120,15 +121,15 @@ def test_what_is_refused(llm, options, sentence):
 
 def test_a_template_without_variables_says_so():
     llm = model("{% for message in messages %}{{ message.content }}{% endfor %}")
-    with pytest.raises(ParameterError, match="'effort', and this model's chat template takes none; leave it out"):
+    with raises("parameter.unknown", ParameterError, names="'effort'"):
         text(llm, [USER], chat_template_kwargs={"effort": "high"})
-    with pytest.raises(ParameterError, match="documents is given, and this model's chat template has no place for"):
+    with raises("request.unsupported_documents", ParameterError, names="documents"):
         text(llm, [USER], documents=[])
 
 
 def test_what_a_template_calls_is_no_variable():
     llm = model("{% for message in messages %}{{ message.content }}{% else %}{{ raise_exception('x') }}{% endfor %}")
-    with pytest.raises(ParameterError, match="'raise_exception', and this model's chat template takes none; leave it"):
+    with raises("parameter.unknown", ParameterError, names="'raise_exception'"):
         text(llm, [USER], chat_template_kwargs={"raise_exception": "x"})
 
 
@@ -141,5 +142,5 @@ def test_chat_takes_them_all():
     assert [output.prompt[-6:] for output in outputs] == ["It is ", "It is "]
     (whole,) = llm.chat([USER], params, documents=[{"title": "A", "text": "one"}], add_generation_prompt=False)
     assert whole.prompt == "[A: one]\n<|user|>What is it?<|end|>\n"
-    with pytest.raises(ParameterError, match="'tool_use', and this model's chat template takes effort"):
+    with raises("parameter.unknown", ParameterError, names="'tool_use'"):
         llm.chat([USER], params, chat_template_kwargs={"tool_use": 1})

@@ -12,6 +12,7 @@ from inlay import LLM, ModelError, ParameterError, SamplingParams
 from inlay.prompt.chat import ChatTemplate
 from inlay.prompt.tokens import at_seams
 from tests.api.tool_templates import tool_model, tool_tokenizer
+from tests.raising import raises
 from tests.tokenizers_for_tests import with_template
 
 TOOL: dict[str, Any] = {
@@ -211,7 +212,7 @@ def test_trims_of_turns_with_tools() -> None:
 
 def test_a_template_that_refuses_calls() -> None:
     two = {**CALLS, "tool_calls": [CALL, {**CALL, "id": "call54321"}]}
-    with pytest.raises(ModelError, match="refuses turns in the order user, assistant: This model only supports single"):
+    with raises("model.chat_template_refusal", ModelError, names="user, assistant"):
         ChatTemplate(tool_tokenizer("llama")).render([USER, two], tools=[TOOL])
 
 

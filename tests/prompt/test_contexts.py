@@ -9,7 +9,7 @@ import pytest
 
 from inlay import Schema
 from inlay.kv.identity import KeyMaker, SegmentSpec, specify
-from inlay.models.random import bytes_tokenizer
+from inlay.models.shapes import bytes_tokenizer
 from inlay.policy import CONTEXTS
 from inlay.prompt import contexts
 from inlay.prompt.chat import ChatTemplate

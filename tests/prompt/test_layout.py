@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from inlay.errors import ModelError
-from inlay.models.random import bytes_tokenizer
+from inlay.models.shapes import bytes_tokenizer
 from inlay.pml import Schema
 from inlay.prompt.chat import ChatTemplate
 from inlay.prompt.layout import Extent, Hole, SchemaLayout, TextRun, lay_out_schema
 from inlay.prompt.tokens import TextEncoder
 from tests.pml.helpers import sentences
+from tests.raising import raises
 from tests.tokenizers_for_tests import family, gpt2, llama2, with_template
 
 
@@ -244,7 +245,7 @@ def test_empty_pieces() -> None:
 
 
 def test_refused_turns() -> None:
-    with pytest.raises(ModelError, match="turns in the order system: System role not supported"):
+    with raises("model.chat_template_refusal", ModelError, names="System role not supported"):
         lay_out("<system>S</system>", family("gemma"))
-    with pytest.raises(ModelError, match="has no chat template; write prompts without chat turns"):
+    with raises("model.no_chat_template", ModelError):
         lay_out("<user>U</user>", with_template(gpt2(), None))

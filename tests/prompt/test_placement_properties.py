@@ -10,13 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inlay.errors import InlayError
-from inlay.models.random import bytes_tokenizer
+from inlay.models.shapes import bytes_tokenizer
 from inlay.pml import Prompt, Schema, TurnStart, resolve
 from inlay.prompt.chat import ChatTemplate
 from inlay.prompt.layout import Hole, SchemaLayout, TextRun, lay_out_schema
 from inlay.prompt.placed import PromptLayout
 from inlay.prompt.placement import lay_out_prompt
 from inlay.prompt.tokens import TextEncoder
+from tests.generated import examples
 from tests.tokenizers_for_tests import family
 
 TOKENIZERS = {
@@ -161,7 +162,7 @@ def check_prompt(placed: PromptLayout, name: str, *, turnless: bool) -> None:
 
 @pytest.mark.parametrize("name", list(TOKENIZERS))
 @given(case=cases())
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(120), deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_prompt(name: str, case: tuple[str, str], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
     try:
@@ -189,7 +190,7 @@ def test_every_prompt(name: str, case: tuple[str, str], caplog: pytest.LogCaptur
 
 @pytest.mark.long
 @given(case=cases(SHAPES))
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
 def test_without_a_warning_a_prompt_is_what_its_template_writes(case: tuple[str, str]) -> None:
     """The text of a prompt of turns, rendered in one go, unless a warning said that it differs."""
     template = ChatTemplate(TOKENIZERS["llama3"])

@@ -20,6 +20,7 @@ from inlay.prompt.composed import CachedSpan, compose
 from inlay.prompt.request import FORMS, EngineRequest, PromptPart
 from inlay.types import Scope
 from tests.conftest import tiny
+from tests.raising import raises
 
 KEYS = KeyMaker(b"model", "float32", "none", b"", positioned=False)
 SCHEMA = Schema.from_string(
@@ -192,7 +193,7 @@ def test_nothing_stays_of_a_prompt_that_cannot_fit():
     prompt = [3] * 300_000
 
     def refused() -> None:
-        with pytest.raises(ContextError, match="the prompt ends at position 299999 and the model's context is"):
+        with raises("request.too_long", ContextError, names="299999"):
             llm.generate(prompt)
 
     tracemalloc.start()

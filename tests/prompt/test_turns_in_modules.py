@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inlay.errors import ModelError, PMLError
-from inlay.models.random import bytes_tokenizer
+from inlay.models.shapes import bytes_tokenizer
 from inlay.pml import Prompt, Schema, resolve
 from inlay.prompt.chat import ChatTemplate
 from inlay.prompt.layout import lay_out_schema
@@ -13,6 +13,7 @@ from inlay.prompt.placed import PromptLayout
 from inlay.prompt.tokens import TextEncoder
 from tests.pml.helpers import sentences
 from tests.prompt.test_placement import END, A, S, U, place, shown
+from tests.raising import raises
 from tests.tokenizers_for_tests import family
 
 L3 = "<|start_header_id|>{}<|end_header_id|>\n\n"
@@ -147,7 +148,7 @@ def test_an_order_of_roles_that_the_template_refuses() -> None:
     assert problem.endswith(
         'turns come with "a", "b" here: import others, or write the schema\'s turns in an order that it takes'
     )
-    with pytest.raises(ModelError, match="refuses turns in the order assistant"):
+    with raises("model.chat_template_refusal", ModelError, names="assistant"):
         place("<assistant>A</assistant><assistant>A</assistant>", "", "packed", tokenizer)
 
 
@@ -186,5 +187,5 @@ def test_what_is_never_cached_stands_apart_from_new_text() -> None:
 
 
 def test_a_scaffold_of_a_parameter_longer_than_its_hole() -> None:
-    with pytest.raises(PMLError, match="the scaffold of 'p' is 5 tokens long and its len is 4; write len=\"5\" or a"):
+    with raises("pml.argument_too_long", PMLError, names="'p'"):
         layout_of('<module name="m"><param name="p" len="4" scaffold="abcde"/></module>', bytes_tokenizer())

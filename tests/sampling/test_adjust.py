@@ -14,6 +14,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from inlay.sampling.params import SamplingParams
 from inlay.sampling.row import Row, adjust
+from tests.generated import examples
 from tests.sampling.rows import choose, normal, row
 
 VOCABULARY = 96
@@ -29,7 +30,7 @@ def told(params: SamplingParams, prompt: list[int], answer: list[int]) -> Row:
     return made
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     penalty=st.floats(0.1, 10),
     prompt=st.lists(_TOKEN, min_size=1, max_size=200),
@@ -43,7 +44,7 @@ def test_the_repetition_penalty_is_that_of_transformers(penalty, prompt, answer,
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     presence=_PENALTY,
     frequency=_PENALTY,
@@ -62,7 +63,7 @@ def test_presence_and_frequency_penalties_follow_openais_formula(presence, frequ
     torch.testing.assert_close(found[0], expected, rtol=1e-5, atol=1e-4)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(biases=st.dictionaries(_TOKEN, st.floats(-100, 100, width=32), min_size=1, max_size=20))
 def test_biases_are_added(biases):
     logits = normal(1, VOCABULARY)

@@ -19,6 +19,7 @@ from inlay.sampling.filters import exponential
 from inlay.sampling.params import SamplingParams
 from inlay.sampling.row import Row
 from inlay.sampling.structured import Grammars, Guide
+from tests.generated import examples
 from tests.sampling.rows import normal, row
 
 pytestmark = pytest.mark.skipif(not available(), reason="the kernel was not built")
@@ -109,7 +110,7 @@ _ROW = st.builds(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     params=st.lists(_ROW, min_size=1, max_size=6),
     vocabulary=st.integers(10, 9000),

@@ -22,6 +22,7 @@ from inlay.sampling.params import SamplingParams
 from inlay.sampling.report import report
 from inlay.sampling.row import Row
 from inlay.sampling.structured import Grammars
+from tests.generated import examples
 from tests.sampling.rows import normal, row
 from tests.sampling.test_compiled import PARAMS, WIDE, shapes, steps
 
@@ -76,7 +77,7 @@ _ROW = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     params=st.lists(_ROW, min_size=1, max_size=6),
     vocabulary=st.integers(10, 3000),

@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from inlay.sampling.params import SamplingParams
+from tests.generated import examples
 from tests.sampling.rows import kept, normal, probabilities
 
 
@@ -152,7 +153,7 @@ def close_to_typical_p(logits: torch.Tensor, params: SamplingParams) -> torch.Te
     return close | ((untypical - last).abs() < 4e-6)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     params=_PARAMS, vocabulary=st.integers(1, 400), seed=st.integers(0, 2**32), scale=st.sampled_from([0.01, 1, 5, 50])
 )

@@ -17,6 +17,7 @@ from inlay.sampling.filters import exponential
 from inlay.sampling.params import SamplingParams
 from inlay.sampling.row import Row
 from inlay.sampling.sampler import request_seed, sample
+from tests.generated import examples
 from tests.sampling.rows import choose, kept, normal, probabilities, row
 
 
@@ -131,7 +132,7 @@ _SOME = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     params=st.lists(_SOME, min_size=2, max_size=6),
     vocabulary=st.integers(2, 1500),

@@ -19,7 +19,7 @@ from inlay.engine import core as engine
 from inlay.engine import forward
 from inlay.errors import CapacityError, ContextError, ModelError, ParameterError
 from inlay.models.load import load_model
-from inlay.models.random import SHAPES
+from inlay.models.shapes import SHAPES
 from inlay_lab.bench import stock, ttft
 from inlay_lab.bench.decode import llama
 from inlay_lab.bench.decode.llama import ARCHITECTURES, write_gguf

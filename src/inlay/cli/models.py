@@ -58,7 +58,7 @@ def show(
     from inlay.models.families import check_config, family_of
     from inlay.models.family import note_of
     from inlay.models.load import check_model
-    from inlay.models.random import SHAPES
+    from inlay.models.shapes import SHAPES
 
     if model in SHAPES or model.startswith("random:") or model == "demo":
         config = config_named(model)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 import psutil
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from inlay.errors import CapacityError, ParameterError
 from inlay.models.spec import dtype_name
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 CPU = torch.device("cpu")
 

@@ -53,12 +53,10 @@ from inlay.models.multimodal import (
 from inlay.models.pull import hub_reason, pull, waiting
 from inlay.models.quantized import read_quantized, settings_of
 from inlay.models.random import build_random, bytes_tokenizer, check_shape
+from inlay.models.shapes import MODEL_DIRECTORY as MODEL_DIRECTORY
 from inlay.models.spec import ModelSpec, dtype_name
 from inlay.models.unshared import check_unquantized
 from inlay.models.weights import STOCK, WeightForm, prepare
-
-MODEL_DIRECTORY = Path(__file__).parent / "demo"
-
 
 logger = logging.getLogger(__name__)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -41,8 +42,9 @@ SHORT = [
 ]
 
 
-@pytest.mark.parametrize("dtype", [fp32, fp16, bf16])
-@pytest.mark.parametrize("head_dim", [16, 64, 80, 128, 256, 512])
+@pytest.mark.parametrize(
+    ("head_dim", "dtype"), [*product([16, 64, 80, 128, 256, 512], [fp32]), *product([16, 80], [fp16, bf16])]
+)
 def test_head_sizes(head_dim, dtype):
     check(with_rotary(Layer(head_dim=head_dim, stored=dtype, fresh=dtype, heads=6)), SHORT)
 
@@ -60,7 +62,7 @@ def test_queries_keep_their_precision_over_narrower_keys(stored):
 
 @pytest.mark.parametrize("decode", [False, True])
 @given(layer=variations(), seed=st.integers(0, 2**32), share=st.booleans())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_any_pass(decode, layer, seed, share):
     check(layer, random_parts(seed, decode=decode), share=share)
 

@@ -6,7 +6,7 @@ import pytest
 
 from inlay.authoring.lint import RULES, Finding, lint_schema
 from inlay.errors import ParameterError, PMLError
-from inlay.models.random import bytes_tokenizer
+from inlay.models.shapes import bytes_tokenizer
 from inlay.pml import Prompt, Schema
 from inlay.prompt.chat import ChatTemplate
 from inlay.prompt.layout import lay_out_schema

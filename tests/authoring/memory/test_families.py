@@ -16,6 +16,7 @@ from inlay.models.cache_keyword import returned_cache
 from inlay.models.families import FAMILIES as SERVED_FAMILIES
 from tests.conftest import CONFIGS, tiny
 from tests.families.configs import RECURRENT, tiny_config
+from tests.raising import raises
 
 COMMON: dict[str, Any] = {
     "vocab_size": 64,
@@ -209,7 +210,7 @@ def test_what_cannot_be_counted_is_refused(family, settings, reason):
 def test_layers_of_an_unknown_type_are_refused():
     config = AutoConfig.for_model("llama")
     config.layer_types = ["something_new"] * config.num_hidden_layers
-    with pytest.raises(ModelError, match="layers of type 'something_new' are not counted"):
+    with raises("model.not_counted", ModelError, names="'something_new'"):
         shape_of(config)
     config.layer_types = ["full_attention"]
     with pytest.raises(ModelError, match="it has 32 layers and names the types of 1"):
@@ -223,5 +224,5 @@ def test_a_configuration_of_several_decoders_is_refused():
         def get_text_config(self, decoder: bool) -> None:
             raise ValueError("which one?")
 
-    with pytest.raises(ModelError, match="type 'several' has several text parts: which one"):
+    with raises("model.unreadable_config", ModelError, names="'several'"):
         shape_of(Several())

@@ -8,6 +8,7 @@ from inlay.authoring.memory import CODECS, KVLayer, KVShape, Vectors, codec_name
 from inlay.config import KV_CACHE_DTYPES
 from inlay.errors import ParameterError
 from inlay.models.load import DTYPES
+from tests.raising import raises
 
 #: codec → bytes of one vector of 128, of 100 and of 7 elements
 BY_HAND = {
@@ -35,7 +36,7 @@ def test_codecs_that_run_are_those_that_models_load_in_and_the_pools_own():
 
 
 def test_an_unknown_codec():
-    with pytest.raises(ParameterError, match="--codec is 'int3'; use one of fp32, bf16, fp16, fp8, int8, int4"):
+    with raises("parameter.unknown_choice", ParameterError, names="--codec"):
         codec_named("int3")
 
 

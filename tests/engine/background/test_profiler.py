@@ -19,6 +19,7 @@ from inlay.engine.background import profiler as profiler_module
 from tests.conftest import tiny
 from tests.engine.driving import Driver
 from tests.equivalence.oracle import PromptCacheOracle
+from tests.raising import raises
 
 SCHEMA = Schema.from_string(
     '<schema name="s">In front of all. <module name="a">The first module of them, say.</module>'
@@ -132,7 +133,7 @@ def test_off_makes_none():
     (output,) = llm.generate(prompt(), ONE, reuse="anchored+profiled:0.3")
     assert output.usage.linked_tokens == output.usage.recomputed_tokens > 0
     assert llm.stats().profiled_tokens == 0
-    with pytest.raises(ParameterError, match="profile is 'some'; use one of auto, off"):
+    with raises("parameter.unknown_choice", ParameterError, names="profile"):
         LLM(tiny("llama"), profile="some")
 
 

@@ -21,6 +21,7 @@ from inlay.types import Scope
 from inlay_lab.eval.setting import Setting
 from tests.conftest import tiny
 from tests.engine.driving import Driver, check_stock, ids
+from tests.raising import raises
 
 SCHEMA = Schema.from_string(
     '<schema name="s">In front of all. <module name="a">The first module of them, say.</module>'
@@ -337,7 +338,7 @@ def test_no_share_is_no_promotion(promotion_memory):
 
 @pytest.mark.parametrize("share", [-0.1, 1.5, "much", True, None])
 def test_what_is_no_share_is_told_so(share):
-    with pytest.raises(ParameterError, match=r"^promotion_memory is .*; it must be a share between 0 and 1, like 0.1$"):
+    with raises("parameter.out_of_range", ParameterError, names="promotion_memory"):
         LLM(tiny("llama"), promotion_memory=share)
 
 

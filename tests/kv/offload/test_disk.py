@@ -24,6 +24,7 @@ from inlay.kv.offload.disk_index import DiskIndex
 from inlay.kv.offload.tier import Miss, TierEntry, TierMissError
 from inlay.kv.policies import POLICIES
 from tests.kv.offload.segments import filled, read, record_of, same, slabs_of, spec_of
+from tests.raising import raises
 
 SPECS = [spec_of(number) for number in range(1, 7)]
 
@@ -359,7 +360,7 @@ def test_a_folder_that_cannot_be_written_is_read(tmp_path, monkeypatch, caplog):
 
 def test_a_folder_that_cannot_be_one_is_an_error(tmp_path):
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(ParameterError, match=r"file cannot be used \(Not a directory\); give another folder, or 'off'"):
+    with raises("cache.unusable_store", ParameterError, names="file"):
         DiskTier(tmp_path / "file", 1 << 30)
 
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from inlay.authoring.memory.families import ENCODER_REASON, KVShape, attention_layer, falcon_note, shape_of
 from inlay.errors import ModelError
-from inlay.models.load import MODEL_DIRECTORY
-from inlay.models.random import SHAPES, shape_settings
+from inlay.models.shapes import MODEL_DIRECTORY, SHAPES, shape_settings
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
