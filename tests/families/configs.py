@@ -169,14 +169,6 @@ SPECIAL: dict[str, dict[str, Any]] = {
 }
 
 
-_MAMBA2: dict[str, Any] = {
-    "mamba_n_heads": 4,
-    "mamba_d_head": 16,
-    "mamba_d_state": 16,
-    "mamba_n_groups": 1,
-    "mamba_expand": 2,
-    "mamba_chunk_size": 16,
-}
 _DELTA: dict[str, Any] = {
     "layer_types": ["linear_attention", "full_attention"] * (LAYERS // 2),
     "head_dim": 16,

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from inlay import LLM, ContextError, SamplingParams
 from inlay.attention.plan import Item, Part, build_plan, plan_of_rows
 from inlay.models.families import check_config, describe, family_of
+from inlay.models.families.recurrent import Recurrent
 from inlay.models.family import note_of, positions_of
 from inlay.models.load import LoadedModel
 from inlay.models.random import bytes_tokenizer
@@ -143,4 +144,4 @@ def test_llama4_of_the_usual_settings_has_8191_positions():
 
 def test_granite_4_with_recurrent_layers_is_of_another_family():
     assert not isinstance(family_of(tiny_config("granitemoehybrid attention")), Unshared)
-    assert isinstance(family_of(tiny_config("granitemoehybrid")), Unshared)
+    assert isinstance(family_of(tiny_config("granitemoehybrid")), Recurrent)

@@ -32,19 +32,21 @@ class Family(ABC):
     Attributes:
         model_types: The ``model_type`` values that it serves.
         typical: Settings of a usual checkpoint, if the defaults of the configuration belong to another family.
+        otherwise: The family of configurations of its types that it does not serve. None: they run without reuse.
         fixed: The reason against shifts, if the positions alone would allow them. None: no such reason.
         sinks, latent, joined: See Allows.
     """
 
     model_types: ClassVar[tuple[str, ...]]
     typical: ClassVar[Mapping[str, Any]] = {}
+    otherwise: ClassVar[Family | None] = None
     fixed: ClassVar[str | None] = None
     sinks: ClassVar[bool] = False
     latent: ClassVar[bool] = False
     joined: ClassVar[bool] = False
 
     def serves(self, config: PretrainedConfig) -> bool:
-        """True if a model of this configuration belongs to the family. Another family may have the same type."""
+        """True if a model of this configuration belongs to the family; see ``otherwise``."""
         return True
 
     def check(self, config: PretrainedConfig) -> None:

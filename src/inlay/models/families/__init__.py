@@ -24,26 +24,23 @@ _WHOLE = "a multimodal model is no causal one; give its folder or its name, and 
 
 #: ``model_type`` → family.
 FAMILIES: dict[str, Family] = {}
-#: ``model_type`` → the family of the configurations that the one in ``FAMILIES`` does not serve.
-OTHERS: dict[str, Family] = {}
 
 
 def register(family: Family) -> None:
-    """Add a family. Raises ValueError if another one serves all models of one of its types."""
+    """Add a family. Raises ValueError if one of its model types is taken."""
     for model_type in family.model_types:
-        known = FAMILIES.setdefault(model_type, family)
-        if known is family:
-            continue
-        if type(known).serves is Family.serves or OTHERS.setdefault(model_type, family) is not family:
+        if FAMILIES.setdefault(model_type, family) is not family:
             raise ValueError(f"models of type '{model_type}' have a family already")
 
 
 def family_of(config: PretrainedConfig) -> Family:
     """Return the family of a configuration. Raises ModelError if the model type is not supported."""
     kind = config.model_type
-    for family in filter(None, (FAMILIES.get(kind), OTHERS.get(kind))):
-        if family.serves(config):
-            return family
+    family = FAMILIES.get(kind)
+    if family is not None and not family.serves(config):
+        family = family.otherwise
+    if family is not None:
+        return family
     reason = _WHOLE if is_multimodal(config) else REFUSED.get(kind)
     unshared = unshared_of(config) if reason is None else None
     if unshared is None:

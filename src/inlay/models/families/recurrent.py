@@ -29,7 +29,7 @@ class Recurrent(Standard):
     """Families whose mixers use the operations in ``models/mixers``."""
 
     model_types: ClassVar[tuple[str, ...]] = (
-        *("bamba", "falcon_h1", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "nemotron_h", "olmo_hybrid"),
+        *("bamba", "falcon_h1", "jamba", "lfm2", "lfm2_moe", "nemotron_h", "olmo_hybrid"),
         *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
     )
     fixed = REASON
