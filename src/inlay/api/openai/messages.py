@@ -42,6 +42,7 @@ class CacheOptions(Form):
 class MarkedText(Form):
     """A text that may have a mark."""
 
+    type: str
     text: str = Field(description=TEXT)
     cache_control: CacheControl | None = Field(None, description=MARKS["cache_control"])
     prompt_cache_breakpoint: CacheBreakpoint | None = Field(None, description=MARKS["prompt_cache_breakpoint"])

@@ -286,7 +286,8 @@ def _of_refused(items: list[Any], problem: tuple[str | None, str | None, str]) -
     """Return the problem of an item of a type that other servers read with that reason; others unchanged."""
     for number, item in enumerate(items):
         place = f"input[{number}].type"
-        if problem[0] == place and isinstance(item, Mapping) and item.get("type") in REFUSED:
-            said = f"input[{number}] is of type {shown(item['type'])}, which is not supported: {REFUSED[item['type']]}"
+        kind = item.get("type") if isinstance(item, Mapping) else None
+        if problem[0] == place and isinstance(kind, str) and kind in REFUSED:
+            said = f"input[{number}] is of type {shown(kind)}, which is not supported: {REFUSED[kind]}"
             return place, "unsupported_content", said
     return problem
