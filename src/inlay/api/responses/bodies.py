@@ -9,6 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from inlay.api import forms
+from inlay.api.foreign import IGNORED
+from inlay.api.foreign import REFUSED as FOREIGN
 from inlay.api.forms import (
     MAX_MESSAGES,
     MAX_STOP,
@@ -22,8 +24,6 @@ from inlay.api.forms import (
     PartForms,
 )
 from inlay.api.openai.bodies import NO_EFFECT as CHATS_NO_EFFECT
-from inlay.api.openai.foreign import IGNORED
-from inlay.api.openai.foreign import REFUSED as FOREIGN
 from inlay.api.openai.messages import CacheOptions
 from inlay.api.reading import BodyRules, Members, all_of, read_fields
 from inlay.api.responses.items import NAME, NAMED, REFUSED, AnyItem, MessageItem, form_of
