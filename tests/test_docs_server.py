@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from inlay import AsyncLLM, Schema
+from inlay.api.foreign import IGNORED
 from inlay.api.openai.bodies import NO_EFFECT, ChatBody, CompletionBody
-from inlay.api.openai.foreign import IGNORED
 from inlay.server.tokens import FIELDS
 
 from .pages import DOCS, blocks, curl, rows

@@ -10,6 +10,7 @@ from inlay.api.failures import BodyError
 from inlay.api.forms import CommonBody
 from inlay.api.reasoning import ReasoningUse
 from inlay.api.tools.offer import Offer
+from inlay.api.tools.schema import schema_problem
 from inlay.errors import ParameterError, PolicyError
 from inlay.policy import PolicyFields, log_deprecated
 from inlay.sampling.bounded_schemas import bounded_document
@@ -107,6 +108,8 @@ def bounded_schema(schema: Mapping[str, Any], field: str) -> dict[str, Any]:
         schema: the JSON Schema of an answer.
         field: the body's field that has it.
     """
+    if problem := schema_problem(schema):
+        raise BodyError(f"{field} has no JSON Schema: {problem}; correct it", param=field)
     try:
         return bounded_document(holdable(schema))
     except GrammarError as error:

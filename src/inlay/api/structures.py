@@ -17,5 +17,5 @@ def structure_failure(call: Call, error: StructureError) -> BodyError:
         return call_failure(error, call.params.structured_outputs["json"])
     at = f"at {place_of(error.place)}, " if error.place else ""
     kind = next(iter(call.params.structured_outputs or ()), "json")
-    field = call.structure_field if call.structure_field == "response_format" else f"structured_outputs['{kind}']"
+    field = f"structured_outputs['{kind}']" if call.structure_field == "structured_outputs" else call.structure_field
     return BodyError(f"{field} cannot be used: {at}{error.reason}", param=call.structure_field)

@@ -19,6 +19,8 @@ from inlay.api.anthropic.blocks import (
     form_of,
     problems_of,
 )
+from inlay.api.foreign import IGNORED
+from inlay.api.foreign import REFUSED as FOREIGN
 from inlay.api.forms import (
     MARKS,
     MAX_MESSAGES,
@@ -33,8 +35,6 @@ from inlay.api.forms import (
     CommonBody,
     StrictForm,
 )
-from inlay.api.openai.foreign import IGNORED
-from inlay.api.openai.foreign import REFUSED as FOREIGN
 from inlay.api.reading import BodyRules, Members, all_of, read_fields
 
 

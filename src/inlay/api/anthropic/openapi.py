@@ -8,7 +8,7 @@ from typing import Any
 from inlay.api.anthropic.bodies import NO_EFFECT, CountBody, Endpoint, MessagesBody
 from inlay.api.call import AnswerRoute
 from inlay.api.describing import COUNT, TEXT, described, of_object
-from inlay.api.openai.foreign import IGNORED
+from inlay.api.foreign import IGNORED
 
 _PREFIX = "Anthropic"
 _ERROR = of_object(type={"const": "error"}, error=of_object(type=TEXT, message=TEXT))

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PlainValidator
 
 from inlay.api import forms
+from inlay.api.foreign import REFUSED
 from inlay.api.forms import (
     MARKS,
     MAX_LOGPROBS,
@@ -28,7 +29,6 @@ from inlay.api.forms import (
     CommonBody,
     StrictForm,
 )
-from inlay.api.openai.foreign import REFUSED
 from inlay.api.openai.messages import CacheOptions, Message, PastAnswer
 from inlay.api.values import all_of
 

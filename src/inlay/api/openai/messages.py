@@ -42,6 +42,7 @@ class CacheOptions(StrictForm):
 class MarkedText(StrictForm):
     """A text that may have a mark."""
 
+    type: str
     text: str = Field(description=TEXT)
     cache_control: CacheControl | None = Field(None, description=MARKS["cache_control"])
     prompt_cache_breakpoint: CacheBreakpoint | None = Field(None, description=MARKS["prompt_cache_breakpoint"])

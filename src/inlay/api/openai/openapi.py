@@ -7,8 +7,8 @@ from typing import Any
 
 from inlay.api.call import AnswerRoute
 from inlay.api.describing import COUNT, TEXT, described, of_object
+from inlay.api.foreign import IGNORED
 from inlay.api.openai.bodies import NO_EFFECT, ChatBody, CompletionBody, Endpoint
-from inlay.api.openai.foreign import IGNORED
 
 ERROR = of_object(error=of_object(message=TEXT, type=TEXT, param={}, code={}))
 _ANSWER = of_object(

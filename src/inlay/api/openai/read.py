@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from inlay.api.foreign import IGNORED
 from inlay.api.openai.bodies import (
     LARGEST,
     LONGEST,
@@ -18,7 +19,6 @@ from inlay.api.openai.bodies import (
     Endpoint,
     Tool,
 )
-from inlay.api.openai.foreign import IGNORED
 from inlay.api.openai.messages import form_of, problems_of
 from inlay.api.reading import BodyRules, Members, all_of, read_fields
 from inlay.api.values import check_values

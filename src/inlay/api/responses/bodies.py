@@ -9,6 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from inlay.api import forms
+from inlay.api.foreign import IGNORED
+from inlay.api.foreign import REFUSED as FOREIGN
 from inlay.api.forms import (
     MAX_MESSAGES,
     MAX_STOP,
@@ -22,8 +24,6 @@ from inlay.api.forms import (
     StrictForm,
 )
 from inlay.api.openai.bodies import NO_EFFECT as CHATS_NO_EFFECT
-from inlay.api.openai.foreign import IGNORED
-from inlay.api.openai.foreign import REFUSED as FOREIGN
 from inlay.api.openai.messages import CacheOptions
 from inlay.api.reading import BodyRules, Members, all_of, read_fields
 from inlay.api.responses.items import NAME, NAMED, REFUSED, AnyItem, MessageItem, form_of
@@ -286,7 +286,8 @@ def _of_refused(items: list[Any], problem: tuple[str | None, str | None, str]) -
     """Return the problem of an item of a type that other servers read with that reason; others unchanged."""
     for number, item in enumerate(items):
         place = f"input[{number}].type"
-        if problem[0] == place and isinstance(item, Mapping) and item.get("type") in REFUSED:
-            said = f"input[{number}] is of type {shown(item['type'])}, which is not supported: {REFUSED[item['type']]}"
+        kind = item.get("type") if isinstance(item, Mapping) else None
+        if problem[0] == place and isinstance(kind, str) and kind in REFUSED:
+            said = f"input[{number}] is of type {shown(kind)}, which is not supported: {REFUSED[kind]}"
             return place, "unsupported_content", said
     return problem

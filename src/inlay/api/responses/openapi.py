@@ -7,7 +7,7 @@ from typing import Any
 
 from inlay.api.call import AnswerRoute
 from inlay.api.describing import COUNT, TEXT, described, of_object
-from inlay.api.openai.foreign import IGNORED
+from inlay.api.foreign import IGNORED
 from inlay.api.responses.bodies import NO_EFFECT, Endpoint, ResponsesBody
 from inlay.api.responses.items import FORMS
 

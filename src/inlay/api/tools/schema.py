@@ -152,6 +152,11 @@ def _problem(schema: Mapping[str, Any]) -> str | None:
     """Return the reason that this is no schema of objects; None if it is one."""
     if schema.get("type", "object") != "object":
         return 'its "type" must be "object"'
+    return schema_problem(schema)
+
+
+def schema_problem(schema: Mapping[str, Any]) -> str | None:
+    """Return the reason that this is no JSON Schema; None if it is one."""
     dialect = schema.get("$schema")
     # an unknown dialect would be looked up on the network
     known = dialect if dialect in _DIALECTS else _DIALECTS[-1]
