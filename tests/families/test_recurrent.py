@@ -16,8 +16,16 @@ SHORT = ("qwen3_5_text", "granitemoehybrid", "lfm2", "mamba", "kimi_linear")
 SHORT_CHECKS = ("prefixes", "batches", "preemption")
 
 
-@pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("name", sorted(RECURRENT))
+def cases() -> list[object]:
+    """Every family with every check; slow where it is not of the short form."""
+    return [
+        pytest.param(name, check, marks=() if name in SHORT and check in SHORT_CHECKS else pytest.mark.slow)
+        for name in sorted(RECURRENT)
+        for check in CHECKS
+    ]
+
+
+@pytest.mark.parametrize(("name", "check"), cases())
 def test_a_recurrent_family(name, check):
     CHECKS[check](name)
 
