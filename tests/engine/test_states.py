@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from inlay import LLM, CapacityError, ModelError, ParameterError
+from inlay import LLM, CapacityError, ModelError, ParameterError, SamplingParams
 from inlay.engine import recurrent_probe
 from inlay.engine.request import Request
 from inlay.kv.states import LEAST_SLOTS, StatePool
@@ -17,7 +17,7 @@ from inlay.sampling import sampler
 
 from ..conftest import tiny as tiny_llama
 from ..equivalence.recorder import close
-from ..families.configs import stock_model, tiny
+from ..families.configs import stock_model, tiny, tiny_with_tools
 from ..families.oracle import untouched
 from .driving import Driver, ids
 
@@ -190,6 +190,17 @@ def test_the_next_turn_continues_the_state_behind_an_answer_that_a_stop_token_en
     said = first.token_ids
     assert said[-1] == stop
     assert driver.cached([*prompt, *said, *ids(5, 9)]) == len(prompt) + len(said) - (not ahead)
+
+
+def test_a_conversation_keeps_the_state_in_front_of_its_generation_prompt():
+    """A later turn may render the answer without a part of it, such as the opening of a reasoning."""
+    llm = LLM(tiny_with_tools("qwen3_5_text"), kv_memory="16MiB")
+    (output,) = llm.chat([{"role": "user", "content": "What is there to see?"}], SamplingParams(max_tokens=2))
+    ids = list(output.prompt_token_ids)
+    opening = ids[-len(llm.encoder.template("<|im_start|>assistant\n")) :]
+    assert llm.tokenizer.decode(opening) == "<|im_start|>assistant\n"
+    kept = {segment.run.before.tokens + segment.tokens for segment in llm.store if segment.state is not None}
+    assert {len(ids) - len(opening), len(ids) - 1} <= kept
 
 
 @pytest.mark.parametrize("steps", [1, 2, 4, 6])

@@ -99,7 +99,8 @@ class StateStorage:
 
     def _add(self, name: str, shape: StateShape) -> None:
         self.shapes[name] = shape
-        self.tensors[name] = torch.zeros((self.slots, *shape.shape), dtype=shape.dtype, device=self._device)
+        # A slot is written before it is read. Memory that was never written takes no RAM on a CPU.
+        self.tensors[name] = torch.empty((self.slots, *shape.shape), dtype=shape.dtype, device=self._device)
 
 
 @dataclass(frozen=True, slots=True)
