@@ -16,8 +16,6 @@ FILES = (
     "batch/test_lines.py",
     "engine/test_fairness.py",
     "engine/test_pass_budget.py",
-    "engine/test_workpool.py",
-    "server/test_keys.py",
     "test_errors.py",
     "test_events.py",
     "test_logprobs.py",
