@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings
 
 from inlay.kv.offload import link, loader, shared
-from tests.unit import NoModels, is_unit, no_process
+from tests.unit import NoModels, is_left_out, no_process
 
 if TYPE_CHECKING:  # the libraries take seconds to load, and the unit tests need none of them
     from inlay.models.load import LoadedModel
@@ -38,8 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    left_out = config.getoption("--unit", default=False) and collection_path.is_file() and not is_unit(collection_path)
-    return True if left_out else None
+    return True if config.getoption("--unit", default=False) and is_left_out(collection_path) else None
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ from inlay import ParameterError
 from inlay.batch import BatchJob
 from inlay.cli.main import main
 from tests.api.tool_templates import tool_model
+from tests.raising import raises
 
 from .helpers import CHAT, bodies, line, read, run, write
 
@@ -63,7 +64,7 @@ def test_what_is_not_for_batches_or_this_model(tmp_path: Path):
 
 
 def test_the_parser_may_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(ParameterError, match="tool_parser is 'pythonic'; it must be one of hermes, "):
+    with raises("parameter.invalid", ParameterError, names="'pythonic'"):
         BatchJob(input=tmp_path / "in", output=tmp_path / "out", names=["m"], tool_parser="pythonic")
     write(tmp_path / "in", [line("a", prompt="x")])
     command = ["batch", str(tmp_path / "in"), str(tmp_path / "out"), "--model", "random:tiny", "--tool-parser"]

@@ -282,7 +282,7 @@ class Request:
 
     def _damage(self, error: InlayError) -> None:
         kind = ParameterError if isinstance(error, ParameterError) else InlayError
-        self.error = kind(f"request {self.id}: {error}", code=error.code)
+        self.error = kind(f"request {self.id}: {error}", code=vars(error).get("code"))
         self.damaged = True
 
     def refuse(self, error: Exception) -> None:

@@ -7,6 +7,7 @@ import pytest
 from inlay import ParameterError
 from inlay.api.tools.formats import FORMATS, model_tools, named_format
 from tests.api.tool_templates import tool_tokenizer
+from tests.raising import raises
 from tests.tokenizers_for_tests import with_template
 
 
@@ -56,9 +57,7 @@ def test_a_named_parser():
     for row in FORMATS:
         assert named_format(row.name) is row
     assert model_tools(tool_tokenizer("none"), "hermes") is None  # its template shows no tools all the same
-    with pytest.raises(
-        ParameterError, match="tool_parser is 'pythonic'; it must be one of hermes, mistral, llama3_json"
-    ):
+    with raises("parameter.invalid", ParameterError, names="'pythonic'"):
         model_tools(tool_tokenizer("qwen"), "pythonic")
 
 

@@ -16,6 +16,7 @@ from inlay.authoring.extract.extraction import describe
 from inlay.errors import ParameterError
 from inlay.pml import Module, NewText, Schema, SchemaText, Union, resolve
 from tests.authoring.extract.helpers import chat, corpus_of, encode, plain, said
+from tests.raising import raises
 
 WORDS = (
     "harbour",
@@ -303,20 +304,13 @@ def test_the_same_log_gives_the_same_schema():
     assert extracted(prompts).proposal.schema.to_pml() == extracted(prompts).proposal.schema.to_pml()
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"min_prompts": 1}, "min_prompts is 1; it must be at least 2"),
-        ({"min_tokens": 0}, "min_tokens is 0; it must be at least 2"),
-        ({"max_modules": 5_001}, "max_modules is 5001; it must be from 1 to 5,000"),
-    ],
-)
-def test_settings_out_of_range(options, sentence):
-    with pytest.raises(ParameterError, match=sentence):
+@pytest.mark.parametrize("options", [{"min_prompts": 1}, {"min_tokens": 0}, {"max_modules": 5_001}])
+def test_settings_out_of_range(options):
+    with raises("parameter.out_of_range", ParameterError, names=next(iter(options))):
         ExtractionSettings(**options)
 
 
 def test_a_log_that_is_too_large(monkeypatch):
     monkeypatch.setattr(corpus_module, "MAX_WORDS", 5)
-    with pytest.raises(LogError, match=r"log\.jsonl: holds more than 5 words; give a part of it"):
+    with raises("prompt.log_too_large", LogError, names="log.jsonl"):
         Corpus.of(plain("one two", "three four"), "log.jsonl")

@@ -116,7 +116,7 @@ def test_blank_lines_a_byte_order_mark_crlf_and_no_last_line_break(log):
 
 def test_standard_input(monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(b'"Hello"\n7\n'))))
-    with pytest.raises(LogError, match="<stdin>:2: the line is a number"):
+    with raises("prompt.invalid_log_line", LogError, names="<stdin>:2"):
         turns("-")
 
 
@@ -124,7 +124,7 @@ def test_a_line_of_any_length_is_no_surprise(log, monkeypatch):
     monkeypatch.setattr(module, "MAX_LINE_BYTES", 100)
     path = log("x" * 350, "Hello")
     assert turns(path, skip_bad=True) == [HELLO]
-    with pytest.raises(LogError, match=r"log\.jsonl:1: the line is longer than 100 bytes; leave it out"):
+    with raises("prompt.invalid_log_line", LogError, names="log.jsonl:1"):
         turns(path)
 
 

@@ -22,6 +22,7 @@ from tests.kv.offload.site import Site
 redis = pytest.importorskip("redis", reason="redis-py is not installed")
 from inlay_lab.bench.shared_server import RealServer, server_program  # noqa: E402
 from tests.kv.offload.fake_server import FakeServer, Flood  # noqa: E402
+from tests.raising import raises  # noqa: E402
 
 ONE, TWO, THREE = spec_of(1), spec_of(2, tokens=100), spec_of(3)
 PROGRAM = server_program()
@@ -465,9 +466,7 @@ def test_what_is_written_again_is_not_what_was_to_go(fake):
 
 @pytest.mark.parametrize("address", ["", "host", "http://host:1", "redis://", "redis://host:port", 3, "unix://"])
 def test_what_is_no_address_is_an_error(address):
-    with pytest.raises(
-        ParameterError, match=r"^store_shared is .*; give an address like 'redis://host:6379/0', or None"
-    ):
+    with raises("cache.invalid_address", ParameterError, names="store_shared"):
         link.check_address("store_shared", address)
 
 
@@ -480,7 +479,7 @@ def test_passwords_are_not_shown():
 
 def test_without_the_package_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "redis", None)
-    with pytest.raises(ParameterError, match=r"pip install 'inlay-llm\[shared\]'"):
+    with raises("cache.missing_package", ParameterError, names="'inlay-llm[shared]'"):
         SharedTier("redis://127.0.0.1:1/0")
 
 
