@@ -244,7 +244,7 @@ class InProcessClient:
         self.thread.check_open()
 
     def shutdown(self) -> None:
-        """What is to be written is, where that takes no longer than _FLUSH_S."""
+        """Stop after the current step, and finish outstanding writes within _FLUSH_S seconds."""
         if self._process.left:  # the engine's threads are in another process, which ends them
             return
         with suppress(InlayError):  # inside a step it could not come further, and closed nothing does
@@ -269,7 +269,7 @@ class InProcessClient:
 def _make_runner(
     loaded: LoadedModel, backend: Backend, config: EngineConfig, adapters: Adapters
 ) -> tuple[Runner, KVPool, int]:
-    """What runs a model's passes, the pool, and how many requests may run at the same time."""
+    """Return the runner of a model, its pool, and the most requests that run at the same time."""
     device = loaded.model.device
     budget = config.kv_bytes(backend.scratch_bytes, free_bytes(device))
     with allocating("kv_memory", budget, config.kv_memory, total_bytes(device), _owner(device)):
@@ -286,7 +286,7 @@ def _make_runner(
 
 
 def _owner(device: torch.device) -> str:
-    """What has the memory of a device, as messages name it."""
+    """Return the owner of a device's memory, as messages name it."""
     return "this machine" if device.type == "cpu" else f"the GPU {device}"
 
 
