@@ -52,9 +52,10 @@ def test_modular_is_the_most_exact_form_there_is():
     assert not off.reads_promoted
     assert off.anchored
     assert off.without_recompute() == fixed
-    assert [ReusePolicy.parse(word).modular for word in REUSE] == [False, False, True, True]
-    assert [ReusePolicy.parse(word).reads_nothing for word in REUSE] == [True, False, False, False]
-    assert [ReusePolicy.parse(word).anchored for word in REUSE] == [False, False, False, True]
+    assert [ReusePolicy.parse(word).modular for word in REUSE] == [False, False, True, True, True]
+    assert [ReusePolicy.parse(word).reads_nothing for word in REUSE] == [True, False, False, False, False]
+    assert [ReusePolicy.parse(word).anchored for word in REUSE] == [False, False, False, True, True]
+    assert [ReusePolicy.parse(word).primed for word in REUSE] == [False, False, False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ def test_a_misspelt_policy_is_refused_with_the_nearest_one(word, near):
 
 @pytest.mark.parametrize("word", ["", None, 3, ["off"]])
 def test_a_value_that_is_no_policy_is_refused(word):
-    with pytest.raises(PolicyError, match="Use one of off, exact, isolated, anchored, modular, auto") as caught:
+    with pytest.raises(PolicyError, match="Use one of off, exact, isolated, anchored, primed, modular, auto") as caught:
         ReusePolicy.parse(word)
     assert caught.value.code == "policy.unknown"
     with pytest.raises(PolicyError, match=r"^positions is .*; use one of schema, packed$") as caught:
@@ -95,8 +96,8 @@ def test_the_least_of_several_is_within_them_all(words):
 
 
 def test_positions_are_the_best_that_a_model_allows():
-    assert [ReusePolicy.parse(word).settled(None).positions for word in REUSE] == ["packed"] * 4
-    assert [ReusePolicy.parse(word).settled("it turns").positions for word in REUSE] == ["packed"] * 2 + ["schema"] * 2
+    assert [ReusePolicy.parse(word).settled(None).positions for word in REUSE] == ["packed"] * 5
+    assert [ReusePolicy.parse(word).settled("it turns").positions for word in REUSE] == ["packed"] * 2 + ["schema"] * 3
     assert ReusePolicy.parse("off", "packed").settled("it turns").packed
     with pytest.raises(ParameterError, match="positions 'packed' with reuse 'isolated' reads segments at a shift"):
         ReusePolicy.parse("isolated", "packed").settled("it turns")

@@ -45,7 +45,7 @@ class EngineConfig:
     reuse, recompute, promote, across_adapters: the default reuse policy, see PolicyFields. None for
         ``policy.default_policy``.
     tolerance: for "auto" without one. It is the largest divergence from full prefill in nats per token. A text like
-        "answers:0.98" is the least share of equal answers (docs/check.md).
+        "answers:0.98" is the least share of equal answers (docs/guides/check-prompts.md).
     positions: the default position policy. None for "packed" if the model allows shifts, else "schema".
     kv_memory: the size of the KV pool, in bytes or like "4GiB". None for a quarter of the free memory, at most 4 GiB.
         On a GPU, None takes nine tenths of the memory that the weights leave.
@@ -62,7 +62,7 @@ class EngineConfig:
         The engine measures how many prompt tokens fit, 32 at least. None for no target.
     eviction: the order of eviction in a full pool or store, one of "hybrid", "lru", "lru2", "lfu" and "cost".
         "hybrid" evicts request text first (least recently used), then modules (least frequently used). See
-        docs/store.md.
+        docs/guides/cache-tiers.md.
     device: the device of the model, the pool and the attention: "cpu", "cuda", "cuda:1" or "auto". "auto" keeps
         the device of a loaded model. A model that is given by name goes to a GPU if there is one.
     attention_backend: "triton" (GPUs), "cpu" (the compiled kernel), "torch" or "reference". "auto" takes the first
@@ -78,7 +78,7 @@ class EngineConfig:
         ``modular`` that are requested again and encoded exactly in idle time. 0 for none.
     pin_memory: the share of the pool, 0 to 1, that all pins together may take. See ``LLM.pin``.
     shadow: the share of answers from approximate reuse, 0 to 1, that are recomputed in full in idle time. 0 for none
-        (docs/reuse.md).
+        (docs/guides/reuse-policies.md).
     shadow_threshold: the largest divergence from full prefill of answers to a schema, in nats per token. Above it,
         its requests get a safer policy. None for no limit.
     generation_config: "auto" takes sampling defaults from the model's generation configuration. "off" takes those of

@@ -19,18 +19,20 @@ from inlay.wording import SHOWN, clip, show
 #: Levels of approximation, from none to all: no reuse, exact prefixes, modules.
 LEVELS = ("off", "exact", "modular")
 
-#: What a module sees when it is encoded: itself alone, or also the always-present text before it (prompt/contexts.py).
-CONTEXTS = ("isolated", "anchored")
+#: What a module sees when it is encoded: itself alone, also the always-present text before it, or between the two a
+#: sample text (prompt/contexts.py).
+CONTEXTS = ("isolated", "anchored", "primed")
 
 #: Where modules stand: at their schema's positions, or one right behind the other.
 POSITIONS = ("schema", "packed")
 
-#: Level and context of each word. A missing module is encoded anchored under ``modular`` (docs/quality.md).
+#: Level and context of each word. A missing module is encoded anchored under ``modular`` (docs/guides/which-policy.md).
 _WORDS: dict[str, tuple[str, str | None]] = {
     "off": ("off", None),
     "exact": ("exact", None),
     "isolated": ("modular", "isolated"),
     "anchored": ("modular", "anchored"),
+    "primed": ("modular", "primed"),
     "modular": ("modular", "anchored"),
 }
 _BEST, _AUTO = "modular", "auto"
@@ -55,7 +57,7 @@ CEILINGS = ("off", "exact", _AUTO, "modular")
 #: Recomputes all tokens of a module, of any length.
 WHOLE = Recompute("linked", 2**31 - 1)
 
-#: The recomputation for a policy with too large a divergence from full prefill (docs/quality.md).
+#: The recomputation for a policy with too large a divergence from full prefill (docs/guides/reuse-policies.md).
 _SAFER = Recompute("profiled", 0.15)
 
 #: Set after the first deprecated policy of this process was logged.
@@ -275,7 +277,12 @@ class ReusePolicy:
     @property
     def anchored(self) -> bool:
         """True if a module is encoded behind the always-present text before it."""
-        return self.context == "anchored"
+        return self.context in ("anchored", "primed")
+
+    @property
+    def primed(self) -> bool:
+        """True if a module is encoded behind a sample text as well (prompt/primer.py)."""
+        return self.context == "primed"
 
     @property
     def reads_promoted(self) -> bool:
@@ -545,15 +552,19 @@ def _policy(given: PolicyFields, typed: dict[str, str], options: bool = False) -
 BEST = ReusePolicy.parse("modular")
 EXACT = ReusePolicy.parse("exact")
 OFF = ReusePolicy.parse("off")
+AUTO = ReusePolicy.parse(_AUTO)
 
 
-def default_policy(*, modules: bool, shared: bool = True) -> ReusePolicy:
-    """Return the policy of a request without one, on every frontend (docs/reuse.md).
+def default_policy(*, modules: bool, shared: bool = True, measured: bool = False) -> ReusePolicy:
+    """Return the policy of a request without one, on every frontend (docs/guides/reuse-policies.md).
 
     Args:
         modules: True if the request has a schema, or marks parts of messages.
         shared: False if the model's KV cannot be reused.
+        measured: True if ``inlay check`` has measured the model. Then its result decides what modules are read.
     """
     if not shared:
         return OFF
-    return BEST if modules else EXACT
+    if not modules:
+        return EXACT
+    return AUTO if measured else BEST

@@ -53,7 +53,7 @@ class CompletionOutput:
     stop_reason: int | str | None = None
 
 
-#: Reasons why a module's KV was not stored; see docs/store.md.
+#: Reasons why a module's KV was not stored; see docs/guides/cache-tiers.md.
 MISS_REASONS = (
     "never seen",
     "evicted",
@@ -85,6 +85,7 @@ class Usage:
         anchored_tokens: module tokens encoded behind the always-present text.
         isolated_tokens: module tokens encoded alone.
         reanchored_tokens: anchored tokens encoded behind an earlier version of this prompt's system turn.
+        primed_tokens: anchored tokens encoded behind a sample text as well.
         promoted_tokens: exact tokens read in place of modules. ``modular`` found this prompt's prefix encoded exactly,
             in idle time or for an earlier request.
         shifted_tokens: cached tokens read at another offset, relative to their context, than at encoding.
@@ -126,6 +127,7 @@ class Usage:
     isolated_tokens: int = 0
     promoted_tokens: int = 0
     reanchored_tokens: int = 0
+    primed_tokens: int = 0
 
     def __post_init__(self) -> None:
         assert min(self.cached_tokens, self.computed_tokens, self.exact_tokens, self.module_tokens) >= 0, self
@@ -139,7 +141,7 @@ class Usage:
         assert 0 <= self.written_tokens <= self.computed_tokens, self
         assert 0 <= self.across_tokens <= self.module_tokens, self
         assert 0 <= self.promoted_tokens <= self.exact_tokens, self
-        assert 0 <= self.reanchored_tokens <= self.anchored_tokens, self
+        assert 0 <= self.reanchored_tokens + self.primed_tokens <= self.anchored_tokens, self
         assert self.scaffold_tokens + self.anchored_tokens + self.isolated_tokens <= self.module_tokens, self
 
 
@@ -236,7 +238,7 @@ class SegmentState:
 
 @dataclass(frozen=True, slots=True)
 class DivergenceStats:
-    """The divergence from full prefill of one schema's answers under one policy and salt; see docs/reuse.md.
+    """The divergence of one schema's answers under one policy and salt; see docs/guides/reuse-policies.md.
 
     Args:
         schema: its name. "" for messages in parts.
@@ -286,7 +288,7 @@ class DivergenceTotals:
 #: Histogram bounds of divergence, in nats a token.
 DIVERGENCE_BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 
-#: Reasons why a sampled answer was not compared; see docs/reuse.md.
+#: Reasons why a sampled answer was not compared; see docs/guides/reuse-policies.md.
 DROP_REASONS = ("busy", "gone", "no room", "failed")
 
 

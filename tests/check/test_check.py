@@ -197,7 +197,8 @@ def test_of_random_weights_only_distributions_are_compared():
     [
         ({"against": ("auto",)}, "against names 'auto', which is what comes of this check"),
         ({"against": ("sometimes",)}, "reuse='sometimes' is not a reuse policy"),
-        ({"prompts": ()}, "there are prompts and no schema"),
+        ({"prompts": [Prompt.from_string('<prompt schema="x">a</prompt>')]}, "there are prompts and no schema"),
+        ({"prompts": [[{"role": "user", "content": "Who?"}]]}, "messages have no marked part"),
         ({"schema": TRIP, "prompts": ()}, "there are no prompts"),
         ({"schema": TRIP, "prompts": [Prompt.from_string('<prompt schema="x">a</prompt>')]}, "is of schema 'x'"),
     ],

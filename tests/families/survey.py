@@ -1,7 +1,7 @@
 """Runs the suite over every causal family of transformers and writes the results: ``python -m tests.families.survey``.
 
 Families with reuse have to pass; the others that inlay does not refuse are tried without reuse. Results go to
-docs/models.json. The table and the lists in docs/models.md are made from them.
+docs/reference/models.json. The table and the lists in docs/reference/models.md are made from them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .suite import CHECKS, shifts_are_allowed
 from .unshared import CHECKS as UNSHARED_CHECKS
 
 DOCS = Path(__file__).parents[2] / "docs"
-RESULTS, PAGE = DOCS / "models.json", DOCS / "models.md"
+RESULTS, PAGE = DOCS / "reference/models.json", DOCS / "reference/models.md"
 BEGIN, END = "<!-- made by python -m tests.families.survey -->", "<!-- end -->"
 
 #: No tiny configuration has more parameters.
@@ -97,7 +97,7 @@ def _tried(kind: str) -> str:
 
 
 def table(results: dict[str, Any]) -> str:
-    """The table of docs/models.md."""
+    """The table of docs/reference/models.md."""
     names = "exact", "modular", "shifts", "windows", "sinks", "cached", "weights", "int8", "adapters", "chat tools"
     lines = [f"| family | {' | '.join(names)} |", "|" + "---|" * (1 + len(names))]
     for row in results["families"]:
@@ -111,7 +111,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def reasons(results: dict[str, Any]) -> str:
-    """The lists in docs/models.md of families without reuse and of refused families."""
+    """The lists in docs/reference/models.md of families without reuse and of refused families."""
     parts = ["Served without reuse, because"]
     for reason, kinds in _by_reason({kind: Unshared(kind).why for kind in results["without reuse"]}).items():
         marked = (kind + ("" if results["without reuse"][kind] == "passes" else "*") for kind in kinds)
@@ -141,7 +141,7 @@ def _blocks(lines: list[str]) -> list[list[str]]:
 
 
 def generated(results: dict[str, Any]) -> str:
-    """The text between the two marks of docs/models.md."""
+    """The text between the two marks of docs/reference/models.md."""
     return f"{BEGIN}\n\n{table(results)}\n\n{reasons(results)}\n\n{END}"
 
 

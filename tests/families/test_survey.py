@@ -1,4 +1,4 @@
-"""docs/models.md and docs/models.json agree with the claims in the code and with the results of the suite."""
+"""docs/reference/models.md and models.json agree with the claims in the code and with the results of the suite."""
 
 from __future__ import annotations
 

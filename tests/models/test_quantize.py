@@ -189,7 +189,7 @@ def test_every_family_stays_near_the_stock_model(name):
 
 
 def test_demo_keeps_its_mind():
-    """Measured: relative error of logits 0.02 with int8 and 0.1 with int4; docs/weights.md has answers."""
+    """Measured: relative error of logits 0.02 with int8 and 0.1 with int4; docs/guides/weights.md has answers."""
     stock = load_model("demo", weights="stock")
     text = "What is the fee of the ferry to Asha? The ferry to Asha takes 40 minutes and costs 3 coins. " * 3
     ids = torch.tensor([stock.tokenizer.encode(text)])

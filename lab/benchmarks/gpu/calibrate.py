@@ -1,4 +1,4 @@
-"""Measure the cost model by which the Triton backend decides which rows read keys together (docs/gpu.md).
+"""Measure the cost model of the Triton backend: which rows read keys together (docs/internals/gpu-kernels.md).
 
     python lab/benchmarks/gpu/calibrate.py
     export INLAY_TRITON_COSTS=lab/benchmarks/results/DEVICE/costs.json

@@ -2,7 +2,8 @@
 
     python lab/benchmarks/gpu/checks.py
 
-Each check prints a line and a result. The script ends with status 1 if one fails. docs/gpu.md is the list.
+Each check prints a line and a result. The script ends with status 1 if one fails. docs/internals/gpu-kernels.md
+lists them.
 """
 
 from __future__ import annotations

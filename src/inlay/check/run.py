@@ -1,14 +1,14 @@
 """``inlay check``: measures the divergence of each policy from full prefill on the model, and recommends a policy.
 
 Full prefill answers every prompt greedily. Every policy is then forced to generate the same answer, and its
-distributions are compared with those of full prefill, token by token. docs/check.md explains the numbers.
+distributions are compared with those of full prefill, token by token. See docs/guides/check-prompts.md.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +23,10 @@ from inlay.errors import InlayError, ModelError, ParameterError
 from inlay.pml import Prompt, Schema
 from inlay.policy import EXACT, ReusePolicy
 from inlay.prompt.chat import ChatTemplate
+from inlay.prompt.inputs import Conversation, has_modules
 from inlay.sampling.params import SamplingParams
 from inlay.tolerance import DEFAULT, Measured, Tolerance
+from inlay.types import Scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +76,13 @@ AGAINST = (
     "exact",
     "isolated",
     "modular",
+    "primed",
     "modular+linked:16",
     "modular+profiled:0.05",
     "modular+profiled:0.1",
+    "primed+profiled:0.1",
     "modular+profiled:0.15",
+    "primed+profiled:0.15",
     "modular+profiled*query:0.15",
     "modular+blend:0.15",
 )
@@ -85,7 +90,6 @@ QUICK = ("exact", "modular", "modular+profiled:0.1")
 
 _AT_ONCE = 8  # prompts with distributions in memory together
 _DEMO_KINDS = ("facts", "counting")  # the bundled model was trained on these only
-_SALT = "check"  # of requests that encode modules before the measured ones
 
 Row = dict[str, Any]
 
@@ -114,7 +118,7 @@ class CheckSetting:
     Attributes:
         against: Policies to compare. None for QUICK or AGAINST.
         schema: The user's schema. None for generated ones.
-        prompts: Prompts of the user's schema. None to draw them.
+        prompts: Prompts of the user's schema, or messages with marked parts without a schema. None to draw them.
         quick: Use fewer and shorter prompts, and fewer policies unless ``against`` names them.
         seconds: Time limit. The batch of at most 8 prompts that runs at the limit is finished, and at least one policy
             is compared on one prompt.
@@ -126,7 +130,7 @@ class CheckSetting:
 
     against: Sequence[str] | None = None
     schema: Schema | None = None
-    prompts: Sequence[Prompt] | None = None
+    prompts: Sequence[Prompt | Conversation] | None = None
     quick: bool = False
     seconds: float = 300.0
     tolerance: Tolerance = DEFAULT
@@ -141,7 +145,7 @@ class CheckSetting:
                     "against names 'auto', which is what comes of this check; name other policies",
                     code="parameter.conflict",
                 )
-        if self.prompts is not None and self.schema is None:
+        if self.schema is None and any(isinstance(prompt, Prompt) for prompt in self.prompts or ()):
             raise ParameterError(
                 "there are prompts and no schema; give the schema that they name as well", code="parameter.conflict"
             )
@@ -150,7 +154,17 @@ class CheckSetting:
                 "there are no prompts; give at least one, or none for generated ones", code="prompt.empty"
             )
         for prompt in self.prompts or ():
-            if self.schema is not None and prompt.schema != self.schema.name:
+            if not isinstance(prompt, Prompt):
+                if self.schema is not None:
+                    message = "there are messages and a schema; leave the schema out, or give its prompts"
+                    raise ParameterError(message, code="parameter.conflict")
+                if not has_modules(prompt):
+                    raise ParameterError(
+                        "messages have no marked part, so nothing is reused between them but prefixes; mark documents "
+                        "with cache_control",
+                        code="prompt.not_marked",
+                    )
+            elif self.schema is not None and prompt.schema != self.schema.name:
                 raise ParameterError(
                     f"{prompt.source}: the prompt is of schema '{prompt.schema}', and the schema that is checked is "
                     f"'{self.schema.name}'; give prompts of that one",
@@ -267,7 +281,8 @@ def check_model(llm: LLM, setting: CheckSetting, progress: Callable[[int, int], 
         progress(total, total)
     run.level()
     kinds = run.kinds()
-    everything = setting.schema is not None or set(kinds_of(llm)) == set(kinds)
+    given = setting.schema is not None or setting.prompts is not None
+    everything = given or set(kinds_of(llm)) == set(kinds)
     meaningless = "the weights are random, so that answers mean nothing" if _is_random(llm) else None
     rows = tuple(run.row(mode, answers=meaningless is None) for mode in modes if mode in run.measured)
     missing = tuple(mode.reuse for mode in modes if mode not in run.measured)
@@ -296,6 +311,11 @@ def _modes(llm: LLM, policies: Sequence[str]) -> tuple[list[Mode], tuple[Refused
 def _batches(llm: LLM, setting: CheckSetting) -> Iterator[tuple[list[Batch], int]]:
     """Yield the batches of each pass with the largest number of passes. Raises InlayError."""
     passes = 2 if setting.quick else setting.passes
+    if setting.schema is None and setting.prompts is not None:
+        for prompt in setting.prompts:
+            llm.lay_out(prompt)  # reports a wrong prompt before any prompt runs
+        yield from _portions("messages", None, setting.prompts)
+        return
     if setting.schema is None:
         try:
             ChatTemplate(llm.tokenizer).pieces(("system", "user"), generation=True)
@@ -324,13 +344,21 @@ def _batches(llm: LLM, setting: CheckSetting) -> Iterator[tuple[list[Batch], int
     else:
         for prompt in drawn_prompts:
             llm.lay_out(prompt)  # reports a wrong prompt before any prompt runs
-    portions = [drawn_prompts[at : at + _AT_ONCE] for at in range(0, len(drawn_prompts), _AT_ONCE)]
+    yield from _portions(schema.name, schema, drawn_prompts)
+
+
+def _portions(
+    kind: str, schema: Schema | None, prompts: Sequence[Prompt | Conversation]
+) -> Iterator[tuple[list[Batch], int]]:
+    """Yield prompts in batches of _AT_ONCE, with the number of batches."""
+    portions = [prompts[at : at + _AT_ONCE] for at in range(0, len(prompts), _AT_ONCE)]
     for portion in portions:
-        yield [Batch(schema.name, schema, tuple(portion))], len(portions)
+        yield [Batch(kind, schema, tuple(portion))], len(portions)
 
 
 def _fits(llm: LLM, batch: Batch, answer: int) -> bool:
     """Return True if every prompt and its answer fit into the model's positions."""
+    assert batch.schema is not None, "it was drawn from a schema"
     try:
         llm.add_schema(batch.schema, encode=False, replace=True)
         longest = max(llm.lay_out(prompt).end for prompt in batch.prompts)
@@ -356,7 +384,7 @@ class _CheckRun:
         self._llm, self._modes, self._tokens = llm, sorted(modes, key=_cost), tokens
         self._end = time.perf_counter() + seconds
         self._seen: dict[Mode, list[_Measurement]] = {mode: [] for mode in modes}
-        self._encoded: set[tuple[str, bytes]] = set()
+        self._encoded: set[bytes] = set()
         self._schema: Schema | None = None
         self._unit = -1
         self._done = 0
@@ -381,10 +409,12 @@ class _CheckRun:
                 self._at_once = min(2 * self._at_once, _AT_ONCE)
                 yield from self._ask(batch, portion)
 
-    def _ask(self, batch: Batch, prompts: list[Prompt]) -> Iterator[int]:
-        """Run prompts of one schema, full prefill first."""
+    def _ask(self, batch: Batch, prompts: list[Prompt | Conversation]) -> Iterator[int]:
+        """Run prompts of one batch, full prefill first."""
         llm = self._llm
-        if batch.schema is not self._schema:
+        if batch.schema is None:
+            self._unit = 0
+        elif batch.schema is not self._schema:
             llm.reset_prefix_cache()
             self._schema, self._unit = batch.schema, self._unit + 1
             self._encoded.clear()
@@ -410,7 +440,7 @@ class _CheckRun:
             for prompt in prompts:
                 if self.late:
                     return
-                self._encode(prompt, mode)
+                self._encode(prompt, mode, asked)
                 usages.append(llm.generate([prompt], first, **asked)[0])
                 self._done += 1
                 yield self._done
@@ -425,16 +455,15 @@ class _CheckRun:
                     _Measurement(batch.kind, self._unit, divergence, computed, modules[number], ttft_s)
                 )
 
-    def _encode(self, prompt: Prompt, mode: Mode) -> None:
-        """Encode the modules of a prompt that this mode has not read yet, and make their profiles if it needs any."""
-        llm, policy = self._llm, self._llm.policy(mode.policy, mode.positions)
+    def _encode(self, prompt: Prompt | Conversation, mode: Mode, asked: Mapping[str, Any]) -> None:
+        """Encode the modules of a prompt that no mode has read yet, with their deviation profiles."""
+        policy = self._llm.policy(mode.policy, mode.positions)
         if not policy.modular:
             return
-        form = mode.policy if policy.profiled else mode.policy.without_recompute()
-        keys = {(str(form), spec.key) for spec in llm.processor.segments_of(prompt, policy)}
+        segments = self._llm.processor.segments_of(prompt, policy, Scope(str(asked["cache_salt"])))
+        keys = {spec.key for spec in segments}
         if keys - self._encoded:
-            asked: dict[str, Any] = {"reuse": form, "positions": mode.positions, "cache_salt": f"{_SALT} {form}"}
-            llm.generate([prompt], SamplingParams(temperature=0, max_tokens=1), **asked)
+            self._llm.warm(prompt, **asked)
             self._encoded |= keys
 
     def level(self) -> None:

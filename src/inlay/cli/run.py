@@ -244,6 +244,7 @@ def _answer(
         "anchored_tokens": output.usage.anchored_tokens,
         "isolated_tokens": output.usage.isolated_tokens,
         **({"reanchored_tokens": reanchored} if (reanchored := output.usage.reanchored_tokens) else {}),
+        **({"primed_tokens": primed} if (primed := output.usage.primed_tokens) else {}),
         "promoted_tokens": output.usage.promoted_tokens,
         "shifted_tokens": output.usage.shifted_tokens,
         "recomputed_tokens": output.usage.recomputed_tokens,

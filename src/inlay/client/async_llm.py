@@ -16,7 +16,7 @@ from inlay.config import check_seconds
 from inlay.errors import ParameterError
 from inlay.models.load import GivenModel
 from inlay.output.processor import RequestState
-from inlay.pml import Prompt, PromptBuilder, Schema
+from inlay.pml import Schema
 from inlay.policy import PolicyFields, ReusePolicy, check_schema_fields
 from inlay.prompt.inputs import Message, PromptInput, chat_prompts, check_order, check_params, check_salt, in_any_order
 from inlay.prompt.layout import SchemaLayout
@@ -75,7 +75,7 @@ class AsyncLLM(SchemaCalls):
             arrival: the start of that time, on the clock of ``time.perf_counter``. None for now.
             stream_interval: the number of new tokens between outputs, over all answers. None for the final output only.
                 Larger values wake the event loop less often. The first token and the end are never delayed.
-            tenant: the tenant of the request. Tenants share passes, slots and the queue (docs/batching.md).
+            tenant: the tenant of the request. Tenants share passes, slots and the queue (docs/guides/many-requests.md).
             weight: the size of the tenant's share relative to others.
             keep_marked_alone: if True, the text behind the last module or marked part is neither stored nor looked up.
                 That
@@ -237,7 +237,7 @@ class AsyncLLM(SchemaCalls):
 
     async def warm(
         self,
-        prompt: Prompt | PromptBuilder,
+        prompt: Any,
         *,
         reuse: str | ReusePolicy | None = None,
         positions: str | None = None,
@@ -245,7 +245,7 @@ class AsyncLLM(SchemaCalls):
         cache_salt: str | None = None,
         adapter: str | None = None,
     ) -> None:
-        """Encode the segments that a prompt will read."""
+        """Encode the modules that a prompt will read: those of its schema, or marked parts of messages."""
         scope = Scope(check_salt(cache_salt), adapter=adapter)
         await self._warm(prompt, self._prompt_policy(prompt, reuse, positions, scope), scope, progress)
 

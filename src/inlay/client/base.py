@@ -207,12 +207,19 @@ class Base:
             ParameterError: for an unknown policy or one that the model does not support.
         """
         model = self.client.model
-        usual = default_policy(modules=modules, shared=model.why_unshared is None)
-        asked = (self.config.policy or usual) if reuse is None else _policy(reuse)
+        asked = self._default(modules, schema, adapter) if reuse is None else _policy(reuse)
         placed = check_positions(positions) or asked.positions or check_positions(self.config.positions)
         asked = replace(default_policy(modules=False) if asked.auto and not modules else asked, positions=placed)
         resolved = asked if model.why_unshared else self.auto.resolve(asked, schema, adapter, new=new)
         return resolved.settled(model.why_not_shift).check_shared(model.why_unshared)
+
+    def _default(self, modules: bool, schema: Schema | None, adapter: str | None) -> ReusePolicy:
+        """Return the policy of a request without one."""
+        if self.config.policy is not None:
+            return self.config.policy
+        measured = modules and bool(self.auto.rows(schema, adapter))
+        shared = self.client.model.why_unshared is None
+        return default_policy(modules=modules, shared=shared, measured=measured)
 
     def policy_for(
         self,
@@ -263,7 +270,7 @@ class Base:
         """Return the policy that this prompt is answered under if it requests this one.
 
         It is a safer policy if shadow sampling found too large a divergence for the schema, policy and salt
-        (docs/reuse.md).
+        (docs/reference/policies.md).
         """
         if not (self.config.shadow and policy.modular):
             return policy

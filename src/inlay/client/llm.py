@@ -21,7 +21,7 @@ from inlay.errors import InlayError, ParameterError
 from inlay.events import TokenEvent
 from inlay.models.load import GivenModel
 from inlay.output.processor import RequestState
-from inlay.pml import Prompt, PromptBuilder, Schema
+from inlay.pml import Schema
 from inlay.policy import PolicyFields, ReusePolicy, check_schema_fields
 from inlay.prompt.inputs import (
     Message,
@@ -50,7 +50,7 @@ class LLM(SchemaCalls):
         weights, quantization: the storage of a named model's weights, as in ``load_model``. None for the defaults,
             packed and not quantized. A LoadedModel is not changed.
         chat_template: a Jinja template. None for the model's own.
-        adapters: name → folder of a LoRA adapter in PEFT's format (docs/adapters.md).
+        adapters: name → folder of a LoRA adapter in PEFT's format (docs/guides/adapters.md).
         settings: see EngineConfig.
 
     Raises:
@@ -114,7 +114,7 @@ class LLM(SchemaCalls):
             sampling_params: for all prompts, or one for each. None for ``get_default_sampling_params()``.
             use_tqdm: if True, show a progress bar of finished prompts.
             reuse, recompute, promote, across_adapters, tolerance, positions: the policy of these requests, see
-                docs/reuse.md. None for the engine's defaults.
+                docs/reference/policies.md. None for the engine's defaults.
             order: "any" if neighbouring imports, and neighbouring marked parts of messages, may change places, as in a
                 ``<set>``. None keeps the written order. ``RequestOutput.order`` has the chosen one.
             cache_salt: shares the requests' cached text only with requests of the same salt. None shares it with all.
@@ -236,7 +236,7 @@ class LLM(SchemaCalls):
             prompts: a list of prompts, each as in ``generate``.
             continuations: token ids for each prompt, at least one. End-of-sequence tokens have no special role.
             reuse, recompute, promote, across_adapters, tolerance, positions: the policy of these requests, see
-                docs/reuse.md. None for the engine's defaults.
+                docs/reference/policies.md. None for the engine's defaults.
             cache_salt, adapter: as in ``generate``.
 
         Returns:
@@ -305,7 +305,7 @@ class LLM(SchemaCalls):
 
     def warm(
         self,
-        prompt: Prompt | PromptBuilder,
+        prompt: Any,
         *,
         reuse: str | ReusePolicy | None = None,
         positions: str | None = None,
@@ -313,7 +313,7 @@ class LLM(SchemaCalls):
         cache_salt: str | None = None,
         adapter: str | None = None,
     ) -> None:
-        """Encode the segments that a prompt will read."""
+        """Encode the modules that a prompt will read: those of its schema, or marked parts of messages."""
         scope = Scope(check_salt(cache_salt), adapter=adapter)
         finish(self._warm(prompt, self._prompt_policy(prompt, reuse, positions, scope), scope, progress))
 

@@ -100,7 +100,6 @@ class InProcessClient:
         cost = measured_cost(loaded.spec, runner, pool) if measures else PassCost()
         self.store = SegmentStore(pool, self._model.keys, policy, cost)
         movable = self._model.why_not_shift is None
-        profiler = Profiler(self.store, runner, KnownProfiles(), movable=movable, longest=self._model.max_positions)
         share = config.promotion_memory
         self.divergence_log = DivergenceLog(config.shadow_threshold, profiles=config.profile == "auto")
         shadow: ShadowSampler | None = None
@@ -113,6 +112,14 @@ class InProcessClient:
             host=host_tier(config, cost, runner.storage) if loaded.spec.unshared is None else None,
             model=public_name(loaded.name),
             timeout_s=config.store_timeout_s,
+        )
+        profiler = Profiler(
+            self.store,
+            runner,
+            KnownProfiles.of(self.residency.profiles()),
+            residency=self.residency,
+            movable=movable,
+            longest=self._model.max_positions,
         )
         self.engine = EngineCore(
             self.store,

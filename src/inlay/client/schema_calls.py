@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from inlay.client.base import Base, Progress
 from inlay.client.engine import EncodeListener
 from inlay.client.schemas import removed
 from inlay.errors import AbortedError, InlayError
 from inlay.events import EncodeEvent
-from inlay.pml import Prompt, PromptBuilder, Schema
+from inlay.pml import Schema
 from inlay.policy import ReusePolicy
 from inlay.prompt.inputs import parse_ttl
 from inlay.prompt.layout import SchemaLayout
@@ -44,9 +44,7 @@ class SchemaCalls(Base):
             await self._encode(self.schemas.encoding(layout, specs, scope), progress)
         return layout
 
-    async def _warm(
-        self, prompt: Prompt | PromptBuilder, policy: ReusePolicy, scope: Scope, progress: Progress | None
-    ) -> None:
+    async def _warm(self, prompt: Any, policy: ReusePolicy, scope: Scope, progress: Progress | None) -> None:
         find = partial(self.processor.segments_of, prompt, policy, scope)
         specs = await self._waiting.work(self.pools.prompts, find, scope.cache_salt or None)
         await self._encode(self.processor.encoding("the prompt", specs, scope), progress)

@@ -212,7 +212,7 @@ class ClusterSettings(_SettingsPart):
     def of(cls, said: object, source: str = "the configuration") -> ClusterSettings:
         if not isinstance(said, Mapping):
             raise ParameterError(
-                f"{source}: a cluster is a mapping, such as 'model: demo'; see docs/cluster.md",
+                f"{source}: a cluster is a mapping, such as 'model: demo'; see docs/guides/clusters.md",
                 code="cluster.invalid_setting",
             )
         try:
@@ -304,5 +304,5 @@ def _sentence(error: Any) -> str:
     place = ".".join(map(str, error["loc"]))
     said = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
-        return f"there is no setting {place}; see docs/cluster.md"
+        return f"there is no setting {place}; see docs/guides/clusters.md"
     return f"{place}: {said}" if place else said

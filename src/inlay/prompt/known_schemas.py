@@ -19,6 +19,7 @@ from inlay.prompt.contexts import SchemaSpecs, placeholder_id
 from inlay.prompt.layout import SchemaLayout, lay_out_schema
 from inlay.prompt.model_info import ModelInfo
 from inlay.prompt.placed import PromptLayout
+from inlay.prompt.primer import PRIMER
 from inlay.prompt.tokens import TextEncoder, beyond_vocabulary
 from inlay.prompt.turns import openings
 from inlay.types import EVERYONE, Scope
@@ -73,6 +74,7 @@ class SchemaRegistry(Generic[T]):
             return self._known.pop((owner, name), None)
 
 
+_PRIMER_SHARE = 8  # a primer takes at most this part of the context: one eighth
 _MOST_LIKELY = 64  # segments that a request names as likely to be read next
 
 
@@ -102,6 +104,7 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
         self._encoder = encoder
         self._template = template
         self._adding = threading.Lock()
+        self._primer = encoder.text(PRIMER)[: model.max_positions // _PRIMER_SHARE]
         self._placeholder = placeholder_id(placeholders, encoder.unk_id)
         if self._placeholder is not None:
             unknown = beyond_vocabulary((self._placeholder,), model.vocab_size, encoder.name)
@@ -207,6 +210,10 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
         known = self.get(layout.schema.name, owner)
         return known if known is not None and known.layout is layout else KnownSchema(layout, owner)
 
+    def primer(self, policy: ReusePolicy) -> tuple[int, ...]:
+        """Return the primer's tokens under a policy; empty for none. A primer needs segments that are read shifted."""
+        return self._primer if policy.primed and self._model.why_not_shift is None else ()
+
     def _encoded(self, known: KnownSchema, policy: ReusePolicy, adapter: bytes) -> SchemaSpecs:
         """Return the specs that are encoded if nothing of a schema is stored."""
         return self.specs(known, policy, readable_adapters(policy, adapter)[-1])
@@ -226,6 +233,8 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
             unk_id=self._placeholder,
             salt=known.owner.encode(),
             adapter=adapter,
+            primer=self.primer(policy),
+            longest=self._model.max_positions,
         )
         return known.specs.setdefault((policy, adapter), made)
 

@@ -130,12 +130,10 @@ class PromptProcessor:
             likely=self.schemas.siblings(layout, policy, salt, made_with) if self._likely else (),
         )
 
-    def segments_of(
-        self, prompt: Prompt | PromptBuilder, policy: ReusePolicy, scope: Scope = EVERYONE
-    ) -> list[SegmentSpec]:
-        """Return the module segments that a prompt reads. Raises ParameterError and PMLError."""
+    def segments_of(self, prompt: Any, policy: ReusePolicy, scope: Scope = EVERYONE) -> list[SegmentSpec]:
+        """Return the module segments that a prompt of any form reads. Raises ParameterError and PMLError."""
         salt, made_with = scope.cache_salt, self.model.adapter(scope.adapter)
-        parts = self.parts(self.lay_out(as_prompt(prompt), policy, salt), policy, salt, made_with)
+        parts = self.parts(self.lay_out(prompt, policy, salt), policy, salt, made_with)
         return [part.spec for part in open_end(compose_parts(parts, adapter=made_with)) if isinstance(part, CachedSpan)]
 
     def encoding(
@@ -210,6 +208,8 @@ class PromptProcessor:
                 salt=salt.encode(),
                 adapters=readable_adapters(policy, adapter),
                 base=base,
+                primer=self.schemas.primer(policy),
+                longest=self.model.max_positions,
             ).parts()
         return tuple(
             PromptPart(

@@ -28,7 +28,7 @@ Profiles = Mapping[bytes, npt.NDArray[np.float16]]
 Scores = Mapping[int, npt.NDArray[np.floating]]
 
 
-#: Deviations grow as a power of the number of preceding tokens that the encoding did not see (docs/quality.md).
+#: Deviations grow as a power of the number of preceding tokens unseen by the encoding (docs/internals/results.md).
 _EXPONENT = 0.25
 
 

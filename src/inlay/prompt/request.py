@@ -24,7 +24,7 @@ _VERSION = 8
 
 #: The forms of modules: encoded with the others of their scaffold, or in an encoding context (policy.CONTEXTS).
 #: "reanchored" is anchored behind an earlier version of the prompt's anchor.
-FORMS = ("scaffold", "anchored", "isolated", "reanchored")
+FORMS = ("scaffold", "anchored", "isolated", "reanchored", "primed")
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,7 @@ async def handle_http_exception(request: Request, error: Exception) -> Response:
     if error.status_code == 405:  # starlette names only the methods of the first matching route
         headers["Allow"] = ", ".join(_methods(request)) or headers.get("Allow", "GET")
     sentences = {
-        404: f"there is nothing at {path!r}; see docs/server.md, or /openapi.json, for what there is",
+        404: f"there is nothing at {path!r}; see docs/reference/http.md, or /openapi.json, for what there is",
         405: f"{path!r} does not take {method}; it takes {headers.get('Allow')}",
     }
     message = sentences.get(error.status_code, str(error.detail))

@@ -2,7 +2,7 @@
 
 If vLLM has a metric, its name after the prefix, its labels and its buckets are the same here (docs/usage/metrics.md and
 vllm/v1/metrics in vLLM). Such a metric is also sent under vLLM's prefix, for vLLM's dashboards and autoscalers.
-docs/metrics.md has the table, and a test compares the two.
+docs/reference/metrics.md has the table, and a test compares the two.
 """
 
 from __future__ import annotations

@@ -212,8 +212,9 @@ def policy_of(call: Call, tenant: Tenant, service: Service) -> str:
     words = ReusePolicy.least(settings.max_reuse, tenant.limits.max_reuse)
     ceiling = auto.tolerating(words)
     asked = None if call.reuse is None else auto.tolerating(_placed(call.reuse, call, service))
-    default = auto.tolerating(_placed(str(_default(call, service)), call, service))
-    measured = _measured(call, tenant, service) if ceiling.auto else [()]
+    rows = _measured(call, tenant, service)
+    default = auto.tolerating(_placed(str(_default(call, service, measured=all(rows))), call, service))
+    measured = rows if ceiling.auto else [()]
     found = {ReusePolicy.bounded(asked, default, ceiling, rows) for rows in measured}
     if None not in found:
         return str(found.pop() if len(found) == 1 else ceiling)
@@ -239,11 +240,12 @@ def _measured(call: Call, tenant: Tenant, service: Service) -> list[tuple[Measur
     return [service.llm.measured(prompt, cache_salt=tenant.salt, adapter=adapter) for prompt in call.prompts]
 
 
-def _default(call: Call, service: Service) -> ReusePolicy:
+def _default(call: Call, service: Service, *, measured: bool) -> ReusePolicy:
+    """Return the policy of a request without one. ``measured``: all of its prompts have measurements."""
     if service.settings.policy is not None:
         return service.settings.policy
     shared = service.llm.client.model.why_unshared is None
-    return default_policy(modules=any(map(has_modules, call.prompts)), shared=shared)
+    return default_policy(modules=any(map(has_modules, call.prompts)), shared=shared, measured=measured)
 
 
 def _timeout(given: str | None, settings: ServerSettings) -> float | None:

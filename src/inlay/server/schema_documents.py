@@ -36,7 +36,7 @@ class SchemaOptions(BaseModel):
 
     public: bool | None = Field(None, description="true or false")
     encode: bool | Literal["background"] = Field(True, description='true, false or "background"')
-    reuse: str | None = Field(None, description='"isolated", "anchored", "modular" or "auto"')
+    reuse: str | None = Field(None, description='"isolated", "anchored", "primed", "modular" or "auto"')
     tolerance: float | str | None = Field(None, description=PolicyFields.help("tolerance"))
     positions: str | None = Field(None, description='"schema" or "packed"')
     ttl: str | None = Field(None, description='a lifetime such as "5m", "1h" or "inf"', max_length=32)

@@ -1,4 +1,4 @@
-"""``/v1/schemas``: schemas made, listed, changed, deleted, and encoded ahead of time. See docs/schemas-api.md."""
+"""``/v1/schemas``: create, list, change, delete and encode schemas. See docs/guides/schemas-over-http.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from inlay.api.dialect import Dialect
 from inlay.api.failures import BodyError, failure_of
 from inlay.errors import ParameterError, PinError, PMLError
-from inlay.policy import CONTEXTS, PolicyFields, ReusePolicy, log_deprecated
+from inlay.policy import AUTO, CONTEXTS, PolicyFields, ReusePolicy, log_deprecated
 from inlay.prompt.inputs import parse_ttl
 from inlay.server.errors import JSONBytes, failure_response, json_bytes
 from inlay.server.limits import Tenant
@@ -267,7 +267,8 @@ def _policy(body: SchemaOptions, tenant: Tenant, service: Service) -> str | None
     """
     allowed = ReusePolicy.least(service.settings.max_reuse, tenant.limits.max_reuse)
     given = PolicyFields(body.reuse, tolerance=body.tolerance).policy(deprecated=log_deprecated)
-    policy = ReusePolicy.ahead(service.settings.policy, allowed) if given is None else given
+    default = service.settings.policy or (AUTO if service.llm.auto.rows() else None)
+    policy = ReusePolicy.ahead(default, allowed) if given is None else given
     if not policy.modular:
         message = f"reuse={body.reuse!r:.60} reads no modules. Write reuse={' or reuse='.join(map(repr, CONTEXTS))}."
         raise BodyError(message, param="reuse", code="policy.not_for_schemas")

@@ -1,6 +1,6 @@
 """The effect of reuse on answers: questions over imported documents in every mode, compared with full prefill.
 
-``docs/quality.md`` explains each number and the confidence bounds of counts of right answers.
+``docs/internals/methods.md`` explains each number and the confidence bounds of counts of right answers.
 """
 
 from __future__ import annotations

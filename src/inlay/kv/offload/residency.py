@@ -20,6 +20,7 @@ from inlay.kv.identity import LOSSLESS, SegmentSpec
 from inlay.kv.misses import LATE, MissReasons
 from inlay.kv.offload.arrivals import Arrival
 from inlay.kv.offload.demotion import Demoter
+from inlay.kv.offload.disk import DiskTier
 from inlay.kv.offload.host import HostTier
 from inlay.kv.offload.loader import Coming, Loader
 from inlay.kv.offload.record import SegmentRecord, SlabMemory
@@ -106,6 +107,20 @@ class Residency:
     def stats_of(self, name: str) -> TierStats | None:
         """The statistics of the tier with this name. None if there is none."""
         return next((tier.stats() for tier in self.tiers if tier.name == name), None)
+
+    def add_profile(self, spec: SegmentSpec, deviations: bytes) -> None:
+        """Write a segment's deviation profile beside the segment, where a disk tier holds or will hold it.
+
+        Args:
+            deviations: the numbers of all tokens, fp16.
+        """
+        self._saver.add_profile(spec, deviations)
+
+    def profiles(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the keys of segments with the deviation profiles that disk tiers hold."""
+        for tier in self.tiers:
+            if isinstance(tier, DiskTier):
+                yield from tier.profiles(self._store.keys.fingerprint)
 
     @property
     def has_room(self) -> bool:

@@ -15,6 +15,7 @@ from functools import partial
 
 from inlay.kv.identity import SegmentSpec
 from inlay.kv.offload.codecs.codec import Slab
+from inlay.kv.offload.disk import DiskTier
 from inlay.kv.offload.record import SegmentRecord, SlabMemory, is_finite
 from inlay.kv.offload.tier import Tier, TierMissError
 from inlay.kv.offload.worker import Worker
@@ -76,6 +77,7 @@ class Saver:
         self._tell_waiting = tell_waiting
         self._writer = Worker("inlay-writer")
         self._promoting = 0  # segments in promotion from tier to tier, or waiting for it
+        self._profiles = 0  # profiles that are still to be written
         self._counting = threading.Lock()
         # by key: the segment and its time of entry
         self._waiting: OrderedDict[bytes, tuple[SegmentSpec, float]] = OrderedDict()
@@ -95,8 +97,8 @@ class Saver:
 
     @property
     def settled(self) -> bool:
-        """True if nothing is left to write, remove or promote."""
-        return not self.waiting and not self._deleting and not self._promoting
+        """True if nothing is left to write, remove or promote, profiles included."""
+        return not self.waiting and not self._deleting and not self._promoting and not self._profiles
 
     @property
     def lag_s(self) -> float:
@@ -133,6 +135,25 @@ class Saver:
     def expire_at(self, keys: Sequence[bytes], ttl_s: float) -> None:
         """See Residency.expire_at."""
         self._writer.submit(lambda: self._expire_at(keys, ttl_s))
+
+    def add_profile(self, spec: SegmentSpec, deviations: bytes) -> None:
+        """See Residency.add_profile."""
+        disks = [tier for tier in self._tiers[self._nearest :] if isinstance(tier, DiskTier)]
+        if not disks:
+            return
+        with self._counting:
+            self._profiles += 1
+
+        def put() -> None:
+            try:
+                for tier in disks:
+                    tier.add_profile(self._written_by(tier, spec).key, spec.key, deviations)
+            finally:
+                with self._counting:
+                    self._profiles -= 1
+                self._tell_waiting()
+
+        self._writer.submit(put)
 
     def poll(self) -> None:
         """Release copied segments and start the next one."""
