@@ -11,7 +11,7 @@ import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
-from inlay import LLM, AsyncLLM, ParameterError, PMLError, Prompt, SamplingParams, Schema
+from inlay import LLM, AsyncLLM, ParameterError, PMLError, Prompt, SamplingParams, Schema, batch
 from inlay.batch import run as module
 from inlay.engine.runner import Runner
 from tests.raising import raises
@@ -282,3 +282,7 @@ def test_a_finished_batch_is_not_that_of_another_model(tmp_path: Path):
         run(source, tmp_path / "out", model=tiny("qwen2"), loading={"model": "two"})
     assert run(source, tmp_path / "out", loading={"model": "./one"}).answered == 1, "the same by another name"
     assert (tmp_path / "out").read_bytes() == before
+
+
+def test_the_names_of_earlier_releases_still_work():
+    assert (batch.Counts, batch.Job) == (batch.BatchCounts, batch.BatchJob)

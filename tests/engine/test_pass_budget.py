@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from inlay.engine.pass_budget import FLOOR, PassBudget
+from inlay.engine.pass_cost import FLOOR, PassBudget
 
 MOST = 4096
 

@@ -7,4 +7,7 @@
 from inlay.batch.counts import BatchCounts, Stage
 from inlay.batch.run import BatchJob, run_batch
 
-__all__ = ["BatchCounts", "BatchJob", "Stage", "run_batch"]
+#: Names of earlier releases.
+Counts, Job = BatchCounts, BatchJob
+
+__all__ = ["BatchCounts", "BatchJob", "Counts", "Job", "Stage", "run_batch"]

@@ -255,7 +255,7 @@ class InProcessClient:
         self.thread.check_open()
 
     def shutdown(self) -> None:
-        """What is to be written is, where that takes no longer than _FLUSH_S."""
+        """Stop after the current step, and finish outstanding writes within _FLUSH_S seconds."""
         if self._process.left:  # the engine's threads are in another process, which ends them
             return
         with suppress(InlayError):  # inside a step it could not come further, and closed nothing does
@@ -319,7 +319,7 @@ def _make_recurrent(
 
 
 def _owner(device: torch.device) -> str:
-    """What has the memory of a device, as messages name it."""
+    """Return the owner of a device's memory, as messages name it."""
     return "this machine" if device.type == "cpu" else f"the GPU {device}"
 
 

@@ -18,7 +18,7 @@ from inlay.engine.in_flight import InFlight
 from inlay.engine.inbox import fault_of
 from inlay.engine.jobs import Step
 from inlay.engine.kv_manager import KVCacheManager
-from inlay.engine.pass_budget import PassBudget
+from inlay.engine.pass_cost import PassBudget
 from inlay.engine.prompt_scores import most_rows
 from inlay.engine.request import Request
 from inlay.engine.runner import Runner

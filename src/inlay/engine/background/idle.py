@@ -15,7 +15,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from inlay.engine.allocation import Work
-from inlay.engine.pass_budget import FLOOR, PassBudget
+from inlay.engine.pass_cost import FLOOR, PassBudget
 from inlay.engine.runner import Runner
 from inlay.kv.store import SegmentStore
 
