@@ -16,7 +16,7 @@ class Scope:
 
     Args:
         cache_salt: shares the request's cached text only with requests of the same salt. "" shares it with all.
-        tenant: tenants share passes, slots and the queue (docs/batching.md).
+        tenant: tenants share passes, slots and the queue (docs/guides/many-requests.md).
         adapter: the name of the adapter. None for the model alone.
         weight: the size of the tenant's share relative to others.
     """

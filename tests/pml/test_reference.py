@@ -150,7 +150,7 @@ def test_the_words_of_every_error_are_on_a_page() -> None:
 def test_every_line_that_makes_an_error_runs_in_an_example(pages: Pages) -> None:
     missing = {
         f"{path.name}:{line}": code
-        for path in [*FILES, *(SRC / "prompt" / f"{name}.py" for name in ("layout", "placement", "prompt_turns"))]
+        for path in [*FILES, *(SRC / "prompt" / f"{name}.py" for name in ("layout", "placement", "turns"))]
         for line, code in _making(path.read_text(encoding="utf-8"))
         if (str(path), line) not in pages.lines and not _is_not_shown(code)
     }
