@@ -307,7 +307,7 @@ def test_an_encoding_is_cut_into_passes_of_bounded_time(monkeypatch):
     llm.add_schema(Schema.from_string(f'<schema name="s">{texts}</schema>'), progress=lambda *news: told.append(news))
     assert told[-1][0] == told[-1][1] > 1000
     assert llm.store.tokens > 1000
-    assert len(clock.passes) == len(told)
+    assert len(clock.passes) == sum(done > 0 for done, _ in told)
     assert max(clock.passes) <= 0.25
     assert clock.passes[3] > 0.2
 

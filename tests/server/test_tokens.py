@@ -67,7 +67,7 @@ def test_special_tokens_and_tools():
             "/tokenize",
             {"prompt": "x" * (2**20 + 1)},
             400,
-            "the prompt has 1,048,577 characters, and /tokenize takes 1,0",
+            "the prompt has 1,048,577 characters, and 1,048,576 are counted at once",
         ),
         ("/tokenize", {"messages": [{"role": "user", "content": "x" * 2**20}]}, 400, "the prompt has 1,048,5"),
         ("/detokenize", {"tokens": [1] * (2**18 + 1)}, 400, "tokens has 262,145 ids, and 262,144 are taken at once"),
