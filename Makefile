@@ -75,6 +75,7 @@ clients: install
 	while read -r name packages; do \
 		$(BIN)/pip install --disable-pip-version-check --upgrade --target build/clients/$$name $$packages || exit 1; \
 	done < tests/clients/packages.txt
+	if command -v npm > /dev/null; then npm install --prefix build/clients/agents $$(cat tests/clients/programs.txt); fi
 
 format: install
 	$(BIN)/ruff check --fix .

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 _LOG = logging.getLogger("mkdocs.hooks")
-_ROOT = Path(__file__).parent.parent
-_OUTSIDE = re.compile(r"(?<!!)\[([^\]]*)\]\(\.\./([^)#]+)(?:#[^)]*)?\)")
+_DOCS = Path(__file__).parent
+_LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((\.\./[^)#]+)(?:#[^)]*)?\)")
 _NOTE = re.compile(r"^(```\w+) .+$", re.MULTILINE)
 
 
@@ -29,11 +29,15 @@ def _slug(heading: str, separator: str) -> str:
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """The page for the site. Warns about a link to a file that does not exist, which ends a strict build."""
+    folder = (_DOCS / page.file.src_uri).parent
 
     def unlinked(link: re.Match[str]) -> str:
         label, path = link[1], link[2]
-        if not (_ROOT / path).exists():
+        target = (folder / path).resolve()
+        if target.is_relative_to(_DOCS):
+            return link[0]
+        if not target.exists():
             _LOG.warning("%s: there is no %s", page.file.src_uri, path)
         return f'<span title="{path}">{label}</span>'
 
-    return _NOTE.sub(r"\1", _OUTSIDE.sub(unlinked, markdown))
+    return _NOTE.sub(r"\1", _LINK.sub(unlinked, markdown))

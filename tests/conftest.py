@@ -128,6 +128,21 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "scale_attn_by_inverse_layer_idx": True,
         },
     ),
+    "gemma4_text": (
+        "gemma4_text",
+        _COMMON
+        | {
+            "initializer_range": 0.15,
+            "num_hidden_layers": 4,
+            "num_kv_shared_layers": 2,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "sliding_window": 40,
+            "head_dim": 8,
+            "global_head_dim": 16,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 262,
+        },
+    ),
 }
 FAMILIES = tuple(dict.fromkeys(model_type for model_type, _ in CONFIGS.values()))
 ROTARY = tuple(name for name in CONFIGS if name != "gpt2")
@@ -140,13 +155,14 @@ def tiny(name: str) -> LoadedModel:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from inlay.models.families import describe
-    from inlay.models.load import LoadedModel, fingerprint
+    from inlay.models.load import LoadedModel
     from inlay.models.shapes import bytes_tokenizer
+    from inlay.models.weights import STOCK, prepare
 
     kind, settings = CONFIGS[name]
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **settings), dtype=torch.float32).eval()
-    return LoadedModel(f"tiny-{name}", model, bytes_tokenizer(), describe(model), fingerprint(model))
+    return LoadedModel(f"tiny-{name}", model, bytes_tokenizer(), describe(model), prepare(model, STOCK))
 
 
 @pytest.fixture(params=list(CONFIGS))

@@ -17,7 +17,7 @@ PAGE = ROOT / "docs" / "errors.md"
 SOURCES = ROOT / "src" / "inlay"
 
 _HELPERS = {"Problem", "add", "stop", "refused"}  # they take the code of a problem in PML
-_SERVER = {"BodyError", "StatusError"}  # their codes are those of the server's APIs, in docs/server.md
+_SERVER = {"BodyError", "StatusError"}  # their codes are those of the server's APIs, in docs/reference/http.md
 _HEADER = """\
 # Error codes
 

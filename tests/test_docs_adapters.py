@@ -1,4 +1,4 @@
-"""docs/adapters.md: its Python and its commands run, and its table names what configurations may say."""
+"""docs/guides/adapters.md: its Python and its commands run, and its table names what configurations may say."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from inlay.models.lora.config import HONOURED
 from .adapters import write_adapter
 from .pages import DOCS, blocks, rows
 
-PAGE = blocks(DOCS / "adapters.md")
+PAGE = blocks(DOCS / "guides/adapters.md")
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def test_its_request_names_an_adapter():
 def test_every_field_that_is_honoured_has_a_row():
     named = {
         name
-        for row in rows(DOCS / "adapters.md", "in `adapter_config.json`", "")
+        for row in rows(DOCS / "guides/adapters.md", "in `adapter_config.json`", "")
         for name in re.findall(r"`(\w+)`", row[0])
     }
     assert named | {"peft_type", "init_lora_weights"} == set(HONOURED)

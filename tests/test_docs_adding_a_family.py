@@ -1,4 +1,4 @@
-"""docs/adding-a-family.md: its files make families, their models answer as the stock ones, its tests are there."""
+"""docs/internals/adding-a-family.md: its families answer as the stock models, and its tests exist."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.raising import raises
 from .conftest import CONFIGS
 from .pages import DOCS, blocks, rows
 
-PAGE = DOCS / "adding-a-family.md"
+PAGE = DOCS / "internals/adding-a-family.md"
 FILES = [block for block in blocks(PAGE) if block.note == "wren.py"]
 
 
@@ -94,4 +94,4 @@ def test_its_command_finds_the_tests() -> None:
 def test_the_files_it_names_are_there() -> None:
     linked = re.findall(r"\]\(([^)#]+)\)", PAGE.read_text(encoding="utf-8"))
     assert linked
-    assert [name for name in linked if not (DOCS / name).exists()] == []
+    assert [name for name in linked if not (PAGE.parent / name).exists()] == []

@@ -1,4 +1,4 @@
-"""The example of docs/batching.md runs as it stands."""
+"""The example of docs/guides/many-requests.md runs as it stands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ ROOT = Path(__file__).parent.parent
 
 
 def test_the_example():
-    (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/batching.md").read_text(), re.DOTALL | re.MULTILINE)
+    (code,) = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "docs/guides/many-requests.md").read_text(), re.DOTALL | re.MULTILINE
+    )
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, env=environment)
     assert result.returncode == 0, result.stderr

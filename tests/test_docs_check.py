@@ -1,4 +1,4 @@
-"""docs/check.md: its commands run, its lines of prompts are read, and its Python does what the page says."""
+"""docs/guides/check-prompts.md: its commands and its Python run, and its lines of prompts are read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .pages import DOCS, blocks
 
 pytestmark = pytest.mark.long
 
-PAGE = DOCS / "check.md"
+PAGE = DOCS / "guides/check-prompts.md"
 SMALL = ("--quick", "--seconds", "0.001", "--json")
 
 

@@ -1,4 +1,4 @@
-"""docs/memory.md and docs/lint.md: their commands run, print what the pages show, and the tables name what there is."""
+"""docs/guides/memory.md and schema-advice.md: commands run and print the shown output, and tables are complete."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from inlay.cli.main import main
 from tests.authoring.lint.test_rules import BROKEN
 
 ROOT = Path(__file__).parent.parent
-PAGES = {name: (ROOT / "docs" / name).read_text() for name in ("memory.md", "lint.md")}
+PAGES = {name: (ROOT / "docs/guides" / name).read_text() for name in ("memory.md", "schema-advice.md")}
 _COMMAND = re.compile(r"^```sh\n(.*)\n```$(?:\n\n^```text\n((?s:.*?))^```$)?", re.MULTILINE)
 COMMANDS = [(page, match[1], match[2]) for page, text in PAGES.items() for match in _COMMAND.finditer(text)]
 
@@ -44,7 +44,7 @@ def test_commands(page, command, shown, tmp_path, monkeypatch, capsys):
 
 def comparable(output: str, page: str) -> list[str]:
     """Lines without white space at their ends; on the page about schemas without counts, which the tokenizer gives."""
-    counts = r": .*" if page == "lint.md" else "(?!)"
+    counts = r": .*" if page == "schema-advice.md" else "(?!)"
     return [re.sub(counts, lambda rest: re.sub(r"\d+", "#", rest[0]), line.rstrip()) for line in output.splitlines()]
 
 
@@ -57,7 +57,7 @@ def test_every_codec_has_a_row():
 
 
 def test_every_rule_has_a_row():
-    rows = table("lint.md", "| rule | what it finds | because |")
+    rows = table("schema-advice.md", "| rule | what it finds | because |")
     tested = {name.replace(",", " ").split()[0] for name in BROKEN}
     assert [row[0].strip("`") for row in rows] == list(dict.fromkeys(row[0].strip("`") for row in rows))
     assert {row[0].strip("`") for row in rows} == tested | {"beyond-context", "long-argument", "wide-parameter"}

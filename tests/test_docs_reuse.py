@@ -1,4 +1,4 @@
-"""The examples of docs/reuse.md run, and do what the page says."""
+"""The examples of docs/guides/reuse-policies.md run, and docs/reference/policies.md names every count."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from .pages import DOCS, Block, blocks
 
 def example(prefix: str) -> Block:
     """The example that holds this text."""
-    (found,) = [each for each in blocks(DOCS / "reuse.md") if each.language == "python" and prefix in each.text]
+    (found,) = [
+        each for each in blocks(DOCS / "guides/reuse-policies.md") if each.language == "python" and prefix in each.text
+    ]
     return found
 
 
@@ -39,7 +41,7 @@ def test_parts_of_messages():
 
 
 def test_every_count_is_explained():
-    counts = (DOCS / "reuse.md").read_text().partition("\n## Counts\n")[2].partition("\n## ")[0]
+    counts = (DOCS / "reference/policies.md").read_text().partition("\n## Counts\n")[2].partition("\n## ")[0]
     fields = {field.name for field in dataclasses.fields(Usage)}
     assert fields == {name for row in counts.splitlines() if row.startswith("| `") for name in _names(row)}
 

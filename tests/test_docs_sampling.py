@@ -1,4 +1,4 @@
-"""docs/sampling.md: its code runs and prints what the page shows, and its tables name every parameter there is."""
+"""docs/reference/sampling.md: its code runs and prints the shown output, and its tables name every parameter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from inlay import SamplingParams
 
 from .pages import DOCS, blocks, rows
 
-PAGE = DOCS / "sampling.md"
+PAGE = DOCS / "reference/sampling.md"
 
 
 def test_the_code_runs_and_prints_what_the_page_shows(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""docs/server.md: its curl lines and its Python run, its answers are real, and no field or code is missing."""
+"""The pages on the server: curl lines and Python run, answers are real, and no field or code is missing."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from inlay.server.tokens import FIELDS
 from .pages import DOCS, blocks, curl, rows
 from .server.conftest import Site, running
 
-PAGE = DOCS / "server.md"
+GUIDE, PAGE = DOCS / "guides/run-a-server.md", DOCS / "reference/http.md"
 ROOT = DOCS.parent
-LINES = [line for block in blocks(PAGE) if block.note == "curl" for line in block.text.splitlines()]
-#: The sources of errors on this page; other pages list their own codes.
+BLOCKS = [*blocks(GUIDE), *blocks(PAGE)]
+LINES = [line for block in BLOCKS if block.note == "curl" for line in block.text.splitlines()]
+#: The sources of errors in the reference; other pages list their own codes.
 SOURCES = [f"server/{name}.py" for name in ("errors", "service", "app", "requests")] + ["api/failures.py"]
-ELSEWHERE = {"internal_error", "rate_limit_exceeded", "unknown_field", "unsupported_field"}
+ELSEWHERE = {"internal_error", "rate_limit_exceeded", "unknown_field", "unsupported_content", "unsupported_field"}
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def demo() -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def answers(demo: Site) -> dict[str, str]:
-    """The output of every line of the page."""
+    """The output of every line of the pages."""
     return {line: curl(line.replace(":8000", f":{demo.port}")) for line in LINES}
 
 
@@ -75,8 +76,8 @@ def test_its_stream_ends_as_it_says(answers: dict[str, str]):
 
 
 def test_its_python_runs(demo: Site, capsys: pytest.CaptureFixture[str]):
-    (code,) = (block.text for block in blocks(PAGE) if block.language == "python")
-    exec(compile(code.replace("127.0.0.1:8000", f"127.0.0.1:{demo.port}"), "server.md", "exec"), {})
+    (code,) = (block.text for block in blocks(GUIDE) if block.language == "python")
+    exec(compile(code.replace("127.0.0.1:8000", f"127.0.0.1:{demo.port}"), str(GUIDE), "exec"), {})
     first, second, _ = capsys.readouterr().out.splitlines()
     assert int(first.split()[-1]) < 10 < 200 < int(second.split()[-1])
 

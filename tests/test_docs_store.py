@@ -1,4 +1,4 @@
-"""docs/store.md: its example runs, prints what the page says, and its tables name what there is."""
+"""docs/guides/cache-tiers.md: its example runs, prints what the page says, and its tables name what there is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from inlay.types import MISS_REASONS
 
 from .pages import DOCS, blocks
 
-PAGE = DOCS / "store.md"
+PAGE = DOCS / "guides/cache-tiers.md"
 
 
 def test_the_second_start_encodes_nothing(tmp_path, capsys):

@@ -16,11 +16,11 @@ import pytest
 import inlay
 from inlay.errors import Place, PMLError, Problem
 from inlay.kv.offload.tier import Miss
-from inlay.strict_json import Fault
+from inlay.strict_json import JsonFault
 
 _VALUES: dict[str, Any] = {
     "problems": (Problem(Place("file", 1, 2), "a problem"), Problem(Place("file"), "another")),
-    "fault": Fault.CONSTANT,
+    "fault": JsonFault.CONSTANT,
     "reason": Miss.LATE,
     "status": 418,
     "bound": 7,

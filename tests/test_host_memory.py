@@ -220,7 +220,7 @@ def test_what_is_evicted_or_removed_is_nowhere(device):
     encoded = llm.stats().encoded_tokens
     answers(llm, PROMPTS[:1])
     assert llm.stats().encoded_tokens > encoded, "it is computed again"
-    llm.local.reset_prefix_cache().result()
+    llm.reset_prefix_cache()
     assert host.stats().segments == 0
     llm.shutdown()
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from inlay import LLM, ParameterError, SamplingParams
-from inlay.attention.quantization import NARROW
-from inlay.attention.storage import LayerShape, bytes_per_token
+from inlay.attention.storage import NARROW, LayerShape, bytes_per_token
 from inlay.cli.main import main
 from inlay.config import EngineConfig
 from inlay.kv.identity import ROUNDED
@@ -46,7 +45,7 @@ def apart(one: list[dict[int, float]], other: list[dict[int, float]]) -> float:
 
 
 @pytest.mark.parametrize("backend", ["cpu", "torch", "reference"])
-@pytest.mark.parametrize("model", ["llama", "qwen2", "gpt2"])
+@pytest.mark.parametrize("model", ["gemma4_text", "gpt2", "llama", "qwen2"])
 def test_exact_is_what_this_engine_computes_without_reuse(model, backend):
     llm = make(model=model, attention_backend=backend)
     alone = steps(llm, "off")

@@ -167,6 +167,21 @@ def test_auto_is_resolved_by_schema_and_tolerance(caplog):
     )
 
 
+def test_auto_is_the_default_once_the_model_is_measured():
+    llm = LLM(small_model(), kv_memory="64MiB")
+    assert str(llm.policy_for(PROMPT)) == "modular"
+    fingerprint = llm.client.model.measured_as(None)
+    Measurements.of(fingerprint).keep(None, [row("primed", 0.01), row("isolated", 1.0)])
+    llm = LLM(small_model(), kv_memory="64MiB")
+    llm.add_schema(SCHEMA)
+    assert [str(llm.policy_for(prompt)) for prompt in (PROMPT, "Plain text.")] == ["primed", "exact"]
+    assert str(llm.policy_for(PROMPT, "isolated")) == "isolated"
+    (output,) = llm.generate(PROMPT, SamplingParams(max_tokens=1))
+    assert (output.reuse, output.usage.primed_tokens > 0) == ("primed", True)
+    fixed = LLM(small_model(), kv_memory="64MiB", reuse="modular")
+    assert str(fixed.policy_for(PROMPT)) == "modular"
+
+
 def test_a_private_schema_is_its_own_measurement():
     Measurements.of(small_model().fingerprint).keep(OTHER, [row("modular", 0.01)])
     llm = LLM(small_model(), kv_memory="64MiB", reuse="auto")

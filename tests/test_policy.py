@@ -52,9 +52,10 @@ def test_modular_is_the_most_exact_form_there_is():
     assert not off.reads_promoted
     assert off.anchored
     assert off.without_recompute() == fixed
-    assert [ReusePolicy.parse(word).modular for word in REUSE] == [False, False, True, True]
-    assert [ReusePolicy.parse(word).reads_nothing for word in REUSE] == [True, False, False, False]
-    assert [ReusePolicy.parse(word).anchored for word in REUSE] == [False, False, False, True]
+    assert [ReusePolicy.parse(word).modular for word in REUSE] == [False, False, True, True, True]
+    assert [ReusePolicy.parse(word).reads_nothing for word in REUSE] == [True, False, False, False, False]
+    assert [ReusePolicy.parse(word).anchored for word in REUSE] == [False, False, False, True, True]
+    assert [ReusePolicy.parse(word).primed for word in REUSE] == [False, False, False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_a_misspelt_policy_is_refused_with_the_nearest_one(word, near):
 
 @pytest.mark.parametrize("word", ["", None, 3, ["off"]])
 def test_a_value_that_is_no_policy_is_refused(word):
-    with raises("policy.unknown", PolicyError, names="off, exact, isolated, anchored, modular, auto"):
+    with raises("policy.unknown", PolicyError, names="off, exact, isolated, anchored, primed, modular, auto"):
         ReusePolicy.parse(word)
     with raises("policy.bad_positions", PolicyError, field="positions", names="schema, packed"):
         ReusePolicy.parse("off", word if word is not None else "")
@@ -91,8 +92,8 @@ def test_the_least_of_several_is_within_them_all(words):
 
 
 def test_positions_are_the_best_that_a_model_allows():
-    assert [ReusePolicy.parse(word).settled(None).positions for word in REUSE] == ["packed"] * 4
-    assert [ReusePolicy.parse(word).settled("it turns").positions for word in REUSE] == ["packed"] * 2 + ["schema"] * 2
+    assert [ReusePolicy.parse(word).settled(None).positions for word in REUSE] == ["packed"] * 5
+    assert [ReusePolicy.parse(word).settled("it turns").positions for word in REUSE] == ["packed"] * 2 + ["schema"] * 3
     assert ReusePolicy.parse("off", "packed").settled("it turns").packed
     with raises("policy.unsupported", PolicyError, field="positions"):
         ReusePolicy.parse("isolated", "packed").settled("it turns")
@@ -505,3 +506,17 @@ def test_schemas_are_encoded_ahead_for_what_their_prompts_get():
     modular, auto = BEST, ReusePolicy.parse("auto")
     assert ReusePolicy.ahead(None, modular) == ReusePolicy.ahead(ReusePolicy.parse("exact"), modular) == BEST
     assert ReusePolicy.ahead(auto, modular) == ReusePolicy.ahead(None, auto) == auto
+
+
+def test_an_equal_value_of_another_type_is_checked_again():
+    assert PolicyFields("modular", promote=False).policy() == PolicyFields("modular", promote=False).policy()
+    with raises("policy.bad_promote", PolicyError):
+        PolicyFields("modular", promote=0).policy()
+    with raises("policy.unknown", PolicyError):
+        PolicyFields(["modular"]).policy()  # a value without a hash
+
+
+def test_every_use_of_a_deprecated_key_warns():
+    for _ in range(2):
+        with pytest.warns(DeprecationWarning, match="is deprecated"):
+            assert PolicyFields("modular+linked:3").policy() == PolicyFields("modular", "linked:3").policy()

@@ -288,7 +288,7 @@ def test_a_pin_takes_the_place_of_the_one_before_and_a_refused_one_changes_nothi
     for asked in ({"max_bytes": 1}, {"max_bytes": whole - 1, "modules": ()}):
         with pytest.raises(PinError):
             llm.pin("s", **asked)
-        assert (llm.stats().pinned_bytes, llm.schemas.has_pinned("s", "", "")) == (whole, True)
+        assert (llm.stats().pinned_bytes, llm.schemas.has_pinned("s")) == (whole, True)
     part = llm.pin("s", modules=["a"], max_bytes=whole)
     assert part == llm.stats().pinned_bytes < whole
     other = llm.pin("s", modules=["b"], max_bytes=whole - 1)
@@ -324,7 +324,7 @@ def test_a_pin_that_is_given_up_leaves_nothing_pinned_that_nobody_can_let_go():
 def test_what_is_pinned_is_shown_though_it_is_nowhere_yet():
     llm = make("off")
     llm.add_schema(SCHEMA, encode=False)
-    segments = llm.segments_of("s", (), None, None, "", None)
+    segments = llm.segments_of("s", (), None, None)
     assert set(llm.client.look(segments, "me").result()) == {None}
     llm.client.pin(segments, "me", BY_KEY).result()
     assert [(one.pinned, one.tiers) for one in llm.client.look(segments, "me").result()] == [(True, ())] * 3
@@ -340,14 +340,14 @@ def test_what_is_evicted_is_pinned_no_more():
     whole = llm.pin("s")
     llm.evict("s", modules=["a"])
     assert 0 < llm.stats().pinned_bytes < whole
-    assert not llm.schemas.has_pinned("s", "", ""), "the rest of it alone is"
+    assert not llm.schemas.has_pinned("s"), "the rest of it alone is"
     assert llm.unpin("s")
     assert llm.stats().pinned_bytes == 0
     assert llm.pin("s") == whole
-    assert llm.schemas.has_pinned("s", "", "")
+    assert llm.schemas.has_pinned("s")
     llm.evict("s")
     assert llm.stats().pinned_bytes == 0
-    assert not llm.schemas.has_pinned("s", "", "")
+    assert not llm.schemas.has_pinned("s")
     assert not llm.unpin("s")
     llm.shutdown()
 

@@ -71,7 +71,7 @@ def store(tmp_path) -> Path:
     return tmp_path / "store"
 
 
-@pytest.mark.parametrize("model", ["llama", "gpt2"])
+@pytest.mark.parametrize("model", ["gemma4_text", "gpt2", "llama"])
 def test_a_restarted_process_computes_no_module(tmp_path, model):
     first, before = restarted(tmp_path, model=model)
     second, after = restarted(tmp_path, model=model)

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from inlay import strict_json
-from inlay.strict_json import Fault, JSONError, read_json
+from inlay.strict_json import JSONError, JsonFault, read_json
 
 MOST = 8
 structure = st.text(alphabet='[]{}",:\\1na \n', max_size=60)
@@ -59,7 +59,7 @@ def test_nothing_too_deep_reaches_the_parser(text: str, most: int) -> None:
     if depth_of(text) > most:
         with pytest.raises(JSONError) as caught:
             read_json(text.encode(), max_depth=most)
-        assert caught.value.fault is Fault.DEPTH
+        assert caught.value.fault is JsonFault.DEPTH
         return
     with suppress(JSONError):
         assert read_json(text.encode(), max_depth=most) == json.loads(text)
@@ -86,7 +86,7 @@ def test_halves_of_characters_are_found_where_they_stand(escapes: str, before: s
     except UnicodeEncodeError:
         with pytest.raises(JSONError) as caught:
             read_json(data)
-        assert caught.value.fault is Fault.HALF
+        assert caught.value.fault is JsonFault.HALF
         assert data.decode()[caught.value.index :].startswith(caught.value.detail)
     else:
         assert read_json(data) == value
@@ -95,18 +95,18 @@ def test_halves_of_characters_are_found_where_they_stand(escapes: str, before: s
 @pytest.mark.parametrize(
     ("data", "fault", "detail", "line", "column"),
     [
-        (b'{\n"a" 1}', Fault.SYNTAX, "Expecting ':' delimiter", 2, 5),
-        (b"", Fault.SYNTAX, "Expecting value", 1, 1),
-        (b'{"a": NaN}', Fault.CONSTANT, "NaN", None, None),
-        (b'{"a": [-Infinity]}', Fault.CONSTANT, "-Infinity", None, None),
-        (b"[" + b"9" * 100_000 + b"]", Fault.NUMBER, "", None, None),
-        (b'{"n": {"x": 1, "y": 2, "x": 1}}', Fault.TWICE, "x", None, None),
-        ('["é",\n "\\ud83d"]'.encode(), Fault.HALF, "\\ud83d", 2, 3),
-        (b'{"a": ' * 9 + b"1" + b"}" * 9, Fault.DEPTH, "", None, None),
-        (b"[" + b"[]," * 100 + b"1]", Fault.SIZE, "", None, None),
+        (b'{\n"a" 1}', JsonFault.SYNTAX, "Expecting ':' delimiter", 2, 5),
+        (b"", JsonFault.SYNTAX, "Expecting value", 1, 1),
+        (b'{"a": NaN}', JsonFault.CONSTANT, "NaN", None, None),
+        (b'{"a": [-Infinity]}', JsonFault.CONSTANT, "-Infinity", None, None),
+        (b"[" + b"9" * 100_000 + b"]", JsonFault.NUMBER, "", None, None),
+        (b'{"n": {"x": 1, "y": 2, "x": 1}}', JsonFault.TWICE, "x", None, None),
+        ('["é",\n "\\ud83d"]'.encode(), JsonFault.HALF, "\\ud83d", 2, 3),
+        (b'{"a": ' * 9 + b"1" + b"}" * 9, JsonFault.DEPTH, "", None, None),
+        (b"[" + b"[]," * 100 + b"1]", JsonFault.SIZE, "", None, None),
     ],
 )
-def test_what_is_wrong(data: bytes, fault: Fault, detail: str, line: int | None, column: int | None) -> None:
+def test_what_is_wrong(data: bytes, fault: JsonFault, detail: str, line: int | None, column: int | None) -> None:
     with pytest.raises(JSONError) as caught:
         read_json(data, max_depth=MOST, max_containers=100)
     error = caught.value
@@ -116,13 +116,13 @@ def test_what_is_wrong(data: bytes, fault: Fault, detail: str, line: int | None,
 def test_bytes_that_are_not_utf8() -> None:
     with pytest.raises(JSONError) as caught:
         read_json(b'{"a": "\xff"}')
-    assert (caught.value.fault, caught.value.index) == (Fault.ENCODING, 7)
+    assert (caught.value.fault, caught.value.index) == (JsonFault.ENCODING, 7)
 
 
 def test_deeper_than_python_can_parse() -> None:
     with pytest.raises(JSONError) as caught:
         read_json(b"[" * 100_000 + b"]" * 100_000)
-    assert caught.value.fault is Fault.DEPTH
+    assert caught.value.fault is JsonFault.DEPTH
 
 
 def test_brackets_in_texts_count_for_nothing() -> None:

@@ -1,4 +1,4 @@
-"""docs/tutorial.md works: the test writes its files, runs its commands, and compares their output.
+"""docs/tutorial/first-schema.md works: the test writes its files, runs its commands, and compares their output.
 
 Answers, times and counts of tokens depend on the model in the package and are left out of the comparison.
 """
@@ -18,7 +18,7 @@ from tests.pages import DOCS, blocks
 
 pytestmark = pytest.mark.long
 
-BLOCKS = blocks(DOCS / "tutorial.md")
+BLOCKS = blocks(DOCS / "tutorial/first-schema.md")
 TABLE = "reuse, positions"
 
 

@@ -10,17 +10,17 @@ import tempfile
 from pathlib import Path
 
 from inlay import AsyncLLM, Schema
-from inlay.batch import Counts, Job, run_batch
+from inlay.batch import BatchCounts, BatchJob, run_batch
 
 HERE = Path(__file__).parent
 
 
 def main() -> None:
     schema = Schema.from_file(HERE.parent / "records" / "records.xml")
-    counts = Counts()
+    counts = BatchCounts()
     with tempfile.TemporaryDirectory() as folder:
         answers = Path(folder) / "answers.jsonl"
-        job = Job(input=HERE / "requests.jsonl", output=answers, names=["demo"], schemas=[schema])
+        job = BatchJob(input=HERE / "requests.jsonl", output=answers, names=["demo"], schemas=[schema])
         run_batch(job, lambda: AsyncLLM("demo", kv_memory="64MiB"), lambda stage, done, total: None, counts)
         for row in map(json.loads, answers.read_text().splitlines()):
             show(row["custom_id"], row["response"]["body"])

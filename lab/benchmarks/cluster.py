@@ -33,7 +33,7 @@ from cluster_faults import faults
 from cluster_traffic import GREEDY, Question, question_over, questions, replicas, run_at
 
 from inlay import LLM, SamplingParams
-from inlay.client.engine_client import Prepared
+from inlay.client.engine import Prepared
 from inlay.cluster.pieces import Wanted, wanted_by
 from inlay.prompt.request import EngineRequest
 from inlay_lab.bench.deployed import Deployed

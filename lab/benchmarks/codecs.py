@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from inlay import LLM, SamplingParams
-from inlay.attention.quantization import dequantize, quantize
 from inlay.attention.rope import Rotary
-from inlay.check.divergence import divergence
+from inlay.attention.storage import dequantize, quantize
+from inlay.check.run import divergence
 from inlay.kv.offload.codecs import CODECS
 from inlay.kv.offload.codecs.codec import from_floats, to_floats
 from inlay.kv.segment import Segment
@@ -104,7 +104,7 @@ def score_errors(llm: LLM, rounds: list[Round]) -> dict[str, float]:
                     ):
                         errors.setdefault(name, []).append(_score_error(query, key, found))
     runner.backend = caught.backend
-    llm.client.reset_prefix_cache().result()
+    llm.reset_prefix_cache()
     return {name: statistics.fmean(values) for name, values in errors.items()}
 
 
@@ -169,7 +169,7 @@ def answers(way: Way, llm: LLM, rounds: list[Round], said: list[Any]) -> Iterato
             llm.client.pump()
             time.sleep(0.001)
         if way.store:
-            llm.client.reset_prefix_cache().result()
+            llm.reset_prefix_cache()
         if way.change is not None:
             way.change(llm)
         prompts = [each.prompt(case) for case in each.cases]
@@ -179,7 +179,7 @@ def answers(way: Way, llm: LLM, rounds: list[Round], said: list[Any]) -> Iterato
         found = llm.distributions(prompts, tokens)
         for case, output, reference, other in zip(each.cases, outputs, expected, found, strict=True):
             yield output.outputs[0].text.strip() == case.answer, divergence(reference, other)
-        llm.client.reset_prefix_cache().result()
+        llm.reset_prefix_cache()
 
 
 def references(llm: LLM, rounds: list[Round]) -> list[Any]:
@@ -191,7 +191,7 @@ def references(llm: LLM, rounds: list[Round]) -> list[Any]:
         outputs = llm.generate(prompts, GREEDY, reuse="off", positions="packed")
         tokens = [output.outputs[0].token_ids for output in outputs]
         said.append((tokens, llm.distributions(prompts, tokens, reuse="off", positions="packed")))
-        llm.client.reset_prefix_cache().result()
+        llm.reset_prefix_cache()
     return said
 
 

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from inlay.authoring.extract import Corpus, LoggedPrompt, LoggedTurn, Settings
+from inlay.authoring.extract import Corpus, ExtractionSettings, LoggedPrompt, LoggedTurn
 from inlay.authoring.extract.find import Found, find
 
 _DOCUMENT_WORDS = (100, 800)
@@ -47,7 +47,7 @@ class Planted:
 
 def main() -> None:
     arguments = _arguments()
-    settings = Settings(min_prompts=arguments.min_prompts, min_tokens=arguments.min_tokens)
+    settings = ExtractionSettings(min_prompts=arguments.min_prompts, min_tokens=arguments.min_tokens)
     planted = Planted([], [])
     started = time.perf_counter()
     prompts = list(_prompts(arguments, planted))
@@ -119,7 +119,7 @@ def _prompts(arguments: argparse.Namespace, planted: Planted) -> Iterator[Logged
         yield LoggedPrompt(number + 1, (LoggedTurn(None, "".join(parts)),))
 
 
-def _count(corpus: Corpus, found: Found, settings: Settings, model: str) -> float:
+def _count(corpus: Corpus, found: Found, settings: ExtractionSettings, model: str) -> float:
     """Seconds for modules, tokens and savings, without the time to load the tokenizer."""
     from inlay.authoring.extract.choose import choose
     from inlay.authoring.extract.proposal import propose

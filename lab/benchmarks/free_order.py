@@ -90,7 +90,7 @@ def counting(model: str, questions: int) -> dict[str, Any]:
             for name, output in answers.items():
                 right[name] += output.outputs[0].text.strip() == case.answer
             asked += 1
-        llm.client.reset_prefix_cache().result()
+        llm.reset_prefix_cache()
     return {"questions": asked, "moved": moved, **{name: round(count / asked, 3) for name, count in right.items()}}
 
 

@@ -34,7 +34,7 @@ from inlay.engine.scheduler import Scheduler
 from inlay.models.families import describe
 from inlay.models.load import LoadedModel, fingerprint
 from inlay.models.random import bytes_tokenizer
-from inlay.sampling.sampler import Choice
+from inlay.sampling.sampler import PendingTokens
 from inlay.slots import SlotRange
 
 CASES = {
@@ -48,7 +48,7 @@ TIMED: tuple[tuple[Any, str, str], ...] = (
     (forward, "advance", "plan"),
     (Runner, "run", "forward"),
     (core, "begin", "sample"),
-    (Choice, "wait", "sample"),
+    (PendingTokens, "wait", "sample"),
     (Request, "accept", "accept"),
 )
 
@@ -93,9 +93,9 @@ def steps_of(changes: dict[str, Any], requests: int, steps: int) -> dict[str, fl
     llm = LLM(next_to_nothing(), max_num_seqs=requests, max_num_batched_tokens=8192, kv_memory=2**28, seed=0)
     params = SamplingParams(max_tokens=steps + 40, ignore_eos=True, **changes)
     each: list[dict[str, float]] = []
-    step = core.Engine.step
+    step = core.EngineCore.step
 
-    def whole(engine: core.Engine, **named: Any) -> Any:
+    def whole(engine: core.EngineCore, **named: Any) -> Any:
         clock.spent.clear()
         began = time.thread_time()
         ended = step(engine, **named)
@@ -105,7 +105,7 @@ def steps_of(changes: dict[str, Any], requests: int, steps: int) -> dict[str, fl
     with ExitStack() as patched:
         for owner, method, part in TIMED:
             patched.enter_context(patch.object(owner, method, clock.timed(part, getattr(owner, method))))
-        patched.enter_context(patch.object(core.Engine, "step", whole))
+        patched.enter_context(patch.object(core.EngineCore, "step", whole))
         llm.generate([f"prompt number {n}" for n in range(requests)], params, use_tqdm=False)
     full = [one for one in each[10:] if one["decoding"] == requests][:steps]
     found = {part: 1000 * median(one.get(part, 0.0) for one in full) for part in (*PARTS, "whole")}

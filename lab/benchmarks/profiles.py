@@ -45,7 +45,7 @@ def measure(llm: LLM, asked: argparse.Namespace) -> tuple[dict[int, tuple[float,
         permuted=True,
     ):
         llm.add_schema(each.schema(), replace=True, reuse="modular", positions="packed")
-        llm.client.finish_profiles()
+        llm.local.finish_profiles()
         for case in each.cases:
             request = llm.processor.process(each.prompt(case), SamplingParams(max_tokens=1), policy)
             composed, true = compose(request), true_moves(engine, request)
@@ -63,7 +63,7 @@ def measure(llm: LLM, asked: argparse.Namespace) -> tuple[dict[int, tuple[float,
                 for exponent in EXPONENTS:
                     chosen = np.argsort(-(by_profile * unseen**exponent))[:count].tolist()
                     found[exponent, share].append(len(most.intersection(chosen)) / count)
-        llm.client.reset_prefix_cache().result()
+        llm.reset_prefix_cache()
     means = {number: (fmean(true for true, _ in all_), fmean(own for _, own in all_)) for number, all_ in moves.items()}
     return means, {f"{exponent}": [fmean(found[exponent, share]) for share in SHARES] for exponent in EXPONENTS}
 

@@ -45,10 +45,13 @@ class EngineConfig:
     reuse, recompute, promote, across_adapters: the default reuse policy, see PolicyFields. None for
         ``policy.default_policy``.
     tolerance: for "auto" without one. It is the largest divergence from full prefill in nats per token. A text like
-        "answers:0.98" is the least share of equal answers (docs/check.md).
+        "answers:0.98" is the least share of equal answers (docs/guides/check-prompts.md).
     positions: the default position policy. None for "packed" if the model allows shifts, else "schema".
     kv_memory: the size of the KV pool, in bytes or like "4GiB". None for a quarter of the free memory, at most 4 GiB.
         On a GPU, None takes nine tenths of the memory that the weights leave.
+    state_memory: for models with recurrent layers, the part of ``kv_memory`` for their states, in bytes or like "1GiB".
+        It holds the states of running requests and the stored ones. None for half, at most 1,024 states. Other models
+        have no states and refuse it.
     host_memory: the size of the host tier, in bytes or like "16GiB". It holds modules that do not fit in a GPU's pool.
         0 for none. None for 4 GiB, at most a quarter of the host's free memory. A pool in host memory ignores it.
     kv_cache_dtype: the type of stored keys and values. "auto" for the model's dtype; "int8" or "fp8" (GPU) for one
@@ -62,7 +65,7 @@ class EngineConfig:
         The engine measures how many prompt tokens fit, 32 at least. None for no target.
     eviction: the order of eviction in a full pool or store, one of "hybrid", "lru", "lru2", "lfu" and "cost".
         "hybrid" evicts request text first (least recently used), then modules (least frequently used). See
-        docs/store.md.
+        docs/guides/cache-tiers.md.
     device: the device of the model, the pool and the attention: "cpu", "cuda", "cuda:1" or "auto". "auto" keeps
         the device of a loaded model. A model that is given by name goes to a GPU if there is one.
     attention_backend: "triton" (GPUs), "cpu" (the compiled kernel), "torch" or "reference". "auto" takes the first
@@ -78,7 +81,7 @@ class EngineConfig:
         ``modular`` that are requested again and encoded exactly in idle time. 0 for none.
     pin_memory: the share of the pool, 0 to 1, that all pins together may take. See ``LLM.pin``.
     shadow: the share of answers from approximate reuse, 0 to 1, that are recomputed in full in idle time. 0 for none
-        (docs/reuse.md).
+        (docs/guides/reuse-policies.md).
     shadow_threshold: the largest divergence from full prefill of answers to a schema, in nats per token. Above it,
         its requests get a safer policy. None for no limit.
     generation_config: "auto" takes sampling defaults from the model's generation configuration. "off" takes those of
@@ -105,6 +108,7 @@ class EngineConfig:
     tolerance: float | str = str(DEFAULT)
     positions: str | None = None
     kv_memory: int | str | None = None
+    state_memory: int | str | None = None
     host_memory: int | str | None = None
     kv_cache_dtype: str = "auto"
     chunk_size: int = 64
@@ -173,6 +177,7 @@ class EngineConfig:
                 code="parameter.conflict",
             )
         self.kv_bytes()
+        self.state_bytes()
         self.host_bytes()
         self.store_folder()
         parse_bytes("store_bytes", self.store_bytes)
@@ -242,6 +247,10 @@ class EngineConfig:
         if on_device is not None:
             return max(on_device - scratch, 0) * 9 // 10
         return int(min(4 * 2**30, max(psutil.virtual_memory().available - scratch, 0) // 4))
+
+    def state_bytes(self) -> int | None:
+        """Return the bytes for the states of recurrent layers; None for the default."""
+        return None if self.state_memory is None else parse_bytes("state_memory", self.state_memory)
 
     def host_bytes(self) -> int:
         """Return the size of the host tier below a device's pool, in bytes; 0 for none."""

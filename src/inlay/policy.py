@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any
 
 from inlay.errors import PolicyError
@@ -18,22 +19,26 @@ from inlay.wording import SHOWN, clip, show
 #: Levels of approximation, from none to all: no reuse, exact prefixes, modules.
 LEVELS = ("off", "exact", "modular")
 
-#: What a module sees when it is encoded: itself alone, or also the always-present text before it (prompt/contexts.py).
-CONTEXTS = ("isolated", "anchored")
+#: What a module sees when it is encoded: itself alone, also the always-present text before it, or between the two a
+#: sample text (prompt/contexts.py).
+CONTEXTS = ("isolated", "anchored", "primed")
 
 #: Where modules stand: at their schema's positions, or one right behind the other.
 POSITIONS = ("schema", "packed")
 
-#: Level and context of each word. A missing module is encoded anchored under ``modular`` (docs/quality.md).
+#: Level and context of each word. A missing module is encoded anchored under ``modular`` (docs/guides/which-policy.md).
 _WORDS: dict[str, tuple[str, str | None]] = {
     "off": ("off", None),
     "exact": ("exact", None),
     "isolated": ("modular", "isolated"),
     "anchored": ("modular", "anchored"),
+    "primed": ("modular", "primed"),
     "modular": ("modular", "anchored"),
 }
 _BEST, _AUTO = "modular", "auto"
 _ACROSS, _NOT_PROMOTED = "across", "healing:off"  # parts of a policy's key
+_NOT_GIVEN = (None,) * 5  # of the fields
+_PARSED = 256  # parsed policies that are remembered
 
 #: The values of ``reuse`` without ``auto``.
 WORDS = tuple(_WORDS)
@@ -52,7 +57,7 @@ CEILINGS = ("off", "exact", _AUTO, "modular")
 #: Recomputes all tokens of a module, of any length.
 WHOLE = Recompute("linked", 2**31 - 1)
 
-#: The recomputation for a policy with too large a divergence from full prefill (docs/quality.md).
+#: The recomputation for a policy with too large a divergence from full prefill (docs/guides/reuse-policies.md).
 _SAFER = Recompute("profiled", 0.15)
 
 #: Set after the first deprecated policy of this process was logged.
@@ -116,10 +121,23 @@ class PolicyFields:
         Raises:
             PolicyError: for a wrong value, or for fields that exclude each other.
         """
-        if self.reuse is None and not self.given:
+        given = (self.reuse, self.recompute, self.promote, self.across_adapters, self.tolerance)
+        if given == _NOT_GIVEN:
             return None
+        try:
+            policy, told = _parsed(*given, positions, options)
+        except TypeError:  # a value without a hash
+            policy, told = _parsed.__wrapped__(*given, positions, options)
+        if told is not None and deprecated is None:
+            warnings.warn(told, DeprecationWarning, stacklevel=3)
+        elif told is not None and deprecated is not None:
+            deprecated(told)
+        return policy
+
+    def _parse(self, positions: object, options: bool) -> tuple[ReusePolicy, str | None]:
+        """Return the policy, and a sentence if ``reuse`` holds a deprecated key. Arguments and errors of ``policy``."""
         if isinstance(self.reuse, ReusePolicy) and not self.given:
-            return self.reuse if positions is None else replace(self.reuse, positions=check_positions(positions))
+            return self.reuse if positions is None else replace(self.reuse, positions=check_positions(positions)), None
         key = str(self.reuse) if isinstance(self.reuse, ReusePolicy) else self.reuse
         found = replace(self, reuse=_BEST) if key is None else _fields_of(key, options)
         typed = {name: _typed("reuse", key, options) for name in found.given}  # where an error lies
@@ -132,13 +150,9 @@ class PolicyFields:
         glued = found if key is not None and found.given else None
         found = replace(found, **{name: getattr(self, name) for name in self.given})
         policy = replace(_policy(found, typed, options), positions=check_positions(positions))
-        if glued is not None and not isinstance(self.reuse, ReusePolicy):
-            told = f"{_typed('reuse', key, options)} is deprecated. Write {glued.written(options)}."
-            if deprecated is None:
-                warnings.warn(told, DeprecationWarning, stacklevel=3)
-            else:
-                deprecated(told)
-        return policy
+        if glued is None or isinstance(self.reuse, ReusePolicy):
+            return policy, None
+        return policy, f"{_typed('reuse', key, options)} is deprecated. Write {glued.written(options)}."
 
     def written(self, options: bool = False) -> str:
         """Return the given fields as a user writes them."""
@@ -192,9 +206,10 @@ class ReusePolicy:
     @classmethod
     def parse(cls, key: object, positions: object = None) -> ReusePolicy:
         """Return the policy of a key. Raises PolicyError."""
-        found = _fields_of(key)
-        typed = {name: _typed("reuse", key) for name in found.given}
-        return replace(_policy(found, typed), positions=check_positions(positions))
+        try:
+            return _parsed_key(key, positions)
+        except TypeError:  # a value without a hash
+            return _parsed_key.__wrapped__(key, positions)
 
     @classmethod
     def named(cls, key: str) -> ReusePolicy | None:
@@ -262,7 +277,12 @@ class ReusePolicy:
     @property
     def anchored(self) -> bool:
         """True if a module is encoded behind the always-present text before it."""
-        return self.context == "anchored"
+        return self.context in ("anchored", "primed")
+
+    @property
+    def primed(self) -> bool:
+        """True if a module is encoded behind a sample text as well (prompt/primer.py)."""
+        return self.context == "primed"
 
     @property
     def reads_promoted(self) -> bool:
@@ -365,20 +385,23 @@ class ReusePolicy:
             return self
         return replace(self, positions="schema" if self.modular and why_not_shift is not None else "packed")
 
-    def check_shared(self, why_unshared: str | None) -> ReusePolicy:
+    def check_allowed(self, highest: str | None, why: str | None) -> ReusePolicy:
         """Return this settled policy.
 
         Args:
-            why_unshared: the reason why the model's KV cannot be reused, or None.
+            highest: the highest policy that the model allows, "off" or "exact". None for all policies.
+            why: the reason why it allows no more.
 
         Raises:
-            PolicyError: if the policy reads KV or leaves gaps, and the model cannot.
+            PolicyError: if the policy reads more than the model allows, or leaves gaps.
         """
-        if why_unshared is not None and not self.reads_nothing:
-            message = f"reuse is '{self}', and {why_unshared}; leave reuse out, or give 'off'"
+        if highest is None:
+            return self
+        if self._rank > LEVELS.index(highest):
+            message = f"reuse is '{self}', and {why}; leave reuse out, or give '{highest}'"
             raise PolicyError(message, field="reuse", code="policy.unsupported")
-        if why_unshared is not None and not self.packed:
-            message = f"positions is '{self.positions}', and {why_unshared}; leave positions out"
+        if not self.packed:
+            message = f"positions is '{self.positions}', and {why}; leave positions out"
             raise PolicyError(message, field="positions", code="policy.unsupported")
         return self
 
@@ -427,6 +450,27 @@ def check_schema_fields(given: Iterable[str], where: str) -> None:
             message = f"{name} has no effect on {where}. Give {name} with each request; leave it out here."
             raise PolicyError(message, field=name, code="policy.not_for_schemas")
         raise TypeError(f"{where} got an unexpected keyword argument '{name}'")
+
+
+# Typed caches, because ``promote=1`` is an error and ``promote=True`` is none.
+@lru_cache(maxsize=_PARSED, typed=True)
+def _parsed(
+    reuse: str | ReusePolicy | None,
+    recompute: str | None,
+    promote: bool | None,
+    across_adapters: bool | None,
+    tolerance: float | str | None,
+    positions: object,
+    options: bool,
+) -> tuple[ReusePolicy, str | None]:
+    return PolicyFields(reuse, recompute, promote, across_adapters, tolerance)._parse(positions, options)
+
+
+@lru_cache(maxsize=_PARSED, typed=True)
+def _parsed_key(key: object, positions: object) -> ReusePolicy:
+    found = _fields_of(key)
+    typed = {name: _typed("reuse", key) for name in found.given}
+    return replace(_policy(found, typed), positions=check_positions(positions))
 
 
 def _typed(name: str, value: object, options: bool = False) -> str:
@@ -511,15 +555,19 @@ def _policy(given: PolicyFields, typed: dict[str, str], options: bool = False) -
 BEST = ReusePolicy.parse("modular")
 EXACT = ReusePolicy.parse("exact")
 OFF = ReusePolicy.parse("off")
+AUTO = ReusePolicy.parse(_AUTO)
 
 
-def default_policy(*, modules: bool, shared: bool = True) -> ReusePolicy:
-    """Return the policy of a request without one, on every frontend (docs/reuse.md).
+def default_policy(*, modules: bool, highest: str | None = None, measured: bool = False) -> ReusePolicy:
+    """Return the policy of a request without one, on every frontend (docs/guides/reuse-policies.md).
 
     Args:
         modules: True if the request has a schema, or marks parts of messages.
-        shared: False if the model's KV cannot be reused.
+        highest: the highest policy that the model allows, "off" or "exact". None for all policies.
+        measured: True if ``inlay check`` has measured the model. Then its result decides what modules are read.
     """
-    if not shared:
-        return OFF
-    return BEST if modules else EXACT
+    if highest is not None:
+        return ReusePolicy.parse(highest)
+    if not modules:
+        return EXACT
+    return AUTO if measured else BEST

@@ -38,7 +38,7 @@ _WHOLE = re.compile(
 _HALF = 6  # characters of an escape: \ud83d
 
 
-class Fault(Enum):
+class JsonFault(Enum):
     """Reasons to reject JSON."""
 
     ENCODING = "it is not UTF-8"
@@ -65,7 +65,7 @@ class JSONError(PortableError):
     """
 
     def __init__(
-        self, fault: Fault, detail: str = "", text: str = "", index: int | None = None, *, bound: int | None = None
+        self, fault: JsonFault, detail: str = "", text: str = "", index: int | None = None, *, bound: int | None = None
     ) -> None:
         super().__init__(f"{fault.value}: {detail}" if detail else fault.value)
         self.fault = fault
@@ -82,7 +82,7 @@ def unique(pairs: Pairs) -> dict[str, Any]:
     """Return an object of these keys and values. Raises JSONError for a repeated key."""
     made = dict(pairs)
     if len(made) < len(pairs):
-        raise JSONError(Fault.TWICE, repeated(pairs)[0])
+        raise JSONError(JsonFault.TWICE, repeated(pairs)[0])
     return made
 
 
@@ -96,7 +96,7 @@ def decode(data: bytes | bytearray) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise JSONError(Fault.ENCODING, index=error.start) from None
+        raise JSONError(JsonFault.ENCODING, index=error.start) from None
 
 
 def read_json(
@@ -133,11 +133,11 @@ def read_json(
             parse_float=_real if many else None,
         )
     except json.JSONDecodeError as error:
-        raise JSONError(Fault.SYNTAX, error.msg, text, error.pos) from None
+        raise JSONError(JsonFault.SYNTAX, error.msg, text, error.pos) from None
     except RecursionError:
-        raise JSONError(Fault.DEPTH) from None
+        raise JSONError(JsonFault.DEPTH) from None
     except ValueError:  # int() rejects long numbers
-        raise JSONError(Fault.NUMBER) from None
+        raise JSONError(JsonFault.NUMBER) from None
     if b"\\ud" in data or b"\\uD" in data:
         _check_characters(text)
     return value
@@ -180,22 +180,22 @@ def _check_structure(
     kept = kept[np.cumsum(kept == _QUOTE, dtype=np.uint8) & 1 == 0]
     steps = _STEPS[kept]
     for found, bound, fault in (
-        (steps > 0, max_containers, Fault.SIZE),
-        (kept == _COLON, max_fields, Fault.FIELDS),
-        (kept == _COMMA, max_values, Fault.VALUES),
+        (steps > 0, max_containers, JsonFault.SIZE),
+        (kept == _COLON, max_fields, JsonFault.FIELDS),
+        (kept == _COMMA, max_values, JsonFault.VALUES),
     ):
         if bound is not None and np.count_nonzero(found) > bound:
             raise JSONError(fault, bound=bound)
     if max_depth is not None and np.cumsum(steps, dtype=np.int32).max(initial=0) > max_depth:
-        raise JSONError(Fault.DEPTH, bound=max_depth)
+        raise JSONError(JsonFault.DEPTH, bound=max_depth)
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise JSONError(Fault.CONSTANT, name)
+    raise JSONError(JsonFault.CONSTANT, name)
 
 
 def _check_characters(text: str) -> None:
     """Reject lone surrogates in JSON that has been parsed. Backslashes occur only in strings there."""
     whole = _WHOLE.match(text)
     if whole is not None and whole.end() < len(text):
-        raise JSONError(Fault.HALF, text[whole.end() : whole.end() + _HALF], text, whole.end())
+        raise JSONError(JsonFault.HALF, text[whole.end() : whole.end() + _HALF], text, whole.end())

@@ -13,7 +13,7 @@ from inlay.errors import PolicyError
 from inlay.wording import show
 
 #: The default tolerance of ``auto``, in nats a token. Answers at this divergence equal those of full prefill
-#: (docs/check.md).
+#: (docs/guides/check-prompts.md).
 DEFAULT_KL = 0.05
 
 _RATE = "answers:"

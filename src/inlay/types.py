@@ -11,6 +11,32 @@ from inlay.wording import counted, html_table, show
 
 
 @dataclass(frozen=True, slots=True)
+class Scope:
+    """The owner of a request, and the adapter that answers it.
+
+    Args:
+        cache_salt: shares the request's cached text only with requests of the same salt. "" shares it with all.
+        tenant: tenants share passes, slots and the queue (docs/batching.md).
+        adapter: the name of the adapter. None for the model alone.
+        weight: the size of the tenant's share relative to others.
+    """
+
+    cache_salt: str = ""
+    tenant: str = ""
+    adapter: str | None = None
+    weight: float = 1.0
+
+    @property
+    def pin_owner(self) -> str:
+        """The owner of pins: the tenant under any salt, else the salt."""
+        return self.tenant or self.cache_salt
+
+
+#: The scope of a request without any: shared with all, answered by the model alone.
+EVERYONE = Scope()
+
+
+@dataclass(frozen=True, slots=True)
 class CompletionOutput:
     """One answer to a request, finished or so far.
 
@@ -27,7 +53,7 @@ class CompletionOutput:
     stop_reason: int | str | None = None
 
 
-#: Reasons why a module's KV was not stored; see docs/store.md.
+#: Reasons why a module's KV was not stored; see docs/guides/cache-tiers.md.
 MISS_REASONS = (
     "never seen",
     "evicted",
@@ -59,6 +85,7 @@ class Usage:
         anchored_tokens: module tokens encoded behind the always-present text.
         isolated_tokens: module tokens encoded alone.
         reanchored_tokens: anchored tokens encoded behind an earlier version of this prompt's system turn.
+        primed_tokens: anchored tokens encoded behind a sample text as well.
         promoted_tokens: exact tokens read in place of modules. ``modular`` found this prompt's prefix encoded exactly,
             in idle time or for an earlier request.
         shifted_tokens: cached tokens read at another offset, relative to their context, than at encoding.
@@ -75,6 +102,7 @@ class Usage:
         disk_tokens: cached tokens loaded from the store on disk for the request.
         shared_tokens: cached tokens loaded from the store that servers share.
         written_tokens: computed tokens whose KV is stored for later requests while there is room.
+        lasting_tokens: written tokens of parts with a lifetime of at least an hour.
         across_tokens: module tokens encoded without the request's adapter, if its policy allows that.
         misses: computed module tokens by the reason for the miss (MISS_REASONS).
     """
@@ -100,6 +128,8 @@ class Usage:
     isolated_tokens: int = 0
     promoted_tokens: int = 0
     reanchored_tokens: int = 0
+    primed_tokens: int = 0
+    lasting_tokens: int = 0
 
     def __post_init__(self) -> None:
         assert min(self.cached_tokens, self.computed_tokens, self.exact_tokens, self.module_tokens) >= 0, self
@@ -110,10 +140,10 @@ class Usage:
         assert 0 <= self.linked_tokens <= self.recomputed_tokens <= self.prompt_tokens, self
         assert min(self.selecting_tokens, self.host_tokens, self.disk_tokens, self.shared_tokens) >= 0, self
         assert self.host_tokens + self.disk_tokens + self.shared_tokens <= self.cached_tokens, self
-        assert 0 <= self.written_tokens <= self.computed_tokens, self
+        assert 0 <= self.lasting_tokens <= self.written_tokens <= self.computed_tokens, self
         assert 0 <= self.across_tokens <= self.module_tokens, self
         assert 0 <= self.promoted_tokens <= self.exact_tokens, self
-        assert 0 <= self.reanchored_tokens <= self.anchored_tokens, self
+        assert 0 <= self.reanchored_tokens + self.primed_tokens <= self.anchored_tokens, self
         assert self.scaffold_tokens + self.anchored_tokens + self.isolated_tokens <= self.module_tokens, self
 
 
@@ -210,7 +240,7 @@ class SegmentState:
 
 @dataclass(frozen=True, slots=True)
 class DivergenceStats:
-    """The divergence from full prefill of one schema's answers under one policy and salt; see docs/reuse.md.
+    """The divergence of one schema's answers under one policy and salt; see docs/guides/reuse-policies.md.
 
     Args:
         schema: its name. "" for messages in parts.
@@ -260,7 +290,7 @@ class DivergenceTotals:
 #: Histogram bounds of divergence, in nats a token.
 DIVERGENCE_BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 
-#: Reasons why a sampled answer was not compared; see docs/reuse.md.
+#: Reasons why a sampled answer was not compared; see docs/guides/reuse-policies.md.
 DROP_REASONS = ("busy", "gone", "no room", "failed")
 
 
@@ -294,12 +324,14 @@ class EngineStats:
         used_chunks: chunks with any content.
         held_chunks: chunks that running requests need. The contents of the others can be evicted.
         segments, stored_tokens: in the store.
+        states, state_slots: stored states of recurrent layers, and the slots for them and for running requests.
         steps, preemptions: since the start.
         busy: True if there is work, including encodings.
         profiled_tokens, profile_s: tokens and seconds of idle time spent on deviation profiles.
         promoted_tokens, promotion_s: tokens and seconds of idle time spent on promotion.
         pinned_bytes: of the pool.
         encoded_tokens: tokens of modules and of always-present text computed since the start.
+        rows_saved: tokens that passes did not compute in a layer that reads another's KV, summed over those layers.
         host_tokens, disk_tokens, shared_tokens: tokens loaded into the pool from each tier.
         unwritten_segments: segments that wait to be written.
         write_lag_s: how long the first of them has waited.
@@ -322,6 +354,7 @@ class EngineStats:
     promoted_tokens: int = 0
     promotion_s: float = 0.0
     encoded_tokens: int = 0
+    rows_saved: int = 0
     pinned_bytes: int = 0
     host_tokens: int = 0
     disk_tokens: int = 0
@@ -332,6 +365,8 @@ class EngineStats:
     disk: TierStats | None = None
     shared: TierStats | None = None
     shadow: ShadowStats | None = None
+    states: int = 0
+    state_slots: int = 0
 
 
 @dataclass(frozen=True, slots=True, repr=False)

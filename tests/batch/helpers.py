@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from inlay import AsyncLLM
-from inlay.batch import Counts, Job, Stage, run_batch
+from inlay.batch import BatchCounts, BatchJob, Stage, run_batch
 from inlay.models.load import LoadedModel
 
 from ..conftest import tiny
@@ -55,12 +55,12 @@ def run(
     llm: dict[str, Any] | None = None,
     names: Sequence[str] = ("tiny",),
     **job: Any,
-) -> Counts:
+) -> BatchCounts:
     """Run a batch in this process and return its counts."""
-    counts = Counts()
+    counts = BatchCounts()
     settings = {"kv_memory": "16MiB", "seed": 0, **(llm or {})}
     run_batch(
-        Job(input=source, output=target, names=names, **job),
+        BatchJob(input=source, output=target, names=names, **job),
         lambda: AsyncLLM(model or tiny("llama"), **settings),
         watch or (lambda stage, done, total: None),
         counts,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from inlay import ParameterError
 from inlay.api.failures import Failure
-from inlay.batch import Counts
+from inlay.batch import BatchCounts
 from inlay.batch.output import Output
 from inlay.batch.requests import Entry, Index
 from tests.raising import raises
@@ -30,9 +30,11 @@ def source(tmp_path: Path) -> Path:
 def quiet(stage, done: int, total: int) -> None: ...
 
 
-def fill(source: Path, target: Path, model: bytes = b"m", settings=SETTINGS, most: int = 9) -> tuple[list[int], Counts]:
+def fill(
+    source: Path, target: Path, model: bytes = b"m", settings=SETTINGS, most: int = 9
+) -> tuple[list[int], BatchCounts]:
     """Write what is missing; returns the lines that were, and the counts."""
-    counts = Counts()
+    counts = BatchCounts()
     with Index(source, quiet) as index, Output(target, index, settings, counts) as output:
         output.begin(model)
         missing = list(index.missing())[:most]
@@ -158,22 +160,22 @@ def test_paths_that_cannot_be_written(source: Path, tmp_path: Path):
 
 
 def test_nothing_is_left_where_nothing_began(source: Path, tmp_path: Path):
-    with Index(source, quiet) as index, Output(tmp_path / "out", index, SETTINGS, Counts()):
+    with Index(source, quiet) as index, Output(tmp_path / "out", index, SETTINGS, BatchCounts()):
         assert (tmp_path / "out.state").exists()
     assert {path.name for path in tmp_path.iterdir()} == {"in"}
 
 
 def test_one_process_at_a_time(source: Path, tmp_path: Path):
-    with Index(source, quiet) as index, Output(tmp_path / "out", index, SETTINGS, Counts()) as first:
+    with Index(source, quiet) as index, Output(tmp_path / "out", index, SETTINGS, BatchCounts()) as first:
         with raises("batch.output_in_use", ParameterError):
-            Output(tmp_path / "out", index, SETTINGS, Counts())
+            Output(tmp_path / "out", index, SETTINGS, BatchCounts())
         first.begin(b"m")
         first.answer(Entry(1, 0, 0, "a", None), {})
     assert fill(source, tmp_path / "out")[0] == [2, 3, 4]
 
 
 def test_a_full_disk(source: Path, tmp_path: Path, monkeypatch):
-    with Index(source, quiet) as index, Output(tmp_path / "out", index, SETTINGS, Counts()) as output:
+    with Index(source, quiet) as index, Output(tmp_path / "out", index, SETTINGS, BatchCounts()) as output:
         output.begin(b"m")
         output.answer(Entry(1, 0, 0, "a", None), {})
         with open("/dev/full", "wb", buffering=0) as full:
@@ -191,7 +193,7 @@ def test_requests_that_failed_are_retried_and_others_are_not(source: Path, tmp_p
     first, _, _, last = read(target)
     with (
         Index(source, quiet) as index,
-        Output(target, index, SETTINGS, counts := Counts(), retry_failed=True) as output,
+        Output(target, index, SETTINGS, counts := BatchCounts(), retry_failed=True) as output,
     ):
         output.begin(b"m")
         assert [entry.line for entry in index.missing()] == [2, 3]
@@ -206,5 +208,5 @@ def test_what_belongs_to_another_batch_is_not_retried(source: Path, tmp_path: Pa
     fill(source, target)
     before = target.read_bytes()
     with Index(source, quiet) as index, raises("batch.other_output", ParameterError):
-        Output(target, index, SETTINGS | {"seed": 1}, Counts(), retry_failed=True)
+        Output(target, index, SETTINGS | {"seed": 1}, BatchCounts(), retry_failed=True)
     assert target.read_bytes() == before

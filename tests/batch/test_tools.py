@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from inlay import ParameterError
-from inlay.batch import Job
+from inlay.batch import BatchJob
 from inlay.cli.main import main
 from tests.api.tool_templates import tool_model
 from tests.raising import raises
@@ -65,7 +65,7 @@ def test_what_is_not_for_batches_or_this_model(tmp_path: Path):
 
 def test_the_parser_may_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     with raises("parameter.invalid", ParameterError, names="'pythonic'"):
-        Job(input=tmp_path / "in", output=tmp_path / "out", names=["m"], tool_parser="pythonic")
+        BatchJob(input=tmp_path / "in", output=tmp_path / "out", names=["m"], tool_parser="pythonic")
     write(tmp_path / "in", [line("a", prompt="x")])
     command = ["batch", str(tmp_path / "in"), str(tmp_path / "out"), "--model", "random:tiny", "--tool-parser"]
     assert main([*command, "pythonic"]) == 2

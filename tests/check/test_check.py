@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from inlay import LLM, ParameterError, Prompt, SamplingParams, Schema
-from inlay.check.divergence import compare, divergence
 from inlay.check.prompts import KINDS, draw_batches, draw_prompts, pieces
-from inlay.check.run import AGAINST, QUICK, CheckSetting, check_model
+from inlay.check.run import AGAINST, QUICK, CheckSetting, check_model, compare, divergence
 from inlay.check.statistics import mean_bound, mean_interval
 from inlay.pml import resolve
 from inlay.policy import ReusePolicy
@@ -199,7 +198,8 @@ def test_of_random_weights_only_distributions_are_compared():
     [
         ({"against": ("auto",)}, "against names 'auto', which is what comes of this check"),
         ({"against": ("sometimes",)}, "reuse='sometimes' is not a reuse policy"),
-        ({"prompts": ()}, "there are prompts and no schema"),
+        ({"prompts": [Prompt.from_string('<prompt schema="x">a</prompt>')]}, "there are prompts and no schema"),
+        ({"prompts": [[{"role": "user", "content": "Who?"}]]}, "messages have no marked part"),
         ({"schema": TRIP, "prompts": ()}, "there are no prompts"),
         ({"schema": TRIP, "prompts": [Prompt.from_string('<prompt schema="x">a</prompt>')]}, "is of schema 'x'"),
     ],

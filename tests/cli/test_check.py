@@ -76,7 +76,9 @@ def test_the_table(model, capsys):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--prompts", "prompts.jsonl"), "--prompts needs --schema"),
+        (("--prompts", "prompts.jsonl"), "prompts.jsonl:1: is no chat request"),
+        (("--prompts", "unmarked.jsonl"), "unmarked.jsonl:1: no part is marked"),
+        (("--prompts", "no-role.jsonl"), "no-role.jsonl:1: is no chat request"),
         (("--tolerance", "much"), "--tolerance much is not a tolerance"),
         (("--against", "auto"), "against names 'auto'"),
         (("--against", "modulr"), "--against: reuse='modulr' is not a reuse policy. Did you mean reuse='modular'?"),
@@ -93,6 +95,8 @@ def test_what_is_wrong_is_told_before_a_model_is_loaded(arguments, told, capsys,
     (files / "empty.jsonl").write_text("\n")
     (files / "broken.jsonl").write_text(f"{WRITTEN[0]}\n{{\n")
     (files / "number.jsonl").write_text("3\n")
+    (files / "unmarked.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": "Where?"}]}))
+    (files / "no-role.jsonl").write_text(json.dumps({"messages": [{"content": "Where?"}]}))
     (files / "other.jsonl").write_text(json.dumps('<prompt schema="x">a</prompt>'))
     (files / "wrong.jsonl").write_text(json.dumps('<prompt schema="trip"><paris/></prompt>'))
     status, out, err = run(capsys, "check", "no-such-folder/no-such-model/at-all", *arguments)
@@ -109,6 +113,26 @@ def test_a_damaged_file_is_told_and_written_anew(model, capsys):
     assert (status, f"{path} is damaged and is ignored" in err) == (0, True)
     status, _, err = run(capsys, "check", model, *OWN, "--json")
     assert (status, "damaged" in err) == (0, False)
+
+
+def test_chat_requests_with_marks_are_compared_without_a_schema(model, capsys, files):
+    marked = {"cache_control": {"type": "ephemeral"}}
+    parts = [{"type": "text", "text": f"Town {town} lies by the sea. ", **marked} for town in ("Ayr", "Ely")]
+    messages = [{"role": "user", "content": [*parts, {"type": "text", "text": "Where?"}]}]
+    requests = [{"messages": messages}, {"body": {"messages": messages}}, messages]
+    (files / "chats.jsonl").write_text("".join(json.dumps(request) + "\n" for request in requests))
+    status, out, _ = run(
+        capsys, "check", model, "--prompts", "chats.jsonl", "--against", "exact,modular,primed", "--json"
+    )
+    assert status == 0
+    about, result = map(json.loads, out.splitlines())
+    assert about["kinds"] == {"messages": {"prompts": 3, "schemas": 1}}
+    rows = {row["policy"]: row for row in result["rows"]}
+    assert rows["exact"]["kl"] < 1e-5 < min(rows["modular"]["kl"], rows["primed"]["kl"])
+    assert (rows["modular"]["recomputed"], rows["primed"]["recomputed"]) == (0, 0)
+    assert rows["modular"]["kl"] != rows["primed"]["kl"]
+    kept = Measurements.of(bytes.fromhex(about["fingerprint"]))
+    assert [row.policy for row in kept.about(None)] == ["exact", "modular", "primed"]
 
 
 def test_prompts_that_there_was_no_time_for_are_told(model, capsys, files):

@@ -1,4 +1,4 @@
-"""The worked example in docs/extraction.md equals the output and files of the command."""
+"""The worked example in docs/guides/schema-from-a-log.md equals the output and files of the command."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from inlay.cli import main as command_line
 from inlay.cli.from_prompts import from_prompts
 
-PAGE = (Path(__file__).parents[2] / "docs" / "extraction.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/guides/schema-from-a-log.md").read_text(encoding="utf-8")
 
 
 def block(prefix: str) -> str:

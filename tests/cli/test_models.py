@@ -27,7 +27,10 @@ def test_all_families_as_json(capsys):
     assert rows["gemma2"]["windows"] == [4096]
     assert rows["gpt_oss"]["sinks"]
     assert rows["deepseek_v3"]["latent"]
+    assert "gemma3" in printed["by_their_text_models"]
     assert "states of fixed size" in printed["without_reuse"]["mamba"]
+    assert (rows["mamba"]["exact"], rows["mamba"]["modular"]) == (True, False)
+    assert "states of fixed size" in printed["without_reuse"]["rwkv"]
     assert "encoders" in printed["refused"]["bert"]
 
 
@@ -35,6 +38,7 @@ def test_all_families_as_a_table(capsys):
     assert main(["models"]) == 0
     printed = capsys.readouterr().out
     assert "deepseek_v3" in printed
+    assert "by their text models, without images and sound: gemma3, " in printed
     assert "they fold the text into states of fixed size" in printed
 
 
@@ -71,6 +75,15 @@ def test_a_model_that_is_served_without_reuse(capsys, tmp_path):
     assert main(["models", "show", str(tmp_path), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert (printed["family"], printed["exact"], printed["modular"]) == ("rwkv", False, False)
+
+
+def test_a_model_that_reuses_exact_prefixes_alone(capsys, tmp_path):
+    tiny_config("lfm2").save_pretrained(tmp_path)
+    assert main(["models", "show", str(tmp_path)]) == 0
+    assert "modules: no; their recurrent layers" in capsys.readouterr().out
+    assert main(["models", "show", str(tmp_path), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["family"], printed["exact"], printed["modular"]) == ("lfm2", True, False)
 
 
 def test_a_context_that_ends_where_frequencies_change(capsys, tmp_path):

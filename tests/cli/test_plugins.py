@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from inlay.cli import plugins
+from inlay.cli import main as plugins
 from inlay.cli.main import main
 
 

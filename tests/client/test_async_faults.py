@@ -14,7 +14,7 @@ import pytest
 from inlay import AbortedError, AsyncLLM, EngineDeadError, InlayError, ParameterError, SamplingParams, Schema
 from inlay.engine import core as engine_module
 from inlay.engine.allocation import SequenceAllocation
-from inlay.engine.core import Engine
+from inlay.engine.core import EngineCore
 from inlay.engine.kv_manager import KVCacheManager
 from inlay.engine.runner import Runner
 from inlay.engine.scheduler import Scheduler
@@ -127,7 +127,7 @@ def test_a_fault_at_admission_ends_the_request_concerned(monkeypatch):
 def test_a_fault_when_a_request_is_queued_ends_it_alone(monkeypatch, kind):
     async def ask() -> None:
         llm = engine()
-        once(monkeypatch, Engine, "add", kind("a fault"), with_words)
+        once(monkeypatch, EngineCore, "add", kind("a fault"), with_words)
         found = await outcomes(*(last(llm.generate(prompt, PARAMS)) for prompt in ("Hello", "broken", "Another")))
         assert type(found[1]) is RuntimeError
         assert "a fault" in str(found[1])
@@ -207,7 +207,7 @@ def test_when_the_thread_ends_all_hear_why_and_nobody_is_taken_in(monkeypatch):
             raise RuntimeError("a fault that goes on")
 
         def ends() -> None:
-            monkeypatch.setattr(Engine, "release", broken)
+            monkeypatch.setattr(EngineCore, "release", broken)
             monkeypatch.setattr(Scheduler, "step", broken)
 
         await asyncio.wrap_future(llm.client.call(ends))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from inlay import LLM, AbortedError, CapacityError, ParameterError, SamplingParams, Schema
-from inlay.client.engine_client import EngineClient, Prepared
+from inlay.client.engine import Prepared, SteppedEngine
 from inlay.client.local import InProcessClient
 from inlay.events import events_from_bytes, events_to_bytes
 from inlay.prompt.model_info import ModelInfo
@@ -26,8 +26,8 @@ SCHEMA = Schema.from_string(
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
-class Wire(EngineClient):
-    """A client whose requests and events are bytes on their way. Events of a step arrive behind the next one."""
+class Wire(SteppedEngine):
+    """An engine whose requests and events are bytes on their way. Events of a step arrive behind the next one."""
 
     def __init__(self, inner: InProcessClient) -> None:
         self._inner = inner
@@ -59,18 +59,16 @@ class Wire(EngineClient):
         self.finished.append((request_id, index))
         self._inner.finish(request_id, index)
 
-    def cancel(self, request_id: str) -> None:
-        self._on_the_way = [one for one in self._on_the_way if one[0] != request_id]
-        self._inner.cancel(request_id)
-
-    def abort(self, request_id: str) -> None:
-        self._inner.abort(request_id)
+    def cancel(self, request_id: str, *, report: bool = False) -> None:
+        if not report:
+            self._on_the_way = [one for one in self._on_the_way if one[0] != request_id]
+        self._inner.cancel(request_id, report=report)
 
     def stored(self, request: EncodeRequest) -> Future[frozenset[bytes]]:
         return self._inner.stored(EncodeRequest.from_bytes(request.to_bytes(), self.model.keys))
 
-    def reset_prefix_cache(self) -> Future[None]:
-        return self._inner.reset_prefix_cache()
+    def forget(self, request: EncodeRequest | None = None) -> Future[int]:
+        return self._inner.forget(request)
 
     def pump(self) -> None:
         arriving, self._on_the_way = self._on_the_way, []
@@ -89,7 +87,7 @@ class Wire(EngineClient):
 
 
 class RemoteLLM(LLM):
-    def connect(self, seed: int | None) -> EngineClient:
+    def connect(self, seed: int | None) -> SteppedEngine:
         return Wire(super().connect(seed))
 
 
@@ -99,7 +97,7 @@ def made(kind: type[LLM], **settings: Any) -> LLM:
 
 def said(llm: LLM, prompts: Any, params: Any, **how: Any) -> list[Any]:
     """The output without its dependence on the clock and on the batch: of log-probabilities the ranks."""
-    llm.client.reset_prefix_cache().result()
+    llm.reset_prefix_cache()
     found = []
     for output in llm.generate(prompts, params, **how):
         assert output.metrics.total_s >= output.metrics.ttft_s > 0
@@ -176,7 +174,7 @@ def test_errors_cross():
     assert caught.value.outputs[0].finished
     stream = remote.stream("Hello", GREEDY)
     next(stream)
-    remote.client.abort(str(2))
+    remote.client.cancel(str(2), report=True)
     with pytest.raises(AbortedError, match="request 2 was aborted"):
         list(stream)
 

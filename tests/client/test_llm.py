@@ -394,7 +394,7 @@ def test_a_fault_in_a_step_gives_everything_back(llm, monkeypatch):
 def test_a_device_without_memory_ends_the_requests_of_the_pass_alone(llm, monkeypatch):
     """A backend that runs out of memory in a pass fails the requests of that pass, and the engine goes on."""
     free, expected = llm.store.pool.free_chunks, tokens(llm.generate("Hello", GREEDY))
-    llm.client.reset_prefix_cache().result()
+    llm.reset_prefix_cache()
     backend = type(get_backend(llm.config.attention_backend))
     attend, calls = backend.attend, []
 
@@ -408,7 +408,7 @@ def test_a_device_without_memory_ends_the_requests_of_the_pass_alone(llm, monkey
     with pytest.raises(CapacityError, match="the device had no memory left for this pass; set a smaller kv_memory"):
         llm.generate("Hello", GREEDY)
     assert tokens(llm.generate("Hello", GREEDY)) == expected
-    llm.client.reset_prefix_cache().result()
+    llm.reset_prefix_cache()
     assert llm.store.pool.free_chunks == free
 
 

@@ -12,9 +12,8 @@ from typing import Any
 
 from inlay import AsyncLLM
 from inlay.cluster.affinity import RouterSettings
-from inlay.cluster.frontend import ClusterLLM
 from inlay.cluster.host import EngineHost
-from inlay.cluster.remote_client import RemoteClient
+from inlay.cluster.remote_client import ClusterLLM, RemoteClient
 from inlay.cluster.routing import Routing
 from inlay.cluster.transport import ReplicaLostError
 from inlay.cluster.wire import Description

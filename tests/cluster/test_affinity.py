@@ -8,7 +8,7 @@ from array import array
 import pytest
 
 from inlay.cluster.affinity import Affinity, RouterSettings
-from inlay.cluster.loads import Work
+from inlay.cluster.loads import RequestLoad
 from inlay.cluster.pieces import Piece, Wanted
 from inlay.cluster.residency_map import ResidencyMap
 from inlay.errors import ParameterError
@@ -78,9 +78,9 @@ def test_a_tier_below_counts_its_credit():
 def test_a_queue_that_takes_longer_than_the_prefill_is_left_alone():
     affinity = made(2, home=0.0, bound=100.0)
     hold(affinity, "r0", 1)
-    affinity.loads.begin("r0", Work(0.9, 0.0))
+    affinity.loads.begin("r0", RequestLoad(0.9, 0.0))
     stays = affinity.choose(wanted(*modules(1)), 0.0)
-    affinity.loads.begin("r0", Work(0.2, 0.0))
+    affinity.loads.begin("r0", RequestLoad(0.2, 0.0))
     moves = affinity.choose(wanted(*modules(1)), 0.0)
     assert stays is not None
     assert moves is not None
@@ -152,8 +152,8 @@ def test_those_that_are_passed_by_get_nothing():
 
 def test_with_nothing_to_find_the_least_busy_one_is_taken():
     affinity = made(3)
-    affinity.loads.begin("r0", Work(0.1, 0.0))
-    affinity.loads.begin("r1", Work(0.1, 0.0))
+    affinity.loads.begin("r0", RequestLoad(0.1, 0.0))
+    affinity.loads.begin("r1", RequestLoad(0.1, 0.0))
     decision = affinity.choose(Wanted((), 100, 5), 0.0)
     assert decision is not None
     assert decision.replica == "r2"
@@ -181,9 +181,9 @@ def test_with_nothing_to_find_requests_go_round():
 def test_far_more_answers_than_elsewhere_count():
     affinity = made(3)
     for _ in range(30):
-        affinity.loads.begin("r0", Work(0.0, 0.0))
+        affinity.loads.begin("r0", RequestLoad(0.0, 0.0))
     for name in ("r1", "r2"):
-        affinity.loads.begin(name, Work(0.0, 0.1))
+        affinity.loads.begin(name, RequestLoad(0.0, 0.1))
     decision = affinity.choose(Wanted((), 10, 5), 0.0)
     assert decision is not None
     assert decision.replica != "r0", "though it was given less"

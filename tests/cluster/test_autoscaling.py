@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from inlay.cluster.autoscaling import HELD, WAITING, QueueAndKVPolicy
+from inlay.cluster.loads import HELD, WAITING, QueueAndKVPolicy
 
 
 @pytest.mark.parametrize(

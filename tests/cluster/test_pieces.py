@@ -11,6 +11,7 @@ from inlay.cluster.pieces import wanted_by
 from inlay.kv.changes import ChangeLog
 from inlay.policy import ReusePolicy
 from inlay.prompt.request import EngineRequest
+from inlay.types import Scope
 
 from ..conftest import tiny
 
@@ -67,7 +68,7 @@ def test_a_request_that_reads_nothing_has_no_pieces(llm: LLM):
 def test_another_salt_has_other_pieces(llm: LLM):
     keys, policy = llm.client.model.keys, ReusePolicy.parse("exact", "packed")
     one, other = (
-        wanted_by(llm.processor.process(LONG, SamplingParams(), policy, salt=salt), keys) for salt in ("ann", "bob")
+        wanted_by(llm.processor.process(LONG, SamplingParams(), policy, Scope(salt)), keys) for salt in ("ann", "bob")
     )
     assert not {key for piece in one.pieces for key in piece.keys} & {
         key for piece in other.pieces for key in piece.keys

@@ -292,7 +292,7 @@ def test_counts_are_those_of_all_replicas():
         stats = made.llm.stats()
         assert stats.chunks == sum(engine.stats().chunks for engine in made.engines.values())
         assert stats.steps == sum(engine.stats().steps for engine in made.engines.values())
-        made.client.reset_prefix_cache()
+        await made.llm.reset_prefix_cache()
         async with asyncio.timeout(20):
             while any(engine.stats().segments for engine in made.engines.values()):
                 await asyncio.sleep(0.01)
@@ -300,11 +300,17 @@ def test_counts_are_those_of_all_replicas():
     with_cluster(test)
 
 
-def test_files_of_a_store_are_refused_with_the_reason():
+def test_files_listings_and_pins_are_refused_with_the_reason():
     async def test(made: Cluster) -> None:
         schemas: Any = None
         with raises("cluster.not_available", ParameterError):
             await CacheView(made.llm, schemas).verify()
+        await made.llm.add_schema(SCHEMA, encode=False)
+        with raises("cluster.not_available", ParameterError):
+            await made.llm.pin("s")
+        assert not await made.llm.unpin("s"), "nothing is pinned"
+        with raises("cluster.not_available", ParameterError):
+            made.llm.admin.modules()
 
     with_cluster(test)
 

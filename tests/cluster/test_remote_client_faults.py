@@ -53,9 +53,9 @@ def test_an_encoding_that_is_aborted_at_once_says_so():
     async def test(made: Cluster) -> None:
         heard: asyncio.Queue[Any] = asyncio.Queue()
         await made.llm.add_schema(SCHEMA, encode=False)
-        segments = made.llm.segments_of("s", (), None, None, b"", None)
+        segments = made.llm.segments_of("s", (), None, None)
         made.client.encode(segments, lambda events: [heard.put_nowait(event) for event in events])
-        made.client.abort(segments.request_id)
+        made.client.cancel(segments.request_id, report=True)
         event = await heard.get()
         assert event.finished
         assert isinstance(event.error.exception(), AbortedError)
@@ -177,7 +177,7 @@ def test_who_gives_up_hears_no_more():
     async def test(made: Cluster) -> None:
         heard: list[Any] = []
         await made.llm.add_schema(SCHEMA, encode=False)
-        segments = made.llm.segments_of("s", (), None, None, b"", None)
+        segments = made.llm.segments_of("s", (), None, None)
         made.client.encode(segments, heard.append)
         made.client.cancel(segments.request_id)
         task = await begun(made, "Once")

@@ -10,7 +10,7 @@ from inlay.api.failures import BodyError
 from inlay.cluster.schema_folder import SchemaFolder
 from inlay.server.limits import EVERYBODY, Tenant
 from inlay.server.schema_catalog import SchemaCatalog
-from inlay.server.schema_documents import Source, of_schema
+from inlay.server.schema_documents import SchemaSource, of_schema
 from tests.raising import raises
 
 from ..conftest import tiny
@@ -18,7 +18,7 @@ from ..conftest import tiny
 ANN = Tenant("ann", "salt of ann")
 
 
-def source(text: str, name: str = "s") -> Source:
+def source(text: str, name: str = "s") -> SchemaSource:
     return of_schema(Schema.from_json({"name": name, "content": [{"module": "m", "content": text}]}))
 
 

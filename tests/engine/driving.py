@@ -10,11 +10,12 @@ import torch
 
 from inlay import LLM, SamplingParams, Schema
 from inlay.attention.grouping import FIRST, LENGTH
-from inlay.attention.plan import Context
+from inlay.attention.plan import PlanContext
 from inlay.engine.encoder import Encoding
 from inlay.engine.request import Request
 from inlay.kv.identity import SegmentSpec
 from inlay.models.load import LoadedModel
+from inlay.types import Scope
 from tests.kv.accounting import audit
 
 from ..conftest import tiny
@@ -24,15 +25,28 @@ from .observing import Observed, observed
 
 
 class Driver:
-    """kv_tokens: the size of the pool. record: whether the logits of every request are kept, and passes
-    noted, of which ``passes`` holds the number of tokens."""
+    """Args:
+    kv_tokens: the size of the pool.
+    loaded: the model, in place of a named one.
+    record: whether the logits of every request are kept, and passes noted, of which ``passes`` holds the number
+        of tokens.
+    """
 
-    def __init__(self, name: str = "llama", *, kv_tokens: int = 4000, record: bool = True, **settings: Any) -> None:
-        self.loaded: LoadedModel = tiny(name)
+    def __init__(
+        self,
+        name: str = "llama",
+        *,
+        kv_tokens: int = 4000,
+        record: bool = True,
+        loaded: LoadedModel | None = None,
+        **settings: Any,
+    ) -> None:
+        self.loaded: LoadedModel = loaded or tiny(name)
         per_token = sum(2 * layer.kv_heads * layer.head_dim * 4 for layer in self.loaded.spec.layers)
         settings.setdefault("chunk_size", 4)
         settings.setdefault("max_pass_s", None)  # which pass computes what depends on no clock
-        self.llm = LLM(self.loaded, kv_memory=kv_tokens * per_token, seed=0, **settings)
+        settings.setdefault("kv_memory", kv_tokens * per_token)
+        self.llm = LLM(self.loaded, seed=0, **settings)
         self.engine = self.llm.local.engine
         self.store = self.llm.store
         seen = observed(self.llm) if record else Observed()
@@ -73,7 +87,7 @@ class Driver:
             prompt,
             SamplingParams(**chosen),
             self.llm.policy(reuse, positions),
-            salt=salt,
+            Scope(salt),
             priority=priority,
             deadline=deadline,
             forced=ids,
@@ -120,7 +134,7 @@ def ids(length: int, seed: int = 0) -> list[int]:
     return torch.randint(0, 256, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def slots(context: Context, tokens: int) -> list[int]:
+def slots(context: PlanContext, tokens: int) -> list[int]:
     """Where the first tokens of a context lie."""
     first, length = context.table[[FIRST, LENGTH]]
     return [slot for begin, count in zip(first, length, strict=True) for slot in range(begin, begin + count)][:tokens]

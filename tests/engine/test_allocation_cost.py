@@ -9,7 +9,7 @@ import pytest
 
 from inlay import Prompt, Schema
 from inlay.attention import plan
-from inlay.attention.plan import Context, Item, Part, build_plan, items_at
+from inlay.attention.plan import Item, Part, PlanContext, build_plan, items_at
 from inlay.engine.allocation import Prefill, SequenceAllocation, Work, scattered
 from inlay.slots import SlotRange
 
@@ -18,7 +18,7 @@ from .driving import Driver, check_stock
 
 def test_parts_of_a_growing_context_see_what_stood_before_them():
     rng = np.random.default_rng(0)
-    context, items, position, slot = Context(), [], 0, 0
+    context, items, position, slot = PlanContext(), [], 0, 0
     parts: list[tuple[Part, Part]] = []
     for number in range(60):
         length = int(rng.integers(1, 4))
@@ -55,7 +55,7 @@ def seen_by_rows(parts):
 def test_parts_that_go_on_are_one_part_of_which_each_row_sees_the_same(seed):
     """Text, modules at shifts, and recomputed tokens among the others of a module."""
     rng = np.random.default_rng(seed)
-    context, parts, at, slot = Context(), [], 0, 0
+    context, parts, at, slot = PlanContext(), [], 0, 0
     for _ in range(12):
         length = int(rng.integers(1, 9))
         lies = SlotRange(slot + int(rng.integers(0, 2)), length)
@@ -82,7 +82,7 @@ def test_parts_that_go_on_are_one_part_of_which_each_row_sees_the_same(seed):
 
 
 def test_repaired_modules_are_computed_as_one():
-    context, prefill, slot = Context(), [], 0
+    context, prefill, slot = PlanContext(), [], 0
     for number in range(50):
         context.extend([Item(SlotRange(slot, 9), 0, shift=10 * number, left_out=(slot + 4,))])
         own = SlotRange(slot + 10, 1)
@@ -106,7 +106,7 @@ def test_a_piece_is_turned_into_numbers_once(monkeypatch: pytest.MonkeyPatch):
         return table_of(items)
 
     monkeypatch.setattr(plan, "table_of", counted)
-    context = Context()
+    context = PlanContext()
     parts = []
     for number in range(500):
         context.extend(items_at([SlotRange(2 * number, 1)], number))
@@ -119,7 +119,7 @@ def test_a_piece_is_turned_into_numbers_once(monkeypatch: pytest.MonkeyPatch):
 def test_parts_that_wait_hold_no_tables_of_their_own(among):
     tracemalloc.start()
     try:
-        context, parts = Context(), []
+        context, parts = PlanContext(), []
         for number in range(1000):
             context.extend(items_at([SlotRange(2 * number, 1)], number))
             own = [SlotRange(5000 + 2 * number, 1)]

@@ -41,7 +41,7 @@ def ask(driver: Driver, *args: Any, **asks: Any) -> Any:
 def specs_of(driver: Driver, names: str = "abcd", reuse: str = "modular") -> list[SegmentSpec]:
     """All forms of some modules that prompts may be read from."""
     policy = driver.llm.policy(reuse)
-    return driver.llm.processor.schemas.every_spec("s", policy, "", None, tuple(names))
+    return driver.llm.processor.schemas.every_spec("s", policy, modules=tuple(names))
 
 
 def listed(driver: Driver) -> set[bytes]:
@@ -184,7 +184,7 @@ def test_a_promoted_combination_that_is_read_goes_when_its_reader_ends():
 def test_recomputed_tokens_and_profiles_go_with_their_module():
     driver = driver_for(profile="auto", promotion_memory=0)
     driver.schema(SCHEMA)
-    driver.llm.client.profile(specs_of(driver))
+    driver.llm.local.profile(specs_of(driver))
     while driver.engine.idle_step(whole=True):
         pass
     assert len(driver.engine.kv_manager.profiles) > 0

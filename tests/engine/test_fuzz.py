@@ -23,6 +23,7 @@ from inlay.engine.encoder import Encoding
 from inlay.engine.request import Request
 from inlay.errors import DeadlineError
 from inlay.prompt.composed import CachedSpan, NewSpan
+from inlay.types import Scope
 
 from ..adapters import merged, write_adapter
 from ..equivalence.composed_oracle import ComposedOracle
@@ -95,7 +96,7 @@ class Fuzz:
         self.read = Read(self.driver)
         llm.observe(self.read)
         _, specs = llm.schemas.add(PUBLIC, llm.policy("modular"))
-        llm.schemas.add(OWN, llm.policy("modular"), "one")
+        llm.schemas.add(OWN, llm.policy("modular"), Scope("one"))
         if self.random.random() < 0.4:
             self.driver.add(Encoding("a schema", tuple(specs)))
 
@@ -139,11 +140,9 @@ class Fuzz:
             self.prompt(salt, policy.packed),
             SamplingParams(**params, ignore_eos=True, max_tokens=draw.choice([1, 2, 4, 12])),
             policy,
-            salt=salt,
-            adapter=draw.choice([None, None, None, "x", "y"]),
+            Scope(salt, draw.choice(["", "t"]), draw.choice([None, None, None, "x", "y"])),
             priority=draw.choice([0, 0, 1, -1]),
             deadline=time.perf_counter() + draw.random() if draw.random() < 0.05 else None,
-            tenant=draw.choice(["", "t"]),
         )
         return llm.local.prepare(made)
 

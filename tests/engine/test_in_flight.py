@@ -15,7 +15,7 @@ from inlay.engine.runner import Runner
 from inlay.engine.scheduler import Scheduler
 from inlay.errors import AbortedError
 from inlay.sampling import sampler
-from inlay.sampling.sampler import Choice
+from inlay.sampling.sampler import PendingTokens
 from tests.engine.driving import Driver
 from tests.engine.fakes import FakeJob, FakeMemory, make, run
 
@@ -64,7 +64,7 @@ class Log:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.said: list[str] = []
-        for owner, name in ((Runner, "run"), (Choice, "wait")):
+        for owner, name in ((Runner, "run"), (PendingTokens, "wait")):
             monkeypatch.setattr(owner, name, self._noting(name, getattr(owner, name)))
 
     def _noting(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -180,7 +180,7 @@ def test_nobody_is_left_when_all_were_cancelled(monkeypatch):
     assert driver.run(driver.request(ids(9), 2))[0] == tuple(only.token_ids[:2])
 
 
-@pytest.mark.parametrize(("owner", "name"), [(Runner, "run"), (Choice, "wait"), (Choice, "__init__")])
+@pytest.mark.parametrize(("owner", "name"), [(Runner, "run"), (PendingTokens, "wait"), (PendingTokens, "__init__")])
 def test_a_fault_ends_those_in_the_step_and_nobody_else(monkeypatch, owner, name):
     device(monkeypatch)
     driver = Driver(record=False)
@@ -213,10 +213,10 @@ def test_an_interrupted_wait_stops_the_program_and_ends_the_step(monkeypatch):
     driver.add(only)
     driver.step(3)
 
-    def interrupted(_: Choice) -> None:
+    def interrupted(_: PendingTokens) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Choice, "wait", interrupted)
+    monkeypatch.setattr(PendingTokens, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         driver.step()
     assert isinstance(only.error, AbortedError)

@@ -9,6 +9,7 @@ from inlay import SamplingParams, Schema
 from inlay.engine.background.profiles import KnownProfiles
 from inlay.policy import ReusePolicy
 from inlay.prompt.composed import RecomputedSpan
+from inlay.types import Scope
 
 from .driving import Driver, check_stock
 
@@ -163,7 +164,7 @@ def test_repaired_tokens_are_their_owners_alone(reuse):
     counts = []
     for salt in ("one", "two", "one"):
         policy = driver.llm.policy(reuse)
-        prepared = driver.llm.processor.process(prompt("abc"), SamplingParams(max_tokens=1), policy, salt=salt)
+        prepared = driver.llm.processor.process(prompt("abc"), SamplingParams(max_tokens=1), policy, Scope(salt))
         request = driver.llm.local.prepare(prepared)
         driver.run(request)
         counts.append(request.usage.computed_tokens)

@@ -11,6 +11,7 @@ from inlay.engine import kv_manager
 from inlay.engine.jobs import Step
 from inlay.engine.prompt_state import PromptState
 from inlay.errors import DeadlineError
+from inlay.types import Scope
 
 from .driving import Driver, check_stock
 from .test_repair import SCHEMA, driver_for, prompt
@@ -39,7 +40,7 @@ def test_what_new_text_chooses_is_its_owners_alone(reuse):
     driver, counts = driver_for(), []
     for salt in ("one", "two", "one"):
         policy = driver.llm.policy(reuse)
-        prepared = driver.llm.processor.process(prompt("abc"), SamplingParams(max_tokens=1), policy, salt=salt)
+        prepared = driver.llm.processor.process(prompt("abc"), SamplingParams(max_tokens=1), policy, Scope(salt))
         request = driver.llm.local.prepare(prepared)
         driver.run(request)
         counts.append(request.usage.computed_tokens)
@@ -183,7 +184,7 @@ def test_parts_of_messages_and_content_found_again(reuse):
 @pytest.mark.parametrize("kind", KINDS)
 def test_less_text_asks_than_is_new(kind, monkeypatch):
     """The last tokens of a long text are the query; stored text before them is found as usual."""
-    monkeypatch.setattr("inlay.prompt.token_selection.MOST_ROWS", 4)
+    monkeypatch.setattr("inlay.prompt.recompute.MOST_ROWS", 4)
     driver = driver_for()
     text, counts = "A long question, is it not?", []
     for _ in range(2):

@@ -19,6 +19,7 @@ from inlay.engine.inbox import Command, Inbox
 from inlay.engine.kv_manager import KVCacheManager
 from inlay.engine.runner import Runner
 from inlay.events import TokenEvent
+from inlay.types import Scope
 from tests.raising import raises
 
 from ..conftest import tiny
@@ -318,7 +319,7 @@ def test_who_was_put_out_of_the_line_and_given_up_ends_nobody_who_goes_by_its_na
 
     def submit(name: str, request_id: str, tenant: str) -> None:
         params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
-        made = llm.processor.process([1, 2, 3], params, llm.policy(), request_id=request_id, tenant=tenant)
+        made = llm.processor.process([1, 2, 3], params, llm.policy(), Scope(tenant=tenant), request_id=request_id)
         client.submit(client.prepare(made), heard.setdefault(name, []).extend)
 
     for n in range(3):

@@ -12,6 +12,7 @@ import pytest
 from inlay import LLM, SamplingParams, Schema
 from inlay.kv.index import PrefixIndex
 from inlay.kv.offload.disk import DiskTier
+from inlay.types import Scope
 
 from ..conftest import tiny
 
@@ -70,7 +71,7 @@ def known(folder: Any, tokens: int, **settings: Any) -> LLM:
 
 def request(llm: LLM, prompt: Any, tokens: int = 2, tenant: str = "") -> Any:
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-    return llm.local.prepare(llm.processor.process(prompt, params, llm.policy(), tenant=tenant))
+    return llm.local.prepare(llm.processor.process(prompt, params, llm.policy(), Scope(tenant=tenant)))
 
 
 def of_schema(number: int, text: str = "What?") -> Any:

@@ -109,6 +109,6 @@ class _Reading(PromptCacheOracle):
         kept = [at for at in range(part.first, part.first + part.length) if at not in part.left_out]
         shift = part.start - part.first - part.spec.start
         for layer, (key, value) in enumerate(layers):
-            self.keys[layer].append(self.moved(key[:, :, kept], shift))
+            self.keys[layer].append(self.moved(key[:, :, kept], shift, layer))
             self.values[layer].append(value[:, :, kept])
         self.positions += [part.spec.start + at + shift for at in kept]

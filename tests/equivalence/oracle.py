@@ -29,7 +29,7 @@ def mask_for(model: PreTrainedModel, query: Tensor, key: Tensor, visible: Tensor
     near = visible if window is None else visible & (query[:, None] - key[None] < window)
     if config.model_type == "mistral":
         return additive(near)
-    if config.model_type in ("qwen2", "qwen3"):
+    if config.model_type in ("gemma4_text", "qwen2", "qwen3"):
         return {"full_attention": additive(visible), "sliding_attention": additive(near)}
     return additive(visible)
 
@@ -86,7 +86,7 @@ class PromptCacheOracle:
         forward(self.loaded.model, ids, positions, torch.ones(len(ids), len(ids)).tril().bool(), cache)
         shift = start - text[0][1]
         for layer, (key, value) in enumerate(keys_and_values(cache)):
-            self.keys[layer].append(self.moved(key[:, :, len(context) :], shift))
+            self.keys[layer].append(self.moved(key[:, :, len(context) :], shift, layer))
             self.values[layer].append(value[:, :, len(context) :])
         self.positions += [p + shift for _, p in text]
 
@@ -119,11 +119,14 @@ class PromptCacheOracle:
         self.positions += positions
         self.logits += list(output.logits[0])
 
-    def moved(self, key: Tensor, shift: int) -> Tensor:
-        """Keys rotated ``shift`` positions on, with the model's own rotary code."""
+    def moved(self, key: Tensor, shift: int, layer: int) -> Tensor:
+        """Keys of a layer rotated ``shift`` positions on, with the model's own rotary code."""
         if shift == 0:
             return key
-        rotary = self.loaded.model.model.rotary_emb
-        angle = shift * torch.cat((rotary.inv_freq, rotary.inv_freq)).double()
+        rotary: Any = self.loaded.model.model.rotary_emb
+        kinds = getattr(self.loaded.model.config, "layer_types", None)
+        own = f"{kinds[layer]}_inv_freq" if kinds else ""
+        frequencies = getattr(rotary, own) if hasattr(rotary, own) else rotary.inv_freq
+        angle = shift * torch.cat((frequencies, frequencies)).double()
         half = torch.cat((-key[..., key.shape[-1] // 2 :], key[..., : key.shape[-1] // 2]), -1)
         return (key.double() * angle.cos() + half.double() * angle.sin()).float()

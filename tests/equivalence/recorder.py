@@ -26,7 +26,9 @@ class Recorder:
     """An LLM whose logits are kept: ``logits[request id]`` is a list of (vocabulary,) rows, one a token."""
 
     def __init__(self, loaded: LoadedModel, **settings: Any) -> None:
-        self.llm = LLM(loaded, kv_memory="64MiB", chunk_size=settings.pop("chunk_size", 16), **settings)
+        self.llm = LLM(
+            loaded, kv_memory=settings.pop("kv_memory", "64MiB"), chunk_size=settings.pop("chunk_size", 16), **settings
+        )
         self.logits: dict[str, list[Tensor]] = {}
         self.llm.observe(_Logits(self.logits))
 

@@ -7,7 +7,8 @@ import pytest
 from inlay import Prompt, Schema
 from inlay.models.load import LoadedModel
 from inlay.pml import resolve
-from inlay.prompt.layout import Hole, TextRun
+from inlay.policy import ReusePolicy
+from inlay.prompt.layout import TextRun
 from inlay.prompt.placement import lay_out_prompt
 from tests.generated import in_pairs
 
@@ -43,7 +44,7 @@ PROMPTS = {
     "a scaffold": lambda p: p.use("money").use("food").text("Where to?"),
     "ends in a module": lambda p: p.use("trip", likes="rain").use("food"),
 }
-POLICIES = [(r, p) for r in ("isolated", "anchored") for p in ("schema", "packed")]
+POLICIES = [(r, p) for r in ("isolated", "anchored", "primed") for p in ("schema", "packed")]
 
 
 def use(name, *children, **arguments):
@@ -78,7 +79,8 @@ def oracle_logits(
             oracle.add_fresh(list(part.ids), part.start)
             continue
         chain = chain_of(layout, part.origin, reuse, placed.imported)
-        context, own = at_positions(layout, chain, part, positions, loaded)
+        primer = processor.schemas.primer(ReusePolicy.parse(reuse))
+        context, own = at_positions(layout, chain, part, positions, primer)
         last = number == len(parts) - 1  # the last token is always computed over the whole prompt
         oracle.add_module(context, own[:-1] if last else own, part.start) if own[last:] else None
         if offsets := (anew or {}).get(part.start):
@@ -100,23 +102,27 @@ def chain_of(layout, entry, reuse: str, imported: frozenset[str]) -> list:
             return True
         if entry.owner and owner and {owner[-1], entry.owner[-1]} <= scaffold:
             return True
-        return reuse == "anchored" and entry.owner[: len(owner)] == owner
+        return reuse in ("anchored", "primed") and entry.owner[: len(owner)] == owner
 
     return [other for other in layout.entries[: entry.index] if visible(other.owner)]
 
 
-def at_positions(layout, chain, part, positions: str, loaded):
-    """(id, position) of the context's tokens and of the part's own, as they are encoded."""
-    spots, at = {}, 0
+def at_positions(layout, chain, part, positions: str, primer):
+    """(id, position) of the context's tokens and of the part's own, as they are encoded.
+
+    The primer stands in front of the first text of a module, which moves by the primer's length.
+    """
+    spots, at, context = {}, 0, []
+    left = list(primer)
     for entry in [*chain, part.origin]:
-        spots[entry.index] = entry.start if positions == "schema" else at
+        here = (entry.start if positions == "schema" else at) + len(primer) - len(left)
+        if left and entry.owner:
+            context += [(token, here + offset) for offset, token in enumerate(left)]
+            here, left = here + len(left), []
+        spots[entry.index] = here
         at += len(entry.ids) if isinstance(entry, TextRun) else entry.length
-    context = [
-        (token, spots[entry.index] + offset)
-        for entry in chain
-        if not isinstance(entry, Hole)
-        for offset, token in enumerate(entry.ids)
-    ]
+        if isinstance(entry, TextRun) and entry is not part.origin:
+            context += [(token, here + offset) for offset, token in enumerate(entry.ids)]
     own = [(token, spots[part.origin.index] + offset) for offset, token in enumerate(part.ids)]
     return context, own
 

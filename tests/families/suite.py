@@ -162,20 +162,20 @@ def memory(name: str) -> None:
 
 def what_layers_ask_for(name: str) -> None:
     """The windows and the sinks that the family names are those that its layers ask the backend for."""
-    loaded, asked = tiny(name), dict[int, tuple[int | None, bool]]()
+    loaded, asked = tiny(name), list[tuple[int | None, bool]]()  # in the order of the layers
     llm = LLM(loaded, kv_memory="16MiB", reuse="off")
     kind: Any = type(get_backend())
     stock = kind.attend
 
     def attend(backend, query, key, value, pool, plan, layer, options):
-        asked[layer] = (options.window, options.sinks is not None)
+        asked.append((options.window, options.sinks is not None))
         return stock(backend, query, key, value, pool, plan, layer, options)
 
     with patch.object(kind, "attend", attend):
         llm.generate([_ids(5)], SamplingParams(max_tokens=1))
     allows = family_of(loaded.model.config).allows(loaded.model.config)
-    assert tuple(window for window, _ in asked.values() if window is not None) == allows.windows
-    assert {sinks for _, sinks in asked.values()} == {allows.sinks}
+    assert tuple(window for window, _ in asked if window is not None) == allows.windows
+    assert {sinks for _, sinks in asked} == {allows.sinks}
 
 
 def stock_calls(name: str) -> None:
@@ -188,10 +188,10 @@ def stock_calls(name: str) -> None:
 
 
 def adapters(name: str) -> None:
-    """An adapter of every linear layer that a pass calls, in one batch with a request of none."""
-    prompt, allows = _ids(30), family_of(tiny(name).model.config).allows(tiny(name).model.config)
-    # layers that are read head by head, or that choose experts
-    without = (*ROUTERS, "kv_b_proj") if allows.latent else ROUTERS
+    """An adapter of every linear layer that a pass calls once, in one batch with a request of none."""
+    prompt = _ids(30)
+    # layers that are read head by head, that choose experts, or that are called twice
+    without = getattr(family_of(tiny(name).model.config), "unpacked", ROUTERS)
     layers = [path for path in linear_layers(tiny(name).model) if path.rpartition(".")[2] not in without]
     with TemporaryDirectory() as folder:
         write_adapter(Path(folder), tiny(name), ALL, paths=layers, exclude_modules=list(without), lora_alpha=2)

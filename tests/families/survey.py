@@ -1,7 +1,7 @@
 """Runs the suite over every causal family of transformers and writes the results: ``python -m tests.families.survey``.
 
 Families with reuse have to pass; the others that inlay does not refuse are tried without reuse. Results go to
-docs/models.json. The table and the lists in docs/models.md are made from them.
+docs/reference/models.json. The table and the lists in docs/reference/models.md are made from them.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from inlay.cli.models import family_rows
 from inlay.models.families import FAMILIES
+from inlay.models.multimodal import MULTIMODAL
 from inlay.models.refused import REFUSED
 from inlay.models.unshared import Unshared
 
-from .configs import ROWS, model_type, tiny_config
+from .configs import RECURRENT, ROWS, UNSHARED, model_type, tiny_config
+from .recurrent import CHECKS as RECURRENT_CHECKS
 from .suite import CHECKS, shifts_are_allowed
 from .unshared import CHECKS as UNSHARED_CHECKS
 
 DOCS = Path(__file__).parents[2] / "docs"
-RESULTS, PAGE = DOCS / "models.json", DOCS / "models.md"
+RESULTS, PAGE = DOCS / "reference/models.json", DOCS / "reference/models.md"
 BEGIN, END = "<!-- made by python -m tests.families.survey -->", "<!-- end -->"
 
 #: No tiny configuration has more parameters.
@@ -41,7 +43,7 @@ def failures(row: str) -> dict[str, str]:
     them.
     """
     found = {}
-    for check, holds in CHECKS.items():
+    for check, holds in (RECURRENT_CHECKS if row in RECURRENT else CHECKS).items():
         try:
             if check != "shifts" or shifts_are_allowed(row):
                 holds(row)
@@ -52,9 +54,9 @@ def failures(row: str) -> dict[str, str]:
 
 def survey() -> dict[str, Any]:
     """All results, as an object for JSON."""
-    rows = {row: failures(row) for row in _told(ROWS)}
+    rows = {row: failures(row) for row in _told((*ROWS, *sorted(RECURRENT)))}
     served = [
-        each | {"passed": not any(rows[row] for row in ROWS if model_type(row) == each["family"])}
+        each | {"passed": not any(rows[row] for row in rows if model_type(row) == each["family"])}
         for each in family_rows()
     ]
     others = sorted(kind for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if kind not in REFUSED and not _is_served(kind))
@@ -62,14 +64,18 @@ def survey() -> dict[str, Any]:
         "checks": list(CHECKS),
         "families": served,
         "failures": {row: found for row, found in rows.items() if found},
+        "by their text models": list(MULTIMODAL),
         "refused": dict(sorted(REFUSED.items())),
         "without reuse": {kind: _tried(kind) for kind in _told(others)},
     }
 
 
 def _is_served(kind: str) -> bool:
-    """A name of a model may stand for another one's configuration, as gpt-sw3 does for gpt2's."""
-    return CONFIG_MAPPING[kind].model_type in FAMILIES
+    """True if models of a type have reuse, whatever their configuration, or only their text models are served.
+
+    A name of a model may stand for another one's configuration, as gpt-sw3 does for gpt2's.
+    """
+    return kind in MULTIMODAL or (CONFIG_MAPPING[kind].model_type in FAMILIES and kind not in UNSHARED)
 
 
 def _told(names: Any) -> Any:
@@ -97,22 +103,29 @@ def _tried(kind: str) -> str:
 
 
 def table(results: dict[str, Any]) -> str:
-    """The table of docs/models.md."""
+    """The table of docs/reference/models.md."""
     names = "exact", "modular", "shifts", "windows", "sinks", "cached", "weights", "int8", "adapters", "chat tools"
     lines = [f"| family | {' | '.join(names)} |", "|" + "---|" * (1 + len(names))]
     for row in results["families"]:
         mark = "✓" if row["passed"] else "fails"
         shifts = f"{mark} {row['shifts']}" if row["shifts"] else f"no: {row['reason']}"
-        cells = [row["family"], mark, mark, shifts, f"{mark} per layer" if row["windows"] else ""]
-        cells += [mark if row["sinks"] else "", "one latent" if row["latent"] else "keys and values"]
+        modular = mark if row["modular"] else "no"
+        cells = [row["family"], mark, modular, shifts, f"{mark} per layer" if row["windows"] else ""]
+        cells += [mark if row["sinks"] else "", _cached(row)]
         cells += ["joined" if row["joined"] else "packed", mark, mark, mark]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
+def _cached(row: dict[str, Any]) -> str:
+    kept = "one latent" if row["latent"] else "keys and values"
+    return kept if row["modular"] else f"states; {kept} of layers that attend"
+
+
 def reasons(results: dict[str, Any]) -> str:
-    """The lists in docs/models.md of families without reuse and of refused families."""
-    parts = ["Served without reuse, because"]
+    """The lists in docs/reference/models.md: multimodal checkpoints, families without reuse, refused families."""
+    parts = [f"Served by their text models: {', '.join(results['by their text models'])}."]
+    parts.append("Served without reuse, because")
     for reason, kinds in _by_reason({kind: Unshared(kind).why for kind in results["without reuse"]}).items():
         marked = (kind + ("" if results["without reuse"][kind] == "passes" else "*") for kind in kinds)
         parts.append(f"- {reason}: {', '.join(marked)}.")
@@ -141,7 +154,7 @@ def _blocks(lines: list[str]) -> list[list[str]]:
 
 
 def generated(results: dict[str, Any]) -> str:
-    """The text between the two marks of docs/models.md."""
+    """The text between the two marks of docs/reference/models.md."""
     return f"{BEGIN}\n\n{table(results)}\n\n{reasons(results)}\n\n{END}"
 
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from inlay.models.families import FAMILIES
-from inlay.models.load import load_model
+from inlay.models.interface import attention_implementation
+from inlay.models.load import as_loaded, load_model
 from inlay.models.refused import REASONS, REFUSED
 from inlay.models.shapes import bytes_tokenizer
 
 from ..equivalence.recorder import Recorder, close
 from .configs import ROWS, stock_model
-from .oracle import untouched
+from .oracle import stock_implementation, untouched
 from .suite import CHECKS, claims_shifts, shifts_are_allowed
 
 #: A row for each thing that sets families apart.
 SHORT = (
-    *("bloom", "deepseek_v2", "deepseek_v3", "falcon", "falcon alibi", "gemma3_text", "glm4", "gpt_neox", "gpt_oss"),
-    *("hunyuan_v1_dense", "mixtral", "mpt", "nanochat", "opt", "phimoe", "smollm3", "stablelm"),
+    *("bloom", "deepseek_v2", "deepseek_v3", "falcon", "falcon alibi", "gemma3_text", "gemma3n_text", "gemma4_text"),
+    *("gemma4_text moe", "glm4", "gpt_neox", "gpt_oss", "granitemoehybrid attention", "hunyuan_v1_dense"),
+    *("llama4_text", "mixtral", "mpt", "nanochat", "opt", "phimoe", "smollm3", "stablelm"),
 )
 SHORT_CHECKS = ("prefill and decode", "shifts", "windows and sinks", "adapters")
 
@@ -45,6 +48,18 @@ def test_no_family_is_forgotten():
     assert not set(FAMILIES) & set(REFUSED)
     assert len(REFUSED) == sum(map(len, REASONS.values()))  # one reason each
     assert set(REFUSED) <= set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+@pytest.mark.parametrize("row", ["deepseek_v3", "falcon alibi", "gemma4_text", "llama4_text", "mpt", "stablelm"])
+def test_a_model_in_memory_of_a_family_whose_attention_is_replaced(row):
+    """Two engines on one model, and the stock calls of that model, are right."""
+    model, prompt = stock_model(row), list(range(40))
+    for _ in range(2):
+        loaded = as_loaded(model, "auto", 0, None, None, bytes_tokenizer())
+        ((output, logits),) = Recorder(loaded).greedy([prompt], 4)
+        close(logits, untouched(row, prompt + list(output.outputs[0].token_ids)[:-1])[len(prompt) - 1 :])
+    with torch.inference_mode(), attention_implementation(model, stock_implementation(row)):
+        close(model(torch.tensor([prompt]), use_cache=False).logits[0], untouched(row, prompt))
 
 
 @pytest.mark.parametrize("row", ["deepseek_v3", "falcon alibi", "mpt"])

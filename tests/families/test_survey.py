@@ -1,4 +1,4 @@
-"""docs/models.md and docs/models.json agree with the claims in the code and with the results of the suite."""
+"""docs/reference/models.md and models.json agree with the claims in the code and with the results of the suite."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from inlay.cli.main import main
 from inlay.cli.models import family_rows
+from inlay.models.multimodal import MULTIMODAL
 from inlay.models.refused import REFUSED
 
 from ..pages import blocks
@@ -31,6 +32,7 @@ def test_every_claim_is_one_that_was_tested():
 
 def test_every_causal_family_is_served_refused_or_tried():
     assert RECORDED["refused"] == REFUSED
+    assert RECORDED["by their text models"] == list(MULTIMODAL)
     unserved = {kind for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if not _is_served(kind)}
     assert unserved == set(REFUSED) | set(RECORDED["without reuse"])
     assert all(RECORDED["without reuse"][kind] == "passes" for kind in UNSHARED)

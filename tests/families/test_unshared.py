@@ -18,6 +18,7 @@ from inlay.engine.unshared_runner import CacheShape
 from inlay.models.cache_keyword import cache_keyword, returned_cache
 from inlay.models.families import FAMILIES, family_of
 from inlay.models.load import load_model
+from inlay.models.multimodal import MULTIMODAL
 from inlay.models.refused import REFUSED
 from inlay.models.shapes import bytes_tokenizer
 from inlay.models.unshared import WHY
@@ -26,13 +27,14 @@ from ..server.conftest import running
 from .configs import UNSHARED, stock_model
 from .unshared import CHECKS, GREEDY, SCHEMA, tiny_unshared
 
-#: States alone; states and attention; attention of its own; code that has to be called token by token.
+#: States alone; states and attention; attention of its own. The first two run without reuse only here.
 SHORT = ("mamba", "qwen3_next", "gptj")
 
 
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in SHORT else pytest.mark.slow) for name in sorted(UNSHARED)]
+    "name",
+    [pytest.param(name, marks=() if name in SHORT else pytest.mark.slow) for name in sorted({*UNSHARED, *SHORT})],
 )
 def test_a_model_without_reuse(name, check):
     CHECKS[check](name)
@@ -42,19 +44,20 @@ def test_every_reason_is_of_a_causal_model_that_is_not_served_otherwise():
     kinds = [kind for of in WHY.values() for kind in of]
     assert len(kinds) == len(set(kinds))
     assert set(kinds) <= set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-    assert not set(kinds) & (set(FAMILIES) | set(REFUSED))
+    assert not set(kinds) & (set(MULTIMODAL) | set(REFUSED))
+    assert not set(kinds) & set(FAMILIES)
     assert set(UNSHARED) - {"dbrx", "gpt_neo"} <= set(kinds)
 
 
 def test_a_checkpoint_from_a_folder(tmp_path):
-    model = stock_model("mamba")
+    model = stock_model("gptj")
     model.save_pretrained(tmp_path)
     bytes_tokenizer().save_pretrained(tmp_path)
     loaded = load_model(str(tmp_path), dtype="float32")
-    assert "states of fixed size" in (loaded.note or "")
-    expected = LLM(tiny_unshared("mamba"), seed=0).generate([[5, 6, 7]], GREEDY)[0].outputs[0].token_ids
+    assert "are served without reuse" in (loaded.note or "")
+    expected = LLM(tiny_unshared("gptj"), seed=0).generate([[5, 6, 7]], GREEDY)[0].outputs[0].token_ids
     assert LLM(loaded, seed=0).generate([[5, 6, 7]], GREEDY)[0].outputs[0].token_ids == expected
-    with pytest.raises(ParameterError, match=r"quantization is 'int8', and models of type 'mamba' are served without"):
+    with pytest.raises(ParameterError, match=r"quantization is 'int8', and models of type 'gptj' are served without"):
         load_model(str(tmp_path), quantization="int8")
 
 

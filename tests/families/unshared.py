@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from inlay import LLM, ParameterError, SamplingParams, Schema
-from inlay.models.families import describe
 from inlay.models.load import LoadedModel
 from inlay.models.shapes import bytes_tokenizer
+from inlay.models.unshared import Unshared
 from inlay.models.weights import STOCK, prepare
 
 from ..equivalence.recorder import Recorder
@@ -27,9 +27,10 @@ SCHEMA = (
 
 @cache
 def tiny_unshared(name: str) -> LoadedModel:
-    """The tiny model in fp32 with one token a byte; the same object at every call."""
+    """The tiny model in fp32 with one token a byte, served without reuse; the same object at every call."""
     model = stock_model(name)
-    return LoadedModel(f"tiny-{name}", model, bytes_tokenizer(), describe(model), prepare(model, STOCK))
+    spec = Unshared(name).spec(model)
+    return LoadedModel(f"tiny-{name}", model, bytes_tokenizer(), spec, prepare(model, STOCK))
 
 
 def _ids(length: int, seed: int = 0) -> list[int]:

@@ -27,6 +27,7 @@ def audit(
     allocations = list(allocations)
     _audit_owners(store, allocations, blocks)
     _audit_holds(store, [*holds, *(allocation.hold for allocation in allocations)])
+    _audit_states(store, allocations)
     _audit_index(store)
 
 
@@ -54,6 +55,25 @@ def _audit_holds(store: SegmentStore, holds: list[Hold]) -> None:
         assert stored.issuperset(hold.segments), "what is held is not stored"
     for segment in stored:
         assert segment.holds == {hold for hold in holds if segment in hold.segments}
+
+
+def _audit_states(store: SegmentStore, allocations: list[SequenceAllocation]) -> None:
+    """Each state slot has one owner: a segment in the store, a running request, or none. States have their readers."""
+    states, running = store.states, [each.state for each in allocations if each.state is not None]
+    if states is None:
+        assert not running
+        return
+    stored = [segment.state for segment in store if segment.state is not None]
+    assert all(segment.state.segment is segment for segment in store if segment.state is not None)
+    assert len(stored) == states.stored
+    read = Counter(each.source for each in running if each.source is not None)
+    assert {state: state.readers for state in {*stored, *read}} == {state: read[state] for state in {*stored, *read}}
+    dropped = [state for state in read if state.segment is None]
+    owned = [slot for each in running for slot in ([each.slot] if each.slot else []) + [slot for _, slot in each.kept]]
+    used = [*(state.slot for state in (*stored, *dropped)), *owned]
+    assert len(used) == len(set(used)), "two owners have one state slot"
+    assert 0 not in used
+    assert states.free_slots == states.slots - 1 - len(used)
 
 
 def _audit_index(store: SegmentStore) -> None:

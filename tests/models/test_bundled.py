@@ -48,7 +48,7 @@ def test_names_in_its_tokenizer_are_syllables():
 
 @pytest.mark.long
 def test_it_answers_most_questions_on_documents_that_it_never_saw():
-    """A floor far below what docs/quality.md gives: it falls when answers are no longer those of the documents."""
+    """A floor far below what docs/internals/results.md gives: it falls when answers ignore the documents."""
     rows = measure_modular_qa(llm(), Setting(reuse=("off", "anchored"), documents=3, questions=50))["rows"]
     for reuse in ("off", "anchored"):
         right = {row["task"]: row["exact_match"] for row in rows if row["reuse"] == reuse}

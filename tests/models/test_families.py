@@ -20,13 +20,14 @@ from inlay.models.weights import WeightForm, prepare
 
 from ..conftest import CONFIGS
 from ..equivalence.recorder import Recorder, close
-from ..families.configs import ROWS, model_type, tiny, tiny_config
+from ..families.configs import RECURRENT, ROWS, model_type, tiny, tiny_config
 
 
 def test_every_file_is_a_family_and_every_family_has_tiny_models_to_be_compared_with():
     files = {file.stem for file in Path(families.__path__[0]).glob("*.py")} - {"__init__"}
     assert {type(family).__module__.rpartition(".")[2] for family in FAMILIES.values()} == files
-    assert set(FAMILIES) == {model_type for model_type, _ in CONFIGS.values()} | {model_type(row) for row in ROWS}
+    tiny_models = {*(model_type for model_type, _ in CONFIGS.values()), *map(model_type, ROWS), *RECURRENT}
+    assert set(FAMILIES) == tiny_models
     assert all(model_type in family.model_types for model_type, family in FAMILIES.items())
 
 

@@ -178,7 +178,7 @@ def test_names_that_are_loaded_are_pulled_first(hub, monkeypatch, tmp_path):
         return folder
 
     monkeypatch.setattr(loading, "pull", pulled)
-    monkeypatch.setattr(loading, "read_config", lambda name: AutoConfig.from_pretrained(folder))
+    monkeypatch.setattr(loading, "whole_config", lambda name: AutoConfig.from_pretrained(folder))
     loaded = loading.load_model("owner/name")
     assert (asked, loaded.name) == (["owner/name"], "owner/name")
     assert loaded.fingerprint == loading.load_model(folder).fingerprint

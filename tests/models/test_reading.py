@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from inlay.models.formats.reading import Piece, ReadAhead, pieces_of, weights_progress
+from inlay.models.formats.reading import ByteRange, ReadAhead, pieces_of, weights_progress
 from inlay.models.load import MODEL_DIRECTORY, load_model
 
 
@@ -50,7 +50,7 @@ def test_no_more_is_asked_for_than_the_window(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "preadv", read, raising=False)
     target = 24 << 20
-    with ReadAhead([Piece(path, 0, 80 << 20)], window=16 << 20) as ahead:
+    with ReadAhead([ByteRange(path, 0, 80 << 20)], window=16 << 20) as ahead:
         assert enough.wait(30)
         assert asked == [8 << 20, 16 << 20, 24 << 20]
         enough.clear()
@@ -61,10 +61,10 @@ def test_no_more_is_asked_for_than_the_window(tmp_path, monkeypatch):
 
 
 def test_it_ends_when_the_block_does(tmp_path):
-    with ReadAhead([Piece(tmp_path / "none", 0, 1 << 20)]):
+    with ReadAhead([ByteRange(tmp_path / "none", 0, 1 << 20)]):
         pass
     (tmp_path / "file").write_bytes(bytes(4 << 20))
-    with pytest.raises(ZeroDivisionError), ReadAhead([Piece(tmp_path / "file", 0, 4 << 20)], window=0):
+    with pytest.raises(ZeroDivisionError), ReadAhead([ByteRange(tmp_path / "file", 0, 4 << 20)], window=0):
         raise ZeroDivisionError
     assert not any(thread.name == "inlay-read-ahead" for thread in threading.enumerate())
 

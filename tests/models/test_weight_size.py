@@ -36,7 +36,20 @@ def test_what_a_load_takes(name, quantization):
     assert counted == pytest.approx(taken(model), rel=0.01)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "mixtral", "gemma2", "bloom", "deepseek_v3", "gpt_oss"])
+FAMILIES = (
+    "bloom",
+    "deepseek_v3",
+    "gemma2",
+    "gemma3n_text",
+    "gemma4_text",
+    "gpt2",
+    "gpt_oss",
+    "llama4_text",
+    "mixtral",
+)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_as_it_is_has_the_bytes_of_its_parameters(family):
     config = tiny_family(family).model.config
     numbers = sum(parameter.numel() for parameter in tiny_family(family).model.parameters())

@@ -31,7 +31,8 @@ from inlay.prompt.placement import lay_out_prompt
 from inlay.prompt.tokens import TextEncoder
 from tests.pages import DOCS, Block, blocks
 
-PAGES = (DOCS / "pml.md", DOCS / "pml-errors.md")
+#: The reference, and the examples of all errors.
+PAGES = (DOCS / "reference/pml.md", Path(__file__).parent / "errors.md")
 MODES = ("", "schema", "packed")
 _FORMS = ("schema.xml", "prompt.xml")
 _FIRST_TAG = re.compile(r"<(\w+)")

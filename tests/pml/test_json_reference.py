@@ -1,4 +1,4 @@
-"""The examples of docs/json.md give the output on the page."""
+"""The examples of docs/reference/pml-json.md give the output on the page."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from inlay.pml.json_form import json_schema
 from tests.pml.helpers import sentences, shorthand
 from tests.pml.node_strategies import bare
 
-PAGE = (Path(__file__).parents[2] / "docs" / "json.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/reference/pml-json.md").read_text(encoding="utf-8")
 
 
 def block(start: str, number: int = 0) -> str:

@@ -21,7 +21,7 @@ from tests.pml.json_documents import NAME, SHORT, VALUE
 from tests.pml.node_strategies import bare
 
 VALIDATOR = jsonschema.Draft202012Validator(json_schema())
-PAGE = (Path(__file__).parents[2] / "docs" / "json.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/reference/pml-json.md").read_text(encoding="utf-8")
 
 
 def long_form(document: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""docs/programs.md: its Python runs, its PML is the output of the programs, and every row of its tables is tried."""
+"""docs/reference/programs.md: its Python runs, its PML is the programs' output, and each row of its tables is tried."""
 
 import linecache
 import re
@@ -11,7 +11,7 @@ from inlay.errors import PMLError
 from tests.pml import programs_for_tests
 from tests.pml.programs_for_tests import define, program_of, said
 
-PAGE = (Path(__file__).parents[2] / "docs" / "programs.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/reference/programs.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:
@@ -29,7 +29,7 @@ def test_the_python_and_its_pml(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {"__name__": "page"}
     pml = []
     for number, code in enumerate(blocks("python")):
-        file = f"<docs/programs.md, block {number}>"
+        file = f"<docs/reference/programs.md, block {number}>"
         linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)
         exec(compile(code, file, "exec"), names)
         if "def trip" in code or "def agent" in code:

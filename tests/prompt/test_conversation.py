@@ -44,7 +44,7 @@ def ids_of(llm: LLM, order) -> tuple[int, ...]:
     return llm.lay_out(conversation(*order)).ids
 
 
-@pytest.mark.parametrize("reuse", ["isolated", "anchored"])
+@pytest.mark.parametrize("reuse", ["isolated", "anchored", "primed"])
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0), (3, 1, 0, 2)])
 def test_marked_parts_are_what_modules_of_a_schema_are(reuse, order):
     """The system turn is to them what text outside modules is to a schema: the same tokens, the same states."""

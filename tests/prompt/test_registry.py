@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.prompt.registry import PUBLIC, SchemaRegistry
+from inlay.prompt.known_schemas import PUBLIC, SchemaRegistry
 
 NAMES, OWNERS = st.sampled_from("xyz"), st.sampled_from([PUBLIC, "ann", "bob"])
 

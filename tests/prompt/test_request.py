@@ -18,6 +18,7 @@ from inlay.kv.identity import KeyMaker, fingerprint_under, specify
 from inlay.policy import POSITIONS, WORDS, ReusePolicy
 from inlay.prompt.composed import CachedSpan, compose
 from inlay.prompt.request import FORMS, EngineRequest, PromptPart
+from inlay.types import Scope
 from tests.conftest import tiny
 from tests.raising import raises
 
@@ -80,10 +81,8 @@ def requests(draw) -> EngineRequest:
         policy=ReusePolicy.parse(draw(st.sampled_from(WORDS)), draw(st.sampled_from([None, *POSITIONS]))),
         params=draw(params),
         fingerprint=fingerprint_under(KEYS.fingerprint, adapter),
+        scope=Scope(salt, draw(st.text(max_size=3)), draw(st.sampled_from([None, "a"])), draw(st.floats(0.01, 99))),
         adapter=adapter,
-        salt=salt,
-        tenant=draw(st.text(max_size=3)),
-        weight=draw(st.floats(0.01, 99)),
         priority=draw(st.integers(-9, 9)),
         deadline=draw(st.one_of(st.none(), st.floats(0, 1e9))),
     )
@@ -124,7 +123,7 @@ def test_prompts_of_all_kinds_are_answered_from_their_bytes(reuse, salt):
     params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
     prompts = ["Text.", [1, 2, 3], CHAT, SCHEMA.prompt().use("a", use("in"), p="two").use("b").text("Q")]
     for prompt in prompts:
-        request = llm.processor.process(prompt, params, llm.policy(reuse), salt=salt)
+        request = llm.processor.process(prompt, params, llm.policy(reuse), Scope(salt))
         read = EngineRequest.from_bytes(request.to_bytes(), llm.client.model.keys)
         assert keys_of(read) == keys_of(request)
         answers = []
@@ -142,7 +141,7 @@ def test_prompts_of_all_kinds_are_answered_from_their_bytes(reuse, salt):
 def test_salts_of_others_are_not_in_a_request():
     """The serialized request holds its own salt once, and no digest or record derived from it."""
     llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0, cache_salt="the engine's secret")
-    request = llm.processor.process(CHAT, SamplingParams(), llm.policy("anchored"), salt="the tenant's")
+    request = llm.processor.process(CHAT, SamplingParams(), llm.policy("anchored"), Scope("the tenant's"))
     written = request.to_bytes()
     assert b"the engine's secret" not in written
     assert written.count(b"the tenant's") == 1
@@ -154,8 +153,8 @@ def test_salts_of_others_are_not_in_a_request():
         (lambda data: b"\x80", "request.damaged"),
         (lambda data: pickle.dumps(1), "request.damaged"),
         (lambda data: b"[]", "request.damaged"),
-        (lambda data: data.replace(b'"version":7', b'"version":4'), "request.other_version"),
-        (lambda data: b'{"version":7}', "request.damaged"),
+        (lambda data: data.replace(b'"version":8', b'"version":4'), "request.other_version"),
+        (lambda data: b'{"version":8}', "request.damaged"),
         (lambda data: data.replace(b'"parts":[[[1,2],', b'"parts":[[7,'), "request.damaged"),
         (lambda data: data.replace(KEYS.fingerprint.hex().encode(), b"00"), "request.other_model"),
         (lambda data: data.replace(b'"off"', b'"often"'), "policy.unknown"),

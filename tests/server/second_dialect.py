@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from inlay.api import dialect as dialects
-from inlay.api.call import AnswerRoute, Call
+from inlay.api.call import AnswerRoute, Call, Level
 from inlay.api.failures import BodyError, Failure
 from inlay.sampling.params import SamplingParams
 from inlay.types import RequestOutput
@@ -69,6 +69,9 @@ class Say:
 
     def error_body(self, failure: Failure) -> dict[str, Any]:
         return {"wrong": failure.message}
+
+    def limit_headers(self, levels: Sequence[Level]) -> dict[str, str]:
+        return {f"rest-{level.name}": str(level.remaining) for level in levels}
 
 
 def main() -> None:

@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay import ParameterError
+from inlay.api.dialect import OPENAI
 from inlay.api.failures import BodyError, failure_of
-from inlay.server.limits import CEILINGS, EVERYBODY, Admission, Limits, Meter, Tenant, duration
+from inlay.api.openai.respond import duration
+from inlay.server.limits import CEILINGS, EVERYBODY, AdmittedRequest, Limits, Meter, Tenant
 from inlay.server.settings import CEILINGS as SETTINGS_CEILINGS
 from inlay.server.tenants import RateLimitMiddleware
 
@@ -38,10 +40,10 @@ def tenant(name: str = "a", **limits: Any) -> Tenant:
     return Tenant(name, "salt", Limits(**limits))
 
 
-def begin(meter: Meter, who: Tenant) -> tuple[AsyncExitStack, Admission] | BodyError:
+def begin(meter: Meter, who: Tenant) -> tuple[AsyncExitStack, AdmittedRequest] | BodyError:
     """A request that goes on, or its refusal."""
 
-    async def enter() -> tuple[AsyncExitStack, Admission] | BodyError:
+    async def enter() -> tuple[AsyncExitStack, AdmittedRequest] | BodyError:
         stack = AsyncExitStack()
         try:
             return stack, await stack.enter_async_context(meter.request(who))
@@ -74,7 +76,7 @@ def refusal(meter: Meter, who: Tenant) -> BodyError:
     return error
 
 
-def admitted(meter: Meter, who: Tenant) -> Admission:
+def admitted(meter: Meter, who: Tenant) -> AdmittedRequest:
     begun = begin(meter, who)
     assert not isinstance(begun, BodyError), begun
     return begun[1]
@@ -183,14 +185,14 @@ def test_tokens_are_paid_when_they_are_used():
     one.tokens(500)
     other.tokens(400)  # more than there is left: a debt of 300
     assert str(refusal(meter, who)) == "your 600 tokens a minute are used up; wait 30.1s"
-    assert meter.headers(who)["x-ratelimit-remaining-tokens"] == "0"
+    assert OPENAI.limit_headers(meter.levels(who))["x-ratelimit-remaining-tokens"] == "0"
     clock.now += 30 * SECOND
     refusal(meter, who)
     clock.now += SECOND // 10
     admitted(meter, who)
 
 
-def holding(meter: Meter, who: Tenant, **size: int) -> tuple[AsyncExitStack, Admission] | BodyError:
+def holding(meter: Meter, who: Tenant, **size: int) -> tuple[AsyncExitStack, AdmittedRequest] | BodyError:
     """A request whose size is known, or its refusal."""
     begun = begin(meter, who)
     if isinstance(begun, BodyError):
@@ -211,7 +213,7 @@ def test_requests_side_by_side_use_what_there_is_and_one_request_more():
     refused = failure_of(next(one for one in found if isinstance(one, BodyError)))
     assert (refused.status, refused.code, refused.retry_after_s) == (429, "rate_limit_exceeded", 1.0)
     assert "your running requests have reserved the rest of your 500 tokens a minute" in refused.message
-    assert meter.headers(who)["x-ratelimit-remaining-tokens"] == "0"
+    assert OPENAI.limit_headers(meter.levels(who))["x-ratelimit-remaining-tokens"] == "0"
 
 
 def test_what_is_reserved_and_not_used_is_there_again():
@@ -222,7 +224,7 @@ def test_what_is_reserved_and_not_used_is_there_again():
     begun[1].used(30)
     assert isinstance(holding(meter, who, tokens=1), BodyError)
     end(begun[0])
-    assert meter.headers(who)["x-ratelimit-remaining-tokens"] == "470"
+    assert OPENAI.limit_headers(meter.levels(who))["x-ratelimit-remaining-tokens"] == "470"
     assert not isinstance(holding(meter, who, tokens=470), BodyError)
 
 
@@ -316,7 +318,7 @@ def test_a_refused_request_uses_nothing():
     assert "your key allows 1 answers at the same time, and all are running;" in str(refusal(meter, who))
     end(begun[0])
     admitted(meter, who)
-    assert meter.headers(who)["x-ratelimit-remaining-requests"] == "0"
+    assert OPENAI.limit_headers(meter.levels(who))["x-ratelimit-remaining-requests"] == "0"
 
 
 def test_a_place_comes_back_when_a_request_fails():
@@ -344,7 +346,7 @@ def test_other_limits_hold_from_the_next_request_on():
     clock.now += SECOND
     admitted(meter, more)
     admitted(meter, replace(who, limits=Limits()))
-    assert meter.headers(replace(who, limits=Limits())) == {}
+    assert OPENAI.limit_headers(meter.levels(replace(who, limits=Limits()))) == {}
 
 
 def test_tenants_do_not_pay_for_each_other():

@@ -453,7 +453,7 @@ def test_no_message_writes_lines_of_its_own():
 
 
 def test_the_page_shows_the_fields_of_a_line():
-    (shown,) = (json.loads(block.text) for block in blocks(DOCS / "metrics.md") if block.note == "line")
+    (shown,) = (json.loads(block.text) for block in blocks(DOCS / "reference/metrics.md") if block.note == "line")
     stream = logging_to()
     send(RequestLogMiddleware(answering(), Counted()))
     assert list(shown) == list(records(stream)[0])

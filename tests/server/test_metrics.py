@@ -1,4 +1,4 @@
-"""Metrics match the requests, use the names of dashboards and docs/metrics.md, and stay bounded."""
+"""Metrics match the requests, use the names of dashboards and docs/reference/metrics.md, and stay bounded."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from inlay.types import (
 from ..pages import DOCS, rows
 from .watching import TENANTS, model, server, service
 
-PAGE = DOCS / "metrics.md"
+PAGE = DOCS / "reference/metrics.md"
 ANN = TENANTS["Bearer ann"]
 STATS = EngineStats(
     running=3,
@@ -309,9 +309,11 @@ def test_buckets_of_tokens_reach_the_longest_context(longest):
 
 def test_the_page_lists_every_metric_and_no_other():
     listed = {}
-    for name, kind, labels, says, _ in rows(PAGE, "metric", "type", "labels", "what it says", "as in vLLM"):
-        assert says
-        listed[name.strip("`")] = (kind, frozenset(re.findall(r"`(\w+)`", labels)))
+    for header in ("metric, as in vLLM", "metric of inlay"):
+        for names, kind, says in rows(PAGE, header, "type", "what it says"):
+            assert says
+            for name in re.findall(r"`([\w:]+)`", names):
+                listed[name] = (kind.split()[0], frozenset(re.findall(r"`(\w+)`", kind)))
     metrics = made()
     watch = metrics.begin("/v1/completions", ANN)
     watch.end(None, None)
@@ -341,9 +343,7 @@ def test_what_vllm_has_is_sent_under_both_names():
     watch.end([finished([3], Usage(7, 5, 2, 5, 0, 0))], None)
     families = {family.name: family for family in parse_text(metrics.render().decode())}
     listed = {
-        name.strip("`").removesuffix("_total")
-        for name, *_, same in rows(PAGE, "metric", "type", "labels", "what it says", "as in vLLM")
-        if same == "yes"
+        name.strip("`").removesuffix("_total") for name, *_ in rows(PAGE, "metric, as in vLLM", "type", "what it says")
     }
     twins = {name for name in families if name.startswith("vllm:")}
     assert {name.replace("vllm:", "inlay:") for name in twins} == listed

@@ -19,13 +19,13 @@ from inlay.api.failures import BodyError
 from inlay.errors import CapacityError
 from inlay.server.limits import EVERYBODY, Tenant
 from inlay.server.schema_catalog import SchemaCatalog, SchemaQuotas
-from inlay.server.schema_documents import Source, of_schema
+from inlay.server.schema_documents import SchemaSource, of_schema
 
 ANN, BOB = Tenant("ann", "a"), Tenant("bob", "b")
 ROOT = Tenant("root", "r", admin=True)
 
 
-def source(name: str = "s", text: str = "Some text.") -> Source:
+def source(name: str = "s", text: str = "Some text.") -> SchemaSource:
     return of_schema(Schema.from_json({"name": name, "content": [{"module": "m", "content": text}]}))
 
 
@@ -39,7 +39,7 @@ class Library:
     encoded: int = 0
 
     @property
-    def client(self) -> Any:
+    def admin(self) -> Any:
         """Nothing is pinned by key."""
         none: Future[list[Any]] = Future()
         none.set_result([])
@@ -83,7 +83,7 @@ def run(use: Callable[[SchemaCatalog, Library], Coroutine[Any, Any, None]], **li
     asyncio.run(whole())
 
 
-async def create(registry: SchemaCatalog, given: Source | None = None, salt: str | None = None) -> Any:
+async def create(registry: SchemaCatalog, given: SchemaSource | None = None, salt: str | None = None) -> Any:
     return await registry.create(given or source(), salt=salt, reuse="anchored", positions=None)
 
 

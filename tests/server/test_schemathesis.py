@@ -33,6 +33,13 @@ OPERATIONS = (
     "GET /v1/models",
     "GET /v1/models/{name}",
     "POST /v1/schemas",
+    "POST /v1/messages",
+    "POST /v1/messages/count_tokens",
+    "POST /v1/responses",
+    "GET /v1/responses/{name}",
+    "DELETE /v1/responses/{name}",
+    "POST /v1/responses/{name}/cancel",
+    "GET /v1/responses/{name}/input_items",
     "GET /v1/schemas",
     "GET /v1/schemas/{name}",
     "PUT /v1/schemas/{name}",
@@ -115,11 +122,28 @@ JSON = st.recursive(
 )
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/tokenize", "/detokenize"])
+PATHS = [CHAT, COMPLETIONS, "/tokenize", "/detokenize", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"]
+
+
+@pytest.mark.parametrize("path", PATHS)
 @settings(UNHURRIED, max_examples=20)
 @given(data=st.data())
 def test_any_json_at_all(made_up_site: Site, path: str, data: st.DataObject):
-    fields = ["messages", "prompt", "pml", "stop", "tools", "seed", "n", "stream", "tokens", "response_format"]
+    fields = [
+        "messages",
+        "prompt",
+        "pml",
+        "stop",
+        "tools",
+        "seed",
+        "n",
+        "stream",
+        "tokens",
+        "response_format",
+        "input",
+        "system",
+        "max_tokens",
+    ]
     body = data.draw(JSON | st.dictionaries(st.sampled_from(fields), JSON, max_size=3))
     status, _, answer = made_up_site.call("POST", path, body)
     assert status == 200 or (status < 500 and answer["error"]["message"])

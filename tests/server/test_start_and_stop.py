@@ -9,7 +9,7 @@ import time
 import pytest
 
 from inlay import AsyncLLM, CapacityError, ParameterError, Schema
-from inlay.engine.core import Engine
+from inlay.engine.core import EngineCore
 from inlay.engine.scheduler import Scheduler
 from inlay.server.app import build_app
 from inlay.server.run import Server, listen
@@ -53,8 +53,8 @@ def test_what_a_request_does_not_say_is_the_models():
 def test_it_is_not_ready_before_its_schemas_are_encoded(monkeypatch):
     llm = small_model()
     app, go_on = build_app(llm, ServerSettings(served_names=("tiny",)), [SCHEMA]), threading.Event()
-    step = Engine.step
-    monkeypatch.setattr(Engine, "step", lambda self, **how: (go_on.wait(20), step(self, **how))[1])
+    step = EngineCore.step
+    monkeypatch.setattr(EngineCore, "step", lambda self, **how: (go_on.wait(20), step(self, **how))[1])
     is_ready = threading.Event()
     with listen("127.0.0.1", 0, network=False) as listener:
         server = Server(app, is_ready.set)
@@ -199,7 +199,7 @@ def test_a_server_whose_engine_has_ended_says_so(monkeypatch: pytest.MonkeyPatch
         def broken(*_: object) -> None:
             raise RuntimeError("a fault that goes on")
 
-        monkeypatch.setattr(Engine, "release", broken)
+        monkeypatch.setattr(EngineCore, "release", broken)
         monkeypatch.setattr(Scheduler, "step", broken)
         text = b""
         while b'"internal_error"' not in text and (part := streamed.recv(65536)):

@@ -22,7 +22,7 @@ import pytest
 
 from inlay.api.failures import BodyError
 from inlay.api.openai import OpenAI
-from inlay.engine.background.pacing import Pacer
+from inlay.engine.workpool import Pacer
 from inlay.server import body as guard
 from inlay.server import threads
 from inlay.server.threads import BodyWorkers, MemoryTrimmer

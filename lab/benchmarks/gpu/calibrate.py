@@ -1,4 +1,4 @@
-"""Measure the cost model by which the Triton backend decides which rows read keys together (docs/gpu.md).
+"""Measure the cost model of the Triton backend: which rows read keys together (docs/internals/gpu-kernels.md).
 
     python lab/benchmarks/gpu/calibrate.py
     export INLAY_TRITON_COSTS=lab/benchmarks/results/DEVICE/costs.json
@@ -74,8 +74,8 @@ def choice(case: Case, device: Any, clock: Clock, costs: Any) -> dict[str, Any]:
     """The model's choice for a case, and the measured times with sharing always on and off."""
     import numpy as np
 
+    from inlay.attention.triton.backend import largest_tile
     from inlay.attention.triton.cost import CostModel, Shape
-    from inlay.attention.triton.launch import largest_tile
 
     sequences = Sequences(case, device)
     always = replace(CostModel(), partial_byte_s=0.0, multiply_s=0.0, launch_s=0.0, work_s=0.0, cached_byte_s=0.0)

@@ -2,7 +2,8 @@
 
     python lab/benchmarks/gpu/checks.py
 
-Each check prints a line and a result. The script ends with status 1 if one fails. docs/gpu.md is the list.
+Each check prints a line and a result. The script ends with status 1 if one fails. docs/internals/gpu-kernels.md
+lists them.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ def check_answers(asked: Any, device: Any) -> Iterator[dict[str, Any]]:
     yield {"check": "recorded steps", "passed": asked.dry or (graphs is not None and graphs.played > 0)}
     for _ in range(3):  # the same shapes of new text
         llm.generate([prompt + " and so on" for prompt in prompts], params)
-        llm.client.reset_prefix_cache().result()
+        llm.reset_prefix_cache()
     yield {"check": "recorded prefills", "passed": asked.dry or (graphs is not None and graphs.played_prefills > 0)}
     if not asked.dry:
         compiled = LLM("random:tiny", device=str(device), attention_backend="triton", compile=True, **settings)
@@ -223,10 +224,9 @@ def check_quantized(asked: Any, device: Any) -> Iterator[dict[str, Any]]:
     from inlay.attention.backend import AttentionOptions
     from inlay.attention.device_storage import DeviceStorage
     from inlay.attention.plan import build_plan
-    from inlay.attention.quantization import LARGEST, dequantize, quantize
     from inlay.attention.reference import ReferenceBackend
     from inlay.attention.rope import Rotary
-    from inlay.attention.storage import KVStorage, LayerShape
+    from inlay.attention.storage import LARGEST, KVStorage, LayerShape, dequantize, quantize
     from inlay.attention.triton.backend import TritonBackend
     from inlay.slots import SlotRange
 

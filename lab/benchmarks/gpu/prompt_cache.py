@@ -69,7 +69,7 @@ def measure(llm: Any, own: int, cached: int, new: int, clock: Clock, ceilings: C
 
     once = SamplingParams(max_tokens=1, temperature=0)
     schema, prompt = workload(llm, cached, new)
-    llm.client.reset_prefix_cache().result()
+    llm.reset_prefix_cache()
     llm.add_schema(schema)
     first = llm.generate(prompt, once)[0]
     model, storage = llm.loaded.model, llm.storage

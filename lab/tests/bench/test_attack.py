@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from inlay.engine.core import Engine
+from inlay.engine.core import EngineCore
 from inlay_lab.bench.serve.attacks import Attack, Send, attacks, rounds_of
 from inlay_lab.bench.serve.under_attack import Keys, Seen, run_attack
 from tests.server.conftest import Site, running, small_model
@@ -42,7 +42,7 @@ def test_an_attack_in_short(site: Site, name: str):
 
 
 def test_who_refuses_the_victim_is_told(site: Site, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Engine, "add", lambda *_: exec("raise RuntimeError('a fault')"))
+    monkeypatch.setattr(EngineCore, "add", lambda *_: exec("raise RuntimeError('a fault')"))
     seen = attacked(site, attacks(1)["fields"], 0.1)
     assert seen.failures
     assert all("500" in failure for failure in seen.failures)

@@ -1,4 +1,4 @@
-"""lab/benchmarks/kv_cache_dtype.py prints the table of docs/store.md."""
+"""lab/benchmarks/kv_cache_dtype.py prints the table of docs/internals/results.md."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_its_table_is_that_of_the_page(monkeypatch: pytest.MonkeyPatch, capsys: 
     monkeypatch.setattr(sys, "argv", [str(FILE), "random:tiny", "2x400", "1x700"])
     runpy.run_path(str(FILE), run_name="__main__")
     head, line, *rows, last = capsys.readouterr().out.splitlines()
-    assert f"{head}\n{line}\n" in (DOCS / "store.md").read_text()
+    assert f"{head}\n{line}\n" in (DOCS / "internals/results.md").read_text()
     found = json.loads(last)["rows"]
     for printed, row, name in zip(rows, found, ("2 × 400", "1 × 700"), strict=True):
         cells = printed.strip("| ").split(" | ")

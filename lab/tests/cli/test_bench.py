@@ -19,7 +19,7 @@ from tests.conftest import tiny
 pytestmark = pytest.mark.long
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-PAGE = Path(__file__).parents[3] / "docs" / "performance.md"
+PAGE = Path(__file__).parents[3] / "docs/internals/results.md"
 NAMES = ("attention", "decode", "encode", "throughput", "ttft")
 ATTENTION = "attention --quick --dtype float32 --heads 4/2 --prompt 64 --batches 1,2 --completions 0"
 COMMANDS = {

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from inlay import LLM, ModelError, ParameterError
-from inlay.check.divergence import divergence
+from inlay.check.run import divergence
 from inlay.models.load import LoadedModel
 from inlay.pml import Import, Prompt
 from inlay_lab.eval.modular_cases import draw_rounds

@@ -1,4 +1,4 @@
-"""docs/quality.md: its commands run, and its Python reads the output of one of them."""
+"""The pages on methods and results: commands run at small sizes, and the Python reads the output of one of them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from tests.pages import DOCS, blocks
 
 pytestmark = pytest.mark.long
 
-PAGE = DOCS / "quality.md"
-
-
-def of(language: str) -> list[str]:
-    return [block.text for block in blocks(PAGE) if block.language == language]
-
-
-LINES = [line for block in of("sh") for line in block.splitlines()]
-COMMANDS = [line for line in LINES if line.startswith("inlay eval")]
-OTHERS = [line for line in LINES if line not in COMMANDS]
+METHODS, RESULTS = DOCS / "internals/methods.md", DOCS / "internals/results.md"
+LINES = [
+    line
+    for page in (METHODS, RESULTS)
+    for block in blocks(page)
+    if block.language == "sh"
+    for line in block.text.splitlines()
+]
+EVALS = [line for line in LINES if line.startswith("inlay eval modular-qa")]
+FILES = [shlex.split(line)[1] for line in LINES if line.startswith("python ")]
+TTFT = [line for line in LINES if line.startswith("inlay bench ttft") and "--reuse" in line]
+HEALING = "--healing"
 
 
 def run_small(command: str) -> int:
@@ -30,34 +32,40 @@ def run_small(command: str) -> int:
     return main([*shlex.split(command)[1:], "--documents", "2", "--questions", "5", "--json"])
 
 
-@pytest.mark.parametrize("command", [command for command in COMMANDS if "--answers" not in command])
+@pytest.mark.parametrize("command", [command for command in EVALS if "--answers" not in command])
 def test_commands_run(
     command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
+    (tmp_path / "lab").symlink_to(DOCS.parent / "lab")
     monkeypatch.chdir(tmp_path)
     assert run_small(command) == 0
     assert bool(list(tmp_path.glob("*/report.md"))) == ("--report" in command)
-    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
-    assert {row["scaffold"] for row in rows} == ({False, True} if "--scaffold" in command else {False})
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {row["scaffold"] for row in result["rows"]} == ({False, True} if "--scaffold" in command else {False})
+    assert (HEALING in command) == ("healing" in result)
 
 
-@pytest.mark.parametrize("command", OTHERS)
-def test_what_a_repair_costs(command: str, capsys: pytest.CaptureFixture[str]):
-    words = shlex.split(command)
-    assert words[:3] == ["inlay", "bench", "ttft"]
-    assert main([*words[1:], "--model", "random:tiny", "--cached", "128", "--new", "8", "--quick", "--json"]) == 0
+@pytest.mark.parametrize("command", TTFT)
+def test_the_cost_of_recomputation(command: str, capsys: pytest.CaptureFixture[str]):
+    small = ["--model", "random:tiny", "--cached", "128", "--new", "8", "--quick", "--json"]
+    assert main([*shlex.split(command)[1:], *small]) == 0
     (row,) = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     assert row["repaired"] > 0
     assert row["over_behind"] > 0
 
 
+def test_the_scripts_exist():
+    assert len(FILES) > 10
+    assert [file for file in FILES if not (DOCS.parent / file).is_file()] == []
+
+
 def test_answers_are_read_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     monkeypatch.chdir(tmp_path)
-    (command,) = [command for command in COMMANDS if "--answers" in command]
+    (command,) = [command for command in EVALS if "--answers" in command]
     assert run_small(command) == 0
     capsys.readouterr()
-    (code,) = of("python")
-    exec(compile(code, str(PAGE), "exec"), {})
+    (code,) = [block.text for block in blocks(METHODS) if block.language == "python"]
+    exec(compile(code, str(METHODS), "exec"), {})
     printed = capsys.readouterr().out
     for start in ("off packed False single", "isolated packed False count", "anchored packed False form"):
         assert start in printed

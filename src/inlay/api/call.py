@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from inlay.api.reasoning import ReasoningUse
@@ -34,6 +34,36 @@ class AnswerRoute:
 
 
 @dataclass(frozen=True, slots=True)
+class Level:
+    """The state of one rate limit of a tenant, for the headers of answers.
+
+    Args:
+        name: "requests" or "tokens".
+        limit: the most in a minute.
+        remaining: the rest now.
+        full_in_s: seconds until the limit is whole again.
+    """
+
+    name: str
+    limit: int
+    remaining: int
+    full_in_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAnswer:
+    """An answer that a server keeps for its tenant.
+
+    Args:
+        document: the answer, as its dialect wrote it.
+        input: the input of its request in the dialect's form, with the stored answers that it continues.
+    """
+
+    document: Mapping[str, Any]
+    input: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """One request for answers.
 
@@ -57,6 +87,8 @@ class Call:
         structure_field: the field that constrains the form of the answer.
         ignored: the ignored fields of the request, which the response names.
         order: "any" if neighboring modules may change places; None to keep the order.
+        store: the input to keep with its answer; None if the answer is not kept.
+        repeated: fields of the request that the answer repeats, for dialects that do so.
     """
 
     endpoint: str
@@ -78,6 +110,8 @@ class Call:
     structure_field: str = "structured_outputs"
     ignored: tuple[str, ...] = ()
     order: str | None = None
+    store: tuple[Mapping[str, Any], ...] | None = None
+    repeated: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def answers(self) -> int:

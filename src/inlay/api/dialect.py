@@ -10,10 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from inlay.api.call import AnswerRoute, Call
+from inlay.api.anthropic import Anthropic
+from inlay.api.call import AnswerRoute, Call, Level, StoredAnswer
 from inlay.api.failures import Failure
 from inlay.api.openai import OpenAI
 from inlay.api.reasoning import ModelReasoning
+from inlay.api.responses import Responses
 from inlay.api.tools.formats import ModelTools
 from inlay.types import RequestOutput
 
@@ -54,6 +56,7 @@ class Dialect(Protocol):
         tools: ModelTools | None = None,
         reasoning: ModelReasoning | None = None,
         defaults: Mapping[str, Any] = MappingProxyType({}),
+        stored: Mapping[str, StoredAnswer] = MappingProxyType({}),
     ) -> Call:
         """Translate a checked body into a call.
 
@@ -63,6 +66,7 @@ class Dialect(Protocol):
             tools: the model's format of tool calls; None for a model without tools.
             reasoning: the model's format of reasoning.
             defaults: ``llm.sampling_defaults``, for SamplingParams that the body does not set.
+            stored: the caller's stored answers by id, for dialects that continue them.
 
         Raises:
             BodyError: the body is invalid.
@@ -98,10 +102,17 @@ class Dialect(Protocol):
     def error_body(self, failure: Failure) -> dict[str, Any]:
         """Return the body of an error response."""
 
+    def limit_headers(self, levels: Sequence[Level]) -> dict[str, str]:
+        """Return the headers that tell a tenant the state of its rate limits."""
+
 
 OPENAI: Dialect = OpenAI()
 
-DIALECTS: tuple[Dialect, ...] = (OPENAI,)
+ANTHROPIC: Dialect = Anthropic()
+
+RESPONSES: Dialect = Responses()
+
+DIALECTS: tuple[Dialect, ...] = (OPENAI, ANTHROPIC, RESPONSES)
 
 
 def dialect_of(path: str) -> Dialect:

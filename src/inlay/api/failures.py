@@ -5,6 +5,8 @@ It maps the package's errors to failures with an HTTP status.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -26,6 +28,9 @@ from inlay.errors import (
 from inlay.wording import clip
 
 MAX_PROBLEMS = 20  # in one error
+
+#: The code of a request with an image or other content that is no text.
+NO_TEXT = "unsupported_content"
 
 MAX_NAME = 100  # characters of a client's name in an error
 _MESSAGE = 6_000  # characters of one error's message
@@ -74,6 +79,22 @@ class BodyError(ParameterError):
         self.retry_after_s = retry_after_s
 
 
+@contextmanager
+def naming_text_model(text_model: str | None) -> Iterator[None]:
+    """Within the block, an error for content that is no text names the text model that is served.
+
+    Args:
+        text_model: See ``ModelInfo.text_model``. None: the error stays as it is.
+    """
+    try:
+        yield
+    except BodyError as error:
+        if error.code != NO_TEXT or text_model is None:
+            raise
+        reason = f"{error}; {text_model}"
+        raise BodyError(reason, param=error.param, code=error.code, status=error.status) from error
+
+
 class FailureKind(StrEnum):
     """The side that caused a failure, derived from its status."""
 
@@ -93,6 +114,7 @@ class Failure:
         code: the kind of error.
         retry_after_s: seconds until a retry; None if it does not help.
         problems: all problems of a text.
+        request_id: of the request, for dialects whose errors name it.
     """
 
     status: int
@@ -101,6 +123,7 @@ class Failure:
     code: str | None = None
     retry_after_s: float | None = None
     problems: tuple[Problem, ...] = ()
+    request_id: str | None = None
 
     @property
     def kind(self) -> FailureKind:

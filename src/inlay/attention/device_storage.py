@@ -19,8 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from inlay.attention.quantization import LARGEST, SCALE_BYTES, dequantize, quantize
-from inlay.attention.storage import KVStorage, LayerShape, seen
+from inlay.attention.storage import LARGEST, SCALE_BYTES, KVStorage, LayerShape, dequantize, quantize, seen
 from inlay.slots import SlotRange, total
 
 logger = logging.getLogger(__name__)

@@ -54,7 +54,7 @@ def items_at(ranges: Sequence[SlotRange], position: int, shift: int = 0) -> tupl
     return tuple(found)
 
 
-class Context:
+class PlanContext:
     """The items before the next tokens of a request, as a growing table in the layout of ``Part.items``.
 
     A prompt of a thousand segments has a thousand parts, and each part sees all items before it. The tables of the
@@ -117,9 +117,8 @@ class Part:
         """Return a part with rows at any increasing positions.
 
         Args:
-            context: The items that the rows read besides their own keys, or the table of a ``Context``. The items of
-                the
-                part are built on first use, so a waiting part needs no memory for them.
+            context: The items that the rows read besides their own keys, or the table of a ``PlanContext``. The
+                items of the part are built on first use, so a waiting part needs no memory for them.
             slots: Ranges with at least one slot for each row.
             among: True if some of the context stands after some rows. All of it is masked then.
         """
@@ -199,11 +198,12 @@ class Part:
 
     def split(self, rows: int) -> tuple[Part, Part]:
         """Split into the first ``rows`` rows and the rest. The rest reads the keys of the first rows from the pool."""
-        made = []
-        for some in (slice(None, rows), slice(rows, None)):
-            positions = self.positions[some]
-            made.append(Part(positions, self.slots[some], _settled(self.items, positions)))
-        return made[0], made[1]
+        return self.only(slice(None, rows)), self.only(slice(rows, None))
+
+    def only(self, some: slice | Table) -> Part:
+        """Return the part of some of the rows, given as increasing numbers. It reads other rows' keys from the pool."""
+        positions = self.positions[some]
+        return Part(positions, self.slots[some], _settled(self.items, positions))
 
     def next(self, slot: int) -> Part:
         """Return the part of the next decode step: one position on, stored in ``slot``."""
@@ -215,7 +215,7 @@ class Part:
         return Part(positions, slots, _settled(items, positions))
 
 
-class Prepared(Protocol):
+class PreparedTables(Protocol):
     """The work tables that a backend has made of a plan."""
 
     def advance(self) -> None:
@@ -239,7 +239,7 @@ class Plan:
     positions: Table
     slots: Table
     share: bool = True
-    work: dict[str, Prepared] = field(default_factory=dict)
+    work: dict[str, PreparedTables] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -256,6 +256,17 @@ def build_plan(parts: Sequence[Part], *, share: bool = True) -> Plan:
     """Build the plan of a pass. See ``Plan`` for ``share``."""
     positions = np.concatenate([part.positions for part in parts])
     return Plan(tuple(parts), positions, np.concatenate([part.slots for part in parts]), share)
+
+
+def plan_of_rows(plan: Plan, rows: Sequence[int]) -> Plan:
+    """Return the plan of some rows of a pass, given as increasing numbers. The keys of all rows must be stored."""
+    wanted, first, parts = np.asarray(rows, dtype=np.int64), 0, []
+    for part in plan.parts:
+        begin, end = np.searchsorted(wanted, (first, first + part.rows))
+        if end > begin:
+            parts.append(part.only(wanted[begin:end] - first))
+        first += part.rows
+    return build_plan(parts, share=plan.share)
 
 
 def advance(plan: Plan, parts: Sequence[Part]) -> Plan:

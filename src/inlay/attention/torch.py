@@ -23,8 +23,7 @@ from inlay.attention.device_storage import DeviceStorage
 from inlay.attention.grouping import FIRST, MASKED, SHIFT, Table
 from inlay.attention.mass import attention_mass
 from inlay.attention.plan import Part, Plan
-from inlay.attention.quantization import LARGEST
-from inlay.attention.storage import KVStorage, LayerShape
+from inlay.attention.storage import LARGEST, KVStorage, LayerShape
 
 _CPU = torch.device("cpu")
 
@@ -33,7 +32,7 @@ flash_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.def
 
 
 @dataclass(frozen=True, slots=True)
-class _View:
+class _GroupView:
     """Some rows of a group against adjacent keys in the pool.
 
     Args:
@@ -55,7 +54,7 @@ class _View:
 class _Work:
     """A plan's views by kind of layer, made when the first layer of a kind runs."""
 
-    views: dict[tuple[object, ...], list[_View]] = field(default_factory=dict)
+    views: dict[tuple[object, ...], list[_GroupView]] = field(default_factory=dict)
 
     def advance(self) -> None:
         """See Prepared.advance."""
@@ -107,7 +106,7 @@ class TorchBackend:
 
 
 def _attend(
-    query: Tensor, pool: KVStorage, views: list[_View], layer: int, options: AttentionOptions
+    query: Tensor, pool: KVStorage, views: list[_GroupView], layer: int, options: AttentionOptions
 ) -> tuple[Tensor, Tensor]:  # (heads, rows, head_dim), (heads, rows) fp32, natural log
     plain = options.softcap is not None or options.slopes is not None or query.device.type != "cpu"
     partial = _plain_partial if plain else _flash_partial
@@ -148,7 +147,7 @@ def _turn(query: Tensor, shift: int, options: AttentionOptions) -> Tensor:
 
 
 def _flash_partial(
-    query: Tensor, keys: Tensor, values: Tensor, view: _View, options: AttentionOptions
+    query: Tensor, keys: Tensor, values: Tensor, view: _GroupView, options: AttentionOptions
 ) -> tuple[Tensor, Tensor]:  # (heads, rows, head_dim), (heads, rows) fp32
     heads, rows, head_dim = query.shape
     mask = view.mask
@@ -167,7 +166,7 @@ def _flash_partial(
 
 
 def _plain_partial(
-    query: Tensor, keys: Tensor, values: Tensor, view: _View, options: AttentionOptions
+    query: Tensor, keys: Tensor, values: Tensor, view: _GroupView, options: AttentionOptions
 ) -> tuple[Tensor, Tensor]:
     """The same result in separate steps. The flash kernel supports neither soft-cap nor a bias for each head."""
     heads, rows, head_dim = query.shape
@@ -186,7 +185,7 @@ def _plain_partial(
     return output.reshape(heads, rows, head_dim), lse.reshape(heads, rows)
 
 
-def _views(plan: Plan, options: AttentionOptions) -> list[_View]:
+def _views(plan: Plan, options: AttentionOptions) -> list[_GroupView]:
     """The views of a plan for a kind of layer, made once per pass."""
     made = cast(_Work, plan.work[TorchBackend.name]).views
     kind = (options.window, options.slopes is not None)
@@ -196,7 +195,7 @@ def _views(plan: Plan, options: AttentionOptions) -> list[_View]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _KeyRun:
     """Adjacent keys in the pool that a group reads at one shift. positions: (keys,), as the rows see them."""
 
     first: int
@@ -205,7 +204,7 @@ class _Run:
     positions: Table
 
 
-def _runs(plan: Plan) -> Iterator[tuple[Table, _Run]]:
+def _runs(plan: Plan) -> Iterator[tuple[Table, _KeyRun]]:
     """Yield every group's rows with each run that they read.
 
     Unmasked stretches in adjacent slots become one run, at whatever positions they are.
@@ -223,12 +222,12 @@ def _runs(plan: Plan) -> Iterator[tuple[Table, _Run]]:
                 positions.append(seen_at)
                 continue
             if positions:
-                yield rows, _Run(first, shift, bool(masked), np.concatenate(positions))
+                yield rows, _KeyRun(first, shift, bool(masked), np.concatenate(positions))
             first, shift, masked, positions = slot, at_shift, is_masked, [seen_at]
-        yield rows, _Run(first, shift, bool(masked), np.concatenate(positions))
+        yield rows, _KeyRun(first, shift, bool(masked), np.concatenate(positions))
 
 
-def _views_of(plan: Plan, rows: Table, run: _Run, options: AttentionOptions) -> Iterator[_View]:
+def _views_of(plan: Plan, rows: Table, run: _KeyRun, options: AttentionOptions) -> Iterator[_GroupView]:
     """Split a run's rows into those that see all of it, those on the causal diagonal, and those that need a mask."""
     at = plan.positions[rows]
     if not run.masked:
@@ -246,20 +245,20 @@ def _views_of(plan: Plan, rows: Table, run: _Run, options: AttentionOptions) -> 
 
 
 def _seen(
-    at: Table, rows: Table, run: _Run, masked: bool, options: AttentionOptions, *, causal: bool = False
-) -> Iterator[_View]:
+    at: Table, rows: Table, run: _KeyRun, masked: bool, options: AttentionOptions, *, causal: bool = False
+) -> Iterator[_GroupView]:
     """Yield the view of these rows at these positions, or nothing if they see no key."""
     biased = options.slopes is not None
     if not rows.size:
         return
     index, whole = _index(rows), slice(run.first, run.first + run.positions.size)
     if options.window is None and not biased and (causal or not masked):
-        yield _View(index, run.shift, whole, causal)
+        yield _GroupView(index, run.shift, whole, causal)
         return
     distance = torch.from_numpy(at)[:, None] - torch.from_numpy(run.positions)[None]
     seen = distance < (torch.iinfo(torch.int64).max if options.window is None else options.window)
     if bool(seen.all()) and (causal or not masked):
-        yield _View(index, run.shift, whole, causal, None, distance if biased else None)
+        yield _GroupView(index, run.shift, whole, causal, None, distance if biased else None)
         return
     if masked:
         seen &= distance >= 0
@@ -267,7 +266,9 @@ def _seen(
     if columns.numel():
         first, last = int(columns[0]), int(columns[-1]) + 1
         slots = slice(run.first + first, run.first + last)
-        yield _View(index, run.shift, slots, False, seen[:, first:last], distance[:, first:last] if biased else None)
+        yield _GroupView(
+            index, run.shift, slots, False, seen[:, first:last], distance[:, first:last] if biased else None
+        )
 
 
 def _are_same(one: slice | Tensor, other: slice | Tensor) -> bool:

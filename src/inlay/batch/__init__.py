@@ -4,7 +4,7 @@
 ``counts`` tracks progress.
 """
 
-from inlay.batch.counts import Counts, Stage
-from inlay.batch.run import Job, run_batch
+from inlay.batch.counts import BatchCounts, Stage
+from inlay.batch.run import BatchJob, run_batch
 
-__all__ = ["Counts", "Job", "Stage", "run_batch"]
+__all__ = ["BatchCounts", "BatchJob", "Stage", "run_batch"]

@@ -24,7 +24,7 @@ Progress = Callable[[Stage, int, int], None]
 
 
 @dataclass
-class Counts:
+class BatchCounts:
     """Counters of a batch and of this run.
 
     Args:

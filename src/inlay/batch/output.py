@@ -16,7 +16,7 @@ from typing import Any
 
 from inlay.api.dialect import OPENAI, Dialect
 from inlay.api.failures import Failure
-from inlay.batch.counts import Counts
+from inlay.batch.counts import BatchCounts
 from inlay.batch.requests import Entry, Index
 from inlay.errors import ParameterError
 
@@ -39,7 +39,7 @@ class Output:
     """
 
     def __init__(
-        self, path: Path, index: Index, settings: Settings, counts: Counts, *, retry_failed: bool = False
+        self, path: Path, index: Index, settings: Settings, counts: BatchCounts, *, retry_failed: bool = False
     ) -> None:
         self.path = path
         self._state_path = path.with_name(path.name + ".state")

@@ -32,7 +32,7 @@ from inlay.batch.counts import Progress, Stage
 from inlay.client.async_llm import AsyncLLM
 from inlay.errors import InlayError, ParameterError
 from inlay.pml import Prompt
-from inlay.strict_json import Fault, JSONError, read_json
+from inlay.strict_json import JSONError, JsonFault, read_json
 from inlay.wording import shown
 
 MAX_LINE_BYTES = 64 * 2**20
@@ -86,17 +86,17 @@ def _json(data: bytes, first: bool) -> Any:
 
 def _sentence(error: JSONError) -> str:
     match error.fault:
-        case Fault.ENCODING:
+        case JsonFault.ENCODING:
             return f"byte {(error.index or 0) + 1} of the line is not UTF-8; save the file as UTF-8"
-        case Fault.HALF:
+        case JsonFault.HALF:
             return "a text holds half a character (a lone surrogate); cut texts between characters"
-        case Fault.TWICE:
+        case JsonFault.TWICE:
             return f"the line gives {shown(error.detail)} twice in one object; keep one of them"
-        case Fault.DEPTH:
+        case JsonFault.DEPTH:
             return "the JSON is nested too deeply; nest it less"
-        case Fault.CONSTANT:
+        case JsonFault.CONSTANT:
             reason = f"{error.detail} is no value of JSON"
-        case Fault.NUMBER:
+        case JsonFault.NUMBER:
             reason = "a number of more than 4,300 digits"
         case _:
             reason = f"{error.detail} at column {error.column}"

@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 from inlay.api.call import Call, system_fingerprint
 from inlay.api.dialect import dialect_of
-from inlay.api.failures import BodyError, Failure, failure_of
+from inlay.api.failures import BodyError, Failure, failure_of, naming_text_model
 from inlay.api.reasoning import model_reasoning
 from inlay.api.reasoning.formats import check_parser
 from inlay.api.structures import structure_failure
 from inlay.api.tools.formats import model_tools, named_format
-from inlay.batch.counts import Counts, Progress, Stage
+from inlay.batch.counts import BatchCounts, Progress, Stage
 from inlay.batch.output import Output
 from inlay.batch.requests import BatchLine, Entry, Index, sort_key
 from inlay.client.async_llm import AsyncLLM
@@ -43,7 +43,7 @@ class BatchError(InlayError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class BatchJob:
     """The settings of a batch.
 
     Args:
@@ -96,7 +96,7 @@ class Job:
         }
 
 
-def run_batch(job: Job, load: Callable[[], AsyncLLM], progress: Progress, counts: Counts) -> None:
+def run_batch(job: BatchJob, load: Callable[[], AsyncLLM], progress: Progress, counts: BatchCounts) -> None:
     """Answer the requests that the output lacks. It can be killed at any moment and run again.
 
     Args:
@@ -125,12 +125,12 @@ def run_batch(job: Job, load: Callable[[], AsyncLLM], progress: Progress, counts
 
 @dataclass
 class _Batch:
-    job: Job
+    job: BatchJob
     llm: AsyncLLM
     index: Index
     output: Output
     progress: Progress
-    counts: Counts
+    counts: BatchCounts
 
     def __post_init__(self) -> None:
         self._ignored: set[str] = set()  # fields of requests that were told of
@@ -166,7 +166,8 @@ class _Batch:
         support.
         """
         dialect = dialect_of(line.endpoint)
-        body = dialect.read(line.body, line.endpoint)
+        with naming_text_model(self.llm.client.model.text_model):
+            body = dialect.read(line.body, line.endpoint)
         call = dialect.translate(
             body,
             default_max_tokens=self.job.default_max_tokens,

@@ -31,6 +31,7 @@ from inlay.pml import (
     numbered,
     resolve,
 )
+from inlay.prompt.inputs import Conversation
 
 #: The kinds of generated prompts, in the order of a pass.
 KINDS = ("facts", "counting", "code", "prose")
@@ -74,11 +75,14 @@ _ARGUMENTS = ("two", "red", "Monday", "Lisbon", "seven", "north")
 
 @dataclass(frozen=True)
 class Batch:
-    """Prompts of one schema. ``kind`` is one of KINDS, or the name of a user's schema."""
+    """Prompts of one schema, or chat messages with marked parts.
+
+    ``kind`` is one of KINDS, the name of a user's schema, or "messages". ``schema`` is None for messages.
+    """
 
     kind: str
-    schema: Schema
-    prompts: tuple[Prompt, ...]
+    schema: Schema | None
+    prompts: tuple[Prompt | Conversation, ...]
 
 
 def draw_batches(number: int, seed: int, *, turns: bool, small: bool = False) -> list[Batch]:
@@ -102,12 +106,15 @@ def draw_batches(number: int, seed: int, *, turns: bool, small: bool = False) ->
 
 
 def without_turns(batch: Batch) -> Batch:
-    """Return the batch without chat turns, with each question as plain text."""
+    """Return the batch of a schema without chat turns, with each question as plain text."""
+    assert batch.schema is not None, "it is generated"
     children: list[Text | Module | Union | Turn] = []
     for child in batch.schema.children:
         children += child.children if isinstance(child, Turn) else (child,)  # type: ignore[arg-type]
     asked = tuple(
-        replace(prompt, children=(*prompt.children[:-1], _with_answer(prompt.children[-1]))) for prompt in batch.prompts
+        replace(prompt, children=(*prompt.children[:-1], _with_answer(prompt.children[-1])))
+        for prompt in batch.prompts
+        if isinstance(prompt, Prompt)
     )
     return Batch(batch.kind, replace(batch.schema, children=numbered(tuple(children))), asked)
 

@@ -1,37 +1,88 @@
 """``inlay check``: measures the divergence of each policy from full prefill on the model, and recommends a policy.
 
 Full prefill answers every prompt greedily. Every policy is then forced to generate the same answer, and its
-distributions are compared with those of full prefill, token by token. docs/check.md explains the numbers.
+distributions are compared with those of full prefill, token by token. See docs/guides/check-prompts.md.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inlay.check.divergence import Divergence, compare
+import torch
+from torch import Tensor
+
 from inlay.check.prompts import KINDS, Batch, draw_batches, draw_prompts
 from inlay.check.statistics import mean_bound, wilson_interval
 from inlay.client.llm import LLM
+from inlay.engine.background.divergence import divergences
 from inlay.errors import InlayError, ModelError, ParameterError
 from inlay.pml import Prompt, Schema
 from inlay.policy import EXACT, ReusePolicy
 from inlay.prompt.chat import ChatTemplate
+from inlay.prompt.inputs import Conversation, has_modules
 from inlay.sampling.params import SamplingParams
 from inlay.tolerance import DEFAULT, Measured, Tolerance
+from inlay.types import Scope
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The divergence of a mode from full prefill over one answer.
+
+    Attributes:
+        kl: KL(full prefill ‖ mode) in nats, the mean over tokens.
+        top1: Share of tokens with the same most probable token in both.
+        same: The mode's greedy answer equals this one.
+    """
+
+    kl: float
+    top1: float
+    same: bool
+
+
+def divergence(reference: Tensor, other: Tensor) -> float:
+    """Return KL(reference ‖ other) in nats, the mean over tokens.
+
+    Args:
+        reference: Natural log-probabilities, [tokens, vocabulary].
+        other: The same of the other distribution.
+    """
+    return float(divergences(reference, other).mean())
+
+
+def compare(reference: Tensor, other: Tensor, said: Sequence[int]) -> Divergence:
+    """Compare a mode with full prefill over the greedy answer of full prefill.
+
+    The mode gives the same answer if its most probable token equals each token of the answer.
+
+    Args:
+        reference: Natural log-probabilities of full prefill, [tokens, vocabulary]. Each row follows the prompt and the
+            earlier tokens of the answer.
+        other: The same of the mode.
+        said: Token ids of the answer.
+    """
+    assert len(reference) == len(other) == len(said), (len(reference), len(other), len(said))
+    tops = other.argmax(dim=-1)
+    agreed = (tops == reference.argmax(dim=-1)).double().mean()
+    return Divergence(divergence(reference, other), float(agreed), bool((tops == torch.tensor(list(said))).all()))
+
 
 #: The policies that are compared by default: no approximation, each form of modules, and selective recomputation.
 AGAINST = (
     "exact",
     "isolated",
     "modular",
+    "primed",
     "modular+linked:16",
     "modular+profiled:0.05",
     "modular+profiled:0.1",
+    "primed+profiled:0.1",
     "modular+profiled:0.15",
+    "primed+profiled:0.15",
     "modular+profiled*query:0.15",
     "modular+blend:0.15",
 )
@@ -39,7 +90,6 @@ QUICK = ("exact", "modular", "modular+profiled:0.1")
 
 _AT_ONCE = 8  # prompts with distributions in memory together
 _DEMO_KINDS = ("facts", "counting")  # the bundled model was trained on these only
-_SALT = "check"  # of requests that encode modules before the measured ones
 
 Row = dict[str, Any]
 
@@ -68,7 +118,7 @@ class CheckSetting:
     Attributes:
         against: Policies to compare. None for QUICK or AGAINST.
         schema: The user's schema. None for generated ones.
-        prompts: Prompts of the user's schema. None to draw them.
+        prompts: Prompts of the user's schema, or messages with marked parts without a schema. None to draw them.
         quick: Use fewer and shorter prompts, and fewer policies unless ``against`` names them.
         seconds: Time limit. The batch of at most 8 prompts that runs at the limit is finished, and at least one policy
             is compared on one prompt.
@@ -80,7 +130,7 @@ class CheckSetting:
 
     against: Sequence[str] | None = None
     schema: Schema | None = None
-    prompts: Sequence[Prompt] | None = None
+    prompts: Sequence[Prompt | Conversation] | None = None
     quick: bool = False
     seconds: float = 300.0
     tolerance: Tolerance = DEFAULT
@@ -95,7 +145,7 @@ class CheckSetting:
                     "against names 'auto', which is what comes of this check; name other policies",
                     code="parameter.conflict",
                 )
-        if self.prompts is not None and self.schema is None:
+        if self.schema is None and any(isinstance(prompt, Prompt) for prompt in self.prompts or ()):
             raise ParameterError(
                 "there are prompts and no schema; give the schema that they name as well", code="parameter.conflict"
             )
@@ -104,7 +154,17 @@ class CheckSetting:
                 "there are no prompts; give at least one, or none for generated ones", code="prompt.empty"
             )
         for prompt in self.prompts or ():
-            if self.schema is not None and prompt.schema != self.schema.name:
+            if not isinstance(prompt, Prompt):
+                if self.schema is not None:
+                    message = "there are messages and a schema; leave the schema out, or give its prompts"
+                    raise ParameterError(message, code="parameter.conflict")
+                if not has_modules(prompt):
+                    raise ParameterError(
+                        "messages have no marked part, so nothing is reused between them but prefixes; mark documents "
+                        "with cache_control",
+                        code="prompt.not_marked",
+                    )
+            elif self.schema is not None and prompt.schema != self.schema.name:
                 raise ParameterError(
                     f"{prompt.source}: the prompt is of schema '{prompt.schema}', and the schema that is checked is "
                     f"'{self.schema.name}'; give prompts of that one",
@@ -128,7 +188,7 @@ class Refused:
 
 
 @dataclass
-class _Seen:
+class _Measurement:
     """The measurement of one policy on one prompt. ``unit`` is the number of the prompt's schema."""
 
     kind: str
@@ -197,7 +257,7 @@ def check_model(llm: LLM, setting: CheckSetting, progress: Callable[[int, int], 
         InlayError: A schema or prompt does not fit. Raised before any prompt runs.
     """
     modes, refused = _modes(llm, setting.policies)
-    run = _Run(llm, modes, setting.tokens, setting.seconds)
+    run = _CheckRun(llm, modes, setting.tokens, setting.seconds)
     total, interrupted = 0, False
     try:
         for batches, passes in _batches(llm, setting):
@@ -221,7 +281,8 @@ def check_model(llm: LLM, setting: CheckSetting, progress: Callable[[int, int], 
         progress(total, total)
     run.level()
     kinds = run.kinds()
-    everything = setting.schema is not None or set(kinds_of(llm)) == set(kinds)
+    given = setting.schema is not None or setting.prompts is not None
+    everything = given or set(kinds_of(llm)) == set(kinds)
     meaningless = "the weights are random, so that answers mean nothing" if _is_random(llm) else None
     rows = tuple(run.row(mode, answers=meaningless is None) for mode in modes if mode in run.measured)
     missing = tuple(mode.reuse for mode in modes if mode not in run.measured)
@@ -250,6 +311,11 @@ def _modes(llm: LLM, policies: Sequence[str]) -> tuple[list[Mode], tuple[Refused
 def _batches(llm: LLM, setting: CheckSetting) -> Iterator[tuple[list[Batch], int]]:
     """Yield the batches of each pass with the largest number of passes. Raises InlayError."""
     passes = 2 if setting.quick else setting.passes
+    if setting.schema is None and setting.prompts is not None:
+        for prompt in setting.prompts:
+            llm.lay_out(prompt)  # reports a wrong prompt before any prompt runs
+        yield from _portions("messages", None, setting.prompts)
+        return
     if setting.schema is None:
         try:
             ChatTemplate(llm.tokenizer).pieces(("system", "user"), generation=True)
@@ -278,13 +344,21 @@ def _batches(llm: LLM, setting: CheckSetting) -> Iterator[tuple[list[Batch], int
     else:
         for prompt in drawn_prompts:
             llm.lay_out(prompt)  # reports a wrong prompt before any prompt runs
-    portions = [drawn_prompts[at : at + _AT_ONCE] for at in range(0, len(drawn_prompts), _AT_ONCE)]
+    yield from _portions(schema.name, schema, drawn_prompts)
+
+
+def _portions(
+    kind: str, schema: Schema | None, prompts: Sequence[Prompt | Conversation]
+) -> Iterator[tuple[list[Batch], int]]:
+    """Yield prompts in batches of _AT_ONCE, with the number of batches."""
+    portions = [prompts[at : at + _AT_ONCE] for at in range(0, len(prompts), _AT_ONCE)]
     for portion in portions:
-        yield [Batch(schema.name, schema, tuple(portion))], len(portions)
+        yield [Batch(kind, schema, tuple(portion))], len(portions)
 
 
 def _fits(llm: LLM, batch: Batch, answer: int) -> bool:
     """Return True if every prompt and its answer fit into the model's positions."""
+    assert batch.schema is not None, "it was drawn from a schema"
     try:
         llm.add_schema(batch.schema, encode=False, replace=True)
         longest = max(llm.lay_out(prompt).end for prompt in batch.prompts)
@@ -303,14 +377,14 @@ def _cost(mode: Mode) -> tuple[int, float]:
     return 1, 0.0 if policy.recompute.kind == "linked" else policy.recompute.amount
 
 
-class _Run:
+class _CheckRun:
     """The measurements of every mode so far, within a time limit in seconds."""
 
     def __init__(self, llm: LLM, modes: Sequence[Mode], tokens: int, seconds: float) -> None:
         self._llm, self._modes, self._tokens = llm, sorted(modes, key=_cost), tokens
         self._end = time.perf_counter() + seconds
-        self._seen: dict[Mode, list[_Seen]] = {mode: [] for mode in modes}
-        self._encoded: set[tuple[str, bytes]] = set()
+        self._seen: dict[Mode, list[_Measurement]] = {mode: [] for mode in modes}
+        self._encoded: set[bytes] = set()
         self._schema: Schema | None = None
         self._unit = -1
         self._done = 0
@@ -335,11 +409,13 @@ class _Run:
                 self._at_once = min(2 * self._at_once, _AT_ONCE)
                 yield from self._ask(batch, portion)
 
-    def _ask(self, batch: Batch, prompts: list[Prompt]) -> Iterator[int]:
-        """Run prompts of one schema, full prefill first."""
+    def _ask(self, batch: Batch, prompts: list[Prompt | Conversation]) -> Iterator[int]:
+        """Run prompts of one batch, full prefill first."""
         llm = self._llm
-        if batch.schema is not self._schema:
-            llm.client.reset_prefix_cache().result()
+        if batch.schema is None:
+            self._unit = 0
+        elif batch.schema is not self._schema:
+            llm.reset_prefix_cache()
             self._schema, self._unit = batch.schema, self._unit + 1
             self._encoded.clear()
             llm.add_schema(batch.schema, encode=False, replace=True)
@@ -364,7 +440,7 @@ class _Run:
             for prompt in prompts:
                 if self.late:
                     return
-                self._encode(prompt, mode)
+                self._encode(prompt, mode, asked)
                 usages.append(llm.generate([prompt], first, **asked)[0])
                 self._done += 1
                 yield self._done
@@ -375,18 +451,19 @@ class _Run:
                 own = usage.prompt_tokens - modules[number]
                 computed = max(0, usage.computed_tokens + usage.selecting_tokens - own)
                 divergence = compare(expected[number], found[number], said[number])
-                self._seen[mode].append(_Seen(batch.kind, self._unit, divergence, computed, modules[number], ttft_s))
+                self._seen[mode].append(
+                    _Measurement(batch.kind, self._unit, divergence, computed, modules[number], ttft_s)
+                )
 
-    def _encode(self, prompt: Prompt, mode: Mode) -> None:
-        """Encode the modules of a prompt that this mode has not read yet, and make their profiles if it needs any."""
-        llm, policy = self._llm, self._llm.policy(mode.policy, mode.positions)
+    def _encode(self, prompt: Prompt | Conversation, mode: Mode, asked: Mapping[str, Any]) -> None:
+        """Encode the modules of a prompt that no mode has read yet, with their deviation profiles."""
+        policy = self._llm.policy(mode.policy, mode.positions)
         if not policy.modular:
             return
-        form = mode.policy if policy.profiled else mode.policy.without_recompute()
-        keys = {(str(form), spec.key) for spec in llm.processor.segments_of(prompt, policy)}
+        segments = self._llm.processor.segments_of(prompt, policy, Scope(str(asked["cache_salt"])))
+        keys = {spec.key for spec in segments}
         if keys - self._encoded:
-            asked: dict[str, Any] = {"reuse": form, "positions": mode.positions, "cache_salt": f"{_SALT} {form}"}
-            llm.generate([prompt], SamplingParams(temperature=0, max_tokens=1), **asked)
+            self._llm.warm(prompt, **asked)
             self._encoded |= keys
 
     def level(self) -> None:
@@ -408,7 +485,7 @@ class _Run:
     def row(self, mode: Mode, *, answers: bool) -> Measured:
         """Return the figures of a mode. ``answers``: answers are meaningful."""
         seen = self._seen[mode]
-        groups: dict[str, list[_Seen]] = {}
+        groups: dict[str, list[_Measurement]] = {}
         for one in seen:
             groups.setdefault(one.kind, []).append(one)
         bounds = [mean_bound(_grouped(of_kind)) for of_kind in groups.values()]
@@ -428,7 +505,7 @@ class _Run:
         )
 
 
-def _grouped(seen: Sequence[_Seen]) -> list[list[float]]:
+def _grouped(seen: Sequence[_Measurement]) -> list[list[float]]:
     """Return divergences grouped by schema. A user's schema is one group, because the bound concerns only this
     schema.
     """

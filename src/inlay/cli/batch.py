@@ -30,6 +30,7 @@ from inlay.cli.options import (
     Recompute,
     Reuse,
     ReuseTolerance,
+    StateMemory,
     Threads,
     ToolParser,
     Weights,
@@ -44,7 +45,7 @@ from inlay.tolerance import DEFAULT
 from inlay.wording import clip
 
 if TYPE_CHECKING:
-    from inlay.batch import Counts
+    from inlay.batch import BatchCounts
     from inlay.batch.counts import Progress
     from inlay.client.async_llm import AsyncLLM
 
@@ -73,6 +74,7 @@ def batch(
     across_adapters: AcrossAdapters = None,
     tolerance: ReuseTolerance = str(DEFAULT),
     kv_memory: KVMemory = None,
+    state_memory: StateMemory = None,
     host_memory: HostMemory = None,
     max_num_seqs: Annotated[int, typer.Option(help="The most requests that run at the same time.")] = 64,
     default_max_tokens: DefaultMaxTokens = None,
@@ -104,13 +106,13 @@ def batch(
     template = read_template(chat_template)
     schemas = _schemas(schema or [])
     with told_loading("the libraries"):
-        from inlay.batch import Counts, Job, run_batch
+        from inlay.batch import BatchCounts, BatchJob, run_batch
         from inlay.models.location import served_names
 
     names = served_names(model, served_model_name)
     adapters = adapters_of(adapter, (model, *names))
 
-    job = Job(
+    job = BatchJob(
         input=input,
         output=output,
         names=tuple(dict.fromkeys((*names, model))),  # requests may use the command's MODEL as name
@@ -145,6 +147,7 @@ def batch(
                 reuse=policy,
                 tolerance=tolerance,
                 kv_memory=kv_memory,
+                state_memory=state_memory,
                 host_memory=host_memory,
                 max_num_seqs=max_num_seqs,
                 generation_config=generation_config,
@@ -156,7 +159,7 @@ def batch(
             print(f"inlay: {llm.loaded.note}", file=sys.stderr)
         return llm
 
-    counts = Counts()
+    counts = BatchCounts()
     try:
         with _bar(counts) as progress:
             run_batch(job, load, progress, counts)
@@ -187,7 +190,7 @@ def _schemas(files: Sequence[Path]) -> list[Schema]:
 
 
 @contextmanager
-def _bar(counts: Counts) -> Iterator[Progress]:
+def _bar(counts: BatchCounts) -> Iterator[Progress]:
     """Show progress, speed, cached share and remaining time in a bar on stderr. Shown on a terminal only."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -209,7 +212,7 @@ def _bar(counts: Counts) -> Iterator[Progress]:
         yield report
 
 
-def _said(counts: Counts, done: int, total: int) -> str:
+def _said(counts: BatchCounts, done: int, total: int) -> str:
     failed = f", {counts.failed:,} failed" if counts.failed else ""
     speed = f"{counts.tokens_per_s:,.0f} tokens/s"
     return f"{done:,}/{total:,} requests{failed}, {speed}, {counts.cached_share:.0%} cached,"

@@ -33,6 +33,7 @@ from inlay.cli.options import (
 from inlay.errors import ParameterError, PolicyError
 from inlay.pml import Prompt, Schema, resolve
 from inlay.policy import ReusePolicy
+from inlay.prompt.inputs import Conversation, check_messages, has_modules, is_conversation
 from inlay.strict_json import JSONError, read_json
 from inlay.tolerance import DEFAULT, Tolerance
 from inlay.wording import clip
@@ -55,8 +56,8 @@ def check(
     prompts: Annotated[
         Path | None,
         typer.Option(
-            help="Prompts of that schema, one on each line: PML in a JSON string, or a prompt in its JSON form. "
-            "Generated ones, if not given."
+            help="Prompts, one on each line. With --schema: PML in a JSON string, or a prompt in its JSON form. "
+            'Without: chat requests with marked parts, {"messages": […]}. Generated ones, if not given.'
         ),
     ] = None,
     against: Annotated[
@@ -95,7 +96,7 @@ def check(
 ) -> None:
     """Compare reuse policies with full prefill on a model itself, and recommend one.
 
-    What was measured is kept for the policy 'auto' (docs/check.md).
+    What was measured is kept for the policy 'auto' (docs/guides/check-prompts.md).
     """
     within = Tolerance.parse(tolerance, f"--tolerance {clip(tolerance)}")
     policy = policy_of(reuse, recompute, promote, across_adapters)
@@ -135,8 +136,8 @@ def check(
             generation_config="off",
             **memory,
         )
-    if llm.loaded.spec.unshared is not None:
-        raise ParameterError(f"there is nothing to check: {llm.loaded.spec.unshared}")
+    if llm.client.model.why_limited is not None:
+        raise ParameterError(f"there is nothing to check: {llm.client.model.why_limited}")
     if llm.loaded.note:
         print(f"inlay: {llm.loaded.note}", file=sys.stderr)
     about = _about(llm)
@@ -201,11 +202,12 @@ def _keys(against: str) -> tuple[str, ...]:
     return words(against)
 
 
-def prompts_file(path: Path, schema: Schema | None) -> list[Prompt]:
-    """Read prompts from JSON lines. Raises ParameterError, and PMLError for a wrong prompt."""
-    if schema is None:
-        raise ParameterError("--prompts needs --schema: give the schema whose prompts these are")
-    found: list[Prompt] = []
+def prompts_file(path: Path, schema: Schema | None) -> list[Prompt | Conversation]:
+    """Read prompts of a schema from JSON lines, or chat requests if there is no schema.
+
+    Raises ParameterError, and PMLError for a wrong prompt.
+    """
+    found: list[Prompt | Conversation] = []
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
@@ -213,7 +215,10 @@ def prompts_file(path: Path, schema: Schema | None) -> list[Prompt]:
             where = f"{path}:{number}"
             if len(found) == _MOST_PROMPTS:
                 raise ParameterError(f"{where}: there are more than {_MOST_PROMPTS:,} prompts; give fewer")
-            prompt = _prompt(line, where)
+            if schema is None:
+                found.append(_messages(_value(line, where), where))
+                continue
+            prompt = _prompt(_value(line, where), where)
             if prompt.schema != schema.name:
                 raise ParameterError(
                     f"{where}: the prompt is of schema '{prompt.schema}', and --schema is '{schema.name}'; give "
@@ -226,12 +231,40 @@ def prompts_file(path: Path, schema: Schema | None) -> list[Prompt]:
     return found
 
 
-def _prompt(line: bytes, where: str) -> Prompt:
+def _value(line: bytes, where: str) -> Any:
     try:
-        value = read_json(line)
+        return read_json(line)
     except JSONError as error:
         told = error.fault.value + (f" ({clip(error.detail)})" if error.detail else "")
         raise ParameterError(f"{where}: {told}; write one prompt as JSON on each line") from None
+
+
+def _messages(value: Any, where: str) -> Conversation:
+    """Return a chat request, a line of a batch, or a list of messages as a conversation. Raises ParameterError."""
+    if isinstance(value, dict) and isinstance(value.get("body"), dict):
+        value = value["body"]
+    request = value if isinstance(value, dict) else {"messages": value}
+    messages = request.get("messages")
+    if not messages or not is_conversation(messages):
+        raise ParameterError(
+            f'{where}: is no chat request; write {{"messages": [{{"role": "user", "content": …}}]}}, or give --schema '
+            "for prompts of a schema",
+            code="prompt.unknown_form",
+        )
+    conversation = Conversation(messages, request.get("tools"))
+    try:
+        check_messages(conversation)
+        if not has_modules(conversation):
+            raise ParameterError(
+                "no part is marked, so nothing is reused but prefixes; mark documents with cache_control",
+                code="prompt.not_marked",
+            )
+    except ParameterError as error:
+        raise ParameterError(f"{where}: {error}", code=str(error.code)) from None
+    return conversation
+
+
+def _prompt(value: Any, where: str) -> Prompt:
     if isinstance(value, dict) and isinstance(value.get("pml"), str):
         value = value["pml"]
     if isinstance(value, str):

@@ -23,7 +23,9 @@ _OBJECTS = 200 * 2**20  # bytes of Ray's shared memory, enough because requests 
 
 
 def deploy(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="What to run; docs/cluster.md has all of it.")],
+    config: Annotated[
+        Path, typer.Argument(metavar="CONFIG.yaml", help="What to run; docs/guides/clusters.md has all of it.")
+    ],
     address: Annotated[
         str | None,
         typer.Option(help="Of a Ray cluster that runs, or auto; a new one on this machine, if not given."),

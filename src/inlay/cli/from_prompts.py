@@ -49,10 +49,10 @@ def from_prompts(
 
     A line of the log is {"prompt": …}, {"messages": […]}, an OpenAI Batch request, or a string.
     """
-    from inlay.authoring.extract import Corpus, LogError, LogReader, Settings, extract
+    from inlay.authoring.extract import Corpus, ExtractionSettings, LogError, LogReader, extract
     from inlay.authoring.extract.extraction import describe
 
-    settings = Settings(min_prompts=min_prompts, min_tokens=min_tokens, max_modules=max_modules)
+    settings = ExtractionSettings(min_prompts=min_prompts, min_tokens=min_tokens, max_modules=max_modules)
     named = _name(file, name)
     check_outputs((output, prompts), force)
     with _stages() as stage:

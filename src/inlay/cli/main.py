@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
 from typing import Annotated
 
 import typer
@@ -18,7 +19,6 @@ from inlay.cli.deploy import deploy
 from inlay.cli.keys import app as keys_app
 from inlay.cli.memory import memory
 from inlay.cli.models import app as models_app
-from inlay.cli.plugins import add_plugins
 from inlay.cli.program import app as program_app
 from inlay.cli.pull import pull
 from inlay.cli.run import run
@@ -26,6 +26,45 @@ from inlay.cli.schema import app as schema_app
 from inlay.cli.serve import serve
 from inlay.distribution import other_project
 from inlay.errors import InlayError, ParameterError
+
+GROUP = "inlay.commands"
+#: The commands of inlay-lab, with their help.
+LAB = {
+    "bench": "Measure speed and memory (inlay-lab).",
+    "eval": "Measure answers with reuse against answers without (inlay-lab).",
+    "reproduce": "Run the experiments of both papers (inlay-lab).",
+    "simulate": "Simulate the routing of a cluster (inlay-lab).",
+}
+_ANY_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+def add_plugins(app: typer.Typer) -> None:
+    """Add every command of the group ``inlay.commands``.
+
+    An entry names a ``typer.Typer`` (a group of commands) or a function (one command). Missing commands of inlay-lab
+    answer with the line that installs them.
+    """
+    found = {entry.name: entry for entry in entry_points(group=GROUP)}
+    for name in sorted(found):
+        command = found[name].load()
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name=name)(command)
+    for name in LAB.keys() - found.keys():
+        app.command(name=name, help=LAB[name], context_settings=_ANY_ARGUMENTS)(_missing(name))
+
+
+def _missing(name: str) -> Callable[[], None]:
+    def command() -> None:
+        raise InlayError(
+            f"'inlay {name}' is a command of inlay-lab, which is not installed; "
+            "run pip install inlay-lab (in a checkout: pip install ./lab)",
+            code="parameter.missing_package",
+        )
+
+    return command
+
 
 # Typer has its own copy of click and exports only this one of its errors. Its base class is found from it.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]

@@ -13,7 +13,7 @@ from inlay.cli.options import Adapter, Plot, adapters_of, announce_hub
 from inlay.errors import ParameterError
 
 if TYPE_CHECKING:
-    from inlay.authoring.memory import Codec, KVShape
+    from inlay.authoring.memory import KVShape, NumberFormat
 
 MIB = 2**20
 Row = dict[str, Any]
@@ -72,7 +72,7 @@ def memory(
 def _models_table(
     models: list[str],
     tokens: int | None,
-    codec: Codec,
+    codec: NumberFormat,
     folders: Mapping[str, str],
     plot: Path | None,
     as_json: bool,
@@ -131,7 +131,7 @@ def _adapter(name: str, folder: str) -> Row:
     return {"adapter": name, "numbers": numbers, "bytes": 2 * numbers}
 
 
-def _row(name: str, shape: KVShape, tokens: int | None, codec: Codec) -> Row:
+def _row(name: str, shape: KVShape, tokens: int | None, codec: NumberFormat) -> Row:
     per_token = shape.bytes_per_token(codec)
     row: Row = {
         "model": name,
@@ -203,7 +203,7 @@ def _size(count: int) -> str:
     return f"{count / MIB:,.1f} MiB" if count < 1024 * MIB else f"{count / MIB / 1024:,.2f} GiB"
 
 
-def _paper_table(codec: Codec, plot: Path | None, as_json: bool) -> None:
+def _paper_table(codec: NumberFormat, plot: Path | None, as_json: bool) -> None:
     """Print and draw the paper's figures, which count all heads, beside the real ones, all at 16 bits."""
     from inlay.authoring.memory import ARCHITECTURES
 

@@ -22,15 +22,18 @@ def models(context: typer.Context, as_json: AsJson = False) -> None:
     """List the families that are served, with and without reuse, and those that are not, and why."""
     if context.invoked_subcommand is not None:
         return
+    from inlay.models.multimodal import MULTIMODAL
     from inlay.models.refused import REASONS
     from inlay.models.unshared import WHY
 
     rows = family_rows()
     if as_json:
         without, refused = ({kind: why for why, of in each.items() for kind in of} for each in (WHY, REASONS))
-        print(json.dumps({"families": rows, "without_reuse": without, "refused": refused}))
+        by_text = {"by_their_text_models": MULTIMODAL}
+        print(json.dumps({"families": rows, **by_text, "without_reuse": without, "refused": refused}))
         return
     _print_table(rows)
+    print(f"\nServed by their text models, without images and sound: {', '.join(MULTIMODAL)}.")
     for what, each in (("Served without reuse, as", WHY), ("Not served, as", REASONS)):
         print(f"\n{what}")
         for reason, kinds in each.items():
@@ -67,6 +70,9 @@ def show(
     if not row["exact"]:
         _show_without_reuse(model, row, as_json=as_json)
         return
+    if not row["modular"]:
+        _show_without_modules(model, row, as_json=as_json)
+        return
     row["bytes_per_token"] = shape_of(config).bytes_per_token(CODECS["bf16"])
     if as_json:
         print(json.dumps({"model": model} | row))
@@ -93,13 +99,24 @@ def _show_without_reuse(model: str, row: Row, *, as_json: bool) -> None:
     print(f"reuse exact, and modules: no; {row['reason']}")
 
 
+def _show_without_modules(model: str, row: Row, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"model": model} | row))
+        return
+    print(f"{model} is of the family {row['family']}.")
+    print("reuse off and exact: answers are those of the stock model")
+    print(f"modules: no; {row['reason']}. A prompt that begins like an earlier one continues its state")
+
+
 def family_rows() -> list[Row]:
     """Return a row for each supported model type, by name."""
     from transformers import CONFIG_MAPPING
 
     from inlay.models.families import FAMILIES
 
-    return [_row(kind, family.allows(CONFIG_MAPPING[kind]())) for kind, family in sorted(FAMILIES.items())]
+    return [
+        _row(kind, family.allows(CONFIG_MAPPING[kind](**family.typical))) for kind, family in sorted(FAMILIES.items())
+    ]
 
 
 def _row(kind: str, allows: Allows) -> Row:

@@ -76,7 +76,9 @@ Device = Annotated[str, typer.Option(help="auto: a GPU where there is one; cpu, 
 Compile = Annotated[
     bool, typer.Option("--compile", help="Run the model through torch.compile, which takes a while at the start.")
 ]
-Reuse = Annotated[str | None, typer.Option(help=f"Reuse policy: {PolicyFields.help('reuse')} (docs/reuse.md).")]
+Reuse = Annotated[
+    str | None, typer.Option(help=f"Reuse policy: {PolicyFields.help('reuse')} (docs/reference/policies.md).")
+]
 Recompute = Annotated[str | None, typer.Option(help=f"Of that policy: {PolicyFields.help('recompute')}.")]
 Promote = Annotated[
     bool | None,
@@ -90,13 +92,15 @@ AcrossAdapters = Annotated[
         help=f"Of that policy: {PolicyFields.help('across_adapters')}.",
     ),
 ]
-ReuseTolerance = Annotated[str, typer.Option(help=f"Tolerance {PolicyFields.help('tolerance')} (docs/check.md).")]
+ReuseTolerance = Annotated[
+    str, typer.Option(help=f"Tolerance {PolicyFields.help('tolerance')} (docs/guides/check-prompts.md).")
+]
 Adapter = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=PATH",
         help="A LoRA adapter of the model: what requests call it, and its folder as PEFT writes it. Several times for "
-        "several (docs/adapters.md).",
+        "several (docs/guides/adapters.md).",
     ),
 ]
 ChatTemplate = Annotated[
@@ -137,7 +141,9 @@ Store = Annotated[
 ]
 Eviction = Annotated[
     str,
-    typer.Option(help=f"What goes first where the pool or the store is full: {', '.join(POLICIES)} (docs/store.md)."),
+    typer.Option(
+        help=f"What goes first where the pool or the store is full: {', '.join(POLICIES)} (docs/guides/cache-tiers.md)."
+    ),
 ]
 StoreBytes = Annotated[str, typer.Option(help="The most that folder may hold.")]
 StoreCodec = Annotated[
@@ -163,6 +169,10 @@ KVCacheDType = Annotated[
 ]
 KVMemory = Annotated[
     str | None, typer.Option(help="Of the KV pool, like 4GiB; a quarter of what is free, if not given.")
+]
+StateMemory = Annotated[
+    str | None,
+    typer.Option(help="Of --kv-memory, for the states of models with recurrent layers, like 1GiB; half, if not given."),
 ]
 HostMemory = Annotated[
     str | None,

@@ -7,22 +7,24 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from types import MappingProxyType
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
 from inlay.attention.storage import KVStorage
-from inlay.client.engine_client import EngineClient, Prepared
+from inlay.client.engine import CacheAdmin, Engine, Prepared, SteppedEngine
 from inlay.client.local import InProcessClient
 from inlay.client.schemas import SchemaManager
+from inlay.client.waiting import Mailbox, Waiting
 from inlay.config import EngineConfig
 from inlay.distribution import other_project
-from inlay.engine.background.pacing import Pacer
+from inlay.engine.background.divergence import DivergenceLog
 from inlay.engine.forward import StepObserver
-from inlay.engine.workpool import WorkPools
+from inlay.engine.workpool import Pacer, WorkPools
 from inlay.errors import ParameterError
+from inlay.events import TokenEvent
 from inlay.kv.store import SegmentStore
 from inlay.measured import AutoReuse
 from inlay.models.generation import sampling_defaults
@@ -41,7 +43,7 @@ from inlay.prompt.request import EncodeRequest
 from inlay.prompt.tokens import TextEncoder
 from inlay.sampling.params import SamplingParams
 from inlay.tolerance import Measured
-from inlay.types import DivergenceStats, EngineStats
+from inlay.types import EVERYONE, DivergenceStats, EngineStats, RequestOutput, Scope
 
 logger = logging.getLogger(__name__)
 
@@ -55,14 +57,32 @@ class Asked(NamedTuple):
     state: RequestState
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """An engine that runs already, with the facts of its model.
+
+    Args:
+        name: of the model.
+        sampling_defaults: the model's defaults of SamplingParams fields.
+        adapters: the adapters that requests may name, without their weights.
+    """
+
+    client: Engine
+    name: str
+    tokenizer: PreTrainedTokenizerBase
+    sampling_defaults: dict[str, Any]
+    adapters: Mapping[str, AdapterInfo]
+
+
 class Base:
     """A model with its schemas, its cache and its engine. For arguments see LLM."""
 
     _own_thread = False  # see EngineThread
+    _waiting: Waiting
 
     def __init__(
         self,
-        model: GivenModel = "demo",
+        model: GivenModel | Served = "demo",
         *,
         dtype: str = "auto",
         seed: int | None = None,
@@ -78,6 +98,9 @@ class Base:
         self.config = EngineConfig.of(settings)
         if chat_template is not None:
             check_template(chat_template)
+        if isinstance(model, Served):
+            self._attach(model)
+            return
         loaded = as_loaded(model, dtype, seed or 0, weights, quantization, tokenizer, self.config.device)
         self.loaded = loaded = adjusted(loaded, chat_template, self.config.max_model_len)
         defaults = sampling_defaults(loaded) if self.config.generation_config == "auto" else {}
@@ -85,25 +108,22 @@ class Base:
         known = {name: adapter.info for name, adapter in self._read_adapters.items()}
         client = self.connect(seed)
         self._read_adapters = {}  # the engine holds their weights in another form
-        self._attach(loaded.name, loaded.tokenizer, defaults, client, known)
+        self._attach(Served(client, loaded.name, loaded.tokenizer, defaults, known))
 
-    def _attach(
-        self,
-        name: str,
-        tokenizer: PreTrainedTokenizerBase,
-        defaults: dict[str, Any],
-        client: EngineClient,
-        adapters: Mapping[str, AdapterInfo] = MappingProxyType({}),
-    ) -> None:
-        """Build the parts above a client. ``config`` must be set."""
+    def _attach(self, served: Served) -> None:
+        """Build the parts above an engine. ``config`` must be set."""
+        client, tokenizer, name = served.client, served.tokenizer, served.name
+        local = client if isinstance(client, InProcessClient) else None
         self.model_name = name
         self.tokenizer = tokenizer
         #: The model's defaults of SamplingParams fields.
-        self.sampling_defaults = defaults
+        self.sampling_defaults = served.sampling_defaults
         #: Adapters that requests may name, without their weights.
-        self.adapters = adapters
+        self.adapters = served.adapters
         #: The engine with its weights and store: requests in, events out.
         self.client = client
+        #: Counts divergence and chooses fallback policies. Engines of other processes measure none.
+        self.divergence_log = DivergenceLog(None, profiles=False) if local is None else local.divergence_log
         #: Turns prompts into requests.
         self.processor = PromptProcessor(
             tokenizer, client.model, self.config.placeholders, likely=self.config.prefetch == "likely"
@@ -114,15 +134,15 @@ class Base:
         #: Turns events into outputs.
         self.outputs = OutputProcessor(tokenizer, client.finish)
         #: Adds and removes schemas with their encodings.
-        self.schemas = SchemaManager(self.processor, client)
+        self.schemas = SchemaManager(self.processor, client, local)
         #: Limits the CPU time of work beside the engine.
-        self.pacer = Pacer(lambda: client.busy)
+        self.pacer = Pacer() if local is None else Pacer(lambda: local.busy)
         #: Runs blocking work off the event loop, on threads started when needed.
         self.pools = WorkPools(self.config.max_waiting, self.pacer)
         self._end = weakref.finalize(self, client.shutdown)
         weakref.finalize(self, self.pools.close)
 
-    def connect(self, seed: int | None) -> EngineClient:
+    def connect(self, seed: int | None) -> SteppedEngine:
         """Create the engine's client. ``seed`` is for requests without one; None draws one."""
         adapters = self._read_adapters
         return InProcessClient(self.loaded, self.config, own_thread=self._own_thread, seed=seed, adapters=adapters)
@@ -136,6 +156,11 @@ class Base:
                 code="cluster.not_available",
             )
         return self.client
+
+    @property
+    def admin(self) -> CacheAdmin:
+        """The cache of an engine in this process. Raises ParameterError for an engine elsewhere."""
+        return self.local
 
     @property
     def store(self) -> SegmentStore:
@@ -182,12 +207,18 @@ class Base:
             ParameterError: for an unknown policy or one that the model does not support.
         """
         model = self.client.model
-        usual = default_policy(modules=modules, shared=model.why_unshared is None)
-        asked = (self.config.policy or usual) if reuse is None else _policy(reuse)
+        asked = self._default(modules, schema, adapter) if reuse is None else _policy(reuse)
         placed = check_positions(positions) or asked.positions or check_positions(self.config.positions)
         asked = replace(default_policy(modules=False) if asked.auto and not modules else asked, positions=placed)
         resolved = asked if model.why_unshared else self.auto.resolve(asked, schema, adapter, new=new)
-        return resolved.settled(model.why_not_shift).check_shared(model.why_unshared)
+        return resolved.settled(model.why_not_shift).check_allowed(model.highest, model.why_limited)
+
+    def _default(self, modules: bool, schema: Schema | None, adapter: str | None) -> ReusePolicy:
+        """Return the policy of a request without one."""
+        if self.config.policy is not None:
+            return self.config.policy
+        measured = modules and bool(self.auto.rows(schema, adapter))
+        return default_policy(modules=modules, highest=self.client.model.highest, measured=measured)
 
     def policy_for(
         self,
@@ -199,8 +230,20 @@ class Base:
         adapter: str | None = None,
     ) -> ReusePolicy:
         """Return the resolved policy of a prompt in any form. Arguments and errors as of ``generate``."""
-        schema = self._schema_of(prompt, check_salt(cache_salt))
-        return self.policy(reuse, positions, modules=has_modules(prompt), schema=schema, adapter=adapter)
+        return self._prompt_policy(prompt, reuse, positions, Scope(check_salt(cache_salt), adapter=adapter))
+
+    def _prompt_policy(
+        self, prompt: Any, reuse: str | ReusePolicy | None, positions: str | None, scope: Scope
+    ) -> ReusePolicy:
+        schema = self._schema_of(prompt, scope.cache_salt)
+        return self.policy(reuse, positions, modules=has_modules(prompt), schema=schema, adapter=scope.adapter)
+
+    def _schema_policy(
+        self, name: str, reuse: str | ReusePolicy | None, positions: str | None, scope: Scope
+    ) -> ReusePolicy:
+        """Return the resolved policy for the segments of a registered schema."""
+        schema = self._known_schema(name, scope.cache_salt)
+        return self.policy(reuse, positions, schema=schema, adapter=scope.adapter)
 
     def measured(
         self, prompt: Any, *, cache_salt: str | None = None, adapter: str | None = None
@@ -226,16 +269,16 @@ class Base:
         """Return the policy that this prompt is answered under if it requests this one.
 
         It is a safer policy if shadow sampling found too large a divergence for the schema, policy and salt
-        (docs/reuse.md).
+        (docs/reference/policies.md).
         """
         if not (self.config.shadow and policy.modular):
             return policy
         salt = cache_salt or ""
-        return self.client.policy_taken(policy, salt, *self.processor.schemas.schema_of(prompt, salt))
+        return self.divergence_log.taken(policy, salt, *self.processor.schemas.schema_of(prompt, salt))
 
     def divergence(self, *, cache_salt: str | None = None) -> tuple[DivergenceStats, ...]:
         """Return the divergence from full prefill of this salt's answers, by schema and policy."""
-        return self.client.divergence(check_salt(cache_salt))
+        return self.divergence_log.of(check_salt(cache_salt))
 
     def drift(self, *, cache_salt: str | None = None) -> tuple[DivergenceStats, ...]:
         """Return ``divergence()``. Deprecated."""
@@ -251,7 +294,7 @@ class Base:
         Returns:
             The number of policies that had been replaced.
         """
-        return self.client.lift_fallback(check_salt(cache_salt), schema)
+        return self.divergence_log.lift(check_salt(cache_salt), schema)
 
     def positions_for(self, reuse: str | ReusePolicy, positions: str | None = None) -> str:
         """Return the position policy of a request with this reuse. Raises ParameterError."""
@@ -274,31 +317,26 @@ class Base:
         modules: Sequence[str],
         reuse: str | ReusePolicy | None,
         positions: str | None,
-        salt: str,
-        adapter: str | None,
-        **of_job: Any,
+        scope: Scope = EVERYONE,
     ) -> EncodeRequest:
-        """Return the encoding of a schema's modules, or of all, with their contexts.
-
-        ``of_job`` holds tenant and weight. Raises ParameterError.
-        """
-        policy = self.policy(reuse, positions, schema=self._known_schema(name, salt), adapter=adapter)
-        by_module = self.processor.schemas.module_specs(name, policy, salt, adapter)
-        if not by_module and self.client.model.why_unshared is not None:
+        """Return the encoding of a schema's modules, or of all, with their contexts. Raises ParameterError."""
+        policy = self._schema_policy(name, reuse, positions, scope)
+        by_module = self.processor.schemas.module_specs(name, policy, scope)
+        if not by_module and self.client.model.why_limited is not None:
             raise ParameterError(
-                f"nothing is encoded ahead: {self.client.model.why_unshared}", code="cache.nothing_encoded"
+                f"nothing is encoded ahead: {self.client.model.why_limited}", code="cache.nothing_encoded"
             )
         if not by_module:
             raise ParameterError(
                 "a policy without modules encodes nothing ahead; give reuse='anchored' or 'isolated'",
                 code="cache.nothing_encoded",
             )
-        layout = self.processor.schemas.layout(name, salt)
+        layout = self.processor.schemas.layout(name, scope.cache_salt)
         if layout is not None:
             check_modules(layout, modules)
         specs = [spec for module, found in by_module.items() if not modules or module in modules for spec in found]
         useful = in_encoding_order(specs) if modules else specs
-        return self.processor.encoding(f"schema '{name}'", useful, salt, adapter=adapter, **of_job)
+        return self.processor.encoding(f"schema '{name}'", useful, scope)
 
     def stats(self) -> EngineStats:
         """Return the state of the engine and its pool. Cheap and thread-safe."""
@@ -329,26 +367,96 @@ class Base:
         self.pools.close()
         self._end()
 
-    def _request(
+    async def _ask(
         self,
         prompt: Any,
         params: SamplingParams,
         policy: ReusePolicy,
-        salt: str = "",
+        scope: Scope = EVERYONE,
         *,
-        grammar: Any = None,
-        **of_job: Any,
+        request_id: str | None = None,
+        priority: int = 0,
+        deadline: float | None = None,
+        forced: Sequence[int] = (),
+        keep_marked_alone: bool = False,
     ) -> Asked:
-        """Turn a prompt into a request.
+        """Turn a prompt into a request. Arguments and errors as of PromptProcessor.process.
+
+        Raises:
+            DeadlineError: at the deadline.
+        """
+        work, owner, grammar = self._waiting.work, scope.cache_salt or None, None
+        if params.structured_outputs is not None:
+            compiled = partial(self.client.compile_grammar, params, scope.cache_salt)
+            grammar = await work(self.pools.grammars, compiled, owner, deadline)
+
+        def made() -> Asked:
+            taken = policy if forced else self.policy_taken(prompt, policy, scope.cache_salt)
+            request = self.processor.process(
+                prompt,
+                params,
+                taken,
+                scope,
+                request_id=request_id,
+                priority=priority,
+                deadline=deadline,
+                forced=forced,
+                keep_marked_alone=keep_marked_alone,
+            )
+            state = self.outputs.begin(request, None if taken == policy else str(policy))
+            return Asked(self.client.prepare(request, grammar), state)
+
+        return await work(self.pools.prompts, made, owner, deadline)
+
+    def _listen(self, asked: Asked, interval: int | None = 1) -> Listening:
+        """Submit a request.
 
         Args:
-            grammar: see EngineClient.prepare.
-            of_job: see PromptProcessor.process.
+            interval: the number of new tokens between outputs, over all answers. None for the final output only.
         """
-        taken = policy if of_job.get("forced") else self.policy_taken(prompt, policy, salt)
-        request = self.processor.process(prompt, params, taken, salt=salt, **of_job)
-        asked = None if taken == policy else str(policy)
-        return Asked(self.client.prepare(request, grammar), self.outputs.begin(request, asked))
+        listening = Listening(asked.state, self._waiting.mailbox(), interval)
+        self.client.submit(asked.prepared, listening.tell)
+        return listening
+
+    def _give_up(self, *states: RequestState) -> None:
+        """Cancel unfinished requests. Must not block, because the garbage collector may call it on any thread."""
+        for state in states:
+            if not state.answered:
+                self.client.cancel(state.id)
+
+
+class Listening:
+    """Passes the outputs of one request from the engine's thread to its caller."""
+
+    def __init__(
+        self, state: RequestState, mailbox: Mailbox[RequestOutput | BaseException], interval: int | None
+    ) -> None:
+        self._state = state
+        self._mailbox = mailbox
+        self._interval = interval
+        self._told = 0  # tokens in the outputs sent so far
+
+    def tell(self, events: Sequence[TokenEvent]) -> None:
+        """Process events on the engine's thread."""
+        self._state.add(events)
+        if self._is_due():
+            self._mailbox.put(self._state.failure or self._state.output())
+
+    def _is_due(self) -> bool:
+        if self._state.answered or self._state.failure is not None:
+            return True
+        tokens = self._state.tokens
+        if self._interval is None or (self._told and tokens - self._told < self._interval):
+            return False
+        self._told = tokens
+        return True
+
+    async def next(self) -> RequestOutput:
+        """Wait for the next output. Raises the request's failure."""
+        output = await self._mailbox.get()
+        if isinstance(output, BaseException):
+            raise output
+        return output
 
 
 def _policy(reuse: str | ReusePolicy) -> ReusePolicy:

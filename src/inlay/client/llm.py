@@ -5,25 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
-from queue import SimpleQueue
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from inlay.client.base import Asked
-from inlay.client.llm_schemas import SchemaCalls
+from inlay.client.base import Asked, Progress
+from inlay.client.engine import SteppedEngine
+from inlay.client.schema_calls import SchemaCalls
+from inlay.client.waiting import Mailbox, Stepping, finish
+from inlay.config import parse_bytes
 from inlay.errors import InlayError, ParameterError
 from inlay.events import TokenEvent
 from inlay.models.load import GivenModel
 from inlay.output.processor import RequestState
-from inlay.policy import PolicyFields, ReusePolicy
+from inlay.pml import Schema
+from inlay.policy import PolicyFields, ReusePolicy, check_schema_fields
 from inlay.prompt.inputs import (
     Message,
     PromptInput,
-    as_conversations,
+    chat_prompts,
     check_ids,
     check_order,
     check_params,
@@ -31,8 +34,9 @@ from inlay.prompt.inputs import (
     in_any_order,
     is_several,
 )
+from inlay.prompt.layout import SchemaLayout
 from inlay.sampling.params import SamplingParams
-from inlay.types import RequestOutput
+from inlay.types import RequestOutput, Scope
 
 
 class LLM(SchemaCalls):
@@ -46,15 +50,18 @@ class LLM(SchemaCalls):
         weights, quantization: the storage of a named model's weights, as in ``load_model``. None for the defaults,
             packed and not quantized. A LoadedModel is not changed.
         chat_template: a Jinja template. None for the model's own.
-        adapters: name → folder of a LoRA adapter in PEFT's format (docs/adapters.md).
+        adapters: name → folder of a LoRA adapter in PEFT's format (docs/guides/adapters.md).
         settings: see EngineConfig.
 
     Raises:
         ModelError, ParameterError, CapacityError: if the model cannot be loaded or served with these settings.
     """
 
+    client: SteppedEngine
+
     def __init__(self, model: GivenModel = "demo", **settings: Any) -> None:
         super().__init__(model, **settings)
+        self._waiting = Stepping(self.client.pump)
         self._numbers = count()  # of requests
 
     def promote(self) -> int:
@@ -64,7 +71,7 @@ class LLM(SchemaCalls):
         computed.
         """
         before = self.stats().promoted_tokens
-        self.client.promote()
+        self.local.promote()
         return self.stats().promoted_tokens - before
 
     def measure_divergence(self) -> int:
@@ -73,7 +80,7 @@ class LLM(SchemaCalls):
         An engine with its own thread does so in idle time. Returns the number of answers compared.
         """
         before = self._compared()
-        self.client.measure_divergence()
+        self.local.measure_divergence()
         return self._compared() - before
 
     def _compared(self) -> int:
@@ -107,7 +114,7 @@ class LLM(SchemaCalls):
             sampling_params: for all prompts, or one for each. None for ``get_default_sampling_params()``.
             use_tqdm: if True, show a progress bar of finished prompts.
             reuse, recompute, promote, across_adapters, tolerance, positions: the policy of these requests, see
-                docs/reuse.md. None for the engine's defaults.
+                docs/reference/policies.md. None for the engine's defaults.
             order: "any" if neighbouring imports, and neighbouring marked parts of messages, may change places, as in a
                 ``<set>``. None keeps the written order. ``RequestOutput.order`` has the chosen one.
             cache_salt: shares the requests' cached text only with requests of the same salt. None shares it with all.
@@ -122,11 +129,7 @@ class LLM(SchemaCalls):
                 in the error's ``outputs``.
         """
         policy = PolicyFields(reuse, recompute, promote, across_adapters, tolerance).policy()
-        if check_order(order):
-            prompts = [
-                in_any_order(one) for one in (cast(Sequence[Any], prompts) if is_several(prompts) else [prompts])
-            ]
-        asked = self._asked(prompts, sampling_params, policy, positions, check_salt(cache_salt), adapter=adapter)
+        asked = self._asked(prompts, sampling_params, policy, positions, order, cache_salt, adapter)
         with tqdm(total=len(asked), disable=not use_tqdm, desc="prompts") as bar:
             for _ in self._run(asked):
                 bar.update()
@@ -149,9 +152,8 @@ class LLM(SchemaCalls):
     ) -> Iterator[RequestOutput]:
         """Answer one prompt, yielding the output so far after every token. Arguments as in ``generate``."""
         policy = PolicyFields(reuse, recompute, promote, across_adapters, tolerance).policy()
-        prompt = in_any_order(prompt) if check_order(order) else prompt
-        (asked,) = self._asked([prompt], sampling_params, policy, positions, check_salt(cache_salt), adapter=adapter)
-        return self._listen(asked)
+        (asked,) = self._asked([prompt], sampling_params, policy, positions, order, cache_salt, adapter)
+        return self._outputs(asked)
 
     def chat(
         self,
@@ -164,6 +166,14 @@ class LLM(SchemaCalls):
         documents: Sequence[Mapping[str, str]] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
+        reuse: str | ReusePolicy | None = None,
+        recompute: str | None = None,
+        promote: bool | None = None,
+        across_adapters: bool | None = None,
+        tolerance: float | str | None = None,
+        positions: str | None = None,
+        order: str | None = None,
+        cache_salt: str | None = None,
         adapter: str | Sequence[str | None] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several: lists of ``{"role": …, "content": …}``.
@@ -175,22 +185,34 @@ class LLM(SchemaCalls):
             add_generation_prompt: True if the prompt opens an answer. None for True unless the last message is
                 continued.
             continue_final_message: True if the answer continues the last message, an assistant's.
-            sampling_params, use_tqdm, adapter: as in ``generate``.
+            sampling_params, use_tqdm, reuse, recompute, promote, across_adapters, tolerance, positions, order,
+            cache_salt, adapter: as in ``generate``.
 
         Raises:
             ParameterError: for a variable that the template does not know.
         """
-        conversations = as_conversations(messages)
-        asked = {
-            "tools": tools,
-            "chat_template_kwargs": chat_template_kwargs,
-            "documents": documents,
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": continue_final_message or None,
-        }
-        given = {name: value for name, value in asked.items() if value is not None}
-        prompts = [{"messages": one, **given} for one in conversations] if given else conversations
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, adapter=adapter)
+        prompts = chat_prompts(
+            messages,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
+        return self.generate(
+            prompts,
+            sampling_params,
+            use_tqdm=use_tqdm,
+            reuse=reuse,
+            recompute=recompute,
+            promote=promote,
+            across_adapters=across_adapters,
+            tolerance=tolerance,
+            positions=positions,
+            order=order,
+            cache_salt=cache_salt,
+            adapter=adapter,
+        )
 
     def distributions(
         self,
@@ -214,7 +236,7 @@ class LLM(SchemaCalls):
             prompts: a list of prompts, each as in ``generate``.
             continuations: token ids for each prompt, at least one. End-of-sequence tokens have no special role.
             reuse, recompute, promote, across_adapters, tolerance, positions: the policy of these requests, see
-                docs/reuse.md. None for the engine's defaults.
+                docs/reference/policies.md. None for the engine's defaults.
             cache_salt, adapter: as in ``generate``.
 
         Returns:
@@ -235,10 +257,173 @@ class LLM(SchemaCalls):
             raise ParameterError("a continuation is empty; give at least one token id", code="prompt.empty")
         forced = [check_ids(ids, self.vocab_size, what="a continuation") for ids in continuations]
         params = [SamplingParams(temperature=0, max_tokens=len(ids), ignore_eos=True) for ids in forced]
-        asked = self._asked(prompts, params, policy, positions, check_salt(cache_salt), forced=forced, adapter=adapter)
+        asked = self._asked(prompts, params, policy, positions, None, cache_salt, adapter, forced=forced)
         for _ in self._run(asked):
             pass
         return [_as_tensor(state.answers[0].distributions) for _, state in asked]
+
+    def add_schema(
+        self,
+        schema: Schema,
+        *,
+        encode: bool = True,
+        replace: bool = False,
+        reuse: str | ReusePolicy | None = None,
+        tolerance: float | str | None = None,
+        positions: str | None = None,
+        progress: Progress | None = None,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
+        ttl: str | None = None,
+        **of_requests: object,
+    ) -> SchemaLayout:
+        """Register a schema under its name, and encode its modules in packed passes.
+
+        Args:
+            encode: False leaves each segment to the first prompt that needs it.
+            replace: if True, another schema of this name may be replaced; else it is a ParameterError.
+            reuse, tolerance, positions: the policy to encode for. None for the engine's defaults.
+            progress: called with the encoded and the total tokens of the schema.
+            cache_salt: makes the schema private to requests with this salt. It hides a public one of the same name.
+                None
+                for a public schema.
+            adapter: the adapter to encode for. None for the model alone.
+            of_requests: recompute, promote and across_adapters are fields of requests, and refused here.
+            ttl: the lifetime of encoded segments since encoding or the last read, like "5m", "1h" or "inf". None for no
+                limit. The schema itself stays.
+
+        Raises:
+            PMLError, ParameterError, CapacityError: if the schema cannot be used or encoded.
+            AbortedError: if the schema is removed or replaced during encoding.
+        """
+        check_schema_fields(of_requests, "add_schema")
+        scope = Scope(check_salt(cache_salt), adapter=adapter)
+        policy = self._policy_of(schema, PolicyFields(reuse, tolerance=tolerance).policy(), positions, adapter)
+        return finish(
+            self._add_schema(schema, policy, scope, encode=encode, replace=replace, ttl=ttl, progress=progress)
+        )
+
+    def warm(
+        self,
+        prompt: Any,
+        *,
+        reuse: str | ReusePolicy | None = None,
+        positions: str | None = None,
+        progress: Progress | None = None,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
+    ) -> None:
+        """Encode the modules that a prompt will read: those of its schema, or marked parts of messages."""
+        scope = Scope(check_salt(cache_salt), adapter=adapter)
+        finish(self._warm(prompt, self._prompt_policy(prompt, reuse, positions, scope), scope, progress))
+
+    def pin(
+        self,
+        name: str,
+        *,
+        modules: Sequence[str] = (),
+        reuse: str | ReusePolicy | None = None,
+        positions: str | None = None,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
+        max_bytes: int | str | None = None,
+    ) -> int:
+        """Pin a schema's segments in the pool, and encode missing ones.
+
+        The pins end with the process, and when the schema is removed or replaced. A later pin of the same schema
+        replaces an
+        earlier one.
+
+        Args:
+            name: of the schema.
+            modules: the paths of modules to pin. Empty for all, with the text outside modules.
+            reuse, positions, cache_salt, adapter: as in ``add_schema``.
+            max_bytes: the most bytes of all pins under this salt, as a number or like "64MiB". None for no bound but
+                ``pin_memory``, a share of the pool for all pins.
+
+        Returns:
+            The bytes of all pins under this salt, counted in whole chunks for every segment.
+
+        Raises:
+            ParameterError: for an unknown schema or module.
+            PinError: if the budget is too small; earlier pins stay. If encoding fails, nothing of the schema stays
+                pinned.
+        """
+        budget = None if max_bytes is None else parse_bytes("max_bytes", max_bytes)
+        scope = Scope(check_salt(cache_salt), adapter=adapter)
+        return finish(self._pin(name, modules, reuse, positions, scope, budget))
+
+    def unpin(self, name: str, *, cache_salt: str | None = None) -> bool:
+        """Remove the pin of a schema under this salt; returns False if there was none."""
+        return finish(self._unpin(name, Scope(check_salt(cache_salt))))
+
+    def evict(
+        self,
+        name: str,
+        *,
+        modules: Sequence[str] = (),
+        reuse: str | ReusePolicy | None = None,
+        positions: str | None = None,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
+    ) -> int:
+        """Evict a schema's segments from the pool and the store, with the text stored behind them. The schema stays.
+
+        Covers this policy and all policies of earlier prompts, pinned modules included. Segments in use go when their
+        requests end. Arguments as in ``pin``.
+
+        Returns:
+            The number of evicted tokens.
+
+        Raises:
+            ParameterError: for an unknown schema or module.
+        """
+        scope = Scope(check_salt(cache_salt), adapter=adapter)
+        return finish(self._evict(name, modules, reuse, positions, scope))
+
+    def stored(
+        self,
+        name: str,
+        *,
+        reuse: str | ReusePolicy | None = None,
+        positions: str | None = None,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
+    ) -> dict[str, tuple[int, int]]:
+        """Return module → its tokens, and its stored tokens; "" stands for text outside modules.
+
+        Empty under a policy without modules. Raises ParameterError for an unknown schema.
+        """
+        return finish(self._stored(name, reuse, positions, Scope(check_salt(cache_salt), adapter=adapter)))
+
+    def reset_prefix_cache(self) -> None:
+        """Evict all stored segments that no request reads."""
+        finish(self._waiting.result(self.client.forget()))
+
+    def deviations(
+        self,
+        name: str,
+        *,
+        reuse: str | ReusePolicy | None = None,
+        positions: str | None = None,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
+    ) -> dict[str, float]:
+        """Return the deviation of each module of a schema behind other text; "" stands for text outside modules.
+
+        The deviation is relative to the size of the tokens' values, as a mean over them: 0 for none. Modules without
+        encoded
+        segments are left out. reuse, positions, cache_salt, adapter: as in ``add_schema``. Raises ParameterError.
+        """
+        scope = Scope(check_salt(cache_salt), adapter=adapter)
+        policy = self._schema_policy(name, reuse, positions, scope)
+        modules = self.processor.schemas.module_specs(name, policy, scope)
+        self.local.finish_profiles()
+        known = self.admin.profiles(spec for specs in modules.values() for spec in specs).result()
+        found = {module: [known[spec.key] for spec in specs if spec.key in known] for module, specs in modules.items()}
+        return {
+            module: float(np.concatenate(parts).astype(np.float32).mean()) for module, parts in found.items() if parts
+        }
 
     def _asked(
         self,
@@ -246,53 +431,47 @@ class LLM(SchemaCalls):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         reuse: ReusePolicy | None,
         positions: str | None,
-        salt: str = "",
+        order: str | None,
+        cache_salt: str | None,
+        adapter: str | Sequence[str | None] | None,
+        *,
         forced: Sequence[Sequence[int]] | None = None,
-        adapter: str | Sequence[str | None] | None = None,
     ) -> list[Asked]:
+        """Prepare all prompts, before any of them runs. Raises InlayError."""
         several = list(prompts) if is_several(prompts) else [prompts]
+        if check_order(order):
+            several = list(map(in_any_order, several))
+        salt = check_salt(cache_salt)
         params = sampling_params if sampling_params is not None else self.get_default_sampling_params()
         each = list(params) if isinstance(params, Sequence) else [params] * len(several)
         for one in each:
             check_params(one)
-        if len(each) != len(several):
-            raise ParameterError(
-                f"there are {len(several)} prompts and {len(each)} sampling_params; give one for each",
-                code="parameter.wrong_count",
-            )
         adapters = [adapter] * len(several) if isinstance(adapter, str) or adapter is None else list(adapter)
-        if len(adapters) != len(several):
-            raise ParameterError(
-                f"there are {len(several)} prompts and {len(adapters)} adapters; give one for each",
-                code="parameter.wrong_count",
-            )
-        policies = [
-            self.policy_for(prompt, reuse, positions, cache_salt=salt or None, adapter=named)
-            for prompt, named in zip(several, adapters, strict=True)
-        ]
-        pairs = zip(several, policies, strict=True)
-        if any(self.policy_taken(prompt, policy, salt).profiled for prompt, policy in pairs):
-            self.client.finish_profiles()  # callers' threads have no idle time
-        return [
-            self._request(prompt, p, policy, salt, request_id=str(next(self._numbers)), forced=ids, adapter=named)
-            for prompt, p, policy, ids, named in zip(
-                several, each, policies, forced or [()] * len(several), adapters, strict=True
-            )
-        ]
+        for what, given in (("sampling_params", each), ("adapters", adapters)):
+            if len(given) != len(several):
+                raise ParameterError(
+                    f"there are {len(several)} prompts and {len(given)} {what}; give one for each",
+                    code="parameter.wrong_count",
+                )
+        scopes = [Scope(salt, adapter=named) for named in adapters]
+        pairs = list(zip(several, scopes, strict=True))
+        policies = [self._prompt_policy(prompt, reuse, positions, scope) for prompt, scope in pairs]
+        if any(self.policy_taken(one, policy, salt).profiled for one, policy in zip(several, policies, strict=True)):
+            self.local.finish_profiles()  # callers' threads have no idle time
+        rows = zip(several, each, policies, scopes, forced or [()] * len(several), strict=True)
+        return [finish(self._ask(*row, request_id=str(next(self._numbers)), forced=ids)) for *row, ids in rows]
 
     def _run(self, requests: Sequence[Asked]) -> Iterator[RequestState]:
         """Run requests, yielding each when it has ended. Raises the first failure."""
-        ended: SimpleQueue[RequestState] = SimpleQueue()
+        ended: Mailbox[RequestState] = self._waiting.mailbox()
         states = [state for _, state in requests]
         try:
             for prepared, state in requests:
-                self.client.submit(prepared, partial(_heard, state, ended))
+                self.client.submit(prepared, partial(_collect, state, ended))
             for _ in requests:
-                while ended.empty():
-                    self.client.pump()
-                yield ended.get()
+                yield finish(ended.get())
         finally:  # also if the caller stops iterating
-            self._give_up(states)
+            self._give_up(*states)
         failures = [state.failure for state in states]
         first = next((error for error in failures if error is not None), None)
         if isinstance(first, InlayError):
@@ -301,36 +480,19 @@ class LLM(SchemaCalls):
         if first is not None:
             raise first
 
-    def _listen(self, asked: Asked) -> Iterator[RequestOutput]:
-        """Yield the output of a request after every token."""
-        state, said = asked.state, SimpleQueue[RequestOutput | BaseException]()
-
-        def heard(events: Sequence[TokenEvent]) -> None:
-            state.add(events)
-            said.put(state.failure or state.output())
-
+    def _outputs(self, asked: Asked) -> Iterator[RequestOutput]:
+        """Run a request, yielding its output after every token."""
         try:
-            self.client.submit(asked.prepared, heard)
-            finished = False
+            outputs, finished = self._listen(asked), False
             while not finished:
-                while said.empty():
-                    self.client.pump()
-                output = said.get()
-                if isinstance(output, BaseException):
-                    raise output
+                output = finish(outputs.next())
                 finished = output.finished
                 yield output
         finally:
-            self._give_up([state])
-
-    def _give_up(self, states: Sequence[RequestState]) -> None:
-        """Cancel unfinished requests. Must not block, because the garbage collector may call it on any thread."""
-        for state in states:
-            if not state.answered:
-                self.client.cancel(state.id)
+            self._give_up(asked.state)
 
 
-def _heard(state: RequestState, ended: SimpleQueue[RequestState], events: Sequence[TokenEvent]) -> None:
+def _collect(state: RequestState, ended: Mailbox[RequestState], events: Sequence[TokenEvent]) -> None:
     state.add(events)
     if state.answered:
         ended.put(state)

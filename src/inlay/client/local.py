@@ -14,10 +14,9 @@ import torch
 
 from inlay.attention.backend import Backend
 from inlay.attention.device_storage import DeviceStorage
-from inlay.attention.quantization import NARROW
 from inlay.attention.registry import get_backend
-from inlay.attention.storage import KVStorage, bytes_per_token
-from inlay.client.engine_client import EncodeListener, Prepared, TokenListener
+from inlay.attention.storage import NARROW, KVStorage, bytes_per_token
+from inlay.client.engine import EncodeListener, Prepared, TokenListener
 from inlay.config import EngineConfig, allocating, parse_bytes
 from inlay.engine.background.divergence import DivergenceLog
 from inlay.engine.background.idle import IdleWorker
@@ -25,12 +24,13 @@ from inlay.engine.background.profiler import Profiler
 from inlay.engine.background.profiles import KnownProfiles, Profile
 from inlay.engine.background.promoter import Promoter
 from inlay.engine.background.shadow import ShadowSampler
-from inlay.engine.core import Engine
+from inlay.engine.core import EngineCore
 from inlay.engine.encoder import Encoding
 from inlay.engine.factory import RequestFactory
 from inlay.engine.forks import ThisProcess
 from inlay.engine.forward import StepObserver
 from inlay.engine.pass_cost import measured_cost
+from inlay.engine.recurrent_probe import probe_states
 from inlay.engine.request import Request
 from inlay.engine.runner import Runner, check_adapters, check_compiled, why_not_shift
 from inlay.engine.thread import EngineThread
@@ -44,6 +44,7 @@ from inlay.kv.offload.shared import SharedTier
 from inlay.kv.offload.tier import Tier
 from inlay.kv.policies import POLICIES, PassCost
 from inlay.kv.pool import KVPool
+from inlay.kv.states import StatePool
 from inlay.kv.store import SegmentStore
 from inlay.models.compiling import check_compilable
 from inlay.models.device import CPU, free_bytes, total_bytes
@@ -51,13 +52,13 @@ from inlay.models.fingerprint import numerics
 from inlay.models.load import LoadedModel
 from inlay.models.location import public_name
 from inlay.models.lora import Adapter, Adapters
+from inlay.models.mixers.states import StateStorage
 from inlay.models.spec import dtype_name
-from inlay.policy import ReusePolicy
 from inlay.prompt.model_info import ModelInfo
 from inlay.prompt.request import EncodeRequest, EngineRequest
 from inlay.sampling.params import SamplingParams
 from inlay.sampling.structured import Guide
-from inlay.types import DivergenceStats, EngineStats, SegmentState
+from inlay.types import EngineStats, SegmentState
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ _FLUSH_S = 60.0  # for outstanding writes when an engine ends
 
 
 class InProcessClient:
-    """An engine in this process.
+    """An engine in this process, with its cache. See Engine and CacheAdmin.
 
     Args:
         own_thread: if True, the engine steps on its own thread; else callers ``pump`` it.
@@ -90,7 +91,7 @@ class InProcessClient:
         self._adapters = Adapters(loaded.model, (adapters or {}).values())
         if config.compile:
             check_compilable(loaded.model, loaded.name, loaded.form, adapters=bool(adapters))
-        runner, pool, max_requests = _make_runner(loaded, backend, config, self._adapters)
+        runner, pool, states, max_requests = _make_runner(loaded, backend, config, self._adapters)
         self.storage = runner.storage
         if config.compile:
             check_compiled(loaded.spec, runner, pool)
@@ -100,10 +101,9 @@ class InProcessClient:
         policy = POLICIES[config.eviction]
         measures = config.eviction == "cost" and loaded.spec.unshared is None
         cost = measured_cost(loaded.spec, runner, pool) if measures else PassCost()
-        self.store = SegmentStore(pool, self._model.keys, policy, cost)
+        self.store = SegmentStore(pool, self._model.keys, policy, cost, states)
         movable = self._model.why_not_shift is None
-        profiler = Profiler(self.store, runner, KnownProfiles(), movable=movable, longest=self._model.max_positions)
-        share = config.promotion_memory
+        share = config.promotion_memory if states is None else 0.0  # modules alone are promoted
         self.divergence_log = DivergenceLog(config.shadow_threshold, profiles=config.profile == "auto")
         shadow: ShadowSampler | None = None
         if config.shadow:
@@ -112,11 +112,20 @@ class InProcessClient:
             self.store,
             runner.storage,
             tiers_of(config, cost) if loaded.spec.unshared is None else (),  # nothing to store without reuse
-            host=host_tier(config, cost, runner.storage) if loaded.spec.unshared is None else None,
+            host=host_tier(config, cost, runner.storage) if loaded.spec.unshared is None and states is None else None,
             model=public_name(loaded.name),
             timeout_s=config.store_timeout_s,
+            states=runner.states,
         )
-        self.engine = Engine(
+        profiler = Profiler(
+            self.store,
+            runner,
+            KnownProfiles.of(self.residency.profiles()),
+            residency=self.residency,
+            movable=movable,
+            longest=self._model.max_positions,
+        )
+        self.engine = EngineCore(
             self.store,
             runner,
             max_requests=max_requests,
@@ -124,7 +133,7 @@ class InProcessClient:
             prefill_chunk=config.prefill_chunk,
             max_waiting=config.max_waiting,
             max_pass_s=config.max_pass_s,
-            profiler=profiler if config.profile == "auto" else None,
+            profiler=profiler if config.profile == "auto" and states is None else None,
             promoter=Promoter(self.store, runner, share=share) if share else None,
             shadow=shadow,
             residency=self.residency,
@@ -163,17 +172,17 @@ class InProcessClient:
             request.name,
             request.specs,
             request.request_id,
-            tenant=request.tenant,
-            weight=request.weight,
+            tenant=request.scope.tenant,
+            weight=request.scope.weight,
             ttl_s=request.ttl_s,
         )
         self.thread.submit(encoding, listener)
 
-    def cancel(self, request_id: str) -> None:
-        self.thread.cancel(request_id)
-
-    def abort(self, request_id: str) -> None:
-        self.thread.abort(request_id)
+    def cancel(self, request_id: str, *, report: bool = False) -> None:
+        if report:
+            self.thread.abort(request_id)
+        else:
+            self.thread.cancel(request_id)
 
     def stored(self, request: EncodeRequest) -> Future[frozenset[bytes]]:
         return self.call(lambda: self.engine.kv_manager.stored(request.specs))
@@ -184,11 +193,10 @@ class InProcessClient:
     def modules(self) -> Future[tuple[SegmentSpec, ...]]:
         return self.call(self.engine.kv_manager.retention.modules)
 
-    def evict(self, request: EncodeRequest) -> Future[int]:
-        return self.call(lambda: self.engine.evict(request.specs))
+    def forget(self, request: EncodeRequest | None = None) -> Future[int]:
+        return self.call(self.engine.forget if request is None else partial(self.engine.evict, request.specs))
 
     def evict_texts(self, salt: str) -> Future[int]:
-        """Forget the text of all requests with a salt that is no module; the tokens of that."""
         return self.call(lambda: self.engine.evict_texts(salt))
 
     def pin(
@@ -202,9 +210,6 @@ class InProcessClient:
     def pinned(self, owner: str | None) -> Future[list[SegmentSpec]]:
         return self.call(lambda: self.engine.kv_manager.retention.pinned(owner))
 
-    def reset_prefix_cache(self) -> Future[None]:
-        return self.call(self.engine.forget)
-
     def profile(self, specs: Sequence[SegmentSpec]) -> None:
         profiler = self.engine.profiler
         if profiler is not None:
@@ -215,22 +220,16 @@ class InProcessClient:
         return self.call(lambda: {spec.key: known[spec.key] for spec in specs if spec.key in known})
 
     def finish_profiles(self) -> None:
+        """Measure outstanding profiles now, if callers' threads step the engine and it is otherwise idle."""
         self._use_time(self.engine.profiler)
 
     def promote(self) -> None:
+        """Promote repeated combinations now, under the same conditions."""
         self._use_time(self.engine.profiler, self.engine.promoter)
 
     def measure_divergence(self) -> None:
+        """Compare waiting answers with full prefill now, under the same conditions."""
         self._use_time(self.engine.shadow)
-
-    def divergence(self, salt: str = "") -> tuple[DivergenceStats, ...]:
-        return self.divergence_log.of(salt)
-
-    def policy_taken(self, policy: ReusePolicy, salt: str, schema: str, digest: str) -> ReusePolicy:
-        return self.divergence_log.taken(policy, salt, schema, digest)
-
-    def lift_fallback(self, salt: str, schema: str | None = None) -> int:
-        return self.divergence_log.lift(salt, schema)
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Call a function between two steps."""
@@ -246,6 +245,7 @@ class InProcessClient:
 
     @property
     def busy(self) -> bool:
+        """True if the engine has work. Free and thread-safe."""
         return self.engine.busy
 
     def stats(self) -> EngineStats:
@@ -279,26 +279,66 @@ class InProcessClient:
 
 def _make_runner(
     loaded: LoadedModel, backend: Backend, config: EngineConfig, adapters: Adapters
-) -> tuple[Runner, KVPool, int]:
-    """What runs a model's passes, the pool, and how many requests may run at the same time."""
+) -> tuple[Runner, KVPool, StatePool | None, int]:
+    """Return the runner of a model's passes, its pools, and the most requests that run at the same time."""
     device = loaded.model.device
     budget = config.kv_bytes(backend.scratch_bytes, free_bytes(device))
     with allocating("kv_memory", budget, config.kv_memory, total_bytes(device), _owner(device)):
+        _check_states(loaded, config)
         if loaded.spec.unshared is not None:
             _check_unshared(loaded.spec.unshared, config, adapters)
             unshared = UnsharedRunner(loaded, backend)
             requests, tokens = unshared.probe().room(budget, config.max_num_seqs, loaded.spec.max_positions)
             size = max(1, unshared.shape.bytes_per_token)
-            return unshared, KVPool(tokens * size, size, config.chunk_size), requests
+            return unshared, KVPool(tokens * size, size, config.chunk_size), None, requests
         kv_dtype = NARROW.get(config.kv_cache_dtype, loaded.model.dtype)
+        if loaded.spec.recurrent is not None:
+            return _make_recurrent(loaded, backend, config, adapters, budget, kv_dtype)
         pool = KVPool(budget, bytes_per_token(loaded.spec.shapes, kv_dtype), config.chunk_size)
         runner = Runner(loaded, backend, pool.slots, adapters=adapters, kv_dtype=kv_dtype, compile=config.compile)
-    return runner, pool, config.max_num_seqs
+    return runner, pool, None, config.max_num_seqs
+
+
+def _make_recurrent(
+    loaded: LoadedModel,
+    backend: Backend,
+    config: EngineConfig,
+    adapters: Adapters,
+    budget: int,
+    kv_dtype: torch.dtype,
+) -> tuple[Runner, KVPool, StatePool, int]:
+    """See ``_make_runner``. The budget holds KV and states."""
+    sizes = probe_states(loaded, backend, kv_dtype)
+    slots, left = sizes.share(budget, config.state_bytes())
+    pool = KVPool(left, sizes.token_bytes, config.chunk_size)
+    states = StatePool(slots, sizes.slot_bytes)
+    storage = StateStorage(slots, backend.device, sizes.shapes)
+    runner = Runner(loaded, backend, pool.slots, adapters=adapters, kv_dtype=kv_dtype, states=storage)
+    # A request owns a slot and may read another one; slot 0 belongs to no request.
+    return runner, pool, states, min(config.max_num_seqs, slots - 2)
 
 
 def _owner(device: torch.device) -> str:
     """What has the memory of a device, as messages name it."""
     return "this machine" if device.type == "cpu" else f"the GPU {device}"
+
+
+def _check_states(loaded: LoadedModel, config: EngineConfig) -> None:
+    """Raise ParameterError for settings that do not fit a model with, or without, recurrent layers."""
+    why = loaded.spec.recurrent
+    if why is None and config.state_memory is not None:
+        raise ParameterError(
+            f"state_memory is {config.state_memory!r}, and {loaded.name} has no recurrent layers; leave it out",
+            code="parameter.conflict",
+        )
+    asked = {
+        "compile is set": config.compile,
+        f"shadow is {config.shadow:g}": bool(config.shadow),
+        f"store_codec is '{config.store_codec}'": config.store_codec != LOSSLESS,  # exact reuse reads no lossy form
+    }
+    for what, so in asked.items():
+        if why is not None and so:
+            raise ParameterError(f"{what}, and {why}; leave that out", code="model.no_reuse")
 
 
 def _check_unshared(why: str, config: EngineConfig, adapters: Adapters) -> None:
@@ -365,6 +405,16 @@ def _model_info(
         positioned=reason is not None,
         numerics=numerics(),
     )
+    spec = loaded.spec
     return ModelInfo(
-        loaded.spec.vocab_size, loaded.spec.max_positions, size, keys, reason, adapters, loaded.spec.unshared
+        spec.vocab_size,
+        spec.max_positions,
+        size,
+        keys,
+        reason,
+        adapters,
+        spec.unshared,
+        limit=spec.limit,
+        text_model=loaded.text_model,
+        why_exact=spec.recurrent,
     )

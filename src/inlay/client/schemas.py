@@ -7,46 +7,49 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
-from inlay.client.engine_client import EngineClient
+from inlay.client.engine import CacheAdmin, Engine
 from inlay.errors import AbortedError, InlayError, ParameterError
 from inlay.kv.identity import SegmentSpec
 from inlay.pml import Schema
 from inlay.policy import ReusePolicy
+from inlay.prompt.known_schemas import PUBLIC
 from inlay.prompt.layout import SchemaLayout
-from inlay.prompt.limits import check_lengths
+from inlay.prompt.model_info import check_lengths
 from inlay.prompt.processor import PromptProcessor
-from inlay.prompt.registry import PUBLIC
 from inlay.prompt.request import EncodeRequest
+from inlay.types import EVERYONE, Scope
 
 
 class SchemaManager:
-    """Tracks encodings and pins of schemas, and ends those of removed schemas. Thread-safe."""
+    """Tracks encodings and pins of schemas, and ends those of removed schemas. Thread-safe.
 
-    def __init__(self, processor: PromptProcessor, client: EngineClient) -> None:
+    Args:
+        admin: the cache that profiles and pins. None for engines of other processes, which profile by themselves.
+    """
+
+    def __init__(self, processor: PromptProcessor, client: Engine, admin: CacheAdmin | None) -> None:
         self._processor = processor
         self._client = client
+        self._admin = admin
         self._lock = threading.Lock()  # guards known schemas and their encodings
         self.encodings: dict[EncodeRequest, tuple[SchemaLayout, str]] = {}  # the schema and its owner
-        # Keyed by name of the schema, its owner, and the owner of the pin.
+        # By name of the schema, its owner, and the owner of the pin.
         self._pins: dict[tuple[str, str, str], _Pinned] = {}
 
     def add(
         self,
         schema: Schema,
         policy: ReusePolicy,
-        salt: str = "",
+        scope: Scope = EVERYONE,
         *,
         replace: bool = False,
-        adapter: str | None = None,
         ttl_s: float | None = None,
     ) -> tuple[SchemaLayout, list[SegmentSpec]]:
         """Register a schema; returns its layout and the segments that can be encoded ahead.
 
         Args:
             replace: if True, another schema of this name may be replaced.
-            adapter: the adapter to encode with.
             ttl_s: see KnownSchema.
 
         Raises:
@@ -56,8 +59,8 @@ class SchemaManager:
             raise ParameterError(
                 f"add_schema takes an inlay.Schema, not {type(schema).__name__}", code="parameter.wrong_type"
             )
-        processor = self._processor
-        processor.model.adapter(adapter)  # reject an unknown adapter before registration
+        processor, salt = self._processor, scope.cache_salt
+        processor.model.adapter(scope.adapter)  # reject an unknown adapter before registration
         layout = processor.schemas.lay_out(schema, salt)
         check_lengths(layout, processor.model.max_positions)
         with self._lock:
@@ -70,7 +73,7 @@ class SchemaManager:
                 )
             processor.schemas.add(layout, salt, ttl_s)
             self._end_encodings()
-        return layout, processor.schemas.all_specs(layout, policy, salt, adapter)
+        return layout, processor.schemas.all_specs(layout, policy, scope)
 
     def remove(self, name: str, salt: str = "") -> bool:
         """Remove a schema; returns False if there was none. Running requests continue, and its encoding ends."""
@@ -79,67 +82,56 @@ class SchemaManager:
             self._end_encodings()
         return known
 
-    def encoding(
-        self,
-        layout: SchemaLayout,
-        specs: Sequence[SegmentSpec],
-        *,
-        salt: str = "",
-        adapter: str | None = None,
-        tenant: str = "",
-        weight: float = 1.0,
-    ) -> EncodeRequest:
+    def encoding(self, layout: SchemaLayout, specs: Sequence[SegmentSpec], scope: Scope = EVERYONE) -> EncodeRequest:
         """Return the encoding request of a schema. Raises AbortedError if the schema was removed or replaced."""
-        model = self._processor.model
+        model, salt = self._processor.model, scope.cache_salt
         moves = model.why_not_shift is None
         # No prompt reads segments beyond the context.
         useful = [spec for spec in specs if moves or spec.end <= model.max_positions]
         name = f"schema '{layout.schema.name}'"
         known = self._processor.schemas.get(layout.schema.name, salt)
-        of_job: dict[str, Any] = {"adapter": adapter, "tenant": tenant, "weight": weight}
-        of_job["ttl_s"] = None if known is None else known.ttl_s
-        encoding = self._processor.encoding(name, useful, salt, **of_job)
+        encoding = self._processor.encoding(name, useful, scope, ttl_s=None if known is None else known.ttl_s)
         with self._lock:
             if not self._knows(layout, salt):
                 raise removed(encoding)
             self.encodings[encoding] = layout, salt
         return encoding
 
-    def pin(self, segments: EncodeRequest, name: str, salt: str, owner: str, budget: int | None) -> Future[int]:
-        """Pin segments of a schema, replacing the owner's earlier pin; see EngineClient.pin.
+    def pin(self, admin: CacheAdmin, segments: EncodeRequest, name: str, budget: int | None) -> Future[int]:
+        """Pin segments of a schema for their scope, replacing its earlier pin; see CacheAdmin.pin.
 
         The caller must call ``pinned`` or ``unpin_segments`` when it has ended.
         """
-        known = self._processor.schemas.find(name, salt)
+        owner, known = segments.scope.pin_owner, self._processor.schemas.find(name, segments.scope.cache_salt)
         with self._lock:
             before = None if known is None else self._pins.get((name, known.owner, owner))
         instead = None if before is None else before.segments.request_id
-        return self._client.pin(segments, owner, segments.request_id, budget, instead=instead)
+        return admin.pin(segments, owner, segments.request_id, budget, instead=instead)
 
-    def pinned(self, segments: EncodeRequest, name: str, salt: str, owner: str) -> None:
-        """Record an owner's pin of a schema, so that it is removed with the schema."""
-        known = self._processor.schemas.find(name, salt)
+    def pinned(self, segments: EncodeRequest, name: str) -> None:
+        """Record the pin of a schema, so that it is removed with the schema."""
+        owner, known = segments.scope.pin_owner, self._processor.schemas.find(name, segments.scope.cache_salt)
         with self._lock:
             if known is None or not self._knows(known.layout, known.owner):
-                self.unpin_segments(segments, owner)
+                self.unpin_segments(segments)
                 raise removed(segments)
             before = self._pins.get((name, known.owner, owner))
             keys = {spec.lossless.key for spec in segments.specs}
             self._pins[name, known.owner, owner] = _Pinned(segments, known.layout, keys)
             if before is not None:  # the new pin has replaced it unless it came later
-                self.unpin_segments(before.segments, owner)
+                self.unpin_segments(before.segments)
 
-    def unpinned(self, name: str, salt: str, owner: str) -> EncodeRequest | None:
-        """Forget and return an owner's pinned segments of a schema; None for none."""
+    def unpinned(self, name: str, scope: Scope) -> EncodeRequest | None:
+        """Forget and return the pinned segments of a schema; None for none."""
         with self._lock:
-            for whose in dict.fromkeys((salt, PUBLIC)):
-                if (pinned := self._pins.pop((name, whose, owner), None)) is not None:
+            for whose in dict.fromkeys((scope.cache_salt, PUBLIC)):
+                if (pinned := self._pins.pop((name, whose, scope.pin_owner), None)) is not None:
                     return pinned.segments
         return None
 
     def evict(self, segments: EncodeRequest) -> Future[int]:
-        """Evict segments; see EngineClient.evict. Pins lose the evicted segments and keep the rest."""
-        future = self._client.evict(segments)
+        """Evict segments; see Engine.forget. Pins lose the evicted segments and keep the rest."""
+        future = self._client.forget(segments)
         gone = {spec.lossless.key for spec in segments.specs}
         with self._lock:
             for pin, pinned in list(self._pins.items()):
@@ -149,32 +141,35 @@ class SchemaManager:
                     del self._pins[pin]
         return future
 
-    def has_pinned(self, name: str, salt: str, owner: str) -> bool:
-        """True if an owner has pinned a schema or modules of it, and none of these was evicted since."""
-        pinned = self._pins.get((name, salt, owner))
+    def has_pinned(self, name: str, scope: Scope = EVERYONE) -> bool:
+        """True if a scope has pinned its own schema or modules of it, and none of these was evicted since."""
+        pinned = self._pins.get((name, scope.cache_salt, scope.pin_owner))
         return pinned is not None and pinned.whole
 
-    def unpin_segments(self, segments: EncodeRequest, owner: str) -> None:
-        """Remove one pin of an owner, if it exists."""
+    def unpin_segments(self, segments: EncodeRequest) -> Future[int] | None:
+        """Remove one pin, if it exists. Returns None if nothing can be pinned any more."""
         with suppress(InlayError):  # the engine may have been shut down
-            self._client.unpin(segments, owner, segments.request_id)
+            if self._admin is not None:
+                return self._admin.unpin(segments, segments.scope.pin_owner, segments.request_id)
+        return None
 
     def ended(self, encoding: EncodeRequest, *, complete: bool) -> None:
         """Forget an ended encoding. A complete one of several segments is profiled."""
-        if self.encodings.pop(encoding, None) is not None and complete and len(encoding.specs) > 1:
+        mine = self.encodings.pop(encoding, None) is not None
+        if mine and complete and len(encoding.specs) > 1 and self._admin is not None:
             with suppress(InlayError):  # the engine may have been shut down
-                self._client.profile(encoding.specs)
+                self._admin.profile(encoding.specs)
 
     def _end_encodings(self) -> None:
         """Abort the encodings, and remove the pins, of schemas that are no longer registered."""
         for (name, salt, owner), pinned in list(self._pins.items()):
             if not self._knows(pinned.layout, salt):
                 del self._pins[name, salt, owner]
-                self.unpin_segments(pinned.segments, owner)
+                self.unpin_segments(pinned.segments)
         for encoding, (layout, salt) in list(self.encodings.items()):
             if not self._knows(layout, salt):
                 with suppress(InlayError):  # the engine may have been shut down
-                    self._client.abort(encoding.request_id)
+                    self._client.cancel(encoding.request_id, report=True)
 
     def _knows(self, layout: SchemaLayout, salt: str) -> bool:
         """True if the name still means this schema, even if another thread laid it out again."""

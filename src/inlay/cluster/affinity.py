@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from inlay.cluster.loads import Floats, Loads, Words, Work
+from inlay.cluster.loads import Floats, Loads, RequestLoad, Words
 from inlay.cluster.pieces import Piece, Wanted
 from inlay.cluster.residency_map import ResidencyMap
 from inlay.errors import ParameterError
@@ -90,7 +90,7 @@ class Decision:
     """
 
     replica: str
-    work: Work
+    work: RequestLoad
     overlap: int = 0
     best: int = 0
     homeless: int = 0
@@ -157,7 +157,7 @@ class Affinity:
         at = int(cost.argmin())
         return Decision(
             replica=loads.names[places[at]],
-            work=Work(float(left_s[at]), float(left_s[at]) + answer_s),
+            work=RequestLoad(float(left_s[at]), float(left_s[at]) + answer_s),
             overlap=round(float(overlap[at])),
             best=round(float(overlap.max())),
             homeless=round(float(sizes[~held].sum())),

@@ -18,13 +18,11 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from inlay.client.async_llm import AsyncLLM
-from inlay.cluster.autoscaling import HELD, WAITING, QueueAndKVPolicy
-from inlay.cluster.frontend import ClusterLLM, tokenizer_of
 from inlay.cluster.host import EngineHost
-from inlay.cluster.links import LINKS, Link
+from inlay.cluster.loads import HELD, WAITING, QueueAndKVPolicy
 from inlay.cluster.ray_router import ModuleAffinityRouter
-from inlay.cluster.ray_transport import RayTransport
-from inlay.cluster.remote_client import RemoteClient
+from inlay.cluster.ray_transport import LINKS, IngressLink, RayTransport
+from inlay.cluster.remote_client import ClusterLLM, RemoteClient, tokenizer_of
 from inlay.cluster.router_metrics import RouterCollector
 from inlay.cluster.routing import Routing
 from inlay.cluster.schema_folder import SchemaFolder
@@ -43,7 +41,7 @@ logger = logging.getLogger(__name__)
 ENGINE, INGRESS = "engine", "ingress"  # deployments
 # Ray's own logging; the ingress writes one line for each request
 _LOG = {"log_level": "WARNING", "enable_access_log": False}
-_CALLS = frozenset(("describe", "status", "finish", "abort", "stored", "evict", "profiles", "reset_prefix_cache"))
+_CALLS = frozenset(("describe", "status", "finish", "abort", "stored", "forget"))
 
 
 class EngineReplica:
@@ -116,7 +114,7 @@ class Ingress:
             loop.call_soon_threadsafe(early, list(names))
 
         deployment = self._engine.deployment_id
-        LINKS.connect((deployment.app_name, deployment.name), Link(routing, replicas, settings.router.kind))
+        LINKS.connect((deployment.app_name, deployment.name), IngressLink(routing, replicas, settings.router.kind))
         transport = RayTransport(self._engine)
         said = Description.from_dict(await transport.describe())
         client = RemoteClient(said.info, transport, routing)

@@ -86,14 +86,14 @@ class EngineHost:
             self._client.profile(request.specs)
 
     def finish(self, request_id: str, index: int) -> None:
-        """See EngineClient.finish."""
+        """See Engine.finish."""
         self._client.finish(request_id, index)
         stream = self._streams.get(request_id)
         if stream is not None:
             stream.end(index)
 
     def abort(self, request_id: str) -> None:
-        self._client.abort(request_id)
+        self._client.cancel(request_id, report=True)
 
     async def stored(self, data: bytes) -> list[bytes]:
         """Return the keys of the stored segments among those of an EncodeRequest."""
@@ -101,19 +101,12 @@ class EngineHost:
         keys: frozenset[bytes] = await asyncio.wrap_future(self._client.stored(request))
         return list(keys)
 
-    async def evict(self, data: bytes) -> int:
-        """Evict the segments of an EncodeRequest. Returns the number of their tokens."""
+    async def forget(self, data: bytes | None) -> int:
+        """Evict the segments of an EncodeRequest, or all that no request reads. Returns the number of tokens."""
+        if data is None:
+            return await asyncio.wrap_future(self._client.forget())
         request = await self._llm.pools.prompts.run(EncodeRequest.from_bytes, data, self._keys, owner=None)
-        return await asyncio.wrap_future(self._client.evict(request))
-
-    async def profiles(self, data: bytes) -> dict[bytes, bytes]:
-        """Return the known deviation profiles by segment key: 2 bytes for each token (engine/profiles.py)."""
-        request = await self._llm.pools.prompts.run(EncodeRequest.from_bytes, data, self._keys, owner=None)
-        known = await asyncio.wrap_future(self._client.profiles(request.specs))
-        return {key: profile.tobytes() for key, profile in known.items()}
-
-    async def reset_prefix_cache(self) -> None:
-        await asyncio.wrap_future(self._client.reset_prefix_cache())
+        return await asyncio.wrap_future(self._client.forget(request))
 
     async def _prepare(self, data: bytes, deadline: float | None) -> tuple[EngineRequest, Any]:
         pools = self._llm.pools

@@ -1,10 +1,11 @@
-"""The load of each replica of a cluster, as counted by a router."""
+"""The load of each replica of a cluster, as counted by a router, and the wanted number of replicas."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,7 @@ Words = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class RequestLoad:
     """The work of a request for a replica. prefill_s: seconds until its first token. total_s: seconds in total."""
 
     prefill_s: float
@@ -77,7 +78,7 @@ class Loads:
             self.given_s *= math.exp((self._since - now) / self._memory_s)
             self._since = now
 
-    def begin(self, replica: str, work: Work) -> None:
+    def begin(self, replica: str, work: RequestLoad) -> None:
         """Add a request's work to a replica."""
         place = self._places.get(replica)
         if place is not None:
@@ -85,7 +86,7 @@ class Loads:
             self.given_s[place] += work.total_s
             self.running[place] += 1
 
-    def first_token(self, replica: str, work: Work) -> None:
+    def first_token(self, replica: str, work: RequestLoad) -> None:
         """Remove the prefill of a request from the queue, when it is over or the request has ended before."""
         place = self._places.get(replica)
         if place is not None:
@@ -102,3 +103,31 @@ class Loads:
 
 def _salt(replica: str) -> np.uint64:
     return np.uint64(int.from_bytes(hashlib.sha256(replica.encode()).digest()[:8], "little"))
+
+
+HELD = "kv_held"  # metric of a replica: the share of the pool that running requests need
+WAITING = "waiting"  # requests that wait for a slot there
+
+
+class QueueAndKVPolicy:
+    """An autoscaling policy of Ray Serve by running requests and, if some wait, by the size of the pools.
+
+    Args:
+        kv_pressure: The share of a pool that running requests may need.
+    """
+
+    def __init__(self, kv_pressure: float) -> None:
+        self._kv_pressure = kv_pressure
+
+    def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
+        """Return the wanted number of replicas, within the bounds. context: ray.serve.config.AutoscalingContext."""
+        now = context.current_num_replicas
+        if not now:
+            return int(context.target_num_replicas), {}
+        by_requests = context.total_num_requests / context.config.get_target_ongoing_requests()
+        told = context.aggregated_metrics or {}
+        held, waiting = told.get(HELD, {}).values(), sum(told.get(WAITING, {}).values())
+        by_memory = sum(held) / self._kv_pressure if waiting else 0.0
+        wanted = math.ceil(max(by_requests, by_memory))
+        least, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
+        return int(min(max(wanted, least), most)), {}

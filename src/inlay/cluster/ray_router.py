@@ -11,8 +11,10 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from inlay.cluster import links  # as a module, because Ray copies this one with its globals into each process
-from inlay.cluster.links import ASK, PIN, DeploymentName, Link
+from inlay.cluster import (
+    ray_transport as links,  # as a module, because Ray copies this one with its globals into each process
+)
+from inlay.cluster.ray_transport import ASK, PIN, DeploymentName, IngressLink
 
 Ranks = list[list[RunningReplica]]
 
@@ -69,7 +71,7 @@ class ModuleAffinityRouter(RequestRouter):  # type: ignore[misc]
             link.routing.lost(_name(replica_id))
 
     @property
-    def _link(self) -> Link | None:
+    def _link(self) -> IngressLink | None:
         return links.LINKS.get(self._deployment)
 
     @property

@@ -1,39 +1,37 @@
-"""RemoteClient: the EngineClient of an ingress. Its engines are replicas in other processes."""
+"""RemoteClient: the engine of an ingress, which forwards to replicas in other processes. ClusterLLM: its AsyncLLM."""
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
+from transformers import PreTrainedTokenizerBase
 
-from inlay.client.engine_client import EncodeListener, Prepared, TokenListener
-from inlay.cluster.encoding import HomeEncoding
-from inlay.cluster.following import Following
-from inlay.cluster.pieces import Wanted, wanted_by
+from inlay.client.async_llm import AsyncLLM
+from inlay.client.base import Served
+from inlay.client.engine import EncodeListener, Prepared, TokenListener
+from inlay.cluster.pieces import wanted_by
+from inlay.cluster.remote_request import HomeEncoding, RemoteRequest
 from inlay.cluster.routing import Routing
 from inlay.cluster.transport import ReplicaLostError, Transport, next_item
-from inlay.cluster.wire import Status, summed
-from inlay.engine.background.profiles import Profile
-from inlay.errors import AbortedError, DeadlineError, EngineDeadError, InlayError, ParameterError
+from inlay.cluster.wire import Description, Status, summed
+from inlay.errors import AbortedError, DeadlineError, EngineDeadError, InlayError
 from inlay.events import events_from_bytes
-from inlay.kv.identity import SegmentSpec, fingerprint_under
-from inlay.policy import ReusePolicy
+from inlay.models.load import load_tokenizer
+from inlay.prompt.inputs import check_template
 from inlay.prompt.model_info import ModelInfo
 from inlay.prompt.request import EncodeRequest, EngineRequest
 from inlay.sampling.params import SamplingParams
-from inlay.types import DivergenceStats, EngineStats, SegmentState
+from inlay.types import EngineStats
 from inlay.wording import fault_in_words
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _FOLLOW_S = 0.5  # pause between two status calls to a replica
 _BUSY_S = 0.1  # pause after a change; longer with more than _MANY replicas
@@ -43,21 +41,8 @@ _LATE_S = 2.0  # grace time after a deadline for the replica's own error
 _ATTEMPTS = 4  # sends of a request if replicas go away
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteRequest:
-    """A request that is ready to be sent. data: its bytes. wanted: the pieces that replicas may hold."""
-
-    request: EngineRequest
-    data: bytes
-    wanted: Wanted
-
-    @property
-    def id(self) -> str:
-        return self.request.request_id
-
-
 class RemoteClient:
-    """See EngineClient. It belongs to the event loop that it is created on. Its methods are thread-safe.
+    """See Engine. It belongs to the event loop that it is created on. Its methods are thread-safe.
 
     Args:
         model: The model information that the replicas published.
@@ -72,7 +57,7 @@ class RemoteClient:
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[str, asyncio.Task[None]] = {}  # of requests and encodings, by id
         self._ending: dict[str, InlayError | None] = {}  # of cancelled ones, the error for their listeners
-        self._following: dict[str, Following] = {}
+        self._requests: dict[str, RemoteRequest] = {}  # that replicas answer, by id
         self._others: set[asyncio.Task[Any]] = set()
         self._followers: dict[str, asyncio.Task[None]] = {}
         self._closed = False
@@ -85,17 +70,17 @@ class RemoteClient:
         """Do nothing: replicas compile grammars, because compiled ones cannot be sent."""
 
     def prepare(self, request: EngineRequest, grammar: Any = None) -> RemoteRequest:
-        return RemoteRequest(request, request.to_bytes(), wanted_by(request, self._model.keys))
+        return RemoteRequest(request, wanted_by(request, self._model.keys), self._routing)
 
     def submit(self, request: Prepared, listener: TokenListener) -> None:
         assert isinstance(request, RemoteRequest), "it is what prepare made"
         self.check_health()
-        following = Following(request.request, listener, self._routing)
-        self._begin(request.id, lambda: self._answer(request, following), following.fail)
+        request.begin(listener)
+        self._begin(request.id, lambda: self._answer(request), request.fail)
 
     def finish(self, request_id: str, index: int) -> None:
-        if (following := self._following.get(request_id)) is not None:
-            following.finish(index)
+        if (request := self._requests.get(request_id)) is not None:
+            request.finish(index)
         self._tell(request_id, "finish", request_id, index)
 
     def encode(self, request: EncodeRequest, listener: EncodeListener) -> None:
@@ -103,24 +88,8 @@ class RemoteClient:
         encoding = HomeEncoding(request, self._model.keys, self._routing, self._transport, listener)
         self._begin(request.request_id, encoding.run, encoding.fail)
 
-    def cancel(self, request_id: str) -> None:
-        self._on_loop(lambda: self._cancel(request_id))
-
-    def abort(self, request_id: str) -> None:
-        """Abort a request. It ends here if it is at no replica, is an encoding, or its replica can't be reached."""
-
-        def end() -> None:
-            self._cancel(request_id, AbortedError(f"request {request_id} was aborted"))
-
-        def abort() -> None:
-            if (following := self._following.get(request_id)) is not None:
-                following.aborted = True
-            if self._routing.replica_of(request_id) is None:
-                end()
-            else:
-                self._tell(request_id, "abort", request_id, otherwise=end)
-
-        self._on_loop(abort)
+    def cancel(self, request_id: str, *, report: bool = False) -> None:
+        self._on_loop(lambda: self._abort(request_id) if report else self._cancel(request_id))
 
     def stored(self, request: EncodeRequest) -> Future[frozenset[bytes]]:
         data = request.to_bytes()
@@ -129,94 +98,15 @@ class RemoteClient:
             said = await self._ask_all("stored", data)
             return frozenset(key for keys in said for key in keys)
 
-        return self._future(ask())
+        return asyncio.run_coroutine_threadsafe(ask(), self._loop)
 
-    def look(self, request: EncodeRequest, owner: str) -> Future[list[SegmentState | None]]:
-        raise ParameterError(
-            "what replicas of a cluster hold is not listed; ask a server of one engine", code="cluster.not_available"
-        )
-
-    def modules(self) -> Future[tuple[SegmentSpec, ...]]:
-        raise ParameterError(
-            "what replicas of a cluster hold is not listed; ask a server of one engine", code="cluster.not_available"
-        )
-
-    def evict(self, request: EncodeRequest) -> Future[int]:
-        """Evict on all replicas. The sum may count a segment several times."""
-        data = request.to_bytes()
+    def forget(self, request: EncodeRequest | None = None) -> Future[int]:
+        data = None if request is None else request.to_bytes()
 
         async def ask() -> int:
-            return sum(await self._ask_all("evict", data))
+            return sum(await self._ask_all("forget", data))
 
-        return self._future(ask())
-
-    def pin(
-        self, request: EncodeRequest, owner: str, reason: str, budget: int | None = None, *, instead: str | None = None
-    ) -> Future[int]:
-        raise ParameterError(
-            "segments cannot be pinned on a cluster, whose replicas come and go; serve one engine",
-            code="cluster.not_available",
-        )
-
-    def unpin(self, request: EncodeRequest, owner: str | None, reason: str) -> Future[int]:
-        """Return 0, because nothing is pinned."""
-        return _done(0)
-
-    def pinned(self, owner: str | None) -> Future[list[SegmentSpec]]:
-        """Return nothing, because nothing is pinned."""
-        return _done([])
-
-    def reset_prefix_cache(self) -> Future[None]:
-        async def ask() -> None:
-            await self._ask_all("reset_prefix_cache")
-
-        return self._future(ask())
-
-    def profile(self, specs: Sequence[SegmentSpec]) -> None:
-        """Do nothing: each replica profiles segments after it has encoded them."""
-
-    def profiles(self, specs: Iterable[SegmentSpec]) -> Future[dict[bytes, Profile]]:
-        asked = tuple(specs)
-        # all were encoded under the same adapter
-        adapter = next((spec.before.adapter for spec in asked if spec.before.adapter), b"")
-        made_by = fingerprint_under(self._model.keys.fingerprint, adapter)
-        request = EncodeRequest(request_id="profiles", name="", specs=asked, fingerprint=made_by, adapter=adapter)
-        data = request.to_bytes()
-
-        async def ask() -> dict[bytes, Profile]:
-            said = await self._ask_all("profiles", data)
-            return {key: np.frombuffer(one, np.float16) for known in said for key, one in known.items()}
-
-        return self._future(ask())
-
-    def finish_profiles(self) -> None:
-        """Do nothing: replicas step their engines in their own threads."""
-
-    def promote(self) -> None:
-        """Do nothing, like ``finish_profiles``."""
-
-    def measure_divergence(self) -> None:
-        """Do nothing, like ``finish_profiles``."""
-
-    def divergence(self, salt: str = "") -> tuple[DivergenceStats, ...]:
-        """Return nothing: replicas measure no divergence (ClusterSettings)."""
-        return ()
-
-    def policy_taken(self, policy: ReusePolicy, salt: str, schema: str, digest: str) -> ReusePolicy:
-        """Return the policy unchanged, like ``divergence``."""
-        return policy
-
-    def lift_fallback(self, salt: str, schema: str | None = None) -> int:
-        """Return 0, like ``divergence``."""
-        return 0
-
-    def pump(self) -> None:
-        """Do nothing, like ``promote``."""
-
-    @property
-    def busy(self) -> bool:
-        """False, because the engines are in other processes."""
-        return False
+        return asyncio.run_coroutine_threadsafe(ask(), self._loop)
 
     def stats(self) -> EngineStats:
         """Return the sums of the last statistics of all replicas."""
@@ -264,34 +154,34 @@ class RemoteClient:
 
     # Requests
 
-    async def _answer(self, request: RemoteRequest, following: Following) -> None:
+    async def _answer(self, request: RemoteRequest) -> None:
         """Send a request, and again to another replica if its replica goes before the first token.
 
         Raises other errors that end the request. The listener must be told of them.
         """
-        self._following[request.id] = following
+        self._requests[request.id] = request
         self._routing.ask(request.id, request.wanted)
         try:
             for attempt in range(_ATTEMPTS):
                 if attempt:
                     self._routing.again(request.id)
                 try:
-                    await self._send(request, following)
+                    await self._send(request)
                 except ReplicaLostError as error:
                     lost = self._routing.waits_at(request.id)
                     logger.warning("request %s lost its replica %s: %s", request.id, lost, error)
-                    if following.aborted:
+                    if request.aborted:
                         raise AbortedError(f"request {request.id} was aborted") from error
-                    if following.sent:
+                    if request.sent:
                         break
                 else:
                     return
-            raise EngineDeadError(following.gone)
+            raise EngineDeadError(request.gone)
         finally:
-            del self._following[request.id]
-            self._routing.ended(request.id, following.said)
+            del self._requests[request.id]
+            self._routing.ended(request.id, request.said)
 
-    async def _send(self, request: RemoteRequest, following: Following) -> None:
+    async def _send(self, request: RemoteRequest) -> None:
         """Send a request once. Raises ReplicaLostError if the replica goes, or stalls before the first token."""
         deadline, remaining = request.request.deadline, None
         if deadline is not None:
@@ -299,19 +189,20 @@ class RemoteClient:
             if remaining <= 0:
                 raise DeadlineError(f"request {request.id}: its deadline has passed before a replica answered")
         async with aclosing(self._transport.answer(request.id, request.data, remaining)) as items:
-            while not following.over:
-                item = await next_item(items, lambda: self._check(request.request, following))
+            while not request.over:
+                item = await next_item(items, lambda: self._check(request))
                 if item is None:
                     raise ReplicaLostError("its stream ended before the answer", code="cluster.replica_gone")
-                following.take(events_from_bytes(item))
+                request.take(events_from_bytes(item))
 
-    def _check(self, request: EngineRequest, following: Following) -> None:
+    def _check(self, request: RemoteRequest) -> None:
         """Raise if the replica stalls before the first token, or is far beyond the deadline."""
-        if request.deadline is not None and time.perf_counter() > request.deadline + _LATE_S:
-            raise DeadlineError(f"request {request.request_id}: its replica has not ended it by its deadline")
-        replica = self._routing.waits_at(request.request_id)
+        deadline = request.request.deadline
+        if deadline is not None and time.perf_counter() > deadline + _LATE_S:
+            raise DeadlineError(f"request {request.id}: its replica has not ended it by its deadline")
+        replica = self._routing.waits_at(request.id)
         alone = replica is None or len(self._routing.replicas) == 1
-        if not (following.sent or alone) and self._routing.stalled(replica or ""):
+        if not (request.sent or alone) and self._routing.stalled(replica or ""):
             raise ReplicaLostError("it has stalled", code="cluster.replica_stalled")
 
     # The loop
@@ -343,6 +234,19 @@ class RemoteClient:
             logger.error("request %s ended by a fault", name, exc_info=error)
             fail(EngineDeadError(f"request {name} ended by a fault, {fault_in_words(error)}; send it again"))
 
+    def _abort(self, name: str) -> None:
+        """Abort a request. It ends here if it is at no replica, is an encoding, or its replica can't be reached."""
+
+        def end() -> None:
+            self._cancel(name, AbortedError(f"request {name} was aborted"))
+
+        if (request := self._requests.get(name)) is not None:
+            request.aborted = True
+        if self._routing.replica_of(name) is None:
+            end()
+        else:
+            self._tell(name, "abort", name, otherwise=end)
+
     def _cancel(self, name: str, why: InlayError | None = None) -> None:
         """Cancel a task. why: the error for its listener, None for none."""
         task = self._tasks.get(name)
@@ -373,9 +277,6 @@ class RemoteClient:
                 raise one
         return [one for one in said if not isinstance(one, BaseException)]
 
-    def _future(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
     def _keep(self, task: asyncio.Task[Any]) -> None:
         self._others.add(task)
         task.add_done_callback(self._others.discard)
@@ -391,7 +292,33 @@ class RemoteClient:
             task.cancel()
 
 
-def _done(result: T) -> Future[T]:
-    future: Future[T] = Future()
-    future.set_result(result)
-    return future
+class ClusterLLM(AsyncLLM):
+    """The AsyncLLM of an ingress. It prepares prompts and schemas, and replicas compute.
+
+    Args:
+        client: The client of the replicas.
+        said: The model description that the replicas published.
+        tokenizer: The tokenizer of the model.
+        settings: The EngineConfig fields that concern prompts.
+
+    Raises:
+        ParameterError: If a setting is invalid.
+    """
+
+    def __init__(
+        self,
+        client: RemoteClient,
+        said: Description,
+        tokenizer: PreTrainedTokenizerBase,
+        settings: dict[str, Any],
+    ) -> None:
+        super().__init__(Served(client, said.name, tokenizer, said.defaults, said.adapters), **settings)
+
+
+def tokenizer_of(model: str, chat_template: str | None) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model, without its weights. Raises ModelError, ParameterError."""
+    tokenizer = load_tokenizer(model)
+    if chat_template is not None:
+        tokenizer = copy.copy(tokenizer)
+        tokenizer.chat_template = check_template(chat_template)
+    return tokenizer

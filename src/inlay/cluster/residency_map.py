@@ -26,7 +26,7 @@ Clock = Callable[[], float]
 
 
 @dataclass(slots=True)
-class _Known:
+class _ReplicaState:
     """The state of one replica. slot: its bit. epoch, number: of its store, and of its last reported change."""
 
     slot: int
@@ -65,7 +65,7 @@ class ResidencyMap:
         self._below: dict[int, int] = {}  # the same for tiers below the pool
         self._recent: dict[int, int] = {}  # the same for the router's own history
         self._ends: deque[tuple[float, int, int]] = deque()  # (end time, key, bits) of the history
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _ReplicaState] = {}
         self._names: list[str | None] = []  # by slot
         self._alive = 0
         self._sweep: _Sweep | None = None
@@ -95,7 +95,7 @@ class ResidencyMap:
     def join(self, replica: str) -> None:
         """Add a replica without keys. A known replica stays unchanged."""
         if replica not in self._known:
-            self._known[replica] = _Known(self._take_slot(replica))
+            self._known[replica] = _ReplicaState(self._take_slot(replica))
 
     def forget(self, replica: str) -> None:
         """Remove a replica and all its keys."""
@@ -116,7 +116,7 @@ class ResidencyMap:
         if changes.whole:
             if known.epoch or known.number:  # else nothing known could be wrong
                 self._give_up(known.slot)
-                known = self._known[replica] = _Known(self._take_slot(replica))
+                known = self._known[replica] = _ReplicaState(self._take_slot(replica))
         elif changes.epoch != known.epoch or changes.first != known.number:
             known.epoch = 0
             return False

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from inlay.cluster.affinity import Affinity, Decision, RouterSettings
-from inlay.cluster.loads import Work
+from inlay.cluster.loads import RequestLoad
 from inlay.cluster.pieces import Piece, Wanted
 from inlay.cluster.residency_map import ResidencyMap
 from inlay.cluster.router_metrics import RouterCounts
@@ -25,7 +25,7 @@ _TOKENS = 1000.0  # assumed tokens of a prompt before the first measurement
 
 
 @dataclass(eq=False, slots=True)
-class _Asked:
+class _RoutedRequest:
     """A running request. tried: replicas that it is not sent to again. replica: the one that it is at, if any."""
 
     wanted: Wanted
@@ -69,7 +69,7 @@ class Routing:
         self._affinity = Affinity(ResidencyMap(max_bytes=max_bytes, clock=clock), settings)
         self._computed = _TOKENS  # moving averages of the computed tokens of prompts, and of the seconds for them
         self._computed_s = _TOKENS * settings.prefill_s
-        self._asked: dict[str, _Asked] = {}
+        self._asked: dict[str, _RoutedRequest] = {}
         self._pinned: dict[str, str] = {}
         self._heard: dict[str, _Heard] = {}
         self._lock = threading.Lock()
@@ -140,7 +140,7 @@ class Routing:
             pieces = [replace(piece, chained=at > 0) for at, piece in enumerate(wanted.pieces)]
             wanted = replace(wanted, pieces=tuple(pieces))
         with self._lock:
-            self._asked[request_id] = _Asked(wanted)
+            self._asked[request_id] = _RoutedRequest(wanted)
 
     def pin(self, call_id: str, replica: str) -> None:
         """Bind a call to one replica."""
@@ -183,7 +183,7 @@ class Routing:
             decision = asked.decision
             if decision is None or decision.replica != replica:
                 prefill_s = asked.wanted.tokens * self._affinity.prefill_s
-                decision = Decision(replica, Work(prefill_s, prefill_s))
+                decision = Decision(replica, RequestLoad(prefill_s, prefill_s))
             self._leave(asked)
             asked.decision, asked.replica, asked.waits = decision, replica, True
             asked.tried.add(replica)
@@ -272,12 +272,12 @@ class Routing:
         del self._heard[replica]
         self._affinity.forget(replica)
 
-    def _first(self, asked: _Asked) -> None:
+    def _first(self, asked: _RoutedRequest) -> None:
         asked.waits = False
         if asked.replica is not None and asked.decision is not None:
             self._affinity.loads.first_token(asked.replica, asked.decision.work)
 
-    def _leave(self, asked: _Asked) -> None:
+    def _leave(self, asked: _RoutedRequest) -> None:
         if asked.replica is not None:
             if asked.waits:
                 self._first(asked)

@@ -30,11 +30,11 @@ _Positive = Annotated[int, Field(ge=1)]
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class _Part(BaseModel):
+class _SettingsPart(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class ReplicaSettings(_Part):
+class ReplicaSettings(_SettingsPart):
     """Replicas of the engine.
 
     Args:
@@ -82,7 +82,7 @@ class ReplicaSettings(_Part):
         return self.max or self.count or 1
 
 
-class IngressSettings(_Part):
+class IngressSettings(_SettingsPart):
     """Ingresses, which receive requests. count: how many. cpus: of each one."""
 
     count: _Positive = 1
@@ -91,7 +91,7 @@ class IngressSettings(_Part):
     max_ongoing_requests: _Positive = 10_000
 
 
-class RouterPart(_Part):
+class RouterPart(_SettingsPart):
     """The choice of a replica.
 
     Args:
@@ -127,7 +127,7 @@ class RouterPart(_Part):
         return RouterSettings(**{name: getattr(self, name) for name in names})
 
 
-class SchemaSettings(_Part):
+class SchemaSettings(_SettingsPart):
     """Schemas of the cluster.
 
     Args:
@@ -139,7 +139,7 @@ class SchemaSettings(_Part):
     files: tuple[Path, ...] = ()
 
 
-class HTTPSettings(_Part):
+class HTTPSettings(_SettingsPart):
     """The address of Ray Serve's proxies. open_to_network: allow access from other machines without API keys."""
 
     host: str = "127.0.0.1"
@@ -147,7 +147,7 @@ class HTTPSettings(_Part):
     open_to_network: bool = False
 
 
-class ClusterSettings(_Part):
+class ClusterSettings(_SettingsPart):
     """The settings of a cluster. ``read`` and ``of`` raise ParameterError.
 
     Args:
@@ -212,7 +212,7 @@ class ClusterSettings(_Part):
     def of(cls, said: object, source: str = "the configuration") -> ClusterSettings:
         if not isinstance(said, Mapping):
             raise ParameterError(
-                f"{source}: a cluster is a mapping, such as 'model: demo'; see docs/cluster.md",
+                f"{source}: a cluster is a mapping, such as 'model: demo'; see docs/guides/clusters.md",
                 code="cluster.invalid_setting",
             )
         try:
@@ -304,5 +304,5 @@ def _sentence(error: Any) -> str:
     place = ".".join(map(str, error["loc"]))
     said = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
-        return f"there is no setting {place}; see docs/cluster.md"
+        return f"there is no setting {place}; see docs/guides/clusters.md"
     return f"{place}: {said}" if place else said

@@ -14,7 +14,7 @@ from inlay.models.lora import AdapterInfo
 from inlay.prompt.model_info import ModelInfo
 from inlay.types import EngineStats, TierStats
 
-VERSION = 3
+VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,10 @@ class Description:
         return cls(said["name"], said["note"], info, dict(said["defaults"]), adapters)
 
 
-_INFO = ("vocab_size", "max_positions", "bytes_per_token", "why_not_shift", "why_unshared")
+_INFO = (
+    *("vocab_size", "max_positions", "bytes_per_token", "why_not_shift", "why_unshared", "why_exact", "limit"),
+    "text_model",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@
 #include "decoder.h"
 #include "layers.h"
 #include "parallel.h"
+#include "scan_binding.h"
 
 namespace nb = nanobind;
 using namespace inlay;
@@ -112,4 +113,5 @@ NB_MODULE(_kernel, m) {
   bind_layers(m);
   bind_decoder(m);
   bind_choose(m);
+  bind_scan(m);
 }

@@ -12,12 +12,14 @@ import numpy as np
 from torch import Tensor
 
 from inlay.attention.mass import AttentionMass
-from inlay.attention.plan import Context, Item, Part, Table, items_at, table_of
+from inlay.attention.plan import Item, Part, PlanContext, Table, items_at, table_of
 from inlay.engine.lookup import Lookup
+from inlay.engine.request_state import RequestState
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.offload.arrivals import Arrival
 from inlay.kv.pool import KVPool
 from inlay.kv.segment import Hold, PrefixMatch
+from inlay.models.mixers.states import StateSpan
 from inlay.prompt.composed import ComposedPrompt, NewSpan, RecomputedSpan
 from inlay.slots import SlotRange, cut, join, total
 
@@ -46,6 +48,7 @@ class Work:
         check: True to run them through the first layers only and measure their key deviation.
         adapter: the digest of the adapter to use; b"" for the model alone.
         states: the request's state. Used only by models that are served without reuse.
+        state: the slots of the recurrent state in front of the tokens and behind them. None without recurrent layers.
     """
 
     ids: tuple[int, ...]
@@ -54,6 +57,7 @@ class Work:
     check: bool = False
     adapter: bytes = b""
     states: SequenceStates | None = None
+    state: StateSpan | None = None
 
     def split(self, tokens: int) -> tuple[Work, Work]:
         """Split into the first ``tokens`` tokens and the rest, which sees them as context."""
@@ -131,6 +135,7 @@ class SequenceAllocation:
         since: the time of admission, in seconds of ``perf_counter``.
         last: the run that the answer continues, with its slots. None if it must not be stored.
         states: see Work.
+        state: the recurrent state. None for a model without recurrent layers.
         arrivals: segments that it reads while they are still loading.
         arrived: the slots of these and of earlier arrivals, of which it owns a share.
     """
@@ -139,11 +144,12 @@ class SequenceAllocation:
     tail: tuple[SlotRange, ...] = ()
     tokens: int = 0
     decoded: int = 0
-    context: Context = field(default_factory=Context)
+    context: PlanContext = field(default_factory=PlanContext)
     prefill: list[Prefill] = field(default_factory=list)
     hold: Hold = field(default_factory=Hold)
     last: tuple[TokenRun, tuple[SlotRange, ...]] | None = None
     states: SequenceStates = field(default_factory=SequenceStates)
+    state: RequestState | None = None
     arrivals: tuple[Arrival, ...] = ()
     arrived: tuple[SlotRange, ...] = ()
     _chunks: tuple[tuple[SlotRange, ...], frozenset[int]] | None = None  # (tail, chunks of the tail and the modules)
@@ -186,7 +192,10 @@ class SequenceAllocation:
                 own.append([work])
             if prefill.left is None:
                 completed.append(prefill)
-        return [*modules, *map(_as_one, own)], completed
+        works = [*modules, *map(_as_one, own)]
+        if self.state is not None:
+            works = [replace(work, state=self.state.advance(work.part.rows)) for work in works]
+        return works, completed
 
     def extend(self, ranges: tuple[SlotRange, ...]) -> None:
         """Append slots to the tail."""
@@ -213,11 +222,22 @@ class SequenceAllocation:
         Args:
             said: all tokens generated since admission, computed or not.
         """
-        if self.last is None or self.prefill or not self.decoded:
+        computed = self.decoded + self._ahead(said)
+        if self.last is None or self.prefill or not computed:
             return None
         run, slots = self.last
-        longer = TokenRun(run.ids + said[: self.decoded], run.start, run.before, run.continues)
-        return longer, slots + cut(self.tail, self.tokens - self.decoded, self.decoded)
+        longer = TokenRun(run.ids + said[:computed], run.start, run.before, run.continues)
+        return longer, slots + cut(self.tail, self.tokens - self.decoded, computed)
+
+    def _ahead(self, said: tuple[int, ...]) -> int:
+        """1 if a pass in flight has computed the last token too, and the recurrent state covers it; else 0.
+
+        Its KV counts then, so that the state is not lost.
+        """
+        if self.state is None or self.last is None or len(said) <= self.decoded:
+            return 0
+        run, _ = self.last
+        return int(self.state.tokens == run.before.tokens + len(run.ids) + self.decoded + 1)
 
 
 def pieces(found: PrefixMatch, start: int, tokens: int) -> tuple[Item, ...]:
@@ -287,14 +307,14 @@ def _lay_modules(
     """Add prefill work for missing modules, side by side in ``slots``. Returns the slots of each by key."""
     encoded: dict[bytes, tuple[SlotRange, ...]] = {}
     at = 0
-    context = Context()
+    context = PlanContext()
     laid: tuple[SegmentSpec, ...] = ()  # the modules in ``context``; most modules extend the context of the one before
     for spec, found in lookup.missing:
         done, left = found.tokens, len(spec.ids) - found.tokens
         own = encoded[spec.key] = cut(slots, at, left)
         at += left
         if spec.context[: len(laid)] != laid:
-            context, laid = Context(), ()
+            context, laid = PlanContext(), ()
         for other in spec.context[len(laid) :]:
             context.extend(_module_pieces(other, lookup, encoded, other.start, 0, len(other.ids)))
         laid = spec.context

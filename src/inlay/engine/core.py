@@ -13,9 +13,9 @@ from inlay.engine.background.profiler import Profiler
 from inlay.engine.background.promoter import Promoter
 from inlay.engine.background.shadow import ShadowSampler
 from inlay.engine.encoder import Encoding, Task
-from inlay.engine.faults import fault_of
 from inlay.engine.forward import ForwardPass, PassPlans, StepObserver
 from inlay.engine.in_flight import InFlight
+from inlay.engine.inbox import fault_of
 from inlay.engine.jobs import Step
 from inlay.engine.kv_manager import KVCacheManager
 from inlay.engine.pass_budget import PassBudget
@@ -32,7 +32,7 @@ from inlay.sampling.sampler import begin
 from inlay.types import EngineStats
 
 
-class Engine:
+class EngineCore:
     """Runs requests over one store of segments.
 
     Args:
@@ -116,6 +116,7 @@ class Engine:
             promoted_tokens=0 if self.promoter is None else self.promoter.tokens,
             promotion_s=0.0 if self.promoter is None else self.promoter.seconds,
             encoded_tokens=self.kv_manager.encoded_tokens,
+            rows_saved=self.runner.rows_saved,
             pinned_bytes=self.kv_manager.retention.pins.bytes,
             host_tokens=self.residency.loaded.get("host", 0),
             disk_tokens=self.residency.loaded.get("disk", 0),
@@ -126,6 +127,8 @@ class Engine:
             disk=self.residency.stats_of("disk"),
             shared=self.residency.stats_of("shared"),
             shadow=None if self.shadow is None else self.shadow.stats(),
+            states=0 if self.store.states is None else self.store.states.stored,
+            state_slots=0 if self.store.states is None else self.store.states.slots,
         )
 
     def add(self, task: Task) -> None:
@@ -242,8 +245,9 @@ class Engine:
             self.profiler.forget(keys)
         self.kv_manager.profiles.forget(keys)
 
-    def forget(self) -> None:
-        """Remove all stored segments that no request reads, and forget repeated prefixes."""
+    def forget(self) -> int:
+        """Remove all stored segments that no request reads, and forget repeated prefixes. Returns their tokens."""
+        before = self.store.tokens
         if self.promoter is not None:
             self.promoter.clear()
         self.kv_manager.orders.counts.clear()
@@ -251,6 +255,7 @@ class Engine:
             self.shadow.clear()
         self.residency.clear_host()
         self.store.clear()
+        return before - self.store.tokens
 
     def release(self, task: Task) -> None:
         """Remove a finished or cancelled task. Its computed KV stays until the room is needed."""

@@ -15,13 +15,11 @@ from inlay.errors import ParameterError
 from inlay.kv.identity import SegmentSpec, fingerprint_under
 from inlay.models.load import LoadedModel, stop_ids
 from inlay.prompt.request import EngineRequest
-from inlay.sampling.bad_words import BadWords, tokenized
-from inlay.sampling.later_guide import LaterGuide, ends_with
 from inlay.sampling.params import SamplingParams
 from inlay.sampling.row import Row, Seen, seen_of
 from inlay.sampling.sampler import request_seed
-from inlay.sampling.structured import Grammars, Guide
-from inlay.sampling.token_rules import TokenRules
+from inlay.sampling.structured import Grammars, Guide, LaterGuide, ends_with
+from inlay.sampling.token_rules import BadWords, TokenRules, tokenized
 
 
 class RequestFactory:
@@ -134,8 +132,8 @@ class RequestFactory:
             index=index,
             priority=asked.priority,
             deadline=asked.deadline,
-            tenant=asked.tenant,
-            weight=asked.weight,
+            tenant=asked.scope.tenant,
+            weight=asked.scope.weight,
         )
 
     def _row(

@@ -40,7 +40,7 @@ Forward = Callable[[Tensor, Tensor, Plan, Tensor | None], Tensor]
 Record = Callable[[Callable[[], None]], Callable[[], None]]
 
 
-class _Shape(NamedTuple):
+class _PassShape(NamedTuple):
     """The padded number of rows, and the padded number of rows with logits; None for all."""
 
     rows: int
@@ -68,7 +68,7 @@ class PassGraphs:
         self._backend = backend
         self._forward = forward
         self._record = record
-        self._recorded: dict[_Shape, list[_Recorded]] = {}
+        self._recorded: dict[_PassShape, list[_Recorded]] = {}
         self._works = True
         self.played = self.played_prefills = 0  # replayed passes, and those of them that were not decode steps
 
@@ -84,7 +84,7 @@ class PassGraphs:
         if plan.rows > SIZES[-1] or not self._works:
             return None
         every = len(plan.parts) == plan.rows and list(wanted) == list(range(plan.rows))
-        shape = _Shape(_size(plan.rows), None if every else _size(max(1, len(wanted))))
+        shape = _PassShape(_size(plan.rows), None if every else _size(max(1, len(wanted))))
         found = self._fitting(shape, plan)
         if found is None:
             return None
@@ -102,7 +102,7 @@ class PassGraphs:
         self.played_prefills += not every
         return found.logits[: len(wanted)]
 
-    def _fitting(self, shape: _Shape, plan: Plan) -> _Recorded | None:
+    def _fitting(self, shape: _PassShape, plan: Plan) -> _Recorded | None:
         """A recording that holds this plan's tables now."""
         if shape.wanted is not None and shape not in self._recorded:
             self._recorded[shape] = []  # the shape may never come again
@@ -125,7 +125,7 @@ class PassGraphs:
             made.tables.fill(plan)
         return made
 
-    def _make(self, shape: _Shape, plan: Plan) -> _Recorded:
+    def _make(self, shape: _PassShape, plan: Plan) -> _Recorded:
         tables = self._backend.capture(plan, shape.rows)
         device = self._backend.device
         inputs = torch.zeros(3, shape.rows, dtype=torch.long, device=device)

@@ -10,7 +10,7 @@ from torch import Tensor
 from inlay.engine.encoder import Task
 from inlay.engine.request import Request
 from inlay.models.device import upload
-from inlay.sampling.sampler import Choice
+from inlay.sampling.sampler import PendingTokens
 
 
 class InFlight:
@@ -22,7 +22,7 @@ class InFlight:
         logits: the logits that they are chosen from, (rows, vocabulary).
     """
 
-    def __init__(self, requests: Sequence[Request], choice: Choice, logits: Tensor) -> None:
+    def __init__(self, requests: Sequence[Request], choice: PendingTokens, logits: Tensor) -> None:
         self._rows = list(requests)
         self._choice = choice
         self._logits = logits

@@ -32,6 +32,7 @@ from inlay.engine.order import OrderChooser
 from inlay.engine.pending import PendingPrefills, Wait
 from inlay.engine.prefetch import Prefetcher
 from inlay.engine.request import Request
+from inlay.engine.request_state import begin_state, mark_prompt, public_prefix
 from inlay.engine.retention import Retention
 from inlay.engine.waits import AdmissionWaits
 from inlay.errors import CapacityError
@@ -177,6 +178,11 @@ class KVCacheManager:
             return Admission.COMING
         request.prompt.choose(self._lower.at_hand, self._stored_tokens, self.profiles, self.orders)
         composed = request.compose_now()
+        prefix = self._prefix(request, composed)
+        coming = None if prefix is None else self._lower.bring_prefix(prefix)
+        if prefix is not None and coming is not None:
+            request.wait_for(self.residency.bringing([prefix.key]))
+            return coming
         lookup = look_up(self._store, composed)
         read = [part.spec for part in composed if isinstance(part, CachedSpan)]
         arrivals: tuple[Arrival, ...] = ()
@@ -212,6 +218,8 @@ class KVCacheManager:
         allocation = self._allocate(composed, lookup, request.adapter)
         if allocation is None:
             return Admission.NO_ROOM
+        if allocation.state is not None:
+            mark_prompt(allocation.state, request.prompt.request.parts, composed, lookup)
         allocation.arrivals = arrivals
         allocation.arrived = tuple(run for arrival in arrivals for run in arrival.slots)
         self._store.pool.share(allocation.arrived)
@@ -256,12 +264,19 @@ class KVCacheManager:
         with ExitStack() as undo:
             # the segments to read must not be evicted for the allocation
             hold = undo.enter_context(self._store.hold(*lookup.found))
+            state = None
+            if self._store.states is not None and composed:
+                state = begin_state(self._store.states, lookup)
+                if state is None:
+                    return None
+                undo.callback(state.close)
             slots = self._room(composed, lookup)
             if slots is None:
                 return None
             for own in slots:
                 undo.callback(self._store.pool.free, own)
             allocation = allocation_of(composed, lookup, *slots, hold, adapter)
+            allocation.state = state
             undo.pop_all()
         self._store.read(*lookup.found)
         return allocation
@@ -309,13 +324,27 @@ class KVCacheManager:
             begun = None if task.error is not None or prefill.module else prefill.begun()
             if begun is not None:  # the tokens of a failed pass were never computed
                 self._insert(task, *begun)
+                self._keep_states(allocation, begun[0], last=True)
         if isinstance(task, Request):
             self._keep_answer(task, allocation)
+
+    def _keep_states(self, allocation: SequenceAllocation, run: TokenRun, *, last: bool = False) -> None:
+        """Store the recurrent states within a stored run.
+
+        Args:
+            last: True if the task computes no further token, so that its own state is stored too.
+        """
+        if allocation.state is not None:
+            allocation.state.store(self._store, run)
+            if last:
+                allocation.state.donate(self._store, run)
 
     def _give_back(self, task: Task, allocation: SequenceAllocation) -> None:
         self._store.pool.free(allocation.modules)
         self._store.pool.free(allocation.tail)
         self._store.pool.free(allocation.arrived)
+        if allocation.state is not None:
+            allocation.state.close(damaged=isinstance(task, Request) and task.damaged)
         suspect = self._own(allocation, allocation.hold.tokens) if isinstance(task, Request) and task.damaged else []
         allocation.hold.release()
         self._store.purge()
@@ -325,9 +354,15 @@ class KVCacheManager:
         self._store.discard(suspect)
 
     def _keep_answer(self, request: Request, allocation: SequenceAllocation) -> None:
-        kept = None if request.damaged else allocation.kept(tuple(request.token_ids[request.tokens_attached :]))
-        if kept is not None and self._is_stored(kept[0], len(kept[0].ids) - allocation.decoded):
+        # A failed pass has not computed the token that its requests count as computed ahead.
+        said = tuple(request.token_ids[request.tokens_attached :])
+        said = said if request.error is None else said[: allocation.decoded]
+        kept = None if request.damaged else allocation.kept(said)
+        if kept is not None and allocation.last is not None and self._is_stored(kept[0], len(allocation.last[0].ids)):
             self._insert(request, *kept)
+            self._keep_states(allocation, kept[0], last=True)
+        elif allocation.last is not None and not allocation.prefill and request.error is None:
+            self._keep_states(allocation, allocation.last[0], last=True)
 
     def _insert(self, task: Task, run: TokenRun, slots: tuple[SlotRange, ...]) -> PrefixMatch:
         """Store a run that a task has computed, unless part of it was evicted after the task arrived."""
@@ -336,6 +371,12 @@ class KVCacheManager:
         if isinstance(task, Encoding) or isinstance(run, SegmentSpec):
             return self._store.insert(run, slots)
         return self._store.insert(run, slots, origin=task.prompt.origin(run.end))
+
+    def _prefix(self, request: Request, composed: ComposedPrompt) -> SegmentSpec | None:
+        """The prefix of a request that tiers below the pool may hold with its recurrent state. None for no such."""
+        if self._store.states is None or not self.residency.tiers or request.prompt.request.policy.reads_nothing:
+            return None
+        return public_prefix(request.prompt.request.parts, composed, self._store.keys)
 
     def _own(self, allocation: SequenceAllocation, segments: Iterable[Segment]) -> set[Segment]:
         """The segments in the request's own chunks: the request computed them and the store kept them."""
@@ -356,6 +397,10 @@ class KVCacheManager:
         if prefill.keep is not None:
             self.pending.remove(prefill)
             kept = self._insert(task, prefill.keep, prefill.slots)
+            self._keep_states(allocation, prefill.keep)
+            prefix = self._prefix(task, task.compose_now()) if isinstance(task, Request) else None
+            if prefix is not None:
+                self._lower.write_prefix(prefix)
             if kept.ranges:
                 self._lower.write_behind(task, prefill.keep)
             if kept.ranges and isinstance(prefill.keep, SegmentSpec):
@@ -381,6 +426,9 @@ class KVCacheManager:
         for run, done, most in wanted_runs(composed, lookup):
             for prefill, common in self.pending.computing(run, done, most):
                 if prefill.computed < common and prefill.pending is not None:
+                    state = self._computing[prefill].allocation.state
+                    if state is not None:
+                        state.mark(prefill.pending.before.tokens + common)
                     task.waits_for = Wait(prefill, prefill.pending, common)
                     return True
         return False
@@ -405,7 +453,9 @@ class KVCacheManager:
         for prefill in shared:
             begun = prefill.begun()
             if begun is not None and prefill.keep is not None:
-                self._insert(self._computing[prefill], *begun)
+                owner = self._computing[prefill]
+                self._insert(owner, *begun)
+                self._keep_states(owner.allocation, begun[0])
                 self.pending.remove(prefill)
                 prefill.pending = prefill.keep.rest(len(begun[0].ids))
                 self.pending.add([prefill])

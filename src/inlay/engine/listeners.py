@@ -7,9 +7,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from inlay.engine.core import Engine
+from inlay.engine.core import EngineCore
 from inlay.engine.encoder import Task
-from inlay.engine.faults import fault_of
+from inlay.engine.inbox import fault_of
 from inlay.engine.request import Request
 from inlay.errors import AbortedError, ParameterError
 
@@ -27,7 +27,7 @@ class Listeners:
         interruptible: raise Ctrl-C and the like on a caller's thread again.
     """
 
-    def __init__(self, engine: Engine, *, interruptible: bool) -> None:
+    def __init__(self, engine: EngineCore, *, interruptible: bool) -> None:
         self._engine = engine
         self._interruptible = interruptible
         self._known: dict[str, tuple[Task, Listener]] = {}

@@ -9,7 +9,7 @@ from inlay.errors import CapacityError
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.offload.residency import Residency
 from inlay.kv.pool import KVPool
-from inlay.kv.segment import PrefixMatch
+from inlay.kv.segment import PrefixMatch, StoredState
 from inlay.kv.store import SegmentStore
 from inlay.prompt.composed import CachedSpan, ComposedPrompt, NewSpan, RecomputedSpan
 from inlay.prompt.contexts import in_encoding_order
@@ -21,11 +21,18 @@ class Lookup:
 
     Attributes:
         modules: by key, every module that it reads or needs as context, with the stored prefix.
-        prefixes: per part, the stored prefix of the request's own run. None for modules.
+        prefixes: per part, the stored prefix of the request's own run. None for modules. For a model with recurrent
+            layers they end where a state is stored.
+        state: the state behind the stored prefix of a recurrent model. None if none was found.
+        state_tokens: the tokens of the prompt up to that state.
+        stored_tokens: the tokens of the prompt's stored prefix, with or without a state.
     """
 
     modules: dict[bytes, tuple[SegmentSpec, PrefixMatch]]
     prefixes: tuple[PrefixMatch | None, ...]
+    state: StoredState | None = None
+    state_tokens: int = 0
+    stored_tokens: int = 0
 
     @property
     def found(self) -> list[PrefixMatch]:
@@ -49,7 +56,29 @@ def look_up(store: SegmentStore, composed: ComposedPrompt, *, find: bool = True)
         store.longest(part.run, most=most) if find and not isinstance(part, CachedSpan) and part.run else None
         for part, most in zip(composed, readable_tokens(composed), strict=True)
     ]
-    return Lookup(look_up_modules(store, specs, find=find).modules, tuple(prefixes))
+    lookup = Lookup(look_up_modules(store, specs, find=find).modules, tuple(prefixes))
+    return lookup if store.states is None else _up_to_state(composed, lookup)
+
+
+def _up_to_state(composed: ComposedPrompt, lookup: Lookup) -> Lookup:
+    """Shorten the prefix matches to the last stored state that has all of its KV."""
+    state, state_tokens, stored = None, 0, 0
+    for part, found in zip(composed, lookup.prefixes, strict=True):
+        if found is None or isinstance(part, CachedSpan):
+            break
+        for each in found.ranges:
+            stored += each.tokens
+            if each.end == each.segment.tokens and each.segment.state is not None:
+                state, state_tokens = each.segment.state, stored
+        if found.tokens < len(part.ids):
+            break
+    left = state_tokens
+    prefixes: list[PrefixMatch | None] = []
+    for found in lookup.prefixes:
+        short = None if found is None else found.part(0, left)
+        left -= 0 if short is None else short.tokens
+        prefixes.append(short)
+    return Lookup(lookup.modules, tuple(prefixes), state, state_tokens, stored)
 
 
 def look_up_modules(store: SegmentStore, specs: Sequence[SegmentSpec], *, find: bool = True) -> Lookup:

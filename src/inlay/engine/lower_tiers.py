@@ -78,6 +78,31 @@ class LowerTiers:
             return Admission.FREEING
         return None if answer is Coming.NOT else Admission.COMING
 
+    def bring_prefix(self, spec: SegmentSpec) -> Admission | None:
+        """Start loading a prefix with its recurrent state, if a lower tier has it and the pool lacks its KV.
+
+        Returns:
+            The reason to wait; None for no wait.
+        """
+        found = self._store.longest(spec)
+        if not self._residency.tiers or found.tokens == len(spec.ids):
+            return None
+        if self._residency.unsure(spec.key) and self._residency.seek([spec]):
+            return Admission.COMING
+        if not self._residency.below(spec.key):
+            return None
+        answer = self._residency.bring_up([(spec, found)])
+        if answer is Coming.FREEING:
+            return Admission.FREEING
+        return None if answer is Coming.NOT else Admission.COMING
+
+    def write_prefix(self, spec: SegmentSpec) -> None:
+        """Write a prefix with its recurrent state to the lower tiers, once its state is stored."""
+        found = self._store.get(spec)
+        if self._residency.tiers and found is not None and found.state is not None:
+            self._residency.computed(spec)
+            self._residency.save(spec)
+
     def by_layer(self, wanted: Sequence[SegmentSpec], lookup: Lookup) -> tuple[Lookup, tuple[Arrival, ...]] | None:
         """The lookup as if all loading layers were resident, and the arrivals it then needs.
 

@@ -36,7 +36,7 @@ Orders = tuple[tuple[int, ...], ...]
 
 
 @dataclass(slots=True)
-class Work:
+class OrderEffort:
     """The work spent on one request's orders: lookups, and parts that were visited."""
 
     done: int = 0
@@ -59,7 +59,7 @@ class OrderChooser:
         """Changes with the stored contents, unless a segment replaces another of equal length."""
         return len(self._store), self._store.tokens
 
-    def choose(self, request: EngineRequest, work: Work | None = None) -> Orders:
+    def choose(self, request: EngineRequest, work: OrderEffort | None = None) -> Orders:
         """The order of each free set of a request, as member numbers. Adds the effort to ``work``."""
         search = _Search(self._store, self.counts, request)
         orders = search.orders()
@@ -79,7 +79,7 @@ class OrderChooser:
 
 
 @dataclass(slots=True)
-class _State:
+class _TextBefore:
     """The text before the next member.
 
     ``end`` is the position behind it. ``cursor`` is its node in the index; None if a part is missing.
@@ -146,7 +146,7 @@ class _Search:
         self._members, self._behind = members, behind
         self._keys = [_key(parts) for parts in members]
         self._most = min(self.looks + _MOST_LOOKS, MOST_FOR_ALL)
-        state = _State(start, self._cursor, self._modules, () if self._modules is None else tuple(self._before))
+        state = _TextBefore(start, self._cursor, self._modules, () if self._modules is None else tuple(self._before))
         every = tuple(range(len(members)))
         begun = self._best(state, every, self._root.name)[1]
         path = [self._root.name, *_paths(self._root.name, [self._keys[number] for number in begun])][-1]
@@ -173,7 +173,7 @@ class _Search:
             found, behind = self._store.follow(self._cursor, part.ids)
             self._cursor = behind if found == len(part.ids) else None
 
-    def _best(self, state: _State, left: tuple[int, ...], path: bytes) -> tuple[int, tuple[int, ...]]:
+    def _best(self, state: _TextBefore, left: tuple[int, ...], path: bytes) -> tuple[int, tuple[int, ...]]:
         """The stored tokens of the best order of these members, and the part of that order that matters.
 
         ``path`` names the text before them.
@@ -205,7 +205,7 @@ class _Search:
         """How often a member was requested at this place, and in any set. ``path`` names it here."""
         return self._counts.of(self._request.salt, path), self._counts.of(self._request.salt, self._keys[number])
 
-    def _step(self, state: _State, member: tuple[PromptPart, ...]) -> tuple[int, _State | None]:
+    def _step(self, state: _TextBefore, member: tuple[PromptPart, ...]) -> tuple[int, _TextBefore | None]:
         """How many tokens of a member are stored here, and the state behind it if all are."""
         self.looks += 1
         if self.looks > self._most:
@@ -216,7 +216,7 @@ class _Search:
         if state.modules is not None:
             count, modules = state.modules.longer(parts)
             if count == len(parts):
-                return 0, _State(end, None, modules, (*state.parts, *parts))
+                return 0, _TextBefore(end, None, modules, (*state.parts, *parts))
             if count:
                 cursor = self._border((*state.parts, *parts[:count]))
             elif not state.known:
@@ -225,7 +225,7 @@ class _Search:
             parts = parts[count:]
         tokens, behind = self._follow(cursor, parts)
         if behind is not None:
-            return tokens, _State(end, behind)
+            return tokens, _TextBefore(end, behind)
         # A partial match is useless in place of modules, and below a chunk it is only a common phrase.
         return 0 if self._heals or tokens < self._store.pool.chunk_size else tokens, None
 

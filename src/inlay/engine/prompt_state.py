@@ -7,18 +7,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from inlay.engine.background.profiles import KnownProfiles
-from inlay.engine.order import OrderChooser, Orders, Work
+from inlay.engine.order import OrderChooser, OrderEffort, Orders
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.segment import Origin
 from inlay.prompt.composed import CachedSpan, ComposedPrompt, InPlace, NewSpan, compose
 from inlay.prompt.prefix import prefix_of
-from inlay.prompt.recompute import Choice, Profiles, Scores, choose_tokens
-from inlay.prompt.request import FORMS, EngineRequest
-from inlay.prompt.token_selection import selection_prompt
+from inlay.prompt.recompute import Profiles, RecomputedTokens, Scores, choose_tokens, selection_prompt
+from inlay.prompt.request import FORMS, EngineRequest, PromptPart
 from inlay.types import Usage
 
 #: The number of tokens that many texts share behind the same modules, such as the words around a question.
 _FEW = 16
+
+_HOUR_S = 3600.0
 
 
 class PromptState:
@@ -66,7 +67,7 @@ class PromptState:
         recompute = request.policy.recompute
         self._by_profile = recompute is not None and recompute.profiled and not recompute.selects
         self._free = bool(request.free_sets)
-        self._work = Work()
+        self._work = OrderEffort()
         self._settled = not self._open and not self._by_profile and self.prefix is None and not self._free
         self.selecting: ComposedPrompt | None = None
         self.selector: object | None = None
@@ -77,7 +78,7 @@ class PromptState:
         self._public: frozenset[bytes] | None = None
         self._origins: dict[int, Origin] = {}  # by the number of modules before the text
         self._composed: ComposedPrompt | None = None
-        self.recomputed = Choice({})
+        self.recomputed = RecomputedTokens({})
         if self._settled:
             self._choose(frozenset(), {}, InPlace())
 
@@ -246,7 +247,7 @@ def usage_of(
     prefixes: Sequence[int],
     *,
     duplicates: int = 0,
-    recomputed: Choice | None = None,
+    recomputed: RecomputedTokens | None = None,
     awaited: Mapping[bytes, str] | None = None,
     adapter: bytes = b"",
 ) -> Usage:
@@ -282,7 +283,7 @@ def usage_of(
     last = composed[-1] if composed else None
     module = sum(forms.values())
     cached = exact + module
-    anew = recomputed or Choice({})
+    anew = recomputed or RecomputedTokens({})
     return Usage(
         total,
         cached,
@@ -292,8 +293,9 @@ def usage_of(
         shifted,
         duplicates,
         scaffold_tokens=forms["scaffold"],
-        anchored_tokens=forms["anchored"] + forms["reanchored"],
+        anchored_tokens=forms["anchored"] + forms["reanchored"] + forms["primed"],
         reanchored_tokens=forms["reanchored"],
+        primed_tokens=forms["primed"],
         isolated_tokens=forms["isolated"],
         promoted_tokens=promoted,
         recomputed_tokens=anew.tokens,
@@ -304,3 +306,31 @@ def usage_of(
         across_tokens=across,
         written_tokens=kept - (duplicates if isinstance(last, NewSpan) and last.run is not None else 0),
     )
+
+
+def lasting_tokens(
+    parts: Sequence[PromptPart], composed: ComposedPrompt, stored: Mapping[bytes, int], prefixes: Sequence[int]
+) -> int:
+    """Count the newly stored tokens of parts with a lifetime of at least an hour.
+
+    Args:
+        parts: of the request.
+        composed, stored, prefixes: see ``usage_of``.
+    """
+    long = (part for part in parts if part.ttl_s is not None and part.ttl_s >= _HOUR_S)
+    lasting = {position for part in long for position in range(part.start, part.start + len(part.ids))}
+    if not lasting:
+        return 0
+    written: list[Sequence[int]] = []
+    for span, begun in zip(composed, prefixes, strict=True):
+        if isinstance(span, CachedSpan):
+            offsets = range(span.first, span.first + span.length)
+            read = span.read(stored.get(span.spec.key, 0))
+            left_out = frozenset(span.left_out)
+            written.append([span.start + at - span.first for at in offsets if at not in left_out][read:])
+        elif isinstance(span, NewSpan):
+            end = span.start + len(span.ids) if span.run is not None else span.start
+            written.append(range(span.start + begun, end))
+        else:
+            written.append(span.positions[begun:])
+    return sum(position in lasting for positions in written for position in positions)

@@ -13,7 +13,7 @@ from inlay.engine.answer import Answer, SamplingState
 from inlay.engine.lookup import Lookup
 from inlay.engine.pending import Wait
 from inlay.engine.prompt_scores import PromptScores
-from inlay.engine.prompt_state import PrefillRecord, PromptState, usage_of
+from inlay.engine.prompt_state import PrefillRecord, PromptState, lasting_tokens, usage_of
 from inlay.engine.token_selection import Selection, place_of
 from inlay.errors import CapacityError, InlayError, ParameterError
 from inlay.events import Fault, TokenEvent
@@ -210,8 +210,12 @@ class Request:
                 recomputed=self.prompt.recomputed,
                 adapter=self.adapter,
             )
+            lasting = lasting_tokens(self.prompt.request.parts, self.prompt.composed, stored, begun)
             self.prefill.usage = replace(
-                usage, misses=tuple(sorted(misses.items())), selecting_tokens=self.prefill.selecting_tokens
+                usage,
+                misses=tuple(sorted(misses.items())),
+                selecting_tokens=self.prefill.selecting_tokens,
+                lasting_tokens=min(lasting, usage.written_tokens),
             )
 
     def begin_selecting(self, lookup: Lookup, misses: Mapping[str, int]) -> None:
@@ -246,7 +250,9 @@ class Request:
         """
         row = self.allocation.next_row(self.positions[-1] + len(self.token_ids) + ahead)
         ids = (0 if ahead else self.token_ids[-1],)
-        return Work(ids, row, adapter=self.adapter, states=self.allocation.states)
+        state = self.allocation.state
+        span = None if state is None else state.advance(1)
+        return Work(ids, row, adapter=self.adapter, states=self.allocation.states, state=span)
 
     def decoded(self) -> None:
         """Record that the step of ``decode_work`` has run."""

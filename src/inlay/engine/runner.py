@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,16 +18,17 @@ from torch import Tensor
 
 from inlay.attention.backend import Backend
 from inlay.attention.mass import BLOCK_BYTES
-from inlay.attention.plan import Part, Plan, build_plan, items_at
+from inlay.attention.plan import Part, Plan, build_plan, items_at, plan_of_rows
 from inlay.engine.allocation import Work
 from inlay.engine.graphs import Record, pass_graphs
 from inlay.errors import CapacityError, ParameterError
 from inlay.kv.pool import KVPool
 from inlay.models.compiling import OPAQUE, compiled
 from inlay.models.device import on_device, upload
-from inlay.models.interface import IMPLEMENTATION, EndOfPassError, PassContext, attention_implementation
+from inlay.models.interface import IMPLEMENTATION, EndOfPassError, KeptRows, PassContext, attention_implementation
 from inlay.models.load import LoadedModel
 from inlay.models.lora import Adapters
+from inlay.models.mixers.states import PassStates, StateSpan, StateStorage
 from inlay.models.spec import ModelSpec
 from inlay.slots import SlotRange, cut
 
@@ -40,6 +42,10 @@ class Runner:
         adapters: the adapters that work may name. None for none.
         kv_dtype: of the KV in the pool. None for the model's dtype.
         compile: run the model through ``torch.compile`` where ``check_compilable`` allows it.
+        states: the slots for the states of recurrent layers. None for a model without them.
+
+    Attributes:
+        rows_saved: rows that passes did not compute in a layer that reads the keys of another, summed over layers.
     """
 
     def __init__(
@@ -51,13 +57,17 @@ class Runner:
         adapters: Adapters | None = None,
         kv_dtype: torch.dtype | None = None,
         compile: bool = False,
+        states: StateStorage | None = None,
     ) -> None:
         self._loaded = loaded
+        self.states = states
         self._compiled = compiled(loaded.model) if compile else None
         self.backend = backend
         self._adapters = adapters or Adapters(loaded.model, ())
+        self.rows_saved = 0
         self.storage = backend.make_pool(loaded.spec.shapes, kv_dtype or loaded.model.dtype, slots)
-        self.graphs = pass_graphs(backend, self._forward, record)  # None if passes are not recorded
+        # None if passes are not recorded. A recording has fixed inputs, and states have other slots in each pass.
+        self.graphs = pass_graphs(backend, self._forward, record) if states is None else None
 
     @property
     def vocabulary(self) -> int:
@@ -91,14 +101,44 @@ class Runner:
             first += each.part.rows
         known = [token for w in work for token in w.ids] if ids is None else ids
         spec = self._loaded.spec
-        context = PassContext(self.backend, self.storage, plan, spec, watched, await_layer=await_layer)
+        states = None
+        if self.states is not None:
+            states = PassStates(self.states, [(each.part.rows, each.state or StateSpan()) for each in work])
+        context = PassContext(self.backend, self.storage, plan, spec, watched, await_layer=await_layer, states=states)
         recordable = not watched and await_layer is None
         with on_device(self.backend.device):
             if self.graphs is not None and recordable and not any(w.adapter for w in work):
                 logits = self.graphs.run(known, plan, rows)
                 if logits is not None:
                     return logits
-            return self._run(known, rows, context, self._adapted(work))
+            if not context.plain or not self._saves_rows(plan.rows, len(rows)):
+                return self._run(known, rows, context, self._adapted(work))
+            return self._run_kept(known, rows, context)
+
+    def _saves_rows(self, rows: int, wanted: int) -> bool:
+        """True if some layers need only the wanted rows of a pass.
+
+        Adapters and the compiled model expect all rows in every layer.
+        """
+        return self._loaded.spec.readers > 0 and wanted < rows and not self._adapters and self._compiled is None
+
+    def _run_kept(self, ids: list[int] | Tensor, rows: Sequence[int], context: PassContext) -> Tensor:
+        """Run a pass and compute only the wanted rows behind the last layer with keys of its own."""
+        spec = self._loaded.spec
+        if not rows:
+            self.rows_saved += context.plan.rows * spec.readers
+            with suppress(EndOfPassError):
+                self._run(ids, [], replace(context, last_layer=len(spec.layers) - 1), ())
+            return torch.empty(0, spec.vocab_size, dtype=self._loaded.model.dtype, device=self.backend.device)
+        if not spec.keeps_rows:
+            return self._run(ids, rows, context, ())
+        kept, where = np.unique(np.array(rows, dtype=np.int64), return_inverse=True)
+        self.rows_saved += (context.plan.rows - kept.size) * spec.readers
+        narrow = plan_of_rows(context.plan, kept.tolist())
+        self.backend.prepare(narrow)
+        kept_rows = KeptRows(upload(kept, self.backend.device), narrow)
+        logits = self._run(ids, kept.tolist(), replace(context, kept=kept_rows), ())
+        return logits if (np.diff(where) == 1).all() else logits[upload(where, logits.device)]
 
     @property
     def check_layer(self) -> int:
@@ -112,7 +152,8 @@ class Runner:
 
     def check_cost(self, tokens: int) -> int:
         """The cost of these tokens through the layers below the check layer, in tokens through all layers."""
-        return -(-tokens * self.check_layer // len(self.storage.keys))
+        layers = len(self.storage.keys) + self._loaded.spec.readers
+        return -(-tokens * self.check_layer // layers) if tokens else 0
 
     def run_to_check(self, work: Sequence[Work]) -> None:
         """Run packed work up to the keys of the check layer. No KV is written for higher layers."""

@@ -28,11 +28,10 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from inlay.engine.core import Engine
+from inlay.engine.core import EngineCore
 from inlay.engine.encoder import Task
-from inlay.engine.faults import fault_of
 from inlay.engine.forks import ThisProcess
-from inlay.engine.inbox import Command, Inbox
+from inlay.engine.inbox import Command, Inbox, fault_of
 from inlay.engine.listeners import Listener, Listeners
 from inlay.errors import AbortedError, EngineDeadError, InlayError
 from inlay.wording import fault_in_words
@@ -52,7 +51,7 @@ class EngineThread:
         own: True for a dedicated thread, from the first request until ``stop``. Otherwise callers step it by ``pump``.
     """
 
-    def __init__(self, engine: Engine, *, own: bool) -> None:
+    def __init__(self, engine: EngineCore, *, own: bool) -> None:
         self._engine = engine
         self._own = own
         self._inbox = Inbox(interruptible=not own)

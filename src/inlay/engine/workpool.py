@@ -1,8 +1,12 @@
 """Threads for work before the engine: tokenizing and laying out prompts, compiling grammars, reading schemas.
 
 Each kind of work has threads of its own, so slow work of one kind never delays another. Within a kind, tenants take
-turns. While the engine is busy, an owner rests after long work (engine/background/pacing.py). A running job cannot be
-interrupted, so it keeps its thread even if its caller has gone. A client that reconnects gets no second thread.
+turns. A running job cannot be interrupted, so it keeps its thread even if its caller has gone. A client that reconnects
+gets no second thread.
+
+A pass of the engine releases Python's lock in some hundred C calls. Each time it then waits until the other thread
+leaves a C call of its own, such as one over a text of 8 MB. So threads that parse, tokenize or compile for one client
+can slow every pass many times over. While the engine is busy, an owner rests after long work (see ``Pacer``).
 """
 
 from __future__ import annotations
@@ -17,11 +21,38 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from inlay.engine.background.pacing import LONGEST_S, Pacer
 from inlay.engine.forks import ThisProcess
 from inlay.errors import DeadlineError, InlayError, QueueFullError
 
 T = TypeVar("T")
+
+
+SHARE = 0.25  # of the engine's time that background work may take
+SHORT_S = 0.002  # processor time too short for a rest
+LONGEST_S = 2.0  # of one rest
+
+
+def never_busy() -> bool:
+    return False
+
+
+class Pacer:
+    """Computes the rests of background work. ``busy`` returns True if the engine has work; thread-safe."""
+
+    def __init__(self, busy: Callable[[], bool] = never_busy) -> None:
+        self._busy = busy
+
+    @property
+    def busy(self) -> bool:
+        """True if background work delays the engine."""
+        return self._busy()
+
+    def rest_s(self, worked_s: float, owners: int = 1) -> float:
+        """Seconds to rest after ``worked_s`` seconds of processor time, which ``owners`` owners share."""
+        if worked_s < SHORT_S or not self.busy:
+            return 0.0
+        return min(worked_s * (owners / SHARE - 1), LONGEST_S)
+
 
 _THREADS = 4  # per kind; they share the interpreter's lock, so more would not be faster
 _LOOK_S = 0.05  # seconds between checks whether the engine is still busy

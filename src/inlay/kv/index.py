@@ -19,6 +19,7 @@ from inlay.kv.identity import KeyMaker, SegmentSpec, TokenRun
 from inlay.kv.policies import PassCost, Policy, Use, lru
 from inlay.kv.pool import KVPool
 from inlay.kv.segment import Origin, PrefixMatch, Segment, SegmentRange
+from inlay.kv.states import StatePool
 from inlay.slots import SlotRange, cut
 
 _FEW = 32  # tokens compared first: most mismatches are among these
@@ -49,13 +50,22 @@ class PrefixIndex:
 
     Args:
         policy, cost: the order of eviction; see policies.py.
+        states: the states behind segments. None for a model without recurrent layers.
 
     Attributes:
         listener: called on every change from now on; None for none.
     """
 
-    def __init__(self, pool: KVPool, keys: KeyMaker, policy: Policy = lru, cost: PassCost | None = None) -> None:
+    def __init__(
+        self,
+        pool: KVPool,
+        keys: KeyMaker,
+        policy: Policy = lru,
+        cost: PassCost | None = None,
+        states: StatePool | None = None,
+    ) -> None:
         self._pool = pool
+        self._states = states
         self._keys = keys
         self._places: dict[bytes, dict[int, Segment]] = {}
         self.by_use: EvictionQueue[Segment] = EvictionQueue(policy, cost or PassCost(), self.behind)
@@ -152,6 +162,19 @@ class PrefixIndex:
                 segment.origin = origin if segment.origin is None else segment.origin | origin
         return found
 
+    def ending_at(self, run: TokenRun, tokens: int) -> Segment | None:
+        """Return the segment that ends behind the first ``tokens`` tokens of a run. Cuts a segment there if needed.
+
+        Returns None if these tokens are not all stored, or if no cut is possible; see ``_cut``.
+        """
+        found = self.longest(run, most=tokens, touch=False)
+        if found.tokens < tokens or not found.ranges:
+            return None
+        last = found.ranges[-1]
+        if found.ends_within and not self._cut(last.segment, last.end):
+            return None
+        return last.segment
+
     def shorten(self, segment: Segment, tokens: int) -> None:
         """Forget a segment behind its first ``tokens`` tokens and free those chunks. They must have no references."""
         assert segment.held <= tokens, "what is held cannot be forgotten"
@@ -166,6 +189,8 @@ class PrefixIndex:
         """Forget a segment without references and free its chunks."""
         assert not segment.holds, "a held segment cannot be removed"
         self.evicted.discard(segment)
+        if self._states is not None:
+            self._states.drop(segment)
         self._forget_modules(segment, segment.run.before.tokens)
         branches = self._places[segment.place]
         del branches[segment.run.ids[0]]
@@ -204,6 +229,8 @@ class PrefixIndex:
         behind.specs.update({key: spec for key, spec in segment.specs.items() if _end(spec) > end})
         behind.parts.update({key: spec for key, spec in segment.parts.items() if _end(spec) > end})
         behind.origin, behind.evicted = segment.origin, segment.evicted
+        if self._states is not None and segment.state is not None:
+            self._states.move(segment.state, behind)
         if segment.evicted:
             self.evicted.add(behind)
         self.tokens -= len(rest.ids)
@@ -221,6 +248,8 @@ class PrefixIndex:
         kept, gone = cut(segment.slots, 0, tokens), cut(segment.slots, tokens, segment.tokens - tokens)
         border = kept[-1].end - 1
         self._pool.free(_without(gone, border // self._pool.chunk_size, self._pool.chunk_size))
+        if self._states is not None:
+            self._states.drop(segment)
         segment.run, segment.slots = segment.run.prefix(tokens), kept
         if self.listener is not None:
             self.listener.added(segment)

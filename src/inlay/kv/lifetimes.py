@@ -71,7 +71,7 @@ class Claim:
 
 
 @dataclass(slots=True, eq=False)
-class _Table:
+class _Claims:
     """The claims of one salt, by key, the oldest first.
 
     ``runs`` counts the claims per run; ``tokens`` counts as in Lifetimes.
@@ -115,7 +115,7 @@ class Lifetimes:
     def __init__(self) -> None:
         self.tokens = 0
         self._claims: dict[bytes, Claim] = {}
-        self._tables: dict[str, _Table] = {}
+        self._tables: dict[str, _Claims] = {}
         self._heap: list[tuple[float, int, bytes]] = []  # includes claims that have ended or were extended
         self._numbers = count()
 
@@ -135,7 +135,7 @@ class Lifetimes:
             return False
         self.forget(thing)
         claim = self._claims[thing.key] = Claim(thing, end, salt)
-        self.tokens += self._tables.setdefault(salt, _Table()).add(claim)
+        self.tokens += self._tables.setdefault(salt, _Claims()).add(claim)
         heappush(self._heap, (end, next(self._numbers), thing.key))
         if self.tokens > MOST_TOKENS:
             self._drop_some()

@@ -26,6 +26,21 @@ class Origin:
 
 
 @dataclass(eq=False, slots=True)
+class StoredState:
+    """The state behind a segment's last token. It never changes.
+
+    Attributes:
+        slot: its slot.
+        segment: its segment. None once it is dropped, while requests still read it.
+        readers: the number of requests that read it.
+    """
+
+    slot: int
+    segment: Segment | None
+    readers: int = 0
+
+
+@dataclass(eq=False, slots=True)
 class Segment:
     """An immutable run of tokens with their KV in the pool.
 
@@ -39,6 +54,7 @@ class Segment:
         parts: by key, all modules that it holds tokens of, stored whole or not.
         origin: the owner of its text, and the modules that the text contains or follows.
         evicted: True if it goes with its last reference. New requests do not find it.
+        state: the recurrent state behind its last token. None if none is stored.
         use, listed: its use, and its entry in the eviction queue; see eviction_queue.py.
     """
 
@@ -53,6 +69,7 @@ class Segment:
     origin: Origin | None = None
     evicted: bool = False
     listed: int | None = None
+    state: StoredState | None = None
     _behind: tuple[int, bytes] | None = None  # (tokens at that time, node behind them)
 
     @property
@@ -128,6 +145,11 @@ class PrefixMatch:
     def slots(self) -> tuple[SlotRange, ...]:
         """The slots of all ranges."""
         return tuple(run for each in self.ranges for run in each.slots)
+
+    @property
+    def state(self) -> StoredState | None:
+        """The recurrent state behind its last token. None if none is stored."""
+        return self.ranges[-1].segment.state if self.ranges and not self.ends_within else None
 
     @property
     def ends_within(self) -> bool:

@@ -12,7 +12,8 @@ from inlay.kv.identity import KeyMaker, SegmentSpec, TokenRun
 from inlay.kv.index import Cursor, IndexListener, PrefixIndex
 from inlay.kv.policies import PassCost, Policy, lru
 from inlay.kv.pool import KVPool
-from inlay.kv.segment import Hold, Origin, PrefixMatch, Segment
+from inlay.kv.segment import Hold, Origin, PrefixMatch, Segment, StoredState
+from inlay.kv.states import StatePool
 from inlay.slots import SlotRange
 
 
@@ -41,18 +42,27 @@ class SegmentStore:
 
     Args:
         policy: which segments are evicted first; see policies.py.
+        states: the recurrent states behind segments. None for a model without recurrent layers.
 
     Attributes:
         demotion: asked before anything is evicted. None if evicted segments are lost.
     """
 
-    def __init__(self, pool: KVPool, keys: KeyMaker, policy: Policy = lru, cost: PassCost | None = None) -> None:
+    def __init__(
+        self,
+        pool: KVPool,
+        keys: KeyMaker,
+        policy: Policy = lru,
+        cost: PassCost | None = None,
+        states: StatePool | None = None,
+    ) -> None:
         self.pool = pool
+        self.states = states
         self.keys = keys
         self.demotion: Demotion | None = None
         self.allocated_chunks = 0  # since the start
         self.lent = 0  # pool tokens held between two steps by background work
-        self._index = PrefixIndex(pool, keys, policy, cost)
+        self._index = PrefixIndex(pool, keys, policy, cost, states)
 
     def __len__(self) -> int:
         return self._index.segments
@@ -107,6 +117,18 @@ class SegmentStore:
             origin: the origin of a request's text. None for a module.
         """
         return self._index.insert(run, slots, returns=returns, origin=origin)
+
+    def keep_state(self, run: TokenRun, tokens: int, slot: int) -> StoredState | None:
+        """Store a slot as the state behind the first ``tokens`` tokens of a run.
+
+        Returns None, and frees the slot, if these tokens are not stored or have a state already.
+        """
+        assert self.states is not None, "this model has no states"
+        segment = self._index.ending_at(run, tokens)
+        if segment is None or segment.evicted:
+            self.states.free(slot)
+            return None
+        return self.states.keep(segment, slot)
 
     def allocate(self, tokens: int, *, after: SlotRange | None = None, urgent: bool = False) -> tuple[SlotRange, ...]:
         """Slots for tokens. Evicts segments without references if the pool is full.

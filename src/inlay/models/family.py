@@ -10,7 +10,8 @@ Chat is not part of a family. Turns and the tool calls in answers follow the tok
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
@@ -22,7 +23,7 @@ from inlay.models.quantized import check_quantized, settings_of
 from inlay.models.spec import LayerSpec, ModelSpec
 
 #: Rotary scalings with the same frequencies for all positions of a model.
-_SCALINGS = ("default", "linear", "llama3", "yarn", "dynamic", "longrope")
+_SCALINGS = ("default", "linear", "llama3", "yarn", "dynamic", "longrope", "proportional")
 
 
 class Family(ABC):
@@ -30,18 +31,32 @@ class Family(ABC):
 
     Attributes:
         model_types: The ``model_type`` values that it serves.
+        typical: Settings of a usual checkpoint, if the defaults of the configuration belong to another family.
+        otherwise: The family of configurations of its types that it does not serve. None: they run without reuse.
         fixed: The reason against shifts, if the positions alone would allow them. None: no such reason.
         sinks, latent, joined: See Allows.
     """
 
     model_types: ClassVar[tuple[str, ...]]
+    typical: ClassVar[Mapping[str, Any]] = {}
+    otherwise: ClassVar[Family | None] = None
     fixed: ClassVar[str | None] = None
     sinks: ClassVar[bool] = False
     latent: ClassVar[bool] = False
     joined: ClassVar[bool] = False
 
+    def serves(self, config: PretrainedConfig) -> bool:
+        """True if a model of this configuration belongs to the family; see ``otherwise``."""
+        return True
+
     def check(self, config: PretrainedConfig) -> None:
         """Raise ModelError, with the reason, if a model of this configuration cannot be served."""
+        if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
+            raise ModelError(
+                "use_bidirectional_attention is set, so every token attends to later ones, and no text can be "
+                "continued; give a causal model",
+                code="model.unsupported_setting",
+            )
         for scaling in _scalings(config):
             if scaling not in _SCALINGS:
                 raise ModelError(
@@ -79,7 +94,14 @@ class Family(ABC):
     def spec(self, model: PreTrainedModel) -> ModelSpec:
         """Return the ModelSpec of a stock model."""
         config = model.config
-        return ModelSpec(config.model_type, self.layers(model), positions_of(config), config.vocab_size, self.fixed)
+        return ModelSpec(
+            config.model_type,
+            self.layers(model),
+            positions_of(config),
+            config.vocab_size,
+            self.fixed,
+            limit=limit_of(config),
+        )
 
     def patch(self, model: PreTrainedModel) -> None:  # noqa: B027  (most families need none)
         """Make a stock model attend through inlay if its code does not. Its weights may not be loaded yet.
@@ -102,26 +124,55 @@ class Family(ABC):
         return part
 
 
-def positions_of(config: PretrainedConfig) -> int:
-    """Return the number of positions with compatible stored states, up to the first change of the frequencies.
+def body_name(model: PreTrainedModel) -> str:
+    """Return the attribute of a causal model that holds its decoder, without the head.
 
-    "longrope" changes all frequencies for texts beyond the original context, "dynamic" beyond the whole context.
+    Llama 4 names the attribute of its multimodal model instead.
     """
-    parameters = getattr(config, "rope_parameters", None) or {}
-    sets = [each for each in parameters.values() if isinstance(each, dict)] or [parameters]
-    borders = [each["original_max_position_embeddings"] for each in sets if each.get("rope_type") == "longrope"]
-    return int(min((config.max_position_embeddings, *borders)))
+    return model.base_model_prefix if hasattr(model, model.base_model_prefix) else "model"
+
+
+def positions_of(config: PretrainedConfig) -> int:
+    """Return the number of positions at which a model is served."""
+    return int(min((config.max_position_embeddings, *_borders(config).values())))
+
+
+def limit_of(config: PretrainedConfig) -> str | None:
+    """Return the reason why a model is served at fewer positions than its configuration has. None: at all of them."""
+    borders = _borders(config)
+    reason = min(borders, key=borders.__getitem__, default=None)
+    return reason if reason is not None and borders[reason] < config.max_position_embeddings else None
 
 
 def note_of(config: PretrainedConfig) -> str | None:
     """Return a note for users about the model's context, or None."""
     most: int | None = getattr(config, "max_position_embeddings", None)
-    if most is None or positions_of(config) == most:
+    limit = None if most is None else limit_of(config)
+    if limit is None:
         return None
-    return (
-        f"its context is {positions_of(config):,} tokens here, not {most:,}: for longer texts its rotary scaling "
-        "'longrope' has other frequencies at all positions, so that stored states would not fit"
-    )
+    return f"its context is {positions_of(config):,} tokens here, not {most:,}: {limit}"
+
+
+def _borders(config: PretrainedConfig) -> dict[str, int]:
+    """The reasons why models are served up to a border only, with the number of positions up to there.
+
+    "longrope" changes all frequencies for texts beyond the original context, "dynamic" beyond the whole context.
+    """
+    parameters = getattr(config, "rope_parameters", None) or {}
+    sets = [each for each in parameters.values() if isinstance(each, dict)] or [parameters]
+    borders = {}
+    if longrope := [each["original_max_position_embeddings"] for each in sets if each.get("rope_type") == "longrope"]:
+        borders[
+            "for longer texts its rotary scaling 'longrope' has other frequencies at all positions, so that stored "
+            "states would not fit"
+        ] = min(longrope)
+    kinds = getattr(config, "layer_types", None) or ()
+    if "chunked_attention" in kinds:
+        size = config.attention_chunk_size
+        borders[f"in longer texts its layers attend within chunks of {size:,} positions, which inlay lacks"] = size
+    if getattr(config, "attn_temperature_tuning", False) and "full_attention" in kinds:
+        borders["in longer texts its queries are scaled by their position, which inlay lacks"] = config.floor_scale - 1
+    return borders
 
 
 def _scalings(config: PretrainedConfig) -> tuple[str, ...]:

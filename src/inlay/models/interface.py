@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
@@ -23,9 +23,26 @@ from inlay.attention.backend import AttentionOptions, Backend
 from inlay.attention.mass import AttentionMass
 from inlay.attention.plan import Part, Plan
 from inlay.attention.storage import KVStorage
+from inlay.models.mixers.states import PassStates
 from inlay.models.spec import LayerSpec, ModelSpec
 
 IMPLEMENTATION = "inlay"
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRows:
+    """The rows that a pass still computes in layers without keys and values of their own.
+
+    Nothing reads the other rows in these layers, because only the rows with logits are needed behind the last stored
+    layer.
+
+    Args:
+        rows: Their numbers in the pass, (kept,), int64, on the device.
+        plan: The plan of these rows alone.
+    """
+
+    rows: Tensor
+    plan: Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +52,11 @@ class PassContext:
     Args:
         backend, pool, plan, spec: The attention backend, the KV pool, the plan of the pass, and the model.
         watched: (first row, part of the plan, result) for each part with attention masses to measure.
-        last_layer: The layer whose keys end the pass, because no later result is needed. None: all layers run.
+        last_layer: The layer of the pool whose keys end the pass, because no later result is needed. None: all layers
+            run.
         await_layer: Called before a layer attends, if keys may still be loading into the pool. None: all are resident.
+        kept: The rows of layers that read the keys of earlier ones. None: all rows.
+        states: The states of recurrent layers. None: the model has no such layers.
     """
 
     backend: Backend
@@ -46,11 +66,13 @@ class PassContext:
     watched: Sequence[tuple[int, Part, AttentionMass]] = ()
     last_layer: int | None = None
     await_layer: Callable[[int], None] | None = None
+    kept: KeptRows | None = None
+    states: PassStates | None = None
 
     @property
     def plain(self) -> bool:
         """True if the pass wants the output of every layer's attention and nothing else."""
-        return self.last_layer is None and not self.watched
+        return self.last_layer is None and not self.watched and self.kept is None
 
     def wait_for(self, layer: int) -> None:
         """Wait until the pool holds what a layer reads. Call it before anything reads the layer's keys and values."""
@@ -75,10 +97,17 @@ class Absorbing:
 
 
 _carried: ContextVar[PassContext | None] = ContextVar("inlay_pass", default=None)
+_carrying: WeakSet[nn.Module] = WeakSet()
 
 
 def carry(model: PreTrainedModel) -> None:
-    """Let ``carried_pass`` and ``attend`` find the pass of a model that drops keyword arguments."""
+    """Let ``carried_pass`` and ``attend`` find the pass of a model that drops keyword arguments.
+
+    A second call for the same model does nothing.
+    """
+    if model in _carrying:
+        return
+    _carrying.add(model)
     model.register_forward_pre_hook(_take_up, with_kwargs=True)
     model.register_forward_hook(_lay_down, always_call=True)
 
@@ -108,6 +137,9 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Store the new keys and values of one layer, then attend as the plan of the pass says.
 
+    A layer that reads the keys of an earlier one is called with those keys. They are written once more to the same
+    slots, which changes nothing.
+
     Args:
         module: The attention of the layer, with its ``layer_idx``.
         inlay: The pass. None: it is carried.
@@ -122,15 +154,18 @@ def attend(
     inlay = inlay or carried_pass()
     assert inlay is not None, "the pass got lost between the model's call and its layers"
     assert attention_mask is None, "transformers built a mask for an implementation that takes none"
-    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    layer_idx = int(module.layer_idx)  # type: ignore[arg-type]
+    layer, plan = inlay.spec.source(layer_idx), inlay.plan
     options = options_of(inlay.spec.layers[layer], query.shape[-1], **said)
+    if inlay.kept is not None and inlay.spec.reads_another(layer_idx):
+        plan, key, value = inlay.kept.plan, key[:, :, inlay.kept.rows], value[:, :, inlay.kept.rows]
     if isinstance(module, Absorbing):
         query = module.enter_attention(query)
     if layer == inlay.last_layer:
         inlay.pool.write(layer, inlay.plan.slots, key[0], value[0])
         raise EndOfPassError
     inlay.wait_for(layer)
-    output = inlay.backend.attend(query[0], key[0], value[0], inlay.pool, inlay.plan, layer, options).unsqueeze(0)
+    output = inlay.backend.attend(query[0], key[0], value[0], inlay.pool, plan, layer, options).unsqueeze(0)
     for first, part, mass in inlay.watched:
         rows = query[0, :, first : first + part.rows]
         mass.add(part, inlay.backend.attention_mass(rows, inlay.pool, part, layer, options).cpu().numpy())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,14 @@ from transformers import (
 
 from inlay.errors import ModelError, ParameterError
 from inlay.models.device import check_form, check_placed, find_device, put_on
-from inlay.models.families import check_config, describe
+from inlay.models.families import check_config, describe, family_of
 from inlay.models.family import note_of
 from inlay.models.fill import check_complete
 from inlay.models.fingerprint import fingerprint as fingerprint
 from inlay.models.fingerprint_cache import Checkpoint
 from inlay.models.formats.gguf_file import GGUFFile
 from inlay.models.formats.mapped import mapped_files
-from inlay.models.formats.reading import ReadAhead, pieces_of, quiet_transformers
+from inlay.models.formats.reading import ReadAhead, pieces_of, quiet_transformers, tensor_names
 from inlay.models.formats.reading import weights_progress as weights_progress
 from inlay.models.location import (
     check_folder,
@@ -40,6 +41,14 @@ from inlay.models.location import (
     hub_file,
     model_name,
     weight_files,
+)
+from inlay.models.multimodal import (
+    NAMES,
+    TextWeights,
+    is_multimodal,
+    processor_template,
+    text_config,
+    without_report,
 )
 from inlay.models.pull import hub_reason, pull, waiting
 from inlay.models.quantized import read_quantized, settings_of
@@ -64,6 +73,7 @@ class LoadedModel:
         fingerprint: sha256 over the configuration and every byte of every weight; part of every segment key.
         note: a hint for users about this model's answers, or None.
         form: the storage of the weights.
+        text_model: a sentence about the text model, if the checkpoint is multimodal. None: it is not.
     """
 
     name: str
@@ -73,6 +83,7 @@ class LoadedModel:
     fingerprint: bytes
     note: str | None = None
     form: WeightForm = STOCK
+    text_model: str | None = None
 
 
 def load_model(
@@ -167,7 +178,7 @@ def as_loaded(
 
 
 def _from_transformers(model: PreTrainedModel, dtype: str, tokenizer: PreTrainedTokenizerBase | None) -> LoadedModel:
-    """Describe a model that the caller has loaded, without changing it. Raises ParameterError."""
+    """Describe a model that the caller has loaded. Its own calls compute as before. Raises ParameterError."""
     if tokenizer is None:
         raise ParameterError(
             "a model of transformers needs its tokenizer: write "
@@ -188,8 +199,9 @@ def _from_transformers(model: PreTrainedModel, dtype: str, tokenizer: PreTrained
     for sentence, so in wrong.items():
         if so:
             raise ParameterError(f"the model of transformers cannot be served: {sentence}", code="model.not_servable")
-    name = str(model.config.name_or_path or type(model).__name__)
-    return LoadedModel(name, model, tokenizer, describe(model), fingerprint(model))
+    name, spec = str(model.config.name_or_path or type(model).__name__), describe(model)
+    family_of(model.config).patch(model)
+    return LoadedModel(name, model, tokenizer, spec, fingerprint(model))
 
 
 def adjusted(loaded: LoadedModel, chat_template: str | None, max_model_len: int | None) -> LoadedModel:
@@ -204,8 +216,8 @@ def adjusted(loaded: LoadedModel, chat_template: str | None, max_model_len: int 
             f"max_model_len is {max_model_len}, and the model has {longest} positions; give at most that",
             code="parameter.out_of_range",
         )
-    if max_model_len is not None:
-        loaded = replace(loaded, spec=replace(loaded.spec, max_positions=max_model_len))
+    if max_model_len is not None and max_model_len < longest:
+        loaded = replace(loaded, spec=replace(loaded.spec, max_positions=max_model_len, limit=None))
     return loaded
 
 
@@ -232,13 +244,13 @@ def check_model(name: str | os.PathLike[str]) -> PretrainedConfig:
         name: a directory, a GGUF file, or a hub name.
 
     Returns:
-        The configuration.
+        The configuration; of a multimodal checkpoint, that of its text model.
 
     Raises:
         ModelError: if ``load_model`` would refuse the model.
     """
     name = model_name(name)
-    gguf, config = _described(name)
+    gguf, config, _ = _described(name)
     if gguf is not None:
         gguf.check(config)
         _gguf_tokenizer(gguf)
@@ -249,12 +261,16 @@ def check_model(name: str | os.PathLike[str]) -> PretrainedConfig:
     return config
 
 
-def _described(name: str) -> tuple[GGUFFile | None, PretrainedConfig]:
-    """Return the GGUF file of a name, or None, and the configuration. Raises ModelError for an unsupported model."""
+def _described(name: str) -> tuple[GGUFFile | None, PretrainedConfig, str | None]:
+    """Return the GGUF file of a name, or None, the configuration, and the type of a multimodal checkpoint, or None.
+
+    Raises ModelError for an unsupported model.
+    """
     gguf = _gguf(name)
-    config = read_config(name) if gguf is None else gguf.config()
+    whole = whole_config(name) if gguf is None else gguf.config()
+    config = text_config(whole)
     check_config(config)
-    return gguf, config
+    return gguf, config, whole.model_type if is_multimodal(whole) else None
 
 
 def _random(name: str, dtype: torch.dtype, seed: int, form: WeightForm) -> LoadedModel:
@@ -268,7 +284,7 @@ def _random(name: str, dtype: torch.dtype, seed: int, form: WeightForm) -> Loade
 
 def _checkpoint(name: str, dtype: str, form: WeightForm, *, keep: bool = True) -> LoadedModel:
     """Load a checkpoint. ``keep`` caches the digest of the weights in the user's cache directory."""
-    gguf, config = _described(name)
+    gguf, config, multimodal = _described(name)
     place = name if gguf is None else gguf.name
     if not Path(place).exists():
         place = str(pull(name))
@@ -276,30 +292,44 @@ def _checkpoint(name: str, dtype: str, form: WeightForm, *, keep: bool = True) -
         check_weights(place)
     tokenizer = _read_tokenizer(place) if gguf is None else _gguf_tokenizer(gguf)
     files = Checkpoint.of(place, config) if keep else None
-    with ReadAhead(pieces_of(weight_files(place))) as ahead:
-        model = _read_weights(place, config, dtype) if gguf is None else _read_gguf(gguf, config, dtype)
+    text = None if multimodal is None else TextWeights(multimodal, config)
+    with ReadAhead(pieces_of(weight_files(place), None if text is None else text.__contains__)) as ahead:
+        if gguf is not None:
+            model = _read_gguf(gguf, config, dtype)
+        else:
+            model = _read_weights(place, config, dtype, names=None if text is None else NAMES)
         if files is not None and files != Checkpoint.of(place, config):
             files = None  # changed while loading, so the digest is not cached
         model.eval()
         spec = describe(model)
+        notes = [spec.unshared or spec.recurrent or note_of(config)]
+        if text is not None:
+            notes.insert(0, text.note(tensor_names(weight_files(place))))
         check_unquantized(spec, form.quantization)
         with mapped_files(weight_files(place)):
             fingerprint = prepare(model, form, files, ahead.reached)
-    return LoadedModel(name, model, tokenizer, spec, fingerprint, spec.unshared or note_of(config), form)
+    note = "; ".join(filter(None, notes)) or None
+    return LoadedModel(name, model, tokenizer, spec, fingerprint, note, form, None if text is None else text.sentence)
 
 
-def _read_weights(name: str, config: PretrainedConfig, dtype: str) -> PreTrainedModel:
-    """Load the stock model in a supported dtype."""
+def _read_weights(
+    name: str, config: PretrainedConfig, dtype: str, names: dict[str, str] | None = None
+) -> PreTrainedModel:
+    """Load the stock model in a supported dtype.
+
+    Args:
+        names: patterns of the weights' names in the files, and their replacements. None: they are the model's.
+    """
     wanted: Any = DTYPES.get(dtype, config.dtype)
     if settings_of(config) is not None:
         with quiet_transformers():
-            return read_quantized(name, Path(name), config, _computed(name, wanted or torch.bfloat16))
+            return read_quantized(name, Path(name), config, _computed(name, wanted or torch.bfloat16), names)
     if wanted is None:  # without a dtype in the configuration, transformers looks at the weights
-        model = _read_model(name, config, "auto")
+        model = _read_model(name, config, "auto", names)
         if model.dtype in DTYPES.values():
             return model
         wanted = model.dtype
-    return _read_model(name, config, _computed(name, wanted))
+    return _read_model(name, config, _computed(name, wanted), names)
 
 
 def _computed(name: str, wanted: torch.dtype) -> torch.dtype:
@@ -333,11 +363,18 @@ def _gguf_tokenizer(file: GGUFFile) -> PreTrainedTokenizerBase:
         ) from error
 
 
-def _read_model(name: str, config: PretrainedConfig, dtype: torch.dtype | str) -> PreTrainedModel:
+def _read_model(
+    name: str, config: PretrainedConfig, dtype: torch.dtype | str, names: dict[str, str] | None
+) -> PreTrainedModel:
     try:
-        with quiet_transformers():
+        with quiet_transformers(), nullcontext() if names is None else without_report():
             read: Any = AutoModelForCausalLM.from_pretrained(
-                name, config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True
+                name,
+                config=config,
+                dtype=dtype,
+                key_mapping=names,
+                trust_remote_code=False,
+                output_loading_info=True,
             )
     except Exception as error:
         raise ModelError(
@@ -350,7 +387,15 @@ def _read_model(name: str, config: PretrainedConfig, dtype: torch.dtype | str) -
 
 
 def read_config(name: str) -> PretrainedConfig:
-    """Return the configuration of a local directory, a GGUF file, or a hub name. Raises ModelError."""
+    """Return the configuration of a local directory, a GGUF file, or a hub name; of a multimodal one, its text model's.
+
+    Raises ModelError.
+    """
+    return text_config(whole_config(name))
+
+
+def whole_config(name: str) -> PretrainedConfig:
+    """Return the configuration of a local directory, a GGUF file, or a hub name, as published. Raises ModelError."""
     name = model_name(name)
     if (gguf := _gguf(name)) is not None:
         return gguf.config()
@@ -387,6 +432,8 @@ def _read_tokenizer(name: str) -> PreTrainedTokenizerBase:
         raise ModelError(
             f"{name}: the tokenizer has no fast form; add a tokenizer.json", code="model.no_fast_tokenizer"
         )
+    if tokenizer.chat_template is None:
+        tokenizer.chat_template = processor_template(Path(name))
     return tokenizer
 
 

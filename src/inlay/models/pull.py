@@ -24,6 +24,7 @@ from transformers import AutoConfig
 from inlay.errors import ModelError
 from inlay.models.families import check_config
 from inlay.models.location import hub_file, part_names
+from inlay.models.multimodal import text_config
 
 #: Weights without pickles, configurations, tokenizers and chat templates.
 _PATTERNS = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*.tiktoken", "vocab.txt", "merges.txt")
@@ -53,7 +54,7 @@ def pull(name: str, revision: str | None = None) -> Path:
     try:
         with waiting(name):
             folder = Path(hf_hub_download(name, "config.json", revision=revision)).parent
-        check_config(AutoConfig.from_pretrained(folder, trust_remote_code=False))
+        check_config(text_config(AutoConfig.from_pretrained(folder, trust_remote_code=False)))
         wanted, apart = list(_PATTERNS), list(_APART)
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=apart))
     except ModelError as error:

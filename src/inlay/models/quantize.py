@@ -74,7 +74,7 @@ class Int8Linear(_QuantizedLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., in_features). Returns (..., out_features)."""
-        rows = x.reshape(-1, self.in_features)
+        rows = x.reshape(-1, self.in_features).contiguous()  # some recurrent layers give transposed rows
         if not len(rows):  # a pass without an end of a prompt has no rows for the head
             return x.new_empty(*x.shape[:-1], self.out_features)
         if self._compiled is not None:
@@ -121,7 +121,7 @@ class Int4Linear(_QuantizedLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., in_features). Returns (..., out_features)."""
-        rows = x.reshape(-1, self.in_features)
+        rows = x.reshape(-1, self.in_features).contiguous()
         if not len(rows):
             return x.new_empty(*x.shape[:-1], self.out_features)
         if self._compiled is not None:
@@ -251,7 +251,7 @@ def _int4(weight: Tensor, bias: Tensor | None) -> nn.Module:
     return Int4Linear(weight, bias) if Int4Linear.fits(weight) else Int8Linear(weight, bias)
 
 
-class Runs(FrozenLinear):
+class FusedLayers(FrozenLinear):
     """Several layers of the same inputs with their outputs concatenated. A file may give them different bits."""
 
     def __init__(self, layers: Sequence[Any]) -> None:
@@ -283,7 +283,7 @@ class AsStored:
         runs = [SideBySide(list(run)) for _, run in groupby(weights, key=lambda each: (each.on_grid, each.narrow))]
         biases = [None] * len(runs) if bias is None else bias.split([run.shape[0] for run in runs])
         layers = [self._layer(run, own, dtype) for run, own in zip(runs, biases, strict=True)]
-        return layers[0] if len(layers) == 1 else Runs(layers)
+        return layers[0] if len(layers) == 1 else FusedLayers(layers)
 
     def _layer(self, weight: StoredWeight, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
         if weight.on_grid and Int4Linear.fits(weight):

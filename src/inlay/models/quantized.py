@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -87,12 +88,19 @@ def settings_of(config: PretrainedConfig) -> Settings | None:
     return settings.to_dict()
 
 
-def read_quantized(name: str, folder: Path, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+def read_quantized(
+    name: str,
+    folder: Path,
+    config: PretrainedConfig,
+    dtype: torch.dtype,
+    names: Mapping[str, str] | None = None,
+) -> PreTrainedModel:
     """Read a quantized checkpoint. Its packed layers become StoredLinear modules.
 
     Args:
         name: For errors.
         config: Has a ``quantization_config`` that ``check_quantized`` accepts.
+        names: Patterns of names in the files, and their replacements. None: they are the model's names.
 
     Raises:
         ModelError: If weights are missing, do not fit together, or have an unknown format.
@@ -100,7 +108,7 @@ def read_quantized(name: str, folder: Path, config: PretrainedConfig, dtype: tor
     settings = settings_of(config) or {}
     config = copy.deepcopy(config)
     del config.quantization_config  # or transformers would look for the library that made the checkpoint
-    files = _Files(name, folder)
+    files = _Files(name, folder, names or {})
     meta = on_meta(config, dtype)
     weights: dict[str, Lazy] = {}
     stored: dict[str, StoredWeight] = {}
@@ -191,24 +199,36 @@ def _block(settings: Settings) -> tuple[int, int] | None:
     return None if block is None else (int(block[0]), int(block[1]))
 
 
+def renamed(name: str, names: Mapping[str, str]) -> str:
+    """Return a name after the replacement of all patterns."""
+    for pattern, replacement in names.items():
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
 class _Files:
-    """The mapped tensors of a checkpoint in safetensors.
+    """The mapped tensors of a checkpoint in safetensors, by their names in the model.
+
+    Args:
+        names: See ``read_quantized``.
 
     Attributes:
         stems: Names up to the last dot, with the set of parts after it.
     """
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, folder: Path, names: Mapping[str, str]) -> None:
         self._name = name
         self._places: dict[str, Any] = {}
+        self._stored_as: dict[str, str] = {}
         self._paths: dict[str, Path] = {}
         for path in self._found(name, folder):
             try:
                 opened = safe_open(path, framework="pt")
             except Exception as error:  # the library's own error types
                 raise ModelError(f"{path}: cannot be read: {error}", code="model.unreadable_weights") from error
-            self._places |= dict.fromkeys(opened.keys(), opened)
-            self._paths |= dict.fromkeys(opened.keys(), path)
+            for stored in opened.keys():  # noqa: SIM118  (no mapping)
+                full = renamed(stored, names)
+                self._places[full], self._paths[full], self._stored_as[full] = opened, path, stored
         self.stems: dict[str, set[str]] = {}
         for full in self._places:
             stem, _, part = full.rpartition(".")
@@ -233,7 +253,7 @@ class _Files:
         return self._paths[f"{stem}.{min(parts)}"]
 
     def tensor(self, full: str) -> Tensor:
-        return self._places[full].get_tensor(full)
+        return self._places[full].get_tensor(self._stored_as[full])
 
     def part(self, stem: str, part: str) -> Tensor:
         full = f"{stem}.{part}"

@@ -11,9 +11,9 @@ REASONS: dict[str, tuple[str, ...]] = {
         *("trocr", "whisper", "xlm", "xlm-roberta", "xlm-roberta-xl", "xlnet", "xmod"),
     ),
     "they take images, sound or several streams beside the text, of which a text's states would not tell": (
-        *("blt", "emu3", "fuyu", "gemma3", "gemma3n", "gemma4", "gemma4_assistant", "gemma4_unified", "git"),
-        *("gemma4_unified_assistant", "got_ocr2", "llama4", "mllama", "moshi", "moss_transcribe_diarize"),
-        *("musicgen", "musicgen_melody", "phi4_multimodal"),
+        *("blt", "emu3", "fuyu", "gemma4_assistant", "gemma4_unified_assistant", "git"),
+        *("got_ocr2", "mllama", "moshi", "moss_transcribe_diarize", "musicgen", "musicgen_melody"),
+        "phi4_multimodal",
     ),
     "they keep what they have read inside their modules, or nothing, so that requests cannot run side by side": (
         *("cpmant", "openai-gpt", "recurrent_gemma"),

@@ -37,10 +37,16 @@ class ModelSpec:
 
     Args:
         family: The ``model_type`` of its configuration.
-        layers: The layers in the order of ``layer_idx``.
+        layers: The layers with keys and values of their own, in the order of ``layer_idx``.
         max_positions, vocab_size: Limits of positions and token ids.
         fixed: The reason against shifts, if the positions alone would allow them. None: no such reason.
         unshared: The reason against any reuse. Such a model runs with its own caches. None: states are reused.
+        sources: By ``layer_idx``, the entry of ``layers`` that the layer reads. Empty: each layer reads its own.
+        keeps_rows: True if the layers behind the last one with keys of its own take the rows of ``PassContext.kept``.
+        limit: The reason why the context is shorter than the configuration says. None: it is not.
+        recurrent: The reason against modules, for a model with recurrent layers. Such a model has states beside its KV
+            and reuses exact prefixes alone. None: no such layers.
+        attending: The ``layer_idx`` of each of ``layers``, if only some layers attend. None: all attend.
     """
 
     family: str
@@ -49,6 +55,26 @@ class ModelSpec:
     vocab_size: int
     fixed: str | None = None
     unshared: str | None = None
+    sources: tuple[int, ...] = ()
+    keeps_rows: bool = False
+    limit: str | None = None
+    recurrent: str | None = None
+    attending: tuple[int, ...] | None = None
+
+    def source(self, layer_idx: int) -> int:
+        """Return the entry of ``layers``, and so the layer of the pool, that a layer of the model reads."""
+        if self.attending is not None:
+            return self.attending.index(layer_idx)
+        return self.sources[layer_idx] if self.sources else layer_idx
+
+    def reads_another(self, layer_idx: int) -> bool:
+        """True if a layer reads the keys and values of an earlier layer."""
+        return bool(self.sources) and self.sources.index(self.sources[layer_idx]) < layer_idx
+
+    @property
+    def readers(self) -> int:
+        """The number of layers that read the keys and values of an earlier one."""
+        return len(self.sources) - len(set(self.sources))
 
     @property
     def shapes(self) -> list[LayerShape]:

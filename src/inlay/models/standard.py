@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from inlay.attention.rope import UNTURNED, Rotary
-from inlay.models.family import Family
+from inlay.models.family import Family, body_name
 from inlay.models.linear import MakeLinear, joined
 from inlay.models.spec import LayerSpec
 
@@ -66,7 +66,7 @@ class Standard(Family):
         """Return how a shift rotates a layer's queries, or None for learned positions."""
         match positions:
             case "rotary":
-                module: Any = model.base_model.rotary_emb
+                module: Any = getattr(model, body_name(model)).rotary_emb
                 kinds = getattr(model.config, "layer_types", None)
                 own = getattr(module, f"{kinds[layer]}_inv_freq", None) if kinds else None
                 frequencies = module.inv_freq if own is None else own
@@ -77,7 +77,7 @@ class Standard(Family):
 
     def fuse(self, path: str, part: nn.Module, make: MakeLinear) -> nn.Module:
         """Pack every linear layer separately. Experts keep their weights in one tensor, unpacked."""
-        if path.rpartition(".")[2].isdigit():
+        if path.rpartition(".")[2].isdigit() and not isinstance(part, nn.Linear):  # a layer, no product beside them
             pack_linears(part, make, without=self.unpacked)
         return super().fuse(path, part, make)
 

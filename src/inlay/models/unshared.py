@@ -23,15 +23,13 @@ from inlay.models.spec import LayerSpec, ModelSpec
 WHY: dict[str, tuple[str, ...]] = {
     "they fold the text into states of fixed size, in all or some of their layers, so that nothing of it can be kept, "
     "shared or read apart from the rest": (
-        *("bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "inkling2_text", "inkling_text"),
-        *("jamba", "kimi_linear", "lfm2", "lfm2_moe", "lfm3", "mamba", "mamba2", "minimax", "nemotron_h"),
-        *("olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp"),
-        *("qwen4_exp_text", "rwkv", "xlstm", "zamba", "zamba2", "zaya"),
+        *("bailing_hybrid", "inkling2_text", "inkling_text", "lfm3", "minimax", "qwen4_exp", "qwen4_exp_text", "rwkv"),
+        *("xlstm", "zamba", "zaya"),
     ),
     "their attention chooses, mixes or shares keys in a way of its own, beside transformers' AttentionInterface": (
         *("axk2", "codegen", "deepseek_v32", "deepseek_v4", "diffllama", "doge", "glm_moe_dsa", "hy_v4"),
-        *("minimax_m3_vl_text", "dots3_note", "dots3_note_text", "longcat_flash", "gemma3n_text", "gemma4_text"),
-        *("gemma4_unified_text", "gpt_neox_japanese", "xglm", "gptj", "jetmoe", "hrm_text", "llama4_text"),
+        *("minimax_m3_vl_text", "dots3_note", "dots3_note_text", "longcat_flash"),
+        *("gpt_neox_japanese", "xglm", "gptj", "jetmoe", "hrm_text"),
     ),
     "their keys and values differ in width, which no backend stores yet": ("mimo_v2_flash",),
 }

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from inlay.errors import ParameterError
 from inlay.models.families import family_of
+from inlay.models.family import body_name
 from inlay.models.fingerprint import Fingerprint
 from inlay.models.fingerprint_cache import Checkpoint
 from inlay.models.formats.reading import Counter
@@ -66,8 +67,9 @@ def parts(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
     """Yield the parts that weights are loaded and packed in, with their paths, in the order of
     ``model.parameters()``.
     """
+    body = body_name(model)
     for name, child in model.named_children():
-        if name != model.base_model_prefix:
+        if name != body:
             yield name, child
             continue
         for inner, module in child.named_children():

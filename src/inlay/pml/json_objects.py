@@ -30,7 +30,7 @@ from inlay.pml.parser import place_at
 from inlay.pml.problems import JSONPlace, Problems
 from inlay.pml.scopes import names_of
 from inlay.pml.sources import document_from_string
-from inlay.strict_json import Fault, JSONError, Pairs, read_json, repeated
+from inlay.strict_json import JSONError, JsonFault, Pairs, read_json, repeated
 from inlay.wording import quote, shown
 
 KINDS = ("module", "param", "union", "role", "import", "set")
@@ -179,11 +179,11 @@ def _integer(digits: str) -> int | float:
 
 
 def _sentence(error: JSONError) -> str:
-    if error.fault is Fault.SYNTAX:
+    if error.fault is JsonFault.SYNTAX:
         return _REMEDIES.get(error.detail, f"this is not JSON ({error.detail}); correct it")
-    if error.fault is Fault.HALF:
+    if error.fault is JsonFault.HALF:
         return f"{error.detail} alone is half a character; write both halves, or leave it out"
-    if error.fault is Fault.CONSTANT:
+    if error.fault is JsonFault.CONSTANT:
         return f"{error.detail} is no value of JSON; write a number, or leave it out"
     return f"objects are nested more than {limits.MAX_DEPTH} deep; nest less deeply"
 

@@ -43,13 +43,13 @@ def read_schema_json(data: bytes, source: str, folder: Folder | None) -> SchemaP
     problems = Problems(source)
     parts = None
     with suppress(StopError):
-        parts = _SchemaReader(folder, problems).read(parse_json(data, source), JSONPlace(source))
+        parts = _JsonSchemaReader(folder, problems).read(parse_json(data, source), JSONPlace(source))
     problems.raise_any()
     assert parts is not None  # without a document there is a problem
     return parts
 
 
-class _SchemaReader(JSONReader):
+class _JsonSchemaReader(JSONReader):
     def __init__(self, folder: Folder | None, problems: Problems) -> None:
         super().__init__(problems)
         self._rules = SchemaRules(folder, problems, _WORDS)
@@ -201,13 +201,13 @@ def read_prompt_json(data: bytes, source: str) -> PromptParts:
     problems = Problems(source)
     parts = None
     with suppress(StopError):
-        parts = _PromptReader(problems).read(parse_json(data, source), JSONPlace(source))
+        parts = _JsonPromptReader(problems).read(parse_json(data, source), JSONPlace(source))
     problems.raise_any()
     assert parts is not None  # without a document there is a problem
     return parts
 
 
-class _PromptReader(JSONReader):
+class _JsonPromptReader(JSONReader):
     def read(self, root: Any, place: JSONPlace) -> PromptParts | None:
         if not isinstance(root, JSONObject):
             self.add(

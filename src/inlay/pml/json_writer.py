@@ -1,6 +1,6 @@
 """Writes nodes as readable JSON that reads back to the same nodes.
 
-Strings are written exactly; JSON has no white-space rule. See docs/json.md.
+Strings are written exactly; JSON has no white-space rule. See docs/reference/pml-json.md.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class _Base:
 
 
 @dataclass(slots=True)
-class _Entry:
+class _SaltAnchors:
     """The state of one salt: its bases, the most recently used last, and whether a change was reported."""
 
     bases: list[_Base] = field(default_factory=list)
@@ -96,7 +96,7 @@ class SeenAnchors:
 
     def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()  # by salt, the most recently used last
+        self._entries: OrderedDict[str, _SaltAnchors] = OrderedDict()  # by salt, the most recently used last
         self._bytes = 0
         self._lock = threading.Lock()
 
@@ -109,7 +109,7 @@ class SeenAnchors:
         with self._lock:
             entry = self._entries.pop(salt, None)
             if entry is None:
-                entry = _Entry()
+                entry = _SaltAnchors()
             else:
                 self._bytes -= entry.bytes
             changed = _noted(entry, anchor, ids, tell=tell)
@@ -120,7 +120,7 @@ class SeenAnchors:
             return changed
 
 
-def _noted(entry: _Entry, anchor: Anchor, ids: bytes, *, tell: bool) -> Changed | None:
+def _noted(entry: _SaltAnchors, anchor: Anchor, ids: bytes, *, tell: bool) -> Changed | None:
     base, first = _base_of(entry, ids)
     if base is None or (base.comes(ids) >= _SETTLED and first is not None):
         if base is not None:
@@ -136,7 +136,7 @@ def _noted(entry: _Entry, anchor: Anchor, ids: bytes, *, tell: bool) -> Changed 
     return Changed(base.anchor, first, len(ids) // _TOKEN_BYTES, news)
 
 
-def _base_of(entry: _Entry, ids: bytes) -> tuple[_Base | None, int | None]:
+def _base_of(entry: _SaltAnchors, ids: bytes) -> tuple[_Base | None, int | None]:
     """Return the base of these ids and the first token that differs, or None for each."""
     for base in reversed(entry.bases):
         if base.ids == ids:

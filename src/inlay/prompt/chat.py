@@ -9,11 +9,12 @@ Seams (see ``tokens.Seams``) keep their texts from becoming special tokens.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 import secrets
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, chain, combinations, pairwise, product
@@ -24,9 +25,66 @@ from transformers import PreTrainedTokenizerBase
 from inlay.errors import ModelError
 from inlay.prompt.chat_options import ChatOptions
 from inlay.prompt.tokens import Seams, at_seams
-from inlay.prompt.verbatim import VerbatimArguments
 
 logger = logging.getLogger(__name__)
+
+
+_NAME = "arguments"  # under which a template that lists arguments by name sees such a text
+
+
+class VerbatimArguments:
+    """The texts that stand in messages as arguments of calls, each with a mark that a template shows in its place.
+
+    A template writes arguments as JSON, as they are, or each by its name. A text would come out quoted, or not at all.
+    """
+
+    def __init__(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        self._messages = messages
+        found = [_arguments(call) for message in messages for call in message.get("tool_calls") or ()]
+        self.texts = {_mark(text): text for text in found if isinstance(text, str)}
+
+    def as_texts(self) -> list[dict[str, Any]]:
+        """The messages with marks as arguments."""
+        return self._with(lambda mark: mark)
+
+    def as_objects(self) -> list[dict[str, Any]]:
+        """The messages with objects that hold marks as arguments."""
+        return self._with(lambda mark: {_NAME: mark})
+
+    def are_shown(self, rendered: str) -> bool:
+        """Whether a rendering has all the marks."""
+        return all(mark in rendered for mark in self.texts)
+
+    def put(self, rendered: str) -> str:
+        """The rendering with the texts in place of their marks, and of the JSON that these stand in."""
+        for mark, text in self.texts.items():
+            written = rf'\{{\s*"{_NAME}":\s*"{mark}"\s*\}}|"{mark}"|{mark}'
+            rendered = text.join(re.split(written, rendered))
+        return rendered
+
+    def _with(self, form: Callable[[str], Any]) -> list[dict[str, Any]]:
+        return [
+            {**message, "tool_calls": [_replaced(call, form) for call in message["tool_calls"]]}
+            if message.get("tool_calls")
+            else dict(message)
+            for message in self._messages
+        ]
+
+
+def _replaced(call: Mapping[str, Any], form: Callable[[str], Any]) -> Mapping[str, Any]:
+    text = _arguments(call)
+    if not isinstance(text, str):
+        return call
+    return {**call, "function": {**call["function"], "arguments": form(_mark(text))}}
+
+
+def _arguments(call: Mapping[str, Any]) -> Any:
+    return call["function"].get("arguments")
+
+
+def _mark(text: str) -> str:
+    return f"@arguments-{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:24]}@"
+
 
 _SENTINEL = "7310946{:04d}9512683"  # digits survive a template that changes letter case
 _SENTINELS = re.compile(r"7310946([0-9]{4,6})9512683")
@@ -379,6 +437,15 @@ class ChatTemplate:
                 code="model.unusable_chat_template",
             )
         return before
+
+    def opening(self, messages: Sequence[Mapping[str, Any]], tools: Tools | None = None) -> str:
+        """Return the text that opens the answer to these messages; "" if the template writes none behind them."""
+        plain = [{**message, "content": "x"} if message.get("content") else message for message in messages]
+        try:
+            with_opening, without = (self.render(plain, generation=opens, tools=tools) for opens in (True, False))
+        except ModelError:
+            return ""
+        return with_opening.removeprefix(without) if with_opening.startswith(without) else ""
 
     def _with_seams(self, message: Mapping[str, Any]) -> dict[str, Any]:
         seamed: dict[str, Any] = self._seams.put(message)

@@ -173,7 +173,7 @@ def _made(spec: SegmentSpec, first: int) -> bytes:
     return spec.rest(first).digest if first else spec.digest
 
 
-def _recomputed(part: _Run, record: Context) -> RecomputedSpan:
+def _recomputed(part: _TokenStretch, record: Context) -> RecomputedSpan:
     """Return the recomputed tokens of a part. ``record`` covers the whole part."""
     ids = tuple(part.ids[offset] for offset in part.recomputed)
     # The record names the same tokens twice, so that no other text can follow at this place.
@@ -182,7 +182,7 @@ def _recomputed(part: _Run, record: Context) -> RecomputedSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _TokenStretch:
     """Tokens of a prompt with their salt and, if they are a range of a segment, its spec.
 
     Args:
@@ -203,7 +203,7 @@ class _Run:
     form: str = ""
     instead: int = 0
 
-    def goes_on_in(self, other: _Run) -> bool:
+    def goes_on_in(self, other: _TokenStretch) -> bool:
         """True if both are one run of tokens that the request computes."""
         both = self.spec is None and other.spec is None
         same = self.salt == other.salt and self.kept == other.kept
@@ -212,28 +212,28 @@ class _Run:
 
 def _runs(
     part: PromptPart, stored: Container[bytes], recomputed: tuple[int, ...], salt: bytes, in_place: InPlace
-) -> Iterator[_Run]:
+) -> Iterator[_TokenStretch]:
     """Split a part into runs. Recomputed tokens at its start become the request's own text."""
     if part.start in in_place.starts:
-        yield _Run(part.ids, part.start, None, in_place.salt, part.kept, instead=len(part.ids))
+        yield _TokenStretch(part.ids, part.start, None, in_place.salt, part.kept, instead=len(part.ids))
         return
     spec, owner = part.segment(stored), salt if part.owned else b""
     if spec is None or not recomputed:
-        yield _Run(part.ids, part.start, spec, owner, part.kept, form=part.form_of(spec))
+        yield _TokenStretch(part.ids, part.start, spec, owner, part.kept, form=part.form_of(spec))
         return
     first = next((at for at, offset in enumerate(recomputed) if at != offset), len(recomputed))
     if first:
-        yield _Run(part.ids[:first], part.start, None, salt)
+        yield _TokenStretch(part.ids[:first], part.start, None, salt)
     if first < len(part.ids):
         rest = tuple(offset - first for offset in recomputed[first:])
-        yield _Run(
+        yield _TokenStretch(
             part.ids[first:], part.start + first, spec, owner, first=first, recomputed=rest, form=part.form_of(spec)
         )
 
 
-def _joined(parts: Iterable[_Run]) -> list[_Run]:
+def _joined(parts: Iterable[_TokenStretch]) -> list[_TokenStretch]:
     """Join neighbouring parts that form one run."""
-    runs: list[list[_Run]] = []
+    runs: list[list[_TokenStretch]] = []
     for part in parts:
         if runs and runs[-1][-1].goes_on_in(part):
             runs[-1].append(part)
@@ -242,11 +242,11 @@ def _joined(parts: Iterable[_Run]) -> list[_Run]:
     return [run[0] if len(run) == 1 else _as_one(run) for run in runs]
 
 
-def _as_one(runs: Sequence[_Run]) -> _Run:
+def _as_one(runs: Sequence[_TokenStretch]) -> _TokenStretch:
     return replace(runs[0], ids=tuple(_ids(runs)), instead=sum(run.instead for run in runs))
 
 
-def _ids(parts: Iterable[_Run]) -> Iterator[int]:
+def _ids(parts: Iterable[_TokenStretch]) -> Iterator[int]:
     return (token for part in parts for token in part.ids)
 
 

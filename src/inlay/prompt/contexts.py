@@ -2,6 +2,8 @@
 
 isolated: a module sees only itself (Prompt Cache, arXiv 2311.04934, section 3.3).
 anchored: a module also sees the always-present text and its ancestors' text before it.
+primed: as anchored, with a primer between the always-present text and the first module (primer.py). A module that
+    would not fit into the model's context behind the primer has none.
 scaffold: modules named by a <scaffold> also see each other's text before them, if a prompt imports all of them.
 
 Text behind a parameter is encoded with the text before the hole, without placeholder or argument. With
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from inlay.errors import ParameterError
@@ -30,11 +32,13 @@ class _Chain:
         last: its last segment, which names the others as parents. None without one.
         end: the start of the next entry if it is packed behind these.
         origin: the start of the first entry with tokens, from which canonical starts count. None without one.
+        primer: the tokens of the primer in it, which take no room in the schema.
     """
 
     last: SegmentSpec | None = None
     end: int = 0
     origin: int | None = None
+    primer: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,8 @@ class SchemaSpecs:
         movable: if True, a segment may be encoded at a canonical start and read at a shift.
         salt: the schema's salt; b"" for a shared one.
         adapter: the adapter's digest; b"" for the model alone.
+        primer: the primer's tokens; empty for none. Needs ``movable``.
+        longest: the positions of the model. Used with a primer.
     """
 
     layout: SchemaLayout
@@ -81,6 +87,8 @@ class SchemaSpecs:
     unk_id: int | None = None
     salt: bytes = b""
     adapter: bytes = b""
+    primer: tuple[int, ...] = ()
+    longest: int = 0
     _chains: dict[tuple[_View, int], _Chain] = field(default_factory=dict)  # the entry of that index is the last
     _defaults: dict[tuple[_View, int], SegmentSpec] = field(default_factory=dict)
     _active: tuple[frozenset[str], dict[str, int]] = (frozenset(), {})  # of the latest prompt
@@ -111,8 +119,11 @@ class SchemaSpecs:
 
     def form(self, entry: TextRun | Hole, imported: frozenset[str]) -> str:
         """Return the encoding form of that segment, a word of ``request.FORMS``."""
-        if self._view(entry.owner, imported).scaffold is not None:
+        view = self._view(entry.owner, imported)
+        if view.scaffold is not None:
             return "scaffold"
+        if self.primer and entry.owner and self._before(entry, view).primer:
+            return "primed"
         return "anchored" if self.anchored else "isolated"
 
     def _view(self, owner: Owner, imported: frozenset[str]) -> _View:
@@ -132,6 +143,17 @@ class SchemaSpecs:
                         active.setdefault(path, number)
             self._active = (imported, active)
         return active
+
+    def _length(self, owner: Owner) -> int:
+        """Return the length of the outermost module that holds an owner's text, in positions."""
+        extent = self.layout.extents[path_of(owner[:1])]
+        return extent.end - extent.start
+
+    @cached_property
+    def _longest_scaffold(self) -> int:
+        """The length of the modules of the longest scaffold, in positions. 0 without scaffolds."""
+        scaffolds = ({path.split("/")[0] for path in each.modules} for each in self.layout.schema.scaffolds)
+        return max((sum(self._length((name,)) for name in names) for names in scaffolds), default=0)
 
     @cached_property
     def _companions(self) -> list[_Companions]:
@@ -158,13 +180,13 @@ class SchemaSpecs:
             at = self._entry_before(at, view)
         chain = known or _Chain()
         for memo, at in reversed(missing):
-            chain = self._chains.setdefault(memo, self._longer(chain, at))
+            chain = self._chains.setdefault(memo, self._longer(self._primed(chain, at), at))
         return chain
 
     def _before(self, entry: TextRun | Hole, view: _View) -> _Chain:
         """Return the chain in this view before an entry."""
         last = self._entry_before(entry, view)
-        return _Chain() if last is None else self._up_to(last, view)
+        return self._primed(_Chain() if last is None else self._up_to(last, view), entry)
 
     def _narrowed(self, view: _View, entry: TextRun | Hole) -> _View:
         """Drop owners without an entry up to this one, because many views share a prefix."""
@@ -188,9 +210,20 @@ class SchemaSpecs:
         at = chain.end if self.packed else entry.start
         end = at + (len(entry.ids) if isinstance(entry, TextRun) else entry.length)
         if not tokens:
-            return _Chain(chain.last, end, chain.origin)
+            return replace(chain, end=end)
         spec = self._specify(tokens, self._start(entry, chain), chain)
-        return _Chain(spec, end, at if chain.origin is None else chain.origin)
+        return _Chain(spec, end, at if chain.origin is None else chain.origin, chain.primer)
+
+    def _primed(self, chain: _Chain, entry: TextRun | Hole) -> _Chain:
+        """Append the primer to a chain in front of its first text of a module."""
+        if not self.primer or chain.primer or not entry.owner:
+            return chain
+        at = chain.end if self.packed else entry.start
+        behind = max(self._length(entry.owner), self._longest_scaffold)
+        if at + len(self.primer) + behind > self.longest:
+            return chain
+        spec = self._specify(self.primer, self._start(entry, chain), chain)
+        return _Chain(spec, chain.end, at if chain.origin is None else chain.origin, len(self.primer))
 
     def _specify(self, ids: tuple[int, ...], start: int, before: _Chain) -> SegmentSpec:
         return specify(ids, start, _as_context(before), self.keys, self.salt, self.adapter)
@@ -200,7 +233,7 @@ class SchemaSpecs:
         at = before.end if self.packed else entry.start
         if not self.movable:
             return at
-        return at - (at if before.origin is None else before.origin)
+        return at - (at if before.origin is None else before.origin) + before.primer
 
     def _placeholder(self, hole: Hole) -> tuple[int, ...]:
         if self.unk_id is None:

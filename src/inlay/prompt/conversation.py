@@ -352,17 +352,23 @@ class _Anchor:
     Args:
         specs: the segment of each part.
         first: the number of parts before the first marked one.
+        primers: the primer behind all parts, and behind those before the first marked one. Empty without a primer.
     """
 
     parts: tuple[_AnchorPart, ...]
     specs: tuple[SegmentSpec, ...]
     first: int
+    primers: tuple[SegmentSpec, ...] = ()
 
     def context(self, origin: ContentPart) -> tuple[SegmentSpec, ...]:
         """Return the segments that a part attends to. Parts of the anchor attend only to those before its first
         mark.
         """
         return self.specs[: self.first] if origin.leads else self.specs
+
+    def primed(self, origin: ContentPart) -> tuple[SegmentSpec, ...]:
+        """Return these segments and the primer behind them. Without a primer, the segments alone."""
+        return (*self.context(origin), *self.primers[origin.leads : origin.leads + 1])
 
     def begins(self, ids: tuple[int, ...]) -> bool:
         """True if a prompt begins with this anchor."""
@@ -401,6 +407,8 @@ class ContentSpecs:
         movable: if True, a segment may be encoded at a canonical start and read at a shift.
         salt: the conversation's cache_salt.
         adapters: their digests; b"" for the model alone.
+        primer: tokens between the anchor and a part while the part is encoded. Empty for none.
+        longest: the positions of the model. A part that would end behind them is encoded without the primer.
         base: an earlier version of the layout's anchor. Modules that are not stored behind the layout's anchor are read
             as stored behind this one, or alone. Modules that are stored nowhere are encoded behind this one.
     """
@@ -415,16 +423,20 @@ class ContentSpecs:
         salt: bytes,
         adapters: Sequence[bytes] = (b"",),
         base: Anchor | None = None,
+        primer: tuple[int, ...] = (),
+        longest: int = 0,
     ) -> None:
         self._prompt = prompt
         self._movable = movable
         self._keys = keys
         self._salt = salt
         self._adapters = adapters
-        self._form = "anchored" if anchored else "isolated"
+        self._primer = primer if movable else ()
+        self._longest = longest
+        self._form = "primed" if self._primer else "anchored" if anchored else "isolated"
         self._anchors = self._specified(_anchor_parts(prompt.anchor) if anchored else ())
         self._bases = () if base is None else self._specified(_earlier_parts(base))
-        self._alone = () if base is None else self._specified(())
+        self._alone = () if base is None else self._specified((), primed=False)
 
     def parts(self) -> tuple[PromptPart, ...]:
         """Return the conversation's parts. Those of its anchor are segments if the prompt begins with the anchor."""
@@ -435,10 +447,20 @@ class ContentSpecs:
         rest = (_behind(part, end) for part in self._prompt.parts if part.end > end)
         return (*map(self._of_anchor, range(len(anchor.parts))), *map(self._part, rest))
 
-    def _specified(self, parts: tuple[_AnchorPart, ...]) -> tuple[_Anchor, ...]:
+    def _specified(self, parts: tuple[_AnchorPart, ...], *, primed: bool = True) -> tuple[_Anchor, ...]:
         """Return an anchor under each adapter."""
         first = next((number for number, part in enumerate(parts) if part.origin is not None), len(parts))
-        return tuple(_Anchor(parts, self._chain(parts, adapter), first) for adapter in self._adapters)
+        made = []
+        for adapter in self._adapters:
+            chain = self._chain(parts, adapter)
+            primers = [self._primer_behind(chain[:end], adapter) for end in (len(chain), first)] if primed else []
+            made.append(_Anchor(parts, chain, first, tuple(each for each in primers if each is not None)))
+        return tuple(made)
+
+    def _primer_behind(self, context: tuple[SegmentSpec, ...], adapter: bytes) -> SegmentSpec | None:
+        if not self._primer:
+            return None
+        return specify(self._primer, _end(context), context, self._keys, self._salt, adapter)
 
     def _chain(self, parts: Sequence[_AnchorPart], adapter: bytes) -> tuple[SegmentSpec, ...]:
         specs: list[SegmentSpec] = []
@@ -482,9 +504,13 @@ class ContentSpecs:
     ) -> tuple[SegmentSpec, ...]:
         """Return the segments of a part behind an anchor, one for each adapter."""
         return tuple(
-            self._behind(anchor.context(origin), ids, start, adapter)
+            self._behind(self._context(anchor, len(ids), origin), ids, start, adapter)
             for anchor, adapter in zip(anchors, self._adapters, strict=bool(anchors))
         )
+
+    def _context(self, anchor: _Anchor, tokens: int, origin: ContentPart) -> tuple[SegmentSpec, ...]:
+        primed = anchor.primed(origin)
+        return primed if _end(primed) + tokens <= self._longest else anchor.context(origin)
 
     def _behind(
         self, context: tuple[SegmentSpec, ...], ids: tuple[int, ...], start: int, adapter: bytes

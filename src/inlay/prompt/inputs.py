@@ -237,6 +237,28 @@ def as_conversations(messages: Any) -> list[Any]:
     )
 
 
+def chat_prompts(
+    messages: Any,
+    *,
+    tools: Sequence[Mapping[str, Any]] | None,
+    chat_template_kwargs: Mapping[str, Any] | None,
+    documents: Sequence[Mapping[str, str]] | None,
+    add_generation_prompt: bool | None,
+    continue_final_message: bool,
+) -> list[Any]:
+    """Return the arguments of ``chat`` as prompts of ``generate``. Raises ParameterError."""
+    options = {
+        "tools": tools,
+        "chat_template_kwargs": chat_template_kwargs,
+        "documents": documents,
+        "add_generation_prompt": add_generation_prompt,
+        "continue_final_message": continue_final_message or None,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    conversations = as_conversations(messages)
+    return [{"messages": one, **given} for one in conversations] if given else conversations
+
+
 def has_modules(prompt: Any) -> bool:
     """True for a prompt of a schema, and for messages with a marked part."""
     if isinstance(prompt, (Prompt, PromptBuilder)):

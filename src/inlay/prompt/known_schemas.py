@@ -1,11 +1,14 @@
-"""The schemas that prompts of one model may name, with their layouts and segment specs."""
+"""The schemas that prompts of one model may name, with their layouts and segment specs.
+
+An owner's own schema hides the public one of the same name.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from inlay.errors import ModelError, ParameterError
 from inlay.kv.identity import SegmentSpec
@@ -16,10 +19,62 @@ from inlay.prompt.contexts import SchemaSpecs, placeholder_id
 from inlay.prompt.layout import SchemaLayout, lay_out_schema
 from inlay.prompt.model_info import ModelInfo
 from inlay.prompt.placed import PromptLayout
-from inlay.prompt.registry import PUBLIC, SchemaRegistry
+from inlay.prompt.primer import PRIMER
 from inlay.prompt.tokens import TextEncoder, beyond_vocabulary
 from inlay.prompt.turns import openings
+from inlay.types import EVERYONE, Scope
 
+T = TypeVar("T")
+
+PUBLIC = ""  # the owner of public schemas
+
+
+class SchemaRegistry(Generic[T]):
+    """Schemas, or data about them, by name and owner (a cache_salt). Thread-safe.
+
+    A name is unique among the public schemas, and among those of each owner.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], T] = {}
+        self._lock = threading.Lock()  # for changes
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(list(self._known.values()))
+
+    def find(self, name: str, owner: str = PUBLIC) -> T | None:
+        """Return the owner's own entry of a name, else the public one."""
+        own = self._known.get((owner, name))
+        return self._known.get((PUBLIC, name)) if own is None else own
+
+    def get(self, name: str, owner: str = PUBLIC) -> T | None:
+        """Return exactly this owner's entry of a name."""
+        return self._known.get((owner, name))
+
+    def of(self, owner: str) -> list[T]:
+        """Return all entries of an owner."""
+        return [known for (whose, _), known in list(self._known.items()) if whose == owner]
+
+    def visible(self, owner: str) -> dict[str, T]:
+        """Return name → entry for all names that an owner can use."""
+        known = list(self._known.items())
+        return {name: one for whose in (PUBLIC, owner) for (of, name), one in known if of == whose}
+
+    def put(self, name: str, owner: str, known: T) -> None:
+        """Register an entry, in place of one with the same name and owner."""
+        with self._lock:
+            self._known[owner, name] = known
+
+    def remove(self, name: str, owner: str = PUBLIC) -> T | None:
+        """Remove and return an entry; None without one."""
+        with self._lock:
+            return self._known.pop((owner, name), None)
+
+
+_PRIMER_SHARE = 8  # a primer takes at most this part of the context: one eighth
 _MOST_LIKELY = 64  # segments that a request names as likely to be read next
 
 
@@ -49,6 +104,7 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
         self._encoder = encoder
         self._template = template
         self._adding = threading.Lock()
+        self._primer = encoder.text(PRIMER)[: model.max_positions // _PRIMER_SHARE]
         self._placeholder = placeholder_id(placeholders, encoder.unk_id)
         if self._placeholder is not None:
             unknown = beyond_vocabulary((self._placeholder,), model.vocab_size, encoder.name)
@@ -89,27 +145,25 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
         layout = self.layout(prompt.schema, salt)
         return prompt.schema, "" if layout is None else layout.digest
 
-    def module_specs(
-        self, name: str, policy: ReusePolicy, salt: str = "", adapter: str | None = None
-    ) -> dict[str, list[SegmentSpec]]:
+    def module_specs(self, name: str, policy: ReusePolicy, scope: Scope = EVERYONE) -> dict[str, list[SegmentSpec]]:
         """Return all segments of a schema that can be encoded ahead, by module; "" stands for text outside modules.
 
         Empty under a policy without modules. Raises ParameterError for an unknown schema.
         """
-        known = self.find(name, salt)
+        known = self.find(name, scope.cache_salt)
         if known is None:
             raise ParameterError(f"schema '{name}' is not known; add it with add_schema first", code="schema.unknown")
-        return self._encoded(known, policy, self._model.adapter(adapter)).by_module() if policy.modular else {}
+        return self._encoded(known, policy, self._model.adapter(scope.adapter)).by_module() if policy.modular else {}
 
     def every_spec(
-        self, name: str, policy: ReusePolicy, salt: str = "", adapter: str | None = None, modules: Sequence[str] = ()
+        self, name: str, policy: ReusePolicy, scope: Scope = EVERYONE, modules: Sequence[str] = ()
     ) -> list[SegmentSpec]:
         """Return the segments of some modules of a schema, or of all, under this policy and all policies used so far.
 
         Raises ParameterError for an unknown schema or module.
         """
-        chosen = self.module_specs(name, policy, salt, adapter)
-        known = self.find(name, salt)
+        chosen = self.module_specs(name, policy, scope)
+        known = self.find(name, scope.cache_salt)
         assert known is not None, "it has modules"
         check_modules(known.layout, modules)
         others = [specs.by_module() for specs in list(known.specs.values())]
@@ -122,11 +176,9 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
         }
         return list(found.values())
 
-    def all_specs(
-        self, layout: SchemaLayout, policy: ReusePolicy, owner: str = PUBLIC, adapter: str | None = None
-    ) -> list[SegmentSpec]:
-        """Return all segments of a schema that is, or just was, registered."""
-        made_with, known = self._model.adapter(adapter), self.known(layout, owner)
+    def all_specs(self, layout: SchemaLayout, policy: ReusePolicy, scope: Scope = EVERYONE) -> list[SegmentSpec]:
+        """Return all segments of a schema that is, or just was, registered for a salt."""
+        made_with, known = self._model.adapter(scope.adapter), self.known(layout, scope.cache_salt)
         modules = self._encoded(known, policy, made_with).by_module() if policy.modular else {}
         return [spec for specs in modules.values() for spec in specs]
 
@@ -158,6 +210,10 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
         known = self.get(layout.schema.name, owner)
         return known if known is not None and known.layout is layout else KnownSchema(layout, owner)
 
+    def primer(self, policy: ReusePolicy) -> tuple[int, ...]:
+        """Return the primer's tokens under a policy; empty for none. A primer needs segments that are read shifted."""
+        return self._primer if policy.primed and self._model.why_not_shift is None else ()
+
     def _encoded(self, known: KnownSchema, policy: ReusePolicy, adapter: bytes) -> SchemaSpecs:
         """Return the specs that are encoded if nothing of a schema is stored."""
         return self.specs(known, policy, readable_adapters(policy, adapter)[-1])
@@ -177,6 +233,8 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
             unk_id=self._placeholder,
             salt=known.owner.encode(),
             adapter=adapter,
+            primer=self.primer(policy),
+            longest=self._model.max_positions,
         )
         return known.specs.setdefault((policy, adapter), made)
 

@@ -18,7 +18,7 @@ from inlay.pml.scopes import ByPath, path_of
 from inlay.pml.variables import params_of
 from inlay.prompt.chat import ChatTemplate, Trim
 from inlay.prompt.tokens import TextEncoder, beyond_vocabulary
-from inlay.prompt.turns import Seen, bos_text, closing, has_turns, opening, openings, speaks, split
+from inlay.prompt.turns import PresentTurns, bos_text, closing, has_turns, opening, openings, speaks, split
 from inlay.wording import counted, html_table
 
 FILLINGS = ("default", "scaffold")
@@ -184,7 +184,7 @@ def lay_out_schema(
 
 
 @dataclass(slots=True)
-class _Run:
+class _OpenTextRun:
     """A TextRun under construction."""
 
     index: int
@@ -209,7 +209,7 @@ class _SchemaWalk:
     has_turns: bool = False
     varies: bool = False  # True if the text before the next turn may differ between prompts
     at: int = 0
-    entries: list[_Run | Hole] = field(default_factory=list)
+    entries: list[_OpenTextRun | Hole] = field(default_factory=list)
     extents: dict[str, Extent] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     closed: bool = True  # True if the next text begins a new run
@@ -218,7 +218,7 @@ class _SchemaWalk:
         turns = [child for child in schema.children if isinstance(child, Turn)]
         in_modules = has_turns(child for child in schema.children if not isinstance(child, Turn))
         self.has_turns = in_modules or bool(turns)
-        seen = Seen()
+        seen = PresentTurns()
         if turns:
             self.always = self.always_open(tuple(turn.role for turn in turns), in_modules)
         elif not in_modules:
@@ -238,13 +238,13 @@ class _SchemaWalk:
                 raise
             return ()  # turns in modules must stand between them
 
-    def beside_turns(self, node: Text | Param | Module | Union, owner: Owner, seen: Seen) -> None:
+    def beside_turns(self, node: Text | Param | Module | Union, owner: Owner, seen: PresentTurns) -> None:
         """Lay out a node outside turns. The turn before it is closed if the node can have text."""
         if self.has_turns and not seen.closed and speaks(node):
             self.close(owner, seen, node.place)
         self.node(node, owner, seen)
 
-    def close(self, owner: Owner, seen: Seen, place: Place) -> None:
+    def close(self, owner: Owner, seen: PresentTurns, place: Place) -> None:
         """Add the piece that closes the last turn before text without a role, or BOS if there was no turn."""
         seen.closed = True
         if seen.last is None:
@@ -252,7 +252,7 @@ class _SchemaWalk:
         elif text := closing(self.template, seen.roles):
             self.add_piece(RunPart(self.encoder.template(text), text, closes=seen.last), owner, place)
 
-    def turn(self, turn: Turn, owner: Owner, seen: Seen, *, open_ended: bool = False) -> None:
+    def turn(self, turn: Turn, owner: Owner, seen: PresentTurns, *, open_ended: bool = False) -> None:
         number = self.turn_of[turn.order] = len(self.turn_pieces)
         roles = (*seen.roles, turn.role)
         known = self.always and not owner
@@ -278,7 +278,7 @@ class _SchemaWalk:
         self.add_text(part, owner, place)
         self.closed |= self.varies
 
-    def node(self, node: Text | Param | Module | Union, owner: Owner, seen: Seen | None) -> None:
+    def node(self, node: Text | Param | Module | Union, owner: Owner, seen: PresentTurns | None) -> None:
         """Lay out a node. ``seen`` holds the turns before it; None inside a turn."""
         if isinstance(node, Text):
             self.encoder.bound.check([node.text], f"{node.place}: ")
@@ -293,7 +293,7 @@ class _SchemaWalk:
             self.union(node, owner, seen)
         self.closed = True
 
-    def module(self, module: Module, owner: Owner, seen: Seen | None) -> None:
+    def module(self, module: Module, owner: Owner, seen: PresentTurns | None) -> None:
         start, first, owner = self.at, len(self.entries), (*owner, module.name)
         inside = None if seen is None else replace(seen)  # some prompts lack this module's turns
         for child in module.children:
@@ -305,10 +305,10 @@ class _SchemaWalk:
             else:
                 self.beside_turns(child, owner, inside)
         runs = (self.entries[number] for number in range(first, len(self.entries)))
-        tokens = sum(len(run.ids) for run in runs if isinstance(run, _Run) and run.owner == owner)
+        tokens = sum(len(run.ids) for run in runs if isinstance(run, _OpenTextRun) and run.owner == owner)
         self.extents[path_of(owner)] = Extent(start, self.at, tokens)
 
-    def union(self, union: Union, owner: Owner, seen: Seen | None) -> None:
+    def union(self, union: Union, owner: Owner, seen: PresentTurns | None) -> None:
         start = end = self.at
         for member in union.members:
             self.at = start
@@ -342,18 +342,18 @@ class _SchemaWalk:
     def add_text(self, part: RunPart, owner: Owner, place: Place) -> None:
         self.check(part.ids, place)
         last = self.entries[-1] if self.entries else None
-        if not self.closed and isinstance(last, _Run) and last.owner == owner:
+        if not self.closed and isinstance(last, _OpenTextRun) and last.owner == owner:
             last.ids += part.ids
             last.parts.append(part)
         elif part.ids:
-            self.entries.append(_Run(len(self.entries), list(part.ids), self.at, owner, [part]))
+            self.entries.append(_OpenTextRun(len(self.entries), list(part.ids), self.at, owner, [part]))
         else:
             return
         self.at += len(part.ids)
         self.closed = False
 
     def finish(self, schema: Schema) -> SchemaLayout:
-        entries = tuple(entry.finished() if isinstance(entry, _Run) else entry for entry in self.entries)
+        entries = tuple(entry.finished() if isinstance(entry, _OpenTextRun) else entry for entry in self.entries)
         runs = [entry for entry in entries if isinstance(entry, TextRun)]
         by_owner: dict[Owner, list[TextRun | Hole]] = {}
         for entry in entries:

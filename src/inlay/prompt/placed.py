@@ -50,6 +50,13 @@ class Placed:
     def end(self) -> int:
         return self.start + len(self.ids)
 
+    @property
+    def marked(self) -> bool:
+        """True for a module, an argument or a marked part."""
+        if isinstance(self.origin, ContentPart):
+            return self.origin.marked
+        return isinstance(self.origin, TextRun | Hole)
+
 
 @dataclass(frozen=True)
 class PromptLayout:
@@ -86,17 +93,11 @@ class PromptLayout:
     @property
     def marked_end(self) -> int:
         """The position behind the last schema text or marked part; 0 without one."""
-        origins = ((part, part.origin) for part in self.parts)
-        marked = (part.end for part, origin in origins if isinstance(origin, TextRun | Hole) or _is_marked(origin))
-        return max(marked, default=0)
+        return max((part.end for part in self.parts if part.marked), default=0)
 
     @cached_property
     def positions(self) -> tuple[int, ...]:
         return _shared([p for part in self.parts for p in range(part.start, part.end)])
-
-
-def _is_marked(origin: object) -> bool:
-    return isinstance(origin, ContentPart) and origin.marked
 
 
 def _shared(numbers: Sequence[int]) -> tuple[int, ...]:

@@ -30,16 +30,15 @@ from inlay.prompt.inputs import (
     with_marked_part,
     without_marks,
 )
-from inlay.prompt.known_schemas import KnownSchemas, readable_adapters
+from inlay.prompt.known_schemas import PUBLIC, KnownSchemas, readable_adapters
 from inlay.prompt.layout import Hole, SchemaLayout, TextRun
-from inlay.prompt.limits import check_forced, check_prompt, check_tokens, check_weight
-from inlay.prompt.model_info import ModelInfo
+from inlay.prompt.model_info import ModelInfo, check_forced, check_prompt, check_tokens, check_weight
 from inlay.prompt.placed import ContentPart, Placed, PromptLayout, lay_out_ids
 from inlay.prompt.placement import lay_out_prompt
-from inlay.prompt.registry import PUBLIC
 from inlay.prompt.request import EncodeRequest, EngineRequest, PromptPart, kept_to
 from inlay.prompt.tokens import TextEncoder, at_seams
 from inlay.sampling.params import SamplingParams
+from inlay.types import EVERYONE, Scope
 
 logger = logging.getLogger(__name__)
 
@@ -74,12 +73,9 @@ class PromptProcessor:
         prompt: Any,
         params: SamplingParams,
         policy: ReusePolicy,
+        scope: Scope = EVERYONE,
         *,
         request_id: str | None = None,
-        salt: str = "",
-        adapter: str | None = None,
-        tenant: str = "",
-        weight: float = 1.0,
         priority: int = 0,
         deadline: float | None = None,
         forced: Sequence[int] = (),
@@ -90,16 +86,15 @@ class PromptProcessor:
         Args:
             policy: a settled policy.
             request_id: None for a random one.
-            adapter: the name of the adapter that answers. None for the model alone.
-            salt, tenant, weight, priority, deadline, forced: see EngineRequest.
+            scope, priority, deadline, forced: see EngineRequest.
             keep_marked_alone: if True, the text behind the last module or marked part is neither stored nor looked up.
 
         Raises:
             ParameterError, PMLError, ModelError: for a wrong argument or prompt.
             ContextError: if the prompt leaves no room for an answer.
         """
-        check_weight(weight)
-        made_with = self.model.adapter(adapter)
+        check_weight(scope.weight)
+        salt, made_with = scope.cache_salt, self.model.adapter(scope.adapter)
         kept = self._kept(params)
         layout = self._cut(self.lay_out(prompt, policy, salt, kept), kept, params)
         check_prompt(layout, self.model, self.tokenizer, answered=params.max_tokens != 0)
@@ -111,6 +106,8 @@ class PromptProcessor:
         parts = self.parts(layout, policy, salt, made_with, base)
         if keep_marked_alone:
             parts = kept_to(parts, layout.marked_end)
+        if self.model.why_exact is not None:
+            parts = _marked_before(parts, self._opening_tokens(prompt, layout))
         sets = self._sets(layout, policy, scored=params.prompt_logprobs is not None)
         text = layout.text
         if params.prompt_logprobs is not None and not text:
@@ -125,10 +122,8 @@ class PromptProcessor:
             policy=policy,
             params=params,
             fingerprint=fingerprint_under(self.model.keys.fingerprint, made_with),
+            scope=scope,
             adapter=made_with,
-            salt=salt,
-            tenant=tenant,
-            weight=weight,
             priority=priority,
             deadline=deadline,
             schema="" if layout.schema is None else layout.schema.schema.name,
@@ -137,24 +132,14 @@ class PromptProcessor:
             likely=self.schemas.siblings(layout, policy, salt, made_with) if self._likely else (),
         )
 
-    def segments_of(
-        self, prompt: Prompt | PromptBuilder, policy: ReusePolicy, salt: str = "", adapter: str | None = None
-    ) -> list[SegmentSpec]:
-        """Return the module segments that a prompt reads. Raises ParameterError and PMLError."""
-        made_with = self.model.adapter(adapter)
-        parts = self.parts(self.lay_out(as_prompt(prompt), policy, salt), policy, salt, made_with)
+    def segments_of(self, prompt: Any, policy: ReusePolicy, scope: Scope = EVERYONE) -> list[SegmentSpec]:
+        """Return the module segments that a prompt of any form reads. Raises ParameterError and PMLError."""
+        salt, made_with = scope.cache_salt, self.model.adapter(scope.adapter)
+        parts = self.parts(self.lay_out(prompt, policy, salt), policy, salt, made_with)
         return [part.spec for part in open_end(compose_parts(parts, adapter=made_with)) if isinstance(part, CachedSpan)]
 
     def encoding(
-        self,
-        name: str,
-        specs: Iterable[SegmentSpec],
-        salt: str = "",
-        *,
-        adapter: str | None = None,
-        tenant: str = "",
-        weight: float = 1.0,
-        ttl_s: float | None = None,
+        self, name: str, specs: Iterable[SegmentSpec], scope: Scope = EVERYONE, *, ttl_s: float | None = None
     ) -> EncodeRequest:
         """Return a request to store segments.
 
@@ -165,17 +150,15 @@ class PromptProcessor:
         Raises:
             ParameterError: for an unknown adapter or a wrong weight.
         """
-        check_weight(weight)
-        made_with = self.model.adapter(adapter)
+        check_weight(scope.weight)
+        made_with = self.model.adapter(scope.adapter)
         return EncodeRequest(
             request_id=uuid.uuid4().hex,
             name=name,
             specs=tuple(specs),
             fingerprint=fingerprint_under(self.model.keys.fingerprint, made_with),
+            scope=scope,
             adapter=made_with,
-            salt=salt,
-            tenant=tenant,
-            weight=weight,
             ttl_s=ttl_s,
         )
 
@@ -227,6 +210,8 @@ class PromptProcessor:
                 salt=salt.encode(),
                 adapters=readable_adapters(policy, adapter),
                 base=base,
+                primer=self.schemas.primer(policy),
+                longest=self.model.max_positions,
             ).parts()
         return tuple(
             PromptPart(
@@ -235,6 +220,7 @@ class PromptProcessor:
                 owned=part.origin is None or not layout.public,
                 kept=part.kept,
                 ttl_s=part.origin.ttl_s if isinstance(part.origin, ContentPart) else None,
+                marked=part.marked,
             )
             for part in layout.parts
         )
@@ -334,6 +320,21 @@ class PromptProcessor:
 
         return tuple(map(part_of, layout.parts))
 
+    def _opening_tokens(self, prompt: Any, layout: PromptLayout) -> int:
+        """Return how many tokens at the end of a conversation open the answer; 0 for other prompts.
+
+        A later turn may write the answer without some of them, such as the opening of its reasoning.
+        """
+        prompt = unwrap(prompt) if isinstance(prompt, Mapping) else prompt
+        if not is_conversation(prompt):
+            return 0
+        given = prompt if isinstance(prompt, Conversation) else Conversation(prompt)
+        if not given.options.generation or given.options.continues:
+            return 0
+        opening = self.encoder.template(self.template.told(given.options).opening(given, given.tools))
+        ends = bool(opening) and layout.ids[-len(opening) :] == tuple(opening)
+        return len(opening) if ends and len(opening) < len(layout.ids) else 0
+
     def _kept(self, params: SamplingParams) -> int | None:
         """Return how many tokens at the end of a prompt are kept; None for all."""
         if params.truncate_prompt_tokens != -1:
@@ -352,6 +353,19 @@ class PromptProcessor:
             )
         kept = layout.ids[-most:]
         return lay_out_ids(kept, str(self.tokenizer.decode(list(kept))))
+
+
+def _marked_before(parts: tuple[PromptPart, ...], tokens: int) -> tuple[PromptPart, ...]:
+    """Mark the place in front of the last ``tokens`` tokens, if the last part has more."""
+    last = parts[-1]
+    if not tokens or last.candidates or len(last.ids) <= tokens:
+        return parts
+    at = len(last.ids) - tokens
+    return (
+        *parts[:-1],
+        replace(last, ids=last.ids[:at], marked=True),
+        replace(last, ids=last.ids[at:], start=last.start + at),
+    )
 
 
 def _apart(parts: tuple[PromptPart, ...], sets: Sequence[FreeSet], salt: str) -> tuple[PromptPart, ...]:

@@ -4,17 +4,21 @@ Exact modules need none. Of the others, ``linked`` takes the first tokens of eac
 tokens of all modules together. ``profiled`` ranks by the expected deviation: the module's deviation profile, scaled by
 the length of the text before the module. A module without a profile gets as many of its first tokens. ``query``
 ranks by the attention of the new text, ``blend`` by the change of keys in this prompt. Both need a pass beforehand.
+
+The pass for ``query`` computes the new text behind the modules against the cached prompt. The pass for ``blend``
+computes the modules' tokens at their places, through the first layers only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from inlay.prompt.composed import CachedSpan, ComposedPrompt, RecomputedOffsets
+from inlay.kv.identity import TokenRun
+from inlay.prompt.composed import CachedSpan, ComposedPrompt, NewSpan, RecomputedOffsets
 from inlay.recompute import Recompute
 
 #: By segment key, the deviation of each token. Any scale, the same for all.
@@ -24,12 +28,12 @@ Profiles = Mapping[bytes, npt.NDArray[np.float16]]
 Scores = Mapping[int, npt.NDArray[np.floating]]
 
 
-#: Deviations grow as a power of the number of preceding tokens that the encoding did not see (docs/quality.md).
+#: Deviations grow as a power of the number of preceding tokens unseen by the encoding (docs/internals/results.md).
 _EXPONENT = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class RecomputedTokens:
     """The recomputed tokens of a composed prompt.
 
     Attributes:
@@ -51,7 +55,7 @@ def choose_tokens(
     profiles: Profiles,
     scores: Scores | None = None,
     unprofiled: Recompute | None = None,
-) -> Choice:
+) -> RecomputedTokens:
     """Choose the tokens of a composed prompt that a policy recomputes.
 
     A share counts all tokens of inexact modules.
@@ -65,7 +69,7 @@ def choose_tokens(
     """
     modules = inexact_modules(composed)
     if recompute is None or not modules:
-        return Choice({})
+        return RecomputedTokens({})
     expected = expected_deviations(composed, profiles) if recompute.profiled else {}
     matters = _scores(modules, expected, scores or {}) if recompute.by_attention or recompute.by_keys else expected
     missing = (
@@ -78,7 +82,7 @@ def choose_tokens(
     chosen = {**linked, **_most(known, recompute, matters)}
     offsets = {start: some for start, some in chosen.items() if some}
     wants_profiles = recompute.amount > 0 and bool(missing)
-    return Choice(offsets, sum(map(len, offsets.values())), sum(map(len, linked.values())), wants_profiles)
+    return RecomputedTokens(offsets, sum(map(len, offsets.values())), sum(map(len, linked.values())), wants_profiles)
 
 
 def inexact_modules(composed: ComposedPrompt) -> list[CachedSpan]:
@@ -128,3 +132,44 @@ def _most(modules: list[CachedSpan], recompute: Recompute, matters: Scores) -> d
         part.start: tuple(np.flatnonzero(own).tolist())
         for part, own in zip(modules, np.split(of, borders), strict=True)
     }
+
+
+#: The most tokens at a prompt's end whose attention chooses tokens.
+MOST_ROWS = 256
+
+
+def selection_prompt(recompute: Recompute | None, composed: ComposedPrompt) -> ComposedPrompt | None:
+    """Return the composed prompt of that pass; None if the choice needs none. ``composed`` has no recomputed tokens."""
+    if recompute is None or not recompute.selects or not inexact_modules(composed):
+        return None
+    return tuple(_checked(composed)) if recompute.by_keys else _asking(composed)
+
+
+def _asking(composed: ComposedPrompt) -> ComposedPrompt:
+    """Compute the last tokens even if they are stored, and do not store them."""
+    last = composed[-1]
+    assert isinstance(last, NewSpan), "somebody computes the last token of a prompt"
+    rows = min(len(last.ids), MOST_ROWS)
+    before = len(last.ids) - rows
+    asking = NewSpan(last.ids[before:], last.start + before)
+    if not before:
+        return (*composed[:-1], asking)
+    run = None if last.run is None else TokenRun(last.ids[:before], last.start, last.run.before, last.run.continues)
+    return (*composed[:-1], NewSpan(last.ids[:before], last.start, run), asking)
+
+
+def _checked(composed: ComposedPrompt) -> Iterator[CachedSpan | NewSpan]:
+    """Read each module up to the last inexact one for comparison, and compute it in place.
+
+    The request's own text is not stored either, because the upper layers do not run.
+    """
+    last = composed.index(inexact_modules(composed)[-1])
+    for part in composed[: last + 1]:
+        if isinstance(part, NewSpan):
+            yield replace(part, run=None)
+        elif isinstance(part, CachedSpan) and part.exact:
+            yield part
+        elif isinstance(part, CachedSpan):
+            first, end = part.first, part.first + part.length
+            yield replace(part, left_out=tuple(range(first, end)))
+            yield NewSpan(part.spec.ids[first:end], part.start)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from inlay.errors import ParameterError
@@ -18,12 +18,13 @@ from inlay.policy import ReusePolicy
 from inlay.prompt.free_order import FreeSet, Member, check_sets, reordered, reordered_text
 from inlay.recompute import Recompute
 from inlay.sampling.params import SamplingParams
+from inlay.types import EVERYONE, Scope
 
-_VERSION = 7
+_VERSION = 8
 
 #: The forms of modules: encoded with the others of their scaffold, or in an encoding context (policy.CONTEXTS).
 #: "reanchored" is anchored behind an earlier version of the prompt's anchor.
-FORMS = ("scaffold", "anchored", "isolated", "reanchored")
+FORMS = ("scaffold", "anchored", "isolated", "reanchored", "primed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class PromptPart:
         kept: if True, their KV may be stored and found later.
         form: the form of the candidates, one of FORMS; "" without candidates.
         ttl_s: the lifetime of the segment that they are read from, in seconds. None for no limit.
+        marked: if True, later prompts may begin like this one up to its end. A recurrent model keeps its state there.
         forms: by context digest, the forms of candidates that differ from ``form``.
     """
 
@@ -51,6 +53,7 @@ class PromptPart:
     form: str = ""
     ttl_s: float | None = None
     forms: tuple[tuple[bytes, str], ...] = ()
+    marked: bool = False
 
     def form_of(self, spec: SegmentSpec | None) -> str:
         """The form of a candidate, one of FORMS."""
@@ -94,10 +97,9 @@ class EngineRequest:
         ids, positions: of every token.
         parts: the same tokens, first to last, with the segments that they may be read from.
         fingerprint: of the model with the request's adapter. The candidates' keys are made with it.
+        scope: its owner, and the name of its adapter.
         adapter: the adapter's digest. b"" for the model alone.
-        salt: the request's cache_salt. "" without one.
         priority: lower numbers are scheduled first.
-        tenant, weight: the tenant, and its share of the passes.
         deadline: the time at which it ends, on the clock of ``time.perf_counter``. None for never.
         schema, schema_digest: the name of its schema, and a digest of its content. "" for none.
         forced: the tokens that the answer must have. Events report the model's prediction for each. Empty for a free
@@ -114,10 +116,8 @@ class EngineRequest:
     policy: ReusePolicy
     params: SamplingParams
     fingerprint: bytes
+    scope: Scope = EVERYONE
     adapter: bytes = b""
-    salt: str = ""
-    tenant: str = ""
-    weight: float = 1.0
     priority: int = 0
     deadline: float | None = None
     schema: str = ""
@@ -125,6 +125,11 @@ class EngineRequest:
     forced: tuple[int, ...] = ()
     likely: tuple[SegmentSpec, ...] = ()
     sets: tuple[FreeSet, ...] = ()
+
+    @property
+    def salt(self) -> str:
+        """The cache salt. "" without one."""
+        return self.scope.cache_salt
 
     @property
     def free_sets(self) -> list[FreeSet]:
@@ -187,6 +192,7 @@ class EngineRequest:
         document = {
             "version": _VERSION,
             **{name: getattr(self, name) for name in _PLAIN},
+            "scope": asdict(self.scope),
             "policy": [str(self.policy), self.policy.positions],
             "unprofiled": None if self.policy.unprofiled is None else self.policy.unprofiled.amount,
             "params": _written_params(self.params),
@@ -200,6 +206,8 @@ class EngineRequest:
             document["likely"] = likely
         if any(part.ttl_s is not None for part in self.parts):
             document["ttls"] = [None if part.ttl_s is None else str(part.ttl_s) for part in self.parts]
+        if any(part.marked for part in self.parts):
+            document["marked"] = [part.marked for part in self.parts]
         if any(part.forms for part in self.parts):
             document["forms"] = [[(digest.hex(), form) for digest, form in part.forms] for part in self.parts]
         if self.sets:
@@ -219,6 +227,7 @@ class EngineRequest:
             specs = _read_segments(document, keys)
             said = document.get("ttls") or [None] * len(document["parts"])
             ttls = [None if ttl is None else float(ttl) for ttl in said]
+            marked = document.get("marked") or [False] * len(document["parts"])
             others = [
                 tuple((bytes.fromhex(digest), form) for digest, form in forms)
                 for forms in document.get("forms") or [()] * len(document["parts"])
@@ -234,9 +243,10 @@ class EngineRequest:
                     form,
                     ttl,
                     forms,
+                    mark,
                 )
-                for (ids, start, owned, candidates, encode, kept, form), ttl, forms in zip(
-                    document["parts"], ttls, others, strict=True
+                for (ids, start, owned, candidates, encode, kept, form), ttl, forms, mark in zip(
+                    document["parts"], ttls, others, marked, strict=True
                 )
             )
             sets = tuple(
@@ -253,16 +263,14 @@ class EngineRequest:
                 params=_read_params(document["params"]),
                 fingerprint=bytes.fromhex(document["fingerprint"]),
                 adapter=bytes.fromhex(document["adapter"]),
+                scope=Scope(**document["scope"]),
                 forced=tuple(document["forced"]),
                 likely=tuple(specs[number] for number in document.get("likely", ())),
                 **{name: document[name] for name in _PLAIN},
             )
 
 
-_PLAIN = (
-    *("request_id", "text", "salt", "tenant", "weight", "priority", "deadline"),
-    *("schema", "schema_digest"),
-)
+_PLAIN = ("request_id", "text", "priority", "deadline", "schema", "schema_digest")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -273,7 +281,7 @@ class EncodeRequest:
         request_id: as in EngineRequest.
         name: the name in messages.
         specs: the segments to store. The text that they attend to may be left out.
-        fingerprint, adapter, salt, tenant, weight: see EngineRequest.
+        fingerprint, scope, adapter: see EngineRequest.
         ttl_s: their lifetime from the time of storing, in seconds. None for no limit.
     """
 
@@ -281,10 +289,8 @@ class EncodeRequest:
     name: str
     specs: tuple[SegmentSpec, ...]
     fingerprint: bytes
+    scope: Scope = EVERYONE
     adapter: bytes = b""
-    salt: str = ""
-    tenant: str = ""
-    weight: float = 1.0
     ttl_s: float | None = None
 
     @property
@@ -297,7 +303,9 @@ class EncodeRequest:
         segments = _Segments()
         document = {
             "version": _VERSION,
-            **{name: getattr(self, name) for name in _PLAIN_ENCODE},
+            "request_id": self.request_id,
+            "name": self.name,
+            "scope": asdict(self.scope),
             "fingerprint": self.fingerprint.hex(),
             "adapter": self.adapter.hex(),
             "specs": [segments.number(spec) for spec in self.specs],
@@ -315,12 +323,11 @@ class EncodeRequest:
                 specs=tuple(specs[number] for number in document["specs"]),
                 ttl_s=None if document.get("ttl") is None else float(document["ttl"]),
                 fingerprint=bytes.fromhex(document["fingerprint"]),
+                scope=Scope(**document["scope"]),
                 adapter=bytes.fromhex(document["adapter"]),
-                **{name: document[name] for name in _PLAIN_ENCODE},
+                request_id=document["request_id"],
+                name=document["name"],
             )
-
-
-_PLAIN_ENCODE = ("request_id", "name", "salt", "tenant", "weight")
 
 
 def _policy(written: list[Any], unprofiled: float | None) -> ReusePolicy:
@@ -355,7 +362,7 @@ def _read_segments(document: Mapping[str, Any], keys: KeyMaker) -> list[SegmentS
     own = bytes.fromhex(document["adapter"])
     for ids, start, parent, private, adapted in document["segments"]:
         context = () if parent is None else (specs[parent],)
-        salt = document["salt"].encode() if private else b""
+        salt = document["scope"]["cache_salt"].encode() if private else b""
         specs.append(specify(tuple(ids), start, context, keys, salt, own if adapted else b""))
     return specs
 

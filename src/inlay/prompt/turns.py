@@ -20,7 +20,7 @@ _Node = Text | Param | Module | Union | Turn
 
 
 @dataclass(slots=True)
-class Seen:
+class PresentTurns:
     """The turns before a place of a schema that are present in every prompt with that place.
 
     Args:

@@ -71,7 +71,7 @@ class Launched:
         return chosen, sampled
 
 
-class Choice(NamedTuple):
+class DeviceTokens(NamedTuple):
     """``Chosen`` on a device: tokens (rows,), int64; raw and best (rows,), fp32."""
 
     tokens: Tensor
@@ -79,7 +79,7 @@ class Choice(NamedTuple):
     best: Tensor
 
 
-def choose(logits: Tensor, rows: Sequence[Row], bits: Bits) -> Choice:
+def choose(logits: Tensor, rows: Sequence[Row], bits: Bits) -> DeviceTokens:
     """Choose one token per row; see ``sampler.choose``. Only launches operations and waits for none."""
     vocabulary = logits.shape[1]
     raw = pad(logits)
@@ -92,13 +92,13 @@ def choose(logits: Tensor, rows: Sequence[Row], bits: Bits) -> Choice:
         size = max(1, TILE // scores.shape[1])
         for first in range(0, len(places), size):
             some = places[first : first + size]
-            asked = _Asked.of(some, settings, bits, scores.device)
+            asked = _RowParams.of(some, settings, bits, scores.device)
             drawn = path(scores.index_select(0, asked.rows), best[asked.rows, None], asked)
             tokens.index_copy_(0, asked.rows, drawn)
-    return Choice(tokens.clamp_(0, vocabulary - 1), raw.amax(dim=1), best)
+    return DeviceTokens(tokens.clamp_(0, vocabulary - 1), raw.amax(dim=1), best)
 
 
-class _Asked(NamedTuple):
+class _RowParams(NamedTuple):
     """Parameters of some rows on the device, as columns (rows, 1).
 
     ``rows`` are their indices, (rows,). ``draws`` are the random bits, (rows, 4), sixteen per column, the lowest first.
@@ -116,7 +116,7 @@ class _Asked(NamedTuple):
     typical: bool
 
     @classmethod
-    def of(cls, places: Ids, settings: Settings, bits: Bits, device: torch.device) -> _Asked:
+    def of(cls, places: Ids, settings: Settings, bits: Bits, device: torch.device) -> _RowParams:
         settings = settings[places]
         draws = [(bits[places] >> np.uint64(16 * part)) & np.uint64(0xFFFF) for part in range(4)]
         whole = [places, settings["top_k"], *(part.astype(np.int64) for part in draws)]
@@ -136,7 +136,7 @@ class _Asked(NamedTuple):
         )
 
 
-_Path = Callable[[Tensor, Tensor, _Asked], Tensor]
+_Path = Callable[[Tensor, Tensor, _RowParams], Tensor]
 
 
 def _paths(settings: Settings, greedy: npt.NDArray[np.bool_]) -> Iterator[tuple[_Path, Ids]]:
@@ -153,18 +153,18 @@ def _paths(settings: Settings, greedy: npt.NDArray[np.bool_]) -> Iterator[tuple[
             yield path, places
 
 
-def _free(scores: Tensor, best: Tensor, asked: _Asked) -> Tensor:
+def _free(scores: Tensor, best: Tensor, asked: _RowParams) -> Tensor:
     """Draw from tokens in order of id. ``scores``, (rows, width), are overwritten; ``best`` is (rows, 1)."""
     return _drawn(_weights(_scaled(scores, best, asked), asked), asked)
 
 
-def _ranked(scores: Tensor, best: Tensor, asked: _Asked) -> Tensor:
+def _ranked(scores: Tensor, best: Tensor, asked: _RowParams) -> Tensor:
     """Draw from tokens by falling score."""
     ids, _, weights = _by_rank(scores, best, asked)
     return ids.gather(1, _drawn(weights, asked)[:, None])[:, 0]
 
 
-def _typical(scores: Tensor, best: Tensor, asked: _Asked) -> Tensor:
+def _typical(scores: Tensor, best: Tensor, asked: _RowParams) -> Tensor:
     """Draw from the tokens that pass top-k and top-p, the most typical first."""
     ids, logs, weights = _by_rank(scores, best, asked)
     logs, weights = (torch.empty_like(each).scatter_(1, ids, each) for each in (logs, weights))  # in order of id
@@ -178,7 +178,7 @@ def _typical(scores: Tensor, best: Tensor, asked: _Asked) -> Tensor:
     return ids.gather(1, _drawn(weights, asked)[:, None])[:, 0]
 
 
-def _by_rank(scores: Tensor, best: Tensor, asked: _Asked) -> tuple[Tensor, Tensor, Tensor]:
+def _by_rank(scores: Tensor, best: Tensor, asked: _RowParams) -> tuple[Tensor, Tensor, Tensor]:
     """Ids, scaled logarithms and weights by falling score, with top-k and top-p applied."""
     values, ids = _sorted(scores)
     logs = _scaled(values.clone() if asked.limited else values, best, asked)
@@ -196,11 +196,11 @@ def _sorted(values: Tensor) -> tuple[Tensor, Tensor]:
     return found.values, found.indices
 
 
-def _scaled(scores: Tensor, best: Tensor, asked: _Asked) -> Tensor:
+def _scaled(scores: Tensor, best: Tensor, asked: _RowParams) -> Tensor:
     return scores.sub_(best).mul_(asked.inverse).clamp_(min=_LEAST_LOG)
 
 
-def _weights(logs: Tensor, asked: _Asked) -> Tensor:
+def _weights(logs: Tensor, asked: _RowParams) -> Tensor:
     """``filters.weigh``; overwrites ``logs``."""
     exponential(logs)
     return logs.mul_(logs >= asked.min_p).mul_(UNIT).long()
@@ -216,7 +216,7 @@ def _keep_first(weights: Tensor, share: Tensor, totals: Tensor, ties: Tensor | N
     weights.masked_fill_(behind, 0)
 
 
-def _drawn(weights: Tensor, asked: _Asked) -> Tensor:
+def _drawn(weights: Tensor, asked: _RowParams) -> Tensor:
     """The columns that the random numbers select, (rows,)."""
     ends = weights.cumsum(dim=1)
     targets = scaled_down(asked.draws, ends[:, -1])

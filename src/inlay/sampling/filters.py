@@ -160,7 +160,7 @@ Settings = npt.NDArray[np.void]
 _Cut = tuple[Ids, Ids, npt.NDArray[np.bool_]]  # token ids, weights, and rows with too short a list
 
 
-class Kept(NamedTuple):
+class KeptTokens(NamedTuple):
     """Token ids in drawing order, (rows, longest list), and their weights, 0 for filtered tokens.
 
     ``places`` are the indices of the rows, (rows,).
@@ -237,7 +237,7 @@ def _scale(values: Tensor, best: Floats, settings: Settings) -> Tensor:
     return values.sub_(_column(best, values)).mul_(_column(settings["inverse"], values)).clamp_(min=_LEAST_LOG)
 
 
-def ranked(blocks: Blocks, best: Floats, settings: Settings, totals: Ids) -> Iterator[Kept]:
+def ranked(blocks: Blocks, best: Floats, settings: Settings, totals: Ids) -> Iterator[KeptTokens]:
     """Apply top-k, then top-p, then typical-p. Tokens are by falling score, or the most typical first under typical-p.
 
     Args:
@@ -250,7 +250,7 @@ def ranked(blocks: Blocks, best: Floats, settings: Settings, totals: Ids) -> Ite
     return _lists(blocks, max(_SHORT_LIST, int(settings["top_k"].max(initial=0))), cut)
 
 
-def typical(blocks: Blocks, best: Floats, settings: Settings) -> Iterator[Kept]:
+def typical(blocks: Blocks, best: Floats, settings: Settings) -> Iterator[KeptTokens]:
     """Apply typical-p alone, the most typical tokens first."""
     nearness = torch.empty(len(settings), blocks.values.shape[1], device=blocks.values.device)
     totals = np.empty(len(settings), dtype=np.int64)
@@ -274,12 +274,12 @@ def typical(blocks: Blocks, best: Floats, settings: Settings) -> Iterator[Kept]:
     return _lists(blocked(nearness), _SHORT_LIST, cut)
 
 
-def _lists(blocks: Blocks, width: int, cut: Callable[[Listed, Ids], _Cut]) -> Iterator[Kept]:
+def _lists(blocks: Blocks, width: int, cut: Callable[[Listed, Ids], _Cut]) -> Iterator[KeptTokens]:
     """Cut the rows' short lists, and retry with longer lists for rows that need them."""
     rows = np.arange(len(blocks.maxima))
     while len(rows):
         ids, weights, lacking = cut(shortlist(blocks.take(rows), width), rows)
-        yield Kept(rows[~lacking], ids[~lacking], weights[~lacking])
+        yield KeptTokens(rows[~lacking], ids[~lacking], weights[~lacking])
         rows, width = rows[lacking], _LONGER * width
 
 

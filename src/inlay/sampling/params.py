@@ -32,7 +32,7 @@ _GRAMMARS = ("json", "json_object", "regex", "choice", "grammar", "structural_ta
 class SamplingParams:
     """The sampling parameters of one request, validated here.
 
-    docs/sampling.md has the order in which they apply, and the differences from vLLM and transformers.
+    docs/reference/sampling.md has the order in which they apply, and the differences from vLLM and transformers.
 
     Args:
         n: the number of answers, 1 to 128. They share the prompt's KV, and each draws with its own seed.

@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from inlay.models.device import upload
-from inlay.sampling.later_guide import LaterGuide
 from inlay.sampling.params import SamplingParams
-from inlay.sampling.structured import Guide, allowed_bits
+from inlay.sampling.structured import Guide, LaterGuide, allowed_bits
 from inlay.sampling.token_rules import Ids, TokenRules
 
 #: One row's numbers, so that a batch becomes an array in one call. inverse: 1 / temperature; 0 for greedy rows.

@@ -35,7 +35,7 @@ from inlay.sampling.filters import (
     BLOCK,
     Blocks,
     Floats,
-    Kept,
+    KeptTokens,
     Settings,
     block_sums,
     block_weights,
@@ -126,7 +126,7 @@ def _draw_by_id(blocks: Blocks, best: Floats, settings: Settings, draws: _Draws)
     return np.asarray(numbers * BLOCK + (inside.cumsum(axis=1) <= rest[:, None]).sum(axis=1))
 
 
-def _draw_listed(tokens: Ids, rows: Ids, lists: Iterable[Kept], draws: _Draws) -> None:
+def _draw_listed(tokens: Ids, rows: Ids, lists: Iterable[KeptTokens], draws: _Draws) -> None:
     for places, ids, weights in lists:
         ends = weights.cumsum(axis=1)
         targets = _targets(draws[rows[places]], ends[:, -1])
@@ -142,7 +142,7 @@ def _targets(draws: _Draws, totals: Ids) -> Ids:
 MAX_VOCABULARY = 2**22
 
 
-class Choice:
+class PendingTokens:
     """The tokens of some rows, which a device may still be choosing.
 
     Attributes:
@@ -188,7 +188,7 @@ def on_device(logits: Tensor) -> bool:
     return logits.device.type != "cpu"
 
 
-def begin(logits: Tensor, rows: Sequence[Row]) -> Choice:
+def begin(logits: Tensor, rows: Sequence[Row]) -> PendingTokens:
     """Start choosing one token per row, on the host or on the device of the logits. Does not wait for a device.
 
     Args:
@@ -198,7 +198,7 @@ def begin(logits: Tensor, rows: Sequence[Row]) -> Choice:
     vocabulary = logits.shape[1]
     assert logits.shape[0] == len(rows), "one row of logits for each"
     assert 0 < vocabulary <= MAX_VOCABULARY, vocabulary
-    return Choice(logits, rows)
+    return PendingTokens(logits, rows)
 
 
 def sample(logits: Tensor, rows: Sequence[Row]) -> list[Sampled | InlayError]:

@@ -20,7 +20,7 @@ from inlay.client.async_llm import AsyncLLM
 from inlay.errors import InlayError
 from inlay.models.location import public_name
 from inlay.pml import Schema
-from inlay.server import cache, completions, divergence, metrics, schemas, tokens
+from inlay.server import cache, completions, divergence, metrics, schemas, stored_responses, tokens
 from inlay.server.body import BodyMiddleware
 from inlay.server.errors import (
     JSONBytes,
@@ -44,6 +44,12 @@ _TOLD_TO_PAGES = (
     "X-Inlay-Ignored-Fields",
     "X-Request-Id",
     "X-Should-Retry",
+    "Request-Id",
+    *(
+        f"Anthropic-RateLimit-{name}-{what}"
+        for name in ("Requests", "Tokens")
+        for what in ("Limit", "Remaining", "Reset")
+    ),
     *(f"X-RateLimit-{what}-{name}" for name in ("Requests", "Tokens") for what in ("Limit", "Remaining", "Reset")),
 )
 _RETRY_S = 1.0
@@ -86,7 +92,16 @@ def build_app(
         },
     )
     app.state.service = service
-    parts = (completions.router, tokens.router, schemas.router, cache.router, divergence.router, router, metrics.router)
+    parts = (
+        completions.router,
+        stored_responses.router,
+        tokens.router,
+        schemas.router,
+        cache.router,
+        divergence.router,
+        router,
+        metrics.router,
+    )
     for part in parts:
         app.include_router(part)
     app.state.routes = [route for part in parts for route in part.routes]

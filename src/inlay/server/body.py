@@ -22,14 +22,14 @@ from inlay.server.errors import failure_response, has_body, refuse
 from inlay.server.limits import EVERYBODY, Tenant
 from inlay.server.routes import route_of
 from inlay.server.threads import BodyWorkers
-from inlay.strict_json import Fault, JSONError, decode, read_json
+from inlay.strict_json import JSONError, JsonFault, decode, read_json
 from inlay.wording import clip
 
 MAX_CONTAINERS = 100_000  # lists and objects; PML has the same limit of elements
 MAX_FIELDS = 100_000  # of all objects together
 MAX_VALUES = 2**20  # token ids of a prompt count
 
-_TOO_MANY = {Fault.SIZE: "lists and objects", Fault.FIELDS: "fields", Fault.VALUES: "values"}
+_TOO_MANY = {JsonFault.SIZE: "lists and objects", JsonFault.FIELDS: "fields", JsonFault.VALUES: "values"}
 
 
 def parse_json(data: bytes | bytearray, max_nesting: int) -> Any:
@@ -62,19 +62,19 @@ def _wrong(error: JSONError) -> BodyError:
 
 def _sentence(error: JSONError) -> str:
     match error.fault:
-        case Fault.ENCODING:
+        case JsonFault.ENCODING:
             return f"is not UTF-8 from byte {(error.index or 0) + 1:,} on; encode it as UTF-8"
-        case Fault.SYNTAX:
+        case JsonFault.SYNTAX:
             return f"is not JSON ({error.detail} at line {error.line}, column {error.column}); correct it"
-        case Fault.CONSTANT:
+        case JsonFault.CONSTANT:
             return f"holds {error.detail}, which is not a JSON value; write a number, or leave it out"
-        case Fault.TWICE:
+        case JsonFault.TWICE:
             return f"gives {json.dumps(clip(error.detail))} twice in one object; keep one of them"
-        case Fault.HALF:
+        case JsonFault.HALF:
             return "holds half a character (a lone surrogate); cut texts between characters"
-        case Fault.NUMBER:
+        case JsonFault.NUMBER:
             return "holds a number of more than 4,300 digits; write a smaller one"
-        case Fault.DEPTH:
+        case JsonFault.DEPTH:
             deep = "too deeply" if error.bound is None else f"more than {error.bound} deep"
             return f"nests lists and objects {deep}; nest them less deeply"
     return f"holds more than {error.bound:,} {_TOO_MANY[error.fault]}; send several requests"
@@ -143,7 +143,7 @@ class BodyMiddleware:
         try:
             state.update(body=None if data is None else await self._parsed(data, scope), body_bytes=len(data or b""))
         except BodyError as error:
-            await failure_response(failure_of(error), scope["path"])(scope, receive, send)
+            await failure_response(failure_of(error), scope)(scope, receive, send)
             return
         del data  # frees the raw bytes while the request is answered
         await self._app(scope, receive, send)

@@ -1,4 +1,4 @@
-"""``/v1/cache``: the stored segments of a tenant, and public ones. See docs/store.md."""
+"""``/v1/cache``: the stored segments of a tenant, and public ones. See docs/guides/cache-tiers.md."""
 
 from __future__ import annotations
 

@@ -14,13 +14,14 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from inlay.api.call import StoredAnswer
 from inlay.api.dialect import DIALECTS, AnswerStream
 from inlay.api.failures import INTERNAL_ERROR, Failure, failure_of
 from inlay.api.structures import structure_failure
 from inlay.errors import AbortedError, InlayError, StructureError
 from inlay.policy import ReusePolicy
 from inlay.server.connection import ClientGoneError, Connection, EventStream
-from inlay.server.limits import Admission
+from inlay.server.limits import AdmittedRequest
 from inlay.server.requests import ServerRequest, read_request
 from inlay.server.routes import of_answers, route_of
 from inlay.server.service import Service, stopping_error
@@ -44,7 +45,7 @@ _TOKEN_BYTES = 8
 _LOGPROB_BYTES = 64
 
 
-class Answer(Response):
+class AnswerResponse(Response):
     """The response to one request. It is produced while it is sent, in the request's own task."""
 
     def __init__(self, service: Service, endpoint: str) -> None:
@@ -75,7 +76,7 @@ class Answer(Response):
         finally:
             usage.end(failure)
 
-    async def _hold(self, request: ServerRequest, admission: Admission) -> ServerRequest:
+    async def _hold(self, request: ServerRequest, admission: AdmittedRequest) -> ServerRequest:
         """Reserve the answers and tokens of the request in its tenant's limits. Raises BodyError."""
         service, tenant = self._service, request.tenant
         call = within_logprobs(request.call, service.llm.client.model.max_positions)
@@ -89,7 +90,7 @@ class Answer(Response):
         return replace(request, call=call)
 
     async def _answer(
-        self, request: ServerRequest, usage: RequestUsage, admission: Admission, connection: Connection
+        self, request: ServerRequest, usage: RequestUsage, admission: AdmittedRequest, connection: Connection
     ) -> Failure | None:
         """Answer the whole request or stream it. Returns the failure that ended a stream after its first byte."""
         names = [request.request_id(number) for number in range(len(request.call.prompts))]
@@ -113,7 +114,7 @@ class Answer(Response):
         began = time.perf_counter()
         outputs = usage.outputs
         response = await json_response(
-            lambda: self._dialect.respond(request.call, outputs, **self._named(request)),
+            lambda: self._document(request, outputs),
             _response_size(request, usage),
             headers=_warnings(request),
         )
@@ -127,7 +128,7 @@ class Answer(Response):
         request: ServerRequest,
         updates: AsyncGenerator[Sequence[Update], None],
         usage: RequestUsage,
-        admission: Admission,
+        admission: AdmittedRequest,
         connection: Connection,
     ) -> Failure | None:
         stream = self._dialect.stream(request.call, **self._named(request))
@@ -146,6 +147,8 @@ class Answer(Response):
                     await events.write(new)
                     usage.took("respond", made - began)
                     usage.took("write", time.perf_counter() - made)
+            if request.call.store is not None:  # before the last event, because a client may continue it at once
+                await off_loop(lambda: self._document(request, usage.outputs))
             await events.end(stream.end())
         except Exception as error:
             if not events.begun:
@@ -156,6 +159,14 @@ class Answer(Response):
             await events.end(stream.fail(failure))
             return failure
         return None
+
+    def _document(self, request: ServerRequest, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        """Return the body of a complete response. It is stored if the request asks for that."""
+        document = self._dialect.respond(request.call, outputs, **self._named(request))
+        if request.call.store is not None:
+            answer = StoredAnswer(document, request.call.store)
+            self._service.stored.keep(request.tenant.owner, document["id"], answer)
+        return document
 
     def _named(self, request: ServerRequest) -> dict[str, Any]:
         """Return the fields that identify an answer."""
@@ -204,7 +215,7 @@ def _route(path: str) -> Callable[[Request], Awaitable[Response]]:
     """Return the handler of a route that answers requests."""
 
     async def answer(request: Request) -> Response:
-        return Answer(request.app.state.service, path)
+        return AnswerResponse(request.app.state.service, path)
 
     return answer
 

@@ -1,6 +1,6 @@
 """``/v1/divergence``: the divergence of a tenant's answers from full prefill, and their fallback policies.
 
-``/v1/drift`` is its deprecated name. See docs/reuse.md, "Shadow sampling".
+``/v1/drift`` is its deprecated name. See docs/guides/reuse-policies.md, "Shadow sampling".
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import json
 import logging
 import math
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
@@ -47,8 +48,9 @@ def json_bytes(value: Any) -> bytes:
     )
 
 
-def failure_response(failure: Failure, path: str) -> Response:
+def failure_response(failure: Failure, scope: Scope) -> Response:
     """Return an error as a response in the path's dialect, with the headers for retries and authentication."""
+    failure = replace(failure, request_id=scope.get("state", {}).get("request_id"))
     headers = {}
     if failure.retry_after_s is not None:
         headers["Retry-After"] = str(math.ceil(failure.retry_after_s))
@@ -56,13 +58,13 @@ def failure_response(failure: Failure, path: str) -> Response:
         headers["X-Should-Retry"] = "false"
     if failure.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return JSONBytes(route_of(path).dialect.error_body(failure), failure.status, headers)
+    return JSONBytes(route_of(scope["path"]).dialect.error_body(failure), failure.status, headers)
 
 
 async def handle_inlay_error(request: Request, error: Exception) -> Response:
     """Handle an InlayError."""
     assert isinstance(error, InlayError)
-    return failure_response(failure_of(error), request.scope["path"])
+    return failure_response(failure_of(error), request.scope)
 
 
 #: Errors of failed writes → the status of the answer. Other OSErrors mean a client that has left.
@@ -83,7 +85,7 @@ async def handle_refused_write(request: Request, error: Exception) -> Response:
     remedy = "make room there, and send it again" if status == 507 else "its log says where"
     message = f"the server cannot write the file, and has stored nothing ({reason}); {remedy}"
     code = "insufficient_storage" if status == 507 else "storage_failed"
-    return failure_response(failure_of(BodyError(message, code=code, status=status)), request.scope["path"])
+    return failure_response(failure_of(BodyError(message, code=code, status=status)), request.scope)
 
 
 async def handle_http_exception(request: Request, error: Exception) -> Response:
@@ -94,13 +96,13 @@ async def handle_http_exception(request: Request, error: Exception) -> Response:
     if error.status_code == 405:  # starlette names only the methods of the first matching route
         headers["Allow"] = ", ".join(_methods(request)) or headers.get("Allow", "GET")
     sentences = {
-        404: f"there is nothing at {path!r}; see docs/server.md, or /openapi.json, for what there is",
+        404: f"there is nothing at {path!r}; see docs/reference/http.md, or /openapi.json, for what there is",
         405: f"{path!r} does not take {method}; it takes {headers.get('Allow')}",
     }
     message = sentences.get(error.status_code, str(error.detail))
     codes = {404: "not_found", 405: "method_not_allowed"}
     wrong = BodyError(message, code=codes.get(error.status_code), status=error.status_code)
-    response = failure_response(failure_of(wrong), request.scope["path"])
+    response = failure_response(failure_of(wrong), request.scope)
     response.headers.update(headers)
     return response
 
@@ -118,7 +120,7 @@ async def handle_validation_error(request: Request, error: Exception) -> Respons
     first = error.errors()[0]
     name = ".".join(map(str, first["loc"][1:])) or None
     message = f"{name or 'the request'} is wrong: {first['msg']}"
-    return failure_response(failure_of(BodyError(message, param=name)), request.scope["path"])
+    return failure_response(failure_of(BodyError(message, param=name)), request.scope)
 
 
 _LINGER_S = 1.0
@@ -133,7 +135,7 @@ async def refuse(error: BodyError, scope: Scope, receive: Receive, send: Send) -
     server reads a little of the body first, because an immediate close would reset the TCP connection, and a client
     that is still sending would lose the answer.
     """
-    response = failure_response(failure_of(error), scope["path"])
+    response = failure_response(failure_of(error), scope)
     if not has_body(scope) or await _small(scope, receive):
         await response(scope, receive, send)
         return

@@ -18,13 +18,14 @@ queue.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, fields
 
+from inlay.api.call import Level
 from inlay.api.failures import BodyError
+from inlay.api.openai.respond import duration
 from inlay.errors import ParameterError
 from inlay.policy import CEILINGS as CEILINGS
 
@@ -88,6 +89,11 @@ class Tenant:
     limits: Limits = NO_LIMITS
     admin: bool = False
 
+    @property
+    def owner(self) -> str:
+        """The owner of its stored answers: another tenant of the same name has another salt."""
+        return self.name if self.salt is None else f"{self.name}/{self.salt}"
+
 
 #: The tenant of every request on a server without keys.
 EVERYBODY = Tenant(PUBLIC, admin=True)
@@ -142,7 +148,7 @@ class Account:
         self.tokens = _fitted(self.tokens, limits.tokens_per_minute, now)
 
 
-class Admission:
+class AdmittedRequest:
     """An admitted request. It has one slot until ``hold`` takes the slots of its other answers."""
 
     def __init__(self, meter: Meter, account: Account, tenant: Tenant) -> None:
@@ -205,7 +211,7 @@ class Meter:
         self._accounts: dict[str, Account] = {}
 
     @asynccontextmanager
-    async def request(self, tenant: Tenant, *, tokens: bool = True) -> AsyncIterator[Admission]:
+    async def request(self, tenant: Tenant, *, tokens: bool = True) -> AsyncIterator[AdmittedRequest]:
         """Hold a slot for one request of a tenant, until the block ends.
 
         Args:
@@ -224,23 +230,26 @@ class Meter:
             account.requests.take(1, self.clock())
         self.answers += 1
         account.answers += 1
-        admitted = Admission(self, account, tenant)
+        admitted = AdmittedRequest(self, account, tenant)
         try:
             yield admitted
         finally:
             admitted.end()
 
-    def headers(self, tenant: Tenant) -> dict[str, str]:
-        """Return OpenAI's ``x-ratelimit-…`` headers: each limit, its rest, and the time until it is full again."""
+    def levels(self, tenant: Tenant) -> list[Level]:
+        """Return the state of each limit per minute."""
         account, now = self.account(tenant), self.clock()
         buckets = {"requests": (account.requests, 0), "tokens": (account.tokens, account.reserved)}
-        headers = {}
-        for name, (bucket, reserved) in buckets.items():
-            if bucket is not None:
-                headers[f"x-ratelimit-limit-{name}"] = str(bucket.per_minute)
-                headers[f"x-ratelimit-remaining-{name}"] = str(max(0, bucket.holds(now) - reserved))
-                headers[f"x-ratelimit-reset-{name}"] = duration(bucket.seconds_until(bucket.per_minute, now))
-        return headers
+        return [
+            Level(
+                name,
+                bucket.per_minute,
+                max(0, bucket.holds(now) - reserved),
+                bucket.seconds_until(bucket.per_minute, now),
+            )
+            for name, (bucket, reserved) in buckets.items()
+            if bucket is not None
+        ]
 
     def check(self, tenant: Tenant, *, tokens: bool = True) -> None:
         """Raise BodyError if any request of the tenant would be refused now. It uses nothing.
@@ -307,19 +316,6 @@ class Meter:
         account = self._accounts.setdefault(tenant.name, Account())
         account.adopt(tenant.limits, self.clock())
         return account
-
-
-def duration(seconds: float) -> str:
-    """Format a time like OpenAI's headers: "17ms", "1.5s", "2m30s".
-
-    It rounds up, so that no client retries too early.
-    """
-    milliseconds = math.ceil(seconds * 1000)
-    if 0 < milliseconds < 1000:
-        return f"{milliseconds}ms"
-    minutes, milliseconds = divmod(milliseconds, 60_000)
-    rest = f"{milliseconds / 1000:g}s"
-    return f"{minutes}m{rest}" if minutes else rest
 
 
 def _fitted(bucket: Bucket | None, per_minute: int | None, now: int) -> Bucket | None:

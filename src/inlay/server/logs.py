@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 access = logging.getLogger("inlay.access")
 
 REQUEST_ID = b"x-request-id"
+ANTHROPIC_ID = b"request-id"
+"""The header in which Anthropic's clients look for the same id."""
 UNKNOWN = "unknown"
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -99,7 +101,7 @@ class Line:
         }
 
 
-class Counts(Protocol):
+class LogCounter(Protocol):
     """Counts requests; see ``metrics.Metrics``."""
 
     def http_began(self) -> None:
@@ -119,7 +121,7 @@ class RequestLogMiddleware:
     of a response, it is raised to the HTTP server.
     """
 
-    def __init__(self, app: ASGIApp, counts: Counts) -> None:
+    def __init__(self, app: ASGIApp, counts: LogCounter) -> None:
         self._app = app
         self._counts = counts
 
@@ -154,7 +156,7 @@ class RequestLogMiddleware:
             if exchange.line.status is not None:
                 raise  # the HTTP server logs it and closes the connection
             logger.exception("an unexpected exception ended a request")
-            await failure_response(INTERNAL_ERROR, scope["path"])(scope, exchange.receive, exchange.send)
+            await failure_response(INTERNAL_ERROR, scope)(scope, exchange.receive, exchange.send)
 
 
 class _Exchange:
@@ -176,9 +178,9 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.line.status = message["status"]
-            named = (REQUEST_ID, self.line.request_id.encode())
+            named = [(name, self.line.request_id.encode()) for name in (REQUEST_ID, ANTHROPIC_ID)]
             others = [header for header in message.get("headers", ()) if header[0].lower() != REQUEST_ID]
-            message = {**message, "headers": [*others, named]}
+            message = {**message, "headers": [*others, *named]}
         elif message["type"] == "http.response.body":
             if (self.line.status or 0) >= 400 and self.line.error is None:
                 self.line.error = _error_code(message.get("body", b""))

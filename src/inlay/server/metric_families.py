@@ -2,7 +2,7 @@
 
 If vLLM has a metric, its name after the prefix, its labels and its buckets are the same here (docs/usage/metrics.md and
 vllm/v1/metrics in vLLM). Such a metric is also sent under vLLM's prefix, for vLLM's dashboards and autoscalers.
-docs/metrics.md has the table, and a test compares the two.
+docs/reference/metrics.md has the table, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _ANSWERS = (1, 2, 5, 10, 20)
 _OVERHEAD = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 1.0)
 
 
-class Engine(Protocol):
+class StatsSource(Protocol):
     """A source of engine statistics; see AsyncLLM."""
 
     def stats(self) -> EngineStats:
@@ -197,7 +197,7 @@ STORE_MISSES = ("absent", "corrupt", "late", "failed")
 class EngineCollector(Collector):
     """Reads the statistics of the engine and the schema registry at every scrape."""
 
-    def __init__(self, engine: Engine, schemas: Sized, model: str) -> None:
+    def __init__(self, engine: StatsSource, schemas: Sized, model: str) -> None:
         self._engine = engine
         self._schemas = schemas
         self._model = model

@@ -19,9 +19,9 @@ from inlay.server.metric_families import (
     IN_VLLM,
     PREFIX,
     VLLM_PREFIX,
-    Engine,
     EngineCollector,
     Families,
+    StatsSource,
     Step,
     families,
 )
@@ -50,7 +50,7 @@ class Metrics:
         schemas: its length is the number of schemas on the server.
     """
 
-    def __init__(self, engine: Engine, *, model_name: str, longest: int, schemas: Sized) -> None:
+    def __init__(self, engine: StatsSource, *, model_name: str, longest: int, schemas: Sized) -> None:
         self._registry = CollectorRegistry()
         self._tenants = _Bounded(_MOST_TENANTS)
         self._reasons = _Bounded(_MOST_REASONS)
@@ -73,11 +73,11 @@ class Metrics:
         self._families.overhead[step].observe(seconds)
 
     def http_began(self) -> None:
-        """See logs.Counts."""
+        """See logs.LogCounter."""
         self._families.in_flight.inc()
 
     def http_ended(self, line: Line) -> None:
-        """See logs.Counts. A response with 4xx or 503 counts as a refusal, with the error's code as reason."""
+        """See logs.LogCounter. A response with 4xx or 503 counts as a refusal, with the error's code as reason."""
         self._families.in_flight.dec()
         method = line.method if line.method in _METHODS else _OTHER
         status = line.status or 0

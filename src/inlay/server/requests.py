@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from inlay.api.call import Call
-from inlay.api.failures import MAX_NAME, BodyError
+from inlay.api.failures import MAX_NAME, BodyError, naming_text_model
 from inlay.pml import Prompt
 from inlay.policy import ReusePolicy, default_policy
 from inlay.prompt.inputs import has_modules
@@ -88,13 +88,14 @@ async def read_call(
         BodyError: the body is invalid.
         PMLError: a prompt of a schema cannot be parsed.
     """
-    work = partial(_call, body, endpoint, service, default_max_tokens)
+    work = partial(_call, body, endpoint, service, tenant, default_max_tokens)
     return await service.body_workers.run(work, tenant=tenant.name, size=size, slow=_is_slow(body))
 
 
-def _call(body: Any, endpoint: str, service: Service, default_max_tokens: int | None) -> TimedCall:
+def _call(body: Any, endpoint: str, service: Service, tenant: Tenant, default_max_tokens: int | None) -> TimedCall:
     began, dialect = time.perf_counter(), route_of(endpoint).dialect
-    checked = dialect.read(body, endpoint)
+    with naming_text_model(service.llm.client.model.text_model):
+        checked = dialect.read(body, endpoint)
     read = time.perf_counter()
     call = dialect.translate(
         checked,
@@ -102,6 +103,7 @@ def _call(body: Any, endpoint: str, service: Service, default_max_tokens: int | 
         tools=service.tools,
         reasoning=service.reasoning,
         defaults=service.llm.sampling_defaults,
+        stored=service.stored.of(tenant.owner),
     )
     return TimedCall(call, read - began, time.perf_counter() - read)
 
@@ -212,15 +214,16 @@ def policy_of(call: Call, tenant: Tenant, service: Service) -> str:
     words = ReusePolicy.least(settings.max_reuse, tenant.limits.max_reuse)
     ceiling = auto.tolerating(words)
     asked = None if call.reuse is None else auto.tolerating(_placed(call.reuse, call, service))
-    default = auto.tolerating(_placed(str(_default(call, service)), call, service))
-    measured = _measured(call, tenant, service) if ceiling.auto else [()]
+    rows = _measured(call, tenant, service)
+    default = auto.tolerating(_placed(str(_default(call, service, measured=all(rows))), call, service))
+    measured = rows if ceiling.auto else [()]
     found = {ReusePolicy.bounded(asked, default, ceiling, rows) for rows in measured}
     if None not in found:
         return str(found.pop() if len(found) == 1 else ceiling)
     whose = "this server" if words == ReusePolicy.parse(settings.max_reuse) else "your key"
     where = "" if call.positions is None else f" with positions {call.positions!r:.100}"
     asks = f"reuse is {call.reuse!r:.100}{where} and {whose} allows no more than '{ceiling}'"
-    why = service.llm.client.model.why_unshared
+    why = service.llm.client.model.why_limited
     asks += "" if why is None else f", as {why}"
     raise BodyError(f"{asks}; ask for that, or leave it out", param="reuse", code="reuse_not_allowed", status=403)
 
@@ -239,11 +242,12 @@ def _measured(call: Call, tenant: Tenant, service: Service) -> list[tuple[Measur
     return [service.llm.measured(prompt, cache_salt=tenant.salt, adapter=adapter) for prompt in call.prompts]
 
 
-def _default(call: Call, service: Service) -> ReusePolicy:
+def _default(call: Call, service: Service, *, measured: bool) -> ReusePolicy:
+    """Return the policy of a request without one. ``measured``: all of its prompts have measurements."""
     if service.settings.policy is not None:
         return service.settings.policy
-    shared = service.llm.client.model.why_unshared is None
-    return default_policy(modules=any(map(has_modules, call.prompts)), shared=shared)
+    highest = service.llm.client.model.highest
+    return default_policy(modules=any(map(has_modules, call.prompts)), highest=highest, measured=measured)
 
 
 def _timeout(given: str | None, settings: ServerSettings) -> float | None:

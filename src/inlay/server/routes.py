@@ -17,8 +17,10 @@ from starlette.datastructures import MutableHeaders
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from inlay.api.anthropic import Endpoint as Anthropic
 from inlay.api.call import AnswerRoute
-from inlay.api.dialect import DIALECTS, OPENAI, Dialect
+from inlay.api.dialect import ANTHROPIC, DIALECTS, OPENAI, RESPONSES, Dialect
+from inlay.api.responses.openapi import ANSWER as RESPONSE
 from inlay.policy import FIELDS as POLICY_FIELDS
 
 
@@ -52,6 +54,10 @@ class Route:
 
 ROUTES = (
     *(Route(answers.path, ("POST",), dialect=dialect) for dialect in DIALECTS for answers in dialect.routes),
+    Route("/v1/responses/{name}", ("GET", "DELETE"), dialect=RESPONSES),
+    Route("/v1/responses/{name}/cancel", ("POST",), uses_tokens=False, dialect=RESPONSES),
+    Route("/v1/responses/{name}/input_items", ("GET",), dialect=RESPONSES),
+    Route(Anthropic.COUNT, ("POST",), uses_tokens=False, dialect=ANTHROPIC),
     Route("/tokenize", ("POST",), uses_tokens=False),
     Route("/detokenize", ("POST",), uses_tokens=False),
     Route("/v1/models", ("GET",)),
@@ -222,6 +228,20 @@ def _route(
 
 _BODY = (400, 401, 403, 404, 408, 411, 413, 415, 429, 503)
 TOKENIZE = _route(_object(count=_COUNT, max_model_len=_COUNT, tokens=_IDS), body="Tokenize", wrong=_BODY)
+COUNT_TOKENS = _route(_object(input_tokens=_COUNT), body="AnthropicCountBody", error="AnthropicError", wrong=_BODY)
+STORED_RESPONSE = _route(RESPONSE, wrong=(400, 401, 404, 429, 503))
+DELETED_RESPONSE = _route(_object(id=_TEXT, object=_TEXT, deleted={"const": True}), wrong=(400, 401, 404, 429, 503))
+_PERHAPS_TEXT = {"type": ["string", "null"]}
+INPUT_ITEMS = _route(
+    _object(
+        object={"const": "list"},
+        data={"type": "array"},
+        first_id=_PERHAPS_TEXT,
+        last_id=_PERHAPS_TEXT,
+        has_more={"type": "boolean"},
+    ),
+    wrong=(400, 401, 404, 429, 503),
+)
 DETOKENIZE = _route(_object(prompt=_TEXT), body="Detokenize", wrong=_BODY)
 MODELS = _route(_object(object=_TEXT, data={"type": "array", "items": _MODEL}), wrong=(401, 503))
 MODEL = _route(_MODEL, wrong=(401, 404, 503))

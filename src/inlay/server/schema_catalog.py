@@ -21,10 +21,11 @@ from inlay.kv.identity import SegmentSpec
 from inlay.kv.pins import BY_KEY
 from inlay.pml import Schema
 from inlay.policy import BEST
-from inlay.prompt.registry import PUBLIC, SchemaRegistry
+from inlay.prompt.known_schemas import PUBLIC, SchemaRegistry
 from inlay.server.limits import Tenant
-from inlay.server.schema_documents import SchemaBody, Source, of_schema, of_text, read_source
+from inlay.server.schema_documents import SchemaBody, SchemaSource, of_schema, of_text, read_source
 from inlay.server.schema_record import KeptSchema, PrewarmTask, SchemaKeeper, SchemaRecord, SchemaVersion
+from inlay.types import Scope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,12 +127,18 @@ class SchemaCatalog:
         """Return all schemas that a tenant can name, ordered by name, without the public ones that its own hide."""
         return [record for _, record in sorted(self._records.visible(_owner(tenant.salt)).items())]
 
-    async def read(self, body: SchemaBody, tenant: Tenant) -> Source:
+    async def read(self, body: SchemaBody, tenant: Tenant) -> SchemaSource:
         """Parse the schema in a body. Raises BodyError and PMLError."""
         return await self._llm.pools.schemas.run(read_source, body, owner=tenant.salt)
 
     async def create(
-        self, source: Source, *, salt: str | None, reuse: str | None, positions: str | None, ttl: str | None = None
+        self,
+        source: SchemaSource,
+        *,
+        salt: str | None,
+        reuse: str | None,
+        positions: str | None,
+        ttl: str | None = None,
     ) -> SchemaRecord:
         """Register a new schema. Raises BodyError, and PMLError if it cannot be laid out."""
         name = source.schema.name
@@ -148,7 +155,7 @@ class SchemaCatalog:
     async def replace(
         self,
         before: SchemaRecord,
-        source: Source,
+        source: SchemaSource,
         *,
         reuse: str | None,
         positions: str | None,
@@ -219,7 +226,7 @@ class SchemaCatalog:
         pinned: dict[bytes, SegmentSpec] = {}
         if record is not None and record.public:
             with suppress(InlayError):  # the engine may have been shut down meanwhile, here and below
-                by_key = {spec.key for spec in await asyncio.wrap_future(self._llm.client.pinned(None))}
+                by_key = {spec.key for spec in await asyncio.wrap_future(self._llm.admin.pinned(None))}
                 had = await self._keys(record) if by_key else {}
                 pinned = {key: spec for key, spec in had.items() if key in by_key}
         yield
@@ -231,7 +238,7 @@ class SchemaCatalog:
         if pinned:
             with suppress(InlayError):
                 request = self._llm.processor.encoding("segments", pinned.values())
-                await asyncio.wrap_future(self._llm.client.unpin(request, None, BY_KEY))
+                await asyncio.wrap_future(self._llm.admin.unpin(request, None, BY_KEY))
 
     async def _keys(self, record: SchemaRecord) -> dict[bytes, SegmentSpec]:
         """Return the segments of a schema that can be encoded ahead, by key."""
@@ -278,9 +285,9 @@ class SchemaCatalog:
         It is empty once the schema is deleted.
         """
         policy = self._llm.policy(record.reuse, record.positions, schema=record.layout.schema)
-        find = self._llm.processor.schemas.module_specs
+        find, scope = self._llm.processor.schemas.module_specs, Scope(record.salt or PUBLIC)
         try:
-            return await self._llm.pools.schemas.run(find, record.name, policy, record.salt or "", owner=record.salt)
+            return await self._llm.pools.schemas.run(find, record.name, policy, scope, owner=record.salt)
         except ParameterError:
             return {}
 
@@ -301,7 +308,7 @@ class SchemaCatalog:
 
     def is_pinned(self, record: SchemaRecord, tenant: Tenant) -> bool:
         """True if the tenant has pinned the schema."""
-        return self._llm.schemas.has_pinned(record.name, record.salt or PUBLIC, tenant.name)
+        return self._llm.schemas.has_pinned(record.name, Scope(record.salt or PUBLIC, tenant.name))
 
     async def evict(self, record: SchemaRecord) -> int:
         """Evict the encoded segments of a schema. See LLM.evict."""
@@ -315,7 +322,7 @@ class SchemaCatalog:
 
     async def _keep(
         self,
-        source: Source,
+        source: SchemaSource,
         salt: str | None,
         reuse: str | None,
         positions: str | None,
@@ -365,7 +372,7 @@ class SchemaCatalog:
             )
         return record
 
-    def _check_quota(self, salt: str | None, source: Source, before: SchemaRecord | None) -> None:
+    def _check_quota(self, salt: str | None, source: SchemaSource, before: SchemaRecord | None) -> None:
         """Raise BodyError if the source exceeds the tenant's quota. ``before`` is the schema that it replaces."""
         others = [record for record in self._records.of(_owner(salt)) if record is not before]
         whose = "the server has" if salt is None else "you have"

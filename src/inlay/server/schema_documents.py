@@ -36,7 +36,7 @@ class SchemaOptions(BaseModel):
 
     public: bool | None = Field(None, description="true or false")
     encode: bool | Literal["background"] = Field(True, description='true, false or "background"')
-    reuse: str | None = Field(None, description='"isolated", "anchored", "modular" or "auto"')
+    reuse: str | None = Field(None, description='"isolated", "anchored", "primed", "modular" or "auto"')
     tolerance: float | str | None = Field(None, description=PolicyFields.help("tolerance"))
     positions: str | None = Field(None, description='"schema" or "packed"')
     ttl: str | None = Field(None, description='a lifetime such as "5m", "1h" or "inf"', max_length=32)
@@ -89,7 +89,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {status: {"description": says} for 
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SchemaSource:
     """The source of a schema.
 
     Args:
@@ -112,12 +112,12 @@ class Source:
         return document
 
 
-def of_schema(schema: Schema) -> Source:
+def of_schema(schema: Schema) -> SchemaSource:
     """Return the source of a schema from an operator's file. The text of files that it names is included."""
     return _source("schema", schema.to_json(), schema)
 
 
-def of_text(form: Literal["pml", "schema"], text: str) -> Source:
+def of_text(form: Literal["pml", "schema"], text: str) -> SchemaSource:
     """Parse a text of this form and return its source, with the text unchanged. Raises PMLError."""
     read = _of_pml(text) if form == "pml" else _of_json(json.loads(text))
     return _source(form, text, read.schema)
@@ -168,7 +168,7 @@ def read_body(body: Any, query: Mapping[str, str]) -> SchemaBody:
     return _validated({name: value for name, value in body.items() if value is not None})
 
 
-def read_source(body: SchemaBody) -> Source:
+def read_source(body: SchemaBody) -> SchemaSource:
     """Parse the schema of a body. It never reads files. It is slow. Raises BodyError and PMLError."""
     if (body.pml is None) == (body.schema_ is None):
         raise BodyError('there is no schema, or there are two; give one of "pml" and "schema"', param="pml")
@@ -180,7 +180,7 @@ def read_source(body: SchemaBody) -> Source:
     return source
 
 
-def check_name(source: Source, name: str) -> None:
+def check_name(source: SchemaSource, name: str) -> None:
     """Raise BodyError if the schema's name differs from the path's."""
     given = source.schema.name
     if given != name:
@@ -197,20 +197,20 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(member)
 
 
-def _of_pml(text: str) -> Source:
+def _of_pml(text: str) -> SchemaSource:
     parts = read_schema(document_from_string(text, SOURCE), SOURCE, _NoFiles(), declaration_counts=False)
     return _source("pml", text, Schema(parts.name, parts.children, parts.scaffolds, SOURCE, parts.meta))
 
 
-def _of_json(given: Mapping[str, Any]) -> Source:
+def _of_json(given: Mapping[str, Any]) -> SchemaSource:
     document = document_from_json(given, SOURCE)
     parts = read_schema_json(document, SOURCE, _NoFiles())
     return _source("schema", document.decode(), Schema(parts.name, parts.children, parts.scaffolds, SOURCE, parts.meta))
 
 
-def _source(form: Literal["pml", "schema"], text: str, schema: Schema) -> Source:
+def _source(form: Literal["pml", "schema"], text: str, schema: Schema) -> SchemaSource:
     data = text.encode()
-    return Source(form, text, schema, len(data), hashlib.sha256(data).hexdigest())
+    return SchemaSource(form, text, schema, len(data), hashlib.sha256(data).hexdigest())
 
 
 def _check_size(body: SchemaBody) -> None:

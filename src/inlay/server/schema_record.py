@@ -21,7 +21,7 @@ from inlay.pml import Module, Turn, Union
 from inlay.pml.scopes import ByPath
 from inlay.policy import ReusePolicy
 from inlay.prompt.layout import SchemaLayout
-from inlay.server.schema_documents import Source
+from inlay.server.schema_documents import SchemaSource
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class SchemaRecord:
 
     name: str
     salt: str | None
-    source: Source
+    source: SchemaSource
     layout: SchemaLayout
     reuse: str | None
     positions: str | None

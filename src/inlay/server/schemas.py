@@ -1,4 +1,4 @@
-"""``/v1/schemas``: schemas made, listed, changed, deleted, and encoded ahead of time. See docs/schemas-api.md."""
+"""``/v1/schemas``: create, list, change, delete and encode schemas. See docs/guides/schemas-over-http.md."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Scope
 
 from inlay.api.dialect import Dialect
 from inlay.api.failures import BodyError, failure_of
 from inlay.errors import ParameterError, PinError, PMLError
-from inlay.policy import CONTEXTS, PolicyFields, ReusePolicy, log_deprecated
+from inlay.policy import AUTO, CONTEXTS, PolicyFields, ReusePolicy, log_deprecated
 from inlay.prompt.inputs import parse_ttl
 from inlay.server.errors import JSONBytes, failure_response, json_bytes
 from inlay.server.limits import Tenant
@@ -24,7 +25,7 @@ from inlay.server.schema_record import MODULES, Page, PrewarmTask, SchemaRecord,
 from inlay.server.threads import json_response
 
 if TYPE_CHECKING:
-    from inlay.server.limits import Admission
+    from inlay.server.limits import AdmittedRequest
     from inlay.server.service import Service
 
 router = APIRouter(prefix="/v1/schemas")
@@ -51,7 +52,7 @@ async def create(request: Request) -> Response:
             said: dict[str, Any] = {"positions": given.options.positions, "ttl": given.options.ttl}
             record = await service.schemas.create(source, salt=salt, reuse=reuse, **said)
         except PMLError as error:
-            return _refused(error, given.field, request.scope["path"])
+            return _refused(error, given.field, request.scope)
         await _encode(service.schemas, record, given.options, tenant, admission)
         return await _response(service, record, tenant, _dialect(request), status=201)
 
@@ -105,7 +106,7 @@ async def replace(request: Request, name: str) -> Response:
                 if_match=request.headers.get("if-match"),
             )
         except PMLError as error:
-            return _refused(error, given.field, request.scope["path"])
+            return _refused(error, given.field, request.scope)
         await _encode(service.schemas, record, given.options, tenant, admission)
         return await _response(service, record, tenant, _dialect(request))
 
@@ -135,7 +136,7 @@ async def warm(request: Request, name: str, public: Public = None, stream: bool 
         )
     await task.result()
     if task.failure is not None:
-        return failure_response(task.failure, request.scope["path"])
+        return failure_response(task.failure, request.scope)
     return JSONBytes(await _outcome(service.schemas, task, _dialect(request)))
 
 
@@ -267,7 +268,8 @@ def _policy(body: SchemaOptions, tenant: Tenant, service: Service) -> str | None
     """
     allowed = ReusePolicy.least(service.settings.max_reuse, tenant.limits.max_reuse)
     given = PolicyFields(body.reuse, tolerance=body.tolerance).policy(deprecated=log_deprecated)
-    policy = ReusePolicy.ahead(service.settings.policy, allowed) if given is None else given
+    default = service.settings.policy or (AUTO if service.llm.auto.rows() else None)
+    policy = ReusePolicy.ahead(default, allowed) if given is None else given
     if not policy.modular:
         message = f"reuse={body.reuse!r:.60} reads no modules. Write reuse={' or reuse='.join(map(repr, CONTEXTS))}."
         raise BodyError(message, param="reuse", code="policy.not_for_schemas")
@@ -303,7 +305,7 @@ async def _missing(registry: SchemaCatalog, record: SchemaRecord) -> int:
 
 
 async def _encode(
-    registry: SchemaCatalog, record: SchemaRecord, options: SchemaOptions, tenant: Tenant, admission: Admission
+    registry: SchemaCatalog, record: SchemaRecord, options: SchemaOptions, tenant: Tenant, admission: AdmittedRequest
 ) -> None:
     if options.encode is False or record.reuse is None:
         return
@@ -368,7 +370,7 @@ def _event(value: dict[str, Any]) -> bytes:
     return b"data: " + json_bytes(value) + b"\n\n"
 
 
-def _refused(error: PMLError, field: str, path: str) -> Response:
+def _refused(error: PMLError, field: str, scope: Scope) -> Response:
     """Return the response that lists all errors of a schema. ``field`` is the body's field that holds the schema."""
     failure = dataclasses.replace(failure_of(error), param=field, code="invalid_schema", problems=tuple(error.problems))
-    return failure_response(failure, path)
+    return failure_response(failure, scope)

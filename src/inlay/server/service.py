@@ -18,7 +18,7 @@ from inlay.api.tools.formats import model_tools
 from inlay.client.async_llm import AsyncLLM
 from inlay.models.lora import check_names
 from inlay.pml import Schema
-from inlay.policy import OFF, ReusePolicy
+from inlay.policy import ReusePolicy
 from inlay.sampling.params import SamplingParams
 from inlay.server.cache_view import CacheView
 from inlay.server.errors import refuse
@@ -28,6 +28,7 @@ from inlay.server.routes import route_of
 from inlay.server.schema_catalog import SchemaCatalog
 from inlay.server.schema_record import SchemaKeeper, SchemaRecord
 from inlay.server.settings import ServerSettings
+from inlay.server.stored_answers import StoredAnswers
 from inlay.server.tenants import Tenants
 from inlay.server.threads import BodyWorkers, MemoryTrimmer
 
@@ -38,7 +39,7 @@ _LAST_WORDS, _LAST_WORD_S = 20, 0.1  # repetitions and seconds per repetition to
 _RETRY_S = 5.0  # by then another server should have taken over
 
 
-class InFlight:
+class RunningRequests:
     """Counts the running requests of one event loop. Probes and other status requests do not count."""
 
     def __init__(self) -> None:
@@ -80,7 +81,7 @@ def stopping_error() -> BodyError:
 class DrainMiddleware:
     """ASGI middleware: counts running requests, and refuses new ones while the server stops."""
 
-    def __init__(self, app: ASGIApp, in_flight: InFlight) -> None:
+    def __init__(self, app: ASGIApp, in_flight: RunningRequests) -> None:
         self._app = app
         self._in_flight = in_flight
 
@@ -124,20 +125,24 @@ class Service:
     ) -> None:
         check_names(llm.adapters, settings.served_names)
         self.llm = llm
-        #: If the model runs without reuse, no request may ask for any.
-        self.settings = settings if llm.client.model.why_unshared is None else replace(settings, max_reuse=str(OFF))
+        #: No request may ask for more than the model allows.
+        self.settings = settings
+        if llm.client.model.highest is not None:
+            least = ReusePolicy.least(settings.max_reuse, llm.client.model.highest)
+            self.settings = replace(settings, max_reuse=str(least))
         self.tenants = Tenants(settings.keys_file, settings.api_keys)
         self.tools = model_tools(llm.tokenizer, settings.tool_parser)
         self.reasoning = model_reasoning(llm.tokenizer, settings.reasoning_parser)
         self.meter = Meter(places=_places(llm) if settings.keys_file is not None else None)
         self.trimmer = MemoryTrimmer()
         self.body_workers = BodyWorkers(16 * settings.max_body_bytes, self.trimmer, llm.pacer)
+        self.stored = StoredAnswers()
         self.schemas = SchemaCatalog(llm, keeper=keeper)
         self.cache = CacheView(llm, self.schemas)
         self.metrics = Metrics(
             llm, model_name=settings.served_names[0], longest=llm.client.model.max_positions, schemas=self.schemas
         )
-        self.in_flight = InFlight()
+        self.in_flight = RunningRequests()
         self.created = int(time.time())
         self.ready = False
         self._first_schemas = schemas
@@ -157,7 +162,7 @@ class Service:
         """Publish the first schemas, once, before requests arrive. Raises InlayError."""
         await self.schemas.refresh()
         ahead: str | None = str(ReusePolicy.ahead(self.settings.policy, ReusePolicy.parse(self.settings.max_reuse)))
-        if self.llm.client.model.why_unshared is not None:
+        if self.llm.client.model.highest is not None:
             ahead = None
         for schema in self._first_schemas[len(self._records) :]:
             self._records.append(await self.schemas.publish(schema, reuse=ahead, ttl=self.settings.schema_ttl))

@@ -145,7 +145,8 @@ class RateLimitMiddleware:
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(self._meter.headers(tenant))
+                dialect = route_of(scope["path"]).dialect
+                MutableHeaders(scope=message).update(dialect.limit_headers(self._meter.levels(tenant)))
             await send(message)
 
         try:
@@ -215,13 +216,16 @@ def _digest(key: str) -> bytes:
 
 
 def _authorization(scope: Scope) -> str | None:
-    """Return the Authorization header.
+    """Return the Authorization header, or one made of Anthropic's ``x-api-key``.
 
-    Raises BodyError for several headers, because a proxy may have checked another one.
+    Raises BodyError for several keys, because a proxy may have checked another one.
     """
     values = [value for name, value in scope["headers"] if name == b"authorization"]
     if len(values) > 1:
         raise _stranger("there are several Authorization headers; send one")
+    values += [b"Bearer " + value.strip() for name, value in scope["headers"] if name == b"x-api-key"]
+    if len(set(values)) > 1:
+        raise _stranger("there are several keys, in Authorization and x-api-key headers; send one")
     return values[0].decode("latin-1") if values else None
 
 

@@ -27,7 +27,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from inlay.api.failures import BodyError
-from inlay.engine.background.pacing import Pacer
+from inlay.engine.workpool import Pacer
 from inlay.server.errors import JSONBytes
 
 Result = TypeVar("Result")

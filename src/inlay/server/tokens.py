@@ -1,4 +1,4 @@
-"""``/tokenize`` and ``/detokenize``, as in vLLM: prompts of all kinds to token ids, and token ids to text."""
+"""Token ids of prompts, and text of token ids: ``/tokenize`` and ``/detokenize`` as in vLLM, and Anthropic's count."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from inlay.api.anthropic import Endpoint as Anthropic
 from inlay.api.call import Call
 from inlay.api.failures import BodyError
 from inlay.api.openai import Endpoint
@@ -16,7 +17,7 @@ from inlay.policy import FIELDS as POLICY_FIELDS
 from inlay.prompt.inputs import CHAT_OPTIONS, check_ids
 from inlay.server.limits import Tenant
 from inlay.server.requests import check_name, check_schemas, policy_of, read_call
-from inlay.server.routes import DETOKENIZE, TOKENIZE
+from inlay.server.routes import COUNT_TOKENS, DETOKENIZE, TOKENIZE
 from inlay.server.service import Service
 from inlay.server.threads import json_response
 from inlay.wording import shown
@@ -72,6 +73,21 @@ async def detokenize(request: Request) -> Response:
         return await json_response(lambda: {"prompt": text}, len(text))
 
 
+@router.post(Anthropic.COUNT, **COUNT_TOKENS)
+async def count_tokens(request: Request) -> Response:
+    """The number of tokens of a message's prompt, exactly as /v1/messages would read it."""
+    service: Service = request.app.state.service
+    tenant: Tenant = request.state.tenant
+    async with service.meter.request(tenant, tokens=False):
+        state = request.state
+        call = (await read_call(service, Anthropic.COUNT, state.body, tenant=tenant, size=state.body_bytes)).call
+        check_name(call.model, service)
+        _check_length(call.prompts[0], "messages")
+        policy = policy_of(call, tenant, service)
+        ids = await service.llm.pools.prompts.run(_ids, service.llm, call, policy, tenant, True, owner=tenant.salt)
+        return await json_response(lambda: {"input_tokens": len(ids)}, _ID_BYTES)
+
+
 def _text_of(llm: AsyncLLM, ids: list[Any]) -> str:
     return str(llm.tokenizer.decode(check_ids(ids, llm.vocab_size, what="tokens"), clean_up_tokenization_spaces=False))
 
@@ -109,11 +125,16 @@ async def _call(body: Mapping[str, Any], service: Service, tenant: Tenant, size:
     check_schemas(call, service, tenant)
     if len(call.prompts) > 1:
         raise BodyError(f"prompt is a list of {len(call.prompts)} prompts; tokenize them one by one", param="prompt")
-    length = _length(call.prompts[0])
-    if length > MAX_CHARACTERS:
-        message = f"the prompt has {length:,} characters, and /tokenize takes {MAX_CHARACTERS:,}; send it in parts"
-        raise BodyError(message, param="messages" if endpoint is Endpoint.CHAT else "prompt")
+    _check_length(call.prompts[0], "messages" if endpoint is Endpoint.CHAT else "prompt")
     return call
+
+
+def _check_length(prompt: Any, field: str) -> None:
+    """Raise BodyError for more text than one request may count. ``field`` is the body's field that has it."""
+    length = _length(prompt)
+    if length > MAX_CHARACTERS:
+        message = f"the prompt has {length:,} characters, and {MAX_CHARACTERS:,} are counted at once; send it in parts"
+        raise BodyError(message, param=field)
 
 
 def _length(prompt: Any) -> int:

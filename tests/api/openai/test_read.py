@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from inlay import LLM, InlayError
+from inlay.api import reading as read_module
 from inlay.api.call import Call
 from inlay.api.failures import BodyError, Failure, failure_of
 from inlay.api.openai import Endpoint, error_body, read_body, translate
-from inlay.api.openai import read as read_module
 from inlay.api.openai.bodies import LONGEST, MAX_PROMPTS, NO_EFFECT, UNSUPPORTED, ChatBody, CompletionBody
 from inlay.api.openai.foreign import IGNORED
 from inlay.api.tools.formats import ModelTools, model_tools

@@ -12,8 +12,9 @@ from openai.types.chat import ChatCompletion
 from inlay import LLM
 from inlay.api.call import system_fingerprint
 from inlay.api.openai import Endpoint, read_body, respond, translate
-from inlay.api.openai.respond import inlay_of, usage_of
+from inlay.api.openai.respond import usage_of
 from inlay.api.tools.formats import model_tools
+from inlay.api.usage import inlay_of
 from inlay.types import RequestMetrics, RequestOutput, Usage
 from tests.api.tool_templates import tool_model
 from tests.conftest import tiny

@@ -12,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from inlay.api.openai.respond import as_delta, as_message, finish_reason
+from inlay.api.pieces import WholeAnswer
 from inlay.api.tools import Delta, ToolUse
 from inlay.api.tools.formats import ModelTools, model_tools
 from tests.api.tool_templates import tool_tokenizer
@@ -288,28 +289,32 @@ def test_time_grows_with_the_text_alone(monkeypatch: pytest.MonkeyPatch):
 # OpenAI's form
 
 
+def message_of(tools: ToolUse, text: str, response: str, choice: int) -> dict[str, Any]:
+    return as_message(WholeAnswer.of(parts(tools, [text])), response, choice)
+
+
 def test_a_message_with_calls():
     tools = use("qwen")
     text = f"See.\n<tool_call>{ROME}</tool_call><tool_call>{ROME}</tool_call>"
-    message = as_message(tools, text, "abc", 0)
+    message = message_of(tools, text, "abc", 0)
     first, second = message["tool_calls"]
     assert message["content"] == "See."
     assert first["function"] == {"name": "weather", "arguments": '{"city": "Rome"}'}
     assert first["type"] == "function"
     assert first["id"].startswith("call_")
-    others = [as_message(tools, text, *where)["tool_calls"][0]["id"] for where in (("abc", 1), ("abd", 0))]
+    others = [message_of(tools, text, *where)["tool_calls"][0]["id"] for where in (("abc", 1), ("abd", 0))]
     assert len({first["id"], second["id"], *others}) == 4
-    assert as_message(tools, text, "abc", 0) == message
-    assert as_message(tools, f"<tool_call>{ROME}</tool_call>", "abc", 0)["content"] is None
-    assert as_message(tools, "Hello", "abc", 0) == {"content": "Hello"}
-    assert as_message(tools, "", "abc", 0) == {"content": ""}
+    assert message_of(tools, text, "abc", 0) == message
+    assert message_of(tools, f"<tool_call>{ROME}</tool_call>", "abc", 0)["content"] is None
+    assert message_of(tools, "Hello", "abc", 0) == {"content": "Hello"}
+    assert message_of(tools, "", "abc", 0) == {"content": ""}
 
 
 def test_deltas_add_up_to_the_message():
     tools = use("qwen")
     text = f"See.\n<tool_call>{ROME}</tool_call>"
     deltas = [as_delta(delta, "abc", 0) for delta in parts(tools, list(text))]
-    message = as_message(tools, text, "abc", 0)
+    message = message_of(tools, text, "abc", 0)
     assert "".join(delta.get("content", "") for delta in deltas) == message["content"]
     pieces: list[dict[str, Any]] = [piece for delta in deltas for piece in delta.get("tool_calls", ())]
     assert [piece["index"] for piece in pieces] == [0, 0]

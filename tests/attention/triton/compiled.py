@@ -19,8 +19,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from inlay.attention.triton import kernels
+from inlay.attention.triton.backend import block_width, settings_of
 from inlay.attention.triton.cost import Shape
-from inlay.attention.triton.launch import block_width, settings_of
 
 PLAIN = {"SOFTCAP": False, "WINDOW": False, "SLOPES": False, "SINKS": False}
 EVERYTHING = dict.fromkeys(PLAIN, True)
@@ -68,7 +68,7 @@ def usage(cubin: bytes, name: str) -> dict[str, int]:
 
 def main(capability: int, quick: bool) -> None:
     target = GPUTarget("cuda", capability, 32)
-    widths = (128,) if quick else (64, 128, 256)
+    widths = (128,) if quick else (64, 128, 256, 512)
     dtypes = ("fp16",) if quick else ("bf16", "fp32")
     for head_dim, dtype, options in product(widths, dtypes, (PLAIN, EVERYTHING)):
         wide = dtype == "fp32"

@@ -44,7 +44,7 @@ SHORT = [
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "dtype"), [*product([16, 64, 80, 128, 256], [fp32]), *product([16, 80], [fp16, bf16])]
+    ("head_dim", "dtype"), [*product([16, 64, 80, 128, 256, 512], [fp32]), *product([16, 80], [fp16, bf16])]
 )
 def test_head_sizes(head_dim, dtype):
     check(with_rotary(Layer(head_dim=head_dim, stored=dtype, fresh=dtype, heads=6)), SHORT)
@@ -251,7 +251,7 @@ def test_any_advanced_plan(seed, share, window):
 def test_what_the_kernels_do_not_take_is_refused():
     for layer, dtype, code in (
         (
-            LayerShape(1, 288),
+            LayerShape(1, 576),
             fp32,
             "parameter.unavailable_backend",
         ),

@@ -15,8 +15,7 @@ from torch import Tensor
 from inlay import LLM, ParameterError, Schema
 from inlay.attention.device_storage import DeviceStorage
 from inlay.attention.plan import Item, Part, build_plan
-from inlay.attention.quantization import NARROW
-from inlay.attention.storage import LayerShape
+from inlay.attention.storage import NARROW, LayerShape
 from inlay.attention.torch import TorchBackend
 from inlay.slots import SlotRange
 from tests.attention.devices import pretend

@@ -160,6 +160,7 @@ def test_which_layers_are_plain():
     assert not takes(Layer(stored=bf16, fresh=fp32))
     assert not takes(LAYER, sinks=torch.zeros(4))
     assert not takes(LAYER, slopes=torch.zeros(4))
+    assert not takes(Layer(head_dim=512, stored=bf16, fresh=bf16))
 
 
 def test_libraries_are_looked_for_on_a_gpu_alone(monkeypatch):

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from inlay.attention.device_storage import DeviceStorage
 from inlay.attention.plan import Part, build_plan
-from inlay.attention.quantization import LARGEST, SCALE_BYTES, dequantize, quantize
 from inlay.attention.reference import ReferenceBackend
-from inlay.attention.storage import KVStorage, LayerShape
+from inlay.attention.storage import LARGEST, SCALE_BYTES, KVStorage, LayerShape, dequantize, quantize
 from inlay.slots import SlotRange
 from tests.attention.kernel_cases import Layer, bf16, end_of, fp32, fresh_of, normal, random_parts, with_rotary
 from tests.attention.triton.cases import backend, fp16, interpreted, same, variations

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inlay.authoring.extract import Corpus, Extraction, LogError, LoggedPrompt, Settings, extract
+from inlay.authoring.extract import Corpus, Extraction, ExtractionSettings, LogError, LoggedPrompt, extract
 from inlay.authoring.extract import choose as choose_module
 from inlay.authoring.extract import corpus as corpus_module
 from inlay.authoring.extract.extraction import describe
@@ -40,7 +40,7 @@ def document(seed: int, words: int = 30) -> str:
 
 
 def extracted(prompts: list[LoggedPrompt], **options: int) -> Extraction:
-    return extract(corpus_of(prompts), encode, name="log", settings=Settings(**{"min_prompts": 2, **options}))
+    return extract(corpus_of(prompts), encode, name="log", settings=ExtractionSettings(**{"min_prompts": 2, **options}))
 
 
 def tops(schema: Schema) -> list[Any]:
@@ -307,7 +307,7 @@ def test_the_same_log_gives_the_same_schema():
 @pytest.mark.parametrize("options", [{"min_prompts": 1}, {"min_tokens": 0}, {"max_modules": 5_001}])
 def test_settings_out_of_range(options):
     with raises("parameter.out_of_range", ParameterError, names=next(iter(options))):
-        Settings(**options)
+        ExtractionSettings(**options)
 
 
 def test_a_log_that_is_too_large(monkeypatch):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from inlay.authoring.extract import Corpus, Extraction, LogReader, Settings, extract
+from inlay.authoring.extract import Corpus, Extraction, ExtractionSettings, LogReader, extract
 from tests.authoring.extract.helpers import encode, said
 
 SYSTEM = "You answer questions from documents, and name the document that the answer is from."
@@ -38,7 +38,7 @@ def request(number: int, mark: str | None = "cache_control", documents: int = 3)
 def extracted(folder: Path, lines: list[Any], **settings: int) -> Extraction:
     path = folder / "log.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return extract(Corpus.of(LogReader(path), "log.jsonl"), encode, name="log", settings=Settings(**settings))
+    return extract(Corpus.of(LogReader(path), "log.jsonl"), encode, name="log", settings=ExtractionSettings(**settings))
 
 
 def texts(result: Extraction) -> set[str]:

@@ -7,8 +7,7 @@ import time
 
 import pytest
 
-from inlay.engine.background.pacing import LONGEST_S, SHARE, Pacer
-from inlay.engine.workpool import WorkPool
+from inlay.engine.workpool import LONGEST_S, SHARE, Pacer, WorkPool
 
 WAIT_S = 20.0
 

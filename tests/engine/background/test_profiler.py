@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
+from contextlib import closing
 from types import SimpleNamespace
 
 import numpy as np
@@ -325,7 +327,7 @@ def test_who_combines_public_modules_leaves_no_profile_of_them():
         (output,) = llm.generate(prompt(), ONE, reuse="anchored+profiled:0.3", cache_salt=salt)
         known = llm.local.engine.kv_manager.profiles
         if salt:
-            llm.client.finish_profiles()
+            llm.local.finish_profiles()
             assert not known
     assert known
     assert output.usage.linked_tokens == 0
@@ -382,3 +384,44 @@ def test_a_request_that_needs_the_room_of_a_profile_gets_it():
     while not large.finished:
         driver.engine.step()
     assert (large.error, len(large.token_ids)) == (None, 4)
+
+
+def begun_again(folder, **settings) -> tuple[LLM, dict]:
+    """A new process over one folder, and the profiles that it knows at its start."""
+    llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0, reuse="anchored", store=str(folder), **settings)
+    llm.schemas.add(SCHEMA, llm.policy("anchored"))
+    return llm, profiles_of(llm)
+
+
+@pytest.mark.parametrize("codec", ["none", "int8"])
+def test_profiles_survive_a_restart_beside_their_segments(tmp_path, codec):
+    llm, found = begun_again(tmp_path, store_codec=codec)
+    assert found == {}
+    llm.add_schema(SCHEMA)
+    llm.generate([prompt()], ONE, recompute="profiled:0.2")
+    made = profiles_of(llm)
+    llm.shutdown()
+    llm, found = begun_again(tmp_path, store_codec=codec)
+    assert set(made) == {"a", "b", "c"}
+    assert set(found) == set(made)
+    for name, profile in found.items():
+        np.testing.assert_array_equal(profile, made[name])
+    (output,) = llm.generate([prompt()], ONE, recompute="profiled:0.2")
+    assert output.usage.recomputed_tokens > output.usage.linked_tokens
+    llm.evict("s")
+    llm.shutdown()
+    _, found = begun_again(tmp_path, store_codec=codec)
+    assert found == {}
+
+
+def test_a_damaged_profile_is_not_read(tmp_path):
+    llm, _ = begun_again(tmp_path)
+    llm.add_schema(SCHEMA)
+    llm.generate([prompt()], ONE, recompute="profiled:0.2")
+    llm.shutdown()
+    (index,) = tmp_path.glob("*/index.sqlite")
+    with closing(sqlite3.connect(index)) as rows, rows:
+        changed = rows.execute("UPDATE profiles SET deviations = zeroblob(length(deviations))").rowcount
+    assert changed == 3
+    _, found = begun_again(tmp_path)
+    assert found == {}

@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from inlay import LLM, AsyncLLM, ParameterError, SamplingParams, Schema
-from inlay.check.divergence import divergence
+from inlay.check.run import divergence
 from inlay.engine.background import popularity, promoter
 from inlay.engine.request import Request
 from inlay.kv.identity import TokenRun
 from inlay.kv.segment import PrefixMatch
 from inlay.prompt.composed import CachedSpan
+from inlay.types import Scope
 from inlay_lab.eval.setting import Setting
 from tests.conftest import tiny
 from tests.engine.driving import Driver, check_stock, ids
@@ -167,7 +168,7 @@ def test_salts_are_counted_apart():
 
 def test_a_private_schema_is_healed_for_its_owner():
     driver = Driver()
-    layout, specs = driver.llm.schemas.add(SCHEMA, driver.llm.policy(), "one")
+    layout, specs = driver.llm.schemas.add(SCHEMA, driver.llm.policy(), Scope("one"))
     assert layout is not None
     driver.encode(specs)
     for _ in range(2):
@@ -322,7 +323,7 @@ def test_all_is_forgotten_with_the_store():
     driver = driver_for()
     for _ in range(2):
         ask(driver, "abc")
-    driver.llm.client.reset_prefix_cache().result()
+    driver.llm.reset_prefix_cache()
     assert not work_off(driver)
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from inlay import LLM, AsyncLLM, ParameterError, SamplingParams, Schema
-from inlay.check.divergence import divergence
+from inlay.check.run import divergence
 from inlay.engine.background import divergence as divergence_log
 from inlay.engine.background import shadow
 from inlay.engine.background.divergence import Comparison
@@ -222,7 +222,7 @@ def test_what_is_not_stored_any_more_is_left(forget):
     if forget == "store":
         driver.store.clear()
     else:
-        driver.llm.client.reset_prefix_cache().result()
+        driver.llm.reset_prefix_cache()
     work_off(driver)
     assert dropped(driver) == {"gone": 1}
     assert driver.all_free()

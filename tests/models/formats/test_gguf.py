@@ -20,7 +20,7 @@ from inlay import LLM, ModelError, SamplingParams
 from inlay.cli.main import main
 from inlay.models.interface import attention_implementation
 from inlay.models.load import LoadedModel, load_model, load_tokenizer
-from inlay.models.quantize import Int4Linear, Int8Linear, Runs
+from inlay.models.quantize import FusedLayers, Int4Linear, Int8Linear
 
 gguf = pytest.importorskip("gguf", reason="gguf is not installed")
 
@@ -91,7 +91,7 @@ def test_k_quants_keep_each_layer_in_its_bits(tmp_path):
     torch.testing.assert_close(logits(stock.model), logits(read_by_transformers(path, stock)), atol=1e-4, rtol=0)
     kept = load_model(path, dtype="float32")
     layer = kept.model.model.layers[0]
-    assert isinstance(layer.self_attn.qkv, Runs)
+    assert isinstance(layer.self_attn.qkv, FusedLayers)
     assert [type(part) for part in layer.self_attn.qkv.layers] == [Int4Linear, Int8Linear]
     assert isinstance(layer.mlp.gate_up, Int4Linear)
     assert isinstance(layer.mlp.down, Int8Linear)

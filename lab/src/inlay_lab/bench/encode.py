@@ -96,7 +96,7 @@ def measure_encode(setting: EncodeSetting, progress: Progress | None = None) -> 
 
 def encode(llm: LLM, text: str) -> None:
     """Encode every module of a schema into an empty store."""
-    llm.client.reset_prefix_cache().result()
+    llm.reset_prefix_cache()
     llm.add_schema(Schema.from_string(text, source="bench.xml"))
 
 

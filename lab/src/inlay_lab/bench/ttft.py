@@ -191,7 +191,7 @@ def _measure(
     llm: LLM, stock: PreTrainedModel | None, llama: LlamaFirstTokens | None, row: Setting, setting: TTFTSetting
 ) -> dict[str, Any]:
     schema, prompt = workload(llm, f"bench-{row.cached}-{row.new}", row)
-    llm.client.reset_prefix_cache().result()
+    llm.reset_prefix_cache()
     llm.add_schema(schema)
     warm = first_token(llm, prompt)
     recomputed, computed = warm.usage.recomputed_tokens, warm.usage.computed_tokens

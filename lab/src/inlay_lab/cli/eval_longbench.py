@@ -18,7 +18,8 @@ from inlay.wording import clip
 
 def longbench(
     data: Annotated[
-        Path, typer.Option(help="The folder of the benchmark's files, such as qasper.jsonl (docs/benchmarks.md).")
+        Path,
+        typer.Option(help="The folder of the benchmark's files, such as qasper.jsonl (docs/internals/methods.md)."),
     ],
     model: Model = "demo",
     datasets: Annotated[
@@ -26,7 +27,10 @@ def longbench(
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Rows of each dataset, the first ones; all, if not given.")] = None,
     reuse: Annotated[
-        str, typer.Option(help="Reuse policies, as docs/reuse.md writes them, with commas; off is always asked.")
+        str,
+        typer.Option(
+            help="Reuse policies, as docs/reference/policies.md writes them, with commas; off is always asked."
+        ),
     ] = "off,isolated,anchored,modular",
     max_length: Annotated[
         int | None,

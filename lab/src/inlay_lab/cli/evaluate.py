@@ -49,7 +49,8 @@ def _eval() -> None:
 def modular_qa(
     model: Model = "demo",
     reuse: Annotated[
-        str, typer.Option(help="Reuse policies, as docs/reuse.md writes them: one, or several with commas.")
+        str,
+        typer.Option(help="Reuse policies, as docs/reference/policies.md writes them: one, or several with commas."),
     ] = "off,isolated,anchored,modular",
     positions: Annotated[
         str | None,

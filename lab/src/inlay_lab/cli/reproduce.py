@@ -33,7 +33,7 @@ def reproduce(
     ] = False,
     again: Annotated[bool, typer.Option("--again", help="Measure anew what is kept.")] = False,
     longbench: Annotated[
-        Path | None, typer.Option(help="The folder of LongBench's files, for quality (docs/benchmarks.md).")
+        Path | None, typer.Option(help="The folder of LongBench's files, for quality (docs/internals/methods.md).")
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="The model that answers them: a directory, a GGUF file or a hub name.")

@@ -65,7 +65,7 @@ def simulate(
 ) -> int:
     """Plan a cluster: hit share, time to the first token and balance of routers, side by side.
 
-    The router is the real one; replicas only count. docs/cluster.md says what is simulated, and how near that comes.
+    The router is the real one; replicas only count. docs/guides/clusters.md says what the simulator leaves out.
     """
     check_plot(plot)
     if calibrate is not None:

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from inlay.check.divergence import divergence
+from inlay.check.run import divergence
 from inlay.client.llm import LLM
 from inlay.policy import BEST
 from inlay.sampling.params import SamplingParams
@@ -66,7 +66,7 @@ def _repeat(llm: LLM, each: Round, times: int) -> Iterator[list[Row]]:
             }
             for case, output, whole, wanted, here in zip(each.cases, outputs, full, expected, found, strict=True)
         ]
-    llm.client.reset_prefix_cache().result()
+    llm.reset_prefix_cache()
 
 
 def _row(documents: int, repetition: int, figures: list[Row]) -> Row:

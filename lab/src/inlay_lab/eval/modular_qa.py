@@ -1,6 +1,6 @@
 """The effect of reuse on answers: questions over imported documents in every mode, compared with full prefill.
 
-``docs/quality.md`` explains each number and the confidence bounds of counts of right answers.
+``docs/internals/methods.md`` explains each number and the confidence bounds of counts of right answers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from inlay.check.divergence import divergence
+from inlay.check.run import divergence
 from inlay.check.statistics import difference_interval, mcnemar, mean_bound, wilson_interval
 from inlay.client.llm import LLM
 from inlay.errors import ModelError
@@ -221,7 +221,7 @@ def ask(llm: LLM, each: Round, modes: Sequence[Mode]) -> Iterator[tuple[Mode, li
         said = said or [output.outputs[0].token_ids for output in outputs]
         found = found or llm.distributions(prompts, said, reuse=reuse, positions=positions)
         expected = expected or found
-        llm.client.reset_prefix_cache().result()
+        llm.reset_prefix_cache()
         by_keys = _checks(mode)
         yield (
             mode,
@@ -235,8 +235,8 @@ def _make_profiles(llm: LLM, prompts: Sequence[Prompt], mode: Mode) -> None:
     if policy.profiled:
         if mode.scaffold:  # no schema was encoded before
             read = (llm.processor.segments_of(prompt, policy) for prompt in prompts)
-            llm.client.profile(list({spec.key: spec for specs in read for spec in specs}.values()))
-        llm.client.finish_profiles()
+            llm.local.profile(list({spec.key: spec for specs in read for spec in specs}.values()))
+        llm.local.finish_profiles()
 
 
 def _choosing(llm: LLM, prompt: Prompt, mode: Mode) -> AbstractContextManager[None]:

@@ -16,7 +16,7 @@ from inlay.client.llm import LLM
 from inlay.engine.allocation import Work
 from inlay.engine.background.profiler import deviation
 from inlay.engine.background.profiles import KnownProfiles, Profile
-from inlay.engine.core import Engine
+from inlay.engine.core import EngineCore
 from inlay.errors import CapacityError
 from inlay.pml.schema import Prompt
 from inlay.prompt.composed import compose
@@ -55,7 +55,7 @@ def true_profiles(llm: LLM, prompt: Prompt, reuse: str, positions: str) -> Itera
         engine.kv_manager.profiles = before
 
 
-def _profiles(engine: Engine, request: EngineRequest) -> KnownProfiles:
+def _profiles(engine: EngineCore, request: EngineRequest) -> KnownProfiles:
     """Profiles that select the tokens with the largest deviation in this prompt."""
     known, composed = KnownProfiles(), compose(request)
     keys = {part.start: part.spec.lossless.key for part in inexact_modules(composed)}
@@ -65,7 +65,7 @@ def _profiles(engine: Engine, request: EngineRequest) -> KnownProfiles:
     return known
 
 
-def true_moves(engine: Engine, request: EngineRequest) -> dict[int, Profile]:
+def true_moves(engine: EngineCore, request: EngineRequest) -> dict[int, Profile]:
     """The deviation of each module token from full prefill, by the start of its module.
 
     The modules must be stored. Raises CapacityError if the pool has no room for the prompt beside them.

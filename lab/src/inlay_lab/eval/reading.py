@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from inlay.check.divergence import divergence
+from inlay.check.run import divergence
 from inlay.check.statistics import mean_interval, wilson_interval
 from inlay.client.llm import LLM
 from inlay.errors import ParameterError
@@ -162,8 +162,9 @@ def measure_reading(
                     assert floor is not None
                     found[name], _ = _ask(floor, messages, question, "exact", f"off {number}", ids)
                     continue
-                _encode(llm, messages, name)
-                found[name], _ = _ask(llm, messages, question, name, f"reading {name}", ids)
+                salt = f"reading {ReusePolicy.parse(name).without_recompute()}"  # one copy of modules and profiles
+                _encode(llm, messages, name, salt)
+                found[name], _ = _ask(llm, messages, question, name, salt, ids)
             for name, one in found.items():
                 seen[name].append((reference, one))
                 scores[name].append(_score(one.text, question.answers))
@@ -176,13 +177,13 @@ def measure_reading(
     return {"model": llm.model_name, "passages": passages, "questions": len(seen["off"]), "rows": rows}
 
 
-def _encode(llm: LLM, messages: list[Row], policy: str) -> None:
+def _encode(llm: LLM, messages: list[Row], policy: str, salt: str) -> None:
     """Store the parts, with profiles if the policy needs them, by asking something else about them."""
     *parts, _ = messages[1]["content"]
     other = [messages[0], {"role": "user", "content": [*parts, {"type": "text", "text": "Thank you."}]}]
     once = SamplingParams(temperature=0, max_tokens=1)
     for _ in range(2):  # profiles of parts are made behind the first request that reads them
-        llm.generate([other], once, reuse=ReusePolicy.parse(policy), cache_salt=f"reading {policy}")
+        llm.generate([other], once, reuse=ReusePolicy.parse(policy), cache_salt=salt)
 
 
 def _ask(

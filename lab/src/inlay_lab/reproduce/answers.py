@@ -25,7 +25,7 @@ def measure_longbench_quality(settings: Settings) -> Outcome:
     """Tables 1 and 3, on the given model and files. Raises NotHereError without files."""
     if settings.get("longbench") is None:
         raise NotHereError(
-            "it needs LongBench's files and a model that was trained: docs/benchmarks.md says how to get the files; "
+            "it needs LongBench's files (docs/internals/methods.md) and a model that was trained; "
             "give --longbench DIR and --model NAME"
         )
     suite = open_suite(Path(settings["longbench"]), None)
@@ -81,7 +81,7 @@ def measure_paired_quality(settings: Settings) -> Outcome:
         [Table("Questions over 6 of 12 documents, each a module", _QUALITY_HEADER, lines)],
         [
             "`isolated` is the paper's way; the others are inlay's. Only off, only this: questions that one of the two "
-            "alone has right. KL is the divergence from full prefill, in nats a token. docs/quality.md explains all."
+            "alone has right. KL is the divergence from full prefill, in nats a token (docs/internals/methods.md)."
         ],
     )
 

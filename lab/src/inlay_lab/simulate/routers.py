@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from inlay.cluster.affinity import Affinity, Decision, RouterSettings
-from inlay.cluster.loads import Work
+from inlay.cluster.loads import RequestLoad
 from inlay.cluster.pieces import Wanted
 from inlay.cluster.residency_map import ResidencyMap
 from inlay.kv.changes import StoreChanges
@@ -183,7 +183,7 @@ ROUTERS = ("module", "prefix", "power-of-two", "round-robin")
 
 
 def decision_for(replica: Replica) -> Decision:
-    return Decision(replica.name, Work(0.0, 0.0))
+    return Decision(replica.name, RequestLoad(0.0, 0.0))
 
 
 def _chains(wanted: Wanted) -> list[tuple[int, int]]:

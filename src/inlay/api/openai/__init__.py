@@ -9,7 +9,7 @@ from inlay.api.call import AnswerRoute
 from inlay.api.openai.bodies import Endpoint
 from inlay.api.openai.openapi import ROUTES, components
 from inlay.api.openai.read import read_body
-from inlay.api.openai.respond import error_body, respond
+from inlay.api.openai.respond import error_body, limit_headers, respond
 from inlay.api.openai.stream import Chunks
 from inlay.api.openai.translate import translate
 
@@ -26,3 +26,4 @@ class OpenAI:
     respond = staticmethod(respond)
     stream = Chunks
     error_body = staticmethod(error_body)
+    limit_headers = staticmethod(limit_headers)

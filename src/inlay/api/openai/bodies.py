@@ -9,24 +9,28 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainValidator, PrivateAttr
+from pydantic import Field, PlainValidator
 
-from inlay.api.openai.foreign import REFUSED
-from inlay.api.openai.messages import (
+from inlay.api import forms
+from inlay.api.forms import (
     MARKS,
+    MAX_LOGPROBS,
+    MAX_MESSAGES,
+    MAX_STOP,
+    MAX_STOPS,
     MAX_TOOLS,
     NAME,
     NAMED,
+    POSITIVE,
+    SWITCH,
+    WHOLE,
     CacheControl,
-    CacheOptions,
-    Form,
-    Message,
-    PastAnswer,
+    CommonBody,
+    StrictForm,
 )
+from inlay.api.openai.foreign import REFUSED
+from inlay.api.openai.messages import CacheOptions, Message, PastAnswer
 from inlay.api.values import all_of
-from inlay.policy import PolicyFields
-
-_MAX_LOGPROBS = 20
 
 #: Accepted fields that clients often send and that do not change an answer.
 NO_EFFECT = (
@@ -63,27 +67,11 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "web_search_options": ((), "inlay does not search the web; leave it out"),
 }
 
-_WHOLE = "a whole number"
-_NUMBER = "a number"
-_SWITCH = "true or false"
-_TEXT = "a text"
-_POSITIVE = "a whole number of at least 1"
 _PROMPT = '{"schema": "…", "content": […]} or {"schema": "…", "imports": […], "text": "…"}'
-_MAX_STOP = 1_024  # characters of one
-MAX_MESSAGES = 8_192
 MAX_PROMPTS = 4_096
 
 #: Fields that are lists or objects → the most members. Checked before the members.
-LONGEST = {
-    "allowed_token_ids": 262_144,
-    "bad_words": 256,
-    "documents": 1_024,
-    "logit_bias": 16_384,
-    "messages": MAX_MESSAGES,
-    "stop": 64,  # each is searched for after every token
-    "stop_token_ids": 4_096,
-    "tools": MAX_TOOLS,
-}
+LONGEST = {**forms.LONGEST, "documents": 1_024, "messages": MAX_MESSAGES, "stop": MAX_STOPS}
 
 MAX_TAGS = 20_000  # of a prompt as PML; also values of a prompt as JSON
 
@@ -110,13 +98,6 @@ def _prompt_of_one_kind(value: Any) -> Any:
     raise ValueError("no prompt")
 
 
-def _numbers(value: Any) -> Any:
-    """Return an object of numbers unchanged. Raises ValueError for any other value in it."""
-    if isinstance(value, dict) and not all(type(one) in (int, float) for one in value.values()):
-        raise ValueError("not a number")
-    return value
-
-
 Prompts = str | list[str] | list[int] | list[list[int]] | dict[str, Any]
 
 
@@ -127,7 +108,7 @@ class Endpoint(StrEnum):
     COMPLETIONS = "/v1/completions"
 
 
-class Function(Form):
+class Function(StrictForm):
     """A function that a model may call.
 
     ``strict`` is accepted: a grammar enforces arguments if it enforces a call. ``cache_control`` has no effect, because
@@ -141,7 +122,7 @@ class Function(Form):
     cache_control: CacheControl | None = None
 
 
-class Tool(Form):
+class Tool(StrictForm):
     """A tool. For ``cache_control`` see Function."""
 
     type: Literal["function"] = Field(description='"function"; inlay knows no other tools')
@@ -151,34 +132,34 @@ class Tool(Form):
     cache_control: CacheControl | None = Field(None, description=MARKS["cache_control"])
 
 
-class FunctionName(Form):
+class FunctionName(StrictForm):
     """A function, by name."""
 
     name: str
 
 
-class NamedTool(Form):
+class NamedTool(StrictForm):
     """The one tool that must be called."""
 
     type: Literal["function"]
     function: FunctionName
 
 
-class Allowed(Form):
+class Allowed(StrictForm):
     """Some of the tools. ``mode`` says if one of them must be called."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedTool], Field(fail_fast=True, min_length=1, max_length=MAX_TOOLS)]
 
 
-class AllowedTools(Form):
+class AllowedTools(StrictForm):
     """The tools that may be called, among those that the model sees."""
 
     type: Literal["allowed_tools"]
     allowed_tools: Allowed
 
 
-class StreamOptions(Form):
+class StreamOptions(StrictForm):
     """Options of a stream. vLLM's ``continuous_usage_stats`` adds the usage so far to every chunk.
 
     ``include_obfuscation`` asks for noise that hides lengths. inlay never sends any.
@@ -189,7 +170,7 @@ class StreamOptions(Form):
     include_obfuscation: bool | None = None
 
 
-class JSONSchemaFormat(Form):
+class JSONSchemaFormat(StrictForm):
     """The schema of an answer. It is always enforced, with any ``strict``."""
 
     name: str | None = None
@@ -198,7 +179,7 @@ class JSONSchemaFormat(Form):
     strict: bool | None = None
 
 
-class ResponseFormat(Form):
+class ResponseFormat(StrictForm):
     """The form of an answer. ``structures`` and ``triggers`` are vLLM's fields for a structural tag."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
@@ -207,33 +188,17 @@ class ResponseFormat(Form):
     triggers: list[str] | None = None
 
 
-_Stop = Annotated[str, Field(max_length=_MAX_STOP)]
+_Stop = Annotated[str, Field(max_length=MAX_STOP)]
 
 
-class Body(Form):
+class Body(CommonBody):
     """The fields of both endpoints."""
 
-    _ignored: tuple[str, ...] = PrivateAttr(())
-
-    @property
-    def ignored(self) -> tuple[str, ...]:
-        """The request's fields of other servers that have no meaning here."""
-        return self._ignored
-
-    model: str | None = Field(None, description=_TEXT)
-    n: int | None = Field(None, description=_POSITIVE, ge=1)
-    max_tokens: int | None = Field(None, description=_POSITIVE, ge=1)
-    stop: _Stop | Annotated[list[_Stop], Field(fail_fast=True, max_length=LONGEST["stop"])] | None = Field(
+    n: int | None = Field(None, description=POSITIVE, ge=1)
+    max_tokens: int | None = Field(None, description=POSITIVE, ge=1)
+    stop: _Stop | Annotated[list[_Stop], Field(fail_fast=True, max_length=MAX_STOPS)] | None = Field(
         None,
-        description=f"a text or a list of texts, at most {LONGEST['stop']}, of at most {_MAX_STOP:,} characters each",
-    )
-    seed: int | None = Field(None, description=f"{_WHOLE} of 64 bits", ge=-(2**63), lt=2**64)
-    temperature: float | None = Field(None, description=_NUMBER)
-    top_p: float | None = Field(None, description=_NUMBER)
-    presence_penalty: float | None = Field(None, description=_NUMBER)
-    frequency_penalty: float | None = Field(None, description=_NUMBER)
-    logit_bias: Annotated[dict[str, float], BeforeValidator(_numbers)] | None = Field(
-        None, description=f"an object of token ids and numbers, at most {LONGEST['logit_bias']:,}"
+        description=f"a text or a list of texts, at most {MAX_STOPS}, of at most {MAX_STOP:,} characters each",
     )
     response_format: ResponseFormat | None = Field(
         None,
@@ -241,45 +206,17 @@ class Body(Form):
         '{"type": "json_schema", "json_schema": {"name": "…", "schema": {…}}}, or '
         '{"type": "structural_tag", "structures": […], "triggers": […]}',
     )
-    stream: bool | None = Field(None, description=_SWITCH)
     stream_options: StreamOptions | None = Field(None, description='{"include_usage": true}')
     prompt_cache_options: CacheOptions | None = Field(
         None, description='{"mode": "implicit" or "explicit", "ttl": "30m" or "12h"}'
     )
     # vLLM's
-    top_k: int | None = Field(None, description=f"{_WHOLE} from -1 to {2**31 - 1}", ge=-1, lt=2**31)
-    min_p: float | None = Field(None, description=_NUMBER)
-    typical_p: float | None = Field(None, description=_NUMBER)
-    repetition_penalty: float | None = Field(None, description=f"{_NUMBER} from 0.01 to 100", ge=0.01, le=100)
-    min_tokens: int | None = Field(None, description=_WHOLE)
-    ignore_eos: bool | None = Field(None, description=_SWITCH)
-    stop_token_ids: Annotated[list[int], Field(fail_fast=True, max_length=LONGEST["stop_token_ids"])] | None = Field(
-        None, description=f"a list of token ids, at most {LONGEST['stop_token_ids']:,}"
-    )
-    include_stop_str_in_output: bool | None = Field(None, description=_SWITCH)
-    skip_special_tokens: bool | None = Field(None, description=_SWITCH)
-    bad_words: Annotated[list[str], Field(fail_fast=True, max_length=LONGEST["bad_words"])] | None = Field(
-        None, description=f"a list of texts, at most {LONGEST['bad_words']}"
-    )
-    allowed_token_ids: Annotated[list[int], Field(fail_fast=True, max_length=LONGEST["allowed_token_ids"])] | None = (
-        Field(None, description=f"a list of token ids, at most {LONGEST['allowed_token_ids']:,}")
-    )
-    truncate_prompt_tokens: int | None = Field(None, description=f"{_WHOLE} of at least 1, or -1", ge=-1)
-    prompt_logprobs: int | None = Field(None, description=f"{_WHOLE} from 0 to {_MAX_LOGPROBS}", ge=0, le=_MAX_LOGPROBS)
+    include_stop_str_in_output: bool | None = Field(None, description=SWITCH)
+    prompt_logprobs: int | None = Field(None, description=f"{WHOLE} from 0 to {MAX_LOGPROBS}", ge=0, le=MAX_LOGPROBS)
     structured_outputs: dict[str, Any] | None = Field(
         None, description='{"json": schema}, {"regex": "…"}, {"choice": […]}, {"grammar": "…"} or {"structural_tag": …}'
     )
-    priority: int | None = Field(None, description=f"{_WHOLE} of 32 bits; lower goes first", ge=-(2**31), lt=2**31)
     # inlay's own
-    reuse: str | None = Field(None, description=PolicyFields.help("reuse"))
-    recompute: str | None = Field(None, description=PolicyFields.help("recompute"))
-    promote: bool | None = Field(None, description=f"{_SWITCH}; {PolicyFields.help('promote')}")
-    across_adapters: bool | None = Field(None, description=f"{_SWITCH}; {PolicyFields.help('across_adapters')}")
-    tolerance: float | str | None = Field(None, description=PolicyFields.help("tolerance"))
-    positions: str | None = Field(None, description="schema or packed")
-    order: Literal["any"] | None = Field(
-        None, description='"any" where neighbouring modules, or marked parts of a message, may change places'
-    )
     pml: str | None = Field(None, description="a prompt as PML: <prompt schema=…>…</prompt>")
 
 
@@ -290,9 +227,9 @@ class ChatBody(Body):
         None, description=f'a list of messages {{"role": "user", "content": "…"}}, at most {MAX_MESSAGES:,}'
     )
     prompt: dict[str, Any] | None = Field(None, description=f"a prompt of a schema: {_PROMPT}")
-    max_completion_tokens: int | None = Field(None, description=_POSITIVE, ge=1)
-    logprobs: bool | None = Field(None, description=_SWITCH)
-    top_logprobs: int | None = Field(None, description=f"{_WHOLE} from 0 to {_MAX_LOGPROBS}", ge=0, le=_MAX_LOGPROBS)
+    max_completion_tokens: int | None = Field(None, description=POSITIVE, ge=1)
+    logprobs: bool | None = Field(None, description=SWITCH)
+    top_logprobs: int | None = Field(None, description=f"{WHOLE} from 0 to {MAX_LOGPROBS}", ge=0, le=MAX_LOGPROBS)
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = Field(
         None, description=f'a list of at most {MAX_TOOLS} tools {{"type": "function", "function": {{…}}}}'
     )
@@ -301,7 +238,7 @@ class ChatBody(Body):
         description='"none", "auto", "required", or {"type": "function", "function": {"name": "…"}}, or '
         '{"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [{"type": …}]}}',
     )
-    parallel_tool_calls: bool | None = Field(None, description=_SWITCH)
+    parallel_tool_calls: bool | None = Field(None, description=SWITCH)
     # vLLM's
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="an object of values for variables of the chat template"
@@ -309,12 +246,12 @@ class ChatBody(Body):
     documents: Annotated[list[dict[str, str]], Field(fail_fast=True, max_length=LONGEST["documents"])] | None = Field(
         None, description=f'a list of objects of texts {{"title": "…", "text": "…"}}, at most {LONGEST["documents"]:,}'
     )
-    add_generation_prompt: bool | None = Field(None, description=_SWITCH)
-    continue_final_message: bool | None = Field(None, description=_SWITCH)
+    add_generation_prompt: bool | None = Field(None, description=SWITCH)
+    continue_final_message: bool | None = Field(None, description=SWITCH)
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
         None, description='"none", "minimal", "low", "medium", "high", "xhigh" or "max"'
     )
-    include_reasoning: bool | None = Field(None, description=_SWITCH)
+    include_reasoning: bool | None = Field(None, description=SWITCH)
     echo: Literal[False] | None = Field(None, description="false; a chat's answer does not repeat its prompt")
 
 
@@ -325,6 +262,6 @@ class CompletionBody(Body):
         None,
         description=f"a text, token ids, a list of either, or a prompt of a schema: {_PROMPT}",
     )
-    logprobs: int | None = Field(None, description=f"{_WHOLE} from 0 to {_MAX_LOGPROBS}", ge=0, le=_MAX_LOGPROBS)
-    echo: bool | None = Field(None, description=_SWITCH)
-    max_tokens: int | None = Field(None, description=f"{_POSITIVE}, or 0 with echo or prompt_logprobs", ge=0)
+    logprobs: int | None = Field(None, description=f"{WHOLE} from 0 to {MAX_LOGPROBS}", ge=0, le=MAX_LOGPROBS)
+    echo: bool | None = Field(None, description=SWITCH)
+    max_tokens: int | None = Field(None, description=f"{POSITIVE}, or 0 with echo or prompt_logprobs", ge=0)

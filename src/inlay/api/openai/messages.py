@@ -3,59 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
-from inlay.api.failures import MAX_NAME, MAX_PROBLEMS, BodyError
-from inlay.api.tools.growing_json import parsed
-from inlay.strict_json import JSONError
-from inlay.wording import clip, shown
-
-Problem = tuple[str | None, str | None, str]  # field, code, sentence
-
-#: The form of a part's marks, by field.
-MARKS = {
-    "cache_control": '{"type": "ephemeral"}, with or without "ttl": "5m"',
-    "prompt_cache_breakpoint": '{"mode": "explicit"}, with or without "ttl": "30m" or "12h"',
-}
+from inlay.api.failures import MAX_PROBLEMS, BodyError
+from inlay.api.forms import MARKS, MAX_ID, MAX_PARTS, MAX_TOOLS, NAME, TEXT, CacheControl, PartForms, StrictForm
+from inlay.api.reading import Problem
+from inlay.api.tools.growing_json import object_in
 
 _CONTENT = (
     'a text, or a list of parts {"type": "text", "text": "…"}, each with or without '
     '"cache_control": {"type": "ephemeral"}; inlay reads text alone, in at most 1,024 parts'
 )
-_TEXT = "a text"
-_MAX_ID = 256  # characters
-MAX_TOOLS = 128
-MAX_PARTS = 1_024  # of one message
-
 _ROLES = {"developer": "system"}  # OpenAI's newer name for the same turn
 
-NAME = r"^[A-Za-z0-9_.-]{1,64}$"
-NAMED = "letters, digits, _, . and -, at most 64 of them"
 
-
-class Form(BaseModel):
-    """Base of all objects: it rejects unknown keys and converts nothing."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class CacheControl(Form):
-    """Marks a part of a message to keep in the cache, at most for ``ttl``, until the memory is needed."""
-
-    type: Literal["ephemeral"]
-    ttl: Annotated[str, Field(max_length=32)] | None = None
-
-
-class CacheBreakpoint(Form):
+class CacheBreakpoint(StrictForm):
     """OpenAI's mark for a part, with the meaning of CacheControl. Without ``ttl``, the request's applies."""
 
     mode: Literal["explicit"]
     ttl: Literal["30m", "12h"] | None = None
 
 
-class CacheOptions(Form):
+class CacheOptions(StrictForm):
     """OpenAI's options for the text that a request leaves in the cache.
 
     Args:
@@ -68,33 +39,38 @@ class CacheOptions(Form):
     ttl: Literal["30m", "12h"] | None = None
 
 
-class TextPart(Form):
-    """A part of a message's content."""
+class MarkedText(StrictForm):
+    """A text that may have a mark."""
 
-    type: Literal["text"]
-    text: str
-    cache_control: CacheControl | None = None
-    prompt_cache_breakpoint: CacheBreakpoint | None = None
+    text: str = Field(description=TEXT)
+    cache_control: CacheControl | None = Field(None, description=MARKS["cache_control"])
+    prompt_cache_breakpoint: CacheBreakpoint | None = Field(None, description=MARKS["prompt_cache_breakpoint"])
 
     @property
     def marked(self) -> bool:
         return self.cache_control is not None or self.prompt_cache_breakpoint is not None
 
 
-class RefusalPart(Form):
+class TextPart(MarkedText):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+
+
+class RefusalPart(StrictForm):
     """A part of a past answer that refuses. It is treated as text."""
 
     type: Literal["refusal"]
-    refusal: str
+    refusal: str = Field(description=TEXT)
 
 
-class Echo(Form):
+class Echo(StrictForm):
     """A part of a past answer. Clients send back answers with extra fields, so unknown ones are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
 
-class EchoedPart(Form):
+class EchoedPart(StrictForm):
     """Fields that clients keep in a part of a past answer. They have no effect."""
 
     annotations: Any = None
@@ -127,13 +103,15 @@ class CalledFunction(Echo):
 class ToolCall(Echo):
     """A call in a past answer."""
 
-    id: str = Field(min_length=1, max_length=_MAX_ID)
+    id: str = Field(min_length=1, max_length=MAX_ID)
     type: Literal["function"] = "function"
     function: CalledFunction
 
 
-class Message(Form):
+class Message(StrictForm):
     """A turn of a conversation."""
+
+    inside: ClassVar[PartForms] = {"content": {"text": TextPart, "refusal": RefusalPart}}
 
     role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
         description='"system", "developer", "user", "assistant" or "tool"'
@@ -144,14 +122,14 @@ class Message(Form):
     name: str | None = Field(
         None, description="the name of who speaks, a text of at most 64 characters", min_length=1, max_length=64
     )
-    refusal: str | None = Field(None, description=_TEXT)
+    refusal: str | None = Field(None, description=TEXT)
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = Field(
         None,
         description=f"a list of at most {MAX_TOOLS} calls "
         '{"id": "…", "type": "function", "function": {"name": "…", "arguments": "{…}"}}',
     )
     tool_call_id: str | None = Field(
-        None, description="the id of the call that this is the result of", min_length=1, max_length=_MAX_ID
+        None, description="the id of the call that this is the result of", min_length=1, max_length=MAX_ID
     )
     cache_control: CacheControl | None = Field(None, description=MARKS["cache_control"])
     # inlay's own
@@ -166,10 +144,12 @@ class PastAnswer(Message, Echo):
     ``function_call`` is refused, because the model would not see that call.
     """
 
+    inside: ClassVar[PartForms] = {"content": {"text": EchoedText, "refusal": EchoedRefusal}}
+
     role: Literal["assistant"] = Field(description='"assistant"')
     content: str | _EchoedParts | None = Field(None, description=_CONTENT)  # type: ignore[assignment]
-    reasoning_content: str | None = Field(None, description=_TEXT)
-    reasoning: str | None = Field(None, description=_TEXT)
+    reasoning_content: str | None = Field(None, description=TEXT)
+    reasoning: str | None = Field(None, description=TEXT)
     function_call: None = Field(None, description="left out; it is the old form of tool_calls, so write those")
 
 
@@ -252,39 +232,6 @@ def for_template(messages: Sequence[Message], ttl: str | None = None) -> list[di
     return made
 
 
-def wrong_part(part: Any, place: str, *, past_answer: bool) -> Problem | None:
-    """Return the first problem of a content part, or None. ``place`` is the path to the part."""
-    if not isinstance(part, Mapping):
-        return place, "invalid_value", f'{place} is {shown(part)}; it must be a part {{"type": "text", "text": "…"}}'
-    kind = part.get("type")
-    form: type[Form] | None = None
-    if kind == "text":
-        form = EchoedText if past_answer else TextPart
-    elif kind == "refusal":
-        form = EchoedRefusal if past_answer else RefusalPart
-    if form is None:
-        said = "is missing" if kind is None else f"is {shown(kind)}"
-        return f"{place}.type", "invalid_value", f'{place}.type {said}; it must be "text": inlay reads text alone'
-    try:
-        form.model_validate(part)
-    except ValidationError as error:
-        one = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        field, *inner = map(str, one["loc"])
-    else:
-        return None
-    if one["type"] == "extra_forbidden" and not inner:
-        known = ", ".join(form.model_fields)
-        said = f"{place} has the field {shown(field)}, which is not supported; a part has {known}"
-        return f"{place}.{clip(field, MAX_NAME)}", "invalid_value", said
-    value: Any = part
-    at = place
-    for name in (field, *inner):
-        value, at = value.get(name) if isinstance(value, Mapping) else None, f"{at}.{clip(name, MAX_NAME)}"
-    said = "is missing" if value is None else f"is {shown(value)}"
-    remedy = f"write {field}: {MARKS[field]}" if field in MARKS else f"it must be {_TEXT}"
-    return at, "invalid_value", f"{at} {said}; {remedy}"
-
-
 def first_of_tools(messages: Sequence[Message]) -> int | None:
     """Return the number of the first message with a tool call or a tool result."""
     return next((number for number, one in enumerate(messages) if one.tool_calls or one.role == "tool"), None)
@@ -299,6 +246,17 @@ def _content(message: Message, ttl: str | None, place: str) -> str | list[dict[s
 def _part(part: TextPart | RefusalPart, ttl: str | None, place: str) -> dict[str, Any]:
     if isinstance(part, RefusalPart):
         return {"type": "text", "text": part.refusal}
+    return marked_text(part, ttl, place)
+
+
+def marked_text(part: MarkedText, ttl: str | None, place: str) -> dict[str, Any]:
+    """Return a part in the form of prompts, with one mark for both of OpenAI's and Anthropic's. Raises BodyError.
+
+    Args:
+        part: the part.
+        ttl: for OpenAI's marks without a ttl.
+        place: the path to the part.
+    """
     if not part.marked:
         return {"type": "text", "text": part.text}
     marks = (part.cache_control, part.prompt_cache_breakpoint)
@@ -319,17 +277,8 @@ def _calls(message: Message) -> list[dict[str, Any]]:
     """
     made = []
     for call in message.tool_calls or ():
-        arguments = _object(call.function.arguments)
+        arguments = object_in(call.function.arguments)
         said = call.function.arguments if arguments is None else arguments
         function = {"name": call.function.name, "arguments": said}
         made.append({"id": call.id, "type": "function", "function": function})
     return made
-
-
-def _object(text: str) -> dict[str, Any] | None:
-    """Return the object in a JSON text. An empty text, which clients send for no arguments, is an empty object."""
-    try:
-        value = parsed(text) if text.strip() else {}
-    except JSONError:
-        return None
-    return value if isinstance(value, dict) else None

@@ -8,9 +8,7 @@ from inlay.api.failures import BodyError
 from inlay.api.openai.bodies import ChatBody
 from inlay.api.openai.messages import Message
 from inlay.api.reasoning import ModelReasoning, ReasoningUse
-from inlay.api.reasoning.formats import SWITCHES
-
-_USUAL = "medium"  # asks for the model's normal behavior
+from inlay.api.reasoning.effort import effort_variables, supported_efforts
 
 
 def reasoning_of(body: ChatBody, model: ModelReasoning | None) -> ReasoningUse | None:
@@ -21,21 +19,13 @@ def reasoning_of(body: ChatBody, model: ModelReasoning | None) -> ReasoningUse |
     return ReasoningUse(model, body.include_reasoning is not False, last)
 
 
-def effort_variables(body: ChatBody, model: ModelReasoning | None) -> dict[str, Any]:
+def variables_of(body: ChatBody, model: ModelReasoning | None) -> dict[str, Any]:
     """Return the template variables for ``reasoning_effort``. Raises BodyError if the template does not support it."""
+    found = effort_variables(body.reasoning_effort, model)
+    if found is not None:
+        return found
+    allowed = " or ".join(f'"{effort}"' for effort in supported_efforts(model))
     effort = body.reasoning_effort
-    known = frozenset[str]() if model is None else model.variables
-    if effort is None:
-        return {}
-    if "reasoning_effort" in known:
-        return {"reasoning_effort": effort}
-    switches = [name for name in SWITCHES if name in known]
-    reasons = model is not None and model.format is not None
-    if effort == "none" and switches:
-        return {switches[0]: False}
-    if effort == _USUAL or (effort == "none" and not reasons):
-        return {}
-    allowed = f'"{_USUAL}"' if reasons and not switches else f'"none" or "{_USUAL}"'
     message = f"reasoning_effort is {effort!r}, but this model's chat template does not support it; write {allowed}"
     raise BodyError(f"{message}, or leave it out", param="reasoning_effort")
 

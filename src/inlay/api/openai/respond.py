@@ -5,42 +5,24 @@ Streams use its parts for usage and tool calls.
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
+import math
 from collections.abc import Sequence
 from typing import Any
 
-from inlay.api.call import Call
+from inlay.api.call import Call, Level
 from inlay.api.failures import Failure
 from inlay.api.openai.bodies import Endpoint
 from inlay.api.openai.logprobs import chat_logprobs, completion_logprobs, echoed_logprobs, joined, prompt_scores
+from inlay.api.pieces import CalledTool, WholeAnswer, call_digest, whole_answer
 from inlay.api.reasoning import ReasoningUse
-from inlay.api.tools import Delta, ToolUse
+from inlay.api.tools import Delta
+from inlay.api.usage import counts_of, inlay_of
 from inlay.errors import Problem
 from inlay.pml.problems import JSONPlace
-from inlay.types import CompletionOutput, RequestMetrics, RequestOutput
+from inlay.types import CompletionOutput, RequestOutput
 
 _OBJECTS: dict[str, str] = {Endpoint.CHAT: "chat.completion", Endpoint.COMPLETIONS: "text_completion"}
 _IDS: dict[str, str] = {Endpoint.CHAT: "chatcmpl", Endpoint.COMPLETIONS: "cmpl"}
-_COUNTED = (
-    "exact_tokens",
-    "module_tokens",
-    "scaffold_tokens",
-    "anchored_tokens",
-    "isolated_tokens",
-    "promoted_tokens",
-    "shifted_tokens",
-    "host_tokens",
-    "disk_tokens",
-    "shared_tokens",
-    "duplicate_tokens",
-    "recomputed_tokens",
-    "linked_tokens",
-    "selecting_tokens",
-    "computed_tokens",
-)
-_NO_TIMES = RequestMetrics()
-_TIMED = ("queue_s", "fetch_s", "compute_s", "ttft_s", "total_s")
 
 
 def respond(
@@ -85,16 +67,10 @@ def _chat_choice(call: Call, name: str, number: int, output: RequestOutput, answ
     logprobs = None
     if answer.logprobs is not None:
         logprobs = chat_logprobs(answer.token_ids, answer.logprobs, call.params.logprobs or 0)
-    text, reasoning = answer.text, ""
-    if call.reasoning is not None:
-        parser = call.reasoning.parser(output.prompt or "")
-        parts = [parser.feed(text), parser.finish()]
-        text, reasoning = "".join(part.content for part in parts), "".join(part.reasoning for part in parts)
-    said: dict[str, Any] = {"content": text}
-    if call.tools is not None:
-        said = as_message(call.tools, text, name, number)
-    message = {"role": "assistant", **said, **told_reasoning(call.reasoning, reasoning), "refusal": None}
-    return {"index": number, "message": message, "logprobs": logprobs, **_end(answer, calls="tool_calls" in said)}
+    whole = whole_answer(call, output, answer)
+    said = as_message(whole, name, number)
+    message = {"role": "assistant", **said, **told_reasoning(whole.reasoning), "refusal": None}
+    return {"index": number, "message": message, "logprobs": logprobs, **_end(answer, calls=whole.calls)}
 
 
 def _completion_choice(call: Call, number: int, output: RequestOutput, answer: CompletionOutput) -> dict[str, Any]:
@@ -111,22 +87,16 @@ def _end(answer: CompletionOutput, *, calls: bool) -> dict[str, Any]:
     return {"finish_reason": reason, "stop_reason": answer.stop_reason}
 
 
-def told_reasoning(use: ReasoningUse | None, text: str) -> dict[str, str]:
+def told_reasoning(text: str) -> dict[str, str]:
     """Return reasoning for a message or a delta, under the common field name and vLLM's newer one."""
-    return {"reasoning_content": text, "reasoning": text} if use is not None and use.include and text else {}
+    return {"reasoning_content": text, "reasoning": text} if text else {}
 
 
 def usage_of(outputs: Sequence[RequestOutput], reasoning: ReasoningUse | None = None) -> dict[str, Any]:
     """Return OpenAI's ``usage``, summed over all prompts and answers. ``reasoning`` is the form of their reasoning."""
-    thought = 0
-    if reasoning is not None:
-        said = [(output.prompt or "", answer.token_ids) for output in outputs for answer in output.outputs]
-        thought = sum(reasoning.count(*each) for each in said)
-    prompt = sum(output.usage.prompt_tokens for output in outputs)
-    tokens = sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
-    cached = sum(output.usage.cached_tokens for output in outputs)
-    written = sum(output.usage.written_tokens for output in outputs)
-    told = {"cached_tokens": cached, "cache_write_tokens": written}
+    counts = counts_of(outputs, reasoning)
+    prompt, tokens = counts.prompt, counts.answer
+    told = {"cached_tokens": counts.cached, "cache_write_tokens": counts.written}
     return {
         "prompt_tokens": prompt,
         "completion_tokens": tokens,
@@ -134,7 +104,7 @@ def usage_of(outputs: Sequence[RequestOutput], reasoning: ReasoningUse | None = 
         "prompt_tokens_details": {**told, "text_tokens": prompt, "audio_tokens": 0, "image_tokens": 0},
         "completion_tokens_details": {
             "text_tokens": tokens,
-            "reasoning_tokens": thought,
+            "reasoning_tokens": counts.thought,
             "audio_tokens": 0,
             "accepted_prediction_tokens": 0,
             "rejected_prediction_tokens": 0,
@@ -142,54 +112,17 @@ def usage_of(outputs: Sequence[RequestOutput], reasoning: ReasoningUse | None = 
     }
 
 
-def inlay_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-    """Return the ``inlay`` object: the origin of the prompt tokens, and the times of the slowest prompt.
-
-    The tokens are summed over all prompts (types.Usage). ``repaired_tokens`` is a deprecated name of
-    ``recomputed_tokens``. ``reuse`` is the policy of the prompts; several are joined with commas. ``misses``,
-    ``across_tokens``, ``reanchored_tokens``, ``fallbacks`` and ``order`` are left out if empty. ``order`` lists the
-    members of each set in their final order (types.SetOrder). ``timing`` is in seconds (types.RequestMetrics). Unknown
-    times are null, for example in a waiting request.
-    """
-    slowest = max((output.metrics for output in outputs), key=lambda times: times.total_s or 0.0, default=_NO_TIMES)
-    times = {name: getattr(slowest, name) for name in _TIMED}
-    misses: Counter[str] = Counter()
-    for output in outputs:
-        misses.update(dict(output.usage.misses))
-    across = sum(output.usage.across_tokens for output in outputs)
-    reanchored = sum(output.usage.reanchored_tokens for output in outputs)
-    order = [each.told for output in outputs for each in output.order]
-    fallbacks = dict.fromkeys(
-        (output.fell_back_from, output.reuse) for output in outputs if output.fell_back_from is not None
-    )
-    return {
-        "reuse": ", ".join(dict.fromkeys(output.reuse for output in outputs if output.reuse is not None)) or None,
-        **{name: sum(getattr(output.usage, name) for output in outputs) for name in _COUNTED},
-        "repaired_tokens": sum(output.usage.recomputed_tokens for output in outputs),
-        **({"across_tokens": across} if across else {}),
-        **({"reanchored_tokens": reanchored} if reanchored else {}),
-        **({"misses": dict(misses)} if misses else {}),
-        **({"order": order} if order else {}),
-        **({"fallbacks": [{"asked": asked, "taken": taken} for asked, taken in fallbacks]} if fallbacks else {}),
-        "timing": {name: None if seconds is None else round(seconds, 6) for name, seconds in times.items()},
-    }
-
-
-def as_message(use: ToolUse, text: str, response: str, choice: int) -> dict[str, Any]:
+def as_message(whole: WholeAnswer, response: str, choice: int) -> dict[str, Any]:
     """Return the ``content`` and ``tool_calls`` of a complete message.
 
     For ``response`` and ``choice`` see ``as_delta``.
     """
-    parser = use.parser()
-    deltas = [*parser.feed(text), *parser.finish()]
-    content = "".join(delta.content for delta in deltas)
-    calls: list[dict[str, Any]] = []
-    for delta in deltas:
-        if delta.name is not None:
-            calls.append(_opened(delta, response, choice))
-        elif delta.call is not None:
-            calls[delta.call]["function"]["arguments"] += delta.arguments
-    message: dict[str, Any] = {"content": content or None if calls else content}
+    calls = [
+        _opened(Delta(call=part.number, name=part.name, arguments=part.arguments), response, choice)
+        for part in whole.parts
+        if isinstance(part, CalledTool)
+    ]
+    message: dict[str, Any] = {"content": whole.text or None if calls else whole.text}
     return {**message, "tool_calls": calls} if calls else message
 
 
@@ -216,9 +149,9 @@ def finish_reason(reason: str | None, *, calls: bool) -> str | None:
 
 def _opened(delta: Delta, response: str, choice: int) -> dict[str, Any]:
     """Return the first piece of a call."""
-    digest = hashlib.sha256(f"{response} {choice} {delta.call}".encode()).hexdigest()
+    assert delta.call is not None, "it is a piece of a call"
     function = {"name": delta.name, "arguments": delta.arguments}
-    return {"id": f"call_{digest[:24]}", "type": "function", "function": function}
+    return {"id": f"call_{call_digest(response, choice, delta.call)}", "type": "function", "function": function}
 
 
 def error_body(failure: Failure) -> dict[str, Any]:
@@ -227,6 +160,29 @@ def error_body(failure: Failure) -> dict[str, Any]:
     said = {"message": failure.message, "type": kind, "param": failure.param, "code": failure.code}
     problems = {"problems": [_described(problem) for problem in failure.problems]} if failure.problems else {}
     return {"error": {**said, **problems}}
+
+
+def limit_headers(levels: Sequence[Level]) -> dict[str, str]:
+    """Return OpenAI's ``x-ratelimit-…`` headers: each limit, its rest, and the time until it is full again."""
+    headers = {}
+    for level in levels:
+        headers[f"x-ratelimit-limit-{level.name}"] = str(level.limit)
+        headers[f"x-ratelimit-remaining-{level.name}"] = str(level.remaining)
+        headers[f"x-ratelimit-reset-{level.name}"] = duration(level.full_in_s)
+    return headers
+
+
+def duration(seconds: float) -> str:
+    """Format a time like OpenAI's headers: "17ms", "1.5s", "2m30s".
+
+    It rounds up, so that no client retries too early.
+    """
+    milliseconds = math.ceil(seconds * 1000)
+    if 0 < milliseconds < 1000:
+        return f"{milliseconds}ms"
+    minutes, milliseconds = divmod(milliseconds, 60_000)
+    rest = f"{milliseconds / 1000:g}s"
+    return f"{minutes}m{rest}" if minutes else rest
 
 
 def _described(problem: Problem) -> dict[str, Any]:

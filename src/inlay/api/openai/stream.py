@@ -15,9 +15,9 @@ from inlay.api.call import Call
 from inlay.api.failures import Failure
 from inlay.api.openai.bodies import Endpoint
 from inlay.api.openai.logprobs import chat_logprobs, completion_logprobs, echoed_logprobs
-from inlay.api.openai.respond import as_delta, error_body, finish_reason, inlay_of, told_reasoning, usage_of
-from inlay.api.reasoning import ReasoningParser, Split
-from inlay.api.tools import Delta
+from inlay.api.openai.respond import as_delta, error_body, finish_reason, told_reasoning, usage_of
+from inlay.api.pieces import AnswerPieces, Piece, Thought
+from inlay.api.usage import inlay_of
 from inlay.logprobs import Logprob
 from inlay.types import CompletionOutput, RequestOutput
 
@@ -170,53 +170,42 @@ class _Choice(ABC):
 class _ChatChoice(_Choice):
     def __init__(self, call: Call, name: str, number: int) -> None:
         super().__init__(call, name, number)
-        self._parser = None if call.tools is None else call.tools.parser()
-        self._reasoning = call.reasoning
-        self._thoughts: ReasoningParser | None = None
-        self._calls = False
+        self._call = call
+        self._pieces: AnswerPieces | None = None
 
     def _opening(self, output: RequestOutput) -> Iterable[str]:
-        if self._reasoning is not None:
-            self._thoughts = self._reasoning.parser(output.prompt or "")
+        self._pieces = AnswerPieces(self._call, output)
         yield self._entry('{"role":"assistant","content":"","refusal":null}')
 
     def _logprobs(self, token_ids: Sequence[int], steps: Sequence[Mapping[int, Logprob]]) -> dict[str, Any]:
         return chat_logprobs(token_ids, steps, self._top)
 
     def _said(self, text: str, logprobs: str) -> Iterable[str]:
-        if self._parser is None and self._thoughts is None:
+        assert self._pieces is not None, "the choice was opened"
+        if self._pieces.plain:
             yield self._entry(f'{{"content":{_json(text)}}}', logprobs)
             return
-        told = self._apart(Split(content=text) if self._thoughts is None else self._thoughts.feed(text))
+        told = self._told(self._pieces.feed(text))
         if logprobs != "null":  # with the first delta or alone, because a token's text may be held back
             yield self._entry(next(told, "{}"), logprobs)
         yield from map(self._entry, told)
 
     def _rest(self) -> Iterable[str]:
-        left = Split() if self._thoughts is None else self._thoughts.finish()
-        yield from map(self._entry, self._apart(left))
-        if self._parser is not None:
-            yield from map(self._entry, self._told(self._parser.finish()))
+        assert self._pieces is not None, "the choice was opened"
+        return map(self._entry, self._told(self._pieces.finish()))
 
-    def _apart(self, new: Split) -> Iterator[str]:
-        """Yield the deltas for new reasoning and content."""
-        if reasoning := told_reasoning(self._reasoning, new.reasoning):
-            yield _json(reasoning)
-        if self._parser is not None:
-            yield from self._told(self._parser.feed(new.content))
-        elif new.content:
-            yield _json({"content": new.content})
-
-    def _told(self, deltas: Iterable[Delta]) -> Iterator[str]:
-        for delta in deltas:
-            self._calls = self._calls or delta.call is not None
-            yield _json(as_delta(delta, self._name, self._number))
+    def _told(self, pieces: Iterable[Piece]) -> Iterator[str]:
+        for piece in pieces:
+            if isinstance(piece, Thought):
+                yield _json(told_reasoning(piece.text))
+            else:
+                yield _json(as_delta(piece, self._name, self._number))
 
     def _entry(self, delta: str, logprobs: str = "null", end: str = '"finish_reason":null') -> str:
         return f'{{"index":{self._number},"delta":{delta},"logprobs":{logprobs},{end}}}'
 
     def _end(self, answer: CompletionOutput) -> str:
-        reason = finish_reason(answer.finish_reason, calls=self._calls)
+        reason = finish_reason(answer.finish_reason, calls=self._pieces is not None and self._pieces.calls)
         return self._entry("{}", end=_json({"finish_reason": reason, "stop_reason": answer.stop_reason})[1:-1])
 
 

@@ -2,50 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, cast
 
-from inlay.api.call import Call
+from inlay.api.call import Call, StoredAnswer
 from inlay.api.failures import BodyError
 from inlay.api.openai.bodies import MAX_TAGS, Body, ChatBody, CompletionBody, Endpoint, ResponseFormat
 from inlay.api.openai.messages import for_template
-from inlay.api.openai.reasoning import effort_variables, reasoning_of
-from inlay.api.openai.tools import Offer, offer_of
-from inlay.api.reasoning import ModelReasoning, ReasoningUse
+from inlay.api.openai.reasoning import reasoning_of, variables_of
+from inlay.api.openai.tools import offer_of
+from inlay.api.reasoning import ModelReasoning
+from inlay.api.sampling import bounded_schema, field_of, policy_key, sampling_params
 from inlay.api.tools.formats import ModelTools
-from inlay.errors import ParameterError, PolicyError
+from inlay.api.tools.offer import Offer
+from inlay.errors import ParameterError
 from inlay.pml import Prompt
-from inlay.policy import PolicyFields, log_deprecated
 from inlay.prompt.inputs import CHAT_OPTIONS, PromptInput, unwrap
-from inlay.sampling.bounded_schemas import bounded_document
-from inlay.sampling.json_schemas import GrammarError, holdable
-from inlay.sampling.params import SamplingParams
 
 _COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions; only the context limits a chat's answer
-
-#: Fields that SamplingParams has with the same name and meaning.
-_PLAIN = (
-    "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "typical_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "stop",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "ignore_eos",
-    "min_tokens",
-    "skip_special_tokens",
-    "bad_words",
-    "allowed_token_ids",
-    "truncate_prompt_tokens",
-)
 
 
 def translate(
@@ -55,6 +30,7 @@ def translate(
     tools: ModelTools | None = None,
     reasoning: ModelReasoning | None = None,
     defaults: Mapping[str, Any] = MappingProxyType({}),
+    stored: Mapping[str, StoredAnswer] = MappingProxyType({}),
 ) -> Call:
     """Translate a body into a call.
 
@@ -66,6 +42,7 @@ def translate(
         reasoning: from ``model_reasoning(tokenizer)``.
         defaults: ``llm.sampling_defaults``, for SamplingParams that the body does not set. Its max_tokens applies to
             chats only.
+        stored: see ``Dialect.translate``. No request of this dialect continues a stored answer.
 
     Raises:
         BodyError: the body is inconsistent.
@@ -82,20 +59,23 @@ def translate(
         message = "response_format is a structural tag and tools are given; no answer can follow both, so leave one out"
         raise BodyError(message, param="response_format")
     use = reasoning_of(body, reasoning) if isinstance(body, ChatBody) else None
+    usual = defaults.get("max_tokens") if isinstance(body, ChatBody) else _COMPLETION_TOKENS
     return Call(
         endpoint=Endpoint.CHAT if isinstance(body, ChatBody) else Endpoint.COMPLETIONS,
         model=body.model,
         prompts=_prompts(body, offer, reasoning),
-        params=_params(
+        params=sampling_params(
             body,
-            said if said is not None else default_max_tokens,
-            offer,
-            structure if offer is None else offer.structure,
-            use,
-            defaults,
+            offer=offer,
+            reasoning=use,
+            structure=structure,
+            defaults=defaults,
+            max_tokens=next((most for most in (said, default_max_tokens) if most is not None), usual),
+            logprobs=_logprobs(body),
+            prompt_logprobs=_prompt_logprobs(body),
         ),
         said_max_tokens=said is not None,
-        reuse=_policy(body),
+        reuse=policy_key(body),
         positions=body.positions,
         order=body.order,
         priority=body.priority or 0,
@@ -112,16 +92,6 @@ def translate(
     )
 
 
-def _policy(body: Body) -> str | None:
-    """Return the key of the policy that a body asks for, or None. Raises BodyError."""
-    given = PolicyFields(body.reuse, body.recompute, body.promote, body.across_adapters, body.tolerance)
-    try:
-        policy = given.policy(deprecated=log_deprecated)
-    except PolicyError as error:
-        raise BodyError(str(error), param=error.field, code=error.code) from None
-    return None if policy is None else str(policy)
-
-
 def _prompts(body: Body, offer: Offer | None, reasoning: ModelReasoning | None) -> tuple[PromptInput, ...]:
     if isinstance(body, ChatBody):
         return (_chat_prompt(body, offer, reasoning),)
@@ -132,7 +102,7 @@ def _chat_prompt(body: ChatBody, offer: Offer | None, reasoning: ModelReasoning 
     conversation = body.messages or None  # clients that require messages send an empty list beside a prompt
     _require_one(body, {"messages": conversation, "prompt": body.prompt, "pml": body.pml})
     asked = {name: value for name in CHAT_OPTIONS if (value := getattr(body, name)) is not None}
-    if told := effort_variables(body, reasoning):
+    if told := variables_of(body, reasoning):
         asked["chat_template_kwargs"] = {**told, **asked.get("chat_template_kwargs", {})}
     if conversation is None:
         if offer is not None:
@@ -149,7 +119,7 @@ def _chat_prompt(body: ChatBody, offer: Offer | None, reasoning: ModelReasoning 
     try:
         unwrap(prompt).options.check_last(messages)
     except ParameterError as error:
-        raise BodyError(str(error).rstrip("."), param=_field(str(error), body)) from None
+        raise BodyError(str(error).rstrip("."), param=field_of(str(error), body)) from None
     return prompt
 
 
@@ -186,35 +156,6 @@ def _schema_prompt(document: Mapping[str, Any] | None, pml: str | None) -> Promp
         return Prompt.from_string(pml, source="pml")
     assert document is not None, "one of the two is given"
     return Prompt.from_json(document, source="prompt")
-
-
-def _params(
-    body: Body,
-    max_tokens: int | None,
-    offer: Offer | None,
-    structure: Mapping[str, Any] | None,
-    reasoning: ReasoningUse | None,
-    defaults: Mapping[str, Any],
-) -> SamplingParams:
-    given = {**defaults, **{name: value for name in _PLAIN if (value := getattr(body, name)) is not None}}
-    if body.seed is not None:
-        given["seed"] = body.seed % 2**64
-    if body.logit_bias is not None:
-        given["logit_bias"] = {_token_id(token): bias for token, bias in body.logit_bias.items()}
-    unsaid = defaults.get("max_tokens") if isinstance(body, ChatBody) else _COMPLETION_TOKENS
-    given["max_tokens"] = max_tokens if max_tokens is not None else unsaid
-    given["logprobs"] = _logprobs(body)
-    given["prompt_logprobs"] = _prompt_logprobs(body)
-    given["structured_outputs"] = structure
-    if structure is not None and reasoning is not None and not reasoning.is_over:
-        given["reasoning_end"] = reasoning.format.closes
-        given["reasoning_start"] = reasoning.format.opens if reasoning.may_begin else None
-    if offer is not None and offer.use.model.ends and not offer.use.held:
-        given["skip_special_tokens"] = False  # marks of calls may be special tokens; the parser removes the final one
-    try:
-        return SamplingParams(**given)
-    except ParameterError as error:
-        raise BodyError(str(error).rstrip("."), param=_field(str(error), body)) from None
 
 
 def _said_max_tokens(body: Body) -> int | None:
@@ -286,26 +227,5 @@ def _format(wanted: ResponseFormat) -> Mapping[str, Any] | None:
     if wanted.type == "structural_tag":
         return {"structural_tag": tag}
     if wanted.json_schema is not None:
-        return {"json": _bounded(wanted.json_schema.schema_)}
+        return {"json": bounded_schema(wanted.json_schema.schema_, "response_format")}
     return {"json_object": True} if wanted.type == "json_object" else None
-
-
-def _bounded(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema with bounded answers. Raises BodyError if no grammar can enforce it."""
-    try:
-        return bounded_document(holdable(schema))
-    except GrammarError as error:
-        raise BodyError(f"response_format cannot be used: {error}", param="response_format") from error
-
-
-def _token_id(token: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,18}", token):
-        raise BodyError(f"logit_bias has the key {token!r:.40}; its keys are token ids", param="logit_bias")
-    return int(token)
-
-
-def _field(message: str, body: Body) -> str | None:
-    """Return the field at the start of an error message of SamplingParams."""
-    name = re.match(r"\w*", message)
-    field = name[0] if name else ""
-    return field if field in type(body).model_fields else None

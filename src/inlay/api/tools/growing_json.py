@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from inlay.strict_json import read_json
+from inlay.strict_json import JSONError, read_json
 
 _OUTSIDE = re.compile(r'["{}\[\]]')
 _IN_STRING = re.compile(r'["\\]')
@@ -63,6 +63,15 @@ class JSONEnd:
 def parsed(text: str) -> Any:
     """Return the value of a JSON text. The last value of a repeated key wins. Raises JSONError."""
     return read_json(text.encode(errors="surrogatepass"), max_depth=_MAX_DEPTH, make_object=dict)
+
+
+def object_in(text: str) -> dict[str, Any] | None:
+    """Return the object in a JSON text. An empty text, which clients send for no arguments, is an empty object."""
+    try:
+        value = parsed(text) if text.strip() else {}
+    except JSONError:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def may_become_json(text: str) -> bool:

@@ -3,11 +3,18 @@
 ``attend`` builds the work tables of a plan for each kind of layer on first use (tables.py) and uploads them in one
 copy. After that it only launches kernels and never waits for the device. A decode step that only grows lengths
 increments one number on the device.
+
+Launch settings are chosen for a shape and a tile. Shared memory holds a tile of queries, and ``stages`` blocks of keys
+and of values. The limit is that of the smallest supported GPUs. Registers hold a tile of outputs and of scores, so
+tiles are limited to the heights that compile without spilling (checked by tests/attention/triton/compiled.py). These
+settings were not tuned on a device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import cast
 
 import torch
@@ -18,20 +25,61 @@ from inlay.attention.backend import AttentionOptions
 from inlay.attention.device_storage import DeviceStorage, Scales
 from inlay.attention.mass import attention_mass
 from inlay.attention.plan import Part, Plan
-from inlay.attention.quantization import LARGEST
 from inlay.attention.rope import Rotary
-from inlay.attention.storage import KVStorage, LayerShape
+from inlay.attention.storage import LARGEST, KVStorage, LayerShape
 from inlay.attention.triton import kernels
 from inlay.attention.triton.cost import CostModel, Shape, coefficients
-from inlay.attention.triton.jobs import Device
-from inlay.attention.triton.launch import block_width, largest_tile, settings_of
+from inlay.attention.triton.jobs import BLOCK_KEYS, TILES, Device
 from inlay.attention.triton.plain import PlainPrefill, installed
 from inlay.attention.triton.tables import WorkTables, build_tables, head_tile
-from inlay.attention.triton.work import MOST_STEPS, Kind, Recording, Work
+from inlay.attention.triton.work import MOST_STEPS, DeviceTables, Kind, TritonRecording
 from inlay.errors import ParameterError
 
+_SHARED_MEMORY = 99 * 1024
+_TILE_BYTES, _WIDE_TILE_BYTES = 32 * 1024, 16 * 1024  # smaller for fp32, which has no matrix units of its own
+_LEAST_KEYS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSettings:
+    """Launch settings.
+
+    Args:
+        keys: Keys that a program processes at a time.
+        stages: Key blocks that are in flight at the same time.
+    """
+
+    keys: int
+    warps: int
+    stages: int
+
+
+def block_width(head_dim: int) -> int:
+    """Return the number of dimensions of a block: the next power of two, at least 16 as products require."""
+    return max(16, int(triton.next_power_of_2(head_dim)))
+
+
+@cache
+def settings_of(shape: Shape, tile: int) -> LaunchSettings | None:
+    """Return the settings with the largest key block that fits beside a tile of this height, or None."""
+    width = block_width(shape.head_dim) * (4 if shape.wide else max(shape.itemsize, 2))  # 8-bit numbers are widened
+    if tile > TILES[0] and tile * width > (_WIDE_TILE_BYTES if shape.wide else _TILE_BYTES):
+        return None
+    for stages in (2, 1):
+        for keys in (BLOCK_KEYS, BLOCK_KEYS // 2, _LEAST_KEYS):
+            if tile * width + 2 * stages * keys * width <= _SHARED_MEMORY:
+                return LaunchSettings(keys, 8 if tile >= 64 else 4, stages)
+    return None
+
+
+@cache
+def largest_tile(shape: Shape) -> int:
+    """Return the height of the largest tile that fits."""
+    return max(tile for tile in TILES if settings_of(shape, tile) is not None)
+
+
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-LARGEST_HEAD = 256
+LARGEST_HEAD = 512
 FP8_CAPABILITY = (8, 9)
 
 #: True if kernels run in Triton's interpreter, that is, if TRITON_INTERPRET=1 was set when Triton was imported.
@@ -110,12 +158,12 @@ class TritonBackend:
     def prepare(self, plan: Plan) -> None:
         """See Backend.prepare. The tables for a kind of layer are built on first use."""
         work = plan.work.get(self.name)
-        if not isinstance(work, Work) or (work.steps >= MOST_STEPS and not work.recorded):
-            plan.work[self.name] = Work.of(plan, self.device)
+        if not isinstance(work, DeviceTables) or (work.steps >= MOST_STEPS and not work.recorded):
+            plan.work[self.name] = DeviceTables.of(plan, self.device)
 
-    def capture(self, plan: Plan, rows: int) -> Recording:
+    def capture(self, plan: Plan, rows: int) -> TritonRecording:
         """See RecordingBackend.capture."""
-        return Recording(self.name, rows, plan, self._build, self.device)
+        return TritonRecording(self.name, rows, plan, self._build, self.device)
 
     def attend(
         self,
@@ -135,7 +183,7 @@ class TritonBackend:
         query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
         _check(query, key, value, keys, plan, options)
         self.prepare(plan)
-        work = cast(Work, plan.work[self.name])
+        work = cast(DeviceTables, plan.work[self.name])
         self._store(key, value, keys, values, scales, work)
         heads, rows, head_dim = query.shape
         window = options.window if options.window is not None and options.window < _FURTHEST else None
@@ -160,7 +208,7 @@ class TritonBackend:
 
     def shared_keys(self, plan: Plan) -> int:
         """Return the number of keys read for several requests at once, for the kind of layer that ran first."""
-        kinds = cast(Work, plan.work[self.name]).kinds.values()
+        kinds = cast(DeviceTables, plan.work[self.name]).kinds.values()
         return next((kind.made.shared_keys for kind in kinds), 0)
 
     def _build(self, plan: Plan, shape: Shape) -> WorkTables:
@@ -181,7 +229,7 @@ class TritonBackend:
     # Launches
 
     def _store(
-        self, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, scales: Scales | None, work: Work
+        self, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, scales: Scales | None, work: DeviceTables
     ) -> None:
         kv_heads, rows, head_dim = key.shape
         key_scales, value_scales = scales or (self._none, self._none)
@@ -200,7 +248,7 @@ class TritonBackend:
         values: Tensor,
         scales: Scales | None,
         output: Tensor,
-        work: Work,
+        work: DeviceTables,
         kind: Kind,
         options: AttentionOptions,
     ) -> None:

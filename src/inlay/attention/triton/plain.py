@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 #: Parts with fewer rows are left to Triton's kernels, which process many of them in one launch.
 LEAST_ROWS = 128
 
+_LARGEST_HEAD = 256  # of all libraries
 _DTYPES = (torch.float16, torch.bfloat16)
 _TOLERANCE = 2e-2  # relative to the norm of the Triton result, in bf16
 _RUNS = 3
@@ -94,6 +95,7 @@ class PlainPrefill:
             self.libraries
             and query.dtype in _DTYPES
             and query.dtype == keys.dtype
+            and query.shape[-1] <= _LARGEST_HEAD
             and values is not keys
             and options.sinks is None
             and options.slopes is None

@@ -81,7 +81,7 @@ class Kind:
 
 
 @dataclass(slots=True)
-class Work:
+class DeviceTables:
     """The device tables of a plan.
 
     Args:
@@ -102,7 +102,7 @@ class Work:
     plain: list[PlainPart] | None = None
 
     @classmethod
-    def of(cls, plan: Plan, device: torch.device) -> Work:
+    def of(cls, plan: Plan, device: torch.device) -> DeviceTables:
         """Return tables of a plan in its present state, for no kind of layer yet."""
         positions, slots = upload(device, plan.positions.astype(np.int32), plan.slots.astype(np.int32))
         return cls(positions, slots, torch.zeros(1, dtype=torch.int32, device=device), plain=plain_parts(plan))
@@ -127,7 +127,7 @@ class Work:
             self.step += 1
 
 
-class Recording:
+class TritonRecording:
     """See ``backend.Recording``.
 
     Args:
@@ -139,7 +139,7 @@ class Recording:
     def __init__(self, name: str, rows: int, source: Plan, build: Build, device: torch.device) -> None:
         nobody = np.zeros(rows, dtype=np.int64)
         self.plan = Plan((), nobody, nobody - 1)
-        self.work = self.plan.work[name] = Work.of(self.plan, device)
+        self.work = self.plan.work[name] = DeviceTables.of(self.plan, device)
         self.work.source = source
         self.turn = 0  # number of fills so far
         self._name = f"{name} recorded"
@@ -178,11 +178,11 @@ class Recording:
 class _Filled:
     """A plan with its tables in a recording, until another plan is loaded there. steps: see Work."""
 
-    recording: Recording
+    recording: TritonRecording
     turn: int
     steps: int = 0
 
-    def is_in(self, recording: Recording) -> bool:
+    def is_in(self, recording: TritonRecording) -> bool:
         """Return True if the tables are still there and need not be built again."""
         return self.recording is recording and self.turn == recording.turn and self.steps < MOST_STEPS
 

@@ -4,7 +4,7 @@ Needs no model and no tokenizer: the caller passes a function that encodes texts
 """
 
 from inlay.authoring.extract.corpus import Corpus
-from inlay.authoring.extract.extraction import Extraction, Settings, extract
+from inlay.authoring.extract.extraction import Extraction, ExtractionSettings, extract
 from inlay.authoring.extract.log import LogError, LoggedPrompt, LoggedTurn, LogReader
 from inlay.authoring.extract.proposal import Proposal
 from inlay.authoring.extract.saving import Saving
@@ -12,12 +12,12 @@ from inlay.authoring.extract.saving import Saving
 __all__ = [
     "Corpus",
     "Extraction",
+    "ExtractionSettings",
     "LogError",
     "LogReader",
     "LoggedPrompt",
     "LoggedTurn",
     "Proposal",
     "Saving",
-    "Settings",
     "extract",
 ]

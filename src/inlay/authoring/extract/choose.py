@@ -19,7 +19,7 @@ ROOM = MAX_BYTES * 9 // 10  # the rest is for tags and for errors of the estimat
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SharedText:
     """A text that becomes a module, with its tokens and the number of different prompts that hold it."""
 
     text: str
@@ -54,28 +54,28 @@ class Cover:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenPieces:
     """The pieces that become modules, by falling worth, and the pieces that a schema has no room for."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SharedText, ...]
     cover: Cover
-    left_out: tuple[Piece, ...]
+    left_out: tuple[SharedText, ...]
 
 
-def choose(corpus: Corpus, found: Found, encode: Encode, *, min_tokens: int, max_modules: int) -> Choice:
+def choose(corpus: Corpus, found: Found, encode: Encode, *, min_tokens: int, max_modules: int) -> ChosenPieces:
     """Choose runs of at least ``min_tokens`` tokens, up to ``max_modules`` and the size limit of a schema."""
     runs = found.runs
     first = np.sort(np.unique(runs.ids, return_index=True)[1])
     ids = runs.ids[first]
     texts = corpus.spans(runs.starts[first], runs.stops[first])
     tokens = [len(encoded) for encoded in encode(texts)]
-    pieces = [Piece(*values) for values in zip(texts, tokens, found.prompts[ids].tolist(), strict=True)]
+    pieces = [SharedText(*values) for values in zip(texts, tokens, found.prompts[ids].tolist(), strict=True)]
     long = [index for index, piece in enumerate(pieces) if piece.tokens >= min_tokens]
     ranked = sorted(long, key=lambda index: -pieces[index].worth)  # pieces of equal worth keep their order in the log
     taken = _fitting([pieces[index].text for index in ranked], max_modules)
     chosen = [index for index, fits in zip(ranked, taken, strict=True) if fits]
     left_out = [index for index, fits in zip(ranked, taken, strict=True) if not fits]
-    return Choice(
+    return ChosenPieces(
         pieces=tuple(pieces[index] for index in chosen),
         cover=_cover(corpus, runs, ids[chosen]),
         left_out=tuple(pieces[index] for index in left_out),

@@ -26,7 +26,7 @@ Stage = Callable[[str], Callable[[int, int], None]]
 
 
 @dataclass(frozen=True)
-class Settings:
+class ExtractionSettings:
     """The thresholds for repeated text. Raises ParameterError for values out of range.
 
     Attributes:
@@ -60,7 +60,9 @@ class Extraction:
     saving: Saving
 
 
-def extract(corpus: Corpus, encode: Encode, *, name: str, settings: Settings, stage: Stage | None = None) -> Extraction:
+def extract(
+    corpus: Corpus, encode: Encode, *, name: str, settings: ExtractionSettings, stage: Stage | None = None
+) -> Extraction:
     """Find repeated text in a log, make a schema of it, and count its savings.
 
     Args:

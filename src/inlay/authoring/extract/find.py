@@ -1,6 +1,7 @@
 """Finds repeated text in a log: a front that nearly all prompts share, and runs of text that occur anywhere.
 
-The front consists of whole turns and the start of the next turn.
+The front consists of whole turns and the start of the next turn. A part with ``cache_control`` is one run, whole, also
+where another prompt holds the same text without a mark.
 """
 
 from __future__ import annotations
@@ -12,15 +13,61 @@ from math import ceil
 import numpy as np
 
 from inlay.authoring.extract.corpus import END, NONE, Bools, Corpus, Ints, Longs, repeated_windows
-from inlay.authoring.extract.marked import find_marked
 from inlay.authoring.extract.runs import Runs, find_runs, join_runs
+
+_BEGINNING = 8  # words that are compared before the whole text is
+
+
+def find_marked(corpus: Corpus, inside: Bools, least: int) -> Runs:
+    """The marked texts that at least ``least`` different prompts hold.
+
+    inside: by place, whether a module may stand there. A text that holds what a schema cannot is left out. Where texts
+    overlap, the marked one counts, or else the first.
+    """
+    usable = inside & np.concatenate((corpus.usable, [False]))[corpus.words]  # the last one is for END
+    texts: dict[bytes, list[int]] = {}  # where each is marked
+    for start, stop in corpus.marks.tolist():
+        if usable[start:stop].all():
+            texts.setdefault(corpus.words[start:stop].tobytes(), []).append(start)
+    taken = ~usable
+    for text, places in texts.items():
+        for place in places:
+            taken[place : place + len(text) // corpus.words.itemsize] = True
+    order = np.argsort(corpus.words, kind="stable")
+    in_order = corpus.words[order]
+    starts: list[int] = []
+    ids: list[int] = []
+    lengths: list[int] = []
+    for text, places in texts.items():
+        words = np.frombuffer(text, corpus.words.dtype)
+        unmarked = _elsewhere(corpus.words, words, order, in_order) if len(places) > 1 else []
+        for place in unmarked:
+            if not taken[place : place + len(words)].any():
+                taken[place : place + len(words)] = True
+                places.append(place)
+        if len(np.unique(corpus.prompts_of(np.array(places, np.int64)))) >= least:
+            starts += places
+            ids += [len(lengths)] * len(places)
+            lengths.append(len(words))
+    by_place = np.argsort(np.array(starts, np.int64), kind="stable")
+    return Runs(np.array(starts, np.int64)[by_place], np.array(ids, np.int32)[by_place], np.array(lengths, np.int64))
+
+
+def _elsewhere(words: Ints, text: Ints, order: Longs, in_order: Ints) -> list[int]:
+    """The places where these words stand, marked or not. order, in_order: the places of all words, by their number."""
+    places = order[slice(*np.searchsorted(in_order, [text[0], text[0] + 1]))]
+    places = places[places + len(text) <= len(words)]
+    for number in range(1, min(len(text), _BEGINNING)):
+        places = places[words[places + number] == text[number]]
+    return [int(place) for place in places if np.array_equal(words[place : place + len(text)], text)]
+
 
 NEARLY_ALL = 0.9
 STEPS = 4
 
 
 @dataclass(frozen=True)
-class Frame:
+class SchemaFrame:
     """Text that a schema can hold outside of modules: always present, and before all differences.
 
     Attributes:
@@ -44,7 +91,7 @@ class Frame:
         return slice(places.start + self.opening, places.stop)
 
 
-def find_frame(corpus: Corpus, least: int, size: int) -> Frame | None:
+def find_frame(corpus: Corpus, least: int, size: int) -> SchemaFrame | None:
     """Return the longest front of at least nine prompts in ten and at least ``least``, or None if it has no text.
 
     In chats the front ends in a user turn, because a prompt can add text only there. A front with fewer than ``size``
@@ -82,8 +129,10 @@ def _outside_marks(corpus: Corpus, turn: int, opening: int) -> int:
     return opening
 
 
-def _frame(corpus: Corpus, example: range, opening: int) -> Frame:
-    return Frame(example, opening, np.array([_has(corpus, other, example, opening) for other in range(len(corpus))]))
+def _frame(corpus: Corpus, example: range, opening: int) -> SchemaFrame:
+    return SchemaFrame(
+        example, opening, np.array([_has(corpus, other, example, opening) for other in range(len(corpus))])
+    )
 
 
 def _majority(corpus: Corpus, least: int) -> tuple[int, int, int, bool]:
@@ -157,7 +206,7 @@ class Found:
         prompts: Number of different prompts that hold each run, [runs].
     """
 
-    frame: Frame | None
+    frame: SchemaFrame | None
     runs: Runs
     prompts: Longs
 
@@ -209,7 +258,7 @@ class _Repeats:
     names: Ints
 
     @classmethod
-    def of(cls, corpus: Corpus, frame: Frame | None, size: int, least: int) -> _Repeats:
+    def of(cls, corpus: Corpus, frame: SchemaFrame | None, size: int, least: int) -> _Repeats:
         inside = _inside(corpus, frame)
         marked = find_marked(corpus, inside, least)
         for start, stop in zip(marked.starts, marked.stops, strict=True):
@@ -221,7 +270,7 @@ class _Repeats:
         return _held(self.names, size) + int(self.marked.lengths[self.marked.ids].sum())
 
 
-def _inside(corpus: Corpus, frame: Frame | None) -> Bools:
+def _inside(corpus: Corpus, frame: SchemaFrame | None) -> Bools:
     """Return a mask of the places that may belong to a module."""
     if frame is None:
         return np.ones(len(corpus.words), np.bool_)
@@ -237,7 +286,7 @@ def _names(corpus: Corpus, inside: Bools, size: int, least: int) -> Ints:
     return repeated_windows(words, size, least, corpus.starts[corpus.first_turns[1:]])
 
 
-def _frame_pays(corpus: Corpus, frame: Frame, repeats: _Repeats, size: int, least: int) -> bool:
+def _frame_pays(corpus: Corpus, frame: SchemaFrame, repeats: _Repeats, size: int, least: int) -> bool:
     """Return True if the frame and the repeats behind it hold nine tenths of the words that modules alone would hold.
 
     Modules after a frame are encoded with the frame as context. But a frame leaves out prompts without it and the turns

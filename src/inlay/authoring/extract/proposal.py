@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from inlay.authoring.extract.arrange import Arrangement, arrange, names_for
-from inlay.authoring.extract.choose import Choice
+from inlay.authoring.extract.choose import ChosenPieces
 from inlay.authoring.extract.corpus import Corpus
-from inlay.authoring.extract.find import Frame
+from inlay.authoring.extract.find import SchemaFrame
 from inlay.errors import Place
 from inlay.pml import Import, Module, Prompt, PromptTurn, Schema, Text, Turn, Union, numbered
 
@@ -24,8 +24,8 @@ class Proposal:
     """
 
     corpus: Corpus
-    frame: Frame | None
-    choice: Choice
+    frame: SchemaFrame | None
+    choice: ChosenPieces
     arrangement: Arrangement
     names: tuple[str, ...]
     schema: Schema
@@ -71,7 +71,7 @@ class Proposal:
         return tuple(parts)
 
 
-def propose(corpus: Corpus, frame: Frame | None, choice: Choice, name: str) -> Proposal:
+def propose(corpus: Corpus, frame: SchemaFrame | None, choice: ChosenPieces, name: str) -> Proposal:
     """Make a schema of the chosen pieces, after the frame if there is one."""
     arrangement = arrange(corpus, choice.cover, len(choice.pieces))
     names = names_for(piece.text for piece in choice.pieces)
@@ -87,7 +87,7 @@ def propose(corpus: Corpus, frame: Frame | None, choice: Choice, name: str) -> P
 
 
 def _behind(
-    corpus: Corpus, frame: Frame, modules: tuple[Module | Union, ...], place: Place
+    corpus: Corpus, frame: SchemaFrame, modules: tuple[Module | Union, ...], place: Place
 ) -> tuple[Text | Module | Union | Turn, ...]:
     """Return the frame, with the modules at its end."""
     *whole, last = frame.example
@@ -103,7 +103,7 @@ def _behind(
     return (*turns, Turn(role, content, place))
 
 
-def _moved(choice: Choice, arrangement: Arrangement) -> int:
+def _moved(choice: ChosenPieces, arrangement: Arrangement) -> int:
     """Return the number of prompts that hold modules in another order than the schema."""
     order = np.zeros(len(choice.pieces), np.int64)
     for number, group in enumerate(arrangement.groups):

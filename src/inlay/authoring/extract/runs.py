@@ -153,7 +153,7 @@ def _varies(groups: Ints, beside: Ints) -> Bools:
 
 
 @dataclass(frozen=True)
-class _State:
+class _Joining:
     """The state of joining.
 
     Attributes:
@@ -180,7 +180,7 @@ def join_runs(runs: Runs, breaks: Bools, size: int, least: int) -> Runs:
     """
     runs = _cut_at_breaks(runs, breaks, size)
     counts = np.bincount(runs.ids, minlength=len(runs.lengths))
-    state = _State(runs, np.where(runs.lengths >= size, counts, 0))
+    state = _Joining(runs, np.where(runs.lengths >= size, counts, 0))
     for _ in range(MAX_ROUNDS):
         chosen = _pairs(state, breaks, least)
         if not len(chosen):
@@ -208,7 +208,7 @@ def _cut_at_breaks(runs: Runs, breaks: Bools, size: int) -> Runs:
     return Runs(starts[order], np.concatenate((runs.ids, tail_of[runs.ids[halved]]))[order], lengths)
 
 
-def _pairs(state: _State, breaks: Bools, least: int) -> Longs:
+def _pairs(state: _Joining, breaks: Bools, least: int) -> Longs:
     """Return the pairs to join now, [pairs, 3]: left, right, count. No run is left in one pair and right in another."""
     runs, known = state.runs, len(state.runs.lengths)
     meet = np.flatnonzero(_adjacent(runs))
@@ -236,7 +236,7 @@ def _seams(breaks: Bools, places: Longs) -> Longs:
     return np.where(breaks[places], np.int64(1), np.where(breaks[places - 1], np.int64(2), np.int64(0)))
 
 
-def _pays(state: _State, left: Longs, right: Longs, counts: Longs) -> Bools:
+def _pays(state: _Joining, left: Longs, right: Longs, counts: Longs) -> Bools:
     """Return True for each pair of runs that should join. ``counts`` are their meetings."""
     lengths = state.runs.lengths
     lost = [np.maximum(state.claims[side] - counts, 0) for side in (left, right)]
@@ -259,7 +259,7 @@ def _codes(runs: Runs) -> Longs:
     return runs.ids.astype(np.int64) * len(runs.lengths) + following
 
 
-def _join(state: _State, pairs: Longs, size: int) -> _State:
+def _join(state: _Joining, pairs: Longs, size: int) -> _Joining:
     runs, known = state.runs, len(state.runs.lengths)
     pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
     known_codes, codes = pairs[:, 0] * known + pairs[:, 1], _codes(runs)
@@ -271,4 +271,4 @@ def _join(state: _State, pairs: Longs, size: int) -> _State:
     claims = state.claims[pairs[:, :2]].max(axis=1)
     claims[claims == 0] = pairs[claims == 0, 2]
     claims[lengths[known:] < size] = 0
-    return _State(Runs(runs.starts[kept], ids[kept], lengths), np.concatenate((state.claims, claims)))
+    return _Joining(Runs(runs.starts[kept], ids[kept], lengths), np.concatenate((state.claims, claims)))

@@ -56,7 +56,7 @@ class Saving:
 
 def measure(proposal: Proposal, encode: Encode, progress: Callable[[int, int], None] | None = None) -> Saving:
     """Write each prompt of the log as a prompt of the schema, resolve it, and count its tokens."""
-    known = _Known(encode)
+    known = _TokenIds(encode)
     saved = _Saved()
     sequences: list[bytes] = []
     total = len(proposal.corpus)
@@ -109,7 +109,7 @@ def _items(proposal: Proposal, number: int) -> list[Item]:
     return items
 
 
-class _Known:
+class _TokenIds:
     """Token ids of items. Schema text is encoded once, new text batch by batch."""
 
     def __init__(self, encode: Encode) -> None:

@@ -70,7 +70,7 @@ class Checked:
         return [node for node in _nodes(self.schema.children) if isinstance(node, Union)]
 
     @cached_property
-    def levels(self) -> list[Level]:
+    def levels(self) -> list[Neighbours]:
         """The groups of neighbours: the content of each turn, the top level outside of turns, and the content of
         each module.
         """
@@ -97,7 +97,7 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class Neighbours:
     """Neighbours in a schema. ``module`` is the path of their module, or None outside of modules."""
 
     owner: Owner
@@ -105,11 +105,13 @@ class Level:
     children: tuple[Text | Param | Module | Union, ...]
 
 
-def _levels(owner: Owner, module: str | None, children: Sequence[Text | Param | Module | Union | Turn]) -> list[Level]:
+def _levels(
+    owner: Owner, module: str | None, children: Sequence[Text | Param | Module | Union | Turn]
+) -> list[Neighbours]:
     """Return the groups of neighbours: the content of each turn, and the children outside of turns."""
-    levels = [Level(owner, module, child.children) for child in children if isinstance(child, Turn)]
+    levels = [Neighbours(owner, module, child.children) for child in children if isinstance(child, Turn)]
     beside = tuple(child for child in children if not isinstance(child, Turn))
-    return [*levels, Level(owner, module, beside)] if beside or not levels else levels
+    return [*levels, Neighbours(owner, module, beside)] if beside or not levels else levels
 
 
 _Node = Text | Param | Module | Union | Turn

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from inlay.authoring.lint.checked import WORTH, Checked, Finding, Level, has_parameter
+from inlay.authoring.lint.checked import WORTH, Checked, Finding, Neighbours, has_parameter
 from inlay.pml import Module, Text, Union
 from inlay.pml.scopes import path_of
 from inlay.prompt.layout import Hole
@@ -36,7 +36,7 @@ def late_text(checked: Checked) -> Iterator[Finding]:
             )
 
 
-def _texts_behind_modules(level: Level) -> Iterator[tuple[Text, Module]]:
+def _texts_behind_modules(level: Neighbours) -> Iterator[tuple[Text, Module]]:
     """Yield the texts after a module of their level, each with the first module of the level."""
     first: Module | None = None
     for child in level.children:

@@ -15,7 +15,7 @@ from inlay.errors import ModelError, ParameterError
 
 
 @dataclass(frozen=True, slots=True)
-class Codec:
+class NumberFormat:
     """A number format of stored keys and values.
 
     Attributes:
@@ -44,17 +44,19 @@ _SCALES = "a 32-bit scale for each key and each value of a head"
 CODECS = {
     codec.name: codec
     for codec in (
-        Codec("fp32", 32, runs=True),
-        Codec("bf16", 16, runs=True),
-        Codec("fp16", 16),
-        Codec("fp8", 8, scale_bytes=4, runs=True, adds=_SCALES),
-        Codec("int8", 8, scale_bytes=4, runs=True, adds=_SCALES),
-        Codec("int4", 4, scale_bytes=4, group=64, adds="a 16-bit scale and zero point for every 64 elements of a head"),
+        NumberFormat("fp32", 32, runs=True),
+        NumberFormat("bf16", 16, runs=True),
+        NumberFormat("fp16", 16),
+        NumberFormat("fp8", 8, scale_bytes=4, runs=True, adds=_SCALES),
+        NumberFormat("int8", 8, scale_bytes=4, runs=True, adds=_SCALES),
+        NumberFormat(
+            "int4", 4, scale_bytes=4, group=64, adds="a 16-bit scale and zero point for every 64 elements of a head"
+        ),
     )
 }
 
 
-def codec_named(name: str) -> Codec:
+def codec_named(name: str) -> NumberFormat:
     """Return the codec of this name. Raises ParameterError."""
     if name not in CODECS:
         raise ParameterError(f"--codec is '{name}'; use one of {', '.join(CODECS)}", code="parameter.unknown_choice")
@@ -83,7 +85,7 @@ class KVLayer:
     values: Vectors
     window: int | None = None
 
-    def token_bytes(self, codec: Codec) -> int:
+    def token_bytes(self, codec: NumberFormat) -> int:
         """Return the bytes of one token in this layer."""
         return sum(each.count * codec.vector_bytes(each.width) for each in (self.keys, self.values))
 
@@ -110,14 +112,14 @@ class KVShape:
     recurrent: int = 0
     notes: tuple[str, ...] = ()
 
-    def bytes_per_token(self, codec: Codec) -> int:
+    def bytes_per_token(self, codec: NumberFormat) -> int:
         """Return the bytes of one stored token: 2 (keys and values) × layers × KV heads × width × bytes of an element.
 
         A stored module may be read from anywhere, so layers with a sliding window count in full.
         """
         return sum(layer.token_bytes(codec) for layer in self.layers)
 
-    def sequence_bytes(self, tokens: int, codec: Codec) -> int:
+    def sequence_bytes(self, tokens: int, codec: NumberFormat) -> int:
         """Return the bytes of one running sequence. Layers with a sliding window keep only its end."""
         return sum(layer.kept(tokens) * layer.token_bytes(codec) for layer in self.layers)
 
@@ -138,8 +140,17 @@ _MULTI_HEAD = ("biogpt", "bloom", "gpt2", "gpt_neox", "mpt", "opt", "persimmon")
 _GROUPED = (
     *("afmoe", "apertus", "arcee", "aria_text", "bamba", "bitnet", "cohere", "cohere2", "cohere2_moe", "cwm", "dots1"),
     *("ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "falcon", "falcon_h1", "flex_olmo", "gemma", "gemma2"),
-    *("gemma3_text", "gemma3n_text", "gemma4_text", "glm", "glm4", "glm4_moe", "gpt_bigcode", "gpt_oss", "granite"),
-    *("granite_swa", "granitemoe", "granitemoe_swa", "granitemoehybrid", "granitemoeshared", "helium"),
+    *("gemma3_text", "gemma3n_text", "gemma4_text", "gemma4_unified_text", "glm", "glm4", "glm4_moe", "gpt_bigcode"),
+    *(
+        "gpt_oss",
+        "granite",
+        "granite_swa",
+        "granitemoe",
+        "granitemoe_swa",
+        "granitemoehybrid",
+        "granitemoeshared",
+        "helium",
+    ),
     *("hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hyperclovax", "internlm3", "iquestcoder", "jais2", "jamba"),
     *("kolibri1", "laguna", "lfm2", "llama", "llama4_text", "mellum", "minimax_m2", "ministral", "ministral3"),
     *("mistral", "mixtral", "nanochat", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "phi", "phi3", "phimoe"),

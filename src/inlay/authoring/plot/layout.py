@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inlay.authoring.plot.figure import one_font_warning, save
-from inlay.authoring.plot.rows import KINDS, Row, Rows, rows_of
+from inlay.authoring.plot.rows import KINDS, DrawnRow, Rows, rows_of
 from inlay.errors import ParameterError
 from inlay.prompt.layout import SchemaLayout
 
@@ -77,7 +77,7 @@ def layout_figure(layout: SchemaLayout) -> Figure:
     return figure
 
 
-def _columns(rows: list[Row]) -> tuple[float, float]:
+def _columns(rows: list[DrawnRow]) -> tuple[float, float]:
     """Return the widths of the names and the notes, in inches."""
     names = max((row.depth * _INDENT + _width(_clip(row.label)) for row in rows), default=0.0)
     notes = max((_width(row.note) for row in rows), default=0.0)
@@ -125,7 +125,7 @@ def _draw_boxes(axes: Axes, found: Rows) -> None:
         axes.add_patch(Rectangle(corner, *size, zorder=1 + order / 1e4, clip_on=False, **look))
 
 
-def _draw_rows(axes: Axes, rows: list[Row]) -> None:
+def _draw_rows(axes: Axes, rows: list[DrawnRow]) -> None:
     from matplotlib.patches import Rectangle
 
     for number, row in enumerate(rows):
@@ -135,7 +135,7 @@ def _draw_rows(axes: Axes, rows: list[Row]) -> None:
             axes.add_patch(Rectangle(corner, bar.length, 0.48, linewidth=0.7, zorder=3, **_LOOKS[bar.kind]))
 
 
-def _write_columns(axes: Axes, rows: list[Row], names: float) -> None:
+def _write_columns(axes: Axes, rows: list[DrawnRow], names: float) -> None:
     """Write names to the left of the bars and numbers to the right, in inches from the edges of the axes."""
     from matplotlib.transforms import ScaledTranslation
 

@@ -23,7 +23,7 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DrawnRow:
     """One line of a drawing. ``depth`` is the indentation level of its label, ``note`` its counts as text."""
 
     label: str
@@ -48,7 +48,7 @@ class Box:
 class Rows:
     """All rows from top to bottom, and the boxes around them, outer ones first."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[DrawnRow] = field(default_factory=list)
     boxes: list[Box] = field(default_factory=list)
 
 
@@ -56,7 +56,7 @@ def rows_of(layout: SchemaLayout) -> Rows:
     """Return the rows of a schema: one for the always-present text of each turn or of the schema, and one for each
     module.
     """
-    walk = _Walk(layout)
+    walk = _RowWalk(layout)
     turns = [child for child in layout.schema.children if isinstance(child, Turn)]
     *in_turns, beside = _always_present(layout, turns)
     if beside:
@@ -92,7 +92,7 @@ def _texts(turn: Turn) -> list[int]:
 
 
 @dataclass
-class _Walk:
+class _RowWalk:
     layout: SchemaLayout
     found: Rows = field(default_factory=Rows)
 
@@ -136,7 +136,7 @@ class _Walk:
             self.found.boxes.insert(box, Box(first, last, extent.start, extent.end, depth, union=False))
 
     def row(self, label: str, depth: int, bars: list[Bar]) -> None:
-        self.found.rows.append(Row(label, _note(bars), depth, tuple(bars)))
+        self.found.rows.append(DrawnRow(label, _note(bars), depth, tuple(bars)))
 
 
 def _hole(hole: Hole) -> Bar:

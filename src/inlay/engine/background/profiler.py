@@ -31,6 +31,7 @@ from inlay.engine.background.profiles import KnownProfiles
 from inlay.engine.runner import Runner
 from inlay.errors import CapacityError
 from inlay.kv.identity import SegmentSpec
+from inlay.kv.offload.residency import Residency
 from inlay.kv.segment import Hold, PrefixMatch
 from inlay.kv.store import SegmentStore
 from inlay.slots import SlotRange, cut
@@ -54,7 +55,7 @@ class _Group:
 
 
 @dataclass(eq=False, slots=True)
-class _Begun:
+class _ProfiledModule:
     """A module that is partly computed: behind its sample for a profile, or alone to be stored.
 
     Attributes:
@@ -73,6 +74,7 @@ class Profiler(IdleWorker):
     """Makes profiles of one store's segments, and keeps them in ``profiles``.
 
     Args:
+        residency: keeps profiles on disk, with their segments. None to keep them in memory alone.
         movable: if True, segments may be read at a shift. Otherwise a sample has only modules that precede the module.
         longest: the number of positions that the model has.
     """
@@ -80,15 +82,23 @@ class Profiler(IdleWorker):
     failure = "a profile could not be made: modules without one are repaired from their beginnings"
 
     def __init__(
-        self, store: SegmentStore, runner: Runner, profiles: KnownProfiles, *, movable: bool, longest: int
+        self,
+        store: SegmentStore,
+        runner: Runner,
+        profiles: KnownProfiles,
+        *,
+        residency: Residency | None = None,
+        movable: bool,
+        longest: int,
     ) -> None:
         super().__init__(store, runner)
         self.profiles = profiles
+        self._residency = residency
         self._movable = movable
         self._longest = longest
         self._waiting: OrderedDict[bytes, tuple[SegmentSpec, _Group]] = OrderedDict()
         self._waiting_tokens = 0
-        self._begun: _Begun | None = None
+        self._begun: _ProfiledModule | None = None
         self._wanted: set[bytes] = set()  # the waiting ones that requests would have used
         self._asked: OrderedDict[bytes, None] = OrderedDict()  # the keys of segments that requests missed
 
@@ -192,7 +202,7 @@ class Profiler(IdleWorker):
                 undo.callback(self._store.pool.free, slots)
                 part = Part.of(start, len(spec.ids), context, slots)
                 work = Work(spec.ids, part, adapter=spec.before.adapter)
-                self._begun = _Begun(spec, own, hold, slots, work)
+                self._begun = _ProfiledModule(spec, own, hold, slots, work)
                 self._store.lent += len(spec.ids)
                 undo.pop_all()
             return True
@@ -265,7 +275,10 @@ class Profiler(IdleWorker):
                 self._store.insert(begun.spec, new)
                 self.give_up()
                 return
-            self.profiles.add(begun.spec.key, deviation(self._runner.storage, begun.found.slots, new))
+            found = deviation(self._runner.storage, begun.found.slots, new)
+            self.profiles.add(begun.spec.key, found)
+            if self._residency is not None:
+                self._residency.add_profile(begun.spec, found.astype("<f2").tobytes())
             if begun.spec.key in self._waiting:  # it may have been dropped meanwhile
                 self._stop_waiting(begun.spec.key)
             self.give_up()

@@ -26,6 +26,16 @@ class KnownProfiles(Mapping[bytes, Profile]):
         self._most = most
         self.version = self.tokens = 0
 
+    @classmethod
+    def of(cls, stored: Iterable[tuple[bytes, bytes]]) -> KnownProfiles:
+        """Return profiles read from disk: keys and numbers in fp16. Of profiles above the limit, the last ones stay."""
+        known = cls()
+        for key, deviations in stored:
+            profile = np.frombuffer(deviations, "<f2").astype(np.float16)
+            if np.isfinite(profile).all():
+                known.add(key, profile)
+        return known
+
     def __getitem__(self, key: bytes) -> Profile:
         found = self._by_key.pop(key)
         self._by_key[key] = found  # moves it to the most recent end

@@ -31,7 +31,7 @@ _STRETCH = 512
 
 
 @dataclass(eq=False, slots=True)
-class _Begun:
+class _Promotion:
     """Consecutive parts of a prefix that are being computed.
 
     ``runs`` is the work, including the stored text in front. ``kept`` counts the parts that are stored already, each by
@@ -67,7 +67,7 @@ class Promoter(IdleWorker):
         super().__init__(store, runner)
         self._most = int(share * store.pool.chunks * store.pool.chunk_size)
         self.popularity = Popularity(self._forget, self._is_stored)
-        self._begun: _Begun | None = None
+        self._begun: _Promotion | None = None
         self._done: Node | None = None  # the first part of the last computed stretch
 
     def asked(self, salt: str, prefix: Prefix) -> None:
@@ -134,7 +134,7 @@ class Promoter(IdleWorker):
                 self.popularity.give_up(target)
                 continue
             tokens = sum(len(node.run.ids) for node in nodes)
-            self._begun = _Begun(target, nodes, allocation, tuple(allocation.prefill), self._slots(tokens) - tokens)
+            self._begun = _Promotion(target, nodes, allocation, tuple(allocation.prefill), self._slots(tokens) - tokens)
             return True
         return False
 

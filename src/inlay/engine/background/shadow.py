@@ -76,7 +76,7 @@ class _Sample:
 
 
 @dataclass(eq=False, slots=True)
-class _Begun:
+class _SampleRun:
     """A sample in progress. ``allocation`` is that of the current run, and ``tries`` counts its starts.
 
     ``given`` are the first run's log-probabilities, (steps, vocabulary), once it is over; ``rows`` are those of the
@@ -118,7 +118,7 @@ class ShadowSampler(IdleWorker):
         self._most_steps = max(1, min(_MOST_STEPS, _KEPT // runner.vocabulary))
         self._at_once = max(1, _AT_ONCE // runner.vocabulary)
         self._waiting: OrderedDict[str, deque[_Sample]] = OrderedDict()  # by salt, the last served at the end
-        self._begun: _Begun | None = None
+        self._begun: _SampleRun | None = None
         self._samples = 0
         self._dropped = dict.fromkeys(DROP_REASONS, 0)
 
@@ -193,7 +193,7 @@ class ShadowSampler(IdleWorker):
         while self._begun is not None or self._waiting:
             if self._begun is None:
                 salt = next(iter(self._waiting))
-                self._begun = _Begun(self._waiting[salt][0])
+                self._begun = _SampleRun(self._waiting[salt][0])
                 self._take(salt)
             begun = self._begun
             if begun.allocation is not None:
@@ -205,7 +205,7 @@ class ShadowSampler(IdleWorker):
             self._leave(reason)
         return False
 
-    def _place(self, begun: _Begun) -> str | None:
+    def _place(self, begun: _SampleRun) -> str | None:
         """Allocate the next run of a sample. Returns the reason if that fails."""
         sample = begun.sample
         composed = sample.as_given() if begun.given is None else sample.in_full()
@@ -242,7 +242,7 @@ class ShadowSampler(IdleWorker):
         if not allocation.prompt_left:
             self._end_run(begun)
 
-    def _expected(self, begun: _Begun, rows: Tensor) -> None:
+    def _expected(self, begun: _SampleRun, rows: Tensor) -> None:
         """Add the distributions of the next steps: log-probabilities, (steps, vocabulary)."""
         if begun.given is None:
             begun.rows.append(rows)
@@ -252,7 +252,7 @@ class ShadowSampler(IdleWorker):
         begun.agreeing += int((rows.argmax(dim=-1) == given.argmax(dim=-1)).sum())
         begun.steps += len(rows)
 
-    def _end_run(self, begun: _Begun) -> None:
+    def _end_run(self, begun: _SampleRun) -> None:
         if begun.given is None:
             given = torch.cat(begun.rows)
             self.give_up()
@@ -261,7 +261,7 @@ class ShadowSampler(IdleWorker):
         found = Comparison(begun.kl / begun.steps, begun.steps, begun.agreeing)
         if not math.isfinite(found.kl):
             raise InlayError("the model's logits are no numbers to compare", code="model.invalid_numbers")
-        self.divergence.add(begun.sample.subject, found, begun.sample.request.tenant)
+        self.divergence.add(begun.sample.subject, found, begun.sample.request.scope.tenant)
         self._samples += 1
         self.give_up()
         self._begun = None

@@ -23,7 +23,7 @@ from inlay.kv.segment import Segment, SegmentRange
 from inlay.slots import SlotRange, total
 
 
-class Source(Protocol):
+class SlabSource(Protocol):
     """A tier that reads slabs one by one, in any order of segments; see HostTier.reading."""
 
     def reading(self, asked: SegmentRecord) -> AbstractContextManager[Callable[[int], Slab]]: ...
@@ -96,7 +96,7 @@ class Arrival:
 
 def bring_by_layer(
     arrivals: Sequence[Arrival],
-    source: Source,
+    source: SlabSource,
     memory: SlabMemory,
     record_of: Callable[[SegmentSpec], SegmentRecord],
     *,
@@ -137,7 +137,9 @@ def bring_by_layer(
     return there
 
 
-def _layers(arrival: Arrival, source: Source, memory: SlabMemory, asked: SegmentRecord) -> Generator[None, None, None]:
+def _layers(
+    arrival: Arrival, source: SlabSource, memory: SlabMemory, asked: SegmentRecord
+) -> Generator[None, None, None]:
     """Copy the layers of one segment, one per step."""
     with source.reading(asked) as slab_of:
         for layer in range(len(memory.layers)):

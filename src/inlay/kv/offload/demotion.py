@@ -67,7 +67,7 @@ class _Copy:
 
 
 @dataclass(eq=False, slots=True)
-class _Batch:
+class _DemotedModules:
     """Modules that are copied together, by key.
 
     Attributes:
@@ -110,7 +110,7 @@ class Demoter:
         self._timeout_s = timeout_s
         self._worker = Worker("inlay-demoter")
         self._waiting: OrderedDict[bytes, SegmentSpec] = OrderedDict()
-        self._batch: _Batch | None = None
+        self._batch: _DemotedModules | None = None
         #: By key, the time since when a module may be evicted, with or without a copy. Oldest first.
         self.offered: OrderedDict[bytes, float] = OrderedDict()
         self._began = self._remembered = 0.0  # time of the last choice; end of its grace period
@@ -233,14 +233,14 @@ class Demoter:
             copies[key] = _Copy(spec, found.slots, self._store.hold(found), uses)
             tokens += len(spec.ids)
         if copies:
-            batch = self._batch = _Batch(copies, time.monotonic() + self._timeout_s)
+            batch = self._batch = _DemotedModules(copies, time.monotonic() + self._timeout_s)
             self._worker.submit(lambda: self._copy(batch))
         if self._batch is None and self._remembered == math.inf:
             self._remembered = time.monotonic() + OFFERED_S
 
     # On a background thread
 
-    def _copy(self, batch: _Batch) -> None:
+    def _copy(self, batch: _DemotedModules) -> None:
         try:
             for each in batch.copies.values():
                 self._copy_one(each)

@@ -8,6 +8,7 @@ import math
 import os
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -34,6 +35,7 @@ _SUFFIX = ".safetensors"
 LOOK_S = 1.0  # between two looks for other processes' changes
 _RETRY_S = 30.0  # no writes after the system has refused one
 LOCK_S = 2.0  # the longest wait for another process that evicts
+_MOST_PROFILES = 4096  # of segments that are not written yet; the oldest go first
 MOST_USES = 256  # Uses that are kept in memory. More are written at once, fewer on refresh.
 
 
@@ -63,6 +65,8 @@ class DiskTier:
         self._counts = TierCounts()
         self._no_writes_until = 0.0
         self._seen = (0.0, -1)  # time of the last look at others' changes, and SQLite's data version then
+        # By key, the lossless key and the profile of segments that are not written yet. Guarded by the lock.
+        self._profiles: OrderedDict[bytes, tuple[bytes, bytes]] = OrderedDict()
         self._last_change = 0  # the number of the last row change seen
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -115,12 +119,32 @@ class DiskTier:
         self._index.add([entry])
         with self._lock:
             self._worth.note(entry)
+            profile = self._profiles.pop(record.key, None)
+        if profile is not None:
+            self._index.add_profile(record.key, *profile)
         self._counts.wrote(written)
         return True
+
+    def add_profile(self, key: bytes, lossless: bytes, deviations: bytes) -> None:
+        """Keep a segment's deviation profile until the segment's file goes. ``key`` is that of its form here."""
+        with self._lock:
+            self._profiles[key] = lossless, deviations  # for a segment that is still to be written
+            while len(self._profiles) > _MOST_PROFILES:
+                self._profiles.popitem(last=False)
+        if self.holds(key):
+            with self._lock:
+                self._profiles.pop(key, None)
+            self._index.add_profile(key, lossless, deviations)
+
+    def profiles(self, fingerprint: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the lossless keys and deviation profiles of a model's segments, least recently used first."""
+        return self._index.profiles(fingerprint)
 
     def delete(self, key: bytes) -> bool:
         known = self.drop(key)
         self._index.end([key])
+        with self._lock:
+            self._profiles.pop(key, None)
         return known
 
     def drop(self, key: bytes) -> bool:

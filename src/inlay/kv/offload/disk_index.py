@@ -10,7 +10,8 @@ import logging
 import os
 import sqlite3
 import threading
-from collections.abc import Iterable, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import fields
 from pathlib import Path
@@ -32,6 +33,14 @@ _TABLE = """CREATE TABLE IF NOT EXISTS segments (
 _LIFETIMES = """CREATE TABLE IF NOT EXISTS lifetimes (
     key BLOB PRIMARY KEY, ends REAL NOT NULL, said REAL NOT NULL
 )"""
+#: Deviation profiles by the key of the segment in the folder. ``lossless`` is the key of the segment as computed.
+_PROFILES = (
+    """CREATE TABLE IF NOT EXISTS profiles (
+    key BLOB PRIMARY KEY, lossless BLOB NOT NULL, deviations BLOB NOT NULL, crc INTEGER NOT NULL
+)""",
+    """CREATE TRIGGER IF NOT EXISTS profile_removed AFTER DELETE ON segments
+    BEGIN DELETE FROM profiles WHERE key = old.key; END""",
+)
 #: The bytes of all files. Triggers maintain it for every process that writes a row.
 _HELD = (
     "CREATE TABLE IF NOT EXISTS held (one INTEGER PRIMARY KEY CHECK (one = 1), bytes INTEGER NOT NULL)",
@@ -139,6 +148,29 @@ class DiskIndex:
         )
         return [bytes(row[0]) for row in self._ask("SELECT key FROM lifetimes WHERE ends <= ?", (now,))]
 
+    def add_profile(self, key: bytes, lossless: bytes, deviations: bytes) -> None:
+        """Store a segment's profile, or nothing if the segment has no row. It goes with the row."""
+        row = (key, lossless, deviations, zlib.crc32(lossless + deviations), key)
+        self._tell(
+            "INSERT OR REPLACE INTO profiles SELECT ?, ?, ?, ? WHERE EXISTS (SELECT 1 FROM segments WHERE key = ?)",
+            [row],
+        )
+
+    def profiles(self, fingerprint: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the lossless keys and the profiles of a model's segments, least recently used first.
+
+        Damaged profiles, or profiles of another length than their segment, are left out.
+        """
+        rows = self._ask(
+            "SELECT lossless, deviations, crc, tokens FROM profiles JOIN segments USING (key) "
+            "WHERE fingerprint = ? ORDER BY used",
+            (fingerprint,),
+        )
+        for row in rows:
+            lossless, deviations = bytes(row["lossless"]), bytes(row["deviations"])
+            if len(deviations) == 2 * row["tokens"] and zlib.crc32(lossless + deviations) == row["crc"]:
+                yield lossless, deviations
+
     def last_change(self) -> int:
         """The number of the last row change."""
         rows = self._ask("SELECT coalesce(max(number), 0) FROM changes")
@@ -208,7 +240,7 @@ class DiskIndex:
                 cursor.execute(_TABLE)
                 cursor.execute(_LIFETIMES)
                 cursor.execute("BEGIN IMMEDIATE")
-                for statement in (*_HELD, *_CHANGES):
+                for statement in (*_HELD, *_CHANGES, *_PROFILES):
                     cursor.execute(statement)
                 cursor.execute("COMMIT")
                 cursor.execute(f"PRAGMA user_version = {_VERSION}")

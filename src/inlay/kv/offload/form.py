@@ -4,6 +4,7 @@
     header      JSON: the record and the checksums, and the offset of each tensor; padded with spaces, so that
     4,096 · n   the first slab begins at a whole page
     slabs       layer by layer, in the record's codec, each filled up to whole pages by a tensor of zeros
+    state       of a model with recurrent layers: one more slab, filled up in the same way
 
 Without a codec a slab is the keys, then the values, (2, kv_heads, tokens, head_dim), in the KV dtype. The bytes are the
 same in every tier. They are not trusted: readers check each part before they use it.
@@ -64,14 +65,15 @@ class Header:
         text = json.dumps(said, separators=(",", ":"))
         table: dict[str, Any] = {"__metadata__": {_FORM_KEY: text, "checksum": f"{zlib.crc32(text.encode()):08x}"}}
         at = 0
-        for layer in range(len(self.record.layers)):
+        for number in range(self.record.slabs):
             begin = at
-            for part in self.record.form.parts(self.record.shape(layer), self.record.kv_dtype):
-                table[f"layers.{layer}.{part.name}"] = _tensor(part.dtype, part.shape, at, part.nbytes)
+            for part in self.record.slab_parts(number):
+                table[part.name] = _tensor(part.dtype, part.shape, at, part.nbytes)
                 at += part.nbytes
             filling = pages(at - begin) - (at - begin)
             if filling:
-                table[f"layers.{layer}.filling"] = _tensor("U8", (filling,), at, filling)
+                owner = "state" if number == len(self.record.layers) else f"layers.{number}"
+                table[f"{owner}.filling"] = _tensor("U8", (filling,), at, filling)
                 at += filling
         header = json.dumps(table, separators=(",", ":")).encode()
         header += b" " * (pages(8 + len(header)) - 8 - len(header))
@@ -79,7 +81,7 @@ class Header:
 
     @property
     def slabs_bytes(self) -> int:
-        return sum(pages(self.record.slab_bytes(layer)) for layer in range(len(self.record.layers)))
+        return sum(pages(self.record.slab_bytes(number)) for number in range(self.record.slabs))
 
 
 def _tensor(dtype: str, shape: Sequence[int], at: int, size: int) -> dict[str, Any]:
@@ -95,8 +97,8 @@ class Encoded:
 
     @classmethod
     def of(cls, record: SegmentRecord, slabs: Iterable[Slab]) -> Encoded:
-        """Encode a segment from one slab per layer, in the pool's format."""
-        filled = tuple(_filled(record.form.encode(slab, record.kv_dtype)) for slab in slabs)
+        """Encode a segment from one slab per layer, in the pool's format, and its state if the record has one."""
+        filled = tuple(_filled(record.encode(number, slab)) for number, slab in enumerate(slabs))
         return cls(Header(record, tuple(zlib.crc32(slab.data) for slab in filled)).to_bytes(), filled)
 
     @property
@@ -106,7 +108,7 @@ class Encoded:
 
 def size_of(record: SegmentRecord) -> int:
     """The most bytes that a segment takes, known before it is encoded."""
-    header = Header(record, (2**32 - 1,) * len(record.layers))
+    header = Header(record, (2**32 - 1,) * record.slabs)
     return len(header.to_bytes()) + header.slabs_bytes
 
 
@@ -123,7 +125,7 @@ def read_header(source: Source) -> tuple[Header, int]:
         if metadata["checksum"] == f"{zlib.crc32(metadata[_FORM_KEY].encode()):08x}":
             _check_form(said)
         header = Header(SegmentRecord.from_json(said), tuple(map(int, said["checksums"])))
-        right = len(header.checksums) == len(header.record.layers) and header.to_bytes()[8:] == written
+        right = len(header.checksums) == header.record.slabs and header.to_bytes()[8:] == written
     except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
         raise TierMissError(Miss.CORRUPT, f"its header cannot be read ({type(error).__name__}: {error})") from None
     if not right or not header.record.key_holds():
@@ -160,7 +162,7 @@ def read_slabs(
 ) -> None:
     """Deliver each slab behind a header, once its checksum holds. Raises TierMissError and OSError."""
     record = header.record
-    buffer = np.empty(max(pages(record.slab_bytes(layer)) for layer in range(len(record.layers))), np.uint8)
+    buffer = np.empty(max(pages(record.slab_bytes(number)) for number in range(record.slabs)), np.uint8)
     for layer, checksum in enumerate(header.checksums):
         size = record.slab_bytes(layer)
         whole = buffer[: pages(size)]
@@ -170,7 +172,7 @@ def read_slabs(
             raise TierMissError(Miss.CORRUPT, f"the checksum of layer {layer} does not hold")
         if late():
             raise TierMissError(Miss.LATE)
-        take(layer, record.form.decode(whole[:size], record.shape(layer), record.kv_dtype))
+        take(layer, record.decode(layer, whole[:size]))
 
 
 def _filled(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, slots=True)
-class Kept:
+class HostSegment:
     """A segment that is stored or still read.
 
     Attributes:
@@ -75,7 +75,7 @@ class HostTier:
     ) -> None:
         self.memory = HostMemory(capacity, lock)
         self._guard = threading.Lock()
-        self.kept: dict[bytes, Kept] = {}
+        self.kept: dict[bytes, HostSegment] = {}
         self._worth = TierEvictionQueue(policy, cost)
         self.above: OrderedDict[bytes, None] = OrderedDict()  # also in the pool, and not about to be evicted there
         self._counts = TierCounts()
@@ -149,7 +149,7 @@ class HostTier:
         if pages is None:
             self._counts.refused()
             return False
-        kept = Kept(record, pages)
+        kept = HostSegment(record, pages)
         try:
             at = 0
             for slab in slabs:
@@ -216,7 +216,7 @@ class HostTier:
         self.clear()
         self.memory.close()
 
-    def _slab(self, kept: Kept, layer: int) -> Slab:
+    def _slab(self, kept: HostSegment, layer: int) -> Slab:
         shape, expected = kept.slabs[layer]
         at = sum(aligned(math.prod(before)) for before, _ in kept.slabs[:layer])
         data = self.memory.read(kept.pages, at, math.prod(shape))
@@ -224,7 +224,7 @@ class HostTier:
             raise TierMissError(Miss.CORRUPT, f"the checksum of layer {layer} does not hold")
         return data.reshape(shape)
 
-    def _let_go(self, kept: Kept) -> None:
+    def _let_go(self, kept: HostSegment) -> None:
         with self._guard:
             kept.readers -= 1
             if not kept.readers:

@@ -26,10 +26,10 @@ from inlay.kv.misses import EVICTED, LATE, MissReasons
 from inlay.kv.offload.arrivals import Arrival, bring_by_layer
 from inlay.kv.offload.codecs.codec import Slab
 from inlay.kv.offload.host import HostTier
-from inlay.kv.offload.record import SegmentRecord, SlabMemory
+from inlay.kv.offload.record import SegmentRecord, SlabMemory, StateMemory
 from inlay.kv.offload.tier import Miss, Tier, TierMissError
 from inlay.kv.offload.worker import Worker
-from inlay.kv.segment import Hold, PrefixMatch
+from inlay.kv.segment import Hold, Origin, PrefixMatch
 from inlay.kv.store import SegmentStore
 from inlay.slots import SlotRange, cut, total
 
@@ -76,6 +76,7 @@ class _Load:
         arrived: by key, the tier that each loaded segment came from. Complete once ``over``.
         left_s: by key, the remaining lifetime in seconds, for segments that have one.
         unwanted: keys to be forgotten on arrival.
+        states: by key, the bytes of the recurrent state behind a loaded segment.
     """
 
     wanted: list[_Wanted]
@@ -87,6 +88,7 @@ class _Load:
     arrived: dict[bytes, str] = field(default_factory=dict)
     left_s: dict[bytes, float] = field(default_factory=dict)
     unwanted: set[bytes] = field(default_factory=set)
+    states: dict[bytes, Slab] = field(default_factory=dict)
     over: bool = False
 
     @property
@@ -104,6 +106,7 @@ class Loader:
         host: the tier that delivers layer by layer. None if there is none.
         tell: called on any thread after progress.
         timeout_s: the longest time a read may take, in seconds.
+        states: the states of a model with recurrent layers. None without.
     """
 
     def __init__(
@@ -119,7 +122,9 @@ class Loader:
         host: HostTier | None = None,
         tell: Callable[[], None],
         timeout_s: float,
+        states: StateMemory | None = None,
     ) -> None:
+        self._states = states
         self.loaded: dict[str, int] = {}  # loaded tokens, by tier
         self.arrived: Callable[[SegmentSpec, float | None], object] = _nobody
         self._store = store
@@ -292,7 +297,13 @@ class Loader:
         for each in load.wanted:
             key = each.spec.key
             if key in load.arrived and key not in load.unwanted:
-                self._store.insert(each.spec, each.before + each.slots, returns=True)
+                slots = each.before + each.slots
+                if self._states is None:
+                    self._store.insert(each.spec, slots, returns=True)
+                else:  # a prefix of prompts, which are read up to any token
+                    prefix = each.spec.prefix(len(each.spec.ids))
+                    self._store.insert(prefix, slots, returns=True, origin=Origin(""))
+                self._give_state(each.spec, load.states.get(key))
                 self._remember(key, load.arrived[key])
             if self._store.get(each.spec) is not None:
                 self._misses.stored(each.spec)
@@ -302,6 +313,15 @@ class Loader:
         if len(self._not_again) > _MOST_REFUSED:
             now = time.monotonic()
             self._not_again = {key: until for key, until in self._not_again.items() if now < until}
+
+    def _give_state(self, spec: SegmentSpec, data: Slab | None) -> None:
+        """Store the state behind a loaded segment, unless running requests use all slots."""
+        if data is None or self._states is None or self._store.states is None:
+            return
+        slot = self._store.states.allocate()
+        if slot is not None:
+            self._states.write(slot, data)
+            self._store.keep_state(spec, len(spec.ids), slot)
 
     def _remember(self, key: bytes, tier: str) -> None:
         self._came_from[key] = tier
@@ -369,7 +389,10 @@ class Loader:
             copies: list[Slab] = []
 
             def take(layer: int, slab: Slab, copies: list[Slab] = copies, copy: bool = number > self._nearest) -> None:
-                self._memory.write_slab(layer, wanted.slots, slab[:, :, wanted.done :])
+                if layer == len(self._memory.layers):
+                    load.states[record.key] = slab.copy()
+                else:
+                    self._memory.write_slab(layer, wanted.slots, slab[:, :, wanted.done :])
                 if copy:
                     copies.append(slab.copy())
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from inlay.errors import ParameterError
 from inlay.kv.identity import LOSSLESS, Context, KeyMaker, SegmentSpec
 from inlay.kv.offload.codecs import CODECS
-from inlay.kv.offload.codecs.codec import DTYPES, SCALE_BYTES, SCALED, Codec, Shape, Slab
+from inlay.kv.offload.codecs.codec import DTYPES, SCALE_BYTES, SCALED, Codec, Shape, Slab, SlabPart
 from inlay.slots import SlotRange
 
 
@@ -42,6 +44,47 @@ class SlabMemory(Protocol):
     def put_slab(self, layer: int, slots: Sequence[SlotRange], slab: Slab) -> Callable[[], None]: ...
 
 
+@dataclass(frozen=True, slots=True)
+class StatePart:
+    """One tensor of a recurrent state.
+
+    Attributes:
+        name: its layer and kind.
+        dtype: a key of DTYPES.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """The size in bytes."""
+        return math.prod(self.shape) * DTYPES[self.dtype][1]
+
+    @property
+    def part(self) -> SlabPart:
+        """The tensor as safetensors describes it."""
+        return SlabPart(self.name, DTYPES[self.dtype][0], self.shape)
+
+
+class StateMemory(Protocol):
+    """The states of a model with recurrent layers, as seen by code that copies between them and another tier."""
+
+    @property
+    def layout(self) -> tuple[StatePart, ...]:
+        """The parts of a state, in their order in its bytes."""
+        ...
+
+    def read(self, slot: int) -> npt.NDArray[np.uint8]:
+        """Return the bytes of a slot."""
+        ...
+
+    def write(self, slot: int, data: npt.NDArray[np.uint8]) -> None:
+        """Write the bytes of a slot."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentRecord:
     """A segment as tiers describe it.
@@ -52,6 +95,7 @@ class SegmentRecord:
         codec: the form in the tiers.
         ids, start, before: its tokens, their first position, and the context in front.
         layers: (heads, width) of each layer.
+        state: the recurrent state behind the last token, which is one more slab. Empty without recurrent layers.
     """
 
     key: bytes
@@ -66,9 +110,17 @@ class SegmentRecord:
     start: int
     before: Context
     layers: tuple[tuple[int, int], ...]
+    state: tuple[StatePart, ...] = ()
 
     @classmethod
-    def of(cls, spec: SegmentSpec, keys: KeyMaker, layers: Sequence[HeadShape], model: str) -> SegmentRecord:
+    def of(
+        cls,
+        spec: SegmentSpec,
+        keys: KeyMaker,
+        layers: Sequence[HeadShape],
+        model: str,
+        state: tuple[StatePart, ...] = (),
+    ) -> SegmentRecord:
         """The record of a segment that an engine with these keys has computed."""
         return cls(
             key=spec.key,
@@ -83,6 +135,7 @@ class SegmentRecord:
             start=spec.start,
             before=spec.lossless.before,
             layers=tuple((layer.kv_heads, layer.head_dim) for layer in layers),
+            state=state,
         )
 
     @property
@@ -108,9 +161,31 @@ class SegmentRecord:
         heads, width = self.layers[layer]
         return 2, heads, self.tokens, width + (SCALE_BYTES if self.kv_dtype in SCALED else 0)
 
-    def slab_bytes(self, layer: int) -> int:
-        """The encoded size of a layer's KV in bytes."""
-        return self.form.nbytes(self.shape(layer), self.kv_dtype)
+    @property
+    def slabs(self) -> int:
+        """The number of slabs: one for each layer, and one for the state."""
+        return len(self.layers) + bool(self.state)
+
+    def slab_bytes(self, number: int) -> int:
+        """The encoded size of a slab in bytes."""
+        if number == len(self.layers):
+            return sum(part.bytes for part in self.state)
+        return self.form.nbytes(self.shape(number), self.kv_dtype)
+
+    def slab_parts(self, number: int) -> tuple[SlabPart, ...]:
+        """The tensors of a slab, with their whole names."""
+        if number == len(self.layers):
+            return tuple(replace(each.part, name=f"state.{each.name}") for each in self.state)
+        parts = self.form.parts(self.shape(number), self.kv_dtype)
+        return tuple(replace(part, name=f"layers.{number}.{part.name}") for part in parts)
+
+    def encode(self, number: int, slab: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """The stored bytes of a slab. A state is stored as it is, whatever the codec."""
+        return slab if number == len(self.layers) else self.form.encode(slab, self.kv_dtype)
+
+    def decode(self, number: int, data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """The slab of stored bytes; see ``encode``."""
+        return data if number == len(self.layers) else self.form.decode(data, self.shape(number), self.kv_dtype)
 
     def same(self, other: SegmentRecord) -> bool:
         """True if both records describe the same KV. The model's name may differ."""
@@ -137,6 +212,7 @@ class SegmentRecord:
             "start": self.start,
             "before": base64.b64encode(self.before.to_bytes()).decode(),
             "layers": [list(layer) for layer in self.layers],
+            **({"state": [[each.name, each.dtype, list(each.shape)] for each in self.state]} if self.state else {}),
         }
 
     @classmethod
@@ -156,18 +232,30 @@ class SegmentRecord:
                 start=int(said["start"]),
                 before=Context.from_bytes(base64.b64decode(said["before"], validate=True)),
                 layers=tuple((int(heads), int(width)) for heads, width in said["layers"]),
+                state=tuple(
+                    StatePart(str(name), str(dtype), tuple(map(int, shape)))
+                    for name, dtype, shape in said.get("state", ())
+                ),
             )
         except (KeyError, TypeError, AttributeError, ParameterError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from None
-        if len(record.key) != 32 or not record.ids or not record.layers or record.kv_dtype not in (*DTYPES, *SCALED):
+        if len(record.key) != 32 or not record.ids or not record.slabs or record.kv_dtype not in (*DTYPES, *SCALED):
             raise ValueError("it has no key, no tokens, no layers or an unknown dtype")
+        if any(each.dtype not in DTYPES or min(each.shape, default=0) < 1 for each in record.state):
+            raise ValueError("a part of its state has an unknown dtype or no width")
         if record.codec not in CODECS:
             raise ValueError(f"it has the unknown codec {record.codec!r:.20}")
         if record.kv_dtype in SCALED and record.codec != LOSSLESS:
             raise ValueError("it was rounded twice")
-        if min(min(layer) for layer in record.layers) < 1:
+        if min((min(layer) for layer in record.layers), default=1) < 1:
             raise ValueError("a layer has no width")
         return record
+
+
+def is_finite_state(data: npt.NDArray[np.uint8], layout: Sequence[StatePart]) -> bool:
+    """True if a state has neither infinities nor NaN."""
+    ends = np.cumsum([each.bytes for each in layout])
+    return all(is_finite(part, each.dtype) for part, each in zip(np.split(data, ends[:-1]), layout, strict=True))
 
 
 def is_finite(slab: Slab, kv_dtype: str) -> bool:

@@ -20,9 +20,10 @@ from inlay.kv.identity import LOSSLESS, SegmentSpec
 from inlay.kv.misses import LATE, MissReasons
 from inlay.kv.offload.arrivals import Arrival
 from inlay.kv.offload.demotion import Demoter
+from inlay.kv.offload.disk import DiskTier
 from inlay.kv.offload.host import HostTier
 from inlay.kv.offload.loader import Coming, Loader
-from inlay.kv.offload.record import SegmentRecord, SlabMemory
+from inlay.kv.offload.record import SegmentRecord, SlabMemory, StateMemory
 from inlay.kv.offload.saver import Saver
 from inlay.kv.offload.tier import Tier
 from inlay.kv.segment import PrefixMatch
@@ -46,6 +47,7 @@ class Residency:
         host: the tier that receives evicted modules. None if the pool lies in host memory itself.
         model: the model's public name.
         timeout_s: the longest time a read may take, in seconds.
+        states: the states of a model with recurrent layers. None without.
     """
 
     def __init__(
@@ -57,7 +59,9 @@ class Residency:
         host: HostTier | None = None,
         model: str = "",
         timeout_s: float = 10,
+        states: StateMemory | None = None,
     ) -> None:
+        self._states = states
         self.tiers = tuple(tiers) if host is None else (host, *tiers)
         self.misses = MissReasons(store.keys)
         for tier in self.tiers:
@@ -88,6 +92,7 @@ class Residency:
             nearest=written,
             tell=self._tell,
             tell_waiting=self._news.set,
+            states=states,
         )
         self._loader = Loader(
             store,
@@ -100,12 +105,27 @@ class Residency:
             host=host,
             tell=self._tell,
             timeout_s=timeout_s,
+            states=states,
         )
         self._loader.arrived = self._has_arrived
 
     def stats_of(self, name: str) -> TierStats | None:
         """The statistics of the tier with this name. None if there is none."""
         return next((tier.stats() for tier in self.tiers if tier.name == name), None)
+
+    def add_profile(self, spec: SegmentSpec, deviations: bytes) -> None:
+        """Write a segment's deviation profile beside the segment, where a disk tier holds or will hold it.
+
+        Args:
+            deviations: the numbers of all tokens, fp16.
+        """
+        self._saver.add_profile(spec, deviations)
+
+    def profiles(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the keys of segments with the deviation profiles that disk tiers hold."""
+        for tier in self.tiers:
+            if isinstance(tier, DiskTier):
+                yield from tier.profiles(self._store.keys.fingerprint)
 
     @property
     def has_room(self) -> bool:
@@ -305,7 +325,8 @@ class Residency:
 
     def _record(self, spec: SegmentSpec) -> SegmentRecord:
         self._know(spec.lossless)
-        return SegmentRecord.of(spec, self._store.keys, self._memory.layers, self._model)
+        state = () if self._states is None else self._states.layout
+        return SegmentRecord.of(spec, self._store.keys, self._memory.layers, self._model, state)
 
     def _know(self, spec: SegmentSpec) -> None:
         with self._knowing:

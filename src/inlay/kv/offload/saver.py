@@ -15,10 +15,11 @@ from functools import partial
 
 from inlay.kv.identity import SegmentSpec
 from inlay.kv.offload.codecs.codec import Slab
-from inlay.kv.offload.record import SegmentRecord, SlabMemory, is_finite
+from inlay.kv.offload.disk import DiskTier
+from inlay.kv.offload.record import SegmentRecord, SlabMemory, StateMemory, is_finite, is_finite_state
 from inlay.kv.offload.tier import Tier, TierMissError
 from inlay.kv.offload.worker import Worker
-from inlay.kv.segment import Hold
+from inlay.kv.segment import Hold, StoredState
 from inlay.kv.store import SegmentStore
 from inlay.slots import SlotRange
 
@@ -31,12 +32,14 @@ _MOST_PROMOTIONS = 64  # segments that wait for a copy to nearer tiers; further 
 class _Save:
     """A segment that is being written. ``hold`` keeps it in the pool until it is copied.
 
-    ``slots`` are empty if the segment is no longer in the pool and is read from a nearer tier.
+    ``slots`` are empty if the segment is no longer in the pool and is read from a nearer tier. ``state`` is the
+    recurrent state behind it, which is acquired until it is copied.
     """
 
     spec: SegmentSpec
     slots: tuple[SlotRange, ...]
     hold: Hold
+    state: StoredState | None = None
     copied: bool = False
     over: bool = False
     given_up: bool = False
@@ -51,6 +54,7 @@ class Saver:
         nearest: the number of the first tier that is written. Tiers before it only remove segments.
         tell: called on any thread after progress.
         tell_waiting: called on any thread after progress that gives the engine no work.
+        states: the states of a model with recurrent layers, whose segments are only written with one. None without.
     """
 
     def __init__(
@@ -64,7 +68,9 @@ class Saver:
         nearest: int = 0,
         tell: Callable[[], None],
         tell_waiting: Callable[[], None],
+        states: StateMemory | None = None,
     ) -> None:
+        self._states = states
         self.not_written = 0  # segments that were evicted or dropped from the queue before they were written
         self._store = store
         self._memory = memory
@@ -76,6 +82,7 @@ class Saver:
         self._tell_waiting = tell_waiting
         self._writer = Worker("inlay-writer")
         self._promoting = 0  # segments in promotion from tier to tier, or waiting for it
+        self._profiles = 0  # profiles that are still to be written
         self._counting = threading.Lock()
         # by key: the segment and its time of entry
         self._waiting: OrderedDict[bytes, tuple[SegmentSpec, float]] = OrderedDict()
@@ -95,8 +102,8 @@ class Saver:
 
     @property
     def settled(self) -> bool:
-        """True if nothing is left to write, remove or promote."""
-        return not self.waiting and not self._deleting and not self._promoting
+        """True if nothing is left to write, remove or promote, profiles included."""
+        return not self.waiting and not self._deleting and not self._promoting and not self._profiles
 
     @property
     def lag_s(self) -> float:
@@ -126,7 +133,7 @@ class Saver:
         self._waiting.pop(key, None)
         if self._saving is not None and self._saving.spec.key == key:
             self._saving.given_up = True
-            self._saving.hold.release()
+            self._let_go(self._saving)
         self._deleting.add(key)
         self._writer.submit(lambda: self._delete(key))
 
@@ -134,11 +141,30 @@ class Saver:
         """See Residency.expire_at."""
         self._writer.submit(lambda: self._expire_at(keys, ttl_s))
 
+    def add_profile(self, spec: SegmentSpec, deviations: bytes) -> None:
+        """See Residency.add_profile."""
+        disks = [tier for tier in self._tiers[self._nearest :] if isinstance(tier, DiskTier)]
+        if not disks:
+            return
+        with self._counting:
+            self._profiles += 1
+
+        def put() -> None:
+            try:
+                for tier in disks:
+                    tier.add_profile(self._written_by(tier, spec).key, spec.key, deviations)
+            finally:
+                with self._counting:
+                    self._profiles -= 1
+                self._tell_waiting()
+
+        self._writer.submit(put)
+
     def poll(self) -> None:
         """Release copied segments and start the next one."""
         saving = self._saving
         if saving is not None and saving.copied:
-            saving.hold.release()
+            self._let_go(saving)
         if saving is not None and saving.over:
             self._saving = None
         self._save_next()
@@ -147,12 +173,23 @@ class Saver:
         while self._saving is None and self._waiting:
             _, (spec, _) = self._waiting.popitem(last=False)
             found = self._store.get(spec)
+            state = None if found is None else found.state
             if found is None and not any(tier.holds(spec.key) for tier in self._tiers[: self._nearest]):
                 self.not_written += 1
+            elif self._states is not None and state is None:
+                self.not_written += 1  # without its state it would be of no use
             elif not self._is_written(spec):
                 slots, hold = ((), Hold()) if found is None else (found.slots, self._store.hold(found))
-                save = self._saving = _Save(spec, slots, hold)
+                if state is not None and self._store.states is not None:
+                    self._store.states.acquire(state)
+                save = self._saving = _Save(spec, slots, hold, state)
                 self._writer.submit(partial(self._write, save))
+
+    def _let_go(self, save: _Save) -> None:
+        save.hold.release()
+        if save.state is not None and self._store.states is not None:
+            self._store.states.release(save.state)
+            save.state = None
 
     def _is_written(self, spec: SegmentSpec) -> bool:
         """True if each tier has the segment in its own form, and no removal is pending."""
@@ -188,10 +225,14 @@ class Saver:
     def _write(self, save: _Save) -> None:
         try:
             slabs = self._slabs(save)
+            finite = bool(slabs) and all(is_finite(slab, self._store.keys.kv_dtype) for slab in slabs)
+            if save.state is not None and self._states is not None:
+                state = self._states.read(save.state.slot)
+                finite = is_finite_state(state, self._states.layout) and (finite or not self._memory.layers)
+                slabs.append(state)
             save.copied = True
             self._tell()
-            dtype = self._store.keys.kv_dtype
-            if save.given_up or not slabs or not all(is_finite(slab, dtype) for slab in slabs):
+            if save.given_up or not finite:
                 return
             for tier in self._tiers[self._nearest :]:
                 tier.put(self._record_of(self._written_by(tier, save.spec)), slabs)

@@ -23,7 +23,7 @@ from inlay.kv.offload.codecs.codec import Slab
 from inlay.kv.offload.counts import TierCounts
 from inlay.kv.offload.form import FORM, Encoded, UnknownFormError, read_segment, size_of
 from inlay.kv.offload.link import Link
-from inlay.kv.offload.record import SegmentRecord, is_finite
+from inlay.kv.offload.record import SegmentRecord, is_finite, is_finite_state
 from inlay.kv.offload.tier import Miss, TierEntry, TierMissError
 from inlay.types import TierStats
 
@@ -92,8 +92,9 @@ class SharedTier:
 
         def take_finite(layer: int, slab: Slab) -> None:
             # Other writers may not have checked this, and many requests read the pool.
-            if not is_finite(slab, asked.kv_dtype):
-                raise TierMissError(Miss.CORRUPT, f"layer {layer} holds what is no number")
+            state = layer == len(asked.layers)
+            if not (is_finite_state(slab, asked.state) if state else is_finite(slab, asked.kv_dtype)):
+                raise TierMissError(Miss.CORRUPT, f"slab {layer} holds what is no number")
             take(layer, slab)
 
         try:

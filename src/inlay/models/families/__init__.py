@@ -14,9 +14,13 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from inlay.errors import ModelError
 from inlay.models.family import Family
+from inlay.models.multimodal import is_multimodal
 from inlay.models.refused import REFUSED
 from inlay.models.spec import ModelSpec
 from inlay.models.unshared import unshared_of
+
+_UNKNOWN = "transformers has no causal language model of that type"
+_WHOLE = "a multimodal model is no causal one; give its folder or its name, and its text model is loaded"
 
 #: ``model_type`` → family.
 FAMILIES: dict[str, Family] = {}
@@ -32,14 +36,19 @@ def register(family: Family) -> None:
 def family_of(config: PretrainedConfig) -> Family:
     """Return the family of a configuration. Raises ModelError if the model type is not supported."""
     kind = config.model_type
-    family = FAMILIES.get(kind) or (None if kind in REFUSED else unshared_of(config))
-    if family is None:
-        reason = REFUSED.get(kind, "transformers has no causal language model of that type")
+    family = FAMILIES.get(kind)
+    if family is not None and not family.serves(config):
+        family = family.otherwise
+    if family is not None:
+        return family
+    reason = _WHOLE if is_multimodal(config) else REFUSED.get(kind)
+    unshared = unshared_of(config) if reason is None else None
+    if unshared is None:
         raise ModelError(
-            f"models of type '{kind}' are not supported: {reason}; `inlay models` lists those that are",
+            f"models of type '{kind}' are not supported: {reason or _UNKNOWN}; `inlay models` lists those that are",
             code="model.unknown_architecture",
         )
-    return family
+    return unshared
 
 
 def check_config(config: PretrainedConfig) -> None:

@@ -78,10 +78,15 @@ class DeepseekV3(Standard):
     def patch(self, model: PreTrainedModel) -> None:
         """See Family.patch."""
         carry(model)
-        for module in model.modules():
-            if hasattr(module, "expand_kv") and not isinstance(module, LatentAttention):
-                stock = type(module)
-                module.__class__ = type(f"Inlay{stock.__name__}", (LatentAttention, stock), {})
+        absorb(model)
+
+
+def absorb(model: PreTrainedModel) -> None:
+    """Let all latent attention of a model store latents."""
+    for module in model.modules():
+        if hasattr(module, "expand_kv") and not isinstance(module, LatentAttention):
+            stock = type(module)
+            module.__class__ = type(f"Inlay{stock.__name__}", (LatentAttention, stock), {})
 
 
 FAMILY = DeepseekV3()

@@ -20,7 +20,7 @@ NARROW = (
 )
 
 
-class Blocks(StoredWeight):
+class BlockWeight(StoredWeight):
     """A weight in blocks outside inlay's grid.
 
     Args:
@@ -45,7 +45,7 @@ class Blocks(StoredWeight):
         return torch.from_numpy(dequantize(self._blocks[first:last].numpy(), self._kind))
 
 
-class GridBlocks(Blocks, GridWeight):
+class GridBlocks(BlockWeight, GridWeight):
     """A weight in blocks on inlay's grid."""
 
     def __init__(self, blocks: Tensor, kind: Any) -> None:
@@ -62,8 +62,8 @@ class GridBlocks(Blocks, GridWeight):
 
 
 def stored_blocks(blocks: Tensor, kind: Any) -> StoredWeight:
-    """Return the weight in blocks of a type in ``NARROW``. Arguments as for ``Blocks``."""
-    return (GridBlocks if kind.name in _GRIDS else Blocks)(blocks, kind)
+    """Return the weight in blocks of a type in ``NARROW``. Arguments as for ``BlockWeight``."""
+    return (GridBlocks if kind.name in _GRIDS else BlockWeight)(blocks, kind)
 
 
 def _q4_0(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:

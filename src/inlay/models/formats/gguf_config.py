@@ -9,7 +9,7 @@ import numpy as np
 from transformers import AutoConfig, PretrainedConfig
 
 from inlay.errors import ModelError
-from inlay.models.formats.gguf_tokens import Vocabulary
+from inlay.models.formats.gguf_tokens import GGUFVocabulary
 
 #: The factors of Llama 3's rotary scalings. A file holds only the resulting divisors.
 _LLAMA3_FACTORS = (8.0, 32.0)
@@ -60,7 +60,7 @@ class Metadata(Protocol):
     def architecture(self) -> str: ...
 
     @property
-    def vocabulary(self) -> Vocabulary: ...
+    def vocabulary(self) -> GGUFVocabulary: ...
 
     def said(self, key: str) -> Any: ...
 

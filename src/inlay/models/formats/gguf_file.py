@@ -25,7 +25,7 @@ from inlay.models.formats.gguf_blocks import NARROW, stored_blocks
 from inlay.models.formats.gguf_config import config_of
 from inlay.models.formats.gguf_header import GGUFHeader, GGUFTensor, read_header
 from inlay.models.formats.gguf_tokenizer import make_tokenizer
-from inlay.models.formats.gguf_tokens import Vocabulary
+from inlay.models.formats.gguf_tokens import GGUFVocabulary
 from inlay.models.formats.stored import StoredWeight
 
 #: llama.cpp's architectures that are tested against transformers' reader.
@@ -77,9 +77,9 @@ class GGUFFile:
         return {name: tensor for header in self._headers for name, tensor in header.tensors.items()}
 
     @cached_property
-    def vocabulary(self) -> Vocabulary:
+    def vocabulary(self) -> GGUFVocabulary:
         """The file's tokens."""
-        return Vocabulary(self.said)
+        return GGUFVocabulary(self.said)
 
     def config(self) -> PretrainedConfig:
         """Return the configuration in the file. Raises ModelError."""
@@ -160,9 +160,7 @@ class GGUFFile:
 
     def _targets(self, meta: PreTrainedModel) -> Mapping[str, list[str]]:
         """Return the tensors of each of the model's parameters. Raises ModelError for an unknown tensor."""
-        from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
-
-        names = get_gguf_hf_weights_map(meta, self._processor(meta.config))
+        names = self._names(meta)
         targets: dict[str, list[str]] = {}
         for name in self.tensors:
             if name in _NOT_WEIGHTS:
@@ -176,6 +174,37 @@ class GGUFFile:
                 )
             targets.setdefault(target, []).append(name)
         return {target: sorted(parts) for target, parts in targets.items()}  # gate before up
+
+    def _names(self, meta: PreTrainedModel) -> dict[str, str]:
+        """Return the model's parameters by llama.cpp's names.
+
+        A parameter's name is looked up whole, and without its outer modules, which some conversions leave out. Of two
+        parameters with one name, the one with the longer match is taken. It does what transformers'
+        ``get_gguf_hf_weights_map`` does, which builds gguf's table once for each module: most of the loading time.
+        """
+        from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+
+        kind = next(kind for kind, name in MODEL_ARCH_NAMES.items() if name == self.architecture)
+        table = get_tensor_name_map(kind, meta.config.num_hidden_layers)
+        processor = self._processor(meta.config)
+        found: dict[str, str] = {}
+        split = [name.split(".") for name in meta.state_dict()]
+        for depth in range(max(map(len, split))):
+            here: dict[str, str] = {}
+            for parts in split:
+                if depth >= len(parts):
+                    continue
+                outer = "".join(f"{part}." for part in parts[:depth])
+                name = processor.preprocess_name(".".join(parts[depth:]))
+                stem, dot, last = name.rpartition(".")
+                suffix = f"{dot}{last}" if last in ("weight", "bias") else ""
+                known = table.get_name(stem if suffix else name)
+                if known is None:
+                    processor.perform_fallback_tensor_mapping(here, suffix, outer, name)
+                else:
+                    here.setdefault(known + suffix, outer + name)
+            found = here | found
+        return found
 
     def _processor(self, config: PretrainedConfig) -> Any:
         from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
 from inlay.errors import ModelError
-from inlay.models.formats.gguf_tokens import CONTROL, UNKNOWN, USER_DEFINED, Vocabulary
+from inlay.models.formats.gguf_tokens import CONTROL, UNKNOWN, USER_DEFINED, GGUFVocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's mark for a space
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
-def make_tokenizer(file: str, vocabulary: Vocabulary) -> PreTrainedTokenizerBase:
+def make_tokenizer(file: str, vocabulary: GGUFVocabulary) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a vocabulary, with its chat template. ``file`` is for errors. Raises ModelError."""
     names = vocabulary.names
     if len(vocabulary.ids) < len(names):
@@ -67,7 +67,7 @@ def make_tokenizer(file: str, vocabulary: Vocabulary) -> PreTrainedTokenizerBase
     return tokenizer
 
 
-def _byte_level(file: str, vocabulary: Vocabulary) -> Tokenizer:
+def _byte_level(file: str, vocabulary: GGUFVocabulary) -> Tokenizer:
     """Return BPE over the bytes of pre-split text."""
     split = vocabulary.split
     _check_split(file, split)
@@ -92,7 +92,7 @@ def _byte_level(file: str, vocabulary: Vocabulary) -> Tokenizer:
     return backend
 
 
-def _sentencepiece(vocabulary: Vocabulary) -> Tokenizer:
+def _sentencepiece(vocabulary: GGUFVocabulary) -> Tokenizer:
     """Return BPE over characters. It merges the neighbours that form the token with the highest score."""
     unknown = _name(vocabulary, "unknown")
     has_bytes = all(byte in vocabulary.ids for byte in _BYTES)
@@ -108,7 +108,7 @@ def _sentencepiece(vocabulary: Vocabulary) -> Tokenizer:
     return backend
 
 
-def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
+def _merges(vocabulary: GGUFVocabulary) -> list[tuple[str, str]]:
     """Return all pairs of tokens that form a token, the highest score first. The default score is 0."""
     scores, ids = vocabulary.said("tokenizer.ggml.scores") or [], vocabulary.ids
     found = []
@@ -122,7 +122,7 @@ def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     return [(left, right) for *_, left, right in found]
 
 
-def _add_special_tokens(backend: Tokenizer, vocabulary: Vocabulary) -> None:
+def _add_special_tokens(backend: Tokenizer, vocabulary: GGUFVocabulary) -> None:
     """Register control tokens and user-defined tokens, which are found in text by their spelling."""
     kinds = {CONTROL: True, UNKNOWN: True, USER_DEFINED: False}
     added = [
@@ -139,7 +139,7 @@ def _add_special_tokens(backend: Tokenizer, vocabulary: Vocabulary) -> None:
     backend.add_tokens([token for token in added if not token.special])
 
 
-def _ends_of_text(vocabulary: Vocabulary) -> Any:
+def _ends_of_text(vocabulary: GGUFVocabulary) -> Any:
     """Return the step that puts BOS and EOS around a text; None if the file adds neither."""
     bos = _name(vocabulary, "bos") if vocabulary.adds_bos else None
     eos = _name(vocabulary, "eos") if vocabulary.adds_eos else None
@@ -151,7 +151,7 @@ def _ends_of_text(vocabulary: Vocabulary) -> Any:
     return processors.TemplateProcessing(single=single, pair=pair, special_tokens=around)
 
 
-def _name(vocabulary: Vocabulary, role: str) -> str | None:
+def _name(vocabulary: GGUFVocabulary, role: str) -> str | None:
     token = vocabulary.role(role)
     return None if token is None else vocabulary.names[token]
 

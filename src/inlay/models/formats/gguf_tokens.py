@@ -55,7 +55,7 @@ _KEEP_SPACE = ("<unk>", "<s>", "<|endoftext|>")
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class GGUFVocabulary:
     """The tokens of a file. ``said`` returns the file's value of a key, or None."""
 
     said: Callable[[str], Any]

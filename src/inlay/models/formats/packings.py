@@ -19,7 +19,7 @@ from inlay.models.scale_groups import Grouping, MisfitError
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
-class Groups(StoredWeight):
+class QuantizedGroups(StoredWeight):
     """Integers with a scale and a zero for each group of inputs of an output.
 
     Args:
@@ -62,7 +62,7 @@ class Groups(StoredWeight):
         return Grid(numbers, scales, zeros)
 
 
-class AWQ(Groups):
+class AWQ(QuantizedGroups):
     """AutoAWQ's "gemm" layout, 4 bits.
 
     Args:
@@ -91,7 +91,7 @@ class AWQ(Groups):
         return _columns(self._zeros, first, last, 4, _AWQ_PLACES).t()
 
 
-class GPTQ(Groups):
+class GPTQ(QuantizedGroups):
     """GPTQ's layout, in 2, 4 or 8 bits.
 
     Args:
@@ -132,7 +132,7 @@ class GPTQ(Groups):
         return (zeros + self._less) & ((1 << self._bits) - 1)
 
 
-class PackQuantized(Groups):
+class PackQuantized(QuantizedGroups):
     """compressed-tensors' "pack-quantized" layout, in 4 or 8 bits.
 
     Args:

@@ -93,7 +93,7 @@ class Counter:
             self._tell(self._done, self._total)
 
 
-class Piece(NamedTuple):
+class ByteRange(NamedTuple):
     """A range of bytes of a file."""
 
     path: Path
@@ -101,14 +101,25 @@ class Piece(NamedTuple):
     size: int
 
 
-def pieces_of(paths: Sequence[Path]) -> list[Piece]:
-    """Return the tensors of files in the order of the model's parts. Files in other formats are one piece each."""
-    found: list[tuple[Any, Piece]] = []
+def pieces_of(paths: Sequence[Path], keep: Callable[[str], bool] | None = None) -> list[ByteRange]:
+    """Return the tensors of files in the order of the model's parts. Files in other formats are one piece each.
+
+    Args:
+        keep: Returns False for the name of a tensor that is not needed. None: all are.
+    """
+    found: list[tuple[Any, ByteRange]] = []
     for path in paths:
         size = path.stat().st_size
         tensors = _tensors(path, size) if path.suffix == ".safetensors" else {path.name: (0, size)}
-        found += [(_order(name), Piece(path, first, last - first)) for name, (first, last) in tensors.items()]
+        if keep is not None:
+            tensors = {name: place for name, place in tensors.items() if keep(name)}
+        found += [(_order(name), ByteRange(path, first, last - first)) for name, (first, last) in tensors.items()]
     return [piece for _, piece in sorted(found, key=lambda each: each[0])]
+
+
+def tensor_names(paths: Sequence[Path]) -> list[str]:
+    """Return the names of the tensors in files of safetensors."""
+    return [name for path in paths for name in _tensors(path, path.stat().st_size)]
 
 
 def _tensors(path: Path, size: int) -> dict[str, tuple[int, int]]:
@@ -142,7 +153,7 @@ class ReadAhead:
         window: Bytes to read ahead of the present position.
     """
 
-    pieces: Sequence[Piece]
+    pieces: Sequence[ByteRange]
     window: int = WINDOW
     _needed: int = 0
     _ended: bool = False
@@ -195,9 +206,9 @@ class ReadAhead:
             return not self._ended
 
 
-def _by_file(pieces: Sequence[Piece]) -> Iterator[tuple[Path, list[Piece]]]:
+def _by_file(pieces: Sequence[ByteRange]) -> Iterator[tuple[Path, list[ByteRange]]]:
     """Group consecutive pieces of the same file."""
-    run: list[Piece] = []
+    run: list[ByteRange] = []
     for piece in pieces:
         if run and piece.path != run[0].path:
             yield run[0].path, run

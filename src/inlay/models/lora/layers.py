@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from inlay.errors import ModelError
 from inlay.models.linear import packed, stock
-from inlay.models.lora.load import Adapter, LowRank, Place, linear_places
+from inlay.models.lora.load import AdaptedModule, Adapter, LowRank, linear_places
 
 #: The rows of one adapter: a slice if they are adjacent, else their numbers.
 Rows = slice | Tensor
@@ -127,7 +127,7 @@ class _Update:
     parts: list[tuple[slice, slice, nn.Module]]
 
     @classmethod
-    def of(cls, lows: Sequence[tuple[Place, LowRank]], device: torch.device) -> _Update:
+    def of(cls, lows: Sequence[tuple[AdaptedModule, LowRank]], device: torch.device) -> _Update:
         make = packed if device.type == "cpu" else stock
         at, parts = 0, []
         for place, low in lows:
@@ -177,12 +177,12 @@ class _Hook:
 
 
 def _by_module(
-    places: Mapping[str, Place], adapters: Iterable[Adapter], device: torch.device
+    places: Mapping[str, AdaptedModule], adapters: Iterable[Adapter], device: torch.device
 ) -> dict[nn.Module, tuple[str, bool, dict[bytes, _Update]]]:
     """For each module: the path of one of its stock layers, whether it is the head, and all updates."""
     found: dict[nn.Module, tuple[str, bool, dict[bytes, _Update]]] = {}
     for adapter in {each.digest: each for each in adapters}.values():
-        lows: dict[nn.Module, list[tuple[Place, LowRank]]] = {}
+        lows: dict[nn.Module, list[tuple[AdaptedModule, LowRank]]] = {}
         for path, low in adapter.updates.items():
             place = places[path]
             lows.setdefault(place.module, []).append((place, low))

@@ -22,6 +22,8 @@ from inlay.models.fingerprint import blocks_of
 from inlay.models.linear import LINEAR, FrozenLinear, inputs_of, outputs_of
 from inlay.models.location import check_pointers
 from inlay.models.lora.config import CONFIG_FILE, SAVED, LoRAConfig, read_config
+from inlay.models.multimodal import NAMES
+from inlay.models.quantized import renamed
 from inlay.wording import clip, counted, show
 
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -82,7 +84,7 @@ class Adapter:
 
 
 @dataclass(frozen=True)
-class Place:
+class AdaptedModule:
     """The module and the outputs in it that stand for a stock layer.
 
     Args:
@@ -99,10 +101,10 @@ class Place:
     head: bool
 
 
-def linear_places(model: PreTrainedModel) -> dict[str, Place]:
+def linear_places(model: PreTrainedModel) -> dict[str, AdaptedModule]:
     """Return every linear layer of the stock model by its path, in whatever form its weights are."""
     head = model.get_output_embeddings()
-    found: dict[str, Place] = {}
+    found: dict[str, AdaptedModule] = {}
     for path, module in model.named_modules():
         first = 0
         joined: tuple[tuple[str, int], ...] | None = getattr(module, "stands_for", None)
@@ -110,7 +112,7 @@ def linear_places(model: PreTrainedModel) -> dict[str, Place]:
             joined = ((path, outputs_of(module)),)
         for name, outputs in joined or ():
             inputs = inputs_of(module) if isinstance(module, (*LINEAR, FrozenLinear)) else 0
-            found[name or path] = Place(module, first, outputs, inputs, module is head)
+            found[name or path] = AdaptedModule(module, first, outputs, inputs, module is head)
             first += outputs
     return found
 
@@ -213,7 +215,7 @@ Factors = dict[str, dict[str, str]]
 """Layer path → keys of its factors in the file, by "A" and "B"."""
 
 
-def _factors(keys: Iterable[str], places: Mapping[str, Place]) -> Factors:
+def _factors(keys: Iterable[str], places: Mapping[str, AdaptedModule]) -> Factors:
     """Find the factors of each layer. Raises ModelError if a key is not part of a LoRA of this model's linear
     layers.
     """
@@ -241,13 +243,16 @@ def _factors(keys: Iterable[str], places: Mapping[str, Place]) -> Factors:
                 f"{WEIGHTS_FILE} holds {clip(key)}, which is no part of a LoRA; save the adapter with PEFT",
                 code="adapter.unsupported_kind",
             )
-        if match["path"] not in places:
+        path = match["path"]
+        if path not in places:  # trained on the multimodal model of this text model
+            path = renamed(path, NAMES)
+        if path not in places:
             raise ModelError(
                 f"it adapts {match['path']}, which is no linear layer of this model; give it with the model that it "
                 "was trained on",
                 code="adapter.wrong_model",
             )
-        found.setdefault(match["path"], {})[match["factor"]] = key
+        found.setdefault(path, {})[match["factor"]] = key
     for path, factors in found.items():
         for factor in "AB":
             if factor not in factors:
@@ -259,7 +264,7 @@ def _factors(keys: Iterable[str], places: Mapping[str, Place]) -> Factors:
     return found
 
 
-def _check_targets(config: LoRAConfig, factors: Factors, places: Mapping[str, Place]) -> None:
+def _check_targets(config: LoRAConfig, factors: Factors, places: Mapping[str, AdaptedModule]) -> None:
     """Raise ModelError if the layers with weights differ from those that the configuration names."""
     targets = {path for path, place in places.items() if config.adapts(path, head=place.head)}
     for path in sorted(targets - factors.keys()):
@@ -279,7 +284,7 @@ def _adapter(
     folder: Path,
     config: LoRAConfig,
     factors: Factors,
-    places: Mapping[str, Place],
+    places: Mapping[str, AdaptedModule],
     weights: Any,
     dtype: torch.dtype,
 ) -> Adapter:
@@ -314,7 +319,7 @@ def _number_of(weights: Any, key: str, path: str) -> Tensor:
     return tensor
 
 
-def _check_shapes(path: str, down: Tensor, up: Tensor, rank: int, place: Place) -> None:
+def _check_shapes(path: str, down: Tensor, up: Tensor, rank: int, place: AdaptedModule) -> None:
     if down.dim() != 2 or up.dim() != 2 or len(down) != up.shape[1]:
         raise ModelError(
             f"the factors of {path} are {_shape(down)} and {_shape(up)}, which do not fit; copy it again",

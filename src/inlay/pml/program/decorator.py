@@ -28,9 +28,9 @@ from inlay.errors import ParameterError, Place, PMLError, Problem
 from inlay.pml.nodes import MAX_DEPTH, MAX_ELEMENTS, Module, Param, Text, Turn, Union, numbered
 from inlay.pml.problems import Problems
 from inlay.pml.program.cases import Names, argument_label, path_label
-from inlay.pml.program.inputs import Definition, Words, read_inputs
+from inlay.pml.program.inputs import Definition, TextArgument, read_inputs
 from inlay.pml.program.paths import Piece, Said, Section, Spoken, says_anything
-from inlay.pml.program.runtime import P, Part, Program
+from inlay.pml.program.runtime import ModuleCall, P, Program
 from inlay.pml.program.source import Outside, check_grammar, read_source
 from inlay.pml.program.translate import translate
 from inlay.pml.schema import Schema
@@ -138,7 +138,7 @@ class Built:
     """A schema's numbered children, and its modules as calls use them."""
 
     children: tuple[Text | Module | Union | Turn, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[ModuleCall, ...]
 
 
 def build(pieces: Iterable[Piece], problems: Problems) -> Built:
@@ -176,8 +176,8 @@ class _Level:
 
     def __init__(self, shared: _Shared, prefix: str, depth: int) -> None:
         self.nodes: list[_Node] = []
-        self.parts: list[Part] = []
-        self.holes: dict[str, Words] = {}
+        self.parts: list[ModuleCall] = []
+        self.holes: dict[str, TextArgument] = {}
         self._shared = shared
         self._names = Names()  # of parameters
         self._prefix = prefix
@@ -196,9 +196,9 @@ class _Level:
             modules = tuple(self._module(section, deeper) for section in sections)
             self.nodes.append(modules[0] if len(modules) == 1 else Union(modules, piece.place))
 
-    def _say(self, part: str | Words, place: Place) -> None:
+    def _say(self, part: str | TextArgument, place: Place) -> None:
         last = self.nodes[-1] if self.nodes else None
-        if isinstance(part, Words):
+        if isinstance(part, TextArgument):
             name = self._names.unique(argument_label([part.name]))
             self.holes[name] = part
             self.nodes.append(Param(name, part.length, part.default, place))
@@ -214,7 +214,7 @@ class _Level:
         inside = _Level(self._shared, f"{name}." if section.is_call else self._prefix, depth + 1)
         for piece in section.body:
             inside.add(piece)
-        self.parts.append(Part(name, section.cases, tuple(inside.holes.items()), tuple(inside.parts)))
+        self.parts.append(ModuleCall(name, section.cases, tuple(inside.holes.items()), tuple(inside.parts)))
         # modules of programs hold no turns
         children = tuple(node for node in inside.nodes if not isinstance(node, Turn))
         return Module(name, children, section.place)

@@ -18,7 +18,7 @@ from inlay.errors import ParameterError
 from inlay.pml.nodes import MAX_PARAM_LENGTH
 from inlay.pml.problems import Problems
 from inlay.pml.program.cases import Question, value_words, word
-from inlay.pml.program.source import Outside, Source
+from inlay.pml.program.source import Outside, ProgramSource
 from inlay.wording import lone_surrogate, shown_python
 
 _LISTED = 8  # values shown in a message
@@ -44,7 +44,7 @@ class Length:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChoiceArgument:
     """An argument with one of a few values: a bool, a Literal or an Enum."""
 
     name: str
@@ -77,7 +77,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Selection:
+class SetArgument:
     """An argument that is a set of some of a few values."""
 
     name: str
@@ -117,7 +117,7 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class Words:
+class TextArgument:
     """An argument that is text of at most ``length`` tokens, counted by the engine. ``default`` is cached."""
 
     name: str
@@ -145,21 +145,21 @@ class Words:
         return {self.question: 0 if value else 1}
 
 
-Input = Choice | Selection | Words
+Input = ChoiceArgument | SetArgument | TextArgument
 
 
 @dataclass(frozen=True, slots=True)
 class Selected:
     """The value of a Selection while the program is translated."""
 
-    selection: Selection
+    selection: SetArgument
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
     """Text with holes, while the program is translated."""
 
-    parts: tuple[str | Words, ...]
+    parts: tuple[str | TextArgument, ...]
 
 
 def _yes_or_no(name: str) -> Question:
@@ -185,7 +185,7 @@ class _Unfit(Exception):  # noqa: N818  # carries a message to the argument that
 
 
 def read_inputs(
-    function: FunctionType, node: ast.FunctionDef, source: Source, outside: Outside, problems: Problems
+    function: FunctionType, node: ast.FunctionDef, source: ProgramSource, outside: Outside, problems: Problems
 ) -> dict[str, Input]:
     """Return the inputs of a program by name, and report errors of its arguments to ``problems``."""
     places = {argument.arg: argument for argument in ast.walk(node.args) if isinstance(argument, ast.arg)}
@@ -242,16 +242,16 @@ def _of_type(name: str, hint: Any, default: Any) -> Input:
         return _of_type(name, inner, default)
     if typing.get_origin(hint) in _SETS:
         (element,) = typing.get_args(hint)
-        return Selection(name, _distinct(_values(element)))
+        return SetArgument(name, _distinct(_values(element)))
     if hint in _SETS:
         raise _Unfit(f"is a set of anything; write {getattr(hint, '__name__', 'frozenset')}[Literal[…]]")
-    return Choice(name, _distinct(_values(hint)))
+    return ChoiceArgument(name, _distinct(_values(hint)))
 
 
-def _words(name: str, lengths: list[Any], default: Any) -> Words:
+def _words(name: str, lengths: list[Any], default: Any) -> TextArgument:
     if len(lengths) != 1 or lengths[0] is Length:
         raise _Unfit("is a str of any length; write Annotated[str, Length(…)] with one number of tokens")
-    return Words(name, lengths[0].tokens, default if isinstance(default, str) else None)
+    return TextArgument(name, lengths[0].tokens, default if isinstance(default, str) else None)
 
 
 def _values(hint: Any) -> Iterable[Any]:
@@ -303,7 +303,7 @@ class Definition:
 
     name: str
     home: tuple[str, str]
-    source: Source
+    source: ProgramSource
     node: ast.FunctionDef
     outside: Outside
     local_names: frozenset[str]

@@ -27,9 +27,18 @@ from inlay.pml.program.cases import (
     short_cases,
 )
 from inlay.pml.program.constants import is_symbolic, kind
-from inlay.pml.program.inputs import Input, Selected, Selection, Template, Words, position
+from inlay.pml.program.inputs import Input, Selected, SetArgument, Template, TextArgument, position
 from inlay.pml.program.runtime import Program
-from inlay.pml.program.values import Binding, Deferred, Evaluator, Frame, Refused, Settled, Unsettled, direct
+from inlay.pml.program.values import (
+    Binding,
+    Deferred,
+    Evaluator,
+    Frame,
+    Settled,
+    Unsettled,
+    UntranslatableError,
+    direct,
+)
 from inlay.wording import shown_python
 
 
@@ -37,7 +46,7 @@ from inlay.wording import shown_python
 class Said:
     """The output of one ``yield``: text with holes for arguments."""
 
-    parts: tuple[str | Words, ...]
+    parts: tuple[str | TextArgument, ...]
     place: Place
 
 
@@ -121,7 +130,7 @@ class Path:
 
 def refuse(node: ast.AST, path: Path, message: str) -> NoReturn:
     """Raise Refused for a node on the path."""
-    raise Refused(path.frame.source.place(node), message)
+    raise UntranslatableError(path.frame.source.place(node), message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,11 +265,11 @@ def bind_call(program: Program[...], node: ast.Call, frame: Frame, known: Case) 
     place = frame.source.place(node)
     keywords = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg is not None}
     if len(keywords) < len(node.keywords):
-        raise Refused(place, "** in a call; write the arguments one by one")
+        raise UntranslatableError(place, "** in a call; write the arguments one by one")
     try:
         bound = definition.signature.bind(*node.args, **keywords)
     except TypeError as error:
-        raise Refused(place, f"{error}; call it as {definition.usage}") from None
+        raise UntranslatableError(place, f"{error}; call it as {definition.usage}") from None
     bindings: dict[str, Binding] = {}
     for name, parameter in definition.signature.parameters.items():
         if name in bound.arguments:
@@ -275,7 +284,7 @@ def _binding(one: Input, node: ast.expr, frame: Frame, known: Case) -> Binding:
     for value in values:
         if objection := _objection(one, value):
             given = kind(value) if is_symbolic(value) else shown_python(value)
-            raise Refused(frame.source.place(node), f"'{one.name}' is {given}; {objection}")
+            raise UntranslatableError(frame.source.place(node), f"'{one.name}' is {given}; {objection}")
     return binding
 
 
@@ -284,14 +293,14 @@ def _objection(one: Input, value: object) -> str | None:
 
     The value may be an argument of the calling program.
     """
-    if isinstance(one, Words) and isinstance(value, Template):
+    if isinstance(one, TextArgument) and isinstance(value, Template):
         words = direct(value)
         if words is None:
             return "it must be a constant, or a text argument with nothing around it"
         if words.length > one.length:
             return f"it may have {words.length} tokens, and must be {one.allowed}"
         return None
-    if isinstance(one, Selection) and isinstance(value, Selected):
+    if isinstance(one, SetArgument) and isinstance(value, Selected):
         wrong = [held for held in value.selection.values if position(one.values, held) is None]
         return f"it may hold {shown_python(wrong[0])}, and must be {one.allowed}" if wrong else None
     if is_symbolic(value):

@@ -16,7 +16,7 @@ from typing import Any, Generic, ParamSpec
 from inlay.errors import ParameterError, Place
 from inlay.pml.nodes import Argument, Import
 from inlay.pml.program.cases import Cases, Question, holds
-from inlay.pml.program.inputs import Definition, Words
+from inlay.pml.program.inputs import Definition, TextArgument
 from inlay.pml.schema import Prompt, PromptBuilder, Schema
 from inlay.wording import shown_python
 
@@ -65,7 +65,7 @@ def _turn(role: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ModuleCall:
     """A module of the schema, as a call uses it.
 
     Attributes:
@@ -75,12 +75,12 @@ class Part:
 
     name: str
     cases: Cases
-    holes: tuple[tuple[str, Words], ...]
-    parts: tuple[Part, ...]
+    holes: tuple[tuple[str, TextArgument], ...]
+    parts: tuple[ModuleCall, ...]
 
 
 def imports(
-    parts: Iterable[Part], answers: Mapping[Question, int], texts: Mapping[str, str], place: Place
+    parts: Iterable[ModuleCall], answers: Mapping[Question, int], texts: Mapping[str, str], place: Place
 ) -> tuple[Import, ...]:
     """Return the imports of a call.
 
@@ -117,7 +117,11 @@ class Program(Generic[P]):
     __qualname__: str
 
     def __init__(
-        self, function: Callable[P, Iterable[str]], definition: Definition, schema: Schema, parts: tuple[Part, ...]
+        self,
+        function: Callable[P, Iterable[str]],
+        definition: Definition,
+        schema: Schema,
+        parts: tuple[ModuleCall, ...],
     ) -> None:
         update_wrapper(self, function)
         self.function = function

@@ -21,7 +21,7 @@ from inlay.wording import shown_path
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ProgramSource:
     """The file of a program. ``lines`` include line breaks."""
 
     file: str
@@ -36,7 +36,7 @@ class Source:
         return Place(self.file, line, len(before.decode(errors="replace")) + 1)
 
 
-def read_source(function: FunctionType) -> tuple[Source, ast.FunctionDef]:
+def read_source(function: FunctionType) -> tuple[ProgramSource, ast.FunctionDef]:
     """Find the function's definition in its source. Raises PMLError if the source or the definition cannot be found."""
     file = shown_path(function.__code__.co_filename)
     try:
@@ -48,7 +48,7 @@ def read_source(function: FunctionType) -> tuple[Source, ast.FunctionDef]:
     definition = next(_definitions(tree, function), None)
     if definition is None:
         raise _unreadable(function, file, "its source is not what is running; load the file anew")
-    return Source(file, lines), definition
+    return ProgramSource(file, lines), definition
 
 
 def _definitions(tree: ast.AST, function: FunctionType) -> Iterator[ast.FunctionDef]:
@@ -177,7 +177,7 @@ REFUSED: Mapping[str, tuple[str, str]] = {
 """By kind of node, the construct that a program cannot have and its remedy."""
 
 
-def check_grammar(body: list[ast.stmt], source: Source, problems: Problems) -> frozenset[ast.stmt]:
+def check_grammar(body: list[ast.stmt], source: ProgramSource, problems: Problems) -> frozenset[ast.stmt]:
     """Report constructs that a program cannot have, and return the statements that contain them."""
     checker = _Checker(source, problems)
     for statement in body:
@@ -186,7 +186,7 @@ def check_grammar(body: list[ast.stmt], source: Source, problems: Problems) -> f
 
 
 class _Checker(ast.NodeVisitor):
-    def __init__(self, source: Source, problems: Problems) -> None:
+    def __init__(self, source: ProgramSource, problems: Problems) -> None:
         self.flagged: set[ast.stmt] = set()
         self._source = source
         self._problems = problems

@@ -26,7 +26,7 @@ from inlay.pml.program.cases import (
     leaves,
     merged,
 )
-from inlay.pml.program.inputs import Definition, Words
+from inlay.pml.program.inputs import Definition, TextArgument
 from inlay.pml.program.paths import (
     Branch,
     Path,
@@ -47,7 +47,7 @@ from inlay.pml.program.paths import (
 )
 from inlay.pml.program.runtime import TURNS, Program
 from inlay.pml.program.source import blocks, chained, is_wildcard, stored_names, unreached
-from inlay.pml.program.values import Evaluator, Frame, Given, Refused, Unsettled
+from inlay.pml.program.values import Evaluator, Frame, Given, Unsettled, UntranslatableError
 
 _T = TypeVar("_T")
 
@@ -122,7 +122,7 @@ class _Translator:
             return
         try:
             self._statements[type(statement)](statement, path)
-        except Refused as refused:
+        except UntranslatableError as refused:
             self._report(refused.place, refused.message)
             self._skip(statement, path)
         except TooManyCasesError:
@@ -168,9 +168,9 @@ class _Translator:
             [Branch(cases, partial(self._say, parts, place), place) for parts, cases in grouped(found, path.known)],
         )
 
-    def _say(self, parts: tuple[str | Words, ...], place: Place, path: Path) -> None:
+    def _say(self, parts: tuple[str | TextArgument, ...], place: Place, path: Path) -> None:
         said = Said(parts, place)
-        arguments = [part.name for part in parts if isinstance(part, Words)]
+        arguments = [part.name for part in parts if isinstance(part, TextArgument)]
         if arguments and path.where is not Where.MODULE:
             # only modules hold parameters, so this one is always imported
             section = Section(argument_label(arguments), place)

@@ -17,13 +17,13 @@ from inlay.errors import Place, PortableError
 from inlay.pml.program import constants
 from inlay.pml.program.cases import Case, Question, Undecided, possible
 from inlay.pml.program.constants import Unusable, is_symbolic, kind
-from inlay.pml.program.inputs import Choice, Input, Selected, Selection, Template, Words
+from inlay.pml.program.inputs import ChoiceArgument, Input, Selected, SetArgument, Template, TextArgument
 from inlay.pml.program.runtime import Program
-from inlay.pml.program.source import Outside, Source
+from inlay.pml.program.source import Outside, ProgramSource
 from inlay.wording import shown_python
 
 
-class Refused(PortableError):  # noqa: N818  # carries a problem to the statement that it is in
+class UntranslatableError(PortableError):  # carries a problem to the statement that it is in
     """An expression cannot be translated. ``message`` is None if the cause is already reported."""
 
     def __init__(self, place: Place, message: str | None) -> None:
@@ -67,7 +67,7 @@ Binding = Given | Settled | Deferred | Unsettled
 class Frame:
     """The bindings of the names at one point of a program."""
 
-    source: Source
+    source: ProgramSource
     outside: Outside
     local_names: frozenset[str]
     scope: Mapping[str, Binding]
@@ -103,15 +103,15 @@ class Evaluator:
         with self._refusing(node):
             return self._truth(value)
 
-    def text(self, node: ast.expr) -> tuple[str | Words, ...]:
+    def text(self, node: ast.expr) -> tuple[str | TextArgument, ...]:
         """Return a yielded expression as texts and holes."""
         return self.parts(node, self.value(node))
 
-    def parts(self, node: ast.expr, value: Any) -> tuple[str | Words, ...]:
+    def parts(self, node: ast.expr, value: Any) -> tuple[str | TextArgument, ...]:
         """Return the value that ``node`` yields as texts and holes."""
         pieces = value.parts if isinstance(value, Template) else (value,)
         with self._refusing(node):
-            return tuple(one if isinstance(one, Words) else constants.text(one) for one in pieces if one != "")
+            return tuple(one if isinstance(one, TextArgument) else constants.text(one) for one in pieces if one != "")
 
     def items(self, node: ast.expr) -> tuple[Any, ...]:
         """Return the values of a loop over an expression."""
@@ -127,10 +127,14 @@ class Evaluator:
                 return function
         value = self.value(node)
         if isinstance(value, str | Template):
-            raise Refused(self.frame.source.place(node), "yield from a text, one character at a time; write yield")
+            raise UntranslatableError(
+                self.frame.source.place(node), "yield from a text, one character at a time; write yield"
+            )
         if isinstance(value, Program):
             name = value.__name__
-            raise Refused(self.frame.source.place(node), f"program {name} is not called; write yield from {name}(…)")
+            raise UntranslatableError(
+                self.frame.source.place(node), f"program {name} is not called; write yield from {name}(…)"
+            )
         return self.items(node)
 
     def fits(self, subject: ast.expr, case: ast.match_case) -> bool:
@@ -156,7 +160,7 @@ class Evaluator:
         try:
             yield
         except Unusable as reason:
-            raise Refused(self.frame.source.place(node), str(reason)) from None
+            raise UntranslatableError(self.frame.source.place(node), str(reason)) from None
 
     def _value(self, node: ast.expr) -> Any:
         match node:
@@ -194,18 +198,18 @@ class Evaluator:
             except NameError:
                 raise Unusable(f"{name} is not defined when the program is decorated; define it above") from None
         match self.frame.scope.get(name):
-            case Given(Choice() as choice):
+            case Given(ChoiceArgument() as choice):
                 return self._answer(choice.question)
-            case Given(Selection() as selection):
+            case Given(SetArgument() as selection):
                 return Selected(selection)
-            case Given(Words() as words):
+            case Given(TextArgument() as words):
                 return Template((words,))
             case Settled(value):
                 return value
             case Deferred(node, frame):
                 return Evaluator(frame, self.known, self.asked).value(node)
             case Unsettled(message):
-                raise Refused(Place(self.frame.source.file), None) if message is None else Unusable(message)
+                raise UntranslatableError(Place(self.frame.source.file), None) if message is None else Unusable(message)
             case _:
                 raise Unusable(f"{name} has no value here; assign it above")
 
@@ -219,7 +223,7 @@ class Evaluator:
     def _truth(self, value: Any) -> bool:
         match value:
             case Template(parts):
-                holes = [part for part in parts if isinstance(part, Words)]
+                holes = [part for part in parts if isinstance(part, TextArgument)]
                 return len(holes) < len(parts) or any(self._answer(words.question) for words in holes)
             case Selected(selection):
                 return bool(self._answer(selection.any))
@@ -271,7 +275,7 @@ class Evaluator:
             return self._is_in(left, container.selection, self._given(right)) == isinstance(comparison, ast.In)
         return constants.compared(comparison, self.value(left), container)
 
-    def _is_in(self, node: ast.expr, selection: Selection, given: Input | None) -> bool:
+    def _is_in(self, node: ast.expr, selection: SetArgument, given: Input | None) -> bool:
         value = self.value(node)
         if is_symbolic(value):
             raise Unusable(f"{kind(value)} is looked for in '{selection.name}'; ask for one of its values")
@@ -291,7 +295,7 @@ class Evaluator:
         ever.
         """
         given = self._given(asked)
-        if not isinstance(given, Choice):
+        if not isinstance(given, ChoiceArgument):
             return
         for node in answers:
             hangs_on: set[Question] = set()
@@ -301,7 +305,7 @@ class Evaluator:
                 continue
             if not hangs_on and not is_symbolic(value) and not any(one == value for one in given.values):
                 never = f"'{given.name}' is never {shown_python(value)}; it is {given.allowed}"
-                raise Refused(self.frame.source.place(node), never)
+                raise UntranslatableError(self.frame.source.place(node), never)
 
     def _call(self, node: ast.Call) -> Any:
         if any(keyword.arg is None for keyword in node.keywords):
@@ -341,8 +345,8 @@ class Evaluator:
         return value
 
 
-def direct(value: object) -> Words | None:
+def direct(value: object) -> TextArgument | None:
     """Return the text argument if the value is exactly one, without text around it."""
-    if isinstance(value, Template) and len(value.parts) == 1 and isinstance(value.parts[0], Words):
+    if isinstance(value, Template) and len(value.parts) == 1 and isinstance(value.parts[0], TextArgument):
         return value.parts[0]
     return None

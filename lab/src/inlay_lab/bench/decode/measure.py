@@ -31,7 +31,7 @@ from inlay.models.interface import attention_implementation
 from inlay.models.linear import FrozenLinear
 from inlay.models.spec import dtype_name
 from inlay.sampling.params import SamplingParams
-from inlay.sampling.sampler import Choice
+from inlay.sampling.sampler import PendingTokens
 from inlay_lab.bench.decode.llama import bytes_read, llama_answers, why_not
 from inlay_lab.bench.floor import Floor, Rates
 from inlay_lab.bench.machine import GB, Ceilings, Meter, Progress, Timing, describe_machine, in_turns, measure_ceilings
@@ -129,7 +129,7 @@ def _timers(llm: LLM, watch: Stopwatch) -> Iterator[None]:
         (forward, "build_plan", "plan"),
         (forward, "advance", "plan"),
         (engine, "begin", "sampling"),
-        (Choice, "wait", "sampling"),
+        (PendingTokens, "wait", "sampling"),
     )
     with ExitStack() as stack:
         stack.enter_context(_replaced(FewRows, "whole", False))  # so that attention is a separate call

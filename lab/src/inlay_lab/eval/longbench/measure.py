@@ -198,7 +198,7 @@ def ask(llm: LLM, dataset: Dataset, case: Case, mode: Mode, max_tokens: int) -> 
     llm.add_schema(case.schema(), replace=True, reuse=policy, positions=mode.positions)
     params = SamplingParams(temperature=0, max_tokens=max_tokens, **_ending(llm, dataset))
     (output,) = llm.generate([case.prompt()], params, reuse=policy, positions=mode.positions)
-    llm.client.reset_prefix_cache().result()
+    llm.reset_prefix_cache()
     usage, ttft_s, said = output.usage, output.metrics.ttft_s, output.outputs[0].text
     assert ttft_s is not None, "it has answered"
     return Outcome(

@@ -1,4 +1,4 @@
-"""Codecs: the forms of KV in the tiers below the pool, one file each; see docs/store.md.
+"""Codecs: the forms of KV in the tiers below the pool, one file each; see docs/guides/cache-tiers.md.
 
 The format of a name never changes while data in it may be read. A new format gets a new name.
 """

@@ -37,7 +37,7 @@ Shape = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SlabPart:
     """A tensor of an encoded slab, as safetensors describes it."""
 
     name: str
@@ -56,7 +56,7 @@ class Codec(Protocol):
     tiers.
     """
 
-    def parts(self, shape: Shape, kv_dtype: str) -> tuple[Part, ...]:
+    def parts(self, shape: Shape, kv_dtype: str) -> tuple[SlabPart, ...]:
         """The tensors of an encoded slab, in their order in memory."""
         ...
 
@@ -73,12 +73,12 @@ class Codec(Protocol):
         ...
 
 
-def size_of(parts: Iterable[Part]) -> int:
+def size_of(parts: Iterable[SlabPart]) -> int:
     """The total bytes of the parts of an encoded slab."""
     return sum(part.nbytes for part in parts)
 
 
-def split(data: npt.NDArray[np.uint8], parts: Sequence[Part]) -> list[npt.NDArray[np.uint8]]:
+def split(data: npt.NDArray[np.uint8], parts: Sequence[SlabPart]) -> list[npt.NDArray[np.uint8]]:
     """Split an encoded slab into the bytes of each part."""
     borders = np.cumsum([part.nbytes for part in parts])[:-1]
     return np.split(data, borders)

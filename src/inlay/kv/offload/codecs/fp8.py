@@ -11,9 +11,9 @@ import numpy.typing as npt
 from inlay.kv.offload.codecs.codec import (
     DTYPES,
     Floats,
-    Part,
     Shape,
     Slab,
+    SlabPart,
     from_floats,
     scaled,
     size_of,
@@ -26,8 +26,8 @@ _BIAS = 127 - 7  # float32's exponent bias minus e4m3's
 _SUBNORMAL = 2.0**-6  # below this, numbers are multiples of 2 ** -9
 
 
-def parts(shape: Shape, kv_dtype: str) -> tuple[Part, ...]:
-    return Part("kv", "F8_E4M3", shape), Part("max", DTYPES[kv_dtype][0], shape[:2])
+def parts(shape: Shape, kv_dtype: str) -> tuple[SlabPart, ...]:
+    return SlabPart("kv", "F8_E4M3", shape), SlabPart("max", DTYPES[kv_dtype][0], shape[:2])
 
 
 def nbytes(shape: Shape, kv_dtype: str) -> int:

@@ -10,16 +10,20 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from inlay.kv.offload.codecs.codec import DTYPES, Part, Shape, Slab, from_floats, scaled, size_of, split, to_floats
+from inlay.kv.offload.codecs.codec import DTYPES, Shape, Slab, SlabPart, from_floats, scaled, size_of, split, to_floats
 
 _MOST = 127
 _AXES = (0, 1)  # axis of (tokens, head_dim) that shares a scale: tokens for keys, channels for values
 
 
-def parts(shape: Shape, kv_dtype: str) -> tuple[Part, ...]:
+def parts(shape: Shape, kv_dtype: str) -> tuple[SlabPart, ...]:
     _, heads, tokens, width = shape
     dtype = DTYPES[kv_dtype][0]
-    return Part("kv", "I8", shape), Part("key_max", dtype, (heads, width)), Part("value_max", dtype, (heads, tokens))
+    return (
+        SlabPart("kv", "I8", shape),
+        SlabPart("key_max", dtype, (heads, width)),
+        SlabPart("value_max", dtype, (heads, tokens)),
+    )
 
 
 def nbytes(shape: Shape, kv_dtype: str) -> int:

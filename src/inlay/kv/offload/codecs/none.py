@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from inlay.kv.offload.codecs.codec import DTYPES, SCALED, Part, Shape, Slab, size_of
+from inlay.kv.offload.codecs.codec import DTYPES, SCALED, Shape, Slab, SlabPart, size_of
 
 
-def parts(shape: Shape, kv_dtype: str) -> tuple[Part, ...]:
-    return (Part("kv", SCALED.get(kv_dtype) or DTYPES[kv_dtype][0], shape),)
+def parts(shape: Shape, kv_dtype: str) -> tuple[SlabPart, ...]:
+    return (SlabPart("kv", SCALED.get(kv_dtype) or DTYPES[kv_dtype][0], shape),)
 
 
 def nbytes(shape: Shape, kv_dtype: str) -> int:

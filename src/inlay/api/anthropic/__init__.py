@@ -1,0 +1,28 @@
+"""Anthropic's Messages API without HTTP, with one file per step.
+
+``blocks`` declares messages and their content, and ``bodies`` the fields and the rules to read them. ``translate``
+creates the call. ``respond`` writes a message or an error, and ``stream`` writes events. ``openapi`` describes the
+routes.
+"""
+
+from inlay.api.anthropic.bodies import Endpoint, read_body
+from inlay.api.anthropic.openapi import ROUTES, components
+from inlay.api.anthropic.respond import error_body, limit_headers, respond
+from inlay.api.anthropic.stream import Events
+from inlay.api.anthropic.translate import translate
+from inlay.api.call import AnswerRoute
+
+__all__ = ["Anthropic", "Endpoint", "Events", "error_body", "read_body", "respond", "translate"]
+
+
+class Anthropic:
+    """Anthropic's dialect: see ``inlay.api.dialect.Dialect``."""
+
+    routes: tuple[AnswerRoute, ...] = ROUTES
+    components = staticmethod(components)
+    read = staticmethod(read_body)
+    translate = staticmethod(translate)
+    respond = staticmethod(respond)
+    stream = Events
+    error_body = staticmethod(error_body)
+    limit_headers = staticmethod(limit_headers)

@@ -1,0 +1,138 @@
+"""Writes the body of a message from finished outputs, and error objects. Streams use its parts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from inlay.api.call import Call, Level
+from inlay.api.failures import Failure
+from inlay.api.pieces import CalledTool, Thought, WholeAnswer, call_digest, whole_answer
+from inlay.api.reasoning import ReasoningUse
+from inlay.api.tools.growing_json import object_in
+from inlay.api.usage import counts_of, inlay_of
+from inlay.types import CompletionOutput, RequestOutput
+
+#: HTTP status → Anthropic's type of an error. Other client errors are "invalid_request_error", and others "api_error".
+_ERRORS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+_TOO_LONG = "prompt is too long"  # clients such as Claude Code look for these words, and shorten the conversation
+
+
+def respond(
+    call: Call,
+    outputs: Sequence[RequestOutput],
+    *,
+    name: str,
+    created: int,
+    model: str,
+    fingerprint: str | None = None,
+) -> dict[str, Any]:
+    """Return the body of a message. For the arguments, see ``Dialect.respond``."""
+    (output,) = outputs
+    (answer,) = output.outputs
+    whole = whole_answer(call, output, answer)
+    return {
+        **head(name, model),
+        "content": content_of(whole, name),
+        **end(answer, calls=whole.calls),
+        "usage": usage_of(outputs, call.reasoning),
+        "inlay": inlay_of(outputs),
+    }
+
+
+def head(name: str, model: str) -> dict[str, Any]:
+    """Return the first fields of a message."""
+    return {"id": f"msg_{name}", "type": "message", "role": "assistant", "model": model}
+
+
+def content_of(whole: WholeAnswer, name: str) -> list[dict[str, Any]]:
+    """Return the content blocks of an answer. ``name`` is that of the response."""
+    made: list[dict[str, Any]] = []
+    for part in whole.parts:
+        if isinstance(part, Thought):
+            made.append({"type": "thinking", "thinking": part.text, "signature": signature(part.text)})
+        elif isinstance(part, CalledTool):
+            # A call that was cut has no object of arguments.
+            block = {**opened_call(name, part.number, part.name), "input": object_in(part.arguments) or {}}
+            made.append(block)
+        else:
+            made.append({"type": "text", "text": part})
+    return made
+
+
+def opened_call(response: str, number: int, function: str) -> dict[str, Any]:
+    """Return the block of a call without arguments."""
+    return {"type": "tool_use", "id": f"toolu_{call_digest(response, 0, number)}", "name": function, "input": {}}
+
+
+def signature(thinking: str) -> str:
+    """Return a digest of reasoning, because clients require a signature and send it back. It is never checked."""
+    return hashlib.sha256(thinking.encode(errors="surrogatepass")).hexdigest()
+
+
+def end(answer: CompletionOutput, *, calls: bool) -> dict[str, Any]:
+    """Return Anthropic's ``stop_reason`` and ``stop_sequence``. ``calls`` is True if the answer calls a tool."""
+    reason = {"stop": "tool_use" if calls else "end_turn", "length": "max_tokens"}.get(answer.finish_reason or "")
+    sequence = answer.stop_reason if isinstance(answer.stop_reason, str) else None
+    if sequence is not None and answer.finish_reason == "stop":
+        reason = "stop_sequence"
+    return {"stop_reason": reason, "stop_sequence": sequence}
+
+
+def usage_of(outputs: Sequence[RequestOutput], reasoning: ReasoningUse | None = None) -> dict[str, Any]:
+    """Return Anthropic's ``usage``.
+
+    Each prompt token counts once: as read from the cache, as written to it, or as input. Written tokens that stay for
+    an hour or longer count as ``ephemeral_1h_input_tokens``, and the others as ``ephemeral_5m_input_tokens``.
+    """
+    counts = counts_of(outputs, reasoning)
+    return {
+        "input_tokens": counts.prompt - counts.cached - counts.written,
+        "cache_creation_input_tokens": counts.written,
+        "cache_read_input_tokens": counts.cached,
+        "cache_creation": {
+            "ephemeral_5m_input_tokens": counts.written - counts.lasting,
+            "ephemeral_1h_input_tokens": counts.lasting,
+        },
+        "output_tokens": counts.answer,
+        "output_tokens_details": {"thinking_tokens": counts.thought},
+        "service_tier": "standard",
+    }
+
+
+def error_body(failure: Failure) -> dict[str, Any]:
+    """Return the body of an error. ``code``, ``param`` and ``details`` are beside Anthropic's fields."""
+    kind = _ERRORS.get(failure.status, "invalid_request_error" if failure.status < 499 else "api_error")
+    message = failure.message
+    if failure.code == "context_length_exceeded" and _TOO_LONG not in message:
+        message = f"{_TOO_LONG}: {message}"
+    error: dict[str, Any] = {"type": kind, "message": message, "code": failure.code, "param": failure.param}
+    if failure.code is not None:
+        error["details"] = {"error_code": failure.code}
+    return {"type": "error", "error": error, "request_id": failure.request_id}
+
+
+def limit_headers(levels: Sequence[Level]) -> dict[str, str]:
+    """Return Anthropic's rate limit headers."""
+    headers = {}
+    for level in levels:
+        prefix = f"anthropic-ratelimit-{level.name}"
+        full = datetime.now(UTC) + timedelta(seconds=level.full_in_s)
+        headers[f"{prefix}-limit"] = str(level.limit)
+        headers[f"{prefix}-remaining"] = str(level.remaining)
+        headers[f"{prefix}-reset"] = full.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return headers
+
+
+encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode

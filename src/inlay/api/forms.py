@@ -1,0 +1,133 @@
+"""The base of all objects in bodies, and the fields that every dialect's body has: sampling and inlay's own.
+
+An error for a wrong value quotes the description of its field. ``null`` means absent in all dialects, and is removed
+before these models check a body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
+
+from inlay.policy import PolicyFields
+
+MAX_ID = 256  # characters
+MAX_TOOLS = 128
+MAX_PARTS = 1_024  # of one message
+MAX_MESSAGES = 8_192
+MAX_STOP = 1_024  # characters of one stop string
+MAX_STOPS = 64  # each is searched for after every token
+MAX_LOGPROBS = 20
+
+NAME = r"^[A-Za-z0-9_.-]{1,64}$"
+NAMED = "letters, digits, _, . and -, at most 64 of them"
+
+WHOLE = "a whole number"
+NUMBER = "a number"
+SWITCH = "true or false"
+TEXT = "a text"
+POSITIVE = "a whole number of at least 1"
+
+#: Fields that are lists or objects → the most members. Checked before the members.
+LONGEST = {
+    "allowed_token_ids": 262_144,
+    "bad_words": 256,
+    "logit_bias": 16_384,
+    "stop_token_ids": 4_096,
+    "tools": MAX_TOOLS,
+}
+
+#: The form of a mark, by field.
+MARKS = {
+    "cache_control": '{"type": "ephemeral"}, with or without "ttl": "5m"',
+    "prompt_cache_breakpoint": '{"mode": "explicit"}, with or without "ttl": "30m" or "12h"',
+}
+
+
+class StrictForm(BaseModel):
+    """Base of all objects: it rejects unknown keys and converts nothing.
+
+    ``inside`` maps a field that holds objects, or a list of objects, to their forms by ``type``. Errors in such objects
+    are located by it.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    inside: ClassVar[PartForms] = MappingProxyType({})
+
+
+#: A field that holds objects → their forms by ``type``.
+PartForms = Mapping[str, Mapping[str, type[StrictForm]]]
+
+
+class CacheControl(StrictForm):
+    """Marks a part of a message to keep in the cache, at most for ``ttl``, until the memory is needed."""
+
+    type: Literal["ephemeral"]
+    ttl: Annotated[str, Field(max_length=32)] | None = None
+
+    @property
+    def mark(self) -> dict[str, Any]:
+        """The mark in the form of prompts."""
+        return self.model_dump(exclude_none=True)
+
+
+def _numbers(value: Any) -> Any:
+    """Return an object of numbers unchanged. Raises ValueError for any other value in it."""
+    if isinstance(value, dict) and not all(type(one) in (int, float) for one in value.values()):
+        raise ValueError("not a number")
+    return value
+
+
+class CommonBody(StrictForm):
+    """The fields of every body."""
+
+    _ignored: tuple[str, ...] = PrivateAttr(())
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """The request's fields of other servers that have no meaning here."""
+        return self._ignored
+
+    model: str | None = Field(None, description=TEXT)
+    seed: int | None = Field(None, description=f"{WHOLE} of 64 bits", ge=-(2**63), lt=2**64)
+    temperature: float | None = Field(None, description=NUMBER)
+    top_p: float | None = Field(None, description=NUMBER)
+    presence_penalty: float | None = Field(None, description=NUMBER)
+    frequency_penalty: float | None = Field(None, description=NUMBER)
+    logit_bias: Annotated[dict[str, float], BeforeValidator(_numbers)] | None = Field(
+        None, description=f"an object of token ids and numbers, at most {LONGEST['logit_bias']:,}"
+    )
+    stream: bool | None = Field(None, description=SWITCH)
+    # vLLM's
+    top_k: int | None = Field(None, description=f"{WHOLE} from -1 to {2**31 - 1}", ge=-1, lt=2**31)
+    min_p: float | None = Field(None, description=NUMBER)
+    typical_p: float | None = Field(None, description=NUMBER)
+    repetition_penalty: float | None = Field(None, description=f"{NUMBER} from 0.01 to 100", ge=0.01, le=100)
+    min_tokens: int | None = Field(None, description=WHOLE)
+    ignore_eos: bool | None = Field(None, description=SWITCH)
+    stop_token_ids: Annotated[list[int], Field(fail_fast=True, max_length=LONGEST["stop_token_ids"])] | None = Field(
+        None, description=f"a list of token ids, at most {LONGEST['stop_token_ids']:,}"
+    )
+    skip_special_tokens: bool | None = Field(None, description=SWITCH)
+    bad_words: Annotated[list[str], Field(fail_fast=True, max_length=LONGEST["bad_words"])] | None = Field(
+        None, description=f"a list of texts, at most {LONGEST['bad_words']}"
+    )
+    allowed_token_ids: Annotated[list[int], Field(fail_fast=True, max_length=LONGEST["allowed_token_ids"])] | None = (
+        Field(None, description=f"a list of token ids, at most {LONGEST['allowed_token_ids']:,}")
+    )
+    truncate_prompt_tokens: int | None = Field(None, description=f"{WHOLE} of at least 1, or -1", ge=-1)
+    priority: int | None = Field(None, description=f"{WHOLE} of 32 bits; lower goes first", ge=-(2**31), lt=2**31)
+    # inlay's own
+    reuse: str | None = Field(None, description=PolicyFields.help("reuse"))
+    recompute: str | None = Field(None, description=PolicyFields.help("recompute"))
+    promote: bool | None = Field(None, description=f"{SWITCH}; {PolicyFields.help('promote')}")
+    across_adapters: bool | None = Field(None, description=f"{SWITCH}; {PolicyFields.help('across_adapters')}")
+    tolerance: float | str | None = Field(None, description=PolicyFields.help("tolerance"))
+    positions: str | None = Field(None, description="schema or packed")
+    order: Literal["any"] | None = Field(
+        None, description='"any" where neighbouring modules, or marked parts of a message, may change places'
+    )

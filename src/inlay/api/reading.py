@@ -1,0 +1,319 @@
+"""Checks the JSON of a request by a dialect's rules, and returns its body or an error with one sentence per problem.
+
+A body may be as large as the server allows, so the checks bound their work. Lists and objects are counted before their
+members are read. A list is given up at the first wrong member. Messages and tools are checked one by one, until there
+are enough problems.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import ValidationError
+
+from inlay.api.failures import MAX_NAME, MAX_PROBLEMS, NO_TEXT, BodyError
+from inlay.api.forms import MAX_PARTS, CommonBody, StrictForm
+from inlay.api.values import MAX_FIELDS, check_values
+from inlay.wording import clip, shown
+
+Problem = tuple[str | None, str | None, str]  # field, code, sentence
+
+_LONGEST_GUESSED = 60  # characters; longer names are not compared with known ones
+
+#: Ends of the types of parts with other content than text, such as "image_url" and "input_audio".
+_MEDIA = ("image", "image_url", "audio", "audio_url", "video", "video_url", "file")
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """A field that is a list of objects. An error in a member has its number.
+
+    Args:
+        form_of: returns the form of a member.
+        noun: the name of a member.
+        example: a description of a member.
+    """
+
+    form_of: Callable[[Any], type[StrictForm]]
+    noun: str
+    example: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BodyRules:
+    """The rules of a dialect for the bodies of its requests.
+
+    Args:
+        forms: path → the form of its bodies.
+        no_effect: accepted fields that change no answer.
+        ignored: fields of other servers that have no meaning here.
+        unsupported: field → accepted neutral values, and the remedy for others.
+        longest: fields that are lists or objects → the most members.
+        largest: fields that hold documents → the most values in them, at any depth.
+        members: fields that are lists of objects.
+        kinds: objects with known fields. For each kind, the keys that hold other kinds. In these objects, null means
+            absent.
+        refused: types of parts that other servers read → the remedy.
+        text_only: the remedy for a part of an unknown type.
+    """
+
+    forms: Mapping[str, type[CommonBody]]
+    no_effect: Sequence[str]
+    ignored: Mapping[str, str]
+    unsupported: Mapping[str, tuple[tuple[Any, ...], str]]
+    longest: Mapping[str, int]
+    largest: Mapping[str, int]
+    members: Mapping[str, Members]
+    kinds: Mapping[str, Mapping[str, str]]
+    refused: Mapping[str, str] = field(default_factory=dict)
+    text_only: str = 'it must be "text": inlay reads text alone'
+
+
+def read_fields(raw: Any, endpoint: str, rules: BodyRules) -> tuple[CommonBody | None, list[Problem]]:
+    """Check the fields of a request. Fields that have no effect are left out.
+
+    Returns:
+        The body, or None if it cannot be made; and the problems.
+
+    Raises:
+        BodyError: the body is no object, or too large to look for all problems.
+    """
+    if not isinstance(raw, Mapping):
+        raise BodyError(f"the body is {shown(raw)}; it must be an object")
+    if len(raw) > MAX_FIELDS:
+        raise BodyError(f"the body has {len(raw):,} fields; it may have at most {MAX_FIELDS}, so leave out the others")
+    form = rules.forms[endpoint]
+    given = {str(name): value for name, value in raw.items() if value is not None and name not in rules.no_effect}
+    ignored, given = _without_ignored(given, rules, form)
+    for name, value in given.items():
+        check_values(name, value, rules.largest.get(name))
+    problems = _unsupported(given, form, endpoint, rules)
+    kept = {name: value for name, value in given.items() if name in form.model_fields}
+    problems += _too_long(kept, form, rules)
+    kept = {name: _without_nulls(name, name, value, rules.kinds) for name, value in kept.items()}
+    members = {name: kept.pop(name) for name in rules.members if isinstance(kept.get(name), list)}
+    body = None
+    try:
+        body = form.model_validate(kept)
+    except ValidationError as error:
+        problems += _wrong(error, kept, form, rules, members)
+    made = {name: _members(name, value, problems, rules) for name, value in members.items()}
+    if body is not None:
+        body = body.model_copy(update=made) if made else body
+        body._ignored = ignored
+    return body, problems
+
+
+def all_of(problems: Sequence[Problem]) -> BodyError:
+    """Return one error for all problems, up to a limit."""
+    param, code, _ = problems[0]
+    sentences = [sentence for _, _, sentence in problems[:MAX_PROBLEMS]]
+    if len(problems) > MAX_PROBLEMS:
+        sentences.append("there are more errors; correct these first")
+    return BodyError(". Also: ".join(sentences), param=param, code=code)
+
+
+def _without_ignored(
+    given: dict[str, Any], rules: BodyRules, form: type[StrictForm]
+) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Return the sorted names of the ignored fields, and the other fields.
+
+    Ollama's ``options`` is ignored if all of its fields are.
+    """
+    ignored = [name for name in given if name in rules.ignored and name not in form.model_fields]
+    options = given.get("options")
+    if isinstance(options, Mapping) and options and options.keys() <= rules.ignored.keys():
+        ignored.append("options")
+    return tuple(sorted(ignored)), {name: value for name, value in given.items() if name not in ignored}
+
+
+def _unsupported(given: Mapping[str, Any], form: type[StrictForm], endpoint: str, rules: BodyRules) -> list[Problem]:
+    """Return the problems of fields that this endpoint does not accept."""
+    problems: list[Problem] = []
+    for name, value in given.items():
+        if name in form.model_fields or len(problems) > MAX_PROBLEMS:
+            continue
+        if name in rules.unsupported:
+            harmless, remedy = rules.unsupported[name]
+            if name == "best_of":
+                harmless = (*harmless, given.get("n", 1))  # n answers are requested, so the best n of n are all of them
+            if not any(value == one and type(value) is type(one) for one in harmless):
+                problems.append((name, "unsupported_field", f"{name} is not supported: {remedy}"))
+            continue
+        near = _nearest(name, form, rules)
+        remedy = f"did you mean {near}?" if near else "leave it out"
+        problems.append((name, "unknown_field", f"{endpoint} takes no field {shown(name)}; {remedy}"))
+    return problems
+
+
+def _nearest(name: str, form: type[StrictForm], rules: BodyRules) -> str | None:
+    """Return the accepted field with the nearest name; None if no name is near."""
+    known = (*form.model_fields, *rules.no_effect, *rules.ignored)
+    near = get_close_matches(name, known, n=1) if len(name) <= _LONGEST_GUESSED else ()
+    return near[0] if near else None
+
+
+def _too_long(kept: dict[str, Any], form: type[StrictForm], rules: BodyRules) -> list[Problem]:
+    """Return the problems of fields with too many members, and remove them, so that their members are not checked."""
+    problems: list[Problem] = []
+    for name, most in rules.longest.items():
+        if isinstance(kept.get(name), list | Mapping) and len(kept[name]) > most:
+            problems.append((name, "invalid_value", _must_be(name, kept.pop(name), form)))
+    return problems
+
+
+def _without_nulls(field: str, kind: str, value: Any, kinds: Mapping[str, Mapping[str, str]]) -> Any:
+    """Return a field's value without null keys, for objects that ``kinds`` lists.
+
+    Args:
+        field: the name of the field.
+        kind: the kind of its objects.
+        value: the value.
+        kinds: see BodyRules.
+    """
+    if kind not in kinds:
+        return value
+    if isinstance(value, list):
+        return [_without_nulls(field, kind, member, kinds) for member in value]
+    if not isinstance(value, Mapping):
+        return value
+    if len(value) > MAX_FIELDS:
+        message = f"{field} holds an object of {len(value):,} fields; it may have at most {MAX_FIELDS}"
+        raise BodyError(f"{message}, so leave out the others", param=field)
+    inner_kinds = kinds[kind]
+    return {
+        key: _without_nulls(field, inner_kinds[key], inner, kinds) if key in inner_kinds else inner
+        for key, inner in value.items()
+        if inner is not None
+    }
+
+
+def _members(name: str, given: list[Any], problems: list[Problem], rules: BodyRules) -> list[StrictForm]:
+    """Return the parsed members of a list. Their errors are added to the problems, until there are enough."""
+    made, members = [], rules.members[name]
+    for number, member in enumerate(given):
+        form = members.form_of(member)
+        try:
+            made.append(form.model_validate(member))
+        except ValidationError as error:
+            problems += _wrong_member(error, f"{name}[{number}]", member, form, members, rules)
+            if len(problems) > MAX_PROBLEMS:
+                break
+    return made
+
+
+def _wrong(
+    error: ValidationError,
+    given: Mapping[str, Any],
+    form: type[StrictForm],
+    rules: BodyRules,
+    members: Mapping[str, Any],
+) -> list[Problem]:
+    """Return pydantic's errors as inlay's sentences, one per field. Fields among the members are read elsewhere."""
+    found = error.errors(include_url=False, include_input=False)
+    fields = dict.fromkeys(str(one["loc"][0]) for one in found)
+    return [
+        (field, "invalid_value", _must_be(field, given[field], form))
+        if field in given
+        else (field, "missing_field", f"{field} is missing; it must be {form.model_fields[field].description}")
+        for field in fields
+        if field not in members
+    ]
+
+
+def _must_be(field: str, value: Any, form: type[StrictForm]) -> str:
+    return f"{field} is {shown(value)}; it must be {form.model_fields[field].description}"
+
+
+def _wrong_member(
+    error: ValidationError, place: str, member: Any, form: type[StrictForm], members: Members, rules: BodyRules
+) -> list[Problem]:
+    """Return pydantic's errors for one member of a list, one per field."""
+    if not isinstance(member, Mapping):
+        return [(place, "invalid_value", f"{place} is {shown(member)}; it must be {members.example}")]
+    found: dict[str, Problem] = {}
+    for one in error.errors(include_url=False, include_context=False, include_input=False):
+        field, *inner = map(str, one["loc"])
+        param = f"{place}.{clip(field, MAX_NAME)}"
+        part = _wrong_inside(param, member.get(field), inner, form.inside.get(field), rules)
+        if part is not None:
+            found[param] = part  # replaces the problem of the list around it
+            continue
+        if one["type"] == "extra_forbidden" and not inner:
+            known = ", ".join(form.model_fields)
+            said = f"{place} has the field {shown(field)}, which is not supported; a {members.noun} has {known}"
+        elif field in member:
+            said = f"{param} is {shown(member[field])}; it must be {form.model_fields[field].description}"
+        else:
+            said = f"{place} has no {field}; it must be {form.model_fields[field].description}"
+        found.setdefault(param, (param, "invalid_value", said))
+    return list(found.values())
+
+
+def _wrong_inside(
+    place: str, value: Any, inner: Sequence[str], forms: Mapping[str, type[StrictForm]] | None, rules: BodyRules
+) -> Problem | None:
+    """Return the problem of an object in a field; None if the problem is the field. ``inner`` is pydantic's path."""
+    if forms is None:
+        return None
+    if not isinstance(value, list):
+        return wrong_part(value, place, forms, rules) if isinstance(value, Mapping) else None
+    number = next((int(name) for name in inner if name.isdigit()), None)
+    if number is None or not number < len(value) <= MAX_PARTS:
+        return None
+    return wrong_part(value[number], f"{place}[{number}]", forms, rules)
+
+
+def wrong_part(part: Any, place: str, forms: Mapping[str, type[StrictForm]], rules: BodyRules) -> Problem | None:
+    """Return the first problem of an object whose ``type`` decides its form, or None.
+
+    Args:
+        part: the object.
+        place: the path to it.
+        forms: type → form.
+        rules: of the dialect.
+    """
+    if not isinstance(part, Mapping):
+        example = '{"type": "text", "text": "…"}' if "text" in forms else f'{{"type": "{next(iter(forms))}", …}}'
+        return place, "invalid_value", f"{place} is {shown(part)}; it must be a part {example}"
+    kind = part.get("type")
+    form = forms.get(kind) if isinstance(kind, str) else None
+    if form is None:
+        if isinstance(kind, str) and kind in rules.refused:
+            said = f"{place} is of type {shown(kind)}, which is not supported: {rules.refused[kind]}"
+            return f"{place}.type", NO_TEXT, said
+        said = "is missing" if kind is None else f"is {shown(kind)}"
+        remedy = rules.text_only if "text" in forms else f"it must be {' or '.join(map(repr, forms))}"
+        code = NO_TEXT if isinstance(kind, str) and kind.endswith(_MEDIA) else "invalid_value"
+        return f"{place}.type", code, f"{place}.type {said}; {remedy}"
+    try:
+        form.model_validate(part)
+    except ValidationError as error:
+        errors = error.errors(include_url=False, include_context=False, include_input=False)
+        first = errors[0]["loc"][0]
+        # the error within a list says more than that the field is no text either
+        deep = (one for one in errors if one["loc"][0] == first and any(isinstance(at, int) for at in one["loc"]))
+        one = next(deep, errors[0])
+        field, *inner = map(str, one["loc"])
+    else:
+        return None
+    if one["type"] == "extra_forbidden" and not inner:
+        known = ", ".join(form.model_fields)
+        said = f"{place} has the field {shown(field)}, which is not supported; a part has {known}"
+        return f"{place}.{clip(field, MAX_NAME)}", "invalid_value", said
+    deeper = _wrong_inside(f"{place}.{field}", part.get(field), inner, form.inside.get(field), rules)
+    if deeper is not None:
+        return deeper
+    value: Any = part.get(field)
+    at = f"{place}.{clip(field, MAX_NAME)}"
+    if not isinstance(value, Mapping):
+        inner = []
+    for name in inner:
+        value, at = value.get(name) if isinstance(value, Mapping) else None, f"{at}.{clip(name, MAX_NAME)}"
+    said = "is missing" if value is None else f"is {shown(value)}"
+    wanted = form.model_fields[field].description
+    remedy = f"write {field}: {wanted}" if inner else f"it must be {wanted}"
+    return at, "invalid_value", f"{at} {said}; {remedy}"

@@ -1,0 +1,29 @@
+"""OpenAI's Responses API without HTTP, with one file per step.
+
+``items`` declares the input, and ``bodies`` the fields and the rules to read them. ``translate`` creates the call.
+``respond`` writes a response, and ``stream`` writes events. ``openapi`` describes the route. The server stores
+responses.
+"""
+
+from inlay.api.call import AnswerRoute
+from inlay.api.openai.respond import error_body, limit_headers
+from inlay.api.responses.bodies import Endpoint, read_body
+from inlay.api.responses.openapi import ROUTES, components
+from inlay.api.responses.respond import respond
+from inlay.api.responses.stream import Events
+from inlay.api.responses.translate import translate
+
+__all__ = ["Endpoint", "Events", "Responses", "read_body", "respond", "translate"]
+
+
+class Responses:
+    """The dialect of OpenAI's Responses API: see ``inlay.api.dialect.Dialect``."""
+
+    routes: tuple[AnswerRoute, ...] = ROUTES
+    components = staticmethod(components)
+    read = staticmethod(read_body)
+    translate = staticmethod(translate)
+    respond = staticmethod(respond)
+    stream = Events
+    error_body = staticmethod(error_body)
+    limit_headers = staticmethod(limit_headers)

@@ -1,0 +1,292 @@
+"""Request bodies of the Responses API as pydantic models, and the rules to read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Field
+
+from inlay.api import forms
+from inlay.api.forms import (
+    MAX_MESSAGES,
+    MAX_STOP,
+    MAX_STOPS,
+    MAX_TOOLS,
+    POSITIVE,
+    SWITCH,
+    TEXT,
+    CommonBody,
+    PartForms,
+    StrictForm,
+)
+from inlay.api.openai.bodies import NO_EFFECT as CHATS_NO_EFFECT
+from inlay.api.openai.foreign import IGNORED
+from inlay.api.openai.foreign import REFUSED as FOREIGN
+from inlay.api.openai.messages import CacheOptions
+from inlay.api.reading import BodyRules, Members, all_of, read_fields
+from inlay.api.responses.items import NAME, NAMED, REFUSED, AnyItem, MessageItem, form_of
+from inlay.wording import shown
+
+
+class Endpoint(StrEnum):
+    """The path of the API for new responses."""
+
+    RESPONSES = "/v1/responses"
+
+
+#: Accepted fields that clients often send and that do not change an answer.
+NO_EFFECT = tuple(
+    sorted({*CHATS_NO_EFFECT, "client_metadata", "stream_options", "comparison_response_id"} - {"metadata", "store"})
+)
+
+#: Unsupported fields → accepted neutral values, and the remedy for others.
+UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
+    **{name: rule for name, rule in FOREIGN.items() if name != "reasoning"},
+    "background": ((False,), "inlay answers while the request is open; leave it out, and stream if it takes long"),
+    "context_management": (([],), "inlay does not shorten conversations; leave it out"),
+    "conversation": ((), "write previous_response_id, or send the whole conversation"),
+    "max_tokens": ((), "write max_output_tokens"),
+    "max_tool_calls": ((), "inlay runs no tools; leave it out"),
+    "messages": ((), "write input"),
+    "moderation": ((), "inlay moderates nothing; leave it out"),
+    "n": ((1,), "a response has one answer; send several requests"),
+    "prompt": ((), "inlay stores no prompts; write input, or send a schema's prompt to /v1/chat/completions"),
+    "response_format": ((), 'write "text": {"format": …}'),
+    "top_logprobs": ((0,), "responses have no log-probabilities; send the request to /v1/chat/completions"),
+    "truncation": (("disabled",), "a prompt that is too long is an error; write truncate_prompt_tokens"),
+}
+
+#: Tools that inlay cannot run, and that an answer may do without. They are hidden from the model.
+OPTIONAL_TOOLS = ("web_search", "web_search_2025_08_26", "web_search_preview")
+
+_FUNCTION = '{"type": "function", "name": "…", "parameters": {a JSON Schema}}'
+_NO_TOOL = "inlay runs no tools; give functions"
+
+
+class FunctionTool(StrictForm):
+    """A function that a model may call.
+
+    ``strict`` is accepted: a grammar enforces arguments if it enforces a call.
+    """
+
+    type: Literal["function"] = Field(description='"function"')
+    name: str = Field(description=f"a name of {NAMED}", pattern=NAME)
+    description: str | None = Field(None, description=TEXT)
+    parameters: dict[str, Any] | None = Field(None, description="the JSON Schema of an object")
+    strict: bool | None = Field(None, description=SWITCH)
+    output_schema: dict[str, Any] | None = Field(None, description="an object; it has no effect")
+    defer_loading: Literal[False] | None = Field(None, description="false; the model sees all tools")
+    allowed_callers: list[Literal["direct"]] | None = Field(None, description='["direct"]')
+
+
+class Namespace(StrictForm):
+    """Functions under one name. The model reads the name in front of theirs, with a dot."""
+
+    inside: ClassVar[PartForms] = {"tools": {"function": FunctionTool}}
+
+    type: Literal["namespace"] = Field(description='"namespace"')
+    name: str = Field(description=f"a name of {NAMED}", pattern=NAME)
+    description: str | None = Field(None, description=TEXT)
+    tools: Annotated[list[FunctionTool], Field(fail_fast=True, max_length=MAX_TOOLS)] = Field(
+        description=f"a list of functions {_FUNCTION}"
+    )
+
+
+class OptionalTool(StrictForm):
+    """A tool that is hidden from the model."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["web_search", "web_search_2025_08_26", "web_search_preview"]
+
+
+_TOOLS: Mapping[str, type[StrictForm]] = {
+    "function": FunctionTool,
+    "namespace": Namespace,
+    **dict.fromkeys(OPTIONAL_TOOLS, OptionalTool),
+}
+
+
+class ToolName(StrictForm):
+    """A function by name, and its namespace if it has one."""
+
+    type: Literal["function"]
+    name: str
+    namespace: str | None = None
+
+
+class AllowedTools(StrictForm):
+    """The tools that may be called, among those that the model sees. ``mode`` says if one of them must be called."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ToolName], Field(fail_fast=True, min_length=1, max_length=MAX_TOOLS)]
+
+
+class TextFormat(StrictForm):
+    """The form of an answer. A schema is always enforced, with any ``strict``."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextOptions(StrictForm):
+    """The form of an answer. inlay has no setting for verbosity."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class Reasoning(StrictForm):
+    """The reasoning before an answer. inlay returns it whole, and writes no summary."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+_Included = Literal[
+    "reasoning.encrypted_content",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+_Stop = Annotated[str, Field(max_length=MAX_STOP)]
+_ITEM = '{"role": "user", "content": "…"}'
+
+
+class ResponsesBody(CommonBody):
+    """The body of /v1/responses."""
+
+    input: str | Annotated[list[Any], Field(max_length=MAX_MESSAGES)] | None = Field(
+        None, description=f"a text, or a list of at most {MAX_MESSAGES:,} items {_ITEM}"
+    )
+    instructions: str | None = Field(None, description=TEXT)
+    max_output_tokens: int | None = Field(None, description=POSITIVE, ge=1)
+    tools: Annotated[list[FunctionTool | Namespace | OptionalTool], Field(max_length=MAX_TOOLS)] | None = Field(
+        None, description=f"a list of at most {MAX_TOOLS} tools {_FUNCTION}"
+    )
+    tool_choice: Literal["none", "auto", "required"] | ToolName | AllowedTools | None = Field(
+        None,
+        description='"none", "auto", "required", {"type": "function", "name": "…"}, or '
+        '{"type": "allowed_tools", "mode": "auto" or "required", "tools": [{"type": …}]}',
+    )
+    parallel_tool_calls: bool | None = Field(None, description=SWITCH)
+    text: TextOptions | None = Field(
+        None,
+        description='{"format": {"type": "text"}}, {"format": {"type": "json_object"}} or '
+        '{"format": {"type": "json_schema", "name": "…", "schema": {…}}}; "verbosity" may be "medium"',
+    )
+    reasoning: Reasoning | None = Field(
+        None,
+        description='an object with "effort": "none", "minimal", "low", "medium", "high", "xhigh" or "max"',
+    )
+    include: Annotated[list[_Included], Field(fail_fast=True, max_length=16)] | None = Field(
+        None, description='a list such as ["reasoning.encrypted_content"]; responses have no log-probabilities'
+    )
+    store: bool | None = Field(None, description=SWITCH)
+    previous_response_id: str | None = Field(None, description="the id of a stored response", max_length=128)
+    metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)] | None = Field(
+        None, description="an object of at most 16 texts, of at most 512 characters each"
+    )
+    prompt_cache_options: CacheOptions | None = Field(
+        None, description='{"mode": "implicit" or "explicit", "ttl": "30m" or "12h"}'
+    )
+    # of chats
+    stop: _Stop | Annotated[list[_Stop], Field(fail_fast=True, max_length=MAX_STOPS)] | None = Field(
+        None, description=f"a text or a list of texts, at most {MAX_STOPS}, of at most {MAX_STOP:,} characters each"
+    )
+
+    @property
+    def items(self) -> tuple[AnyItem, ...]:
+        """The input as items."""
+        if isinstance(self.input, str):
+            return (MessageItem.model_validate({"role": "user", "content": self.input}),)
+        return tuple(self.input or ())
+
+
+class _UnknownItem(StrictForm):
+    """An item of an unknown type, which has no valid form."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = Field(
+        description='"message", "function_call", "function_call_output" or "reasoning"'
+    )
+
+
+class _UnknownTool(StrictForm):
+    """A tool of an unknown type, which has no valid form."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["function", "namespace"] = Field(description=f'"function": {_NO_TOOL}')
+
+
+def _tool_form(tool: Any) -> type[StrictForm]:
+    kind = tool.get("type") if isinstance(tool, Mapping) else None
+    return _TOOLS.get(kind, _UnknownTool) if isinstance(kind, str) else _UnknownTool
+
+
+def _item_form(item: Any) -> type[StrictForm]:
+    return form_of(item) or _UnknownItem
+
+
+RULES = BodyRules(
+    forms={Endpoint.RESPONSES: ResponsesBody},
+    no_effect=NO_EFFECT,
+    ignored=IGNORED,
+    unsupported=UNSUPPORTED,
+    longest={**forms.LONGEST, "input": MAX_MESSAGES, "stop": MAX_STOPS, "metadata": 16},
+    largest={"tools": 50_000, "text": 50_000},
+    members={
+        "input": Members(_item_form, "item", f"an item {_ITEM}"),
+        "tools": Members(_tool_form, "tool", f"a tool {_FUNCTION}"),
+    },
+    kinds={
+        "input": {"content": "part", "output": "part", "summary": "part", "cache_control": "mark"},
+        "part": {"cache_control": "mark", "prompt_cache_breakpoint": "mark"},
+        "mark": {},
+        "tools": {"tools": "tools"},
+        "tool_choice": {"tools": "tool_choice"},
+        "text": {"format": "format"},
+        "format": {},
+        "reasoning": {},
+        "prompt_cache_options": {},
+    },
+    refused=REFUSED,
+)
+
+
+def read_body(raw: Any, endpoint: str) -> ResponsesBody:
+    """Check a request and return its body, without the fields that have no effect.
+
+    Raises BodyError, which names up to MAX_PROBLEMS problems.
+    """
+    body, problems = read_fields(raw, endpoint, RULES)
+    assert body is None or isinstance(body, ResponsesBody), "the rules have no other form"
+    if isinstance(raw, Mapping) and isinstance(raw.get("input"), list):
+        problems = [_of_refused(raw["input"], problem) for problem in problems]
+    if body is not None and not problems and body.input is None and body.previous_response_id is None:
+        problems.append(("input", "missing_field", "there is no input; give a text, or a list of items"))
+    if problems or body is None:
+        raise all_of(problems)
+    return body
+
+
+def _of_refused(items: list[Any], problem: tuple[str | None, str | None, str]) -> tuple[str | None, str | None, str]:
+    """Return the problem of an item of a type that other servers read with that reason; others unchanged."""
+    for number, item in enumerate(items):
+        place = f"input[{number}].type"
+        if problem[0] == place and isinstance(item, Mapping) and item.get("type") in REFUSED:
+            said = f"input[{number}] is of type {shown(item['type'])}, which is not supported: {REFUSED[item['type']]}"
+            return place, "unsupported_content", said
+    return problem

@@ -1,0 +1,220 @@
+"""Translates a checked body of the Responses API into a call."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from inlay.api.call import Call, StoredAnswer
+from inlay.api.failures import MAX_NAME, BodyError
+from inlay.api.reading import all_of
+from inlay.api.reasoning import ModelReasoning, ReasoningUse
+from inlay.api.reasoning.effort import effort_variables, reasons, supported_efforts
+from inlay.api.responses.bodies import (
+    AllowedTools,
+    Endpoint,
+    FunctionTool,
+    Namespace,
+    OptionalTool,
+    ResponsesBody,
+    ToolName,
+)
+from inlay.api.responses.items import AnyItem, FunctionCall, first_of_tools, form_of, problems_of, turns_of
+from inlay.api.sampling import bounded_schema, policy_key, sampling_params
+from inlay.api.tools.formats import ModelTools
+from inlay.api.tools.offer import Function, Offer, ToolChoice, check_history, offer_tools
+from inlay.wording import clip
+
+_FIELDS = {"max_tokens": "max_output_tokens"}
+
+
+def translate(
+    body: ResponsesBody,
+    *,
+    default_max_tokens: int | None = None,
+    tools: ModelTools | None = None,
+    reasoning: ModelReasoning | None = None,
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+    stored: Mapping[str, StoredAnswer] = MappingProxyType({}),
+) -> Call:
+    """Translate a body into a call. See ``Dialect.translate``. Raises BodyError."""
+    before = _before(body, stored)
+    new = body.items
+    past = tuple(_parsed(item) for item in before)
+    if problems := problems_of(new, {item.call_id for item in past if isinstance(item, FunctionCall)}):
+        raise all_of(problems)
+    items = (*past, *new)
+    structure = _structure(body)
+    offer, hidden = _offer(body, items, len(past), tools, structure)
+    use = ReasoningUse(reasoning) if reasoning is not None and reasons(reasoning) else None
+    prompt = _prompt(body, items, offer, reasoning)
+    ignored = [*body.ignored, *hidden]
+    if use is not None and body.reasoning is not None and (body.reasoning.summary or body.reasoning.generate_summary):
+        ignored.append("reasoning.summary")
+    most = body.max_output_tokens if body.max_output_tokens is not None else default_max_tokens
+    return Call(
+        endpoint=Endpoint.RESPONSES,
+        model=body.model,
+        prompts=(prompt["messages"] if prompt.keys() == {"messages"} else prompt,),
+        params=sampling_params(
+            body,
+            offer=offer,
+            reasoning=use,
+            structure=structure,
+            defaults=defaults,
+            names=_FIELDS,
+            max_tokens=most if most is not None else defaults.get("max_tokens"),
+        ),
+        said_max_tokens=body.max_output_tokens is not None,
+        reuse=policy_key(body),
+        positions=body.positions,
+        order=body.order,
+        priority=body.priority or 0,
+        stream=bool(body.stream),
+        include_usage=True,
+        running_usage=False,
+        tools=None if offer is None else offer.use,
+        reasoning=use,
+        structure_field="text",
+        ignored=tuple(sorted(ignored)),
+        keep_marked_alone=body.prompt_cache_options is not None and body.prompt_cache_options.mode == "explicit",
+        store=None if body.store is False else (*before, *_with_ids(new)),
+        repeated=_repeated(body),
+    )
+
+
+def _before(body: ResponsesBody, stored: Mapping[str, StoredAnswer]) -> tuple[Mapping[str, Any], ...]:
+    """Return the items of the stored response that a body continues. Raises BodyError, status 404."""
+    name = body.previous_response_id
+    if name is None:
+        return ()
+    found = stored.get(name)
+    if found is None:
+        message = f"there is no stored response {clip(name, MAX_NAME)!r}; send the whole conversation as input"
+        raise BodyError(message, param="previous_response_id", code="response_not_found", status=404)
+    return (*found.input, *found.document["output"])
+
+
+def _parsed(item: Mapping[str, Any]) -> AnyItem:
+    form = form_of(item)
+    assert form is not None, "items were checked before they were stored"
+    made: Any = form.model_validate({name: value for name, value in item.items() if value is not None})
+    return made  # type: ignore[no-any-return]
+
+
+def _with_ids(items: Sequence[AnyItem]) -> list[dict[str, Any]]:
+    """Return items as they are stored, each with an id."""
+    made = []
+    for number, item in enumerate(items):
+        document = {"type": "message", **item.model_dump(exclude_none=True)}
+        text = json.dumps([number, document], default=str)
+        made.append({**document, "id": document.get("id") or f"item_{hashlib.sha256(text.encode()).hexdigest()[:24]}"})
+    return made
+
+
+def _prompt(
+    body: ResponsesBody, items: Sequence[AnyItem], offer: Offer | None, reasoning: ModelReasoning | None
+) -> dict[str, Any]:
+    turns = turns_of(
+        body.instructions, items, None if body.prompt_cache_options is None else body.prompt_cache_options.ttl
+    )
+    if not turns:
+        raise BodyError("input has no message; give a text, or a list of items", param="input")
+    prompt: dict[str, Any] = {"messages": turns}
+    if offer is not None:
+        prompt["tools"] = offer.tools
+    effort = None if body.reasoning is None else body.reasoning.effort
+    variables = effort_variables(effort, reasoning)
+    if variables is None:
+        allowed = " or ".join(f'"{one}"' for one in supported_efforts(reasoning))
+        message = f"reasoning.effort is {effort!r}, but this model's chat template does not support it"
+        raise BodyError(f"{message}; write {allowed}, or leave it out", param="reasoning.effort")
+    return {**prompt, **({"chat_template_kwargs": variables} if variables else {})}
+
+
+def _offer(
+    body: ResponsesBody,
+    items: Sequence[AnyItem],
+    past: int,
+    model: ModelTools | None,
+    structure: Mapping[str, Any] | None,
+) -> tuple[Offer | None, list[str]]:
+    """Return the tools that a request offers to its model, and the places of those that the model does not see."""
+    first = first_of_tools(items)
+    check_history(first if first is None else max(0, first - past), "input", model)
+    functions: list[Function] = []
+    hidden = []
+    for number, tool in enumerate(body.tools or ()):
+        if isinstance(tool, OptionalTool):
+            hidden.append(f"tools[{number}]")
+        elif isinstance(tool, Namespace):
+            inner = enumerate(tool.tools)
+            functions += [_function(one, f"tools[{number}].tools[{at}]", f"{tool.name}.") for at, one in inner]
+        else:
+            functions.append(_function(tool, f"tools[{number}]"))
+    return offer_tools(functions, _choice(body), model, _form(structure)), hidden
+
+
+def _function(tool: FunctionTool, place: str, prefix: str = "") -> Function:
+    named, described = f"{place}.name", f"{place}.parameters"
+    return Function(prefix + tool.name, tool.description, tool.parameters, bool(tool.strict), named, described)
+
+
+def _choice(body: ResponsesBody) -> ToolChoice:
+    choice, one = body.tool_choice or "auto", body.parallel_tool_calls is False
+    if isinstance(choice, ToolName):
+        return ToolChoice(must=True, names=(_named(choice),), one=True)
+    if isinstance(choice, AllowedTools):
+        return ToolChoice(must=choice.mode == "required", names=tuple(map(_named, choice.tools)), one=one)
+    return ToolChoice(must=choice == "required", never=choice == "none", one=one)
+
+
+def _named(tool: ToolName) -> str:
+    return tool.name if tool.namespace is None else f"{tool.namespace}.{tool.name}"
+
+
+def _structure(body: ResponsesBody) -> Mapping[str, Any] | None:
+    wanted = None if body.text is None else body.text.format
+    if wanted is None:
+        return None
+    if (wanted.type == "json_schema") != (wanted.schema_ is not None):
+        remedy = 'write {"type": "json_schema", "name": "…", "schema": {…}}'
+        raise BodyError(f'text.format has a schema exactly if its type is "json_schema"; {remedy}', param="text.format")
+    if wanted.schema_ is not None:
+        return {"json": bounded_schema(wanted.schema_, "text")}
+    return {"json_object": True} if wanted.type == "json_object" else None
+
+
+def _form(structure: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return the JSON Schema that constrains an answer, if there is one."""
+    if structure is None:
+        return None
+    found: Mapping[str, Any] = structure.get("json", {"type": "object"})
+    return found
+
+
+def _repeated(body: ResponsesBody) -> dict[str, Any]:
+    """Return the fields of a request that its response repeats."""
+    given = body.model_dump(
+        include={"instructions", "max_output_tokens", "metadata", "previous_response_id", "temperature", "top_p"}
+    )
+    choice = body.tool_choice
+    return {
+        **given,
+        "metadata": given["metadata"] or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "reasoning": {"effort": None, "summary": None} if body.reasoning is None else _dumped(body.reasoning),
+        "store": body.store is not False,
+        "text": {"format": {"type": "text"}} if body.text is None or body.text.format is None else _dumped(body.text),
+        "tool_choice": choice if isinstance(choice, str) else "auto" if choice is None else _dumped(choice),
+        "tools": [_dumped(tool) for tool in body.tools or ()],
+        "include_encrypted": "reasoning.encrypted_content" in (body.include or ()),
+    }
+
+
+def _dumped(form: Any) -> dict[str, Any]:
+    made: dict[str, Any] = form.model_dump(by_alias=True, exclude_none=True)
+    return made

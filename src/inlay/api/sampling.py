@@ -1,0 +1,119 @@
+"""Makes sampling parameters and a reuse policy from the common fields of a body, with errors that name its fields."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from inlay.api.failures import BodyError
+from inlay.api.forms import CommonBody
+from inlay.api.reasoning import ReasoningUse
+from inlay.api.tools.offer import Offer
+from inlay.errors import ParameterError, PolicyError
+from inlay.policy import PolicyFields, log_deprecated
+from inlay.sampling.bounded_schemas import bounded_document
+from inlay.sampling.json_schemas import GrammarError, holdable
+from inlay.sampling.params import SamplingParams
+
+#: Fields that SamplingParams has with the same name and meaning.
+_PLAIN = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "min_tokens",
+    "skip_special_tokens",
+    "bad_words",
+    "allowed_token_ids",
+    "truncate_prompt_tokens",
+)
+
+
+def policy_key(body: CommonBody) -> str | None:
+    """Return the key of the policy that a body asks for, or None. Raises BodyError."""
+    given = PolicyFields(body.reuse, body.recompute, body.promote, body.across_adapters, body.tolerance)
+    try:
+        policy = given.policy(deprecated=log_deprecated)
+    except PolicyError as error:
+        raise BodyError(str(error), param=error.field, code=error.code) from None
+    return None if policy is None else str(policy)
+
+
+def sampling_params(
+    body: CommonBody,
+    *,
+    offer: Offer | None,
+    reasoning: ReasoningUse | None,
+    structure: Mapping[str, Any] | None,
+    defaults: Mapping[str, Any],
+    names: Mapping[str, str] | None = None,
+    **given: Any,
+) -> SamplingParams:
+    """Return the sampling parameters of a body.
+
+    Args:
+        body: the checked body.
+        offer: its tools.
+        reasoning: the form of reasoning in its answers.
+        structure: the form of its answer, without tools.
+        defaults: ``llm.sampling_defaults``.
+        names: parameter → the body's field, where they differ.
+        given: parameters that the body has under other names.
+
+    Raises:
+        BodyError: a value is out of range. It names the field.
+    """
+    plain = {name: value for name in _PLAIN if (value := getattr(body, name, None)) is not None}
+    params = {**defaults, **plain, **given}
+    if body.seed is not None:
+        params["seed"] = body.seed % 2**64
+    if body.logit_bias is not None:
+        params["logit_bias"] = {_token_id(token): bias for token, bias in body.logit_bias.items()}
+    structure = structure if offer is None else offer.structure
+    params["structured_outputs"] = structure
+    if structure is not None and reasoning is not None and not reasoning.is_over:
+        params["reasoning_end"] = reasoning.format.closes
+        params["reasoning_start"] = reasoning.format.opens if reasoning.may_begin else None
+    if offer is not None and offer.use.model.ends and not offer.use.held:
+        params["skip_special_tokens"] = False  # marks of calls may be special tokens; the parser removes the final one
+    try:
+        return SamplingParams(**params)
+    except ParameterError as error:
+        raise BodyError(str(error).rstrip("."), param=field_of(str(error), body, names)) from None
+
+
+def field_of(message: str, body: CommonBody, names: Mapping[str, str] | None = None) -> str | None:
+    """Return the body's field for the parameter at the start of an error message."""
+    found = re.match(r"\w*", message)
+    name = found[0] if found else ""
+    name = (names or {}).get(name, name)
+    return name if name in type(body).model_fields else None
+
+
+def bounded_schema(schema: Mapping[str, Any], field: str) -> dict[str, Any]:
+    """Return a schema with bounded answers. Raises BodyError if no grammar can enforce it.
+
+    Args:
+        schema: the JSON Schema of an answer.
+        field: the body's field that has it.
+    """
+    try:
+        return bounded_document(holdable(schema))
+    except GrammarError as error:
+        raise BodyError(f"{field} cannot be used: {error}", param=field) from error
+
+
+def _token_id(token: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", token):
+        raise BodyError(f"logit_bias has the key {token!r:.40}; its keys are token ids", param="logit_bias")
+    return int(token)

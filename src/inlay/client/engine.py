@@ -1,0 +1,165 @@
+"""The interfaces of an engine. ``Engine`` answers requests; ``CacheAdmin`` manages the cache of one in this process.
+
+Requests go in as plain data (prompt/request.py), and events come out as plain data (events.py). The engine may be in
+another process. The engine of this process is in local.py, the engines of a cluster in cluster/remote_client.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from inlay.engine.background.profiles import Profile
+from inlay.events import EncodeEvent, TokenEvent
+from inlay.kv.identity import SegmentSpec
+from inlay.prompt.model_info import ModelInfo
+from inlay.prompt.request import EncodeRequest, EngineRequest
+from inlay.sampling.params import SamplingParams
+from inlay.types import EngineStats, SegmentState
+
+
+class Prepared(Protocol):
+    """A request that is ready to be queued, opaque outside its engine."""
+
+    @property
+    def id(self) -> str: ...
+
+
+TokenListener = Callable[[Sequence[TokenEvent]], None]
+EncodeListener = Callable[[Sequence[EncodeEvent]], None]
+
+
+class Engine(Protocol):
+    """An engine as its callers see it.
+
+    Listeners get new events in order, at most once a step, on a thread of the engine. They must be quick and must not
+    raise. ``model`` holds the facts for preparing requests.
+    """
+
+    @property
+    def model(self) -> ModelInfo: ...
+
+    def compile_grammar(self, params: SamplingParams, salt: str = "") -> Any:
+        """Compile the grammar of an answer for ``prepare``; None for none. It may be slow. Raises ParameterError."""
+        ...
+
+    def prepare(self, request: EngineRequest, grammar: Any = None) -> Prepared:
+        """Do the slow work before a request can be queued, on the caller's thread.
+
+        Args:
+            grammar: the result of ``compile_grammar``. None compiles it here.
+
+        Raises:
+            ParameterError: for parameters that the model does not support.
+        """
+        ...
+
+    def submit(self, request: Prepared, listener: TokenListener) -> None:
+        """Queue a request. The listener gets the events of each step, and the end."""
+        ...
+
+    def finish(self, request_id: str, index: int) -> None:
+        """End one answer of a request that its listener found complete. Does not block."""
+        ...
+
+    def encode(self, request: EncodeRequest, listener: EncodeListener) -> None:
+        """Queue an encoding. The listener gets its progress."""
+        ...
+
+    def cancel(self, request_id: str, *, report: bool = False) -> None:
+        """Cancel a request or an encoding in any state. Does not block.
+
+        Args:
+            report: if True, its listener gets an AbortedError. If False, its listener gets no further events.
+        """
+        ...
+
+    def stored(self, request: EncodeRequest) -> Future[frozenset[bytes]]:
+        """Return the keys of its stored segments, as of the end of the current step."""
+        ...
+
+    def forget(self, request: EncodeRequest | None = None) -> Future[int]:
+        """Evict the segments of an encoding, even pinned ones, and the text stored behind them.
+
+        Args:
+            request: None for all segments that no request reads.
+
+        Returns:
+            The number of evicted tokens. The sum over several engines may count a segment several times.
+        """
+        ...
+
+    def stats(self) -> EngineStats:
+        """Return the state of the engine and its pool. Cheap and thread-safe."""
+        ...
+
+    def check_health(self) -> None:
+        """Raise InlayError with the reason if the engine has stopped."""
+        ...
+
+    def shutdown(self) -> None:
+        """Stop after the current step; running requests fail."""
+        ...
+
+
+class SteppedEngine(Engine, Protocol):
+    """An engine that its callers' threads step."""
+
+    def pump(self) -> None:
+        """Take one step. Raises InlayError inside a step."""
+        ...
+
+
+class CacheAdmin(Protocol):
+    """The cache of an engine in this process: listings, pins, evictions and deviation profiles."""
+
+    def look(self, request: EncodeRequest, owner: str) -> Future[list[SegmentState | None]]:
+        """Return the state of each of its segments or their stored forms; None for one that is stored nowhere.
+
+        Pins of ``owner`` (see ``pin``) are shown.
+        """
+        ...
+
+    def modules(self) -> Future[tuple[SegmentSpec, ...]]:
+        """Return the module segments in the pool, of all salts."""
+        ...
+
+    def evict_texts(self, salt: str) -> Future[int]:
+        """Evict the text of all requests with a salt that is no module. Returns the number of tokens."""
+        ...
+
+    def pin(
+        self, request: EncodeRequest, owner: str, reason: str, budget: int | None = None, *, instead: str | None = None
+    ) -> Future[int]:
+        """Pin its segments in the pool, including later ones. Returns the bytes of the owner's pins.
+
+        Args:
+            reason: the name of the pin for ``unpin``.
+            budget: the most bytes of the owner's pins. None for no bound but ``pin_memory``.
+            instead: the reason of an earlier pin that this one replaces. A refusal changes nothing.
+
+        Raises:
+            CapacityError: if the pins exceed the budget or the pool's share.
+        """
+        ...
+
+    def unpin(self, request: EncodeRequest, owner: str | None, reason: str) -> Future[int]:
+        """Remove the pin of an owner, or of all owners for None, with this reason.
+
+        Returns:
+            The bytes of the owner's other pins.
+        """
+        ...
+
+    def pinned(self, owner: str | None) -> Future[list[SegmentSpec]]:
+        """Return an owner's pinned segments; for None, those pinned by key by any owner."""
+        ...
+
+    def profile(self, specs: Sequence[SegmentSpec]) -> None:
+        """Measure the deviation profiles of these segments in idle time, each behind others of them."""
+        ...
+
+    def profiles(self, specs: Iterable[SegmentSpec]) -> Future[dict[bytes, Profile]]:
+        """Return the known deviation profiles of these segments, by key."""
+        ...

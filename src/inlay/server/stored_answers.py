@@ -1,0 +1,129 @@
+"""Stored answers of tenants, in memory, within bounds of size, number and time."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from inlay.api.call import StoredAnswer
+
+MAX_ANSWERS = 1_024  # of one tenant
+MAX_TENANT_BYTES = 32 * 2**20  # of one tenant, as JSON
+MAX_BYTES = 256 * 2**20  # of all tenants
+LIFETIME_S = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The bounds of stored answers: see the constants of this module."""
+
+    answers: int = MAX_ANSWERS
+    tenant_bytes: int = MAX_TENANT_BYTES
+    total_bytes: int = MAX_BYTES
+    lifetime_s: float = LIFETIME_S
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    answer: StoredAnswer
+    size: int
+    until: float
+
+
+class StoredAnswers:
+    """Answers by tenant and id. The oldest ones are dropped first. Any thread may use it.
+
+    Args:
+        bounds: see Bounds.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, bounds: Bounds | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._bounds = bounds or Bounds()
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()  # by tenant and id, oldest first
+        self._sizes: dict[str, int] = {}  # bytes by tenant
+        self._counts: dict[str, int] = {}
+
+    def keep(self, tenant: str, name: str, answer: StoredAnswer) -> bool:
+        """Store an answer. Returns False if it is larger than a tenant may store."""
+        size = sum(len(json.dumps(part)) for part in (answer.document, *answer.input))
+        if size > min(self._bounds.tenant_bytes, self._bounds.total_bytes):
+            return False
+        with self._lock:
+            self._drop((tenant, name))
+            self._expire()
+            while self._is_full(tenant, size):
+                self._drop(next(key for key in self._entries if key[0] == tenant))
+            while sum(self._sizes.values()) + size > self._bounds.total_bytes:
+                self._drop(next(iter(self._entries)))
+            self._entries[tenant, name] = _Entry(answer, size, self._clock() + self._bounds.lifetime_s)
+            self._sizes[tenant] = self._sizes.get(tenant, 0) + size
+            self._counts[tenant] = self._counts.get(tenant, 0) + 1
+        return True
+
+    def get(self, tenant: str, name: str) -> StoredAnswer | None:
+        """Return a tenant's answer; None for an unknown one, and for those of others."""
+        with self._lock:
+            self._expire()
+            found = self._entries.get((tenant, name))
+        return None if found is None else found.answer
+
+    def delete(self, tenant: str, name: str) -> bool:
+        """Delete a tenant's answer. Returns False if it has none of this id."""
+        with self._lock:
+            self._expire()
+            return self._drop((tenant, name))
+
+    def of(self, tenant: str) -> Mapping[str, StoredAnswer]:
+        """Return the answers of a tenant, by id."""
+        return _TenantAnswers(self, tenant)
+
+    def names(self, tenant: str) -> list[str]:
+        """Return the ids of a tenant's answers, oldest first."""
+        with self._lock:
+            self._expire()
+            return [name for owner, name in self._entries if owner == tenant]
+
+    def _is_full(self, tenant: str, size: int) -> bool:
+        count, used = self._counts.get(tenant, 0), self._sizes.get(tenant, 0)
+        return count >= self._bounds.answers or used + size > self._bounds.tenant_bytes
+
+    def _expire(self) -> None:
+        now = self._clock()
+        while self._entries and next(iter(self._entries.values())).until <= now:
+            self._drop(next(iter(self._entries)))
+
+    def _drop(self, key: tuple[str, str]) -> bool:
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            return False
+        tenant = key[0]
+        self._sizes[tenant] -= entry.size
+        self._counts[tenant] -= 1
+        if not self._counts[tenant]:
+            del self._counts[tenant], self._sizes[tenant]
+        return True
+
+
+class _TenantAnswers(Mapping[str, StoredAnswer]):
+    def __init__(self, answers: StoredAnswers, tenant: str) -> None:
+        self._answers = answers
+        self._tenant = tenant
+
+    def __getitem__(self, name: str) -> StoredAnswer:
+        found = self._answers.get(self._tenant, name)
+        if found is None:
+            raise KeyError(name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._answers.names(self._tenant))
+
+    def __len__(self) -> int:
+        return len(self._answers.names(self._tenant))

@@ -1,0 +1,112 @@
+"""``chat`` takes what ``generate`` takes, on LLM and AsyncLLM, and both give the same answers."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from inlay import LLM, AsyncLLM, ParameterError, SamplingParams
+from inlay.types import RequestOutput
+from tests.conftest import tiny
+from tests.raising import raises
+
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+
+
+def marked(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}
+
+
+DOCUMENTS = [marked("The first document is of some length. "), marked("The second one is another text. ")]
+MESSAGES = [{"role": "user", "content": [*DOCUMENTS, {"type": "text", "text": "Which?"}]}]
+
+POLICIES: tuple[dict[str, Any], ...] = (
+    {"reuse": "isolated"},
+    {"reuse": "modular", "recompute": "linked:4", "promote": False},
+    {"reuse": "auto", "tolerance": 0.5},
+    {"reuse": "anchored", "positions": "schema", "cache_salt": "mine"},
+    {"reuse": "exact", "order": "any", "across_adapters": False},
+)
+
+
+def said(output: RequestOutput) -> tuple[Any, ...]:
+    return output.outputs[0].token_ids, output.prompt_positions, output.usage, output.reuse, output.order
+
+
+def engine(kind: type[LLM | AsyncLLM]) -> Any:
+    return kind(tiny("llama"), kv_memory="16MiB", chunk_size=8, seed=0)
+
+
+@pytest.mark.parametrize("kind", [LLM, AsyncLLM])
+def test_chat_has_every_option_of_generate(kind: type[LLM | AsyncLLM]):
+    generate, chat = (inspect.signature(call).parameters for call in (kind.generate, kind.chat))
+    options = {name: one.default for name, one in generate.items() if one.kind is one.KEYWORD_ONLY}
+    assert options.items() <= {name: one.default for name, one in chat.items()}.items()
+    assert len(options) > 8
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy["reuse"])
+def test_chat_answers_under_the_policy_of_generate(policy: dict[str, Any]):
+    wanted, found = engine(LLM), engine(LLM)
+    for _ in range(2):  # the second finds the parts
+        (expected,) = wanted.generate(MESSAGES, GREEDY, **policy)
+        (output,) = found.chat(MESSAGES, GREEDY, **policy)
+        assert said(output) == said(expected)
+    assert output.usage.cached_tokens > 0
+    if "cache_salt" in policy:
+        (other,) = found.chat(MESSAGES, GREEDY, **{**policy, "cache_salt": "another"})
+        assert other.usage.cached_tokens == 0
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy["reuse"])
+def test_asynchronous_chat_answers_as_chat_does(policy: dict[str, Any]):
+    llm = engine(LLM)
+    wanted = [said(llm.chat(MESSAGES, GREEDY, **policy)[0]) for _ in range(2)]
+
+    async def ask() -> list[Any]:
+        other = engine(AsyncLLM)
+        found = [
+            said([one async for one in other.chat(MESSAGES, GREEDY, tenant="ann", **policy)][-1]) for _ in range(2)
+        ]
+        other.shutdown()
+        return found
+
+    assert asyncio.run(ask()) == wanted
+
+
+def test_a_wrong_policy_of_a_chat_is_refused():
+    llm = engine(LLM)
+    with raises("policy.conflict"):
+        llm.chat(MESSAGES, GREEDY, reuse="exact", recompute="linked:3")
+    with raises("prompt.no_free_order", ParameterError):
+        llm.generate("Hello", GREEDY, order="any")
+
+
+def test_asynchronous_chat_takes_one_conversation():
+    async def ask() -> None:
+        llm = engine(AsyncLLM)
+        for conversations in ([], [MESSAGES, MESSAGES]):
+            with raises("parameter.wrong_count", ParameterError):
+                llm.chat(conversations, GREEDY)
+        llm.shutdown()
+
+    asyncio.run(ask())
+
+
+def test_a_lone_request_waits_for_no_other_thread():
+    """LLM steps its engine on the caller's thread. It starts no thread and no event loop."""
+    llm, started = engine(LLM), []
+    begin = threading.Thread.start
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", lambda thread: (started.append(thread.name), begin(thread))[1])
+        patch.setattr(asyncio, "new_event_loop", lambda: started.append("a loop"))
+        threads: set[int] = set()
+        llm.observe(SimpleNamespace(computed=lambda *step: threads.add(threading.get_ident())))
+        params = SamplingParams(temperature=0, max_tokens=1, structured_outputs={"choice": ["a", "b"]})
+        assert llm.generate("Hello", params)[0].outputs[0].text in "ab"
+    assert (started, threads) == ([], {threading.get_ident()})

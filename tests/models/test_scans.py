@@ -1,0 +1,117 @@
+"""The compiled scans of recurrent layers against the stock PyTorch code, on random spans, states and marks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.models.granitemoehybrid import modeling_granitemoehybrid
+from transformers.models.kimi_linear import modeling_kimi_linear
+from transformers.models.qwen3_5 import modeling_qwen3_5
+
+from inlay.attention.kernel import kernel
+from inlay.models.mixers import compiled, operations
+from inlay.models.mixers.states import PassStates, StateSpan, StateStorage
+
+SLOTS = 12
+
+#: A fresh prompt with marks, a continued one, three decode rows, one row of a fresh prompt, and a mark at the end.
+SPANS = (
+    (70, StateSpan(None, 1, ((13, 7), (64, 8)))),
+    (21, StateSpan(2, 3)),
+    (1, StateSpan(4, 4)),
+    (1, StateSpan(5, 5)),
+    (1, StateSpan(9, 6)),
+    (1, StateSpan(None, 10)),
+    (5, StateSpan(2, 11, ((5, 9),))),
+)
+ROWS = sum(rows for rows, _ in SPANS)
+
+needs_kernel = pytest.mark.skipif(not compiled.COMPILED, reason="inlay was installed without the kernel")
+
+
+def rows_of(*shape: int, scale: float = 1.0) -> Tensor:
+    return torch.randn(1, ROWS, *shape) * scale
+
+
+def both(monkeypatch: pytest.MonkeyPatch, run: Any, shape: tuple[int, ...]) -> None:
+    """Run with and without the kernel from the same states, and compare outputs and states."""
+    found = []
+    before = torch.randn(SLOTS, *shape) * 0.3
+    for use in (True, False):
+        monkeypatch.setattr(compiled, "COMPILED", use)
+        states = PassStates(StateStorage(SLOTS, torch.device("cpu")), SPANS)
+        monkeypatch.setattr(operations, "states_now", lambda states=states: states)
+        part = states.part("state", shape, torch.float32)
+        part.copy_(before)
+        with torch.inference_mode():
+            found.append((run(), part.clone()))
+    (output, after), (expected, expected_after) = found
+    torch.testing.assert_close(output, expected, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(after, expected_after, atol=2e-5, rtol=1e-4)
+    assert not torch.equal(after, before)
+
+
+@needs_kernel
+@pytest.mark.parametrize("key_heads", [2, 4])
+@pytest.mark.parametrize("widths", [(8, 16), (128, 128), (64, 32)])
+def test_the_gated_delta_rule(monkeypatch, key_heads, widths):
+    torch.manual_seed(0)
+    keys, values = widths
+    rule = operations.gated_delta(modeling_qwen3_5)
+    query, key, value = rows_of(key_heads, keys), rows_of(key_heads, keys), rows_of(4, values)
+    g, beta = -torch.rand(1, ROWS, 4), torch.rand(1, ROWS, 4)
+    run = lambda: rule(query, key, value, g=g, beta=beta, use_qk_l2norm_in_kernel=True)[0]  # noqa: E731
+    both(monkeypatch, run, (4, keys, values))
+
+
+@needs_kernel
+def test_kimis_delta_attention(monkeypatch):
+    torch.manual_seed(0)
+    rule = operations.kimi_delta(modeling_kimi_linear)
+    query, key, value = rows_of(4, 32), rows_of(4, 32), rows_of(4, 32)
+    g, beta = -torch.rand(1, ROWS, 4, 32), torch.rand(1, ROWS, 4)
+    run = lambda: rule(query, key, value, g=g, beta=beta, use_qk_l2norm_in_kernel=True)[0]  # noqa: E731
+    both(monkeypatch, run, (4, 32, 32))
+
+
+@needs_kernel
+@pytest.mark.parametrize("limit", [(0.0, float("inf")), (0.3, 0.8)])
+@pytest.mark.parametrize(("heads", "width", "groups", "state"), [(4, 16, 1, 16), (6, 8, 2, 32), (8, 64, 1, 128)])
+def test_the_state_space_of_mamba2(monkeypatch, limit, heads, width, groups, state):
+    torch.manual_seed(0)
+    scan = operations.mamba2(modeling_granitemoehybrid)
+    x, time, b, c = rows_of(heads, width), rows_of(heads), rows_of(groups, state), rows_of(groups, state)
+    a, d, bias = -torch.rand(heads) - 0.1, torch.randn(heads), torch.randn(heads)
+
+    def run() -> Tensor:
+        return scan(x, time, a, b, c, 16, D=d, dt_bias=bias, dt_softplus=True, dt_limit=limit)
+
+    both(monkeypatch, run, (heads, width, state))
+
+
+@needs_kernel
+def test_every_instruction_set_gives_the_same_within_rounding():
+    torch.manual_seed(0)
+    query, key, value = rows_of(2, 64), rows_of(2, 64), rows_of(4, 32)
+    g, beta = -torch.rand(1, ROWS, 4), torch.rand(1, ROWS, 4)
+    found = []
+    for name in ("portable", *(each for each in kernel.instruction_sets() if each in ("avx2", "avx512"))):
+        states = PassStates(StateStorage(SLOTS, torch.device("cpu")), SPANS)
+        found.append(compiled.delta(states, query, key, value, g, beta, normed=True, instruction_set=name))
+    for output in found[1:]:
+        torch.testing.assert_close(output, found[0], atol=1e-5, rtol=1e-4)
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("spans", "wrong"),
+    [(((ROWS + 1, StateSpan(None, 1)),), "a piece's rows"), (((ROWS, StateSpan(SLOTS, 1)),), "a span's pieces")],
+)
+def test_spans_outside_of_the_tensors_are_refused(spans, wrong):
+    states = PassStates(StateStorage(SLOTS, torch.device("cpu")), spans)
+    query, key, value = rows_of(2, 16), rows_of(2, 16), rows_of(2, 16)
+    with pytest.raises(ValueError, match=wrong):
+        compiled.delta(states, query, key, value, rows_of(2), rows_of(2), normed=True)

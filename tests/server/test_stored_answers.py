@@ -1,0 +1,64 @@
+"""Stored answers stay within their bounds of number, size and time, for each tenant and in all."""
+
+from __future__ import annotations
+
+from inlay.api.call import StoredAnswer
+from inlay.server.stored_answers import Bounds, StoredAnswers
+
+
+def answer(size: int = 0) -> StoredAnswer:
+    return StoredAnswer({"output": "x" * size}, ())
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_an_answer_belongs_to_its_tenant() -> None:
+    stored = StoredAnswers()
+    assert stored.keep("ann", "a", answer())
+    assert stored.get("ann", "a") == answer()
+    assert stored.get("bob", "a") is None
+    assert not stored.delete("bob", "a")
+    assert list(stored.of("ann")) == ["a"]
+    assert list(stored.of("bob")) == []
+    assert stored.delete("ann", "a")
+    assert stored.get("ann", "a") is None
+
+
+def test_the_oldest_answers_of_a_tenant_are_dropped_first() -> None:
+    stored = StoredAnswers(Bounds(answers=2))
+    stored.keep("bob", "z", answer())
+    for name in "abc":
+        stored.keep("ann", name, answer())
+    assert (list(stored.of("ann")), list(stored.of("bob"))) == (["b", "c"], ["z"])
+
+
+def test_bytes_are_bounded_for_a_tenant_and_in_all() -> None:
+    stored = StoredAnswers(Bounds(tenant_bytes=300, total_bytes=400))  # two answers of a tenant, three in all
+    for tenant in ("ann", "bob"):
+        for name in "abc":
+            assert stored.keep(tenant, name, answer(100))
+    assert (list(stored.of("ann")), list(stored.of("bob"))) == (["c"], ["b", "c"])
+    assert not stored.keep("ann", "large", answer(400))
+
+
+def test_answers_end_with_their_time() -> None:
+    clock = Clock()
+    stored = StoredAnswers(Bounds(lifetime_s=10), clock=clock)
+    stored.keep("ann", "a", answer())
+    clock.now = 9
+    stored.keep("ann", "b", answer())
+    clock.now = 10
+    assert list(stored.of("ann")) == ["b"]
+    assert stored.get("ann", "a") is None
+
+
+def test_an_answer_that_is_stored_again_counts_once() -> None:
+    stored = StoredAnswers(Bounds(answers=2))
+    for name in ("a", "b", "b"):
+        stored.keep("ann", name, answer())
+    assert list(stored.of("ann")) == ["a", "b"]
