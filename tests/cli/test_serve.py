@@ -30,9 +30,8 @@ LINE = r"inlay: serving (\S+) on http://127\.0\.0\.1:(\d+)/v1 \(Ctrl-C ends\)\n"
 @pytest.fixture(autouse=True)
 def log_as_it_was() -> Iterator[None]:
     """A server takes the log of its process over; these tests start some in this one."""
-    named = [
-        logging.getLogger(name) for name in (None, "inlay", "uvicorn", "uvicorn.access", "uvicorn.error", "asyncio")
-    ]
+    names = (None, "inlay", "uvicorn", "uvicorn.access", "uvicorn.error", "asyncio")
+    named = [logging.getLogger(name) for name in names]
     before = [(logger, logger.level, logger.handlers[:], logger.disabled) for logger in named]
     yield
     for logger, level, handlers, disabled in before:
