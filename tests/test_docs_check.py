@@ -12,6 +12,7 @@ from inlay import Schema
 from inlay.cli.check import prompts_file
 from inlay.cli.main import main
 from inlay.pml import resolve
+from inlay.prompt.inputs import has_modules
 
 from .pages import DOCS, blocks
 
@@ -38,8 +39,11 @@ def test_commands_run(command, monkeypatch, capsys):
 
 
 def test_lines_of_prompts_are_read(tmp_path):
-    (lines,) = of("json")
+    lines, chats = of("json")
     path = tmp_path / "prompts.jsonl"
+    path.write_text(chats)
+    (chat,) = prompts_file(path, None)
+    assert has_modules(chat)
     path.write_text(lines)
     schema = Schema.from_file(Path(DOCS.parent, "examples/docs/docs.xml"))
     one, other = prompts_file(path, schema)

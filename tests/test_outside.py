@@ -27,6 +27,8 @@ OF_OTHERS = {
     "_repr_html_",
     "_scaled_dot_product_flash_attention_for_cpu",
     "_unique2",
+    "_request_id",  # of answers in Anthropic's client
+    "_inv_freq",  # the end of the names of rotary buffers
 }
 #: Strings that are no attributes: the file of our kernel, metric suffixes, searched text, a LongBench field, weight
 #: names.

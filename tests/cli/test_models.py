@@ -28,7 +28,6 @@ def test_all_families_as_json(capsys):
     assert rows["gpt_oss"]["sinks"]
     assert rows["deepseek_v3"]["latent"]
     assert "gemma3" in printed["by_their_text_models"]
-    assert "states of fixed size" in printed["without_reuse"]["mamba"]
     assert (rows["mamba"]["exact"], rows["mamba"]["modular"]) == (True, False)
     assert "states of fixed size" in printed["without_reuse"]["rwkv"]
     assert "encoders" in printed["refused"]["bert"]

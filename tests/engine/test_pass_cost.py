@@ -57,9 +57,9 @@ def test_an_engine_measures_where_evictions_weigh_it(monkeypatch):
     monkeypatch.setattr("inlay.client.local.measured_cost", lambda *about: PassCost(1.0, 7.0))
     costs = []
 
-    def store(pool, keys, policy, cost):
+    def store(pool, keys, policy, cost, states):
         costs.append(cost)
-        return SegmentStore(pool, keys, policy, cost)
+        return SegmentStore(pool, keys, policy, cost, states)
 
     monkeypatch.setattr("inlay.client.local.SegmentStore", store)
     for eviction in ("cost", "lru"):
