@@ -1,0 +1,351 @@
+"""Joins what the engine read for a prompt with the earlier prompts of its owner, to the diagnostics of the request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from inlay import diagnostics
+from inlay.diagnostics import Cause, Departure, Diagnostics, ModuleRead, SpanRead
+from inlay.pml.scopes import path_of
+from inlay.prompt.chat import ChatTemplate
+from inlay.prompt.conversation import as_turn
+from inlay.prompt.departure import Compared, Decode, Section, common, common_text, compare, depart, section_at
+from inlay.prompt.inputs import Conversation
+from inlay.prompt.layout import Hole, TextRun
+from inlay.prompt.placed import ContentPart, Placed, PromptLayout
+from inlay.prompt.request import EngineRequest
+from inlay.prompt.seen_prompts import Owner, SeenPrompt, SeenPrompts, packed
+
+_NO_IDS = np.zeros(0, "<u4")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The stored text of a prompt's nearest earlier prompt.
+
+    Attributes:
+        first: the number of tokens that both begin with.
+        again: see Compared.
+        kept: the number of its first tokens that may be stored.
+        done: the number of its first tokens that are known to have been stored.
+        same_policy: True if it has the prompt's reuse policy.
+        expired: see SeenPrompt.
+        other_adapter: the number of first tokens that a prompt of another adapter has.
+    """
+
+    first: int
+    again: np.ndarray
+    kept: int
+    done: int
+    same_policy: bool
+    expired: bool
+    other_adapter: int
+
+
+class NotedPrompt:
+    """A prompt in the table of seen prompts.
+
+    Args:
+        table: gets its answer.
+        owner: of the prompt.
+        seen: its entry.
+    """
+
+    def __init__(self, table: SeenPrompts, owner: Owner, seen: SeenPrompt) -> None:
+        self._table, self._owner, self._seen = table, owner, seen
+        self._comparison: Comparison | None = None
+
+    def answered(self, answer: Sequence[int]) -> None:
+        """Record the prompt's answer."""
+        self._table.answered(self._owner, self._seen, answer)
+
+    def compare(self, comparison: Comparison) -> None:
+        """Ask for the diagnostics."""
+        self._comparison = comparison
+
+    def diagnostics(self, request: EngineRequest, reads: Sequence[SpanRead]) -> Diagnostics | None:
+        """Return the diagnostics of an answered request. None if it asks for none."""
+        return None if self._comparison is None else self._comparison.diagnostics(request, reads)
+
+
+class Comparison:
+    """A prompt, compared with the earlier prompts of its owner.
+
+    Args:
+        request: in its written order.
+        seen: its entry in the table.
+        earlier: the other entries of its owner.
+        layout: the prompt's layout.
+        sections: of its text.
+        decode: returns the text of token ids.
+        recurrent: True for a model with recurrent layers.
+    """
+
+    def __init__(
+        self,
+        request: EngineRequest,
+        seen: SeenPrompt,
+        earlier: Sequence[SeenPrompt],
+        layout: PromptLayout,
+        sections: Sequence[Section],
+        decode: Decode,
+        *,
+        recurrent: bool,
+    ) -> None:
+        self._ids = request.ids
+        self._seen = seen
+        self._earlier = earlier
+        self._named = [(part.ids, name) for part in layout.parts if (name := module_name(part))]
+        self._sections = sections
+        self._decode = decode
+        self._recurrent = recurrent
+        self._stored, self._departure = self._compare(request.ids)
+
+    def diagnostics(self, request: EngineRequest, reads: Sequence[SpanRead]) -> Diagnostics:
+        """Return the diagnostics. ``request`` has its final order, and ``reads`` are the engine's report."""
+        stored, departure = self._stored, self._departure
+        if request.ids != self._ids:  # the engine has put free sets into another order
+            stored, departure = self._compare(request.ids)
+        spans = _Spans(request, reads)
+        modules = [spans.module(name, start, tokens) for name, start, tokens in self._places(request)]
+        own = _own_causes(spans, stored, departure, recurrent=self._recurrent)
+        lost = sum(tokens for kind, tokens, _ in own if departure is not None and kind == departure.kind)
+        if departure is not None:
+            departure = replace(departure, lost_tokens=0 if departure.kind == diagnostics.NEW else lost)
+        texts = _Places(self._sections, modules, self._places(request), self._decode, request.ids)
+        found = [Cause(kind, tokens, self._place(kind, at, departure, texts)) for kind, tokens, at in own]
+        return Diagnostics(tuple(modules), departure, _summed([*found, *spans.module_causes(self._places(request))]))
+
+    def _place(self, kind: str, at: int, departure: Departure | None, places: _Places) -> str:
+        return departure.place if departure is not None and kind == departure.kind else places.of(at)
+
+    def _compare(self, ids: Sequence[int]) -> tuple[Stored, Departure | None]:
+        mine = _array(packed(ids))
+        own = [one for one in self._earlier if one.adapter == self._seen.adapter]
+        others = [common(_array(one.ids), mine) for one in self._earlier if one.adapter != self._seen.adapter]
+        best: SeenPrompt | None = None
+        compared = Compared(0, np.zeros(len(mine), bool), ends=True)
+        for one in reversed(own):
+            each = compare(_array(one.ids), mine)
+            if best is None or each.shared > compared.shared:
+                best, compared = one, each
+        stored = Stored(
+            first=compared.first,
+            again=compared.again,
+            kept=0 if best is None else max(best.kept, best.stored),
+            done=0 if best is None else best.stored,
+            same_policy=best is None or best.policy == self._seen.policy,
+            expired=best is not None and best.expired,
+            other_adapter=max(others, default=0),
+        )
+        if best is None:
+            return stored, None
+        tools = best.tools != self._seen.tools
+        return stored, depart(_array(best.ids), mine, compared, self._sections, self._decode, tools=tools)
+
+    def _places(self, request: EngineRequest) -> list[tuple[str, int, int]]:
+        """Return the name, the first token and the number of tokens of each named part."""
+        left = list(self._named)
+        ids, at, found = request.ids, 0, []
+        while left and at < len(ids):
+            number = next((n for n, (part, _) in enumerate(left) if ids[at : at + len(part)] == part), None)
+            if number is None:
+                at += 1
+                continue
+            part, name = left.pop(number)
+            found.append((name, at, len(part)))
+            at += len(part)
+        return found
+
+
+class _Spans:
+    """The engine's report as one row per prompt token."""
+
+    def __init__(self, request: EngineRequest, reads: Sequence[SpanRead]) -> None:
+        tokens = len(request.ids)
+        positions = np.asarray(request.positions)
+        self.cached = np.zeros(tokens, bool)
+        self.recomputed = np.zeros(tokens, bool)
+        self.module = np.zeros(tokens, bool)
+        self.kept = np.ones(tokens, bool)
+        self._at: list[tuple[int, SpanRead]] = []
+        for read in reads:
+            start = int(np.searchsorted(positions, read.start))
+            self._at.append((start, read))
+            end = start + read.tokens
+            self.module[start:end] = read.module
+            self.kept[start:end] = read.kept
+            self.recomputed[[start + offset for offset in read.recomputed]] = True
+            self.cached[start : start + read.cached] = True
+        self.cached &= ~self.recomputed
+        self.computed = ~self.cached & ~self.recomputed
+        if tokens and not self.module[-1]:
+            self.computed[-1] = False  # every prompt computes its last token, for the logits
+
+    def module_of(self, start: int, tokens: int) -> SpanRead | None:
+        return next(
+            (read for at, read in self._at if read.module and at < start + tokens and start < at + read.tokens), None
+        )
+
+    def module(self, name: str, start: int, tokens: int) -> ModuleRead:
+        """Return the source of a named part."""
+        here = slice(start, start + tokens)
+        computed, read = int(self.computed[here].sum()), self.module_of(start, tokens)
+        cached = bool(self.cached[here].any())
+        if read is None:
+            form, tier, shift, reason = diagnostics.NEW, "pool" if cached else "", 0, ""
+            form = "exact" if cached else form
+        else:
+            form = read.form if cached else diagnostics.NEW
+            tier, shift, reason = read.tier, read.shift if cached else 0, read.reason if computed else ""
+        return ModuleRead(name, tokens, form, tier, shift, computed, int(self.recomputed[here].sum()), reason)
+
+    def module_causes(self, places: Sequence[tuple[str, int, int]]) -> list[Cause]:
+        """Return the causes of computed modules."""
+        found = []
+        for at, read in self._at:
+            tokens = int(self.computed[at : at + read.tokens].sum()) if read.module else 0
+            if tokens:
+                name = next((name for name, start, size in places if start <= at < start + size), "template")
+                found.append(Cause(_MISSED.get(read.reason, read.reason), tokens, name))
+        return found
+
+
+#: Reason for a miss → kind of cause, if the names differ.
+_MISSED = {"never seen": diagnostics.NEW, "": diagnostics.NEW}
+
+
+class _Places:
+    """Names the section of a token."""
+
+    def __init__(
+        self,
+        sections: Sequence[Section],
+        modules: Sequence[ModuleRead],
+        places: Sequence[tuple[str, int, int]],
+        decode: Decode,
+        ids: Sequence[int],
+    ) -> None:
+        self._places = places
+        self._sections, self._decode, self._ids = sections, decode, ids
+
+    def of(self, token: int) -> str:
+        named = next((name for name, start, size in self._places if start <= token < start + size), None)
+        if named is not None:
+            return named
+        text = self._decode(list(self._ids))
+        return section_at(self._sections, text, len(self._decode(list(self._ids[:token]))))[0]
+
+
+def _own_causes(
+    spans: _Spans, stored: Stored, departure: Departure | None, *, recurrent: bool
+) -> list[tuple[str, int, int]]:
+    """Return the kind, the number and the first of the computed tokens outside modules."""
+    computed = spans.computed & ~spans.module
+    at = np.arange(len(computed))
+    known = at < stored.first
+    policy = computed & (
+        ~spans.kept & (known | stored.again) | (known & ((at >= stored.kept) | (not stored.same_policy)))
+    )
+    left = computed & ~policy
+    seen = left & known & (at < stored.done)
+    kinds = [(diagnostics.POLICY, policy)]
+    before = diagnostics.EXPIRED if stored.expired else diagnostics.STATE if recurrent else diagnostics.EVICTED
+    kinds.append((before, seen))
+    other = left & ~known & (at < stored.other_adapter)
+    kinds.append((diagnostics.ADAPTER, other))
+    left &= ~seen & ~other
+    if departure is not None and departure.kind != diagnostics.NEW:
+        lost = left & stored.again
+        kinds.append((departure.kind, lost))
+        left &= ~lost
+    kinds.append((diagnostics.NEW, left))
+    return [(kind, int(mask.sum()), int(mask.argmax())) for kind, mask in kinds if mask.any()]
+
+
+def _summed(causes: Sequence[Cause]) -> tuple[Cause, ...]:
+    """Join causes of one kind, most expensive first."""
+    found: dict[str, Cause] = {}
+    for cause in causes:
+        known = found.get(cause.kind)
+        found[cause.kind] = cause if known is None else replace(known, tokens=known.tokens + cause.tokens)
+    return tuple(sorted(found.values(), key=lambda cause: -cause.tokens))
+
+
+def seen_prompt(request: EngineRequest, tools: int) -> SeenPrompt:
+    """Return a request's entry for the table."""
+    kept = 0
+    if not request.policy.reads_nothing:
+        lengths = accumulate(len(part.ids) for part in request.parts)
+        ends = [end for part, end in zip(request.parts, lengths, strict=True) if not part.kept]
+        kept = len(request.ids) if not ends else ends[0] - len(next(p for p in request.parts if not p.kept).ids)
+    lifetimes = [part.ttl_s for part in request.parts if part.ttl_s is not None]
+    return SeenPrompt(
+        packed(request.ids),
+        len(request.ids),
+        adapter=request.adapter,
+        policy=str(request.policy),
+        kept=kept,
+        tools=tools,
+        ttl_s=min(lifetimes, default=None),
+    )
+
+
+def tools_digest(prompt: Any) -> int:
+    """Return a hash of a conversation's tools. 0 for none, and for other prompts."""
+    return hash(repr(prompt.tools)) if isinstance(prompt, Conversation) and prompt.tools else 0
+
+
+def module_name(part: Placed) -> str:
+    """Return the name of a marked part or a schema's module; "" for other text."""
+    origin = part.origin
+    if isinstance(origin, ContentPart):
+        return f"messages[{origin.message}].content[{origin.index}]" if origin.marked else ""
+    return path_of(origin.owner) if isinstance(origin, TextRun | Hole) and origin.owner else ""
+
+
+def sections_of(prompt: Any, layout: PromptLayout, template: ChatTemplate, decode: Decode) -> list[Section]:
+    """Return the sections of a prompt in the order of its text."""
+    if layout.schema is not None:
+        return [Section(module_name(part) or "template", "module", decode(list(part.ids))) for part in layout.parts]
+    if not isinstance(prompt, Conversation):
+        return [Section("prompt", "prompt", layout.text or decode(list(layout.ids)))]
+    sections = _tools_of(prompt, template)
+    for number, message in enumerate(prompt):
+        kind = "system" if message["role"] in ("system", "developer") else "message"
+        for name in ("reasoning_content", "reasoning"):
+            if isinstance(message.get(name), str):
+                sections.append(Section(f"messages[{number}].reasoning", kind, message[name]))
+                break
+        content = message["content"]
+        if isinstance(content, str):
+            sections.append(Section(f"messages[{number}]", kind, content))
+        else:
+            sections += [
+                Section(f"messages[{number}].content[{index}]", kind, part["text"])
+                for index, part in enumerate(content)
+            ]
+    return sections
+
+
+def _tools_of(messages: Conversation, template: ChatTemplate) -> list[Section]:
+    """Return the text that the template writes for the tools, as the difference to a rendering without tools."""
+    if not messages.tools:
+        return []
+    options, turns = messages.options, list(map(as_turn, messages))
+    given, none = (
+        template.told(options).render(turns, tools=tools, generation=options.generation)
+        for tools in (messages.tools, None)
+    )
+    first = common_text(given, none)
+    last = common_text(given[first:][::-1], none[first:][::-1])
+    return [Section("tools", "tools", given[first : len(given) - last])]
+
+
+def _array(ids: bytes) -> np.ndarray:
+    return np.frombuffer(ids, "<u4")
