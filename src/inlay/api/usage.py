@@ -73,9 +73,10 @@ def inlay_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
 
     The tokens are summed over all prompts (types.Usage). ``repaired_tokens`` is a deprecated name of
     ``recomputed_tokens``. ``reuse`` is the policy of the prompts; several are joined with commas. ``misses``,
-    ``across_tokens``, ``reanchored_tokens``, ``primed_tokens``, ``fallbacks``, ``order`` and ``diagnostics`` are left out if empty.
-    ``order`` lists the members of each set in their final order (types.SetOrder). ``timing`` is in seconds
-    (types.RequestMetrics). ``diagnostics`` has one entry for each prompt (diagnostics.Diagnostics). Unknown times are null, for example in a waiting request.
+    ``across_tokens``, ``reanchored_tokens``, ``primed_tokens``, ``fallbacks``, ``order`` and ``diagnostics`` are left
+    out if empty. ``order`` lists the members of each set in their final order (types.SetOrder). ``diagnostics`` has one
+    entry for each prompt (diagnostics.Diagnostics). ``timing`` is in seconds (types.RequestMetrics). Unknown times are
+    null, for example in a waiting request.
     """
     slowest = max((output.metrics for output in outputs), key=lambda times: times.total_s or 0.0, default=_NO_TIMES)
     times = {name: getattr(slowest, name) for name in _TIMED}

@@ -188,9 +188,11 @@ class _Spans:
             self.computed[-1] = False  # every prompt computes its last token, for the logits
 
     def module_of(self, start: int, tokens: int) -> SpanRead | None:
-        return next(
-            (read for at, read in self._at if read.module and at < start + tokens and start < at + read.tokens), None
-        )
+        """Return the first module segment among these tokens."""
+        for at, read in self._at:
+            if read.module and at < start + tokens and start < at + read.tokens:
+                return read
+        return None
 
     def module(self, name: str, start: int, tokens: int) -> ModuleRead:
         """Return the source of a named part."""
@@ -249,9 +251,8 @@ def _own_causes(
     computed = spans.computed & ~spans.module
     at = np.arange(len(computed))
     known = at < stored.first
-    policy = computed & (
-        ~spans.kept & (known | stored.again) | (known & ((at >= stored.kept) | (not stored.same_policy)))
-    )
+    not_stored = known & ((at >= stored.kept) | (not stored.same_policy))
+    policy = computed & (not_stored | (~spans.kept & (known | stored.again)))
     left = computed & ~policy
     seen = left & known & (at < stored.done)
     kinds = [(diagnostics.POLICY, policy)]
@@ -326,10 +327,8 @@ def sections_of(prompt: Any, layout: PromptLayout, template: ChatTemplate, decod
         if isinstance(content, str):
             sections.append(Section(f"messages[{number}]", kind, content))
         else:
-            sections += [
-                Section(f"messages[{number}].content[{index}]", kind, part["text"])
-                for index, part in enumerate(content)
-            ]
+            names = [f"messages[{number}].content[{index}]" for index in range(len(content))]
+            sections += [Section(name, kind, part["text"]) for name, part in zip(names, content, strict=True)]
     return sections
 
 
