@@ -11,7 +11,7 @@ from inlay.engine.background.profiles import KnownProfiles
 from inlay.engine.order import OrderChooser, OrderEffort, Orders
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.segment import Origin
-from inlay.prompt.composed import CachedSpan, ComposedPrompt, InPlace, NewSpan, compose
+from inlay.prompt.composed import CachedSpan, ComposedPrompt, InPlace, NewSpan, RecomputedSpan, compose
 from inlay.prompt.prefix import prefix_of
 from inlay.prompt.recompute import Profiles, RecomputedTokens, Scores, choose_tokens, selection_prompt
 from inlay.prompt.request import FORMS, EngineRequest, PromptPart
@@ -332,7 +332,11 @@ def reads_of(
             form = "exact" if begun else "new"
             kept = part.run is not None
             found.append(SpanRead(part.start, len(part.ids), begun, form=form, tier="pool" if begun else "", kept=kept))
-        elif isinstance(part, CachedSpan):
+        elif isinstance(part, RecomputedSpan):
+            start = part.positions[0]
+            offsets = tuple(position - start for position in part.positions)
+            found.append(SpanRead(start, 0, 0, module=True, recomputed=offsets))
+        else:
             key = part.spec.key
             cached = min(max(stored.get(key, 0) - part.first, 0), part.length)
             read = SpanRead(

@@ -6,6 +6,7 @@ thread, between two passes.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -19,6 +20,8 @@ from inlay.output.detokenizer import TextStream
 from inlay.prompt.diagnosis import NotedPrompt
 from inlay.prompt.request import EngineRequest
 from inlay.types import CompletionOutput, RequestMetrics, RequestOutput, SetOrder, Usage
+
+logger = logging.getLogger(__name__)
 
 
 class OutputProcessor:
@@ -214,7 +217,10 @@ class RequestState:
         """Record the first answer for the diagnostics of later prompts, and make those of this one."""
         if self._noted is not None:
             self._noted.answered(self.answers[0].token_ids)
-            self._diagnostics = self._noted.diagnostics(self.request, self._reads)
+            try:
+                self._diagnostics = self._noted.diagnostics(self.request, self._reads)
+            except Exception:  # an answer is worth more than its diagnostics
+                logger.exception("the diagnostics of request %s failed", self.id)
 
     def _take_order(self, orders: Sequence[Sequence[int]]) -> None:
         """Put the prompt into the engine's order. No token is generated yet, so the texts restart after the new

@@ -68,6 +68,11 @@ class NotedPrompt:
         """Ask for the diagnostics."""
         self._comparison = comparison
 
+    @property
+    def stored_tokens(self) -> int:
+        """The number of first tokens that an earlier prompt has. 0 for a request without diagnostics."""
+        return 0 if self._comparison is None else self._comparison.stored_tokens
+
     def diagnostics(self, request: EngineRequest, reads: Sequence[SpanRead]) -> Diagnostics | None:
         """Return the diagnostics of an answered request. None if it asks for none."""
         return None if self._comparison is None else self._comparison.diagnostics(request, reads)
@@ -105,6 +110,11 @@ class Comparison:
         self._decode = decode
         self._recurrent = recurrent
         self._stored, self._departure = self._compare(request.ids)
+
+    @property
+    def stored_tokens(self) -> int:
+        """The number of first tokens that an earlier prompt has."""
+        return self._stored.first
 
     def diagnostics(self, request: EngineRequest, reads: Sequence[SpanRead]) -> Diagnostics:
         """Return the diagnostics. ``request`` has its final order, and ``reads`` are the engine's report."""
@@ -171,20 +181,21 @@ class _Spans:
         positions = np.asarray(request.positions)
         self.cached = np.zeros(tokens, bool)
         self.recomputed = np.zeros(tokens, bool)
-        self.module = np.zeros(tokens, bool)
+        self.in_module = np.zeros(tokens, bool)
         self.kept = np.ones(tokens, bool)
         self._at: list[tuple[int, SpanRead]] = []
         for read in reads:
             start = int(np.searchsorted(positions, read.start))
             self._at.append((start, read))
             end = start + read.tokens
-            self.module[start:end] = read.module
+            self.in_module[start:end] = read.module
             self.kept[start:end] = read.kept
-            self.recomputed[[start + offset for offset in read.recomputed]] = True
+            again = np.searchsorted(positions, [read.start + offset for offset in read.recomputed])
+            self.recomputed[again] = self.in_module[again] = True
             self.cached[start : start + read.cached] = True
         self.cached &= ~self.recomputed
         self.computed = ~self.cached & ~self.recomputed
-        if tokens and not self.module[-1]:
+        if tokens and not self.in_module[-1]:
             self.computed[-1] = False  # every prompt computes its last token, for the logits
 
     def module_of(self, start: int, tokens: int) -> SpanRead | None:
@@ -248,7 +259,7 @@ def _own_causes(
     spans: _Spans, stored: Stored, departure: Departure | None, *, recurrent: bool
 ) -> list[tuple[str, int, int]]:
     """Return the kind, the number and the first of the computed tokens outside modules."""
-    computed = spans.computed & ~spans.module
+    computed = spans.computed & ~spans.in_module
     at = np.arange(len(computed))
     known = at < stored.first
     not_stored = known & ((at >= stored.kept) | (not stored.same_policy))
