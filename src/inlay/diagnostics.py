@@ -106,8 +106,8 @@ class SpanRead:
         start: the position of the first token in the prompt.
         tokens: their number.
         cached: the number of tokens that were read from the store, from the first one on.
-        recomputed: tokens that selective recomputation replaces, as distances from ``start``. They are not read, and
-            may lie beyond ``tokens``.
+        recomputed: tokens that selective recomputation replaces, as distances from ``start``. A read with these has no
+            other tokens.
         module: True for a segment of a module.
         form: exact, new, or the form of the segment (prompt.request.FORMS).
         tier: pool, host, disk or shared; "" if nothing was read.

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
 
-from inlay import LLM, AsyncLLM, SamplingParams, Schema
-from inlay.diagnostics import CAUSES, Diagnostics
+from inlay import LLM, AsyncLLM, Prompt, SamplingParams, Schema
+from inlay.diagnostics import CAUSES, Diagnostics, SpanRead
+from inlay.events import TokenEvent, events_from_bytes, events_to_bytes
+from inlay.prompt import seen_prompts
+from inlay.prompt.request import EngineRequest
 from inlay.types import MISS_REASONS, Scope
 from tests.adapters import write_adapter
 from tests.conftest import tiny
@@ -239,8 +243,6 @@ def test_modules_of_a_schema_are_listed(llm: LLM):
 
 
 def llm_prompt() -> Any:
-    from inlay import Prompt
-
     return Prompt.from_string('<prompt schema="places"><island/>Where does it lie?</prompt>')
 
 
@@ -274,3 +276,21 @@ def test_diagnostics_come_with_the_last_output():
 def test_each_reason_has_a_message_and_a_remedy():
     assert set(MISS_REASONS) - {"never seen"} <= CAUSES.keys()
     assert all(message.endswith(".") and remedy.endswith(".") for message, remedy in CAUSES.values())
+
+
+def test_an_expired_prompt_is_explained(llm: LLM, monkeypatch):
+    prompt = marked(ISLAND)
+    prompt[1]["content"][0]["cache_control"]["ttl"] = "5m"
+    explained(llm, prompt, "expired")
+    now = time.monotonic()
+    monkeypatch.setattr(seen_prompts.time, "monotonic", lambda: now + 301)
+    llm.reset_prefix_cache()
+    assert kinds(explained(llm, prompt, "expired")) == ["expired"]
+
+
+def test_requests_and_events_carry_diagnostics_between_processes(llm: LLM):
+    policy = llm.policy("exact", modules=False)
+    request, _ = llm.processor.process_noted("Hello", ONE, policy, diagnostics=True)
+    assert EngineRequest.from_bytes(request.to_bytes(), llm.client.model.keys) == request
+    event = TokenEvent("a", 0, reads=[SpanRead(3, 2, 1, module=True, form="isolated", recomputed=(0, 1))])
+    assert events_from_bytes(events_to_bytes([event])) == [event]

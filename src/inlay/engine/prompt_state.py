@@ -11,7 +11,7 @@ from inlay.engine.background.profiles import KnownProfiles
 from inlay.engine.order import OrderChooser, OrderEffort, Orders
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.segment import Origin
-from inlay.prompt.composed import CachedSpan, ComposedPrompt, InPlace, NewSpan, RecomputedSpan, compose
+from inlay.prompt.composed import CachedSpan, ComposedPrompt, InPlace, NewSpan, compose
 from inlay.prompt.prefix import prefix_of
 from inlay.prompt.recompute import Profiles, RecomputedTokens, Scores, choose_tokens, selection_prompt
 from inlay.prompt.request import FORMS, EngineRequest, PromptPart
@@ -319,24 +319,24 @@ def reads_of(
     prefixes: Sequence[int],
     awaited: Mapping[bytes, str],
     reasons: Mapping[bytes, str],
+    recomputed: RecomputedTokens,
 ) -> tuple[SpanRead, ...]:
     """Return the sources of a composed prompt's tokens.
 
     Args:
         composed, stored, prefixes, awaited: see ``usage_of``.
         reasons: by key, the reasons for missing modules.
+        recomputed: the recomputed tokens of modules.
     """
-    found = []
+    found = [
+        SpanRead(start, 0, 0, module=True, recomputed=tuple(offsets)) for start, offsets in recomputed.offsets.items()
+    ]
     for part, begun in zip(composed, prefixes, strict=True):
         if isinstance(part, NewSpan):
             form = "exact" if begun else "new"
             kept = part.run is not None
             found.append(SpanRead(part.start, len(part.ids), begun, form=form, tier="pool" if begun else "", kept=kept))
-        elif isinstance(part, RecomputedSpan):
-            start = part.positions[0]
-            offsets = tuple(position - start for position in part.positions)
-            found.append(SpanRead(start, 0, 0, module=True, recomputed=offsets))
-        else:
+        elif isinstance(part, CachedSpan):
             key = part.spec.key
             cached = min(max(stored.get(key, 0) - part.first, 0), part.length)
             read = SpanRead(
@@ -346,9 +346,8 @@ def reads_of(
                 module=True,
                 form="exact" if part.exact else part.form,
                 tier=(awaited.get(key) or "pool") if cached else "",
-                shift=part.start - part.first - part.spec.start if part.displaced else 0,
+                shift=part.start - part.first - part.spec.start,
                 reason=reasons.get(key, "") if cached < part.length else "",
-                recomputed=tuple(offset - part.first for offset in part.left_out),
             )
             found.append(read)
     return tuple(found)

@@ -213,8 +213,9 @@ class Request:
             )
             lasting = lasting_tokens(self.prompt.request.parts, self.prompt.composed, stored, begun)
             if self.prompt.request.diagnostics:
-                reasons = self.prefill.reasons
-                self.prefill.reads = reads_of(self.prompt.composed, stored, begun, awaited, reasons)
+                self.prefill.reads = reads_of(
+                    self.prompt.composed, stored, begun, awaited, self.prefill.reasons, self.prompt.recomputed
+                )
             self.prefill.usage = replace(
                 usage,
                 misses=tuple(sorted(misses.items())),

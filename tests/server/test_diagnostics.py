@@ -1,0 +1,68 @@
+"""Diagnostics over HTTP: a field of every dialect's body, in whole answers and in the last event of streams."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from inlay.cli import main as command_line
+
+from .conftest import CHAT, COMPLETIONS, Site, running, small_model
+
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+TEXT = "The island lies far out in the sea, behind the fog, and no ship calls there in winter. "
+
+
+def user(day: int) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": f"Today is day {day}. {TEXT}"}]
+
+
+BODIES = {
+    CHAT: lambda day: {"messages": user(day), "max_tokens": 1},
+    COMPLETIONS: lambda day: {"prompt": f"Day {day}. {TEXT}", "max_tokens": 1},
+    MESSAGES: lambda day: {"messages": user(day), "max_tokens": 1, "model": "small"},
+    RESPONSES: lambda day: {"input": user(day), "max_output_tokens": 16, "store": False},
+}
+
+
+@pytest.fixture(scope="module")
+def site():
+    with running(small_model()) as one:
+        yield one
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_every_dialect_explains_its_requests(site: Site, path: str):
+    asked = {"diagnostics": True, "reuse": "exact"}
+    site.post(path, **BODIES[path](25), **asked)
+    (found,) = site.post(path, **BODIES[path](26), **asked)["inlay"]["diagnostics"]
+    assert found.keys() == {"modules", "departure", "causes"}
+    assert found["departure"]["lost_tokens"] > 50
+    first, *_ = found["causes"]
+    assert first["kind"] == ("template date" if path == COMPLETIONS else "changed message")
+    assert first.keys() == {"kind", "tokens", "place", "message", "remedy"}
+    assert "diagnostics" not in site.post(path, **BODIES[path](27))["inlay"]
+
+
+@pytest.mark.parametrize("usage", [True, False])
+def test_a_stream_has_diagnostics_in_its_last_chunk(site: Site, usage: bool):
+    body = {**BODIES[CHAT](30 + usage), "max_tokens": 4, "diagnostics": True}
+    *earlier, last = site.stream(CHAT, **body, **({"stream_options": {"include_usage": True}} if usage else {}))
+    assert last["inlay"]["diagnostics"][0]["causes"]
+    assert all("diagnostics" not in event.get("inlay", {}) for event in earlier)
+
+
+def test_a_wrong_value_is_rejected(site: Site):
+    status, _, answer = site.call("POST", CHAT, {**BODIES[CHAT](1), "diagnostics": "yes"})
+    assert (status, answer["error"]["param"]) == (400, "diagnostics")
+
+
+def test_the_command_explains_a_request_to_a_server(site: Site, tmp_path, capsys):
+    file = tmp_path / "request.json"
+    file.write_text(json.dumps({**BODIES[CHAT](40), "stream": True}))
+    assert command_line(["explain", "--url", site.base, str(file), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["causes"]
+    assert sum(cause["tokens"] for cause in report["causes"]) <= report["requests"][0]["tokens"]
