@@ -190,12 +190,12 @@ class Cause:
 
     @property
     def message(self) -> str:
-        """What happened, in one sentence."""
+        """The cause, in one sentence."""
         return CAUSES[self.kind][0]
 
     @property
     def remedy(self) -> str:
-        """What to do about it."""
+        """The remedy, in one or two sentences."""
         return CAUSES[self.kind][1]
 
     @property

@@ -33,7 +33,7 @@ def log(tmp_path):
 
 
 def test_a_log_is_explained_most_expensive_cause_first(log, capsys):
-    assert command_line(["explain", "demo", log, "--json"]) == 0
+    assert command_line.main(["explain", "demo", log, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert [row["line"] for row in report["requests"]] == [1, 2, 3, 4]
     kinds = [row["prompts"][0]["causes"][0]["kind"] for row in report["requests"]]
@@ -44,7 +44,7 @@ def test_a_log_is_explained_most_expensive_cause_first(log, capsys):
 
 
 def test_the_table_has_a_line_for_each_cause(log, capsys):
-    assert command_line(["explain", "demo", log]) == 0
+    assert command_line.main(["explain", "demo", log]) == 0
     printed = capsys.readouterr().out
     lines = [line.split() for line in printed.splitlines()]
     assert sum(line[2:4] == ["template", "date"] for line in lines) == 1
@@ -64,5 +64,5 @@ def test_the_table_has_a_line_for_each_cause(log, capsys):
 def test_an_error_names_its_place(arguments, place, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.jsonl").write_text('"A prompt."\n{"model": "demo"}\n')
-    assert command_line(["explain", *arguments]) == 2
+    assert command_line.main(["explain", *arguments]) == 2
     assert place in capsys.readouterr().err

@@ -22,15 +22,17 @@ def user(day: int) -> list[dict[str, Any]]:
 BODIES = {
     CHAT: lambda day: {"messages": user(day), "max_tokens": 1},
     COMPLETIONS: lambda day: {"prompt": f"Day {day}. {TEXT}", "max_tokens": 1},
-    MESSAGES: lambda day: {"messages": user(day), "max_tokens": 1, "model": "small"},
+    MESSAGES: lambda day: {"messages": user(day), "max_tokens": 1, "model": "tiny"},
     RESPONSES: lambda day: {"input": user(day), "max_output_tokens": 16, "store": False},
 }
 
 
 @pytest.fixture(scope="module")
 def site():
-    with running(small_model()) as one:
+    llm = small_model()
+    with running(llm) as one:
         yield one
+    llm.shutdown()
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -62,7 +64,7 @@ def test_a_wrong_value_is_rejected(site: Site):
 def test_the_command_explains_a_request_to_a_server(site: Site, tmp_path, capsys):
     file = tmp_path / "request.json"
     file.write_text(json.dumps({**BODIES[CHAT](40), "stream": True}))
-    assert command_line(["explain", "--url", site.base, str(file), "--json"]) == 0
+    assert command_line.main(["explain", "--url", site.base, str(file), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["causes"]
     assert sum(cause["tokens"] for cause in report["causes"]) <= report["requests"][0]["tokens"]

@@ -54,9 +54,9 @@ class Compared:
     ends: bool
 
     @property
-    def shared(self) -> int:
-        """The number of tokens that both have."""
-        return self.first + int(self.again.sum())
+    def nearness(self) -> int:
+        """The number of tokens that both have. Those of the common prefix count twice."""
+        return 2 * self.first + int(self.again.sum())
 
 
 def compare(earlier: np.ndarray, ids: np.ndarray) -> Compared:

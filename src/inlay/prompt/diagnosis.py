@@ -142,7 +142,7 @@ class Comparison:
         compared = Compared(0, np.zeros(len(mine), bool), ends=True)
         for one in reversed(own):
             each = compare(_array(one.ids), mine)
-            if best is None or each.shared > compared.shared:
+            if best is None or each.nearness > compared.nearness:
                 best, compared = one, each
         stored = Stored(
             first=compared.first,

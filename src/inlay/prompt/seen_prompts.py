@@ -14,7 +14,7 @@ _MAX_PROMPTS = 8  # of one owner
 _PROMPT_BYTES = 512  # of a prompt's bookkeeping
 _OWNER_BYTES = 512  # of an owner's, with its name
 
-#: The tenant and the salt of a prompt. Nobody else's prompts are compared with it.
+#: The tenant and the salt of a prompt. It is compared with prompts of this owner alone.
 Owner = tuple[str, str]
 
 
