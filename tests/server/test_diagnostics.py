@@ -15,15 +15,15 @@ MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 TEXT = "The island lies far out in the sea, behind the fog, and no ship calls there in winter. "
 
 
-def user(day: int) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": f"Today is day {day}. {TEXT}"}]
+def user(begin: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": f"A {begin}. {TEXT}"}]
 
 
 BODIES = {
-    CHAT: lambda day: {"messages": user(day), "max_tokens": 1},
-    COMPLETIONS: lambda day: {"prompt": f"Day {day}. {TEXT}", "max_tokens": 1},
-    MESSAGES: lambda day: {"messages": user(day), "max_tokens": 1, "model": "tiny"},
-    RESPONSES: lambda day: {"input": user(day), "max_output_tokens": 16, "store": False},
+    CHAT: lambda day: {"messages": user(f"chat, day {day}"), "max_tokens": 1},
+    COMPLETIONS: lambda day: {"prompt": f"Completion on day {day}. {TEXT}", "max_tokens": 1},
+    MESSAGES: lambda day: {"messages": user(f"message, day {day}"), "max_tokens": 1, "model": "tiny"},
+    RESPONSES: lambda day: {"input": user(f"response, day {day}"), "max_output_tokens": 16, "store": False},
 }
 
 
@@ -54,6 +54,11 @@ def test_a_stream_has_diagnostics_in_its_last_chunk(site: Site, usage: bool):
     *earlier, last = site.stream(CHAT, **body, **({"stream_options": {"include_usage": True}} if usage else {}))
     assert last["inlay"]["diagnostics"][0]["causes"]
     assert all("diagnostics" not in event.get("inlay", {}) for event in earlier)
+
+
+def test_diagnostics_of_anthropics_form_have_no_effect(site: Site):
+    answer = site.post(MESSAGES, **BODIES[MESSAGES](50), diagnostics={"previous_message_id": None})
+    assert "diagnostics" not in answer["inlay"]
 
 
 def test_a_wrong_value_is_rejected(site: Site):

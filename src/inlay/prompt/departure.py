@@ -148,10 +148,15 @@ def _drops_reasoning(old: str, new: str, at: int) -> bool:
 
 
 def _only_dates(old: str, new: str, at: int) -> bool:
-    """True if the lines at this place differ in digits and names of days and months alone."""
-    lines = [_line_at(text, at) for text in (old, new)]
-    plain = {_DATE.sub("#", line) for line in lines}
-    return len(plain) == 1 and lines[0] != lines[1]
+    """True if the lines at this place differ in digits and names of days and months alone.
+
+    Of a long line, 40 characters behind the difference count.
+    """
+    one, other = (_line_at(text, at) for text in (old, new))
+    plain, changed = _DATE.sub("#", one), _DATE.sub("#", other)
+    differs = common_text(one, other)
+    enough = len(_DATE.sub("#", one[:differs])) + _SHOWN
+    return one != other and (plain == changed or common_text(plain, changed) >= enough)
 
 
 def _line_at(text: str, at: int) -> str:
