@@ -291,6 +291,7 @@ def test_an_expired_prompt_is_explained(llm: LLM, monkeypatch):
 def test_requests_and_events_carry_diagnostics_between_processes(llm: LLM):
     policy = llm.policy("exact", modules=False)
     request, _ = llm.processor.process_noted("Hello", ONE, policy, diagnostics=True)
-    assert EngineRequest.from_bytes(request.to_bytes(), llm.client.model.keys) == request
+    again = EngineRequest.from_bytes(request.to_bytes(), llm.client.model.keys)
+    assert (again.ids, again.diagnostics) == (request.ids, True)
     event = TokenEvent("a", 0, reads=[SpanRead(3, 2, 1, module=True, form="isolated", recomputed=(0, 1))])
     assert events_from_bytes(events_to_bytes([event])) == [event]

@@ -62,11 +62,11 @@ class Compared:
 def compare(earlier: np.ndarray, ids: np.ndarray) -> Compared:
     """Compare the token ids of two prompts, (tokens,) each."""
     first = common(earlier, ids)
-    again = np.zeros(len(ids), bool)
-    old, new = _grams(earlier[first:]), _grams(ids[first:])
-    for start in np.flatnonzero(np.isin(new, old)):
-        again[first + start : first + start + _GRAM] = True
-    return Compared(first, again, first in (len(earlier), len(ids)))
+    starts = first + np.flatnonzero(np.isin(_grams(ids[first:]), _grams(earlier[first:])))
+    edges = np.zeros(len(ids) + 1, int)
+    np.add.at(edges, starts, 1)
+    np.add.at(edges, starts + _GRAM, -1)
+    return Compared(first, edges.cumsum()[:-1] > 0, first in (len(earlier), len(ids)))
 
 
 def common(one: np.ndarray, other: np.ndarray) -> int:
@@ -81,7 +81,7 @@ def depart(
     ids: np.ndarray,
     compared: Compared,
     sections: Sequence[Section],
-    decode: Decode,
+    texts: tuple[str, str],
     *,
     tools: bool,
 ) -> diagnostics.Departure | None:
@@ -91,7 +91,7 @@ def depart(
         earlier, ids: token ids of the two prompts.
         compared: the result of ``compare``.
         sections: of the prompt, in the order of its text.
-        decode: returns the text of token ids.
+        texts: of the earlier prompt and of the prompt.
         tools: True if the two prompts have different tools.
 
     Returns:
@@ -99,7 +99,7 @@ def depart(
     """
     if compared.ends:
         return None
-    old, new = decode(earlier.tolist()), decode(ids.tolist())
+    old, new = texts
     at = common_text(old, new)
     place, kind, inside = section_at(sections, new, at)
     return diagnostics.Departure(

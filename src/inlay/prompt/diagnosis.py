@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -21,7 +22,10 @@ from inlay.prompt.placed import ContentPart, Placed, PromptLayout
 from inlay.prompt.request import EngineRequest
 from inlay.prompt.seen_prompts import Owner, SeenPrompt, SeenPrompts, packed
 
-_NO_IDS = np.zeros(0, "<u4")
+_PIECE = 64  # tokens
+
+#: The name, the first token and the number of tokens of a part.
+_Place = tuple[str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +109,11 @@ class Comparison:
         self._ids = request.ids
         self._seen = seen
         self._earlier = earlier
-        self._named = [(part.ids, name) for part in layout.parts if (name := module_name(part))]
+        self._names = [(part.ids, module_name(part)) for part in layout.parts]
         self._sections = sections
         self._decode = decode
         self._recurrent = recurrent
-        self._stored, self._departure = self._compare(request.ids)
+        self._compare(request.ids)
 
     @property
     def stored_tokens(self) -> int:
@@ -118,23 +122,35 @@ class Comparison:
 
     def diagnostics(self, request: EngineRequest, reads: Sequence[SpanRead]) -> Diagnostics:
         """Return the diagnostics. ``request`` has its final order, and ``reads`` are the engine's report."""
-        stored, departure = self._stored, self._departure
         if request.ids != self._ids:  # the engine has put free sets into another order
-            stored, departure = self._compare(request.ids)
-        spans = _Spans(request, reads)
-        modules = [spans.module(name, start, tokens) for name, start, tokens in self._places(request)]
-        own = _own_causes(spans, stored, departure, recurrent=self._recurrent)
-        lost = sum(tokens for kind, tokens, _ in own if departure is not None and kind == departure.kind)
+            self._compare(request.ids)
+        departure, spans, places = self._departure, _Spans(request, reads), self._places(request)
+        own = _own_causes(spans, self._stored, departure, recurrent=self._recurrent)
         if departure is not None:
-            departure = replace(departure, lost_tokens=0 if departure.kind == diagnostics.NEW else lost)
-        texts = _Places(self._sections, modules, self._places(request), self._decode, request.ids)
-        found = [Cause(kind, tokens, self._place(kind, at, departure, texts)) for kind, tokens, at in own]
-        return Diagnostics(tuple(modules), departure, _summed([*found, *spans.module_causes(self._places(request))]))
+            lost = sum(tokens for kind, tokens, _ in own if kind == departure.kind != diagnostics.NEW)
+            departure = replace(departure, lost_tokens=lost)
+        found = [
+            Cause(
+                kind, tokens, departure.place if departure and kind == departure.kind else self._section_of(at, places)
+            )
+            for kind, tokens, at in own
+        ]
+        return Diagnostics(spans.modules(places), departure, _summed([*found, *spans.module_causes(places)]))
 
-    def _place(self, kind: str, at: int, departure: Departure | None, places: _Places) -> str:
-        return departure.place if departure is not None and kind == departure.kind else places.of(at)
+    def _section_of(self, token: int, places: Sequence[_Place]) -> str:
+        """Return the name of the section with a token."""
+        named = next((name for name, start, size in places if name and start <= token < start + size), None)
+        if named is not None:
+            return named
+        piece = token // _PIECE
+        rest = len(self._decode(list(self._ids[piece * _PIECE : token])))
+        return section_at(self._sections, self._text, self._pieces[piece] + rest)[0]
 
-    def _compare(self, ids: Sequence[int]) -> tuple[Stored, Departure | None]:
+    def _compare(self, ids: tuple[int, ...]) -> None:
+        """Find the nearest earlier prompt, and the difference to it."""
+        self._ids, self._text = ids, self._decode(ids)
+        texts = (self._decode(ids[start : start + _PIECE]) for start in range(0, len(ids), _PIECE))
+        self._pieces = list(accumulate(map(len, texts), initial=0))  # the first character of each piece, nearly
         mine = _array(packed(ids))
         own = [one for one in self._earlier if one.adapter == self._seen.adapter]
         others = [common(_array(one.ids), mine) for one in self._earlier if one.adapter != self._seen.adapter]
@@ -144,7 +160,7 @@ class Comparison:
             each = compare(_array(one.ids), mine)
             if best is None or each.nearness > compared.nearness:
                 best, compared = one, each
-        stored = Stored(
+        self._stored = Stored(
             first=compared.first,
             again=compared.again,
             kept=0 if best is None else max(best.kept, best.stored),
@@ -153,24 +169,22 @@ class Comparison:
             expired=best is not None and best.expired,
             other_adapter=max(others, default=0),
         )
-        if best is None:
-            return stored, None
-        tools = best.tools != self._seen.tools
-        return stored, depart(_array(best.ids), mine, compared, self._sections, self._decode, tools=tools)
+        self._departure: Departure | None = None
+        if best is not None:
+            old, tools = _array(best.ids), best.tools != self._seen.tools
+            texts_of = self._decode(old.tolist()), self._text
+            self._departure = depart(old, mine, compared, self._sections, texts_of, tools=tools)
 
-    def _places(self, request: EngineRequest) -> list[tuple[str, int, int]]:
-        """Return the name, the first token and the number of tokens of each named part."""
-        left = list(self._named)
-        ids, at, found = request.ids, 0, []
-        while left and at < len(ids):
-            number = next((n for n, (part, _) in enumerate(left) if ids[at : at + len(part)] == part), None)
-            if number is None:
-                at += 1
-                continue
-            part, name = left.pop(number)
-            found.append((name, at, len(part)))
-            at += len(part)
-        return found
+    def _places(self, request: EngineRequest) -> list[_Place]:
+        """Return the name, the first token and the number of tokens of each part, by its place in the final order."""
+        parts = self._names
+        if tuple(token for ids, _ in parts for token in ids) != request.ids:
+            names: dict[tuple[int, ...], list[str]] = {}
+            for ids, name in parts:
+                names.setdefault(ids, []).append(name)
+            parts = [(part.ids, names[part.ids].pop(0) if names.get(part.ids) else "") for part in request.parts]
+        starts = accumulate((len(ids) for ids, _ in parts), initial=0)
+        return [(name, start, len(ids)) for (ids, name), start in zip(parts, starts, strict=False) if name]
 
 
 class _Spans:
@@ -183,12 +197,15 @@ class _Spans:
         self.recomputed = np.zeros(tokens, bool)
         self.in_module = np.zeros(tokens, bool)
         self.kept = np.ones(tokens, bool)
+        self._segment = np.full(tokens, -1)  # the number of the read of a module
         self._at: list[tuple[int, SpanRead]] = []
         for read in reads:
             start = int(np.searchsorted(positions, read.start))
             self._at.append((start, read))
             end = start + read.tokens
             self.in_module[start:end] = read.module
+            if read.module:
+                self._segment[start:end] = len(self._at) - 1
             self.kept[start:end] = read.kept
             again = np.searchsorted(positions, [read.start + offset for offset in read.recomputed])
             self.recomputed[again] = self.in_module[again] = True
@@ -198,17 +215,34 @@ class _Spans:
         if tokens and not self.in_module[-1]:
             self.computed[-1] = False  # every prompt computes its last token, for the logits
 
-    def module_of(self, start: int, tokens: int) -> SpanRead | None:
-        """Return the first module segment among these tokens."""
-        for at, read in self._at:
-            if read.module and at < start + tokens and start < at + read.tokens:
-                return read
-        return None
+    def modules(self, places: Sequence[_Place]) -> tuple[ModuleRead, ...]:
+        """Return the source of each named part. Neighbouring parts of one module are one."""
+        found: list[ModuleRead] = []
+        for place in places:
+            new = self._module(*place)
+            last = found[-1] if found else None
+            if last is None or (last.name, last.form, last.tier, last.reason) != (
+                new.name,
+                new.form,
+                new.tier,
+                new.reason,
+            ):
+                found.append(new)
+                continue
+            found[-1] = replace(
+                last,
+                tokens=last.tokens + new.tokens,
+                computed_tokens=last.computed_tokens + new.computed_tokens,
+                recomputed_tokens=last.recomputed_tokens + new.recomputed_tokens,
+            )
+        return tuple(found)
 
-    def module(self, name: str, start: int, tokens: int) -> ModuleRead:
-        """Return the source of a named part."""
+    def _module(self, name: str, start: int, tokens: int) -> ModuleRead:
         here = slice(start, start + tokens)
-        computed, read = int(self.computed[here].sum()), self.module_of(start, tokens)
+        segments = self._segment[here]
+        among = segments[segments >= 0]
+        read = self._at[int(among[0])][1] if len(among) else None
+        computed = int(self.computed[here].sum())
         cached = bool(self.cached[here].any())
         if read is None:
             form, tier, shift, reason = diagnostics.NEW, "pool" if cached else "", 0, ""
@@ -218,41 +252,21 @@ class _Spans:
             tier, shift, reason = read.tier, read.shift if cached else 0, read.reason if computed else ""
         return ModuleRead(name, tokens, form, tier, shift, computed, int(self.recomputed[here].sum()), reason)
 
-    def module_causes(self, places: Sequence[tuple[str, int, int]]) -> list[Cause]:
+    def module_causes(self, places: Sequence[_Place]) -> list[Cause]:
         """Return the causes of computed modules."""
-        found = []
+        found, starts = [], [start for _, start, _ in places]
         for at, read in self._at:
             tokens = int(self.computed[at : at + read.tokens].sum()) if read.module else 0
             if tokens:
-                name = next((name for name, start, size in places if start <= at < start + size), "template")
+                number = bisect_right(starts, at) - 1
+                inside = number >= 0 and at < starts[number] + places[number][2]
+                name = places[number][0] if inside else "template"
                 found.append(Cause(_MISSED.get(read.reason, read.reason), tokens, name))
         return found
 
 
 #: Reason for a miss → kind of cause, if the names differ.
 _MISSED = {"never seen": diagnostics.NEW, "": diagnostics.NEW}
-
-
-class _Places:
-    """Names the section of a token."""
-
-    def __init__(
-        self,
-        sections: Sequence[Section],
-        modules: Sequence[ModuleRead],
-        places: Sequence[tuple[str, int, int]],
-        decode: Decode,
-        ids: Sequence[int],
-    ) -> None:
-        self._places = places
-        self._sections, self._decode, self._ids = sections, decode, ids
-
-    def of(self, token: int) -> str:
-        named = next((name for name, start, size in self._places if start <= token < start + size), None)
-        if named is not None:
-            return named
-        text = self._decode(list(self._ids))
-        return section_at(self._sections, text, len(self._decode(list(self._ids[:token]))))[0]
 
 
 def _own_causes(
