@@ -295,3 +295,22 @@ def test_requests_and_events_carry_diagnostics_between_processes(llm: LLM):
     assert (again.ids, again.diagnostics) == (request.ids, True)
     event = TokenEvent("a", 0, reads=[SpanRead(3, 2, 1, module=True, form="isolated", recomputed=(0, 1))])
     assert events_from_bytes(events_to_bytes([event])) == [event]
+
+
+def test_text_between_the_states_of_a_recurrent_model_is_explained():
+    llm = LLM(tiny("qwen3_5_text"), kv_memory="16MiB", seed=0, chat_template=TEMPLATE)
+    explained(llm, asked(question="Where does it lie?"))
+    found = explained(llm, asked(question="Where does it lead?"))
+    assert kinds(found)[0] == "between states"
+    assert found.departure is not None
+    assert found.departure.place == "messages[3]"
+
+
+def test_parts_in_another_order_keep_their_names(llm: LLM):
+    explained(llm, marked(ISLAND, BRIDGE), "free")
+    prompt = marked(BRIDGE, ISLAND)
+    prompt[1]["order"] = "any"
+    found = explained(llm, prompt, "free")
+    assert [each.name for each in found.modules] == ["messages[1].content[1]", "messages[1].content[0]"]
+    assert [each.form for each in found.modules] == ["exact", "exact"]
+    assert found.departure is None

@@ -56,6 +56,17 @@ def test_a_stream_has_diagnostics_in_its_last_chunk(site: Site, usage: bool):
     assert all("diagnostics" not in event.get("inlay", {}) for event in earlier)
 
 
+@pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
+def test_other_dialects_have_them_in_their_last_events(site: Site, path: str):
+    body = {**BODIES[path](60), "diagnostics": True, "stream": True}
+    status, _, text = site.call("POST", path, body)
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    found = [event for event in events if '"diagnostics"' in json.dumps(event)]
+    assert status == 200
+    assert found
+    assert found[0] in events[-2:]
+
+
 def test_diagnostics_of_anthropics_form_have_no_effect(site: Site):
     answer = site.post(MESSAGES, **BODIES[MESSAGES](50), diagnostics={"previous_message_id": None})
     assert "diagnostics" not in answer["inlay"]
