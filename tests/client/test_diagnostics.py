@@ -16,6 +16,7 @@ from inlay.prompt.request import EngineRequest
 from inlay.types import MISS_REASONS, Scope
 from tests.adapters import write_adapter
 from tests.conftest import tiny
+from tests.families.configs import tiny as tiny_recurrent
 
 ONE = SamplingParams(temperature=0, max_tokens=1)
 TEMPLATE = (
@@ -298,7 +299,7 @@ def test_requests_and_events_carry_diagnostics_between_processes(llm: LLM):
 
 
 def test_text_between_the_states_of_a_recurrent_model_is_explained():
-    llm = LLM(tiny("qwen3_5_text"), kv_memory="16MiB", seed=0, chat_template=TEMPLATE)
+    llm = LLM(tiny_recurrent("qwen3_5_text"), kv_memory="16MiB", seed=0, chat_template=TEMPLATE)
     explained(llm, asked(question="Where does it lie?"))
     found = explained(llm, asked(question="Where does it lead?"))
     assert kinds(found)[0] == "between states"
