@@ -21,7 +21,7 @@ SOURCE = Path(inlay.__file__).parent
 #: From the ground up: a module imports from rows below its own, and from its own part; parts of one row leave each
 #: other alone. A part is a module or a package; the longest name counts, so ``kv.identity`` is not ``kv``.
 LAYERS = (
-    ("errors", "slots", "wording", "distribution", "logprobs"),
+    ("errors", "slots", "wording", "distribution", "logprobs", "diagnostics"),
     ("tolerance", "recompute"),
     ("types", "sampling.params", "policy", "strict_json", "whole_file", "kv.identity"),
     ("pml", "kv", "events"),

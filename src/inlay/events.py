@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from inlay import errors
+from inlay.diagnostics import SpanRead
 from inlay.logprobs import FlatLogprobs, Logprob, RankedLogprob
 from inlay.types import RequestMetrics, Usage
 
@@ -64,6 +65,7 @@ class TokenEvent:
         elapsed_s: seconds from the request's arrival to these tokens.
         prompt_logprobs: if requested, for each token of the prompt as in ``logprobs``. None for the first one.
         usage, metrics: of the request, if changed. ``metrics.total_s`` is set by the receiver.
+        reads: with these, the sources of the prompt's tokens, if requested.
         orders: with these, the order of the members in the prompt's free sets. See EngineRequest.ordered.
     """
 
@@ -81,6 +83,7 @@ class TokenEvent:
     usage: Usage | None = None
     metrics: RequestMetrics | None = None
     orders: Sequence[Sequence[int]] = ()
+    reads: Sequence[SpanRead] = ()
 
 
 @dataclass(slots=True)
@@ -138,6 +141,8 @@ def _written(event: Event) -> dict[str, Any]:
             written["distributions"] = [base64.b64encode(row).decode() for row in event.distributions]
         if event.prompt_logprobs is not None:
             written["prompt_logprobs"] = list(event.prompt_logprobs.ranked())
+        if event.reads:
+            written["reads"] = [asdict(read) for read in event.reads]
         for name in ("usage", "metrics"):
             if name in written:
                 written[name] = asdict(written[name])
@@ -160,6 +165,8 @@ def _read(written: Mapping[str, Any]) -> Event:
     if "usage" in fields:
         misses = tuple((reason, tokens) for reason, tokens in fields["usage"]["misses"])
         fields["usage"] = Usage(**{**fields["usage"], "misses": misses})
+    if "reads" in fields:
+        fields["reads"] = [SpanRead(**{**read, "recomputed": tuple(read["recomputed"])}) for read in fields["reads"]]
     if "metrics" in fields:
         fields["metrics"] = RequestMetrics(**fields["metrics"])
     return TokenEvent(**fields)

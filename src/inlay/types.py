@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from inlay.diagnostics import Diagnostics
 from inlay.logprobs import Logprob
 from inlay.wording import counted, html_table, show
 
@@ -380,6 +381,7 @@ class RequestOutput:
             not computed yet.
         reuse: the written form of the applied policy, with ``auto`` resolved.
         fell_back_from: the policy that shadow sampling replaced because of its divergence, else None.
+        diagnostics: if requested, why tokens of the prompt were computed. None until all answers have ended.
         order: an entry for each set of the prompt. Members stand as written until the request is admitted.
     """
 
@@ -395,6 +397,7 @@ class RequestOutput:
     order: tuple[SetOrder, ...] = ()
     reuse: str | None = None
     fell_back_from: str | None = None
+    diagnostics: Diagnostics | None = None
 
     def __post_init__(self) -> None:
         assert len(self.prompt_positions) == len(self.prompt_token_ids), "every prompt token has one position"

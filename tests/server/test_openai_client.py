@@ -71,6 +71,7 @@ EXTRA: dict[str, list[Any]] = {
     "across_adapters": [True],
     "tolerance": [0.1],
     "positions": ["packed"],
+    "diagnostics": [True],
 }
 ONLY: dict[str, dict[str, list[Any]]] = {
     "chat": {

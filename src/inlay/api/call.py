@@ -86,6 +86,7 @@ class Call:
         keep_marked_alone: text after the last marked part is neither stored nor looked up in the cache.
         structure_field: the field that constrains the form of the answer.
         ignored: the ignored fields of the request, which the response names.
+        diagnostics: the answer says why prompt tokens were computed.
         order: "any" if neighboring modules may change places; None to keep the order.
         store: the input to keep with its answer; None if the answer is not kept.
         repeated: fields of the request that the answer repeats, for dialects that do so.
@@ -110,6 +111,7 @@ class Call:
     structure_field: str = "structured_outputs"
     ignored: tuple[str, ...] = ()
     order: str | None = None
+    diagnostics: bool = False
     store: tuple[Mapping[str, Any], ...] | None = None
     repeated: Mapping[str, Any] = field(default_factory=dict)
 

@@ -131,3 +131,4 @@ class CommonBody(StrictForm):
     order: Literal["any"] | None = Field(
         None, description='"any" where neighbouring modules, or marked parts of a message, may change places'
     )
+    diagnostics: bool | None = Field(None, description=f"{SWITCH}; if true, the answer says why tokens were computed")

@@ -73,9 +73,10 @@ def inlay_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
 
     The tokens are summed over all prompts (types.Usage). ``repaired_tokens`` is a deprecated name of
     ``recomputed_tokens``. ``reuse`` is the policy of the prompts; several are joined with commas. ``misses``,
-    ``across_tokens``, ``reanchored_tokens``, ``primed_tokens``, ``fallbacks`` and ``order`` are left out if empty.
-    ``order`` lists the members of each set in their final order (types.SetOrder). ``timing`` is in seconds
-    (types.RequestMetrics). Unknown times are null, for example in a waiting request.
+    ``across_tokens``, ``reanchored_tokens``, ``primed_tokens``, ``fallbacks``, ``order`` and ``diagnostics`` are left
+    out if empty. ``order`` lists the members of each set in their final order (types.SetOrder). ``diagnostics`` has one
+    entry for each prompt (diagnostics.Diagnostics). ``timing`` is in seconds (types.RequestMetrics). Unknown times are
+    null, for example in a waiting request.
     """
     slowest = max((output.metrics for output in outputs), key=lambda times: times.total_s or 0.0, default=_NO_TIMES)
     times = {name: getattr(slowest, name) for name in _TIMED}
@@ -89,6 +90,7 @@ def inlay_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
     fallbacks = dict.fromkeys(
         (output.fell_back_from, output.reuse) for output in outputs if output.fell_back_from is not None
     )
+    explained = [output.diagnostics.told for output in outputs if output.diagnostics is not None]
     return {
         "reuse": ", ".join(dict.fromkeys(output.reuse for output in outputs if output.reuse is not None)) or None,
         **{name: sum(getattr(output.usage, name) for output in outputs) for name in _COUNTED},
@@ -99,5 +101,6 @@ def inlay_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         **({"misses": dict(misses)} if misses else {}),
         **({"order": order} if order else {}),
         **({"fallbacks": [{"asked": asked, "taken": taken} for asked, taken in fallbacks]} if fallbacks else {}),
+        **({"diagnostics": explained} if explained else {}),
         "timing": {name: None if seconds is None else round(seconds, 6) for name, seconds in times.items()},
     }

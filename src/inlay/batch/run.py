@@ -253,6 +253,7 @@ class _Batch:
                         positions=call.positions,
                         adapter=_adapter(call, self.llm),
                         keep_marked_alone=call.keep_marked_alone,
+                        diagnostics=call.diagnostics,
                         stream_interval=None,
                     )
                 )

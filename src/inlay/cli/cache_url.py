@@ -145,6 +145,10 @@ class RunningCache(CacheSource):
         found = self._ask("POST", f"/v1/schemas/{quote(name, safe='')}/warm", {})
         return int(found["encoded"]), int(found["of"])
 
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the JSON answer to a request. Errors as of the class."""
+        return self._ask("POST", path, body)
+
     def _ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
         """Send a request and return the JSON answer. ``body`` is a JSON value, or None."""
         data = None if body is None else json.dumps(body).encode()

@@ -16,6 +16,7 @@ from inlay.cli.cache import app as cache_app
 from inlay.cli.check import check
 from inlay.cli.convert import convert, print_json_schema
 from inlay.cli.deploy import deploy
+from inlay.cli.explain import explain
 from inlay.cli.keys import app as keys_app
 from inlay.cli.memory import memory
 from inlay.cli.models import app as models_app
@@ -81,6 +82,7 @@ app.command()(serve)
 app.command()(deploy)
 app.command()(batch)
 app.command()(check)
+app.command()(explain)
 app.command()(memory)
 app.command()(pull)
 app.command()(convert)

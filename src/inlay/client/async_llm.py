@@ -61,6 +61,7 @@ class AsyncLLM(SchemaCalls):
         tenant: str = "",
         weight: float = 1.0,
         keep_marked_alone: bool = False,
+        diagnostics: bool = False,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer one prompt, yielding the output so far at most once a step. The last output has ``finished`` set.
 
@@ -80,6 +81,7 @@ class AsyncLLM(SchemaCalls):
             keep_marked_alone: if True, the text behind the last module or marked part is neither stored nor looked up.
                 That
                 is the whole prompt if it has none.
+            diagnostics: as in ``LLM.generate``. The last output has them.
 
         Raises:
             InlayError: for a wrong argument at once; for a full queue and other failures when the request ends.
@@ -103,6 +105,7 @@ class AsyncLLM(SchemaCalls):
                 priority=priority,
                 deadline=None if timeout_s is None else began + timeout_s,
                 keep_marked_alone=keep_marked_alone,
+                diagnostics=diagnostics,
             )
             outputs = self._listen(asked, stream_interval)
             under_way.state = asked.state  # after submission, because abort needs a submitted request
@@ -145,6 +148,7 @@ class AsyncLLM(SchemaCalls):
         tenant: str = "",
         weight: float = 1.0,
         keep_marked_alone: bool = False,
+        diagnostics: bool = False,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer one conversation. Arguments as in ``LLM.chat`` and ``generate``, outputs as in ``generate``."""
         prompts = chat_prompts(
@@ -179,6 +183,7 @@ class AsyncLLM(SchemaCalls):
             tenant=tenant,
             weight=weight,
             keep_marked_alone=keep_marked_alone,
+            diagnostics=diagnostics,
         )
 
     def _begin(self, request_id: str | None) -> tuple[str, _UnderWay]:

@@ -379,8 +379,9 @@ class Base:
         deadline: float | None = None,
         forced: Sequence[int] = (),
         keep_marked_alone: bool = False,
+        diagnostics: bool = False,
     ) -> Asked:
-        """Turn a prompt into a request. Arguments and errors as of PromptProcessor.process.
+        """Turn a prompt into a request. Arguments and errors as of PromptProcessor.process_noted.
 
         Raises:
             DeadlineError: at the deadline.
@@ -392,7 +393,7 @@ class Base:
 
         def made() -> Asked:
             taken = policy if forced else self.policy_taken(prompt, policy, scope.cache_salt)
-            request = self.processor.process(
+            request, noted = self.processor.process_noted(
                 prompt,
                 params,
                 taken,
@@ -402,8 +403,9 @@ class Base:
                 deadline=deadline,
                 forced=forced,
                 keep_marked_alone=keep_marked_alone,
+                diagnostics=diagnostics,
             )
-            state = self.outputs.begin(request, None if taken == policy else str(policy))
+            state = self.outputs.begin(request, None if taken == policy else str(policy), noted)
             return Asked(self.client.prepare(request, grammar), state)
 
         return await work(self.pools.prompts, made, owner, deadline)

@@ -102,6 +102,7 @@ class LLM(SchemaCalls):
         order: str | None = None,
         cache_salt: str | None = None,
         adapter: str | Sequence[str | None] | None = None,
+        diagnostics: bool = False,
     ) -> list[RequestOutput]:
         """Answer one prompt or several, as one batch.
 
@@ -119,6 +120,7 @@ class LLM(SchemaCalls):
                 ``<set>``. None keeps the written order. ``RequestOutput.order`` has the chosen one.
             cache_salt: shares the requests' cached text only with requests of the same salt. None shares it with all.
             adapter: the name of an adapter for all prompts, or one for each. None for the model alone.
+            diagnostics: if True, ``RequestOutput.diagnostics`` says why prompt tokens were computed.
 
         Returns:
             Outputs in the order of the prompts.
@@ -129,7 +131,9 @@ class LLM(SchemaCalls):
                 in the error's ``outputs``.
         """
         policy = PolicyFields(reuse, recompute, promote, across_adapters, tolerance).policy()
-        asked = self._asked(prompts, sampling_params, policy, positions, order, cache_salt, adapter)
+        asked = self._asked(
+            prompts, sampling_params, policy, positions, order, cache_salt, adapter, diagnostics=diagnostics
+        )
         with tqdm(total=len(asked), disable=not use_tqdm, desc="prompts") as bar:
             for _ in self._run(asked):
                 bar.update()
@@ -149,10 +153,13 @@ class LLM(SchemaCalls):
         order: str | None = None,
         cache_salt: str | None = None,
         adapter: str | None = None,
+        diagnostics: bool = False,
     ) -> Iterator[RequestOutput]:
         """Answer one prompt, yielding the output so far after every token. Arguments as in ``generate``."""
         policy = PolicyFields(reuse, recompute, promote, across_adapters, tolerance).policy()
-        (asked,) = self._asked([prompt], sampling_params, policy, positions, order, cache_salt, adapter)
+        (asked,) = self._asked(
+            [prompt], sampling_params, policy, positions, order, cache_salt, adapter, diagnostics=diagnostics
+        )
         return self._outputs(asked)
 
     def chat(
@@ -175,6 +182,7 @@ class LLM(SchemaCalls):
         order: str | None = None,
         cache_salt: str | None = None,
         adapter: str | Sequence[str | None] | None = None,
+        diagnostics: bool = False,
     ) -> list[RequestOutput]:
         """Answer one conversation or several: lists of ``{"role": …, "content": …}``.
 
@@ -186,7 +194,7 @@ class LLM(SchemaCalls):
                 continued.
             continue_final_message: True if the answer continues the last message, an assistant's.
             sampling_params, use_tqdm, reuse, recompute, promote, across_adapters, tolerance, positions, order,
-            cache_salt, adapter: as in ``generate``.
+            cache_salt, adapter, diagnostics: as in ``generate``.
 
         Raises:
             ParameterError: for a variable that the template does not know.
@@ -212,6 +220,7 @@ class LLM(SchemaCalls):
             order=order,
             cache_salt=cache_salt,
             adapter=adapter,
+            diagnostics=diagnostics,
         )
 
     def distributions(
@@ -436,6 +445,7 @@ class LLM(SchemaCalls):
         adapter: str | Sequence[str | None] | None,
         *,
         forced: Sequence[Sequence[int]] | None = None,
+        diagnostics: bool = False,
     ) -> list[Asked]:
         """Prepare all prompts, before any of them runs. Raises InlayError."""
         several = list(prompts) if is_several(prompts) else [prompts]
@@ -459,7 +469,10 @@ class LLM(SchemaCalls):
         if any(self.policy_taken(one, policy, salt).profiled for one, policy in zip(several, policies, strict=True)):
             self.local.finish_profiles()  # callers' threads have no idle time
         rows = zip(several, each, policies, scopes, forced or [()] * len(several), strict=True)
-        return [finish(self._ask(*row, request_id=str(next(self._numbers)), forced=ids)) for *row, ids in rows]
+        return [
+            finish(self._ask(*row, request_id=str(next(self._numbers)), forced=ids, diagnostics=diagnostics))
+            for *row, ids in rows
+        ]
 
     def _run(self, requests: Sequence[Asked]) -> Iterator[RequestState]:
         """Run requests, yielding each when it has ended. Raises the first failure."""

@@ -24,6 +24,7 @@ from inlay.engine.lookup import (
     knows_last,
     look_up,
     look_up_modules,
+    miss_reasons,
     tail_tokens,
     wanted_runs,
 )
@@ -215,6 +216,8 @@ class KVCacheManager:
         # Computed before the allocation, which may evict these segments.
         known = first and not selecting and knows_last(self._store, composed, lookup)
         misses = count_misses(self.residency, composed, lookup) if first else {}
+        if first and request.prompt.request.diagnostics and not request.prefill.reasons:
+            request.prefill.reasons = miss_reasons(self.residency, lookup)
         allocation = self._allocate(composed, lookup, request.adapter)
         if allocation is None:
             return Admission.NO_ROOM

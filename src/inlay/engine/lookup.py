@@ -150,6 +150,11 @@ def readable_tokens(composed: ComposedPrompt) -> list[int]:
     return [*lengths[:-1], lengths[-1] - 1] if lengths else []
 
 
+def miss_reasons(residency: Residency, lookup: Lookup) -> dict[bytes, str]:
+    """Return the reason for each missing module, by key."""
+    return {spec.key: residency.why_missing(spec) for spec, _ in lookup.missing}
+
+
 def count_misses(residency: Residency, composed: ComposedPrompt, lookup: Lookup) -> dict[str, int]:
     """The tokens of modules to compute, counted by the reason why they are missing."""
     missing = {spec.key: (spec, found.tokens) for spec, found in lookup.missing}

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from inlay.diagnostics import SpanRead
 from inlay.engine.background.profiles import KnownProfiles
 from inlay.engine.order import OrderChooser, OrderEffort, Orders
 from inlay.kv.identity import SegmentSpec, TokenRun
@@ -220,6 +221,8 @@ class PrefillRecord:
         found: stored tokens of modules (by key) and runs (by digest and start) when the selecting pass was admitted.
         misses: the missing tokens by reason, at the same time.
         selecting_tokens: see Usage.
+        reasons: by key, the reasons for missing modules, at the same time. Empty without diagnostics.
+        reads: the sources of the prompt's tokens. Empty without diagnostics.
     """
 
     usage: Usage | None = None
@@ -234,6 +237,8 @@ class PrefillRecord:
     found: dict[object, int] = field(default_factory=dict)
     misses: Mapping[str, int] = field(default_factory=dict)
     selecting_tokens: int = 0
+    reasons: Mapping[bytes, str] = field(default_factory=dict)
+    reads: tuple[SpanRead, ...] = ()
 
     @property
     def waited_s(self) -> float:
@@ -306,6 +311,46 @@ def usage_of(
         across_tokens=across,
         written_tokens=kept - (duplicates if isinstance(last, NewSpan) and last.run is not None else 0),
     )
+
+
+def reads_of(
+    composed: ComposedPrompt,
+    stored: Mapping[bytes, int],
+    prefixes: Sequence[int],
+    awaited: Mapping[bytes, str],
+    reasons: Mapping[bytes, str],
+    recomputed: RecomputedTokens,
+) -> tuple[SpanRead, ...]:
+    """Return the sources of a composed prompt's tokens.
+
+    Args:
+        composed, stored, prefixes, awaited: see ``usage_of``.
+        reasons: by key, the reasons for missing modules.
+        recomputed: the recomputed tokens of modules.
+    """
+    found = [
+        SpanRead(start, 0, 0, module=True, recomputed=tuple(offsets)) for start, offsets in recomputed.offsets.items()
+    ]
+    for part, begun in zip(composed, prefixes, strict=True):
+        if isinstance(part, NewSpan):
+            form = "exact" if begun else "new"
+            kept = part.run is not None
+            found.append(SpanRead(part.start, len(part.ids), begun, form=form, tier="pool" if begun else "", kept=kept))
+        elif isinstance(part, CachedSpan):
+            key = part.spec.key
+            cached = min(max(stored.get(key, 0) - part.first, 0), part.length)
+            read = SpanRead(
+                part.start,
+                part.length,
+                cached,
+                module=True,
+                form="exact" if part.exact else part.form,
+                tier=(awaited.get(key) or "pool") if cached else "",
+                shift=part.start - part.first - part.spec.start,
+                reason=reasons.get(key, "") if cached < part.length else "",
+            )
+            found.append(read)
+    return tuple(found)
 
 
 def lasting_tokens(

@@ -13,7 +13,7 @@ from inlay.engine.answer import Answer, SamplingState
 from inlay.engine.lookup import Lookup
 from inlay.engine.pending import Wait
 from inlay.engine.prompt_scores import PromptScores
-from inlay.engine.prompt_state import PrefillRecord, PromptState, lasting_tokens, usage_of
+from inlay.engine.prompt_state import PrefillRecord, PromptState, lasting_tokens, reads_of, usage_of
 from inlay.engine.token_selection import Selection, place_of
 from inlay.errors import CapacityError, InlayError, ParameterError
 from inlay.events import Fault, TokenEvent
@@ -201,16 +201,21 @@ class Request:
                 0 if found is None else min(found.tokens, earlier.get(_place(part), found.tokens))
                 for part, found in zip(self.prompt.composed, prefixes, strict=True)
             ]
+            awaited = {key: came_from(key) or "" for key in self.prefill.awaited}
             usage = usage_of(
                 self.prompt.composed,
                 stored,
                 begun,
                 duplicates=int(known),
-                awaited={key: came_from(key) or "" for key in self.prefill.awaited},
+                awaited=awaited,
                 recomputed=self.prompt.recomputed,
                 adapter=self.adapter,
             )
             lasting = lasting_tokens(self.prompt.request.parts, self.prompt.composed, stored, begun)
+            if self.prompt.request.diagnostics:
+                self.prefill.reads = reads_of(
+                    self.prompt.composed, stored, begun, awaited, self.prefill.reasons, self.prompt.recomputed
+                )
             self.prefill.usage = replace(
                 usage,
                 misses=tuple(sorted(misses.items())),
@@ -339,7 +344,7 @@ class Request:
             return
         self.reported = figures
         event.usage = prefill.usage
-        event.orders = self.prompt.orders
+        event.orders, event.reads = self.prompt.orders, prefill.reads
         event.metrics = RequestMetrics(
             ttft_s=None if first is None else first - self.arrival,
             encode_s=prefill.encode_s,

@@ -6,17 +6,22 @@ thread, between two passes.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
+from inlay.diagnostics import Diagnostics, SpanRead
 from inlay.events import TokenEvent
 from inlay.logprobs import FlatLogprobs, Logprob
 from inlay.output.detokenizer import TextStream
+from inlay.prompt.diagnosis import NotedPrompt
 from inlay.prompt.request import EngineRequest
 from inlay.types import CompletionOutput, RequestMetrics, RequestOutput, SetOrder, Usage
+
+logger = logging.getLogger(__name__)
 
 
 class OutputProcessor:
@@ -34,9 +39,14 @@ class OutputProcessor:
         self._texts = TokenTexts(tokenizer)
         self._finish = finish
 
-    def begin(self, request: EngineRequest, fell_back_from: str | None = None) -> RequestState:
-        """Return the initial state of a request. For ``fell_back_from`` see RequestOutput."""
-        return RequestState(request, self._tokenizer, self._texts, self._finish, fell_back_from)
+    def begin(
+        self, request: EngineRequest, fell_back_from: str | None = None, noted: NotedPrompt | None = None
+    ) -> RequestState:
+        """Return the initial state of a request. For ``fell_back_from`` see RequestOutput.
+
+        ``noted`` gets the first answer, and makes the diagnostics.
+        """
+        return RequestState(request, self._tokenizer, self._texts, self._finish, fell_back_from, noted)
 
 
 class TokenTexts(dict[int, str]):
@@ -150,8 +160,12 @@ class RequestState:
         texts: TokenTexts,
         finish: Callable[[str, int], None],
         fell_back_from: str | None = None,
+        noted: NotedPrompt | None = None,
     ) -> None:
         self.request = request
+        self._noted = noted
+        self._reads: Sequence[SpanRead] = ()
+        self._diagnostics: Diagnostics | None = None
         self._fell_back_from = fell_back_from
         self.answers = [AnswerState(request, index, tokenizer, texts) for index in range(request.params.n)]
         self.failure: BaseException | None = None
@@ -182,6 +196,7 @@ class RequestState:
         for event in events:
             if event.metrics is not None:
                 self._usage, self._metrics = event.usage, event.metrics
+                self._reads = event.reads or self._reads
             if event.orders and not self._ordered:
                 self._ordered = True
                 self._take_order(event.orders)
@@ -194,7 +209,18 @@ class RequestState:
                 self._finish(event.request_id, event.index)
             if answer.ended:
                 self.failure = self.failure or answer.error
-                self._left = sum(not each.ended for each in self.answers)
+                left, self._left = self._left, sum(not each.ended for each in self.answers)
+                if left and not self._left and self.failure is None:
+                    self._end()
+
+    def _end(self) -> None:
+        """Record the first answer for the diagnostics of later prompts, and make those of this one."""
+        if self._noted is not None:
+            self._noted.answered(self.answers[0].token_ids)
+            try:
+                self._diagnostics = self._noted.diagnostics(self.request, self._reads)
+            except Exception:  # an answer is worth more than its diagnostics
+                logger.exception("the diagnostics of request %s failed", self.id)
 
     def _take_order(self, orders: Sequence[Sequence[int]]) -> None:
         """Put the prompt into the engine's order. No token is generated yet, so the texts restart after the new
@@ -226,4 +252,5 @@ class RequestState:
             ),
             reuse=str(asked.policy),
             fell_back_from=self._fell_back_from,
+            diagnostics=self._diagnostics,
         )

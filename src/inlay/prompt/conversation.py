@@ -52,7 +52,7 @@ def lay_out_conversation(messages: Conversation, encoder: TextEncoder, template:
         walk.template(piece)
         for index, part in enumerate(bodies.parts[number]):
             sets[number].place(index, walk.at, walk.characters)
-            walk.content(part, messages[number]["role"], leads=number < leading)
+            walk.content(part, messages[number]["role"], leads=number < leading, message=number, index=index)
             sets[number].ended(index, walk.at, walk.characters)
     if not messages.options.continues:
         walk.template(bodies.cut.pieces[-1])
@@ -314,11 +314,11 @@ class _Walk:
         self.texts.append(text)
         self.characters += len(text)
 
-    def content(self, part: _Text, role: str, *, leads: bool) -> None:
+    def content(self, part: _Text, role: str, *, leads: bool, message: int = 0, index: int = 0) -> None:
         """Place a part of a message. ``leads`` is True in the system turn in front of all others."""
         self._say(part.text)
         found = part.marked or (part.whole and role not in _SYSTEM)
-        origin = ContentPart(part.marked, part.ttl_s, leads) if found else None
+        origin = ContentPart(part.marked, part.ttl_s, leads, message, index) if found else None
         self._place(self._encoded(part.text, self.encoder.text), origin)
 
     def _encoded(self, text: str, encode: Callable[[str], tuple[int, ...]]) -> tuple[int, ...]:

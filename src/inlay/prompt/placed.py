@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from threading import Lock
 
@@ -24,11 +24,14 @@ class ContentPart:
         marked: True if the request asks for a module.
         ttl_s: the module's lifetime in seconds. None for no limit.
         leads: True in the system turn in front of all others.
+        message, index: the number of its message, and of the part in it.
     """
 
     marked: bool
     ttl_s: float | None = None
     leads: bool = False
+    message: int = field(default=0, compare=False)
+    index: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

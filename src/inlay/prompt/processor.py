@@ -18,6 +18,7 @@ from inlay.prompt.anchors import Anchor, SeenAnchors
 from inlay.prompt.chat import ChatTemplate
 from inlay.prompt.composed import CachedSpan, compose_parts, open_end
 from inlay.prompt.conversation import ContentSpecs, anchor_of, as_turn, fixed_sets, lay_out_conversation
+from inlay.prompt.diagnosis import Comparison, NotedPrompt, sections_of, seen_prompt, tools_digest
 from inlay.prompt.free_order import FreeSet, check_count, why_not_free
 from inlay.prompt.inputs import (
     Conversation,
@@ -36,6 +37,7 @@ from inlay.prompt.model_info import ModelInfo, check_forced, check_prompt, check
 from inlay.prompt.placed import ContentPart, Placed, PromptLayout, lay_out_ids
 from inlay.prompt.placement import lay_out_prompt
 from inlay.prompt.request import EncodeRequest, EngineRequest, PromptPart, kept_to
+from inlay.prompt.seen_prompts import SeenPrompts
 from inlay.prompt.tokens import TextEncoder, at_seams
 from inlay.sampling.params import SamplingParams
 from inlay.types import EVERYONE, Scope
@@ -62,6 +64,8 @@ class PromptProcessor:
     ) -> None:
         self._likely = likely
         self._seen = SeenAnchors()
+        #: The latest prompts, for diagnostics.
+        self.seen_prompts = SeenPrompts()
         self.tokenizer = tokenizer
         self.model = model
         self.encoder = TextEncoder(tokenizer, model.max_positions)
@@ -93,6 +97,73 @@ class PromptProcessor:
             ParameterError, PMLError, ModelError: for a wrong argument or prompt.
             ContextError: if the prompt leaves no room for an answer.
         """
+        return self._process(
+            prompt,
+            params,
+            policy,
+            scope,
+            request_id=request_id,
+            priority=priority,
+            deadline=deadline,
+            forced=forced,
+            keep_marked_alone=keep_marked_alone,
+        )[0]
+
+    def process_noted(
+        self,
+        prompt: Any,
+        params: SamplingParams,
+        policy: ReusePolicy,
+        scope: Scope = EVERYONE,
+        *,
+        diagnostics: bool = False,
+        **given: Any,
+    ) -> tuple[EngineRequest, NotedPrompt]:
+        """Return ``process`` with the prompt's entry in the table of seen prompts.
+
+        Args:
+            diagnostics: if True, the entry makes the diagnostics of the request.
+            given: as of ``process``. Errors, too.
+        """
+        request, layout = self._process(prompt, params, policy, scope, **given)
+        chat = self._conversation(prompt)
+        owner = scope.tenant, scope.cache_salt
+        seen = seen_prompt(request, tools_digest(chat))
+        earlier = self.seen_prompts.note(owner, seen)
+        noted = NotedPrompt(self.seen_prompts, owner, seen)
+        if not diagnostics:
+            return request, noted
+        request = replace(request, diagnostics=True)
+        sections = sections_of(chat, layout, self.template, self._text_of)
+        recurrent = self.model.why_exact is not None
+        noted.compare(Comparison(request, seen, earlier, layout, sections, self._text_of, recurrent=recurrent))
+        return request, noted
+
+    def _text_of(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
+
+    def _conversation(self, prompt: Any) -> Conversation | None:
+        """Return chat messages in the form of the layout. None for another prompt."""
+        given = unwrap(prompt) if isinstance(prompt, Mapping) else prompt
+        if not is_conversation(given):
+            return None
+        chat = given if isinstance(given, Conversation) else Conversation(given)
+        return Conversation(tuple(map(with_marked_part, chat)), without_marks(chat.tools), chat.options)
+
+    def _process(
+        self,
+        prompt: Any,
+        params: SamplingParams,
+        policy: ReusePolicy,
+        scope: Scope,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        deadline: float | None = None,
+        forced: Sequence[int] = (),
+        keep_marked_alone: bool = False,
+    ) -> tuple[EngineRequest, PromptLayout]:
+        """Return a prompt as a request, with its layout. Arguments as of ``process``."""
         check_weight(scope.weight)
         salt, made_with = scope.cache_salt, self.model.adapter(scope.adapter)
         kept = self._kept(params)
@@ -112,7 +183,7 @@ class PromptProcessor:
         text = layout.text
         if params.prompt_logprobs is not None and not text:
             text = str(self.tokenizer.decode(list(layout.ids)))
-        return EngineRequest(
+        request = EngineRequest(
             request_id=uuid.uuid4().hex if request_id is None else request_id,
             text=text or None,
             ids=layout.ids,
@@ -131,6 +202,7 @@ class PromptProcessor:
             forced=tuple(forced),
             likely=self.schemas.siblings(layout, policy, salt, made_with) if self._likely else (),
         )
+        return request, layout
 
     def segments_of(self, prompt: Any, policy: ReusePolicy, scope: Scope = EVERYONE) -> list[SegmentSpec]:
         """Return the module segments that a prompt of any form reads. Raises ParameterError and PMLError."""

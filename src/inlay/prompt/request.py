@@ -106,6 +106,7 @@ class EngineRequest:
             answer.
         likely: segments that a later request may read, and this one does not.
         sets: its sets of members, in order of their position.
+        diagnostics: True if the engine reports the source of each part.
     """
 
     request_id: str
@@ -125,6 +126,7 @@ class EngineRequest:
     forced: tuple[int, ...] = ()
     likely: tuple[SegmentSpec, ...] = ()
     sets: tuple[FreeSet, ...] = ()
+    diagnostics: bool = False
 
     @property
     def salt(self) -> str:
@@ -204,6 +206,8 @@ class EngineRequest:
         }
         if likely:
             document["likely"] = likely
+        if self.diagnostics:
+            document["diagnostics"] = True
         if any(part.ttl_s is not None for part in self.parts):
             document["ttls"] = [None if part.ttl_s is None else str(part.ttl_s) for part in self.parts]
         if any(part.marked for part in self.parts):
@@ -256,6 +260,7 @@ class EngineRequest:
             check_sets(sets, [part.start for part in parts], max((p.start + len(p.ids) for p in parts), default=0))
             return cls(
                 sets=sets,
+                diagnostics=document.get("diagnostics", False) is True,
                 ids=tuple(token for part in parts for token in part.ids),
                 positions=tuple(at for part in parts for at in range(part.start, part.start + len(part.ids))),
                 parts=parts,

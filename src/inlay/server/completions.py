@@ -198,6 +198,7 @@ class AnswerResponse(Response):
                 cache_salt=request.tenant.salt,
                 adapter=request.adapter,
                 keep_marked_alone=request.call.keep_marked_alone,
+                diagnostics=call.diagnostics,
                 tenant=request.tenant.name,
                 stream_interval=self._service.settings.stream_interval if call.stream else _COUNTED_EVERY,
             )

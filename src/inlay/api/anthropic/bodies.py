@@ -49,7 +49,6 @@ class Endpoint(StrEnum):
 NO_EFFECT = (
     "betas",
     "context_management",
-    "diagnostics",
     "inference_geo",
     "metadata",
     "service_tier",
@@ -135,6 +134,10 @@ _Stop = Annotated[str, Field(max_length=MAX_STOP)]
 class CountBody(CommonBody):
     """The body of /v1/messages/count_tokens."""
 
+    # Anthropic's own field of this name is an object, which has no effect here.
+    diagnostics: bool | dict[str, Any] | None = Field(  # type: ignore[assignment]
+        None, description=f"{SWITCH}; if true, the answer says why tokens were computed"
+    )
     messages: Annotated[list[UserMessage | AssistantMessage | SystemMessage], Field(max_length=MAX_MESSAGES)] = Field(
         default_factory=list,
         description=f'a list of 1 to {MAX_MESSAGES:,} messages {{"role": "user", "content": "…"}}',

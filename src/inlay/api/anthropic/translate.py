@@ -66,6 +66,7 @@ def translate(
         reuse=policy_key(body),
         positions=body.positions,
         order=body.order,
+        diagnostics=body.diagnostics is True,
         priority=body.priority or 0,
         stream=bool(body.stream),
         include_usage=True,

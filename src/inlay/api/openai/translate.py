@@ -78,6 +78,7 @@ def translate(
         reuse=policy_key(body),
         positions=body.positions,
         order=body.order,
+        diagnostics=bool(body.diagnostics),
         priority=body.priority or 0,
         stream=bool(body.stream),
         include_usage=include_usage,

@@ -72,6 +72,7 @@ def translate(
         reuse=policy_key(body),
         positions=body.positions,
         order=body.order,
+        diagnostics=bool(body.diagnostics),
         priority=body.priority or 0,
         stream=bool(body.stream),
         include_usage=True,
