@@ -63,11 +63,11 @@ def chat(
         llm,
         options.sampling(llm),
         conversation,
-        policy=options.policy(),
+        policy=options.policy,
         adapter=adapters[0] if adapters else None,
         echo=_echo_safely if sys.stdout.isatty() else _echo,
-        say=print,
-        note=print if terminal else _note,
+        say=_say,
+        note=_say if terminal else _note,
     )
     try:
         asyncio.run(_converse(session, llm) if terminal else _read_lines(session))
@@ -154,6 +154,10 @@ def _echo(text: str) -> None:
 
 def _echo_safely(text: str) -> None:
     _echo(_CONTROL.sub("", text))
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
 
 
 def _note(line: str) -> None:

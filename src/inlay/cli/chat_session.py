@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -100,6 +101,10 @@ class ChatSession:
                 so_far = output.outputs[0].text
                 self._echo(so_far[len(said) :])
                 said = so_far
+        except asyncio.CancelledError:
+            if output is None:
+                self._note("(stopped before the first token)")
+            raise
         finally:  # an interrupted answer counts as far as it came
             if output is not None:
                 question.answer = said

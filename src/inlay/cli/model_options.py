@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
@@ -103,13 +104,18 @@ class ModelOptions:
             raise ParameterError(
                 f"max_tokens is {self.max_tokens}; it must be at least 1: write --max-tokens 1, or more"
             )
-        self.policy()
-        read_template(self.chat_template)
+        _ = self.policy, self.template
         self.adapters()
 
+    @cached_property
     def policy(self) -> ReusePolicy | None:
         """Return the reuse policy, or None for the engine's default. Raises PolicyError."""
         return policy_of(self.reuse, self.recompute, self.promote, self.across_adapters, self.tolerance)
+
+    @cached_property
+    def template(self) -> str | None:
+        """Return the chat template that replaces the model's own. Raises ParameterError."""
+        return read_template(self.chat_template)
 
     def adapters(self, model: str | None = None) -> dict[str, str]:
         """Return adapter folders by name. Raises ParameterError, also for an adapter with the model's name."""
@@ -155,13 +161,13 @@ class ModelOptions:
                 host_memory=self.host_memory,
                 weights=self.weights,
                 adapters=adapters,
-                reuse=self.policy(),
+                reuse=self.policy,
                 tolerance=self.tolerance,
                 positions=self.positions,
                 seed=self.seed,
                 generation_config=self.generation_config,
                 profile=self.profile,
-                chat_template=read_template(self.chat_template),
+                chat_template=self.template,
                 max_model_len=self.max_model_len,
                 store=folder,
                 store_bytes=self.store_bytes,

@@ -29,7 +29,7 @@ Row = dict[str, Any]
 
 @with_model_options()
 def run(
-    schema: Annotated[
+    source: Annotated[
         str,
         typer.Argument(
             metavar="SCHEMA|MODEL",
@@ -67,10 +67,10 @@ def run(
     """
     options.check()
     echo: Callable[[str], None] | None = None if as_json else _write
-    if prompt is not None or is_schema(schema):
-        llm, asked = _of_schema(schema, question, prompt, document, model, options)
+    if prompt is not None or is_schema(source):
+        llm, asked = _of_schema(source, question, prompt, document, model, options)
     else:
-        llm, asked = _of_model(schema, question, document, model, options)
+        llm, asked = _of_model(source, question, document, model, options)
     names: list[str | None] = [*options.adapters()] or [None]
     params = options.sampling(llm)
     rows = [_row(llm, asked, params, name, echo, compare=compare) for name in names]
