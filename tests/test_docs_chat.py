@@ -1,4 +1,4 @@
-"""docs/guides/talk-to-a-model.md: its session and commands run and print the shown output, and its table is complete."""
+"""docs/guides/talk-to-a-model.md: its session and commands print the shown output, and its table is complete."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from inlay.client.async_llm import AsyncLLM
     from inlay.client.llm import LLM
 
-#: What a file with a schema or a prompt program is called. A model is none of these.
+#: The suffixes of files with a schema or a prompt program.
 SCHEMA_SUFFIXES = (".xml", ".json", ".py")
 
 _MARK = {"type": "ephemeral"}
@@ -27,7 +27,7 @@ class Document:
     """A text file.
 
     Args:
-        name: what the user calls it.
+        name: the name that the user types.
         text: its content, with a line break at the end.
     """
 
@@ -94,10 +94,10 @@ class Conversation:
     """Questions and answers about documents.
 
     Args:
-        system: the text of a system turn; None for no such turn.
-        documents: all documents by name, dropped ones included.
+        system: the text of a system turn. None for no such turn.
+        documents: all documents by name. Dropped ones stay here.
         asked: the answered questions.
-        coming: names of the documents in front of the next question.
+        coming: the names of the documents in front of the next question.
     """
 
     system: str | None = None

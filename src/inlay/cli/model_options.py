@@ -99,7 +99,7 @@ class ModelOptions:
     store_shared: StoreShared = None
 
     def check(self) -> None:
-        """Raise ParameterError for a wrong value that shows without a model."""
+        """Raise ParameterError for a value that is wrong for every model."""
         if self.max_tokens < 1:
             raise ParameterError(
                 f"max_tokens is {self.max_tokens}; it must be at least 1: write --max-tokens 1, or more"
