@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from inlay.cli.chat import printable
 from inlay.cli.documents import Conversation, Document, read_documents
 from inlay.cli.main import main
 from inlay.models.shapes import bytes_tokenizer
@@ -129,6 +130,19 @@ def test_a_schema_is_no_model(capsys, monkeypatch):
     status, _, err = chat(capsys, monkeypatch, arguments=("examples/docs/docs.xml",))
     assert status == 2
     assert "inlay run" in err
+
+
+def test_options_set_the_first_documents_and_the_system_turn(capsys, monkeypatch):
+    arguments = (*MODEL, "--document", str(BRAVEL))
+    _, out, _ = chat(capsys, monkeypatch, "One?", "/explain", arguments=arguments)
+    _, with_system, _ = chat(capsys, monkeypatch, "One?", "/explain", arguments=(*arguments, "--system", "Be short."))
+    (plain,), (longer,) = cached(out), cached(with_system)
+    assert plain["bravel.txt"] == longer["bravel.txt"]
+    assert longer["other text"][0] >= plain["other text"][0] + len("Be short.")
+
+
+def test_an_answer_cannot_steer_the_terminal():
+    assert printable("a\tb\n\x1b[2J\x9b\x07\rc") == "a\tb\n[2Jc"
 
 
 def test_two_adapters_are_refused(capsys, monkeypatch):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Read = Callable[[], Awaitable[str | None]]
 
-#: Control characters but tab and line break. An answer must not steer the terminal.
+#: Control characters without tab and line break.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -65,7 +65,7 @@ def chat(
         conversation,
         policy=options.policy,
         adapter=adapters[0] if adapters else None,
-        echo=_echo_safely if sys.stdout.isatty() else _echo,
+        echo=(lambda text: _echo(printable(text))) if sys.stdout.isatty() else _echo,
         say=_say,
         note=_say if terminal else _note,
     )
@@ -152,8 +152,9 @@ def _echo(text: str) -> None:
     sys.stdout.flush()
 
 
-def _echo_safely(text: str) -> None:
-    _echo(_CONTROL.sub("", text))
+def printable(text: str) -> str:
+    """Return a text without the control characters that steer a terminal."""
+    return _CONTROL.sub("", text)
 
 
 def _say(line: str) -> None:

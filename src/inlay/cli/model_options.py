@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -52,8 +52,6 @@ if TYPE_CHECKING:
     from inlay.client.async_llm import AsyncLLM
     from inlay.client.llm import LLM
     from inlay.sampling.params import SamplingParams
-
-    L = TypeVar("L", LLM, AsyncLLM)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,13 +123,21 @@ class ModelOptions:
         """Load a model for calls that step the engine themselves. Raises InlayError."""
         with told_loading("the libraries"):
             from inlay.client.llm import LLM
-        return self._load(LLM, model)
+        settings = self._settings(model)
+        with told_loading(f"the model {clip(model)}"):
+            llm = LLM(model, **settings)
+        _report(llm, settings["store"])
+        return llm
 
     def load_async(self, model: str) -> AsyncLLM:
         """Load a model whose engine has a thread of its own. Raises InlayError."""
         with told_loading("the libraries"):
             from inlay.client.async_llm import AsyncLLM
-        return self._load(AsyncLLM, model)
+        settings = self._settings(model)
+        with told_loading(f"the model {clip(model)}"):
+            llm = AsyncLLM(model, **settings)
+        _report(llm, settings["store"])
+        return llm
 
     def sampling(self, llm: LLM | AsyncLLM) -> SamplingParams:
         """Return the sampling parameters: the options, then the model's defaults, then greedy."""
@@ -143,43 +149,43 @@ class ModelOptions:
         given: dict[str, Any] = {"max_tokens": self.max_tokens, "seed": self.seed}
         return given if self.temperature is None else {**given, "temperature": self.temperature}
 
-    def _load(self, kind: type[L], model: str) -> L:
+    def _settings(self, model: str) -> dict[str, Any]:
+        """Return the arguments of LLM and AsyncLLM. Raises ParameterError."""
         from inlay.sampling.params import SamplingParams
 
-        adapters = self.adapters(model)
         SamplingParams(**self._sampling())  # errors are reported before a model is loaded
-        folder = store_of(self.store, model)
-        with told_loading(f"the model {clip(model)}"):
-            llm = kind(
-                model,
-                dtype=self.dtype,
-                device=self.device,
-                compile=self.compile,
-                quantization=self.quantization,
-                kv_cache_dtype=self.kv_cache_dtype,
-                state_memory=self.state_memory,
-                host_memory=self.host_memory,
-                weights=self.weights,
-                adapters=adapters,
-                reuse=self.policy,
-                tolerance=self.tolerance,
-                positions=self.positions,
-                seed=self.seed,
-                generation_config=self.generation_config,
-                profile=self.profile,
-                chat_template=self.template,
-                max_model_len=self.max_model_len,
-                store=folder,
-                store_bytes=self.store_bytes,
-                eviction=self.eviction,
-                store_codec=self.store_codec,
-                store_shared=self.store_shared,
-            )
-        told = (llm.loaded.note, told_device(str(llm.loaded.model.device)), told_store(llm.stats(), folder))
-        for line in (*told, *map(str, llm.adapters.values())):
-            if line:
-                print(f"inlay: {line}", file=sys.stderr)
-        return llm
+        return {
+            "dtype": self.dtype,
+            "device": self.device,
+            "compile": self.compile,
+            "quantization": self.quantization,
+            "kv_cache_dtype": self.kv_cache_dtype,
+            "state_memory": self.state_memory,
+            "host_memory": self.host_memory,
+            "weights": self.weights,
+            "adapters": self.adapters(model),
+            "reuse": self.policy,
+            "tolerance": self.tolerance,
+            "positions": self.positions,
+            "seed": self.seed,
+            "generation_config": self.generation_config,
+            "profile": self.profile,
+            "chat_template": self.template,
+            "max_model_len": self.max_model_len,
+            "store": store_of(self.store, model),
+            "store_bytes": self.store_bytes,
+            "eviction": self.eviction,
+            "store_codec": self.store_codec,
+            "store_shared": self.store_shared,
+        }
+
+
+def _report(llm: LLM | AsyncLLM, store: str) -> None:
+    """Print notes about a loaded model on stderr."""
+    notes = (llm.loaded.note, told_device(str(llm.loaded.model.device)), told_store(llm.stats(), store))
+    for line in (*notes, *map(str, llm.adapters.values())):
+        if line:
+            print(f"inlay: {line}", file=sys.stderr)
 
 
 def with_model_options(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:

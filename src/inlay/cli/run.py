@@ -67,6 +67,7 @@ def run(
     """
     options.check()
     echo: Callable[[str], None] | None = None if as_json else _write
+    asked: Prompt | list[dict[str, Any]]
     if prompt is not None or is_schema(source):
         llm, asked = _of_schema(source, question, prompt, document, model, options)
     else:
