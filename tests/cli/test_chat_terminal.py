@@ -35,6 +35,11 @@ class Terminal:
     def send(self, keys: str) -> None:
         os.write(self._end, keys.encode())
 
+    def type(self, keys: str) -> None:
+        """Send keys once the session asks for a line."""
+        self.until(">")
+        self.send(keys)
+
     def until(self, text: str) -> str:
         """Read until a text appears; returns the output since the last call up to its end."""
         self._read(lambda: text in self.text, text)
@@ -81,34 +86,34 @@ def session(*arguments: str) -> Iterator[tuple[Terminal, subprocess.Popen[bytes]
 def test_a_session_adds_two_files_drops_one_and_explains() -> None:
     with session("demo") as (terminal, process):
         terminal.until("Ctrl-D ends the session.")
-        terminal.send("/add examples/folder/documents/bravel.txt examples/folder/documents/monar.txt\r")
+        terminal.type("/add examples/folder/documents/bravel.txt examples/folder/documents/monar.txt\r")
         terminal.until("added bravel.txt, monar.txt")
-        terminal.send("Who is the mayor\\\rof Monar?\r")
+        terminal.type("Who is the mayor\\\rof Monar?\r")
         assert "Pavel Brinos" in terminal.until("cached)")
-        terminal.send("/drop bravel.txt\r")
+        terminal.type("/drop bravel.txt\r")
         terminal.until("the next question sees monar.txt")
-        terminal.send(f"Who is the mayor{ESCAPE_ENTER}of Monar?\r")
+        terminal.type(f"Who is the mayor{ESCAPE_ENTER}of Monar?\r")
         assert "Pavel Brinos" in terminal.until("cached)")
-        terminal.send("/explain\r")
+        terminal.type("/explain\r")
         tokens, cached = re.search(r"monar.txt +(\d+) +(\d+)  pool", terminal.until("; reuse modular")).groups()
         assert tokens == cached
-        terminal.send("/wrong\r")
+        terminal.type("/wrong\r")
         terminal.until("/wrong is not a command")
-        terminal.send(CTRL_D)
+        terminal.type(CTRL_D)
         assert process.wait(timeout=120) == 0
 
 
 def test_ctrl_c_ends_the_answer_and_not_the_session() -> None:
     with session("random:tiny", "--max-tokens", "100000") as (terminal, process):
         terminal.until("Ctrl-D ends the session.")
-        terminal.until(">")
-        terminal.send(f"half a question{CTRL_C}")
-        terminal.until(">")
-        terminal.send("Well?\r")
-        terminal.until_more(60)  # the question is five of them
+        terminal.type(f"half a question{CTRL_C}")
+        terminal.until("\r\n")  # the line is given up
+        terminal.type("Well?\r")
+        terminal.until("\r\n")
+        terminal.until_more(5)
         terminal.send(CTRL_C)
         terminal.until("stopped)")
-        terminal.send("/stats\r")
+        terminal.type("/stats\r")
         terminal.until("1 question,")
-        terminal.send("/quit\r")
+        terminal.type("/quit\r")
         assert process.wait(timeout=120) == 0

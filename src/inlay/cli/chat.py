@@ -135,6 +135,7 @@ def _prompt() -> PromptSession[str]:
             buffer.validate_and_handle()
 
     @keys.add("escape", "enter")
+    @keys.add("escape", "c-j")  # of keys that were typed before the prompt
     def _(event: KeyPressEvent) -> None:
         event.current_buffer.newline()
 

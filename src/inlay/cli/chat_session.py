@@ -179,7 +179,7 @@ class ChatSession:
 
     async def _reuse(self, words: list[str]) -> None:
         if words:
-            policy = PolicyFields(words[0], *words[1:2]).policy(deprecated=self._note)
+            policy = PolicyFields(words[0], words[1] if len(words) > 1 else None).policy(deprecated=self._note)
             self._llm.policy(policy, adapter=self._adapter)  # refuses a policy that the model does not support
             self._policy = policy
         self._say(f"reuse: {self._llm.policy(self._policy, adapter=self._adapter)}")
