@@ -126,7 +126,7 @@ def test_every_policy(files, capsys, reuse, positions):
     [
         ("run none.xml --prompt p.xml", "none.xml: no such file"),
         ("run s.xml --prompt none.xml", "none.xml: no such file"),
-        ("run s.xml", "Missing option '--prompt' (see 'inlay run --help')"),
+        ("run s.xml", "s.xml is taken as a schema; name its prompt with --prompt FILE"),
         ("run s.xml --prompt p.xml --gpu", "No such option: --gpu"),
         ("run s.xml --prompt p.xml --reuse much", "--reuse much is not a reuse policy. Use one of off, exact"),
         ("run s.xml --prompt p.xml --positions loose", "positions is 'loose'; use one of schema, packed"),

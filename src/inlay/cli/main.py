@@ -13,6 +13,7 @@ import typer
 
 from inlay.cli.batch import batch
 from inlay.cli.cache import app as cache_app
+from inlay.cli.chat import chat
 from inlay.cli.check import check
 from inlay.cli.convert import convert, print_json_schema
 from inlay.cli.deploy import deploy
@@ -78,6 +79,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(run)
+app.command()(chat)
 app.command()(serve)
 app.command()(deploy)
 app.command()(batch)

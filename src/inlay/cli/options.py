@@ -309,7 +309,7 @@ def schema_file(path: Path) -> Schema:
 def prompt_file(path: str, option: str = "--prompt") -> Prompt:
     """Read a prompt from a file, or from standard input for "-". Raises PMLError and ParameterError."""
     if path == "-":
-        return Prompt.from_string(_standard_input(), source="<stdin>")
+        return Prompt.from_string(standard_input(), source="<stdin>")
     if not os.path.exists(path):
         raise ParameterError(
             f"{clip(path)}: no such file; {option} takes a file that holds a prompt, such as "
@@ -349,7 +349,8 @@ def _refused(error: PMLError, sentence: str) -> PMLError:
     return PMLError([Problem(error.problems[0].place, sentence)])
 
 
-def _standard_input() -> str:
+def standard_input() -> str:
+    """Read standard input. Raises ParameterError unless it is UTF-8."""
     try:
         return sys.stdin.read()
     except UnicodeDecodeError:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -63,8 +64,13 @@ _WIDE = 1000  # columns, more than any table has
 
 def stdout_console() -> Console:
     """Return a console for stdout, as wide as the terminal, or as the content without one."""
-    console = Console()
-    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=_WIDE)
+    return console_of(sys.stdout)
+
+
+def console_of(stream: TextIO) -> Console:
+    """Return a console for a stream, as wide as the terminal, or as the content without one."""
+    console = Console(file=stream)
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(file=stream, width=_WIDE)
 
 
 _LINE_EVERY_S = 10.0  # without a terminal

@@ -1,4 +1,4 @@
-"""``inlay run``: answers one prompt of a schema."""
+"""``inlay run``: answers one prompt of a schema, or one question about text files."""
 
 from __future__ import annotations
 
@@ -7,48 +7,15 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from inlay.cli.loading import told_loading
-from inlay.cli.options import (
-    AcrossAdapters,
-    Adapter,
-    ChatTemplate,
-    Compile,
-    Device,
-    DType,
-    Eviction,
-    HostMemory,
-    KVCacheDType,
-    MaxModelLen,
-    Model,
-    Promote,
-    Quantization,
-    Recompute,
-    Reuse,
-    ReuseTolerance,
-    StateMemory,
-    Store,
-    StoreBytes,
-    StoreCodec,
-    StoreShared,
-    Threads,
-    Weights,
-    adapters_of,
-    policy_of,
-    prompt_file,
-    read_template,
-    schema_file,
-    store_of,
-    told_device,
-    told_store,
-)
+from inlay.cli.documents import SCHEMA_SUFFIXES, Conversation, is_schema, plain_text, read_documents
+from inlay.cli.model_options import ModelOptions, with_model_options
+from inlay.cli.options import announce_hub, prompt_file, schema_file, standard_input
 from inlay.errors import ParameterError
-from inlay.kv.policies import DEFAULT_EVICTION
 from inlay.pml import Prompt, resolve
-from inlay.tolerance import DEFAULT
 from inlay.wording import clip
 
 if TYPE_CHECKING:
@@ -60,119 +27,126 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 
+@with_model_options()
 def run(
-    schema: Annotated[Path, typer.Argument(help="The schema file (PML or JSON).")],
-    prompt: Annotated[str, typer.Option("--prompt", help="The prompt file (PML or JSON), or - for standard input.")],
-    model: Model = "demo",
-    threads: Threads = None,
-    dtype: DType = "auto",
-    device: Device = "auto",
-    compile: Compile = False,
-    chat_template: ChatTemplate = None,
-    max_model_len: MaxModelLen = None,
-    quantization: Quantization = None,
-    kv_cache_dtype: KVCacheDType = "auto",
-    state_memory: StateMemory = None,
-    host_memory: HostMemory = None,
-    weights: Weights = None,
-    adapter: Adapter = None,
-    reuse: Reuse = None,
-    recompute: Recompute = None,
-    promote: Promote = None,
-    across_adapters: AcrossAdapters = None,
-    tolerance: ReuseTolerance = str(DEFAULT),
-    positions: Annotated[
-        str | None, typer.Option(help="schema or packed; packed where the model allows it, if not given.")
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SCHEMA|MODEL",
+            help="A schema file that exists (.xml, .json or .py), or any file beside --prompt. Everything else is a "
+            "model: a directory, a GGUF file, a hub name, random:<shape>, or demo.",
+        ),
+    ],
+    question: Annotated[
+        str | None,
+        typer.Argument(help="With a model: the question, or - for standard input, which is read if none is given."),
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="The most tokens to generate.")] = 128,
-    temperature: Annotated[
-        float | None,
-        typer.Option(help="0 takes the most probable token; the model's own or else 0, if not given."),
+    prompt: Annotated[
+        str | None,
+        typer.Option("--prompt", help="With a schema: the prompt file (PML or JSON), or - for standard input."),
     ] = None,
-    generation_config: Annotated[
-        str, typer.Option(help="auto: sample as the model's generation_config.json says; off.")
-    ] = "auto",
-    profile: Annotated[
-        str, typer.Option(help="auto: find out how much modules' tokens move, for recompute profiled; off.")
-    ] = "auto",
-    seed: Annotated[int, typer.Option(help="Of the draws, and of random weights.")] = 0,
-    store: Store = None,
-    store_bytes: StoreBytes = "16GiB",
-    eviction: Eviction = DEFAULT_EVICTION,
-    store_codec: StoreCodec = "none",
-    store_shared: StoreShared = None,
+    document: Annotated[
+        list[str] | None,
+        typer.Option("--document", metavar="FILE", help="With a model: a text file before the question; repeatable."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="With a schema: a directory, a GGUF file, a hub name, random:<shape>, or demo; demo, if not given."
+        ),
+    ] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Answer without reuse as well, and show both.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object in place of text.")] = False,
+    *,
+    options: ModelOptions,
 ) -> None:
-    """Answer a prompt from cached modules: the answer as it comes, then what was reused and how long it took.
+    """Answer a prompt of a schema, or a question about text files: the answer, then its reuse and times.
 
-    With adapters, each of them answers, one after the other.
+    inlay run SCHEMA --prompt FILE [--model MODEL] reads modules of the schema. inlay run MODEL QUESTION asks a model,
+    and shows reuse and times on stderr. With adapters, each of them answers, one after the other.
     """
-    if max_tokens < 1:
-        raise ParameterError(f"max_tokens is {max_tokens}; it must be at least 1: write --max-tokens 1, or more")
-    parsed_schema, parsed_prompt = schema_file(schema), prompt_file(prompt)
-    policy = policy_of(reuse, recompute, promote, across_adapters, tolerance)
-    template, adapters = read_template(chat_template), adapters_of(adapter, (model,))
-    resolve(parsed_schema, parsed_prompt, moves=True)  # errors are reported before a model is loaded
-    with told_loading("the libraries"):
-        from inlay.client.llm import LLM
-        from inlay.sampling.params import SamplingParams
-
-    given: Row = {"max_tokens": max_tokens, "seed": seed}
-    if temperature is not None:
-        given["temperature"] = temperature
-    SamplingParams(**given)  # likewise
-    folder = store_of(store, model)
-    with told_loading(f"the model {clip(model)}"):
-        llm = LLM(
-            model,
-            dtype=dtype,
-            device=device,
-            compile=compile,
-            quantization=quantization,
-            kv_cache_dtype=kv_cache_dtype,
-            state_memory=state_memory,
-            host_memory=host_memory,
-            weights=weights,
-            adapters=adapters,
-            reuse=policy,
-            tolerance=tolerance,
-            positions=positions,
-            seed=seed,
-            generation_config=generation_config,
-            profile=profile,
-            chat_template=template,
-            max_model_len=max_model_len,
-            store=folder,
-            store_bytes=store_bytes,
-            eviction=eviction,
-            store_codec=store_codec,
-            store_shared=store_shared,
-        )
-    params = SamplingParams(**{"temperature": 0.0, **llm.sampling_defaults, **given})
-    if llm.loaded.note:
-        print(f"inlay: {llm.loaded.note}", file=sys.stderr)
-    for line in (told_device(str(llm.loaded.model.device)), told_store(llm.stats(), folder)):
-        if line:
-            print(f"inlay: {line}", file=sys.stderr)
-    for info in llm.adapters.values():
-        print(f"inlay: {info}", file=sys.stderr)
-    llm.add_schema(parsed_schema, encode=False)
-
+    options.check()
     echo: Callable[[str], None] | None = None if as_json else _write
-    names: list[str | None] = [*adapters] or [None]
-    rows = [_row(llm, parsed_prompt, params, name, echo, compare=compare) for name in names]
+    asked: Prompt | list[dict[str, Any]]
+    if prompt is not None or is_schema(source):
+        llm, asked = _of_schema(source, question, prompt, document, model, options)
+    else:
+        llm, asked = _of_model(source, question, document, model, options)
+    names: list[str | None] = [*options.adapters()] or [None]
+    params = options.sampling(llm)
+    rows = [_row(llm, asked, params, name, echo, compare=compare) for name in names]
     if as_json:
         print(json.dumps(rows[0] | ({"adapters": rows[1:]} if len(rows) > 1 else {}), ensure_ascii=False))
-    else:
+    elif isinstance(asked, Prompt):
         print("\n")
-        _table(rows)
+        _table(rows, sys.stdout)
+    else:
+        print(flush=True)
+        _table(rows, sys.stderr)
     llm.shutdown()  # waits for outstanding writes
+
+
+def _of_schema(
+    schema: str,
+    question: str | None,
+    prompt: str | None,
+    document: Sequence[str] | None,
+    model: str | None,
+    options: ModelOptions,
+) -> tuple[LLM, Prompt]:
+    """Load a model for a prompt of a schema. Raises InlayError, for mistakes in the prompt before the model loads."""
+    if prompt is None:
+        raise ParameterError(
+            f"{schema} is taken as a schema; name its prompt with --prompt FILE, or give a model to ask a question"
+        )
+    for name, value in (("a question", question), ("--document", document)):
+        if value:
+            raise ParameterError(
+                f"{schema} is taken as a schema, and {name} belongs to a model; write both into the prompt, or give a "
+                "model in the schema's place"
+            )
+    parsed_schema, parsed_prompt = schema_file(Path(schema)), prompt_file(prompt)
+    resolve(parsed_schema, parsed_prompt, moves=True)  # errors are reported before a model is loaded
+    name = "demo" if model is None else announce_hub(model)
+    llm = options.load_llm(name)
+    llm.add_schema(parsed_schema, encode=False)
+    return llm, parsed_prompt
+
+
+def _of_model(
+    model: str,
+    question: str | None,
+    document: Sequence[str] | None,
+    other: str | None,
+    options: ModelOptions,
+) -> tuple[LLM, list[dict[str, Any]]]:
+    """Load a model for a question about documents. Raises InlayError, for wrong documents before the model loads."""
+    if other is not None:
+        raise ParameterError(
+            f"{clip(model)} is taken as a model, because it is no schema file, and --model names another one; leave "
+            "--model out, or give a schema and its --prompt"
+        )
+    if model.endswith(SCHEMA_SUFFIXES) and not Path(model).exists():
+        raise ParameterError(f"{model}: no such file; check the path of the schema, or give a model")
+    conversation = Conversation()
+    conversation.add(read_documents(document or ()))
+    if question is None and sys.stdin.isatty():
+        raise ParameterError(
+            f"{clip(model)} is taken as a model, and there is no question; write it behind the model, or talk to it "
+            f"with inlay chat {clip(model)}"
+        )
+    text = standard_input().rstrip("\r\n") if question in (None, "-") else question
+    if not text:
+        raise ParameterError("the question is empty; write it behind the model, or send it to standard input")
+    llm = options.load_llm(announce_hub(model))
+    if told := plain_text(llm):
+        print(f"inlay: {told}", file=sys.stderr)
+    return llm, conversation.messages(conversation.next(text))
 
 
 def _row(
     llm: LLM,
-    prompt: Prompt,
+    prompt: Prompt | list[dict[str, Any]],
     params: SamplingParams,
     adapter: str | None,
     echo: Callable[[str], None] | None,
@@ -206,7 +180,7 @@ def _row(
     return row
 
 
-def _warm(llm: LLM, prompt: Prompt, adapter: str | None) -> float:
+def _warm(llm: LLM, prompt: Prompt | list[dict[str, Any]], adapter: str | None) -> float:
     """Encode the prompt's imports with progress; returns the time in milliseconds."""
     from inlay.cli.output import token_progress
 
@@ -218,7 +192,7 @@ def _warm(llm: LLM, prompt: Prompt, adapter: str | None) -> float:
 
 def _answer(
     llm: LLM,
-    prompt: Prompt,
+    prompt: Prompt | list[dict[str, Any]],
     params: SamplingParams,
     policy: ReusePolicy,
     adapter: str | None,
@@ -277,10 +251,10 @@ def _write(text: str) -> None:
     sys.stdout.flush()
 
 
-def _table(answers: Sequence[Row]) -> None:
+def _table(answers: Sequence[Row], stream: TextIO) -> None:
     from rich.table import Table
 
-    from inlay.cli.output import stdout_console
+    from inlay.cli.output import console_of
 
     table = Table(box=None, pad_edge=False)
     rows = [row for answer in answers for row in (answer, answer.get("baseline")) if row is not None]
@@ -294,14 +268,14 @@ def _table(answers: Sequence[Row]) -> None:
             *(f"{cell:,}" for cell in cells),
             f"{each['ttft_ms']:,.1f} ms",
         )
-    stdout_console().print(table, markup=False)
+    console_of(stream).print(table, markup=False)
     for each in answers:
         if each["recomputed_tokens"]:
-            print(f"(recomputed: {each['recomputed_tokens']:,} tokens of modules{_unprofiled(each)})")
+            print(f"(recomputed: {each['recomputed_tokens']:,} tokens of modules{_unprofiled(each)})", file=stream)
     for each in answers[0].get("order", ()):
-        print(f"(order: {', '.join(each['members'])}{_why(each)})")
+        print(f"(order: {', '.join(each['members'])}{_why(each)})", file=stream)
     encode_ms = sum(row["encode_ms"] for row in answers)
     if encode_ms >= 0.05 and any(row["encoded_tokens"] or any(row["tiers"].values()) for row in answers):
         encoded = any(row["encoded_tokens"] or not row["tiers"]["disk"] for row in answers)
         how = "encoded once" if encoded else "read from the store"
-        print(f"(its modules were {how}, before the request, in {encode_ms:,.1f} ms)")
+        print(f"(its modules were {how}, before the request, in {encode_ms:,.1f} ms)", file=stream)
