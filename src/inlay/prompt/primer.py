@@ -1,7 +1,7 @@
 """The primer: sample text in front of a module while it is encoded under ``primed``.
 
-A module that is encoded as the first text of a prompt draws more attention than it does behind other modules, so the
-answer overweights each module. Behind a primer, its states are those of a later module. No prompt reads the primer.
+A module that is encoded as the first text of a prompt draws more attention than it does behind other modules, so an
+answer overweights it. Behind a primer, its states are those of a later module. No prompt reads the primer.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def reading(
     model: Model = "demo",
     reuse: Annotated[
         str, typer.Option(help="Reuse policies, with commas; full prefill is always measured.")
-    ] = "isolated,anchored,anchored+linked:16,anchored+profiled:0.15,anchored+profiled*query:0.15",
+    ] = "isolated,anchored,anchored+profiled:0.15,primed,primed+profiled:0.15,primed+profiled*query:0.15",
     passages: Annotated[int, typer.Option(help="Passages of a prompt.", min=2)] = 6,
     questions: Annotated[int, typer.Option(help="The most questions.", min=1)] = 100,
     floor: Annotated[

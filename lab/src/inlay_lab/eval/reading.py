@@ -26,7 +26,14 @@ from inlay.sampling.params import SamplingParams
 from inlay_lab.eval.longbench.metrics import f1
 
 #: Policies that are compared by default.
-POLICIES = ("isolated", "anchored", "anchored+linked:16", "anchored+profiled:0.15", "anchored+profiled*query:0.15")
+POLICIES = (
+    "isolated",
+    "anchored",
+    "anchored+profiled:0.15",
+    "primed",
+    "primed+profiled:0.15",
+    "primed+profiled*query:0.15",
+)
 
 _SYSTEM = "Answer the question with a few words copied from the passages."
 _TOKENS = 24  # of an answer
