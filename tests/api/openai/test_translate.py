@@ -124,8 +124,9 @@ def test_a_response_format_of_free_values_has_what_it_refers_to():
     (name,) = made["$defs"].keys() - {"A"}
     assert made["properties"]["b"] == {"$ref": f"#/$defs/{name}"}
     for wrong in ({"properties": 3}, {"properties": {}, "required": 3}, {"$defs": 3, "properties": {"a": {}}}):
-        # the grammar compiler reports it
-        chat(response_format={"type": "json_schema", "json_schema": {"schema": wrong}})
+        with pytest.raises(BodyError) as caught:
+            chat(response_format={"type": "json_schema", "json_schema": {"schema": wrong}})
+        assert caught.value.param == "response_format"
 
 
 def test_messages():
