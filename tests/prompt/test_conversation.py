@@ -92,6 +92,21 @@ def test_parts_that_nobody_marked_are_looked_up_and_leave_no_module():
     assert usage.computed_tokens >= len(llm.encoder.text(other))
 
 
+def test_parts_of_the_system_turn_have_no_primer():
+    llm = make(reuse="primed")
+
+    def asked(*rules: str):
+        system = {"role": "system", "content": [part(rule, marked=True) for rule in rules]}
+        user = {"role": "user", "content": [part(DOCUMENTS[1], marked=True), part(QUESTION)]}
+        (output,) = llm.generate([[system, user]], ONE)
+        return output.usage
+
+    asked("Be short. ", "Be kind. ")
+    assert asked("Be short. ", "Be kind. ").primed_tokens == len(DOCUMENTS[1])
+    usage = asked("Be kind. ", "Be short. ")  # behind other rules, the document is another module
+    assert (usage.anchored_tokens, usage.primed_tokens) == (len("Be short. "), 0)
+
+
 def test_an_exact_request_never_reads_a_module():
     llm = make(reuse="exact")
     llm.generate(conversation(0, 1, 2), ONE, reuse="anchored")

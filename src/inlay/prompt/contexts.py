@@ -3,7 +3,7 @@
 isolated: a module sees only itself (Prompt Cache, arXiv 2311.04934, section 3.3).
 anchored: a module also sees the always-present text and its ancestors' text before it.
 primed: as anchored, with a primer between the always-present text and the first module (primer.py). A module that
-    would not fit into the model's context behind the primer has none.
+    would not fit into the model's context behind the primer has none, nor has a module of a system turn.
 scaffold: modules named by a <scaffold> also see each other's text before them, if a prompt imports all of them.
 
 Text behind a parameter is encoded with the text before the hole, without placeholder or argument. With
@@ -20,6 +20,7 @@ from functools import cached_property
 
 from inlay.errors import ParameterError
 from inlay.kv.identity import KeyMaker, SegmentSpec, specify
+from inlay.pml.nodes import Module, Turn, Union
 from inlay.pml.scopes import names_of, path_of
 from inlay.prompt.layout import Hole, Owner, SchemaLayout, TextRun
 
@@ -144,6 +145,18 @@ class SchemaSpecs:
             self._active = (imported, active)
         return active
 
+    @cached_property
+    def _in_system(self) -> frozenset[str]:
+        """The names of the outermost modules in system turns. They stand in front of all documents."""
+        return frozenset(
+            module.name
+            for turn in self.layout.schema.children
+            if isinstance(turn, Turn) and turn.role == "system"
+            for child in turn.children
+            for module in (child.members if isinstance(child, Union) else (child,))
+            if isinstance(module, Module)
+        )
+
     def _length(self, owner: Owner) -> int:
         """Return the length of the outermost module that holds an owner's text, in positions."""
         extent = self.layout.extents[path_of(owner[:1])]
@@ -215,8 +228,8 @@ class SchemaSpecs:
         return _Chain(spec, end, at if chain.origin is None else chain.origin, chain.primer)
 
     def _primed(self, chain: _Chain, entry: TextRun | Hole) -> _Chain:
-        """Append the primer to a chain in front of its first text of a module."""
-        if not self.primer or chain.primer or not entry.owner:
+        """Append the primer to a chain in front of its first text of a module. Modules of a system turn have none."""
+        if not self.primer or chain.primer or not entry.owner or entry.owner[0] in self._in_system:
             return chain
         at = chain.end if self.packed else entry.start
         behind = max(self._length(entry.owner), self._longest_scaffold)

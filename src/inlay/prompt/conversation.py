@@ -352,13 +352,13 @@ class _Anchor:
     Args:
         specs: the segment of each part.
         first: the number of parts before the first marked one.
-        primers: the primer behind all parts, and behind those before the first marked one. Empty without a primer.
+        primer: the primer behind all parts, for modules behind the system turn. None without a primer.
     """
 
     parts: tuple[_AnchorPart, ...]
     specs: tuple[SegmentSpec, ...]
     first: int
-    primers: tuple[SegmentSpec, ...] = ()
+    primer: SegmentSpec | None = None
 
     def context(self, origin: ContentPart) -> tuple[SegmentSpec, ...]:
         """Return the segments that a part attends to. Parts of the anchor attend only to those before its first
@@ -367,8 +367,12 @@ class _Anchor:
         return self.specs[: self.first] if origin.leads else self.specs
 
     def primed(self, origin: ContentPart) -> tuple[SegmentSpec, ...]:
-        """Return these segments and the primer behind them. Without a primer, the segments alone."""
-        return (*self.context(origin), *self.primers[origin.leads : origin.leads + 1])
+        """Return these segments and the primer behind them. Without a primer, the segments alone.
+
+        Parts of the system turn have none: they stand in front of all documents, and instructions lose force behind it.
+        """
+        context = self.context(origin)
+        return context if origin.leads or self.primer is None else (*context, self.primer)
 
     def begins(self, ids: tuple[int, ...]) -> bool:
         """True if a prompt begins with this anchor."""
@@ -433,7 +437,7 @@ class ContentSpecs:
         self._adapters = adapters
         self._primer = primer if movable else ()
         self._longest = longest
-        self._form = "primed" if self._primer else "anchored" if anchored else "isolated"
+        self._form = "anchored" if anchored else "isolated"
         self._anchors = self._specified(_anchor_parts(prompt.anchor) if anchored else ())
         self._bases = () if base is None else self._specified(_earlier_parts(base))
         self._alone = () if base is None else self._specified((), primed=False)
@@ -453,8 +457,7 @@ class ContentSpecs:
         made = []
         for adapter in self._adapters:
             chain = self._chain(parts, adapter)
-            primers = [self._primer_behind(chain[:end], adapter) for end in (len(chain), first)] if primed else []
-            made.append(_Anchor(parts, chain, first, tuple(each for each in primers if each is not None)))
+            made.append(_Anchor(parts, chain, first, self._primer_behind(chain, adapter) if primed else None))
         return tuple(made)
 
     def _primer_behind(self, context: tuple[SegmentSpec, ...], adapter: bytes) -> SegmentSpec | None:
@@ -493,11 +496,13 @@ class ContentSpecs:
         specs = self._specs(self._anchors, ids, start, origin)
         bases = self._specs(self._bases, ids, start, origin)
         alone = self._specs(self._alone, ids, start, origin)
+        primed = any(self._is_primed(anchor, len(ids), origin) for anchor in self._anchors)
+        form = "primed" if primed else self._form
         candidates = (*specs, *bases, *alone, *(bases if encode else ()))  # the last one is encoded if none is stored
         here = {spec.digest for spec in specs}
         forms = [(spec.digest, "isolated") for spec in alone] + [(spec.digest, "reanchored") for spec in bases]
         others = tuple((digest, form) for digest, form in forms if digest not in here)
-        return PromptPart(ids, start, True, candidates, encode, form=self._form, ttl_s=origin.ttl_s, forms=others)
+        return PromptPart(ids, start, True, candidates, encode, form=form, ttl_s=origin.ttl_s, forms=others)
 
     def _specs(
         self, anchors: Sequence[_Anchor], ids: tuple[int, ...], start: int, origin: ContentPart
@@ -509,8 +514,12 @@ class ContentSpecs:
         )
 
     def _context(self, anchor: _Anchor, tokens: int, origin: ContentPart) -> tuple[SegmentSpec, ...]:
+        return anchor.primed(origin) if self._is_primed(anchor, tokens, origin) else anchor.context(origin)
+
+    def _is_primed(self, anchor: _Anchor, tokens: int, origin: ContentPart) -> bool:
+        """True if a part of this length is encoded behind the primer."""
         primed = anchor.primed(origin)
-        return primed if _end(primed) + tokens <= self._longest else anchor.context(origin)
+        return len(primed) > len(anchor.context(origin)) and _end(primed) + tokens <= self._longest
 
     def _behind(
         self, context: tuple[SegmentSpec, ...], ids: tuple[int, ...], start: int, adapter: bytes
