@@ -356,21 +356,21 @@ def test_names_that_are_given_and_those_that_are_not_never_meet():
 def test_a_request_can_be_aborted_while_its_prompt_is_laid_out(monkeypatch):
     async def ask() -> None:
         llm = engine()
-        making, go_on, make = threading.Event(), threading.Event(), llm.processor.process
+        making, go_on, make = threading.Event(), threading.Event(), llm.processor.process_noted
 
         def slow(*args: Any, **kwargs: Any) -> Any:
             making.set()
             go_on.wait(PATIENCE_S)
             return make(*args, **kwargs)
 
-        monkeypatch.setattr(llm.processor, "process", slow)
+        monkeypatch.setattr(llm.processor, "process_noted", slow)
         asked = asyncio.create_task(last(llm.generate("Hello", LONG, request_id="mine")))
-        await asyncio.to_thread(making.wait)
+        assert await asyncio.to_thread(making.wait, PATIENCE_S)
         assert llm.abort("mine")
         go_on.set()
         with pytest.raises(AbortedError, match="request mine was aborted"):
             await asked
-        monkeypatch.setattr(llm.processor, "process", make)
+        monkeypatch.setattr(llm.processor, "process_noted", make)
         await check_healthy(llm)
 
     run(ask())
