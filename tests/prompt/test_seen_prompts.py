@@ -79,3 +79,15 @@ def test_a_long_answer_stays_within_the_bytes():
     assert table.bytes == 0
     table.answered(MINE, one, [1])
     assert table.bytes == 0
+
+
+def test_the_prompts_of_a_salt_are_forgotten_and_no_others():
+    table = SeenPrompts()
+    running = seen(1, 2)
+    table.note(("a", "mine"), running)
+    table.note(("b", "mine"), seen(3))
+    table.note(("a", "other"), seen(4))
+    table.forget("mine")
+    table.answered(("a", "mine"), running, [5])
+    assert table.note(("a", "mine"), seen(1)) == table.note(("b", "mine"), seen(1)) == ()
+    assert table.note(("a", "other"), seen(1)) != ()

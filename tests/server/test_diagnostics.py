@@ -67,6 +67,16 @@ def test_other_dialects_have_them_in_their_last_events(site: Site, path: str):
     assert found[0] in events[-2:]
 
 
+def test_after_an_eviction_of_everything_no_earlier_text_is_shown(site: Site):
+    asked = {"diagnostics": True, "reuse": "exact"}
+    site.post(CHAT, **BODIES[CHAT](70), **asked)
+    status, _, _ = site.call("DELETE", "/v1/cache/segments")
+    assert status == 200
+    (found,) = site.post(CHAT, **BODIES[CHAT](71), **asked)["inlay"]["diagnostics"]
+    assert found["departure"] is None
+    assert [cause["kind"] for cause in found["causes"]] == ["new"]
+
+
 def test_diagnostics_of_anthropics_form_have_no_effect(site: Site):
     answer = site.post(MESSAGES, **BODIES[MESSAGES](50), diagnostics={"previous_message_id": None})
     assert "diagnostics" not in answer["inlay"]

@@ -119,6 +119,12 @@ class SeenAnchors:
                 self._bytes -= self._entries.popitem(last=False)[1].bytes
             return changed
 
+    def forget(self, salt: str) -> None:
+        """Drop the anchors of a salt."""
+        with self._lock:
+            entry = self._entries.pop(salt, None)
+            self._bytes -= 0 if entry is None else entry.bytes
+
 
 def _noted(entry: _SaltAnchors, anchor: Anchor, ids: bytes, *, tell: bool) -> Changed | None:
     base, first = _base_of(entry, ids)

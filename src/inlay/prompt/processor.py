@@ -204,6 +204,11 @@ class PromptProcessor:
         )
         return request, layout
 
+    def forget_texts(self, salt: str) -> None:
+        """Drop the texts of earlier requests with this salt that are kept to explain or read later ones."""
+        self._seen.forget(salt)
+        self.seen_prompts.forget(salt)
+
     def segments_of(self, prompt: Any, policy: ReusePolicy, scope: Scope = EVERYONE) -> list[SegmentSpec]:
         """Return the module segments that a prompt of any form reads. Raises ParameterError and PMLError."""
         salt, made_with = scope.cache_salt, self.model.adapter(scope.adapter)

@@ -106,6 +106,12 @@ class SeenPrompts:
                 prompt.stored = prompt.kept + (len(answer) if prompt.kept == prompt.prompt_tokens else 0)
             self._put(mine)
 
+    def forget(self, salt: str) -> None:
+        """Drop the prompts of all owners with this salt. An answer that still runs is not added."""
+        with self._lock:
+            for owner in [each for each in self._owners if each[1] == salt]:
+                self._taken(owner)
+
     def _taken(self, owner: Owner) -> _Prompts:
         mine = self._owners.pop(owner, None)
         if mine is None:

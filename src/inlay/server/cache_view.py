@@ -148,6 +148,8 @@ class CacheView:
         if not segment.private and not tenant.admin:
             message = "the segment is public, and only an admin may evict it; evict your own segments"
             raise BodyError(message, code="admin_only", status=403)
+        if segment.private:
+            self._llm.processor.forget_texts(tenant.salt or "")
         return await asyncio.wrap_future(self._llm.schemas.evict(self._request([segment.spec])))
 
     async def evict_all(self, tenant: Tenant) -> Evicted:
@@ -165,6 +167,7 @@ class CacheView:
                 tokens += await asyncio.wrap_future(self._llm.schemas.evict(self._request(specs.values())))
                 size += sum(one.state.tokens for one in some) * self._llm.client.model.bytes_per_token
                 segments += len(some)
+        self._llm.processor.forget_texts(tenant.salt or "")
         texts = await asyncio.wrap_future(self._llm.admin.evict_texts(tenant.salt or ""))
         return Evicted(segments, tokens + texts, size + texts * self._llm.client.model.bytes_per_token, left)
 
