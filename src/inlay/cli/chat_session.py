@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from inlay.cli.documents import Conversation, read_documents
-from inlay.cli.sources import Source, rows_of, sources_of, usage_in_words
+from inlay.diagnostics import Diagnostics
 from inlay.errors import ParameterError
 from inlay.policy import PolicyFields, ReusePolicy
 from inlay.wording import clip, counted, listed
@@ -38,11 +38,12 @@ KEYS = "A backslash at the end of a line, or Esc and Enter, begin another line. 
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """The last prompt: its documents and its usage."""
+    """The last prompt: its documents, its diagnostics and its usage."""
 
-    sources: list[Source]
+    documents: list[str]
+    diagnostics: Diagnostics | None
     usage: Usage
-    policy: str
+    policy: ReusePolicy
 
 
 class ChatSession:
@@ -93,11 +94,11 @@ class ChatSession:
         messages = self.conversation.messages(question)
         policy = self._llm.policy_for(messages, self._policy, adapter=self._adapter)
         names = [*(name for one in self.conversation.asked for name in one.documents), *question.documents]
-        sources = await sources_of(self._llm, messages, policy, names, self._adapter)
         output: RequestOutput | None = None
         said = ""
         try:
-            async for output in self._llm.generate(messages, self._params, reuse=policy, adapter=self._adapter):
+            asked = self._llm.generate(messages, self._params, reuse=policy, adapter=self._adapter, diagnostics=True)
+            async for output in asked:
                 so_far = output.outputs[0].text
                 self._echo(so_far[len(said) :])
                 said = so_far
@@ -110,13 +111,11 @@ class ChatSession:
                 question.answer = said
                 self.conversation.keep(question)
                 self._echo("\n")
-                self._count(sources, output, policy)
+                self._count(names, output, policy)
 
-    def _count(self, sources: list[Source], output: RequestOutput, policy: ReusePolicy) -> None:
+    def _count(self, documents: list[str], output: RequestOutput, policy: ReusePolicy) -> None:
         usage, metrics, answer = output.usage, output.metrics, output.outputs[0]
-        self._last = Explained(
-            [each.read(usage, modular=policy.modular) for each in sources], usage, f"{policy}, {policy.positions}"
-        )
+        self._last = Explained(documents, output.diagnostics, usage, policy)
         self._questions += 1
         self._prompt_tokens += usage.prompt_tokens
         self._cached_tokens += usage.cached_tokens
@@ -192,13 +191,15 @@ class ChatSession:
             ("document", "tokens", "cached", "from, or why not"),
             *(
                 (name, f"{tokens:,}", f"{cached:,}", place)
-                for name, tokens, cached, place in rows_of(last.sources, last.usage)
+                for name, tokens, cached, place in rows_of(
+                    last.documents, last.diagnostics, last.usage, modular=last.policy.modular
+                )
             ),
         ]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for name, tokens, cached, place in rows:
             self._say(f"{name:{widths[0]}}  {tokens:>{widths[1]}}  {cached:>{widths[2]}}  {place}".rstrip())
-        self._say(f"{usage_in_words(last.usage)}; reuse {last.policy}")
+        self._say(f"{usage_in_words(last.usage)}; reuse {last.policy}, {last.policy.positions}")
 
     async def _stats(self, words: list[str]) -> None:
         stats = self._llm.stats()
@@ -228,3 +229,40 @@ class ChatSession:
 
 def _share(cached: int, tokens: int) -> str:
     return f"{cached / tokens if tokens else 0:.0%} of {counted(tokens, 'prompt token')} cached"
+
+
+def rows_of(
+    documents: Sequence[str], diagnostics: Diagnostics | None, usage: Usage, *, modular: bool
+) -> list[tuple[str, int, int, str]]:
+    """Return name, tokens, cached tokens and place of each document, then of all other text.
+
+    Args:
+        documents: their names, in the order of the prompt.
+        diagnostics: of the request. Without a module for each document, all text is one row: the chat template rewrites
+            their messages, or the answer was stopped.
+        modular: True if the policy reads modules. Without them, a document is read within an exact prefix.
+    """
+    modules = () if diagnostics is None else diagnostics.modules
+    rows = []
+    if len(modules) == len(documents):
+        for name, module in zip(documents, modules, strict=True):
+            found = module.tier if modular else "exact prefix"
+            place = module.reason or (found if module.tier else "no such prefix")
+            rows.append((name, module.tokens, module.tokens - module.computed_tokens, place))
+    tokens = usage.prompt_tokens - sum(row[1] for row in rows)
+    cached = usage.cached_tokens - sum(row[2] for row in rows)
+    return [*rows, ("other text", tokens, max(0, min(tokens, cached)), "")]
+
+
+_FORMS = ("exact", "promoted", "scaffold", "anchored", "primed", "isolated", "shifted", "recomputed", "across")
+
+
+def usage_in_words(usage: Usage) -> str:
+    """Return the counts of a request in one line."""
+    cached = f"{usage.cached_tokens:,} of {counted(usage.prompt_tokens, 'prompt token')} cached"
+    forms = [f"{getattr(usage, f'{form}_tokens'):,} {form}" for form in _FORMS if getattr(usage, f"{form}_tokens")]
+    tiers = [f"{getattr(usage, f'{tier}_tokens'):,} from {tier}" for tier in ("host", "disk", "shared")]
+    tiers = [each for each in tiers if not each.startswith("0 ")]
+    missed = [f"{tokens:,} {reason}" for reason, tokens in usage.misses]
+    lines = [cached + (f" ({', '.join([*forms, *tiers])})" if forms or tiers else "")]
+    return "; ".join([*lines, *([f"missing: {', '.join(missed)}"] if missed else [])])
