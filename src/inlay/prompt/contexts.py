@@ -123,7 +123,7 @@ class SchemaSpecs:
         view = self._view(entry.owner, imported)
         if view.scaffold is not None:
             return "scaffold"
-        if self.primer and entry.owner and self._before(entry, view).primer:
+        if self.primer and self._up_to(entry, view).primer:
             return "primed"
         return "anchored" if self.anchored else "isolated"
 
