@@ -144,7 +144,7 @@ def test_every_policy(files, capsys, reuse, positions):
         ("bench ttft --model demo --cached 2", "at least 8 cached tokens"),
         ("bench ttft --model demo --cached 100000", "do not fit the model's context of 4096"),
         ("bench ttft --model demo --baselines vllm", "baseline is 'vllm'; use one of transformers, llama.cpp"),
-        ("bench ttft --model demo --reuse off", "reuse is 'off', and cached modules are what is timed; use isolated"),
+        ("bench ttft --model demo --reuse off", "reuse is 'off', and cached modules are timed; use isolated"),
         ("reserve", "No such command 'reserve'"),
     ],
 )

@@ -93,6 +93,30 @@ def test_the_state_space_of_mamba2(monkeypatch, limit, heads, width, groups, sta
 
 
 @needs_kernel
+@pytest.mark.parametrize("activation", [None, "silu"])
+@pytest.mark.parametrize(("channels", "width"), [(16, 3), (208, 4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_convolution(monkeypatch, dtype, channels, width, activation):
+    torch.manual_seed(0)
+    x = torch.randn(1, ROWS, channels + 16)[..., :channels].transpose(1, 2).to(dtype)
+    weight, bias = torch.randn(channels, width).to(dtype), torch.randn(channels).to(dtype)
+    before = torch.randn(SLOTS, channels, width - 1).to(dtype)
+    found = []
+    for use in (True, False):
+        monkeypatch.setattr(compiled, "takes_convolution", lambda *_, use=use: use)
+        states = PassStates(StateStorage(SLOTS, torch.device("cpu")), SPANS)
+        monkeypatch.setattr(operations, "states_now", lambda states=states: states)
+        part = states.part("columns", tuple(before.shape[1:]), dtype)
+        part.copy_(before)
+        with torch.inference_mode():
+            found.append((operations.convolve(x, weight, bias, activation), part.clone()))
+    (output, after), (expected, expected_after) = found
+    torch.testing.assert_close(output, expected, atol=2e-5 if dtype == torch.float32 else 6e-2, rtol=2e-2)
+    assert torch.equal(after[1:], expected_after[1:])  # columns are copied, not computed
+    assert not torch.equal(after, before)
+
+
+@needs_kernel
 def test_every_instruction_set_gives_the_same_within_rounding():
     torch.manual_seed(0)
     query, key, value = rows_of(2, 64), rows_of(2, 64), rows_of(4, 32)

@@ -74,4 +74,12 @@ void scan_state_space(const StateSpaceScan& scan, const Spans& spans, const Scan
   });
 }
 
+void convolve(const Convolution& convolution, const Spans& spans, const ScanVariant& variant, int threads) {
+  const int64_t blocks = (convolution.channels + kConvolved - 1) / kConvolved;
+  const int64_t updates = rows_of(spans) * convolution.channels * convolution.kernel;
+  for_each(spans, 1, blocks, updates, threads, [&](int64_t span, int64_t, int64_t block) {
+    variant.convolve(convolution, spans, span, block * kConvolved);
+  });
+}
+
 }  // namespace inlay

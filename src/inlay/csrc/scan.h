@@ -1,5 +1,5 @@
-// Scans of recurrent layers: the gated delta rule, and the state space of Mamba-2. Tensors are fp32 and contiguous.
-// models/mixers/operations.py has the same in PyTorch. That is the specification.
+// Operations of recurrent layers: the causal convolution, the gated delta rule, and the state space of Mamba-2. Tensors
+// are contiguous, and fp32 unless noted. models/mixers/operations.py has the same in PyTorch. That is the specification.
 //
 // Columns of a delta state, and rows of a Mamba-2 state, do not touch each other. So a task is a few of them over all
 // tokens of a span, and they stay in the first-level cache.
@@ -45,7 +45,20 @@ struct StateSpaceScan {
   int64_t heads, width, groups, state_width;
 };
 
-constexpr int64_t kScanLanes = 16;      // value_width and state_width are multiples of it
+// Causal convolution of each channel over its own tokens. A state is the last kernel - 1 inputs of each channel.
+struct Convolution {
+  const void* x;         // (rows, channels), fp32 or bf16
+  const float* weight;   // (kernel, channels), the tap of the newest token last
+  const float* bias;     // (channels,), or null
+  void* pool;            // (slots, channels, kernel - 1), as x
+  void* out;             // (rows, channels), as x
+  int64_t channels, kernel, stride;  // stride: numbers from one row of x to the next
+  bool bf16, silu;
+};
+
+constexpr int64_t kConvolved = 64;      // channels of a task
+constexpr int64_t kMostKernel = 8;
+constexpr int64_t kScanLanes = 16;      // value_width, state_width and channels are multiples of it
 constexpr int64_t kScanChannels = 4;    // width is a multiple of it
 constexpr int64_t kMostKeyWidth = 256;  // key_width is at most this, and a multiple of 4
 
@@ -57,6 +70,8 @@ struct ScanVariant {
   void (*delta)(const DeltaScan& scan, const Spans& spans, int64_t span, int64_t head, int64_t tile);
   // kScanChannels rows of a head's state, over one span.
   void (*state_space)(const StateSpaceScan& scan, const Spans& spans, int64_t span, int64_t head, int64_t channel);
+  // kConvolved channels, or the last ones, over one span.
+  void (*convolve)(const Convolution& convolution, const Spans& spans, int64_t span, int64_t channel);
 };
 
 // Null: the best one that runs here.
@@ -64,5 +79,6 @@ const ScanVariant& scan_by_name(const char* name);
 
 void scan_delta(const DeltaScan& scan, const Spans& spans, const ScanVariant& variant, int threads);
 void scan_state_space(const StateSpaceScan& scan, const Spans& spans, const ScanVariant& variant, int threads);
+void convolve(const Convolution& convolution, const Spans& spans, const ScanVariant& variant, int threads);
 
 }  // namespace inlay

@@ -103,6 +103,32 @@ void bind_scan(nb::module_& m) {
         nb::arg("heads"), nb::arg("width"), nb::arg("groups"), nb::arg("state_width"), nb::arg("first_piece"),
         nb::arg("source"), nb::arg("first"), nb::arg("end"), nb::arg("target"), nb::arg("instruction_set"),
         nb::arg("threads"));
+  m.def("convolve",
+        [](uint64_t x, uint64_t weight, uint64_t bias, uint64_t pool, uint64_t out, int64_t rows, int64_t slots,
+           int64_t channels, int64_t kernel, int64_t stride, bool bf16, bool silu, const Column& first_piece,
+           const Column& source, const Column& first, const Column& end, const Column& target,
+           const std::string& instruction_set, int threads) {
+          require(channels > 0 && channels % kScanLanes == 0 && stride >= channels, "a number of channels");
+          require(kernel > 0 && kernel <= kMostKernel, "a kernel's width");
+          const Spans spans = spans_of(first_piece, source, first, end, target, rows, slots);
+          const Convolution convolution{reinterpret_cast<const void*>(x),
+                                        numbers(weight),
+                                        numbers(bias),
+                                        reinterpret_cast<void*>(pool),
+                                        reinterpret_cast<void*>(out),
+                                        channels,
+                                        kernel,
+                                        stride,
+                                        bf16,
+                                        silu};
+          const ScanVariant& variant = variant_of(instruction_set);
+          nb::gil_scoped_release released;
+          convolve(convolution, spans, variant, threads);
+        },
+        "The causal convolution over spans of rows.", nb::arg("x"), nb::arg("weight"), nb::arg("bias"),
+        nb::arg("pool"), nb::arg("out"), nb::arg("rows"), nb::arg("slots"), nb::arg("channels"), nb::arg("kernel"),
+        nb::arg("stride"), nb::arg("bf16"), nb::arg("silu"), nb::arg("first_piece"), nb::arg("source"),
+        nb::arg("first"), nb::arg("end"), nb::arg("target"), nb::arg("instruction_set"), nb::arg("threads"));
 }
 
 }  // namespace inlay

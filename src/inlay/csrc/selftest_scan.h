@@ -140,6 +140,40 @@ inline bool scans_state_space(const ScanVariant& variant, unsigned seed) {
   return alike(out, expected, "state space output") && alike(pool, expected_pool, "state space state");
 }
 
+inline bool convolves(const ScanVariant& variant, unsigned seed) {
+  Random random{std::mt19937(seed)};
+  const RandomSpans each(random);
+  const int64_t channels = random.of({16, 48, 144}), kernel = random.from(1, 4), before = kernel - 1, rows = each.rows;
+  const int64_t stride = channels + random.of({0, 16});
+  const bool silu = random.one_in(2);
+  const std::vector<float> x = random_numbers(random, rows * stride, 1.0f);
+  const std::vector<float> weight = random_numbers(random, kernel * channels, 1.0f);
+  const std::vector<float> bias = random_numbers(random, channels, 1.0f);
+  std::vector<float> pool = random_numbers(random, each.slots * channels * before, 1.0f);
+  std::vector<double> expected_pool(pool.begin(), pool.end()), expected(rows * channels);
+  std::vector<float> out(expected.size(), std::nanf(""));
+  for (size_t span = 0; span < each.source.size(); ++span)
+    for (int64_t channel = 0; channel < channels; ++channel) {
+      const auto slot = [&](int64_t number) { return (number * channels + channel) * before; };
+      std::vector<double> window(kernel, 0.0);
+      if (each.source[span] >= 0)
+        for (int64_t i = 0; i < before; ++i) window[i] = expected_pool[slot(each.source[span]) + i];
+      for (int64_t piece = each.first_piece[span]; piece < each.first_piece[span + 1]; ++piece) {
+        for (int64_t row = each.first[piece]; row < each.end[piece]; ++row) {
+          window[before] = x[row * stride + channel];
+          double sum = bias[channel];
+          for (int64_t i = 0; i < kernel; ++i) sum += weight[i * channels + channel] * window[i];
+          expected[row * channels + channel] = silu ? sum / (1.0 + std::exp(-sum)) : sum;
+          for (int64_t i = 0; i < before; ++i) window[i] = window[i + 1];
+        }
+        for (int64_t i = 0; i < before; ++i) expected_pool[slot(each.target[piece]) + i] = window[i];
+      }
+    }
+  convolve({x.data(), weight.data(), bias.data(), pool.data(), out.data(), channels, kernel, stride, false, silu},
+           each.spans(), variant, 2);
+  return alike(out, expected, "convolution") && alike(pool, expected_pool, "convolution state");
+}
+
 // The number of wrong scans, over all versions that run here.
 inline int scan_failures(int scans, unsigned first) {
   int failures = 0;
@@ -154,8 +188,9 @@ inline int scan_failures(int scans, unsigned first) {
     for (int i = 0; i < scans; ++i) {
       failed += !scans_delta(*variant, first + static_cast<unsigned>(i));
       failed += !scans_state_space(*variant, first + static_cast<unsigned>(i));
+      failed += !convolves(*variant, first + static_cast<unsigned>(i));
     }
-    std::printf("%s: %d scans, %d wrong\n", name, 2 * scans, failed);
+    std::printf("%s: %d scans, %d wrong\n", name, 3 * scans, failed);
     failures += failed;
   }
   return failures;

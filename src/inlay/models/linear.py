@@ -115,8 +115,8 @@ class DirectLinear(FrozenLinear):
         super().__init__(weight.shape[1], weight.shape[0])
         self._weight = weight.detach()
         self._bias = None if bias is None else bias.detach().to(torch.bfloat16).contiguous()
-        # does nothing if it is in huge pages already
-        kernel.use_huge_pages(self._weight.data_ptr(), self._weight.nbytes)
+        if self._weight.nbytes >= _HUGE:  # the call waits for all processors, also if there is nothing to move
+            kernel.use_huge_pages(self._weight.data_ptr(), self._weight.nbytes)
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., in_features), bfloat16. Returns (..., out_features)."""

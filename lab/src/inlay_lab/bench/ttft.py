@@ -100,9 +100,9 @@ class TTFTSetting:
         for word in self.baselines:
             check_choice("baseline", word, BASELINES)
         policy = ReusePolicy.parse(self.reuse)
-        if policy.auto or not policy.modular:
-            allowed = "isolated, anchored, modular, or one of these with a repair, like modular+profiled:0.1"
-            raise ParameterError(f"reuse is '{self.reuse}', and cached modules are what is timed; use {allowed}")
+        if policy.auto or policy.level == "off":
+            allowed = "isolated, anchored, primed, modular, one of these with recomputation, or exact"
+            raise ParameterError(f"reuse is '{self.reuse}', and cached modules are timed; use {allowed}")
 
 
 def measure_ttft(setting: TTFTSetting, progress: Progress | None = None) -> dict[str, Any]:
@@ -193,6 +193,8 @@ def _measure(
     schema, prompt = workload(llm, f"bench-{row.cached}-{row.new}", row)
     llm.reset_prefix_cache()
     llm.add_schema(schema)
+    if ReusePolicy.parse(setting.reuse).level == "exact":
+        first_token(llm, prompt)  # an exact prefix is stored by the first request that has it
     warm = first_token(llm, prompt)
     recomputed, computed = warm.usage.recomputed_tokens, warm.usage.computed_tokens
     cached, new = warm.usage.cached_tokens + recomputed, computed - recomputed

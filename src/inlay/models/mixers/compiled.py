@@ -1,4 +1,4 @@
-"""The scans of recurrent layers in the compiled kernel (csrc/scan.h): all spans of a pass in one call, on a CPU.
+"""The operations of recurrent layers in the compiled kernel (csrc/scan.h): all spans of a pass in one call, on a CPU.
 
 The same in PyTorch, in operations.py, is the specification. It serves GPUs, shapes that the kernel does not take, and
 installations without the kernel.
@@ -16,7 +16,43 @@ from inlay.models.mixers.states import PassStates
 #: True if the kernel has these scans.
 COMPILED = hasattr(kernel, "scan_delta")
 
-_LANES, _CHANNELS, _MOST_KEYS = 16, 4, 256  # see csrc/scan.h
+_LANES, _CHANNELS, _MOST_KEYS, _MOST_KERNEL = 16, 4, 256, 8  # see csrc/scan.h
+_SILU = ("silu", "swish")
+
+
+def takes_convolution(x: Tensor, weight: Tensor, activation: str | None) -> bool:
+    """Return True if the kernel convolves these. x: (1, channels, rows). weight: (channels, kernel)."""
+    channels, kernel_width = weight.shape
+    known = x.dtype == weight.dtype and x.dtype in (torch.float32, torch.bfloat16)
+    fits = not channels % _LANES and kernel_width <= _MOST_KERNEL and activation in (None, *_SILU)
+    return hasattr(kernel, "convolve") and x.device.type == "cpu" and known and fits
+
+
+def convolve(
+    states: PassStates,
+    x: Tensor,  # (1, channels, rows), fp32 or bf16
+    weight: Tensor,  # (channels, kernel)
+    bias: Tensor | None,
+    activation: str | None,
+    *,
+    instruction_set: str = "",
+) -> Tensor:
+    """Return the causal convolution, (1, channels, rows), and update the states. Sums are in fp32."""
+    rows = x[0].t()
+    channels, width = weight.shape
+    if rows.stride(1) != 1 or (len(rows) > 1 and rows.stride(0) < channels):
+        rows = rows.contiguous()
+    stride = rows.stride(0) if len(rows) > 1 else channels  # that of one row means nothing
+    pool = states.part("columns", (channels, width - 1), x.dtype)
+    taps = weight.t().float().contiguous()
+    added = None if bias is None else bias.float().contiguous()
+    out = torch.empty(rows.shape, dtype=x.dtype)
+    kernel.convolve(
+        rows.data_ptr(), taps.data_ptr(), 0 if added is None else added.data_ptr(), pool.data_ptr(), out.data_ptr(),
+        rows.shape[0], pool.shape[0], channels, width, stride, x.dtype == torch.bfloat16, activation in _SILU,
+        *states.spans, instruction_set, torch.get_num_threads(),
+    )  # fmt: skip
+    return out.t()[None]
 
 
 def takes_delta(value: Tensor, key: Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 Each function has the signature of the stock function that it replaces. It splits the packed rows by sequence, reads the
 state in front of each, computes with the stock PyTorch code, and writes the state behind. All decode rows run as one
-batch. On a CPU the compiled kernel scans instead (compiled.py).
+batch. On a CPU the compiled kernel computes instead (compiled.py).
 
 The packages fla, mamba-ssm and causal-conv1d replace some stock functions when installed. Their kernels differ in
 rounding, so the PyTorch code below the replacement is used (``inspect.unwrap``).
@@ -45,6 +45,8 @@ def convolve(
 ) -> Tensor:
     """The causal convolution over packed rows: each sequence sees its own last columns."""
     states, rows = states_now(), x[0]
+    if compiled.takes_convolution(x, weight, activation):
+        return compiled.convolve(states, x, weight, bias, activation)
     channels, kernel = weight.shape
     before = kernel - 1
     part = states.part("columns", (channels, before), x.dtype)

@@ -159,7 +159,7 @@ class Stock:
     def _answer(self, batch: list[Ask], shared: DynamicCache, workload: Workload, run: Run, limit: Limit) -> None:
         cache = copy.deepcopy(shared)
         if workload.prefix:
-            cache.batch_repeat_interleave(len(batch))
+            cache.reorder_cache(torch.zeros(len(batch), dtype=torch.long))  # a copy for each; recurrent layers too
         said, times = self._decode(batch, cache, workload, limit)
         kept = kv_bytes(cache) + kv_bytes(shared)
         run.kv_peak, run.peak_batch = max(run.kv_peak or 0, kept), max(run.peak_batch or 0, len(batch))
@@ -205,9 +205,13 @@ def padded(texts: Sequence[Sequence[int]], prefix: int) -> tuple[Tensor, Tensor 
 
 
 def kv_bytes(cache: DynamicCache) -> int:
-    """Bytes of a cache's keys and values."""
-    layers: list[Any] = cache.layers
-    return sum(int(layer.keys.nbytes + layer.values.nbytes) for layer in layers if layer.is_initialized)
+    """Bytes of a cache's keys, values and recurrent states."""
+    tensors: list[Tensor | None] = []
+    for layer in cache.layers:
+        tensors += (getattr(layer, "keys", None), getattr(layer, "values", None))
+        for states in (getattr(layer, "conv_states", {}), getattr(layer, "recurrent_states", {})):
+            tensors += states.values()
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
 _PAGE = 64  # tokens of a page, as in our pool; the default of 256 shares less
