@@ -159,7 +159,8 @@ class Stock:
     def _answer(self, batch: list[Ask], shared: DynamicCache, workload: Workload, run: Run, limit: Limit) -> None:
         cache = copy.deepcopy(shared)
         if workload.prefix:
-            cache.reorder_cache(torch.zeros(len(batch), dtype=torch.long))  # a copy for each; recurrent layers too
+            each: Any = torch.zeros(len(batch), dtype=torch.long)
+            cache.reorder_cache(each)  # copies it for each request, in recurrent layers too
         said, times = self._decode(batch, cache, workload, limit)
         kept = kv_bytes(cache) + kv_bytes(shared)
         run.kv_peak, run.peak_batch = max(run.kv_peak or 0, kept), max(run.peak_batch or 0, len(batch))
