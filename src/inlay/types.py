@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -240,6 +240,31 @@ class SegmentState:
 
 
 @dataclass(frozen=True, slots=True)
+class CachedText:
+    """What a text would find in the cache as a marked part of a prompt.
+
+    Args:
+        tokens: of the text.
+        form: how it would be read: "primed", "anchored" or "isolated".
+        resident: the tokens that are stored, by their nearest tier: "pool", "host", "disk", "shared". An engine of a
+            cluster reports "stored".
+        compute_s: seconds to compute the tokens that are not stored. None before the engine has measured a pass.
+        saved_s: seconds that the stored tokens save, in the same way. Loading them from a lower tier is not counted.
+    """
+
+    tokens: int
+    form: str
+    resident: Mapping[str, int]
+    compute_s: float | None
+    saved_s: float | None
+
+    @property
+    def resident_tokens(self) -> int:
+        """The tokens that are stored in any tier."""
+        return sum(self.resident.values())
+
+
+@dataclass(frozen=True, slots=True)
 class DivergenceStats:
     """The divergence of one schema's answers under one policy and salt; see docs/guides/reuse-policies.md.
 
@@ -326,6 +351,7 @@ class EngineStats:
         held_chunks: chunks that running requests need. The contents of the others can be evicted.
         segments, stored_tokens: in the store.
         states, state_slots: stored states of recurrent layers, and the slots for them and for running requests.
+        token_s: the seconds that a prompt token takes, a moving mean over passes. None before the first pass.
         steps, preemptions: since the start.
         busy: True if there is work, including encodings.
         profiled_tokens, profile_s: tokens and seconds of idle time spent on deviation profiles.
@@ -368,6 +394,7 @@ class EngineStats:
     shadow: ShadowStats | None = None
     states: int = 0
     state_slots: int = 0
+    token_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, repr=False)

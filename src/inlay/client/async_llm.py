@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from inlay.client.base import Progress, Served
-from inlay.client.schema_calls import SchemaCalls
+from inlay.client.cached_texts import CachedTextCalls
 from inlay.client.waiting import Looping
 from inlay.config import check_seconds
 from inlay.errors import ParameterError
@@ -21,10 +21,10 @@ from inlay.policy import PolicyFields, ReusePolicy, check_schema_fields
 from inlay.prompt.inputs import Message, PromptInput, chat_prompts, check_order, check_params, check_salt, in_any_order
 from inlay.prompt.layout import SchemaLayout
 from inlay.sampling.params import SamplingParams
-from inlay.types import RequestOutput, Scope
+from inlay.types import CachedText, RequestOutput, Scope
 
 
-class AsyncLLM(SchemaCalls):
+class AsyncLLM(CachedTextCalls):
     """A language model with concurrent requests: each ``generate`` is a stream, and all of them share one batch.
 
     Arguments and errors as of LLM. One engine thread computes, and the event loop never waits for it.
@@ -253,6 +253,20 @@ class AsyncLLM(SchemaCalls):
         """Encode the modules that a prompt will read: those of its schema, or marked parts of messages."""
         scope = Scope(check_salt(cache_salt), adapter=adapter)
         await self._warm(prompt, self._prompt_policy(prompt, reuse, positions, scope), scope, progress)
+
+    async def score_cached(
+        self,
+        texts: Sequence[str],
+        *,
+        messages: Sequence[Any] = (),
+        reuse: str | ReusePolicy | None = None,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
+    ) -> list[CachedText]:
+        """See ``LLM.score_cached``."""
+        scope = Scope(check_salt(cache_salt), adapter=adapter)
+        policy = self.policy(reuse, modules=True, adapter=adapter)
+        return await self._score_cached(texts, messages, policy, scope)
 
     async def pin(
         self,

@@ -121,6 +121,10 @@ class CacheAdmin(Protocol):
         """
         ...
 
+    def resident(self, request: EncodeRequest) -> Future[list[dict[str, int]]]:
+        """Return the stored tokens of each of its segments by tier. A token counts in its nearest tier alone."""
+        ...
+
     def modules(self) -> Future[tuple[SegmentSpec, ...]]:
         """Return the module segments in the pool, of all salts."""
         ...

@@ -13,8 +13,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from inlay.client.base import Asked, Progress
+from inlay.client.cached_texts import CachedTextCalls
 from inlay.client.engine import SteppedEngine
-from inlay.client.schema_calls import SchemaCalls
 from inlay.client.waiting import Mailbox, Stepping, finish
 from inlay.config import parse_bytes
 from inlay.errors import InlayError, ParameterError
@@ -36,10 +36,10 @@ from inlay.prompt.inputs import (
 )
 from inlay.prompt.layout import SchemaLayout
 from inlay.sampling.params import SamplingParams
-from inlay.types import RequestOutput, Scope
+from inlay.types import CachedText, RequestOutput, Scope
 
 
-class LLM(SchemaCalls):
+class LLM(CachedTextCalls):
     """A language model that computes the attention states of every piece of text once.
 
     Args:
@@ -325,6 +325,31 @@ class LLM(SchemaCalls):
         """Encode the modules that a prompt will read: those of its schema, or marked parts of messages."""
         scope = Scope(check_salt(cache_salt), adapter=adapter)
         finish(self._warm(prompt, self._prompt_policy(prompt, reuse, positions, scope), scope, progress))
+
+    def score_cached(
+        self,
+        texts: Sequence[str],
+        *,
+        messages: Sequence[Any] = (),
+        reuse: str | ReusePolicy | None = None,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
+    ) -> list[CachedText]:
+        """Return what each text would find in the cache as a marked part of a message, in the order given.
+
+        Only texts of ``cache_salt`` and public ones count. Nothing is computed or loaded.
+
+        Args:
+            texts: candidates, such as retrieved documents. At most 1,000, with 4,000,000 characters.
+            messages: the messages in front of them, usually the system message. Parts are stored behind it.
+            reuse: a policy that reads modules; None for the default.
+
+        Raises:
+            ParameterError: for wrong or too many texts, or a policy without modules.
+        """
+        scope = Scope(check_salt(cache_salt), adapter=adapter)
+        policy = self.policy(reuse, modules=True, adapter=adapter)
+        return finish(self._score_cached(texts, messages, policy, scope))
 
     def pin(
         self,

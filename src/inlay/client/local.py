@@ -190,6 +190,9 @@ class InProcessClient:
     def look(self, request: EncodeRequest, owner: str) -> Future[list[SegmentState | None]]:
         return self.call(lambda: self.engine.kv_manager.retention.look(request.specs, owner))
 
+    def resident(self, request: EncodeRequest) -> Future[list[dict[str, int]]]:
+        return self.call(lambda: self.engine.kv_manager.retention.resident(request.specs))
+
     def modules(self) -> Future[tuple[SegmentSpec, ...]]:
         return self.call(self.engine.kv_manager.retention.modules)
 

@@ -106,13 +106,15 @@ class Status:
 
 
 def summed(each: Sequence[EngineStats]) -> EngineStats:
-    """Sum the statistics of several engines; the write lag is the largest one. Tiers are left out."""
+    """Sum the statistics of several engines. ``write_lag_s`` is the largest, ``token_s`` a mean. Tiers are out."""
     sums: dict[str, Any] = {
         one.name: sum(getattr(stats, one.name) for stats in each)
         for one in fields(EngineStats)
         if one.type in ("int", "float")
     }
     sums["write_lag_s"] = max((one.write_lag_s for one in each), default=0.0)
+    measured = [one.token_s for one in each if one.token_s is not None]
+    sums["token_s"] = sum(measured) / len(measured) if measured else None
     return EngineStats(**sums, busy=any(one.busy for one in each))
 
 

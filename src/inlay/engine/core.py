@@ -129,6 +129,7 @@ class EngineCore:
             shadow=None if self.shadow is None else self.shadow.stats(),
             states=0 if self.store.states is None else self.store.states.stored,
             state_slots=0 if self.store.states is None else self.store.states.slots,
+            token_s=self._budget.token_s,
         )
 
     def add(self, task: Task) -> None:

@@ -23,6 +23,8 @@ FLOOR = 32
 #: Estimates are limited to this multiple of the measured tokens, because attention costs more per token in longer
 #: passes.
 _FURTHEST = 4
+#: The weight of earlier passes in the measured time of a token.
+_KEPT = 0.9
 
 
 class PassBudget:
@@ -40,6 +42,12 @@ class PassBudget:
     def __init__(self, max_s: float | None) -> None:
         self._max_s = max_s
         self._tokens = FLOOR  # current estimate for a pass of max_s seconds
+        self._recent_tokens = self._recent_s = 0.0
+
+    @property
+    def token_s(self) -> float | None:
+        """The seconds that a prompt token takes, a moving mean over passes. None before the first pass."""
+        return self._recent_s / self._recent_tokens if self._recent_tokens else None
 
     def tokens(self, most: int) -> int:
         """How many prompt tokens the next pass may have, and at most ``most``."""
@@ -47,7 +55,11 @@ class PassBudget:
 
     def took(self, tokens: int, seconds: float) -> None:
         """Record the duration of a pass. ``tokens`` are its prompt tokens; passes without any are ignored."""
-        if self._max_s is None or not tokens:
+        if not tokens:
+            return
+        self._recent_tokens = _KEPT * self._recent_tokens + tokens
+        self._recent_s = _KEPT * self._recent_s + seconds
+        if self._max_s is None:
             return
         right = int(min(tokens * self._max_s / max(seconds, 1e-9), _FURTHEST * tokens))
         if seconds > self._max_s:

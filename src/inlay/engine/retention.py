@@ -192,6 +192,21 @@ class Retention:
             ttl_s=None if left_s == math.inf else max(0.0, left_s),
         )
 
+    def resident(self, specs: Sequence[SegmentSpec]) -> list[dict[str, int]]:
+        """Return the stored tokens of each segment by tier. A token counts in its nearest tier alone."""
+        found = []
+        for spec in specs:
+            tiers: dict[str, int] = {}
+            in_pool = begun(self._store, spec).tokens
+            if in_pool:
+                tiers["pool"] = in_pool
+            if in_pool < len(spec.ids):
+                holders = (name for form in self._residency.forms(spec) for name in self._residency.holders(form.key))
+                if (nearest := next(holders, None)) is not None:
+                    tiers[nearest] = len(spec.ids) - in_pool
+            found.append(tiers)
+        return found
+
     def modules(self) -> tuple[SegmentSpec, ...]:
         """The modules with tokens in the pool, or stored below it by this process, in their lossless form."""
         found = (*self._residency.below_pool(), *self._store.modules().values())

@@ -215,6 +215,24 @@ class PromptProcessor:
         parts = self.parts(self.lay_out(prompt, policy, salt), policy, salt, made_with)
         return [part.spec for part in open_end(compose_parts(parts, adapter=made_with)) if isinstance(part, CachedSpan)]
 
+    def marked_parts(
+        self, texts: Sequence[str], messages: Sequence[Any], policy: ReusePolicy, scope: Scope = EVERYONE
+    ) -> list[PromptPart | None]:
+        """Return each text as a marked part of a user's message behind ``messages``. None for a text without tokens.
+
+        Raises:
+            ParameterError: for wrong messages.
+        """
+        salt, made_with = scope.cache_salt, self.model.adapter(scope.adapter)
+        found: list[PromptPart | None] = []
+        for text in texts:
+            marked = {"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}
+            question = {"role": "user", "content": [marked, {"type": "text", "text": "?"}]}
+            layout = self.lay_out([*messages, question], policy, salt)
+            parts = self.parts(layout, policy, salt, made_with)
+            found.append(next((part for part in reversed(parts) if part.candidates), None) if text else None)
+        return found
+
     def encoding(
         self, name: str, specs: Iterable[SegmentSpec], scope: Scope = EVERYONE, *, ttl_s: float | None = None
     ) -> EncodeRequest:

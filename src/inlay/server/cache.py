@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import FileResponse, Response
 
 from inlay.api.failures import BodyError
+from inlay.api.openai import Endpoint
+from inlay.client.cached_texts import MOST_TEXTS
 from inlay.errors import PinError
 from inlay.models.location import public_name
+from inlay.policy import FIELDS as POLICY_FIELDS
 from inlay.server.errors import JSONBytes
 from inlay.server.limits import Tenant
+from inlay.server.requests import check_name, policy_of, read_call
 from inlay.server.schema_documents import NO_BODY, RESPONSES
+from inlay.wording import shown
 
 if TYPE_CHECKING:
     from inlay.server.service import Service
@@ -23,6 +28,38 @@ if TYPE_CHECKING:
 router = APIRouter(prefix="/v1/cache")
 
 _SLOW_S, _SLOW_BYTES_PER_S = 30.0, 2**20 / 64  # seconds for every file to arrive, and the rate for larger ones
+
+#: The fields of /v1/cache/score.
+SCORE_FIELDS = ("texts", "messages", "model", "reuse", "positions", *POLICY_FIELDS)
+SCORE_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "required": ["texts"],
+                    "properties": {name: {"type": ["string", "number", "boolean", "null"]} for name in SCORE_FIELDS[2:]}
+                    | {
+                        "texts": {
+                            "type": "array",
+                            "minItems": 1,
+                            "maxItems": MOST_TEXTS,
+                            "items": {"type": "string"},
+                            "description": "candidates, such as retrieved documents",
+                        },
+                        "messages": {
+                            "type": "array",
+                            "items": {"type": "object"},
+                            "description": "the messages in front of each text, usually the system message",
+                        },
+                    },
+                }
+            }
+        },
+    }
+}
 
 Limit = Annotated[int, Query(ge=1, le=1000, description="how many to list")]
 
@@ -49,6 +86,49 @@ async def stats(request: Request) -> Response:
         pool |= {"chunks": found.chunks, "used_chunks": found.used_chunks, "pinned_bytes": found.pinned_bytes}
     said = {"object": "cache", "model": public_name(service.llm.model_name), "admin": tenant.admin}
     return JSONBytes({**said, "pool": pool, **tiers})
+
+
+@router.post("/score", responses=RESPONSES, openapi_extra=SCORE_BODY)
+async def score(request: Request) -> Response:
+    """What each text would find in the cache as a marked part of a message. Own and public texts count."""
+    service: Service = request.app.state.service
+    tenant: Tenant = request.state.tenant
+    body = request.state.body
+    async with service.meter.request(tenant, tokens=False):
+        texts, messages, chat = _score_request(body)
+        call = (
+            await read_call(service, Endpoint.CHAT, chat, tenant=tenant, size=max(1, request.state.body_bytes))
+        ).call
+        check_name(call.model, service)
+        found = await service.llm.score_cached(
+            texts,
+            messages=messages,
+            reuse=policy_of(call, tenant, service),
+            cache_salt=tenant.salt,
+            adapter=call.model if call.model in service.llm.adapters else None,
+        )
+    data = [
+        {"index": number, **asdict(one), "resident_tokens": one.resident_tokens} for number, one in enumerate(found)
+    ]
+    return JSONBytes({"object": "list", "data": data})
+
+
+def _score_request(body: Any) -> tuple[list[str], list[Any], dict[str, Any]]:
+    """Return the texts, the messages in front of them, and a chat request with the other fields. Raises BodyError."""
+    if not isinstance(body, Mapping):
+        raise BodyError(f"the body is {shown(body)}; it must be an object")
+    for name in body:
+        if name not in SCORE_FIELDS:
+            message = f"/v1/cache/score takes no field {shown(name)}; it takes {', '.join(SCORE_FIELDS)}"
+            raise BodyError(message, param=str(name), code="unknown_field")
+    texts, messages = body.get("texts"), body.get("messages") or []
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+        raise BodyError(f"texts is {shown(texts)}; it must be a list of texts", param="texts")
+    if not isinstance(messages, list):
+        raise BodyError(f"messages is {shown(messages)}; it must be a list", param="messages")
+    part = {"type": "text", "text": "a text", "cache_control": {"type": "ephemeral"}}
+    chat = {name: value for name, value in body.items() if name != "texts"}
+    return texts, messages, {**chat, "messages": [*messages, {"role": "user", "content": [part]}]}
 
 
 @router.get("/segments", responses=RESPONSES)

@@ -69,6 +69,7 @@ ROUTES = (
     Route("/v1/schemas/{name}/stored", ("DELETE",)),
     Route("/v1/schemas/{name}/versions/{version}", ("GET",)),
     Route("/v1/cache", ("GET",)),
+    Route("/v1/cache/score", ("POST",), uses_tokens=False),
     Route("/v1/cache/segments", ("GET", "DELETE")),
     Route("/v1/cache/segments/{key}", ("GET", "DELETE")),
     Route("/v1/cache/segments/{key}/pin", ("PUT", "DELETE")),

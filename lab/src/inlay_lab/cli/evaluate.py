@@ -31,6 +31,7 @@ from inlay.cli.output import check_outputs, output_file, report_folder, stdout_c
 from inlay.wording import clip
 from inlay_lab.cli.eval_longbench import longbench
 from inlay_lab.cli.eval_reading import reading
+from inlay_lab.cli.eval_retrieval import retrieval
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Measure answers with reuse against answers without.", no_args_is_help=True)
 app.command(name="longbench")(longbench)
 app.command(name="reading")(reading)
+app.command(name="retrieval")(retrieval)
 
 
 @app.callback()

@@ -1,0 +1,78 @@
+"""``inlay eval retrieval``: retrieval that prefers stored documents, against epsilon."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from inlay.cli.loading import told_loading
+from inlay.cli.options import AsJson, DType, Model, Threads, check_plot, words
+from inlay.errors import ParameterError
+from inlay.wording import clip
+
+if TYPE_CHECKING:
+    from inlay.client.llm import LLM
+
+
+def retrieval(
+    model: Model = "demo",
+    documents: Annotated[int, typer.Option(help="Documents in the collection.")] = 2_000,
+    questions: Annotated[int, typer.Option(help="Questions for each epsilon.")] = 400,
+    chosen: Annotated[int, typer.Option(help="Documents of a prompt.")] = 4,
+    candidates: Annotated[int, typer.Option(help="Documents that the retriever returns.")] = 40,
+    epsilon: Annotated[str, typer.Option(help="Losses of relevance, with commas; relevance is 0 to 1.")] = (
+        "0,0.01,0.02,0.05"
+    ),
+    share: Annotated[float, typer.Option(help="The share of the documents that the pool holds.")] = 0.1,
+    reuse: Annotated[str, typer.Option(help="A reuse policy that reads modules.")] = "modular",
+    seed: Annotated[int, typer.Option(help="Of documents and questions.")] = 0,
+    plot: Annotated[Path | None, typer.Option(help="Also draw it into this .png, .svg or .pdf file.")] = None,
+    dtype: DType = "float32",
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Retrieve among documents of nearly equal relevance those that are stored: time, hits, recall and answers."""
+    from inlay.cli.output import token_progress
+
+    check_plot(plot)
+    try:
+        epsilons = tuple(float(word) for word in words(epsilon))
+    except ValueError:
+        raise ParameterError(f"--epsilon is {epsilon!r}; give numbers with commas, such as 0,0.02") from None
+    with told_loading("the libraries"):
+        from inlay.client.llm import LLM
+        from inlay_lab.eval.retrieval import (
+            RetrievalSetting,
+            draw_retrieval,
+            measure_retrieval,
+            retrieval_table,
+        )
+
+    setting = RetrievalSetting(
+        documents=documents,
+        questions=questions,
+        chosen=chosen,
+        candidates=candidates,
+        epsilons=epsilons,
+        share=share,
+        reuse=reuse,
+        seed=seed,
+    )
+
+    def make(tokens: float) -> LLM:
+        with told_loading(f"the model {clip(model)}"):
+            probe = LLM(model, dtype=dtype, store="off", promotion_memory=0, kv_memory="64MiB")
+            size = int(tokens * probe.client.model.bytes_per_token)
+            probe.shutdown()
+            return LLM(model, dtype=dtype, store="off", promotion_memory=0, kv_memory=size)
+
+    with token_progress("answers") as progress:
+        result = measure_retrieval(make, setting, progress)
+    if plot is not None:
+        draw_retrieval(result, plot)
+    result["setting"] = asdict(setting)
+    print(json.dumps(result) if as_json else retrieval_table(result))

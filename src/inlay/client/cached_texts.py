@@ -1,0 +1,79 @@
+"""What texts would find in the cache, for retrievers that choose between texts of equal relevance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from inlay.client.local import InProcessClient
+from inlay.client.schema_calls import SchemaCalls
+from inlay.errors import ParameterError
+from inlay.kv.identity import SegmentSpec
+from inlay.policy import ReusePolicy
+from inlay.prompt.request import PromptPart
+from inlay.types import CachedText, Scope
+
+#: The most texts of one call, and their characters together.
+MOST_TEXTS, MOST_CHARACTERS = 1_000, 4_000_000
+
+
+class CachedTextCalls(SchemaCalls):
+    """The call behind ``LLM.score_cached``."""
+
+    async def _score_cached(
+        self, texts: Sequence[str], messages: Sequence[Any], policy: ReusePolicy, scope: Scope
+    ) -> list[CachedText]:
+        check_texts(texts)
+        if not policy.modular:
+            raise ParameterError(
+                f"reuse is '{policy}', which reads no texts of their own; score texts under modular or primed",
+                code="policy.reads_no_modules",
+            )
+        find = lambda: self.processor.marked_parts(texts, messages, policy, scope)  # noqa: E731
+        parts = await self._waiting.work(self.pools.prompts, find, scope.cache_salt or None)
+        specs = list({spec.key: spec for part in parts if part is not None for spec in part.candidates}.values())
+        stored = await self._resident(specs, scope)
+        token_s = self.stats().token_s
+        return [_scored(part, stored, token_s) for part in parts]
+
+    async def _resident(self, specs: Sequence[SegmentSpec], scope: Scope) -> dict[bytes, dict[str, int]]:
+        """Return the stored tokens of segments by tier, by key."""
+        encoding = self.processor.encoding("the texts", specs, scope)
+        if isinstance(self.client, InProcessClient):
+            found = await self._waiting.result(self.admin.resident(encoding))
+            return {spec.key: tiers for spec, tiers in zip(specs, found, strict=True)}
+        keys = await self._waiting.result(self.client.stored(encoding))
+        return {spec.key: {"stored": len(spec.ids)} for spec in specs if spec.key in keys}
+
+
+def check_texts(texts: Sequence[str]) -> None:
+    """Raise ParameterError for too many or too long texts."""
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+        raise ParameterError("texts must be a list of texts", code="texts.wrong")
+    if len(texts) > MOST_TEXTS:
+        raise ParameterError(
+            f"texts has {len(texts):,} texts, and {MOST_TEXTS:,} are scored at once; send them in parts",
+            code="texts.too_many",
+        )
+    characters = sum(map(len, texts))
+    if characters > MOST_CHARACTERS:
+        raise ParameterError(
+            f"texts has {characters:,} characters, and {MOST_CHARACTERS:,} are scored at once; send them in parts",
+            code="texts.too_long",
+        )
+
+
+def _scored(part: PromptPart | None, stored: dict[bytes, dict[str, int]], token_s: float | None) -> CachedText:
+    if part is None:
+        return CachedText(0, "", {}, 0.0, 0.0)
+    best = max(part.candidates, key=lambda spec: sum(stored.get(spec.key, {}).values()))
+    resident = stored.get(best.key, {})
+    held, tokens = sum(resident.values()), len(part.ids)
+    cost = 0.0 if token_s is None else token_s
+    return CachedText(
+        tokens,
+        part.form_of(best),
+        resident,
+        None if token_s is None else (tokens - held) * cost,
+        None if token_s is None else held * cost,
+    )

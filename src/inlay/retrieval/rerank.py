@@ -1,0 +1,51 @@
+"""The choice between texts of nearly equal relevance, with a bound on the lost relevance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from inlay.errors import ParameterError
+
+
+def rerank(relevance: Sequence[float], value: Sequence[float], *, epsilon: float, most: int) -> list[int]:
+    """Choose texts, the most relevant first; within ``epsilon``, prefer texts of high value.
+
+    The text at place i is at most ``epsilon`` less relevant than the i-th most relevant text. Among all choices with
+    this bound, the result has the highest sum of values: the sets of texts that a place may take grow from place to
+    place, so taking the best one at each place is optimal.
+
+    Args:
+        relevance: of each text, in the retriever's unit. Higher is better.
+        value: of each text, such as the seconds that its stored KV saves.
+        epsilon: the most relevance to lose at a place, in the unit of ``relevance``. 0 keeps the retriever's choice.
+        most: the number of texts to choose.
+
+    Returns:
+        Indices of the chosen texts, by falling relevance.
+
+    Raises:
+        ParameterError: the lists differ in length, or ``epsilon`` or ``most`` is negative.
+    """
+    if len(relevance) != len(value):
+        raise ParameterError(
+            f"there are {len(relevance)} relevances and {len(value)} values; give one of each for every text",
+            code="retrieval.wrong_setting",
+        )
+    if not epsilon >= 0 or most < 0:
+        raise ParameterError(
+            f"epsilon is {epsilon} and most is {most}; give numbers that are not negative",
+            code="retrieval.wrong_setting",
+        )
+    ranked = sorted(range(len(relevance)), key=lambda index: -relevance[index])
+    chosen: list[int] = []
+    open_to: list[int] = []  # texts that this place may take, and no earlier place took
+    at = 0
+    for place in range(min(most, len(ranked))):
+        least = relevance[ranked[place]] - epsilon
+        while at < len(ranked) and relevance[ranked[at]] >= least:
+            open_to.append(ranked[at])
+            at += 1
+        best = max(open_to, key=lambda index: (value[index], relevance[index]))
+        open_to.remove(best)
+        chosen.append(best)
+    return sorted(chosen, key=lambda index: (-relevance[index], index))

@@ -1,0 +1,56 @@
+"""The choice between texts of nearly equal relevance."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inlay.errors import ParameterError
+from inlay.retrieval import rerank
+
+NUMBERS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 5)), min_size=0, max_size=8)
+
+
+def losses(relevance: list[float], chosen: list[int]) -> list[float]:
+    """The relevance that each place loses against the retriever's choice."""
+    best = sorted(relevance, reverse=True)[: len(chosen)]
+    return [ideal - relevance[index] for ideal, index in zip(best, chosen, strict=True)]
+
+
+@given(NUMBERS, st.integers(0, 4), st.integers(0, 8))
+def test_no_place_loses_more_than_epsilon_and_no_choice_within_it_is_worth_more(pairs, epsilon, most):
+    relevance, value = [float(one) for one, _ in pairs], [float(one) for _, one in pairs]
+    chosen = rerank(relevance, value, epsilon=epsilon, most=most)
+    count = min(most, len(pairs))
+    assert len(set(chosen)) == count
+    assert all(loss <= epsilon for loss in losses(relevance, chosen))
+    allowed = (sorted(each, key=lambda index: -relevance[index]) for each in combinations(range(len(pairs)), count))
+    best = max(
+        sum(value[index] for index in each)
+        for each in allowed
+        if all(loss <= epsilon for loss in losses(relevance, each))
+    )
+    assert sum(value[index] for index in chosen) == best
+
+
+def test_without_epsilon_the_value_decides_between_equal_texts_only():
+    assert rerank([0.9, 0.5, 0.9, 0.4], [0, 9, 1, 9], epsilon=0, most=2) == [0, 2]
+    assert rerank([0.9, 0.5, 0.9, 0.5], [0, 1, 1, 9], epsilon=0, most=3) == [0, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"epsilon": -1, "most": 1}, {"epsilon": 0, "most": -1}, {"epsilon": float("nan"), "most": 1}]
+)
+def test_negative_settings_are_rejected(wrong):
+    with pytest.raises(ParameterError) as error:
+        rerank([1.0], [1.0], **wrong)
+    assert error.value.code == "retrieval.wrong_setting"
+
+
+def test_lists_of_different_lengths_are_rejected():
+    with pytest.raises(ParameterError) as error:
+        rerank([1.0, 2.0], [1.0], epsilon=0, most=1)
+    assert error.value.code == "retrieval.wrong_setting"

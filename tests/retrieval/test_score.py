@@ -1,0 +1,128 @@
+"""What texts would find in the cache: in this process, over HTTP, for tenants, and without a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from inlay import LLM, SamplingParams
+from inlay.errors import ParameterError
+from inlay.retrieval import CacheScorer
+from inlay.retrieval.parts import marked_parts
+
+from ..conftest import tiny
+from ..server.site import CHAT, Site, with_keys
+
+SYSTEM = {"role": "system", "content": "Answer from the documents."}
+DOCUMENTS = ["Lima lies by the sea. " * 6, "Oslo lies to the north. " * 7, "Rome lies on a river. " * 5]
+SCORE = "/v1/cache/score"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    yield from with_keys(tmp_path)
+
+
+def chat(*texts: str) -> list[dict]:
+    return [SYSTEM, {"role": "user", "content": marked_parts(texts, "Where?")}]
+
+
+@pytest.mark.parametrize("reuse", ["modular", "primed", "isolated"])
+def test_stored_texts_are_found_in_the_form_they_would_be_read(reuse):
+    llm = LLM(tiny("llama"), kv_memory="8MiB")
+    texts = [f"{text}\n" for text in DOCUMENTS]
+    assert [one.resident_tokens for one in llm.score_cached(texts, messages=[SYSTEM], reuse=reuse)] == [0, 0, 0]
+    llm.chat(chat(DOCUMENTS[0], DOCUMENTS[2]), SamplingParams(max_tokens=1), reuse=reuse)
+    first, second, third = llm.score_cached(texts, messages=[SYSTEM], reuse=reuse)
+    assert first.resident == {"pool": first.tokens}
+    assert second.resident == {}
+    assert third.resident == {"pool": third.tokens}
+    assert first.saved_s > 0 == first.compute_s
+    assert second.compute_s > 0 == second.saved_s
+    (output,) = llm.chat(chat(DOCUMENTS[2], DOCUMENTS[1]), SamplingParams(max_tokens=1), reuse=reuse)
+    assert output.usage.cached_tokens >= third.tokens
+
+
+def test_texts_behind_another_system_message_or_salt_are_not_found():
+    llm = LLM(tiny("llama"), kv_memory="8MiB")
+    llm.chat(chat(DOCUMENTS[0]), SamplingParams(max_tokens=1), reuse="anchored")
+    texts = [f"{DOCUMENTS[0]}\n"]
+    (same,) = llm.score_cached(texts, messages=[SYSTEM], reuse="anchored")
+    (other,) = llm.score_cached(texts, messages=[{"role": "system", "content": "Else."}], reuse="anchored")
+    (foreign,) = llm.score_cached(texts, messages=[SYSTEM], reuse="anchored", cache_salt="other")
+    assert same.resident_tokens == same.tokens > 0
+    assert other.resident_tokens == foreign.resident_tokens == 0
+
+
+def test_a_text_on_disk_counts_there(tmp_path):
+    def made() -> LLM:
+        return LLM(tiny("llama"), kv_memory="8MiB", store=tmp_path, store_private=True)
+
+    llm = made()
+    llm.chat(chat(DOCUMENTS[0]), SamplingParams(max_tokens=1), reuse="anchored")
+    llm.shutdown()
+    again = made()
+    (found,) = again.score_cached([f"{DOCUMENTS[0]}\n"], messages=[SYSTEM], reuse="anchored")
+    assert found.resident == {"disk": found.tokens}
+    again.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("texts", "reuse", "code"),
+    [
+        ("one", None, "texts.wrong"),
+        (["a"] * 1001, None, "texts.too_many"),
+        (["a" * 4_000_001], None, "texts.too_long"),
+        (["a"], "exact", "policy.reads_no_modules"),
+    ],
+)
+def test_wrong_texts_are_rejected(texts, reuse, code):
+    llm = LLM(tiny("llama"), kv_memory="8MiB")
+    with pytest.raises(ParameterError) as error:
+        llm.score_cached(texts, reuse=reuse)
+    assert error.value.code == code
+
+
+def test_a_tenant_scores_its_own_texts(site):
+    body = {"messages": chat(DOCUMENTS[0]), "max_tokens": 1}
+    assert site.call("POST", CHAT, body, key="ann")[0] == 200
+    asked = {"texts": [f"{text}\n" for text in DOCUMENTS[:2]], "messages": [SYSTEM]}
+    status, _, mine = site.call("POST", SCORE, asked, key="ann")
+    assert status == 200, mine
+    assert [row["resident_tokens"] > 0 for row in mine["data"]] == [True, False]
+    assert mine["data"][0]["resident"] == {"pool": mine["data"][0]["tokens"]}
+    _, _, theirs = site.call("POST", SCORE, asked, key="bob")
+    assert [row["resident_tokens"] for row in theirs["data"]] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"texts": []}, "texts"),
+        ({"texts": "one"}, "texts"),
+        ({"texts": ["a"], "messages": "b"}, "messages"),
+        ({"texts": ["a"], "messages": [{"role": "nobody"}]}, "messages[0].role"),
+        ({"texts": ["a"], "epsilon": 1}, "epsilon"),
+        ([], None),
+    ],
+)
+def test_wrong_bodies_are_rejected_with_their_field(site, body, field):
+    status, _, answer = site.call("POST", SCORE, body)
+    assert status == 400
+    assert answer["error"]["param"] == field
+
+
+def test_the_scorer_asks_the_server_and_survives_its_absence(site):
+    assert site.call("POST", CHAT, {"messages": chat(DOCUMENTS[0]), "max_tokens": 1})[0] == 200
+    scorer = CacheScorer(f"http://127.0.0.1:{site.port}/v1", api_key=site.keys["ann"], messages=[SYSTEM])
+    found = scorer([f"{text}\n" for text in DOCUMENTS])
+    assert scorer.error is None
+    assert found[0] > 0 == found[1]
+    wrong = CacheScorer(f"http://127.0.0.1:{site.port}", api_key="none")
+    assert wrong(DOCUMENTS) == [0.0] * 3
+    assert "401" in wrong.error
+    nobody = CacheScorer("http://127.0.0.1:9", timeout_s=0.5)
+    assert nobody(DOCUMENTS) == [0.0] * 3
+    assert nobody.error
