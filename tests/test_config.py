@@ -8,7 +8,8 @@ import psutil
 import pytest
 
 from inlay import LLM, CapacityError, InlayError, ModelError, ParameterError
-from inlay.config import EngineConfig, allocating, parse_bytes
+from inlay.config import EngineConfig, allocating
+from inlay.settings import parse_bytes
 from tests.raising import raises
 
 from .conftest import tiny

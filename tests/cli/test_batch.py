@@ -79,8 +79,11 @@ def test_a_batch_of_the_bundled_model(capsys):
         (["in", "in"], "in: is the input itself; give the output another name"),
         (["in", "out", "--model", "none/at/all"], "none/at/all"),
         (["in", "out", "--reuse", "some"], "--reuse some is not a reuse policy. Use one of"),
-        (["in", "out", "--kv-memory", "much"], "kv_memory is 'much'"),
-        (["in", "out", "--default-max-tokens", "0"], "--default-max-tokens is 0; it must be at least 1"),
+        (["in", "out", "--kv-memory", "much"], "--kv-memory is 'much'"),
+        (
+            ["in", "out", "--default-max-tokens", "0"],
+            "--default-max-tokens is 0; it must be a whole number",
+        ),
         (["in", "out", "--schema", "s.xml", "--schema", "s.xml"], "s.xml: its schema is named 's' as is that of s.xml"),
         (["in", "out", "--schema", "none.xml"], "none.xml"),
         (["twice", "out"], "twice:2: the custom_id 'a' is that of line 1 as well; give every request one of its own"),

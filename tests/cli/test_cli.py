@@ -130,7 +130,7 @@ def test_every_policy(files, capsys, reuse, positions):
         ("run s.xml --prompt p.xml --gpu", "No such option: --gpu"),
         ("run s.xml --prompt p.xml --reuse much", "--reuse much is not a reuse policy. Use one of off, exact"),
         ("run s.xml --prompt p.xml --positions loose", "positions is 'loose'; use one of schema, packed"),
-        ("run s.xml --prompt p.xml --max-tokens 0", "max_tokens is 0; it must be"),
+        ("run s.xml --prompt p.xml --max-tokens 0", "--max-tokens is 0; it must be"),
         ("run s.xml --prompt p.xml --max-tokens many", "Invalid value for '--max-tokens'"),
         ("run s.xml --prompt p.xml --temperature -1", "temperature is -1.0; it must be"),
         ("run s.xml --prompt p.xml --model ./nowhere", "./nowhere: no such directory"),

@@ -40,7 +40,10 @@ def files(tmp_path, monkeypatch):
             ["run", "s.xml", "--prompt", "Who?"],
             "Who?: no such file; --prompt takes a file that holds a prompt, such as",
         ),
-        (["run", "s.xml", "--prompt", "p.xml", "--max-tokens", "0"], "max_tokens is 0; it must be at least 1: write"),
+        (
+            ["run", "s.xml", "--prompt", "p.xml", "--max-tokens", "0"],
+            "--max-tokens is 0; it must be a whole number",
+        ),
         (["serve", "demo", "--model", "other"], "MODEL is demo and --model is other; give one of them"),
     ],
 )

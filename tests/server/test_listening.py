@@ -133,7 +133,7 @@ def test_a_root_path_is_written_in_one_way(path):
 
 def test_a_unix_domain_socket(llm, tmp_path):
     path = tmp_path / "inlay.sock"
-    with listen_unix(path) as listener, serving(llm, listener, uds=True):
+    with listen_unix(path) as listener, serving(llm, listener, uds=path):
         assert url(listener) == f"unix:{path}"
         status, answer = asked(UnixConnection(path))
         assert (status, answer["usage"]["completion_tokens"]) == (200, 2)
@@ -274,7 +274,7 @@ def test_openais_client_over_tls(llm, pem):
 def test_openais_client_over_a_unix_domain_socket(llm, tmp_path):
     path = tmp_path / "inlay.sock"
     how: dict[str, Any] = {"base_url": "http://localhost/v1", "api_key": "none", "max_retries": 0}
-    with listen_unix(path) as listener, serving(llm, listener, uds=True):
+    with listen_unix(path) as listener, serving(llm, listener, uds=path):
         transport = _HTTP.HTTPTransport(uds=str(path))
         talk(openai.OpenAI(**how, http_client=openai.DefaultHttpxClient(transport=transport)))
         also = _HTTP.AsyncHTTPTransport(uds=str(path))

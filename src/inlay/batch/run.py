@@ -23,11 +23,12 @@ from inlay.batch.counts import BatchCounts, Progress, Stage
 from inlay.batch.output import Output
 from inlay.batch.requests import BatchLine, Entry, Index, sort_key
 from inlay.client.async_llm import AsyncLLM
-from inlay.config import GENERATION_CONFIGS, check_choice
+from inlay.config import GENERATION_CONFIGS
 from inlay.errors import InlayError, StructureError
 from inlay.kv.identity import fingerprint_under
 from inlay.pml import Prompt, Schema
 from inlay.policy import ReusePolicy
+from inlay.settings import check_choice
 from inlay.types import RequestOutput
 from inlay.wording import listed
 

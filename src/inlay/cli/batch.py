@@ -12,36 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from inlay.cli.loading import told_loading
-from inlay.cli.options import (
-    AcrossAdapters,
-    Adapter,
-    ChatTemplate,
-    DefaultMaxTokens,
-    DType,
-    GenerationConfig,
-    HostMemory,
-    KVCacheDType,
-    KVMemory,
-    MaxModelLen,
-    Model,
-    Promote,
-    Quantization,
-    ReasoningParser,
-    Recompute,
-    Reuse,
-    ReuseTolerance,
-    StateMemory,
-    Threads,
-    ToolParser,
-    Weights,
-    adapters_of,
-    policy_of,
-    read_template,
-    schema_file,
-)
+from inlay.cli.options import announce_hub, schema_file
+from inlay.cli.settings import Options, with_settings
+from inlay.config import EngineConfig
 from inlay.errors import ParameterError
 from inlay.pml import Schema
-from inlay.tolerance import DEFAULT
+from inlay.settings import BATCH, settings_of
 from inlay.wording import clip
 
 if TYPE_CHECKING:
@@ -50,47 +26,17 @@ if TYPE_CHECKING:
     from inlay.client.async_llm import AsyncLLM
 
 
+@with_settings(BATCH)
 def batch(
     input: Annotated[Path, typer.Argument(metavar="INPUT", help="The requests, one a line, in OpenAI's Batch format.")],
     output: Annotated[
         Path, typer.Argument(metavar="OUTPUT", help="The answers, one a line, as they come; taken up where it ends.")
     ],
-    model: Model = "demo",
-    threads: Threads = None,
-    dtype: DType = "auto",
-    chat_template: ChatTemplate = None,
-    max_model_len: MaxModelLen = None,
-    schema: Annotated[
-        list[Path] | None,
-        typer.Option(help="A schema (PML or JSON) that requests may name. Several times for several."),
-    ] = None,
-    quantization: Quantization = None,
-    kv_cache_dtype: KVCacheDType = "auto",
-    weights: Weights = None,
-    adapter: Adapter = None,
-    reuse: Reuse = None,
-    recompute: Recompute = None,
-    promote: Promote = None,
-    across_adapters: AcrossAdapters = None,
-    tolerance: ReuseTolerance = str(DEFAULT),
-    kv_memory: KVMemory = None,
-    state_memory: StateMemory = None,
-    host_memory: HostMemory = None,
-    max_num_seqs: Annotated[int, typer.Option(help="The most requests that run at the same time.")] = 64,
-    default_max_tokens: DefaultMaxTokens = None,
-    generation_config: GenerationConfig = "auto",
-    seed: Annotated[int, typer.Option(help="Of requests that bring none, with their custom_id.")] = 0,
-    tool_parser: ToolParser = None,
-    reasoning_parser: ReasoningParser = None,
-    served_model_name: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="What requests call the model in place of MODEL, or its last name if it is a path. Several times."
-        ),
-    ] = None,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Answer the requests of OUTPUT that failed again.")
     ] = False,
+    *,
+    options: Options,
 ) -> int:
     """Answer a file of requests, those that share text together; every text is computed once.
 
@@ -100,17 +46,16 @@ def batch(
 
     The last line on stdout is a JSON object of counts. Exit status 1 if lines were wrong or requests failed.
     """
-    if default_max_tokens is not None and default_max_tokens < 1:
-        raise ParameterError(f"--default-max-tokens is {default_max_tokens}; it must be at least 1")
-    policy = policy_of(reuse, recompute, promote, across_adapters, tolerance)
-    template = read_template(chat_template)
-    schemas = _schemas(schema or [])
+    options.check()
+    model = announce_hub(options["model"])
+    schemas = _schemas(options["schema"] or [])
     with told_loading("the libraries"):
         from inlay.batch import BatchCounts, BatchJob, run_batch
         from inlay.models.location import served_names
 
-    names = served_names(model, served_model_name)
-    adapters = adapters_of(adapter, (model, *names))
+    names = served_names(model, options["served_model_name"])
+    settings = options.llm_settings(model, *names)
+    adapters, policy = settings["adapters"], options.policy
 
     job = BatchJob(
         input=input,
@@ -119,42 +64,29 @@ def batch(
         retry_failed=retry_failed,
         schemas=schemas,
         reuse=None if policy is None else str(policy),
-        seed=seed,
-        default_max_tokens=default_max_tokens,
-        tool_parser=tool_parser,
-        reasoning_parser=reasoning_parser,
-        generation_config=generation_config,
-        chat_template=template,
-        max_model_len=max_model_len,
-        loading={"model": model, "dtype": dtype, "weights": weights or "packed", "quantization": quantization}
+        seed=settings["seed"],
+        default_max_tokens=options["default_max_tokens"],
+        tool_parser=options["tool_parser"],
+        reasoning_parser=options["reasoning_parser"],
+        generation_config=settings["generation_config"],
+        chat_template=settings["chat_template"],
+        max_model_len=settings["max_model_len"],
+        loading={name: settings[name] for name in ("dtype", "quantization")}
+        | {"model": model, "weights": settings["weights"] or "packed"}
         | ({"adapters": adapters} if adapters else {})
-        | ({"kv_cache_dtype": kv_cache_dtype} if kv_cache_dtype != "auto" else {})
-        | ({"tolerance": tolerance} if tolerance != str(DEFAULT) else {}),
+        | {
+            name: settings[name]
+            for name in ("kv_cache_dtype", "tolerance")
+            if settings[name] != settings_of(EngineConfig)[name].default
+        },
     )
 
     def load() -> AsyncLLM:
         from inlay.client.async_llm import AsyncLLM
 
         with told_loading(f"the model {clip(model)}"):
-            llm = AsyncLLM(
-                model,
-                dtype=dtype,
-                weights=weights,
-                quantization=quantization,
-                kv_cache_dtype=kv_cache_dtype,
-                adapters=adapters,
-                seed=seed,
-                reuse=policy,
-                tolerance=tolerance,
-                kv_memory=kv_memory,
-                state_memory=state_memory,
-                host_memory=host_memory,
-                max_num_seqs=max_num_seqs,
-                generation_config=generation_config,
-                chat_template=template,
-                max_model_len=max_model_len,
-                promotion_memory=0,  # a line's answer depends on nothing that there was time for
-            )
+            # without promotion, so that a line's answer depends on nothing that there was time for
+            llm = AsyncLLM(model, **settings, promotion_memory=0)
         if llm.loaded.note:
             print(f"inlay: {llm.loaded.note}", file=sys.stderr)
         return llm

@@ -15,21 +15,11 @@ import typer
 
 from inlay.cli.cache_source import CacheSource, RefusedFileError
 from inlay.cli.loading import told_loading
-from inlay.cli.options import (
-    AsJson,
-    DType,
-    KVCacheDType,
-    Model,
-    Quantization,
-    StoreBytes,
-    StoreCodec,
-    Threads,
-    Weights,
-    schema_file,
-    store_of,
-)
+from inlay.cli.options import AsJson, StoreBytes, announce_hub, schema_file, store_of
 from inlay.cli.output import check_outputs, token_progress
+from inlay.cli.settings import Options, with_settings
 from inlay.errors import ParameterError
+from inlay.settings import WARM
 from inlay.wording import clip
 
 if TYPE_CHECKING:
@@ -176,27 +166,21 @@ def import_(
 
 
 @app.command()
+@with_settings(WARM)
 def warm(
     schema: Annotated[Path, typer.Argument(help="The schema file (PML or JSON); with --url also the name of one.")],
-    model: Model = "demo",
-    threads: Threads = None,
-    dtype: DType = "auto",
-    quantization: Quantization = None,
-    kv_cache_dtype: KVCacheDType = "auto",
-    weights: Weights = "packed",
     reuse: Annotated[str, typer.Option(help="isolated, anchored or primed.")] = "anchored",
-    store: _Folder = None,
-    store_bytes: StoreBytes = "16GiB",
-    store_codec: StoreCodec = "none",
     ttl: Annotated[
         str | None,
         typer.Option(help="How long it is kept when nothing reads it, like 1h; no bound, if not given."),
     ] = None,
     url: _Url = None,
     api_key: _ApiKey = None,
+    *,
+    options: Options,
 ) -> None:
     """Encode a schema into the store, for a process that starts later, or in a server that runs."""
-    running = _running(store, url, api_key)
+    running = _running(options.flag("store"), url, api_key)
     if running is not None:
         _warm_running(running, schema, reuse, ttl)
         return
@@ -204,18 +188,10 @@ def warm(
     with told_loading("the libraries"):
         from inlay.client.llm import LLM
 
-    folder = _folder(store)
+    model = announce_hub(options["model"])
+    settings = options.llm_settings(model) | {"store": _folder(options["store"])}
     with told_loading(f"the model {clip(model)}"):
-        llm = LLM(
-            model,
-            dtype=dtype,
-            quantization=quantization,
-            kv_cache_dtype=kv_cache_dtype,
-            weights=weights,
-            store=folder,
-            store_bytes=store_bytes,
-            store_codec=store_codec,
-        )
+        llm = LLM(model, **settings)
     with token_progress("encoding modules") as progress:
         llm.add_schema(parsed, reuse=reuse, progress=progress, ttl=ttl)
     llm.shutdown()
@@ -292,8 +268,8 @@ def _opened(
         yield running
         return
     from inlay.cli.cache_folder import FolderCache
-    from inlay.config import parse_bytes
     from inlay.kv.offload.disk import DiskTier
+    from inlay.settings import parse_bytes
 
     folder = Path(_folder(store))
     if store is not None and not make and not folder.exists():

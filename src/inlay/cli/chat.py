@@ -13,9 +13,10 @@ import typer
 
 from inlay.cli.chat_session import NAMES, ChatSession
 from inlay.cli.documents import SCHEMA_SUFFIXES, Conversation, is_schema, plain_text, read_documents
-from inlay.cli.model_options import ModelOptions, with_model_options
 from inlay.cli.options import announce_hub
+from inlay.cli.settings import Options, with_settings
 from inlay.errors import InlayError, ParameterError
+from inlay.settings import CHAT
 from inlay.wording import clip
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ Read = Callable[[], Awaitable[str | None]]
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-@with_model_options(max_tokens=512)
+@with_settings(CHAT)
 def chat(
     model: Annotated[str, typer.Argument(help="A directory, a GGUF file, a hub name, random:<shape>, or demo.")],
     document: Annotated[
@@ -37,7 +38,7 @@ def chat(
     ] = None,
     system: Annotated[str | None, typer.Option(help="A system turn in front of the conversation.")] = None,
     *,
-    options: ModelOptions,
+    options: Options,
 ) -> None:
     """Talk to a model, about text files that are computed once and read from the cache.
 

@@ -14,26 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inlay.cli.loading import told_loading
-from inlay.cli.options import (
-    AcrossAdapters,
-    Device,
-    DType,
-    KVCacheDType,
-    KVMemory,
-    Promote,
-    Quantization,
-    Recompute,
-    Threads,
-    Weights,
-    announce_hub,
-    policy_of,
-    schema_file,
-    words,
-)
+from inlay.cli.options import AcrossAdapters, Promote, Recompute, announce_hub, policy_of, schema_file, words
+from inlay.cli.settings import Options, with_settings
 from inlay.errors import ParameterError, PolicyError
 from inlay.pml import Prompt, Schema, resolve
 from inlay.policy import ReusePolicy
 from inlay.prompt.inputs import Conversation, check_messages, has_modules, is_conversation
+from inlay.settings import CHECK
 from inlay.strict_json import JSONError, read_json
 from inlay.tolerance import DEFAULT, Tolerance
 from inlay.wording import clip
@@ -45,6 +32,7 @@ if TYPE_CHECKING:
 _MOST_PROMPTS = 10_000
 
 
+@with_settings(CHECK)
 def check(
     model: Annotated[
         str,
@@ -82,17 +70,11 @@ def check(
     seconds: Annotated[
         float, typer.Option(help="The longest time to compare; then what was measured is shown.")
     ] = 300.0,
-    seed: Annotated[int, typer.Option(help="Of generated prompts, and of random weights.")] = 0,
-    threads: Threads = None,
-    dtype: DType = "auto",
-    device: Device = "auto",
-    quantization: Quantization = None,
-    kv_cache_dtype: KVCacheDType = "auto",
-    weights: Weights = None,
-    kv_memory: KVMemory = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print lines of JSON in place of tables; the last one is the result.")
     ] = False,
+    *,
+    options: Options,
 ) -> None:
     """Compare reuse policies with full prefill on a model itself, and recommend one.
 
@@ -119,23 +101,12 @@ def check(
         quick=quick,
         seconds=min(seconds, 60.0) if quick else seconds,
         tolerance=within,
-        seed=seed,
+        seed=options["seed"],
     )
-    memory: dict[str, Any] = {} if kv_memory is None else {"kv_memory": kv_memory}
     with told_loading(f"the model {clip(model)}"):
-        llm = LLM(
-            model,
-            dtype=dtype,
-            device=device,
-            quantization=quantization,
-            kv_cache_dtype=kv_cache_dtype,
-            weights=weights,
-            seed=seed,
-            promotion_memory=0,  # measure modules as they are encoded, without promotion
-            store="off",
-            generation_config="off",
-            **memory,
-        )
+        # without promotion, to measure modules as they are encoded
+        chosen = options.llm_settings(model)
+        llm = LLM(model, **chosen, promotion_memory=0, store="off", generation_config="off")
     if llm.client.model.why_limited is not None:
         raise ParameterError(f"there is nothing to check: {llm.client.model.why_limited}")
     if llm.loaded.note:

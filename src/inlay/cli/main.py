@@ -15,6 +15,7 @@ from inlay.cli.batch import batch
 from inlay.cli.cache import app as cache_app
 from inlay.cli.chat import chat
 from inlay.cli.check import check
+from inlay.cli.config import app as config_app
 from inlay.cli.convert import convert, print_json_schema
 from inlay.cli.deploy import deploy
 from inlay.cli.explain import explain
@@ -75,7 +76,6 @@ app = typer.Typer(
     name="inlay",
     help="Serve language models and compute the attention states of every piece of text once.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.command()(run)
@@ -94,6 +94,7 @@ app.add_typer(program_app, name="program")
 app.add_typer(models_app, name="models")
 app.add_typer(keys_app, name="keys")
 app.add_typer(cache_app, name="cache")
+app.add_typer(config_app, name="config")
 add_plugins(app)
 
 

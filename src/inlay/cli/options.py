@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from inlay.cli.declared import check_threads, known_settings, use_threads
 from inlay.cli.loading import told_loading
 from inlay.errors import ParameterError, PMLError, Problem
 from inlay.kv.offload.tier import Kept
-from inlay.kv.policies import POLICIES
 from inlay.pml import Prompt, Schema
 from inlay.pml.json_objects import parse_json
 from inlay.pml.parser import parse
@@ -26,9 +26,6 @@ from inlay.wording import clip
 
 if TYPE_CHECKING:
     from inlay.types import EngineStats
-
-
-_MOST_THREADS = 1024
 
 
 def announce_hub(model: str) -> str:
@@ -50,6 +47,11 @@ def _announce_hubs(models: list[str]) -> list[str]:
     return [announce_hub(model) for model in models]
 
 
+def help_of(key: str) -> str:
+    """Return the help of a setting, for commands that have it as an option of their own."""
+    return known_settings()[key].help.replace("``", "")
+
+
 Model = Annotated[
     str, typer.Option(help="A directory, a GGUF file, a hub name, random:<shape>, or demo.", callback=announce_hub)
 ]
@@ -62,168 +64,33 @@ Models = Annotated[
 Tokenizer = Annotated[
     str, typer.Option(help="Whose tokenizer counts: a directory, a hub name, or demo.", callback=announce_hub)
 ]
-DType = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
-Quantization = Annotated[
-    str | None, typer.Option(help="int8 or int4: keep the weights in so many bits; as they are, if not given.")
-]
-Weights = Annotated[
-    str | None,
-    typer.Option(
-        help="packed for speed on the CPU, or stock for the model as transformers makes it, as on a GPU, if not given."
-    ),
-]
-Device = Annotated[str, typer.Option(help="auto: a GPU where there is one; cpu, cuda, or cuda:1 for the second.")]
-Compile = Annotated[
-    bool, typer.Option("--compile", help="Run the model through torch.compile, which takes a while at the start.")
-]
-Reuse = Annotated[
-    str | None, typer.Option(help=f"Reuse policy: {PolicyFields.help('reuse')} (docs/reference/policies.md).")
-]
-Recompute = Annotated[str | None, typer.Option(help=f"Of that policy: {PolicyFields.help('recompute')}.")]
-Promote = Annotated[
-    bool | None,
-    typer.Option("--promote/--no-promote", show_default=False, help=f"Of that policy: {PolicyFields.help('promote')}."),
-]
+DType = Annotated[str, typer.Option(help=help_of("dtype"))]
+Quantization = Annotated[str | None, typer.Option(help=help_of("quantization"))]
+Weights = Annotated[str | None, typer.Option(help=help_of("weights"))]
+Recompute = Annotated[str | None, typer.Option(help=help_of("recompute"))]
+Promote = Annotated[bool | None, typer.Option("--promote/--no-promote", help=help_of("promote"))]
 AcrossAdapters = Annotated[
-    bool | None,
-    typer.Option(
-        "--across-adapters/--no-across-adapters",
-        show_default=False,
-        help=f"Of that policy: {PolicyFields.help('across_adapters')}.",
-    ),
+    bool | None, typer.Option("--across-adapters/--no-across-adapters", help=help_of("across_adapters"))
 ]
-ReuseTolerance = Annotated[
-    str, typer.Option(help=f"Tolerance {PolicyFields.help('tolerance')} (docs/guides/check-prompts.md).")
-]
-Adapter = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME=PATH",
-        help="A LoRA adapter of the model: what requests call it, and its folder as PEFT writes it. Several times for "
-        "several (docs/guides/adapters.md).",
-    ),
-]
-ChatTemplate = Annotated[
-    Path | None, typer.Option(help="A file with a chat template (Jinja), in place of the model's own.")
-]
-MaxModelLen = Annotated[
-    int | None, typer.Option(help="Tokens of a prompt and its answer; what the model has positions for, if not given.")
-]
-Shadow = Annotated[
-    float,
-    typer.Option(
-        help="The share of answers, of those that read modules as approximations, that is run again in full in idle "
-        "time; 0 for none."
-    ),
-]
-ShadowThreshold = Annotated[
-    float,
-    typer.Option(
-        help="Nats a token that a schema's answers may be from full prefill before they get a safer policy; 0 for any."
-    ),
-]
-PromotionMemory = Annotated[
-    float,
-    typer.Option(
-        help="The share of the pool for combinations of modules that are asked for again and encoded exactly in idle "
-        "time; 0 leaves that out."
-    ),
-]
+Adapter = Annotated[list[str] | None, typer.Option(metavar="NAME=PATH", help=help_of("adapter"))]
 Profile = Annotated[
     bool, typer.Option("--profile", help="Encode it as well, and say how much each module depends on the others.")
 ]
-Store = Annotated[
-    str | None,
-    typer.Option(
-        help="Where encoded modules of public schemas outlive the process: a folder, or off. If not given, INLAY_STORE "
-        "or the user's cache directory, and off for random: models."
-    ),
-]
-Eviction = Annotated[
-    str,
-    typer.Option(
-        help=f"What goes first where the pool or the store is full: {', '.join(POLICIES)} (docs/guides/cache-tiers.md)."
-    ),
-]
-StoreBytes = Annotated[str, typer.Option(help="The most that folder may hold.")]
-StoreCodec = Annotated[
-    str,
-    typer.Option(
-        help="The form in which they are written: none, or int8 or fp8 in about half the bytes, as an approximation."
-    ),
-]
-StoreShared = Annotated[
-    str | None,
-    typer.Option(
-        envvar="INLAY_STORE_SHARED",
-        help="A Valkey or Redis server that shares them among servers, like redis://host:6379/0. The environment is "
-        "not seen by others, as command lines are.",
-    ),
-]
-KVCacheDType = Annotated[
-    str,
-    typer.Option(
-        help="What keys and values are in the pool: auto, the model's dtype, or int8, or fp8 on a GPU, in about half "
-        "the bytes of bf16."
-    ),
-]
-KVMemory = Annotated[
-    str | None, typer.Option(help="Of the KV pool, like 4GiB; a quarter of what is free, if not given.")
-]
-StateMemory = Annotated[
-    str | None,
-    typer.Option(help="Of --kv-memory, for the states of models with recurrent layers, like 1GiB; half, if not given."),
-]
-HostMemory = Annotated[
-    str | None,
-    typer.Option(
-        help="Of the host, for modules that the KV pool of a GPU has no room for, like 16GiB; 0 for none; 4GiB, if not "
-        "given. On a CPU the two are one, and this says nothing."
-    ),
-]
-DefaultMaxTokens = Annotated[
-    int | None,
-    typer.Option(help="For requests that do not say; if not given, OpenAI's: 16 for completions, none for chats."),
-]
-GenerationConfig = Annotated[
-    str, typer.Option(help="auto: requests that do not say get what the model's generation_config.json says; off.")
-]
-ToolParser = Annotated[
-    str | None,
-    typer.Option(
-        help="How the model writes tool calls: hermes, llama3_json, mistral, …; told from its chat template, if not "
-        "given."
-    ),
-]
-ReasoningParser = Annotated[
-    str | None,
-    typer.Option(help="How the model writes what it thinks, or off; told from its chat template, if not given."),
-]
+StoreBytes = Annotated[str, typer.Option(help=help_of("store_bytes"))]
+KVCacheDType = Annotated[str, typer.Option(help=help_of("kv_cache_dtype"))]
+KVMemory = Annotated[str | None, typer.Option(help=help_of("kv_memory"))]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one line of JSON in place of tables.")]
 Plot = Annotated[Path | None, typer.Option(help="Also draw it into this .png, .svg or .pdf file.")]
 
 
 def _use_threads(threads: int | None) -> int | None:
-    """Set the number of threads for models. Call it before torch loads, because OpenMP reads the variable then."""
-    if threads is None:
-        return None
-    if not 1 <= threads <= _MOST_THREADS:
-        raise ParameterError(f"--threads is {threads}; it must be a number from 1 to {_MOST_THREADS:,}")
-    os.environ["OMP_NUM_THREADS"] = str(threads)
-    if "torch" in sys.modules:  # in a process that runs several commands
-        sys.modules["torch"].set_num_threads(threads)
+    if threads is not None:
+        check_threads("--threads", threads)
+        use_threads(threads)
     return threads
 
 
-Threads = Annotated[
-    int | None,
-    typer.Option(
-        callback=_use_threads,
-        expose_value=False,
-        help="Cores that compute, OMP_NUM_THREADS; all of the machine, if neither is given. Several processes on one "
-        "machine should share its cores.",
-    ),
-]
+Threads = Annotated[int | None, typer.Option(callback=_use_threads, expose_value=False, help=help_of("threads"))]
 Quick = Annotated[bool, typer.Option("--quick", help="Sizes that take seconds: for trying it out, not for figures.")]
 Runs = Annotated[int, typer.Option(help="Runs of each, more where they are short; medians are reported.")]
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from inlay.cli.documents import SCHEMA_SUFFIXES, Conversation, is_schema, plain_text, read_documents
-from inlay.cli.model_options import ModelOptions, with_model_options
 from inlay.cli.options import announce_hub, prompt_file, schema_file, standard_input
+from inlay.cli.settings import Options, with_settings
 from inlay.errors import ParameterError
 from inlay.pml import Prompt, resolve
+from inlay.settings import RUN
 from inlay.wording import clip
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 
-@with_model_options()
+@with_settings(RUN)
 def run(
     source: Annotated[
         str,
@@ -49,16 +50,10 @@ def run(
         list[str] | None,
         typer.Option("--document", metavar="FILE", help="With a model: a text file before the question; repeatable."),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="With a schema: a directory, a GGUF file, a hub name, random:<shape>, or demo; demo, if not given."
-        ),
-    ] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Answer without reuse as well, and show both.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object in place of text.")] = False,
     *,
-    options: ModelOptions,
+    options: Options,
 ) -> None:
     """Answer a prompt of a schema, or a question about text files: the answer, then its reuse and times.
 
@@ -69,9 +64,9 @@ def run(
     echo: Callable[[str], None] | None = None if as_json else _write
     asked: Prompt | list[dict[str, Any]]
     if prompt is not None or is_schema(source):
-        llm, asked = _of_schema(source, question, prompt, document, model, options)
+        llm, asked = _of_schema(source, question, prompt, document, options)
     else:
-        llm, asked = _of_model(source, question, document, model, options)
+        llm, asked = _of_model(source, question, document, options)
     names: list[str | None] = [*options.adapters()] or [None]
     params = options.sampling(llm)
     rows = [_row(llm, asked, params, name, echo, compare=compare) for name in names]
@@ -91,8 +86,7 @@ def _of_schema(
     question: str | None,
     prompt: str | None,
     document: Sequence[str] | None,
-    model: str | None,
-    options: ModelOptions,
+    options: Options,
 ) -> tuple[LLM, Prompt]:
     """Load a model for a prompt of a schema. Raises InlayError, for mistakes in the prompt before the model loads."""
     if prompt is None:
@@ -107,8 +101,7 @@ def _of_schema(
             )
     parsed_schema, parsed_prompt = schema_file(Path(schema)), prompt_file(prompt)
     resolve(parsed_schema, parsed_prompt, moves=True)  # errors are reported before a model is loaded
-    name = "demo" if model is None else announce_hub(model)
-    llm = options.load_llm(name)
+    llm = options.load_llm(announce_hub(options["model"]))
     llm.add_schema(parsed_schema, encode=False)
     return llm, parsed_prompt
 
@@ -117,11 +110,10 @@ def _of_model(
     model: str,
     question: str | None,
     document: Sequence[str] | None,
-    other: str | None,
-    options: ModelOptions,
+    options: Options,
 ) -> tuple[LLM, list[dict[str, Any]]]:
     """Load a model for a question about documents. Raises InlayError, for wrong documents before the model loads."""
-    if other is not None:
+    if options.flag("model") is not None:
         raise ParameterError(
             f"{clip(model)} is taken as a model, because it is no schema file, and --model names another one; leave "
             "--model out, or give a schema and its --prompt"

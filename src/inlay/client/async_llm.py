@@ -12,7 +12,6 @@ from typing import Any, TypeGuard
 from inlay.client.base import Progress, Served
 from inlay.client.cached_texts import CachedTextCalls
 from inlay.client.waiting import Looping
-from inlay.config import check_seconds
 from inlay.errors import ParameterError
 from inlay.models.load import GivenModel
 from inlay.output.processor import RequestState
@@ -21,6 +20,7 @@ from inlay.policy import PolicyFields, ReusePolicy, check_schema_fields
 from inlay.prompt.inputs import Message, PromptInput, chat_prompts, check_order, check_params, check_salt, in_any_order
 from inlay.prompt.layout import SchemaLayout
 from inlay.sampling.params import SamplingParams
+from inlay.settings import check_seconds
 from inlay.types import CachedText, RequestOutput, Scope
 
 

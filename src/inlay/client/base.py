@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,7 @@ from inlay.client.engine import CacheAdmin, Engine, Prepared, SteppedEngine
 from inlay.client.local import InProcessClient
 from inlay.client.schemas import SchemaManager
 from inlay.client.waiting import Mailbox, Waiting
-from inlay.config import EngineConfig
+from inlay.config import EngineConfig, ModelSettings
 from inlay.distribution import other_project
 from inlay.engine.background.divergence import DivergenceLog
 from inlay.engine.forward import StepObserver
@@ -42,6 +41,7 @@ from inlay.prompt.processor import PromptProcessor
 from inlay.prompt.request import EncodeRequest
 from inlay.prompt.tokens import TextEncoder
 from inlay.sampling.params import SamplingParams
+from inlay.settings import settings_of
 from inlay.tolerance import Measured
 from inlay.types import EVERYONE, DivergenceStats, EngineStats, RequestOutput, Scope
 
@@ -84,29 +84,27 @@ class Base:
         self,
         model: GivenModel | Served = "demo",
         *,
-        dtype: str = "auto",
-        seed: int | None = None,
-        weights: str | None = None,
-        quantization: str | None = None,
-        chat_template: str | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
-        adapters: Mapping[str, str | os.PathLike[str]] | None = None,
         **settings: Any,
     ) -> None:
         if wrong := other_project():
             logger.warning("%s", wrong)
+        chosen = ModelSettings(**{name: settings.pop(name) for name in settings_of(ModelSettings) if name in settings})
         self.config = EngineConfig.of(settings)
-        if chat_template is not None:
-            check_template(chat_template)
+        if chosen.chat_template is not None:
+            check_template(chosen.chat_template)
         if isinstance(model, Served):
             self._attach(model)
             return
-        loaded = as_loaded(model, dtype, seed or 0, weights, quantization, tokenizer, self.config.device)
-        self.loaded = loaded = adjusted(loaded, chat_template, self.config.max_model_len)
+        seed = chosen.seed or 0
+        loaded = as_loaded(
+            model, chosen.dtype, seed, chosen.weights, chosen.quantization, tokenizer, self.config.device
+        )
+        self.loaded = loaded = adjusted(loaded, chosen.chat_template, self.config.max_model_len)
         defaults = sampling_defaults(loaded) if self.config.generation_config == "auto" else {}
-        self._read_adapters = load_adapters(loaded.model, loaded.name, {} if adapters is None else adapters)
+        self._read_adapters = load_adapters(loaded.model, loaded.name, chosen.adapters or {})
         known = {name: adapter.info for name, adapter in self._read_adapters.items()}
-        client = self.connect(seed)
+        client = self.connect(chosen.seed)
         self._read_adapters = {}  # the engine holds their weights in another form
         self._attach(Served(client, loaded.name, loaded.tokenizer, defaults, known))
 

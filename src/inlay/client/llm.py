@@ -16,7 +16,6 @@ from inlay.client.base import Asked, Progress
 from inlay.client.cached_texts import CachedTextCalls
 from inlay.client.engine import SteppedEngine
 from inlay.client.waiting import Mailbox, Stepping, finish
-from inlay.config import parse_bytes
 from inlay.errors import InlayError, ParameterError
 from inlay.events import TokenEvent
 from inlay.models.load import GivenModel
@@ -36,6 +35,7 @@ from inlay.prompt.inputs import (
 )
 from inlay.prompt.layout import SchemaLayout
 from inlay.sampling.params import SamplingParams
+from inlay.settings import parse_bytes
 from inlay.types import CachedText, RequestOutput, Scope
 
 
@@ -45,13 +45,8 @@ class LLM(CachedTextCalls):
     Args:
         model: a local directory, a hub name, ``random:<shape>``, ``demo``, a LoadedModel, or a transformers model.
         tokenizer: only for a transformers model.
-        dtype: "auto", "float32" or "bfloat16".
-        seed: of random weights, and of requests without a seed. None draws the latter at random.
-        weights, quantization: the storage of a named model's weights, as in ``load_model``. None for the defaults,
-            packed and not quantized. A LoadedModel is not changed.
-        chat_template: a Jinja template. None for the model's own.
-        adapters: name → folder of a LoRA adapter in PEFT's format (docs/guides/adapters.md).
-        settings: see EngineConfig.
+        settings: see ModelSettings, for a model that is given by name, and EngineConfig. A LoadedModel keeps its
+            dtype and the storage of its weights.
 
     Raises:
         ModelError, ParameterError, CapacityError: if the model cannot be loaded or served with these settings.

@@ -17,7 +17,7 @@ from inlay.attention.device_storage import DeviceStorage
 from inlay.attention.registry import get_backend
 from inlay.attention.storage import NARROW, KVStorage, bytes_per_token
 from inlay.client.engine import EncodeListener, Prepared, TokenListener
-from inlay.config import EngineConfig, allocating, parse_bytes
+from inlay.config import EngineConfig, allocating
 from inlay.engine.background.divergence import DivergenceLog
 from inlay.engine.background.idle import IdleWorker
 from inlay.engine.background.profiler import Profiler
@@ -58,6 +58,7 @@ from inlay.prompt.model_info import ModelInfo
 from inlay.prompt.request import EncodeRequest, EngineRequest
 from inlay.sampling.params import SamplingParams
 from inlay.sampling.structured import Guide
+from inlay.settings import parse_bytes
 from inlay.types import EngineStats, SegmentState
 
 logger = logging.getLogger(__name__)

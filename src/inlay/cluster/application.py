@@ -28,13 +28,13 @@ from inlay.cluster.routing import Routing
 from inlay.cluster.schema_folder import SchemaFolder
 from inlay.cluster.settings import ClusterSettings
 from inlay.cluster.wire import Description
-from inlay.config import parse_bytes
 from inlay.errors import InlayError, ParameterError
 from inlay.pml import Schema
 from inlay.server.app import build_app
 from inlay.server.log_format import configure
 from inlay.server.schema_catalog import SchemaCatalog
 from inlay.server.service import Service
+from inlay.settings import parse_bytes
 
 logger = logging.getLogger(__name__)
 

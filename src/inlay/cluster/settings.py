@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,15 +11,15 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from inlay.cluster.affinity import RouterSettings
-from inlay.config import EngineConfig, parse_bytes
+from inlay.config import EngineConfig, ModelSettings
 from inlay.errors import ParameterError
 from inlay.models.location import served_names
 from inlay.server.settings import ServerSettings
+from inlay.settings import parse_bytes, settings_of
 from inlay.wording import show
 
 _MOST_BYTES = 1_000_000
 _MOST_PROBLEMS = 5
-_LOADED = ("dtype", "seed", "weights", "quantization", "chat_template", "adapters")  # LLM options beside EngineConfig's
 # ServerSettings fields that are set elsewhere or not at all
 _OURS = ("host", "port", "served_names", "open_to_network", "uds")
 _WAITING = 1024  # waiting requests at a replica, as for inlay serve
@@ -257,7 +256,7 @@ class ClusterSettings(_SettingsPart):
 
     def server_settings(self) -> ServerSettings:
         """Return the server settings of every ingress."""
-        known = [field.name for field in fields(ServerSettings) if field.name not in _OURS]
+        known = [name for name in settings_of(ServerSettings) if name not in _OURS]
         for name in self.server:
             if name not in known:
                 raise ParameterError(
@@ -287,7 +286,7 @@ class ClusterSettings(_SettingsPart):
 
 
 def _plain(engine: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in engine.items() if name not in _LOADED}
+    return {name: value for name, value in engine.items() if name not in settings_of(ModelSettings)}
 
 
 def _as_json(said: Mapping[str, Any]) -> bytes:

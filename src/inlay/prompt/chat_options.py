@@ -7,13 +7,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, TemplateError, meta
-from transformers import PreTrainedTokenizerBase
 
 from inlay.errors import ParameterError
 from inlay.wording import show
+
+if TYPE_CHECKING:  # transformers takes longer to load than the command line
+    from transformers import PreTrainedTokenizerBase
 
 _NAMES_SHOWN = 20
 _GENERATION = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")  # a tag of transformers

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from jinja2 import TemplateSyntaxError
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from inlay.errors import ParameterError
 from inlay.pml import Prompt, PromptBuilder
@@ -68,6 +67,8 @@ def check_template(text: str, where: str = "chat_template") -> str:
             f"{where}: it shows no messages; give the text of a chat template in Jinja",
             code="parameter.invalid_chat_template",
         )
+    from transformers.utils.chat_template_utils import render_jinja_template  # commands start without transformers
+
     try:
         render_jinja_template([[{"role": "user", "content": ""}]], chat_template=text)
     except TemplateSyntaxError as error:

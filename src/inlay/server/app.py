@@ -127,7 +127,7 @@ def _middlewares(service: Service) -> list[Middleware]:
         expose_headers=_TOLD_TO_PAGES,
     )
     # web pages cannot open a Unix domain socket
-    anybody = settings.has_keys or settings.open_to_network or settings.uds
+    anybody = settings.has_keys or settings.open_to_network or settings.uds is not None
     return [
         *([Middleware(RootPathMiddleware, root_path=settings.root_path)] if settings.root_path else []),
         Middleware(RequestLogMiddleware, counts=service.metrics),

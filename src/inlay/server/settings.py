@@ -1,21 +1,18 @@
-"""The options of a server, fixed at its start."""
+"""The options of a server, fixed at its start.
+
+Command lines derive from this module, so it loads neither the HTTP server nor transformers before it checks values.
+"""
 
 from __future__ import annotations
 
-import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from inlay.api.reasoning.formats import check_parser
-from inlay.api.tools.formats import FORMATS
-from inlay.config import check_choice
 from inlay.errors import ParameterError
-from inlay.policy import PolicyFields, ReusePolicy, log_deprecated
-from inlay.prompt.inputs import parse_ttl
-from inlay.server.limits import CEILINGS
-from inlay.server.tenants import check_api_key
+from inlay.policy import CEILINGS, PolicyFields, ReusePolicy, log_deprecated
+from inlay.settings import BATCH, SERVE, check_choice, check_seconds, check_settings, setting
 
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -23,75 +20,141 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """Options of a server, checked on creation. Raises ParameterError.
+    """Options of a server, checked on creation. Each field declares one; docs/reference/settings.md lists them.
 
-    Args:
-        host: the address to listen on.
-        port: the port to listen on; 0 takes a free one.
-        served_names: the model's names in requests. Answers use the first one.
-        reuse, recompute, promote, across_adapters, tolerance: the policy of requests without one, see PolicyFields.
-            None for that of ``policy.default_policy``.
-        max_reuse: the most reuse that a request may ask for.
-        keys_file: the file that ``inlay keys`` writes.
-        api_keys: the operator's keys, beside the file. Without file and keys, every caller is answered.
-        open_to_network: allow a server without keys to listen beyond this machine.
-        uds: the server listens on a Unix domain socket instead of host and port.
-        root_path: the path prefix at a proxy, like "/llm"; "" for none.
-        cors_origins: origins of web pages whose scripts may call the server; "*" for all.
-        max_body_bytes: the largest body.
-        max_nesting: the most levels of lists and objects in a body.
-        timeout_s: seconds until a request is aborted, unless it asks for another time; None for never.
-        max_timeout_s: the most seconds that a request may ask for; None for ``timeout_s``.
-        stream_interval: new tokens per event of a stream, over all its choices. A larger value costs less.
-        keep_alive_s: seconds without an event until a stream sends its headers and a comment.
-        slow_client_s: seconds that a client may leave sent data unread.
-        drain_s: seconds that running requests may continue once the server stops.
-        default_max_tokens: see ``api.dialect.Dialect.translate``.
-        tool_parser: the format of tool calls, a name of ``api.tools.formats``; None to detect it from the template.
-        reasoning_parser: the format of reasoning, a name of ``api.reasoning.formats``; None to detect it.
-        schema_ttl: the lifetime of the encoded states of the first schemas, like "1h"; None for no limit.
-        log_format: the format of the log on stderr.
-        log_level: the lowest level of the log.
+    Raises:
+        ParameterError: for a value that is not allowed, or options that exclude each other.
     """
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    served_names: tuple[str, ...] = ("demo",)
-    reuse: str | ReusePolicy | None = None
-    recompute: str | None = None
-    promote: bool | None = None
-    across_adapters: bool | None = None
-    tolerance: float | str | None = None
-    max_reuse: str = "modular"
-    keys_file: Path | None = None
-    api_keys: tuple[str, ...] = field(default=(), repr=False)
-    open_to_network: bool = False
-    uds: bool = False
-    root_path: str = ""
-    cors_origins: tuple[str, ...] = ()
-    max_body_bytes: int = 8 * 2**20
-    max_nesting: int = 64
-    timeout_s: float | None = 300.0
-    max_timeout_s: float | None = None
-    stream_interval: int = 1
-    keep_alive_s: float = 10.0
-    slow_client_s: float = 30.0
-    drain_s: float = 30.0
-    default_max_tokens: int | None = None
-    tool_parser: str | None = None
-    reasoning_parser: str | None = None
-    schema_ttl: str | None = None
-    log_format: str = "text"
-    log_level: str = "info"
+    host: str = setting("127.0.0.1", "The address to listen on; 0.0.0.0 for all of this machine.", commands=(SERVE,))
+    port: int = setting(8000, "The port to listen on; 0 takes a free one.", commands=(SERVE,))
+    uds: Path | None = setting(None, "Listen on this Unix domain socket instead of host and port.", commands=(SERVE,))
+    root_path: str = setting("", 'The path prefix at a proxy, like "/llm".', commands=(SERVE,))
+    served_names: tuple[str, ...] = setting(
+        ("demo",),
+        "The model's names in requests; answers use the first one. Repeatable in commands. Default: MODEL, or its last "
+        "name if it is a path.",
+        commands=(SERVE, BATCH),
+        option="served_model_name",
+        defaults={SERVE: None, BATCH: None},
+    )
+    reuse: str | ReusePolicy | None = setting(None, "The reuse policy of requests without one, as of the engine.")
+    recompute: str | None = setting(None, "As of the engine.")
+    promote: bool | None = setting(None, "As of the engine.")
+    across_adapters: bool | None = setting(None, "As of the engine.")
+    tolerance: float | str | None = setting(None, 'The tolerance of reuse "auto". None for the engine\'s.')
+    max_reuse: str = setting(
+        "modular", "The most reuse that a request may ask for.", commands=(SERVE,), choices=CEILINGS
+    )
+    keys_file: Path | None = setting(
+        None, "The file that ``inlay keys`` writes. Other callers are refused.", commands=(SERVE,), option="keys"
+    )
+    api_keys: tuple[str, ...] = setting(
+        (),
+        "The operator's keys, beside the file. Without file and keys, every caller is answered. Repeatable in "
+        "commands. Others can read command lines; use INLAY_API_KEY in the environment.",
+        commands=(SERVE,),
+        option="api_key",
+        secret=True,
+    )
+    open_to_network: bool = setting(
+        False,
+        "Allow a server without keys to listen beyond this machine. Everybody there may use the model.",
+        commands=(SERVE,),
+    )
+    cors_origins: tuple[str, ...] = setting(
+        (),
+        'Origins of web pages whose scripts may call the server; "*" for all. Repeatable in commands.',
+        commands=(SERVE,),
+        option="cors_origin",
+    )
+    max_body_bytes: int = setting(
+        8 * 2**20, "The largest body of a request, in bytes.", commands=(SERVE,), option="max_body", least=1
+    )
+    max_nesting: int = setting(64, "The most levels of lists and objects in a body.", commands=(SERVE,), least=1)
+    timeout_s: float | None = setting(
+        300.0,
+        "Seconds until a request is aborted, unless it asks for another time. None (0 for commands) for never.",
+        commands=(SERVE,),
+        option="timeout",
+        checked=check_seconds,
+        zero_is_none=True,
+    )
+    max_timeout_s: float | None = setting(
+        None,
+        "The most seconds that a request may ask for. Default: the timeout.",
+        commands=(SERVE,),
+        option="max_timeout",
+        checked=check_seconds,
+    )
+    stream_interval: int = setting(
+        1,
+        "New tokens per event of a stream, over all its choices. A larger value costs less.",
+        commands=(SERVE,),
+        least=1,
+    )
+    keep_alive_s: float = setting(
+        10.0,
+        "Seconds without an event until a stream sends its headers and a comment.",
+        commands=(SERVE,),
+        option="keep_alive",
+        checked=check_seconds,
+    )
+    slow_client_s: float = setting(
+        30.0,
+        "Seconds that a client may leave sent data unread.",
+        commands=(SERVE,),
+        option="slow_client",
+        checked=check_seconds,
+    )
+    drain_s: float = setting(
+        30.0,
+        "Seconds that running requests may continue once the server stops.",
+        commands=(SERVE,),
+        option="drain",
+        checked=check_seconds,
+    )
+    default_max_tokens: int | None = setting(
+        None,
+        "The most tokens of answers to requests without a limit. Default: 16 for completions, and for chats none.",
+        commands=(SERVE, BATCH),
+        least=1,
+    )
+    tool_parser: str | None = setting(
+        None,
+        "The format of tool calls: hermes, llama3_json, mistral, … (docs/guides/tools.md). Default: detected from the "
+        "chat template.",
+        commands=(SERVE, BATCH),
+    )
+    reasoning_parser: str | None = setting(
+        None,
+        "The format of reasoning (docs/guides/tools.md), or off. Default: detected from the chat template.",
+        commands=(SERVE, BATCH),
+    )
+    schema_ttl: str | None = setting(
+        None,
+        'The lifetime of the encoded states of the first schemas, like "1h". Default: no limit.',
+        commands=(SERVE,),
+    )
+    log_format: str = setting(
+        "text",
+        "The format of the log on stderr: text, or json for one object a line.",
+        commands=(SERVE,),
+        choices=LOG_FORMATS,
+    )
+    log_level: str = setting("info", "The lowest level of the log.", commands=(SERVE,), choices=LOG_LEVELS)
 
     def __post_init__(self) -> None:
+        from inlay.api.reasoning.formats import check_parser
+        from inlay.api.tools.formats import FORMATS
+        from inlay.prompt.inputs import parse_ttl
+        from inlay.server.tenants import check_api_key
+
         policy = self.policy
-        check_choice("max_reuse", self.max_reuse, CEILINGS)
+        check_settings(self)
         if self.tool_parser is not None:
             check_choice("tool_parser", self.tool_parser, tuple(row.name for row in FORMATS))
         check_parser(self.reasoning_parser)
-        check_choice("log_format", self.log_format, LOG_FORMATS)
-        check_choice("log_level", self.log_level, LOG_LEVELS)
         if policy is not None and not policy.within(ReusePolicy.parse(self.max_reuse)):
             raise ParameterError(
                 f"reuse is '{policy}' and max_reuse is {self.max_reuse!r}, which allows less; lower reuse or raise "
@@ -107,14 +170,6 @@ class ServerSettings:
             )
         if not self.served_names or not all(self.served_names):
             raise ParameterError("served_names has no name, or an empty one; give the model one that clients can write")
-        for name in ("max_body_bytes", "max_nesting", "stream_interval", "default_max_tokens"):
-            value = getattr(self, name)
-            if not (value is None and name == "default_max_tokens") and value < 1:
-                raise ParameterError(f"{name} is {value}; it must be at least 1")
-        for name in ("timeout_s", "max_timeout_s", "keep_alive_s", "slow_client_s", "drain_s"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ParameterError(f"{name} is {value:g}; it must be a finite number of seconds above 0")
 
     @cached_property
     def policy(self) -> ReusePolicy | None:

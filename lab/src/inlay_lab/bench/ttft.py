@@ -31,12 +31,12 @@ from transformers import PreTrainedModel
 
 from inlay.authoring.plot.figure import save
 from inlay.client.llm import LLM
-from inlay.config import check_choice
 from inlay.errors import CapacityError, ContextError, ParameterError
 from inlay.models.spec import dtype_name
 from inlay.pml import Prompt, Schema
 from inlay.policy import ReusePolicy
 from inlay.sampling.params import SamplingParams
+from inlay.settings import check_choice
 from inlay.types import RequestOutput
 from inlay_lab.bench.decode.llama import why_not
 from inlay_lab.bench.machine import (

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from inlay.client.llm import LLM
-from inlay.config import check_choice
 from inlay.errors import ParameterError
 from inlay.policy import POSITIONS, ReusePolicy
+from inlay.settings import check_choice
 from inlay_lab.eval.across import ALL_TASKS
 from inlay_lab.eval.modular_cases import Round, draw_rounds
 from inlay_lab.eval.oracle import served

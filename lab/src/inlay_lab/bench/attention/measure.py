@@ -25,9 +25,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from inlay.attention.backend import Backend
 from inlay.attention.plan import build_plan
 from inlay.attention.registry import get_backend
-from inlay.config import check_choice
 from inlay.errors import ParameterError
 from inlay.models.load import DTYPES
+from inlay.settings import check_choice
 from inlay_lab.bench.attention.cases import Case, Content, Dense, Pages, SegmentCase, measure_segments
 from inlay_lab.bench.attention.plans import PrefillCase, measure_plans, measure_prefill
 from inlay_lab.bench.machine import (

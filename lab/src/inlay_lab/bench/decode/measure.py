@@ -21,7 +21,6 @@ from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
 from inlay.attention.registry import get_backend
 from inlay.client.llm import LLM
-from inlay.config import check_choice
 from inlay.engine import core as engine
 from inlay.engine import forward
 from inlay.errors import ContextError, ParameterError
@@ -32,6 +31,7 @@ from inlay.models.linear import FrozenLinear
 from inlay.models.spec import dtype_name
 from inlay.sampling.params import SamplingParams
 from inlay.sampling.sampler import PendingTokens
+from inlay.settings import check_choice
 from inlay_lab.bench.decode.llama import bytes_read, llama_answers, why_not
 from inlay_lab.bench.floor import Floor, Rates
 from inlay_lab.bench.machine import GB, Ceilings, Meter, Progress, Timing, describe_machine, in_turns, measure_ceilings

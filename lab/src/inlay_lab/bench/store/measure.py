@@ -19,12 +19,12 @@ from typing import Any
 
 from inlay.client.llm import LLM
 from inlay.client.local import InProcessClient
-from inlay.config import check_choice
 from inlay.errors import ParameterError
 from inlay.kv.offload.disk import DiskTier
 from inlay.models.spec import dtype_name
 from inlay.pml import Prompt, Schema
 from inlay.sampling.params import SamplingParams
+from inlay.settings import check_choice
 from inlay.types import RequestOutput
 from inlay_lab.bench.decode.llama import why_not
 from inlay_lab.bench.machine import Meter, clocked, describe_machine, in_turns

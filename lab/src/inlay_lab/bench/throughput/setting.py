@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from inlay.client.async_llm import AsyncLLM
-from inlay.config import KV_CACHE_DTYPES, check_choice
+from inlay.config import KV_CACHE_DTYPES
 from inlay.errors import ParameterError
 from inlay.models.weights import WeightForm
+from inlay.settings import check_choice
 from inlay_lab.bench.throughput.workload import (
     CHOSEN,
     KINDS,
