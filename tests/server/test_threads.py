@@ -22,10 +22,10 @@ import pytest
 
 from inlay.api.failures import BodyError
 from inlay.api.openai import OpenAI
-from inlay.engine.workpool import Pacer
 from inlay.server import body as guard
 from inlay.server import threads
 from inlay.server.threads import BodyWorkers, MemoryTrimmer
+from inlay.workpool import Pacer
 from tests.engine.background.test_pacing import burn
 
 from .conftest import CHAT, COMPLETIONS, Site

@@ -22,7 +22,6 @@ from inlay.config import EngineConfig
 from inlay.distribution import other_project
 from inlay.engine.background.divergence import DivergenceLog
 from inlay.engine.forward import StepObserver
-from inlay.engine.workpool import Pacer, WorkPools
 from inlay.errors import ParameterError
 from inlay.events import TokenEvent
 from inlay.kv.store import SegmentStore
@@ -44,6 +43,7 @@ from inlay.prompt.tokens import TextEncoder
 from inlay.sampling.params import SamplingParams
 from inlay.tolerance import Measured
 from inlay.types import EVERYONE, DivergenceStats, EngineStats, RequestOutput, Scope
+from inlay.workpool import Pacer, WorkPools
 
 logger = logging.getLogger(__name__)
 

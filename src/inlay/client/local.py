@@ -27,7 +27,6 @@ from inlay.engine.background.shadow import ShadowSampler
 from inlay.engine.core import EngineCore
 from inlay.engine.encoder import Encoding
 from inlay.engine.factory import RequestFactory
-from inlay.engine.forks import ThisProcess
 from inlay.engine.forward import StepObserver
 from inlay.engine.pass_cost import measured_cost
 from inlay.engine.recurrent_probe import probe_states
@@ -59,6 +58,7 @@ from inlay.prompt.request import EncodeRequest, EngineRequest
 from inlay.sampling.params import SamplingParams
 from inlay.sampling.structured import Guide
 from inlay.types import EngineStats, SegmentState
+from inlay.workpool import ThisProcess
 
 logger = logging.getLogger(__name__)
 
