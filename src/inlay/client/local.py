@@ -29,9 +29,9 @@ from inlay.engine.encoder import Encoding
 from inlay.engine.factory import RequestFactory
 from inlay.engine.forward import StepObserver
 from inlay.engine.pass_cost import measured_cost
-from inlay.engine.recurrent_probe import probe_states
+from inlay.engine.probes import check_adapters, check_compiled, probe_states, why_not_shift
 from inlay.engine.request import Request
-from inlay.engine.runner import Runner, check_adapters, check_compiled, why_not_shift
+from inlay.engine.runner import Runner
 from inlay.engine.thread import EngineThread
 from inlay.engine.unshared_runner import UnsharedRunner
 from inlay.errors import InlayError, ParameterError
@@ -116,6 +116,7 @@ class InProcessClient:
             model=public_name(loaded.name),
             timeout_s=config.store_timeout_s,
             states=runner.states,
+            wake=self._wake,
         )
         profiler = Profiler(
             self.store,
@@ -148,7 +149,6 @@ class InProcessClient:
             forms=self.residency.forms if self.residency.codecs else None,
         )
         self.thread = EngineThread(self.engine, own=own_thread)
-        self.residency.wake = self._wake
 
     @property
     def model(self) -> ModelInfo:
@@ -260,7 +260,7 @@ class InProcessClient:
             return
         with suppress(InlayError):  # inside a step it could not come further, and closed nothing does
             if not self.residency.settled:
-                self.thread.run(self.residency.poll)
+                self.thread.run(self.engine.poll)
                 self.residency.flush(_FLUSH_S)
         self.thread.stop()
         self.residency.close()
@@ -274,7 +274,7 @@ class InProcessClient:
     def _wake(self) -> None:
         """Process finished loads and copies between two steps. Thread-safe."""
         with suppress(InlayError):  # the engine has stopped
-            self.call(self.residency.poll)
+            self.call(self.engine.poll)
 
 
 def _make_runner(
