@@ -107,7 +107,11 @@ def chat() -> list[str]:
 
 def table() -> str:
     """The part of the page between the marks."""
-    lines = [BEGIN]
+    lines = [
+        BEGIN,
+        "",
+        "These are the files of which a function is called, on any thread. A property is a function, too.",
+    ]
     for title, files in (
         ("`LLM.generate` with two stored modules and recomputed tokens", generate()),
         ("`POST /v1/chat/completions` with a stored prompt", chat()),
