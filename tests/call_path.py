@@ -22,6 +22,8 @@ SOURCE = Path(inlay.__file__).parent
 PAGE = Path(__file__).parent.parent / "docs" / "architecture.md"
 BEGIN, END = "<!-- call paths: written by python -m tests.call_path -->", "<!-- end of call paths -->"
 
+EXPLANATION = "These are the files of which a function is called, on any thread. A property is a function, too."
+
 SCHEMA = Schema.from_string(
     '<schema name="trip">Plan a trip. <module name="miami">Miami has beaches and art deco houses.</module>'
     '<module name="oslo">Oslo has fjords, forests and museums.</module></schema>'

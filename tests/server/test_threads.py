@@ -186,6 +186,20 @@ def test_a_server_gives_threads_few_arenas_and_short_turns():
     assert told("set up") == (pytest.approx(1e-4), 2)
 
 
+def test_threads_end_with_their_workers():
+    async def run() -> None:
+        before = set(threading.enumerate())
+        workers = BodyWorkers()
+        await workers.run(lambda: None, tenant="a", size=LARGE)
+        (thread,) = set(threading.enumerate()) - before
+        del workers
+        gc.collect()
+        await asyncio.to_thread(thread.join, S)
+        assert not thread.is_alive()
+
+    asyncio.run(run())
+
+
 def test_tenants_take_turns(gates: list[Gate]):
     """A tenant's large bodies go one after the other; those of others, and small ones, do not wait for them."""
 

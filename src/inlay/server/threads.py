@@ -15,6 +15,7 @@ import asyncio
 import ctypes
 import json
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -117,6 +118,7 @@ class _Lane:
 
     def __init__(self, name: str, max_bytes: int, trimmer: MemoryTrimmer, pacer: Pacer) -> None:
         self._pool = WorkPool(name, _THREADS, pacer=pacer)
+        weakref.finalize(self, self._pool.close)  # its threads end with it
         self._max_bytes = max_bytes
         self._bytes: Counter[str] = Counter()  # by tenant
         self._trimmer = trimmer
