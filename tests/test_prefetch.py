@@ -43,7 +43,7 @@ def in_pool(llm: LLM, module: str) -> bool:
     (spec,) = llm.processor.schemas.module_specs("u", llm.policy("modular"))[module]
     while llm.local.residency.bringing([spec.key]):
         llm.local.residency.wait(10)
-        llm.local.call(llm.local.residency.poll).result()
+        llm.local.call(llm.local.engine.poll).result()
     return llm.store.get(spec) is not None
 
 

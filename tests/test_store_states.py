@@ -39,6 +39,7 @@ class Process:
         prompt = SCHEMA.prompt().use("a").use("b").text(text)
         ((output, logits),) = self.recorder.greedy([prompt], 3, **asked)
         close(logits, steps_of(self.name, list(output.prompt_token_ids), output))
+        self.disk_tokens = output.usage.disk_tokens
         return int(output.usage.cached_tokens)
 
 
@@ -51,14 +52,20 @@ def test_a_new_process_continues_the_state_that_an_earlier_one_has_written(name,
     with Process(name, tmp_path) as first:
         assert first.cached("What then?") == 0
         found = first.cached("And now?")
+        assert first.disk_tokens == 0
     assert found > 100
     (file,) = files(tmp_path)
     with safe_open(file, "numpy") as read:
         assert any(key.startswith("state.") for key in read.keys())  # noqa: SIM118  (it is no dictionary)
     with Process(name, tmp_path) as second:
         assert second.cached("Is it far?") == found
-        assert second.recorder.llm.stats().disk_tokens == found
-        assert second.recorder.llm.stats().states
+        assert second.disk_tokens == found
+        stats = second.recorder.llm.stats()
+        assert stats.disk_tokens == found
+        assert stats.states
+        assert (stats.state_hits, stats.state_hit_tokens) == (1, found)
+        assert stats.states <= stats.used_state_slots < stats.state_slots
+        assert stats.state_bytes % stats.state_slots == 0 < stats.state_bytes
 
 
 @pytest.mark.parametrize("name", MODELS[:2])

@@ -66,6 +66,7 @@ LEFT_OUT = (
     "prompt/test_splice.py",
     "sampling/test_adjust.py",
     "sampling/test_compiled.py",
+    "sampling/test_defaults.py",
     "sampling/test_device.py",
     "sampling/test_filters.py",
     "sampling/test_grammar_forms.py",

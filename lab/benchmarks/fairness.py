@@ -54,7 +54,7 @@ class Job:
 class Boundless:
     """A pool that always has room."""
 
-    def admit(self, job: Job) -> Admission:
+    def admit(self, job: Job, alone: bool) -> Admission:
         job.prompt_left = job.prompt + job.said
         return Admission.ADMITTED
 

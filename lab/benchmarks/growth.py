@@ -105,7 +105,7 @@ def evictions(segments: int) -> Callable[[], Any]:
 class Boundless:
     """A pool that always has room."""
 
-    def admit(self, job: Any) -> Admission:
+    def admit(self, job: Any, alone: bool) -> Admission:
         return Admission.ADMITTED
 
     def grow(self, job: Any) -> bool:

@@ -352,6 +352,9 @@ class EngineStats:
         segments, stored_tokens: in the store.
         states, state_slots: stored states of recurrent layers, and the slots for them and for running requests.
         token_s: the seconds that a prompt token takes, a moving mean over passes. None before the first pass.
+        used_state_slots, state_bytes: slots that are not free, and the bytes of all slots.
+        state_hits, state_hit_tokens: admissions that continued a stored state, and the tokens in front of it.
+        state_evictions: stored states that were removed to make room.
         steps, preemptions: since the start.
         busy: True if there is work, including encodings.
         profiled_tokens, profile_s: tokens and seconds of idle time spent on deviation profiles.
@@ -395,6 +398,11 @@ class EngineStats:
     states: int = 0
     state_slots: int = 0
     token_s: float | None = None
+    used_state_slots: int = 0
+    state_bytes: int = 0
+    state_hits: int = 0
+    state_hit_tokens: int = 0
+    state_evictions: int = 0
 
 
 @dataclass(frozen=True, slots=True, repr=False)

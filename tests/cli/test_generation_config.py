@@ -12,7 +12,7 @@ from inlay.cli import main as command_line
 
 from ..batch.helpers import bodies, write
 from ..conftest import tiny
-from ..models.test_generation import SAID
+from ..sampling.test_defaults import SAID
 from .test_serve import client, started
 
 pytestmark = pytest.mark.long

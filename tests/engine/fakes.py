@@ -45,7 +45,7 @@ class FakeMemory:
     def free(self) -> int:
         return self.chunks - sum(self.held.values())
 
-    def admit(self, job: FakeJob) -> Admission:
+    def admit(self, job: FakeJob, alone: bool) -> Admission:
         answer = self.answer(job)
         self.asked.append((job, answer))
         return answer

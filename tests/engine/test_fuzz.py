@@ -13,12 +13,14 @@ import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
 
 from inlay import SamplingParams, Schema
+from inlay.client.local import InProcessClient
 from inlay.engine.encoder import Encoding
 from inlay.engine.request import Request
 from inlay.errors import DeadlineError
@@ -89,9 +91,9 @@ class Fuzz:
         self.alive: list[Request] = []
 
     def start(self) -> None:
-        self.driver = Driver(self.model, **self.settings)
         # The test steps the engine itself, so no other thread may make it poll.
-        self.driver.llm.client.residency.wake = lambda: None
+        with patch.object(InProcessClient, "_wake"):
+            self.driver = Driver(self.model, **self.settings)
         llm = self.driver.llm
         self.read = Read(self.driver)
         llm.observe(self.read)
@@ -240,10 +242,10 @@ class Fuzz:
             self.driver.engine.step()
         until = time.monotonic() + 20
         while not engine.residency.settled or engine.residency.moving:
-            engine.residency.poll()
+            engine.poll()
             engine.residency.wait(0.005)
             assert time.monotonic() < until, "something is on its way for ever"
-        engine.residency.poll()
+        engine.poll()
         for worker in (engine.profiler, engine.promoter, engine.shadow):
             if worker is not None:
                 worker.give_up()

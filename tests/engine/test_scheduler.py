@@ -252,7 +252,7 @@ def test_who_waits_takes_no_place_and_is_asked_when_something_has_changed(answer
         def begun(self, job, said):
             self.told.append((job, said))
 
-        def over(self):
+        def over(self, alone):
             woken, self.woken = self.woken, []
             return woken
 
@@ -260,7 +260,7 @@ def test_who_waits_takes_no_place_and_is_asked_when_something_has_changed(answer
     scheduler = Scheduler(4, 64, 64, None, memory, waits)
     first, *waiting = jobs((4, 50), *[(4, 5)] * 6)
     say, told = memory.admit, set(waiting)
-    memory.admit = lambda job: answer if job in told else say(job)
+    memory.admit = lambda job, alone: answer if job in told else say(job, alone)
     add(scheduler, first, *waiting)
     for _ in range(10):
         run(scheduler, memory, scheduler.step(0))
@@ -284,7 +284,7 @@ def test_who_waits_takes_no_place_and_is_asked_when_something_has_changed(answer
 def test_a_step_looks_at_few_of_many_tenants_that_wait(sequences, monkeypatch):
     scheduler, memory = make(chunks=10**6, requests=2, tokens=64, prefill=64)
     say = memory.admit
-    memory.admit = lambda job: Admission.TAKEN if not job.sequences else say(job)
+    memory.admit = lambda job, alone: Admission.TAKEN if not job.sequences else say(job, alone)
     add(scheduler, *jobs((4, 1000), (4, 1000)))
     run(scheduler, memory, scheduler.step(0))
     add(scheduler, *(FakeJob(10 + n, 4, 1, tenant=f"t{n}", sequences=sequences, priority=1) for n in range(2000)))
@@ -548,7 +548,7 @@ def test_who_waits_for_a_lower_tier_waits_where_nobody_runs(answer):
     scheduler, memory = make()
     first, second = FakeJob(1, 4, 1), FakeJob(2, 4, 1)
     say, answers = memory.admit, {first: answer}
-    memory.admit = lambda job: answers[job] if job in answers else say(job)
+    memory.admit = lambda job, alone: answers[job] if job in answers else say(job, alone)
     scheduler.add(first)
     scheduler.add(second)
     step = scheduler.step(0.0)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from inlay import LLM, CapacityError, ModelError, ParameterError, SamplingParams
-from inlay.engine import recurrent_probe
+from inlay.engine import probes
 from inlay.engine.request import Request
 from inlay.kv.states import LEAST_SLOTS, StatePool
 from inlay.models.mixers import rebound
@@ -279,7 +279,7 @@ def test_memory_for_states_is_refused_for_a_model_without_states():
 
 def test_the_check_at_load_finds_layers_that_lose_their_state(monkeypatch):
     loaded = tiny("lfm2")
-    monkeypatch.setattr(recurrent_probe, "StateSpan", lambda source, *rest: StateSpan(None, *rest))
+    monkeypatch.setattr(probes, "StateSpan", lambda source, *rest: StateSpan(None, *rest))
     with pytest.raises(ModelError) as refused:
         LLM(loaded, kv_memory="16MiB")
     assert refused.value.code == "model.not_servable"

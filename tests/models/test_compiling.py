@@ -9,11 +9,13 @@ import torch
 from transformers import AutoConfig
 
 from inlay import LLM, ParameterError, SamplingParams
+from inlay.attention.plan import Part
 from inlay.config import EngineConfig
-from inlay.engine import runner
+from inlay.engine.allocation import Work
 from inlay.models import compiling
 from inlay.models.load import load_model
 from inlay.models.weights import STOCK
+from inlay.slots import SlotRange
 from tests.conftest import tiny
 from tests.equivalence.recorder import Recorder
 from tests.equivalence.test_exact import check_whole_answer, ids
@@ -105,6 +107,6 @@ def test_passes_that_leave_the_layers_early_run_uncompiled(counted):
     llm = make(compile=True)
     before = counted["runs"]
     engine = llm.local.engine.runner
-    work = runner.Work(tuple(range(8)), runner.Part.of(0, 8, (), (runner.SlotRange(0, 8),)))
+    work = Work(tuple(range(8)), Part.of(0, 8, (), (SlotRange(0, 8),)))
     engine.run_to_check([work])
     assert counted["runs"] == before

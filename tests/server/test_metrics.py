@@ -46,6 +46,13 @@ STATS = EngineStats(
     stored_tokens=99,
     steps=12,
     preemptions=2,
+    states=5,
+    state_slots=16,
+    used_state_slots=8,
+    state_bytes=4096,
+    state_hits=9,
+    state_hit_tokens=800,
+    state_evictions=3,
     shadow=ShadowStats(
         samples=5,
         tokens=900,
@@ -228,6 +235,14 @@ def test_the_engine_is_asked_at_every_scrape():
     )
     assert (value(metrics, "segments"), value(metrics, "stored_tokens"), value(metrics, "schemas")) == (7, 99, 1)
     assert (value(metrics, "num_preemptions_total"), value(metrics, "engine_steps_total")) == (2, 12)
+
+
+def test_states_of_recurrent_layers_are_counted():
+    metrics = made()
+    names = ("state_slots", "state_slots_used", "states_stored", "state_bytes")
+    assert [value(metrics, name) for name in names] == [16, 8, 5, 4096]
+    names = ("state_hits_total", "state_hit_tokens_total", "state_evictions_total")
+    assert [value(metrics, name) for name in names] == [9, 800, 3]
 
 
 def test_drift_is_told_by_schema_and_policy():

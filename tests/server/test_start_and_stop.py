@@ -15,7 +15,7 @@ from inlay.server.app import build_app
 from inlay.server.run import Server, listen
 from inlay.server.settings import ServerSettings
 
-from ..models.test_generation import DEFAULTS, SAID, advised
+from ..sampling.test_defaults import DEFAULTS, SAID, advised
 from .conftest import CHAT, COMPLETIONS, SCHEMA, Site, running, small_model
 from .test_completions import ENDLESS, asking, until
 

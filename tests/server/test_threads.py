@@ -22,10 +22,10 @@ import pytest
 
 from inlay.api.failures import BodyError
 from inlay.api.openai import OpenAI
-from inlay.engine.workpool import Pacer
 from inlay.server import body as guard
 from inlay.server import threads
 from inlay.server.threads import BodyWorkers, MemoryTrimmer
+from inlay.workpool import Pacer
 from tests.engine.background.test_pacing import burn
 
 from .conftest import CHAT, COMPLETIONS, Site
@@ -184,6 +184,20 @@ def test_a_server_gives_threads_few_arenas_and_short_turns():
 
     assert told() == (0.005, 9)
     assert told("set up") == (pytest.approx(1e-4), 2)
+
+
+def test_threads_end_with_their_workers():
+    async def run() -> None:
+        before = set(threading.enumerate())
+        workers = BodyWorkers()
+        await workers.run(lambda: None, tenant="a", size=LARGE)
+        (thread,) = set(threading.enumerate()) - before
+        del workers
+        gc.collect()
+        await asyncio.to_thread(thread.join, S)
+        assert not thread.is_alive()
+
+    asyncio.run(run())
 
 
 def test_tenants_take_turns(gates: list[Gate]):

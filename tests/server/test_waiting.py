@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from inlay import AsyncLLM, SamplingParams
-from inlay.engine.workpool import WorkPool
+from inlay.workpool import WorkPool
 from tests.client.test_async_llm import PARAMS, engine, last
 
 from .conftest import CHAT, COMPLETIONS, running, small_model

@@ -21,12 +21,10 @@ from inlay.config import EngineConfig, ModelSettings
 from inlay.distribution import other_project
 from inlay.engine.background.divergence import DivergenceLog
 from inlay.engine.forward import StepObserver
-from inlay.engine.workpool import Pacer, WorkPools
 from inlay.errors import ParameterError
 from inlay.events import TokenEvent
 from inlay.kv.store import SegmentStore
 from inlay.measured import AutoReuse
-from inlay.models.generation import sampling_defaults
 from inlay.models.load import GivenModel, adjusted, as_loaded
 from inlay.models.lora import AdapterInfo, load_adapters
 from inlay.output.processor import OutputProcessor, RequestState
@@ -40,17 +38,19 @@ from inlay.prompt.placed import PromptLayout
 from inlay.prompt.processor import PromptProcessor
 from inlay.prompt.request import EncodeRequest
 from inlay.prompt.tokens import TextEncoder
+from inlay.sampling.defaults import sampling_defaults
 from inlay.sampling.params import SamplingParams
 from inlay.settings import settings_of
 from inlay.tolerance import Measured
 from inlay.types import EVERYONE, DivergenceStats, EngineStats, RequestOutput, Scope
+from inlay.workpool import Pacer, WorkPools
 
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 
 
-class Asked(NamedTuple):
+class PreparedRequest(NamedTuple):
     """A request that is ready to be queued, and the state that collects its events."""
 
     prepared: Prepared
@@ -378,7 +378,7 @@ class Base:
         forced: Sequence[int] = (),
         keep_marked_alone: bool = False,
         diagnostics: bool = False,
-    ) -> Asked:
+    ) -> PreparedRequest:
         """Turn a prompt into a request. Arguments and errors as of PromptProcessor.process_noted.
 
         Raises:
@@ -389,7 +389,7 @@ class Base:
             compiled = partial(self.client.compile_grammar, params, scope.cache_salt)
             grammar = await work(self.pools.grammars, compiled, owner, deadline)
 
-        def made() -> Asked:
+        def made() -> PreparedRequest:
             taken = policy if forced else self.policy_taken(prompt, policy, scope.cache_salt)
             request, noted = self.processor.process_noted(
                 prompt,
@@ -404,11 +404,11 @@ class Base:
                 diagnostics=diagnostics,
             )
             state = self.outputs.begin(request, None if taken == policy else str(policy), noted)
-            return Asked(self.client.prepare(request, grammar), state)
+            return PreparedRequest(self.client.prepare(request, grammar), state)
 
         return await work(self.pools.prompts, made, owner, deadline)
 
-    def _listen(self, asked: Asked, interval: int | None = 1) -> Listening:
+    def _listen(self, asked: PreparedRequest, interval: int | None = 1) -> Listening:
         """Submit a request.
 
         Args:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from inlay.client.base import Asked, Progress
+from inlay.client.base import PreparedRequest, Progress
 from inlay.client.cached_texts import CachedTextCalls
 from inlay.client.engine import SteppedEngine
 from inlay.client.waiting import Mailbox, Stepping, finish
@@ -466,7 +466,7 @@ class LLM(CachedTextCalls):
         *,
         forced: Sequence[Sequence[int]] | None = None,
         diagnostics: bool = False,
-    ) -> list[Asked]:
+    ) -> list[PreparedRequest]:
         """Prepare all prompts, before any of them runs. Raises InlayError."""
         several = list(prompts) if is_several(prompts) else [prompts]
         if check_order(order):
@@ -494,7 +494,7 @@ class LLM(CachedTextCalls):
             for *row, ids in rows
         ]
 
-    def _run(self, requests: Sequence[Asked]) -> Iterator[RequestState]:
+    def _run(self, requests: Sequence[PreparedRequest]) -> Iterator[RequestState]:
         """Run requests, yielding each when it has ended. Raises the first failure."""
         ended: Mailbox[RequestState] = self._waiting.mailbox()
         states = [state for _, state in requests]
@@ -513,7 +513,7 @@ class LLM(CachedTextCalls):
         if first is not None:
             raise first
 
-    def _outputs(self, asked: Asked) -> Iterator[RequestOutput]:
+    def _outputs(self, asked: PreparedRequest) -> Iterator[RequestOutput]:
         """Run a request, yielding its output after every token."""
         try:
             outputs, finished = self._listen(asked), False

@@ -27,12 +27,11 @@ from inlay.engine.background.shadow import ShadowSampler
 from inlay.engine.core import EngineCore
 from inlay.engine.encoder import Encoding
 from inlay.engine.factory import RequestFactory
-from inlay.engine.forks import ThisProcess
 from inlay.engine.forward import StepObserver
 from inlay.engine.pass_cost import measured_cost
-from inlay.engine.recurrent_probe import probe_states
+from inlay.engine.probes import check_adapters, check_compiled, probe_states, why_not_shift
 from inlay.engine.request import Request
-from inlay.engine.runner import Runner, check_adapters, check_compiled, why_not_shift
+from inlay.engine.runner import Runner
 from inlay.engine.thread import EngineThread
 from inlay.engine.unshared_runner import UnsharedRunner
 from inlay.errors import InlayError, ParameterError
@@ -60,6 +59,7 @@ from inlay.sampling.params import SamplingParams
 from inlay.sampling.structured import Guide
 from inlay.settings import parse_bytes
 from inlay.types import EngineStats, SegmentState
+from inlay.workpool import ThisProcess
 
 logger = logging.getLogger(__name__)
 
@@ -117,6 +117,7 @@ class InProcessClient:
             model=public_name(loaded.name),
             timeout_s=config.store_timeout_s,
             states=runner.states,
+            wake=self._wake,
         )
         profiler = Profiler(
             self.store,
@@ -149,7 +150,6 @@ class InProcessClient:
             forms=self.residency.forms if self.residency.codecs else None,
         )
         self.thread = EngineThread(self.engine, own=own_thread)
-        self.residency.wake = self._wake
 
     @property
     def model(self) -> ModelInfo:
@@ -264,7 +264,7 @@ class InProcessClient:
             return
         with suppress(InlayError):  # inside a step it could not come further, and closed nothing does
             if not self.residency.settled:
-                self.thread.run(self.residency.poll)
+                self.thread.run(self.engine.poll)
                 self.residency.flush(_FLUSH_S)
         self.thread.stop()
         self.residency.close()
@@ -278,7 +278,7 @@ class InProcessClient:
     def _wake(self) -> None:
         """Process finished loads and copies between two steps. Thread-safe."""
         with suppress(InlayError):  # the engine has stopped
-            self.call(self.residency.poll)
+            self.call(self.engine.poll)
 
 
 def _make_runner(

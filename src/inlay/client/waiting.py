@@ -13,7 +13,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar
 
-from inlay.engine.workpool import WorkPool
+from inlay.workpool import WorkPool
 
 T = TypeVar("T")
 

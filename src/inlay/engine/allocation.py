@@ -14,7 +14,7 @@ from torch import Tensor
 from inlay.attention.mass import AttentionMass
 from inlay.attention.plan import Item, Part, PlanContext, Table, items_at, table_of
 from inlay.engine.lookup import Lookup
-from inlay.engine.request_state import RequestState
+from inlay.engine.recurrent_state import RecurrentState
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.offload.arrivals import Arrival
 from inlay.kv.pool import KVPool
@@ -120,6 +120,15 @@ class Prefill:
         return taken
 
 
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A wait for the first ``tokens`` tokens of a run that a prefill computes."""
+
+    prefill: Prefill
+    run: TokenRun
+    tokens: int
+
+
 @dataclass(eq=False, slots=True)
 class SequenceAllocation:
     """A running request's allocation in the pool; empty for a waiting request.
@@ -149,7 +158,7 @@ class SequenceAllocation:
     hold: Hold = field(default_factory=Hold)
     last: tuple[TokenRun, tuple[SlotRange, ...]] | None = None
     states: SequenceStates = field(default_factory=SequenceStates)
-    state: RequestState | None = None
+    state: RecurrentState | None = None
     arrivals: tuple[Arrival, ...] = ()
     arrived: tuple[SlotRange, ...] = ()
     _chunks: tuple[tuple[SlotRange, ...], frozenset[int]] | None = None  # (tail, chunks of the tail and the modules)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 from torch import Tensor
 
+from inlay.engine.answer import most_rows
 from inlay.engine.background.idle import IdleTime, IdleWorker
 from inlay.engine.background.profiler import Profiler
 from inlay.engine.background.promoter import Promoter
@@ -19,7 +20,6 @@ from inlay.engine.inbox import fault_of
 from inlay.engine.jobs import Step
 from inlay.engine.kv_manager import KVCacheManager
 from inlay.engine.pass_cost import PassBudget
-from inlay.engine.prompt_scores import most_rows
 from inlay.engine.request import Request
 from inlay.engine.runner import Runner
 from inlay.engine.scheduler import Scheduler
@@ -72,19 +72,21 @@ class EngineCore:
         self._budget = PassBudget(max_pass_s)
         self.residency = residency or Residency(store, runner.storage)
         self.kv_manager = KVCacheManager(
-            store, self.residency, kept=kept, pin_share=pin_share, prefetch_likely=prefetch_likely
+            store,
+            self.residency,
+            kept=kept,
+            pin_share=pin_share,
+            prefetch_likely=prefetch_likely,
+            profiles=None if profiler is None else profiler.profiles,
+            derived=[each for each in (promoter, profiler) if each is not None],
         )
         self.profiler = profiler
-        if profiler is not None:
-            self.kv_manager.profiles = profiler.profiles
         self.promoter = promoter
-        self.kv_manager.when_over(self._forget_modules)
         self.shadow = shadow
         self._idle_time = IdleTime((profiler, promoter, shadow), self._budget, max_tokens)
         self.scheduler: Scheduler[Task] = Scheduler(
             max_requests, max_tokens, prefill_chunk, max_waiting, self.kv_manager, self.kv_manager.waits
         )
-        self.kv_manager.alone = lambda: not self.scheduler.running
         self.observers: list[StepObserver] = []
         self._plans = PassPlans()
         self._scoring: set[Task] = set()  # queued or running tasks whose prompts still need log-probabilities
@@ -94,7 +96,7 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """The engine's current state. Thread-safe."""
-        running, pool = list(self.scheduler.running), self.store.pool
+        running, pool, states = list(self.scheduler.running), self.store.pool, self.store.states
         held: set[int] = set()
         for task in running:
             allocation = task.allocation
@@ -127,8 +129,13 @@ class EngineCore:
             disk=self.residency.stats_of("disk"),
             shared=self.residency.stats_of("shared"),
             shadow=None if self.shadow is None else self.shadow.stats(),
-            states=0 if self.store.states is None else self.store.states.stored,
-            state_slots=0 if self.store.states is None else self.store.states.slots,
+            states=0 if states is None else states.stored,
+            state_slots=0 if states is None else states.slots,
+            used_state_slots=0 if states is None else states.used_slots,
+            state_bytes=0 if states is None else states.slots * states.slot_bytes,
+            state_hits=0 if states is None else states.hits,
+            state_hit_tokens=0 if states is None else states.hit_tokens,
+            state_evictions=0 if states is None else states.evicted,
             token_s=self._budget.token_s,
         )
 
@@ -170,7 +177,7 @@ class EngineCore:
         Returns:
             The requests with a new token, the encodings that advanced, and the tasks that ended.
         """
-        self.residency.poll()
+        self.poll()
         due = self._idle_time.due and bool(self.scheduler.running)
         self._idle_time.give_up(wanted=not self.scheduler.running or self.kv_manager.short_of_room)
         began = time.perf_counter()
@@ -215,6 +222,11 @@ class EngineCore:
             raise error
         return failed
 
+    def poll(self) -> None:
+        """Take over loaded segments, and release the slots of finished copies."""
+        for spec, left_s in self.residency.poll():
+            self.kv_manager.retention.loaded(spec, left_s)
+
     def idle_step(self, *, whole: bool = False, only: Collection[IdleWorker | None] | None = None) -> bool:
         """Use idle time. Returns False if there was no work for it.
 
@@ -237,14 +249,6 @@ class EngineCore:
         if self.promoter is not None:
             self.promoter.forget_salt(salt)
         return self.kv_manager.retention.evict_texts(salt, self.scheduler.oldest())
-
-    def _forget_modules(self, keys: frozenset[bytes]) -> None:
-        """Forget everything derived from expired or evicted modules."""
-        if self.promoter is not None:
-            self.promoter.forget_modules(keys)
-        if self.profiler is not None:
-            self.profiler.forget(keys)
-        self.kv_manager.profiles.forget(keys)
 
     def forget(self) -> int:
         """Remove all stored segments that no request reads, and forget repeated prefixes. Returns their tokens."""

@@ -12,8 +12,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from inlay.engine.allocation import Prefill, SequenceAllocation
-from inlay.engine.pending import Wait
+from inlay.engine.allocation import Prefill, SequenceAllocation, Wait
 from inlay.engine.request import Request
 from inlay.events import EncodeEvent, Fault
 from inlay.kv.identity import SegmentSpec

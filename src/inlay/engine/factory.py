@@ -7,8 +7,7 @@ import weakref
 from collections.abc import Callable, Container, Iterable
 from itertools import count
 
-from inlay.engine.answer import Answer, SamplingState
-from inlay.engine.prompt_scores import PromptScores
+from inlay.engine.answer import Answer, PromptScores, SamplingState
 from inlay.engine.prompt_state import PromptState
 from inlay.engine.request import Request
 from inlay.errors import ParameterError

@@ -56,8 +56,12 @@ L = TypeVar("L", bound=Job)
 class Memory(Protocol[K]):
     """The pool as the scheduler sees it."""
 
-    def admit(self, job: K) -> Admission:
-        """Look up a job and allocate room for its missing tokens. Raises CapacityError if it can never run."""
+    def admit(self, job: K, alone: bool) -> Admission:
+        """Look up a job and allocate room for its missing tokens. Raises CapacityError if it can never run.
+
+        Args:
+            alone: True if no other job runs, so that this one may start before all layers are loaded.
+        """
         ...
 
     def grow(self, job: K) -> bool:
@@ -76,8 +80,8 @@ class Waits(Protocol[L]):
         """Record that a job was answered LATER or COMING."""
         ...
 
-    def over(self) -> Iterable[L]:
-        """The jobs to ask again, each reported once. Some may have left since."""
+    def over(self, alone: bool) -> Iterable[L]:
+        """The jobs to ask again, each reported once. Some may have left since. alone: see ``Memory.admit``."""
         ...
 
     @property

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from inlay.engine.allocation import Prefill, SequenceAllocation, allocation_of
+from inlay.engine.allocation import Prefill, SequenceAllocation, Wait, allocation_of
 from inlay.engine.background.profiles import KnownProfiles
 from inlay.engine.encoder import Encoding, Task
 from inlay.engine.jobs import Admission
@@ -30,12 +30,11 @@ from inlay.engine.lookup import (
 )
 from inlay.engine.lower_tiers import LowerTiers
 from inlay.engine.order import OrderChooser
-from inlay.engine.pending import PendingPrefills, Wait
 from inlay.engine.prefetch import Prefetcher
+from inlay.engine.recurrent_state import begin_state, mark_prompt, public_prefix
 from inlay.engine.request import Request
-from inlay.engine.request_state import begin_state, mark_prompt, public_prefix
-from inlay.engine.retention import Retention
-from inlay.engine.waits import AdmissionWaits
+from inlay.engine.retention import DerivedData, Retention
+from inlay.engine.waits import AdmissionWaits, PendingPrefills
 from inlay.errors import CapacityError
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.offload.arrivals import Arrival
@@ -61,17 +60,18 @@ class KVCacheManager:
         kept: which segments these tiers may hold.
         pin_share: see Retention.
         prefetch_likely: True to prefetch the segments that are likely to be read, too.
+        profiles: the deviation profiles of modules. None for none.
+        derived: see Retention. The profiles are added to them.
 
     Attributes:
         prefetcher: loads segments into the pool ahead of requests.
         retention: pins and lifetimes of segments, as set by callers.
         pending: the running prefills that other tasks may wait for.
-        profiles: the deviation profiles of modules.
+        profiles: the deviation profiles of modules; see ``Args``.
         orders: chooses the order of a prompt's free sets.
         encoding: the encoding that has slots; at most one at a time.
         encoded_tokens: the number of module tokens computed since the start.
         short_of_room: True if a task found no room in the last step.
-        alone: returns True if no other request runs, so that one may start before all its layers are loaded.
     """
 
     def __init__(
@@ -82,32 +82,30 @@ class KVCacheManager:
         kept: Kept = Kept.SCHEMAS,
         pin_share: float = 0.25,
         prefetch_likely: bool = False,
+        profiles: KnownProfiles | None = None,
+        derived: Sequence[DerivedData] = (),
     ) -> None:
+        self.profiles = KnownProfiles() if profiles is None else profiles
         self._store = store
         self.residency = residency
         self._lower = LowerTiers(store, residency, kept=kept)
         self.prefetcher = Prefetcher(store, residency, self._lower, likely=prefetch_likely)
-        self.retention = Retention(store, residency, kept=kept, pin_share=pin_share)
+        derived = [*derived, self.profiles]
+        self.retention = Retention(store, residency, kept=kept, pin_share=pin_share, derived=derived)
         self.pending = PendingPrefills(store)
         self._computing: dict[Prefill, Task] = {}
-        self.profiles = KnownProfiles()
         self.orders = OrderChooser(store)
         self.encoding: Encoding | None = None
         self.encoded_tokens = 0
         self.short_of_room = False
-        self.alone: Callable[[], bool] = _never
-        self.waits = AdmissionWaits(store, residency, self.pending, lambda: self.alone())
+        self.waits = AdmissionWaits(store, residency, self.pending)
 
-    def when_over(self, listener: Callable[[frozenset[bytes]], None]) -> None:
-        """Set the listener that receives the keys of expired and evicted segments."""
-        self.retention.over = listener
-
-    def admit(self, task: Task) -> Admission:
+    def admit(self, task: Task, alone: bool) -> Admission:
         """See jobs.Memory."""
         self._store.purge()
         self.retention.expire()
         try:
-            answer = self._admit_encoding(task) if isinstance(task, Encoding) else self._admit_request(task)
+            answer = self._admit_encoding(task) if isinstance(task, Encoding) else self._admit_request(task, alone)
         except BaseException:
             self.release(task)
             raise
@@ -166,10 +164,13 @@ class KVCacheManager:
         self.encoding = encoding
         return Admission.ADMITTED
 
-    def _admit_request(self, request: Request) -> Admission:
+    def _admit_request(self, request: Request, alone: bool) -> Admission:
         """Admit a request. Its composed prompt and usage are set at its first admission.
 
         A request that needs a pass for token selection is admitted for that pass first.
+
+        Args:
+            alone: see jobs.Memory.
         """
         if self._still_waits(request) or request.prompt.selector is not None:
             return Admission.LATER
@@ -190,7 +191,7 @@ class KVCacheManager:
         coming = self._lower.bring_up(read, lookup)
         if coming is not None:
             request.wait_for(self.residency.bringing(spec.key for spec, _ in lookup.missing))
-            by_layer = self._lower.by_layer(read, lookup) if self._may_wait_in_pass(request) else None
+            by_layer = self._lower.by_layer(read, lookup) if alone and _reads_by_layer(request) else None
             if by_layer is None:
                 return coming
             lookup, arrivals = by_layer
@@ -237,7 +238,7 @@ class KVCacheManager:
             if request.leader is None:
                 self.orders.asked(request.prompt.request)
             missed = request.prefill.misses or misses
-            request.count(lookup.modules, lookup.prefixes, known, missed, self.residency.came_from)
+            request.count(lookup.modules, lookup.prefixes, known, missed, self.residency.came_from, prefix)
             self._lower.write_used_again(request, lookup)
             self.retention.claim(request)
             self.prefetcher.admitted(request, read)
@@ -246,10 +247,6 @@ class KVCacheManager:
     def _begin(self, task: Task, prefills: Sequence[Prefill]) -> None:
         self._computing.update(dict.fromkeys(prefills, task))
         self.pending.add(prefills)
-
-    def _may_wait_in_pass(self, request: Request) -> bool:
-        """True if the request may read layers while they load: alone, without prompt scores or token selection."""
-        return self.alone() and request.scores is None and request.prompt.selecting is None
 
     def _most_chunks(self, lookup: Lookup) -> int:
         """The number of chunks that a reader of these matches may hold. Other pins are excluded."""
@@ -282,6 +279,8 @@ class KVCacheManager:
             allocation.state = state
             undo.pop_all()
         self._store.read(*lookup.found)
+        if state is not None and lookup.state is not None and self._store.states is not None:
+            self._store.states.hit(lookup.state_tokens)
         return allocation
 
     def grow(self, task: Task) -> bool:
@@ -477,6 +476,6 @@ class KVCacheManager:
         return cut(room, 0, modules), cut(room, modules, sum(run.length for run in room) - modules)
 
 
-def _never() -> bool:
-    """The default of ``alone``: requests wait for lower tiers before admission."""
-    return False
+def _reads_by_layer(request: Request) -> bool:
+    """True if the request may read layers while they load: without prompt scores and without token selection."""
+    return request.scores is None and request.prompt.selecting is None

@@ -255,6 +255,7 @@ def usage_of(
     recomputed: RecomputedTokens | None = None,
     awaited: Mapping[bytes, str] | None = None,
     adapter: bytes = b"",
+    prefix: tuple[str, int] | None = None,
 ) -> Usage:
     """Count the tokens of a composed prompt by their source.
 
@@ -265,9 +266,12 @@ def usage_of(
         recomputed: the recomputed tokens of modules.
         awaited: the tier of each segment that was loaded from a lower tier, by key.
         adapter: the adapter of the request.
+        prefix: the tier that the first tokens of the prompt were loaded from, and their number. None for none.
     """
     total = exact = promoted = shifted = across = kept = 0
     lower: dict[str, int] = {}
+    if prefix is not None and composed:  # a prefix lies at the start of the prompt's own text
+        lower[prefix[0]] = min(prefixes[0], prefix[1])
     forms = dict.fromkeys(FORMS, 0)
     for part, begun in zip(composed, prefixes, strict=True):
         if not isinstance(part, CachedSpan):

@@ -8,11 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from inlay.engine.allocation import SequenceAllocation, Work
-from inlay.engine.answer import Answer, SamplingState
+from inlay.engine.allocation import SequenceAllocation, Wait, Work
+from inlay.engine.answer import Answer, PromptScores, SamplingState
 from inlay.engine.lookup import Lookup
-from inlay.engine.pending import Wait
-from inlay.engine.prompt_scores import PromptScores
 from inlay.engine.prompt_state import PrefillRecord, PromptState, lasting_tokens, reads_of, usage_of
 from inlay.engine.token_selection import Selection, place_of
 from inlay.errors import CapacityError, InlayError, ParameterError
@@ -185,6 +183,7 @@ class Request:
         known: bool,
         misses: Mapping[str, int],
         came_from: Callable[[bytes], str | None],
+        prefix: SegmentSpec | None = None,
     ) -> None:
         """Set the usage of the prompt's tokens.
 
@@ -193,6 +192,7 @@ class Request:
             known: True if the last token was stored too.
             misses: the missing tokens of modules, by reason.
             came_from: returns the tier that delivered a segment, by key.
+            prefix: the prompt's prefix that lower tiers hold with a recurrent state. None for none.
         """
         if self.prefill.usage is None:
             earlier = self.prefill.found  # KV that the selecting pass computed does not count as stored
@@ -210,6 +210,7 @@ class Request:
                 awaited=awaited,
                 recomputed=self.prompt.recomputed,
                 adapter=self.adapter,
+                prefix=None if prefix is None else (awaited.get(prefix.key, ""), len(prefix.ids)),
             )
             lasting = lasting_tokens(self.prompt.request.parts, self.prompt.composed, stored, begun)
             if self.prompt.request.diagnostics:

@@ -6,8 +6,8 @@ import math
 import time
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeVar
 
 from inlay.engine.encoder import Encoding
 from inlay.engine.lookup import begun
@@ -28,19 +28,33 @@ T = TypeVar("T", bytes, str)
 _EXPIRED_AT_ONCE = 64  # segments that expire before the next admission; the rest expire later
 
 
+class DerivedData(Protocol):
+    """Data that was computed from modules, and must go with them."""
+
+    def forget_modules(self, keys: frozenset[bytes]) -> None:
+        """Forget all data derived from these segments, which have expired or were evicted."""
+        ...
+
+
 class Retention:
     """Lifetimes of the segments that requests and encodings read and store, pins, and explicit evictions.
-
-    Attributes:
-        over: called with the keys of segments that expire or are evicted.
 
     Args:
         kept: which segments the lower tiers may hold.
         pin_share: see Pins.
+        derived: the data that go with expired and evicted segments.
     """
 
-    def __init__(self, store: SegmentStore, residency: Residency, *, kept: Kept, pin_share: float) -> None:
-        self.over: Callable[[frozenset[bytes]], None] = _nobody
+    def __init__(
+        self,
+        store: SegmentStore,
+        residency: Residency,
+        *,
+        kept: Kept,
+        pin_share: float,
+        derived: Sequence[DerivedData] = (),
+    ) -> None:
+        self._derived = derived
         self._store = store
         self._residency = residency
         self._kept = kept
@@ -50,7 +64,6 @@ class Retention:
         self._evicted: dict[bytes, float] = {}
         self._evicted_texts: dict[str, float] = {}  # the same by salt, for all text of it
         self.pins = Pins(store, residency.forms, pin_share)
-        residency.on_arrival(self._arrived)
 
     def claim(self, request: Request) -> None:
         """Start the lifetimes (``ttl_s``) of the modules and the text that a request reads."""
@@ -78,7 +91,7 @@ class Retention:
         segments = (claim.thing for claims in over for claim in claims if isinstance(claim.thing, SegmentSpec))
         gone = frozenset(spec.key for spec in segments if not self.pins.is_pinned(spec))
         if gone:
-            self.over(gone)
+            self._forget_derived(gone)
         for claims in sorted(over, key=_depth, reverse=True):
             thing, salt = claims[0].thing, claims[0].salt
             if isinstance(thing, Passage):
@@ -123,7 +136,7 @@ class Retention:
         forms = [form for spec in specs for form in self._every_form(spec)]
         keys = frozenset(form.key for form in forms)
         _note(self._evicted, keys, oldest)
-        self.over(keys)
+        self._forget_derived(keys)
         for form in forms:
             self.pins.release(form)
             self._lifetimes.forget(form)
@@ -212,11 +225,19 @@ class Retention:
         found = (*self._residency.below_pool(), *self._store.modules().values())
         return tuple({spec.lossless.key: spec.lossless for spec in found}.values())
 
-    def _arrived(self, spec: SegmentSpec, left_s: float | None) -> None:
-        """Take over the lifetime that another process, now ended, gave to a segment."""
+    def loaded(self, spec: SegmentSpec, left_s: float | None) -> None:
+        """Hold a segment that has loaded from a lower tier, if it is pinned. Take over its lifetime in that tier.
+
+        Args:
+            left_s: the remaining lifetime in seconds, set by a process that may have ended. None for no end.
+        """
         self.pins.stored(spec)
         if left_s is not None:
             self._lifetimes.claim(spec, left_s, time.monotonic())
+
+    def _forget_derived(self, keys: frozenset[bytes]) -> None:
+        for each in self._derived:
+            each.forget_modules(keys)
 
     def _claim(self, task: Request | Encoding, specs: Iterable[SegmentSpec], ttl_s: float, now: float) -> None:
         longer = [spec for spec in specs if self._lifetimes.claim(spec, ttl_s, now, _owner(task, spec))]
@@ -276,10 +297,6 @@ def _note(evicted: dict[T, float], things: Iterable[T], oldest: float | None) ->
         del evicted[thing]
     if oldest is not None:
         evicted.update(dict.fromkeys(things, time.perf_counter()))
-
-
-def _nobody(keys: frozenset[bytes]) -> None:
-    """The default listener: does nothing."""
 
 
 def _start(part: NewSpan) -> int:

@@ -1,14 +1,9 @@
-"""Forward passes of the stock model over packed work, with our attention in every layer.
-
-The probe at load time checks that reading a segment at a shift gives the same result as computing it there. That holds
-for rotary positions, for ALiBi, and without positions, because scores depend on distances only. A model that changes
-its keys after the rotation fails the probe, and shifts are refused for it.
-"""
+"""Forward passes of the stock model over packed work, with our attention in every layer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import numpy as np
@@ -18,19 +13,15 @@ from torch import Tensor
 
 from inlay.attention.backend import Backend
 from inlay.attention.mass import BLOCK_BYTES
-from inlay.attention.plan import Part, Plan, build_plan, items_at, plan_of_rows
+from inlay.attention.plan import Plan, build_plan, plan_of_rows
 from inlay.engine.allocation import Work
 from inlay.engine.graphs import Record, pass_graphs
-from inlay.errors import CapacityError, ParameterError
-from inlay.kv.pool import KVPool
 from inlay.models.compiling import OPAQUE, compiled
 from inlay.models.device import on_device, upload
 from inlay.models.interface import IMPLEMENTATION, EndOfPassError, KeptRows, PassContext, attention_implementation
 from inlay.models.load import LoadedModel
 from inlay.models.lora import Adapters
 from inlay.models.mixers.states import PassStates, StateSpan, StateStorage
-from inlay.models.spec import ModelSpec
-from inlay.slots import SlotRange, cut
 
 
 class Runner:
@@ -114,6 +105,16 @@ class Runner:
             if not context.plain or not self._saves_rows(plan.rows, len(rows)):
                 return self._run(known, rows, context, self._adapted(work))
             return self._run_kept(known, rows, context)
+
+    @contextmanager
+    def unrecorded(self, *, compiled: bool) -> Iterator[None]:
+        """Run the passes of a block without recordings, and with the compiled model only if ``compiled`` is True."""
+        before = self._compiled, self.graphs
+        self._compiled, self.graphs = before[0] if compiled else None, None
+        try:
+            yield
+        finally:
+            self._compiled, self.graphs = before
 
     def _saves_rows(self, rows: int, wanted: int) -> bool:
         """True if some layers need only the wanted rows of a pass.
@@ -224,135 +225,3 @@ class Runner:
             )
         logits: Tensor = output.logits[0]
         return logits
-
-
-_HEAD, _TAIL = 16, 8
-_START, _SHIFT = 53, 41
-
-#: Number of probe texts, of which one must pass. Rounding can change a token's experts in single texts; wrong
-#: frequencies fail all texts.
-_TEXTS = 8
-
-#: Tolerated error of logits, as a share of their spread. Rounding alone gives 1e-5 in fp32 and 0.03 in bf16 and int8.
-#: In fp8 it gives 0.03 to 0.24, and the least over some texts stays within the same bound.
-TOLERANCE = {torch.float32: 1e-3} | dict.fromkeys((torch.bfloat16, torch.int8, torch.float8_e4m3fn), 0.15)
-
-
-def check_compiled(spec: ModelSpec, runner: Runner, pool: KVPool) -> None:
-    """Check that the compiled model runs and gives the same logits as the uncompiled one.
-
-    This compiles it for passes of several rows and of one.
-
-    Raises:
-        ParameterError: compiling fails or changes the logits.
-        CapacityError: the pool is too small for the passes.
-    """
-    runs = pool.allocate(_HEAD)
-    if runs is None:
-        raise _too_small(pool, _HEAD)
-    model, graphs, found = runner._compiled, runner.graphs, []
-    runner.graphs = None  # a recording would be replayed for both models
-    try:
-        for runner._compiled in (model, None):
-            found.append(torch.cat([_whole(0, probe_ids(spec, 0)[:rows], runner, runs) for rows in (_HEAD, _TAIL, 1)]))
-        off = max(error_of(one, other) for one, other in zip(*found, strict=True))
-    except (RuntimeError, ImportError, NotImplementedError) as error:  # the compiler's errors are RuntimeErrors
-        reason = str(error).strip().splitlines()[:1]
-        raise ParameterError(
-            f"compile is set, and torch.compile fails at this model: {type(error).__name__}: {' '.join(reason)[:300]}; "
-            "leave compile out",
-            code="model.not_compilable",
-        ) from error
-    finally:
-        runner._compiled, runner.graphs = model, graphs
-        pool.free(runs)
-    if off > TOLERANCE[runner.storage.dtype]:
-        raise ParameterError(
-            f"compile is set, and torch.compile changes this model's logits by {off:.2g} of their spread; leave it out",
-            code="model.not_compilable",
-        )
-
-
-def why_not_shift(spec: ModelSpec, runner: Runner, pool: KVPool) -> str | None:
-    """The reason why this model's segments cannot be read at a shift; None if they can.
-
-    Raises CapacityError if the pool is too small for the probe.
-    """
-    if spec.why_fixed is not None:
-        return spec.why_fixed
-    runs = pool.allocate(_HEAD + _TAIL)
-    if runs is None:
-        raise _too_small(pool, _HEAD + _TAIL)
-    tolerance = TOLERANCE[runner.storage.dtype]
-    try:
-        least = _change(spec, runner, runs, 0)
-        for text in range(1, _TEXTS):
-            if least > tolerance:
-                least = min(least, _change(spec, runner, runs, text))
-    finally:
-        pool.free(runs)
-    if least > tolerance:
-        return f"a shifted segment changes this model's logits by {least:.2g} of their spread"
-    return None
-
-
-def check_adapters(adapters: Adapters, spec: ModelSpec, runner: Runner, pool: KVPool) -> None:
-    """Check that a pass calls the adapted layers as the adapters expect.
-
-    Raises:
-        ModelError: it does not.
-        CapacityError: the pool is too small for the pass.
-    """
-    if not adapters:
-        return
-    ids, wanted = probe_ids(spec, 0)[:_TAIL], [1, _TAIL - 1]
-    runs = pool.allocate(len(ids))
-    if runs is None:
-        raise _too_small(pool, len(ids))
-    try:
-        work = [Work(ids, Part.of(0, len(ids), (), cut(runs, 0, len(ids))))]
-        adapters.check_calls(lambda: runner.run(work, wanted), rows=len(ids), wanted=len(wanted))
-    finally:
-        pool.free(runs)
-
-
-def _too_small(pool: KVPool, tokens: int) -> CapacityError:
-    needed = pool.chunks_for(tokens) * pool.chunk_size * pool.bytes_per_token
-    return CapacityError(
-        f"kv_memory is too small to run anything; give at least {needed} bytes", code="cache.pool_too_small"
-    )
-
-
-def _change(spec: ModelSpec, runner: Runner, runs: tuple[SlotRange, ...], text: int) -> float:
-    """The larger error of a text's last logits from two changes: reading its head at a shift, and moving all of it."""
-    ids = probe_ids(spec, text)
-    here = _whole(0, ids, runner, runs)
-    moved = error_of(_whole(_SHIFT, ids, runner, runs), here)
-    return max(moved, error_of(_shifted(ids, runner, runs), here))
-
-
-def probe_ids(spec: ModelSpec, text: int) -> tuple[int, ...]:
-    """A probe text by number."""
-    generator = torch.Generator().manual_seed(1 + text)
-    return tuple(torch.randint(0, min(spec.vocab_size, 1 << 15), (_HEAD + _TAIL,), generator=generator).tolist())
-
-
-def _whole(start: int, ids: tuple[int, ...], runner: Runner, runs: tuple[SlotRange, ...]) -> Tensor:
-    """The last logits of a prompt that is computed in one piece, from position ``start`` on."""
-    return runner.run([Work(ids, Part.of(start, len(ids), (), cut(runs, 0, len(ids))))], [len(ids) - 1])
-
-
-def _shifted(ids: tuple[int, ...], runner: Runner, runs: tuple[SlotRange, ...]) -> Tensor:
-    """The last logits of a prompt whose head is encoded at one position and read from another."""
-    head, tail = cut(runs, 0, _HEAD), cut(runs, _HEAD, _TAIL)
-    runner.run([Work(ids[:_HEAD], Part.of(_START, _HEAD, (), head))], [])
-    context = items_at(head, _START, _SHIFT)
-    span = Part.of(_START + _SHIFT + _HEAD, _TAIL, context, tail)
-    return runner.run([Work(ids[_HEAD:], span)], [_TAIL - 1])
-
-
-def error_of(logits: Tensor, expected: Tensor) -> float:
-    """The error of logits as a share of their spread."""
-    logits, expected = logits.float(), expected.float()
-    spread = (expected - expected.mean()).norm().clamp_min(1e-9)
-    return float((logits - expected).norm() / spread)

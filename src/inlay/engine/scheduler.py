@@ -321,7 +321,7 @@ class Scheduler(Generic[J]):
 
     def _wake(self) -> None:
         """Return parked and refused jobs to the queues if their wait may be over."""
-        for job in list(self._parked) if self._waits is None else self._waits.over():
+        for job in list(self._parked) if self._waits is None else self._waits.over(alone=not self.running):
             if job in self._parked:
                 del self._parked[job]
                 self._join_queue(job)
@@ -347,7 +347,7 @@ class Scheduler(Generic[J]):
     def _ask(self, job: J, step: Step[J]) -> Admission | None:
         """Admit a waiting job and start it if admitted. Returns the admission; None if the job has left."""
         try:
-            answer = self._memory.admit(job)
+            answer = self._memory.admit(job, alone=not self.running)
             if answer is Admission.ADMITTED:
                 self._start(job)
         except Exception as error:  # it can never run, or its request has a fault; only this job ends

@@ -30,11 +30,11 @@ from typing import TypeVar
 
 from inlay.engine.core import EngineCore
 from inlay.engine.encoder import Task
-from inlay.engine.forks import ThisProcess
 from inlay.engine.inbox import Command, Inbox, fault_of
 from inlay.engine.listeners import Listener, Listeners
 from inlay.errors import AbortedError, EngineDeadError, InlayError
 from inlay.wording import fault_in_words
+from inlay.workpool import ThisProcess
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,8 @@ from torch import Tensor
 from inlay.attention.backend import Backend
 from inlay.attention.plan import Plan
 from inlay.engine.allocation import SequenceStates, Work
-from inlay.engine.runner import TOLERANCE, Runner, error_of, probe_ids
+from inlay.engine.probes import TOLERANCE, error_of, probe_ids
+from inlay.engine.runner import Runner
 from inlay.errors import CapacityError, ModelError
 from inlay.models.cache_keyword import cache_keyword, returned_cache
 from inlay.models.device import on_device

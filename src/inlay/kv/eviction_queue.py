@@ -30,15 +30,19 @@ T = TypeVar("T", bound=Evictable)
 class EvictionQueue(Generic[T]):
     """Items in the order of eviction.
 
-    Every item has one heap entry, with its rank at that time. A use never lowers a rank, so a use only updates facts.
-    An
-    entry with an outdated rank goes back into the heap when it is met.
+    The pool lists its segments here, and each tier its entries (``offload/entries.py``). Every item has one valid heap
+    entry, with its rank at that time. A use never lowers a rank, so a use only updates facts. An entry with an outdated
+    rank goes back into the heap when it is met. So the cost of the first items does not grow with their number.
 
     Args:
-        behind: returns the items that are useless without a given item.
+        behind: returns the items that are useless without a given item. None if there are no such items.
+
+    Attributes:
+        floor: the worth of evicted items; see Use.
     """
 
-    def __init__(self, policy: Policy, cost: PassCost, behind: Callable[[T], Iterable[T]]) -> None:
+    def __init__(self, policy: Policy, cost: PassCost, behind: Callable[[T], Iterable[T]] | None = None) -> None:
+        self.floor = 0.0
         self.policy = policy
         self.cost = cost
         self._behind = behind
@@ -46,7 +50,6 @@ class EvictionQueue(Generic[T]):
         # By the hash of the name: frequency, returned, last, before.
         self._gone: OrderedDict[int, tuple[int, int, float, float]] = OrderedDict()
         self._now = self._numbers = self._live = 0
-        self._floor = 0.0
 
     def __len__(self) -> int:
         return self._live
@@ -63,14 +66,17 @@ class EvictionQueue(Generic[T]):
             thing.use.frequency, thing.use.returned, thing.use.last, thing.use.before = gone
             thing.use.returned += returns
         self.read(thing)
+        self.put(thing)
+
+    def put(self, thing: T) -> None:
+        """Add an item, or list it again, with the use that it has."""
+        self._live += thing.listed is None
         self._push(thing)
-        self._live += 1
 
     def add_behind(self, thing: T, other: T) -> None:
         """Add the second part of an item that was cut in two. It inherits the use of the first part."""
         thing.use = replace(other.use, tokens=thing.use.tokens, context=thing.use.context)
-        self._push(thing)
-        self._live += 1
+        self.put(thing)
 
     def touch(self, thing: T) -> None:
         """Record a lookup. Many lookups may precede a read."""
@@ -80,7 +86,7 @@ class EvictionQueue(Generic[T]):
     def read(self, thing: T) -> None:
         """Record a read."""
         self._now += 1
-        thing.use.read(self._now, self._floor)
+        thing.use.read(self._now, self.floor)
 
     def remove(self, thing: T, name: Hashable = None) -> None:
         """Remove an item and remember its use under its name."""
@@ -91,15 +97,13 @@ class EvictionQueue(Generic[T]):
             self._gone[hash(name)] = use.frequency, use.returned, use.last, use.before
             if len(self._gone) > _MOST_GONE:
                 self._gone.popitem(last=False)
-        if len(self._heap) > 64 + _STALE * self._live:
-            self._heap = [entry for entry in self._heap if entry[2].listed == entry[1]]
-            heapify(self._heap)
+        self._tidy()
 
     def evicted(self, thing: T) -> None:
         """Record an eviction. This raises the floor, so that items of less worth lose rank unless they are used
         again.
         """
-        self._floor = max(self._floor, self.policy(thing.use, self.cost)[1])
+        self.floor = max(self.floor, self.policy(thing.use, self.cost)[1])
 
     @contextmanager
     def next(self) -> Iterator[Iterator[T]]:
@@ -116,6 +120,12 @@ class EvictionQueue(Generic[T]):
         self._numbers += 1
         thing.listed = self._numbers
         heappush(self._heap, (self.policy(thing.use, self.cost), self._numbers, thing))
+        self._tidy()
+
+    def _tidy(self) -> None:
+        if len(self._heap) > 64 + _STALE * self._live:
+            self._heap = [entry for entry in self._heap if entry[2].listed == entry[1]]
+            heapify(self._heap)
 
     def _ends_first(self, met: list[tuple[Rank, int, T]]) -> Generator[T, None, None]:
         done: set[int] = set()
@@ -129,7 +139,8 @@ class EvictionQueue(Generic[T]):
                 number = thing.listed
                 assert number is not None, "what is removed has no entry"
                 if number not in left:
-                    before = [n for other in self._behind(thing) if (n := other.listed) is not None and n not in done]
+                    others = () if self._behind is None else self._behind(thing)
+                    before = [n for other in others if (n := other.listed) is not None and n not in done]
                     left[number] = len(before)
                     for other in before:
                         waiting.setdefault(other, []).append(thing)

@@ -27,6 +27,7 @@ class StatePool:
 
     Attributes:
         evicted: the number of stored states that have gone to make room.
+        hits, hit_tokens: the requests that continue a stored state, and the tokens in front of it, since the start.
 
     Raises:
         CapacityError: there are too few slots.
@@ -41,7 +42,7 @@ class StatePool:
             )
         self.slots = slots
         self.slot_bytes = slot_bytes
-        self.evicted = 0
+        self.evicted = self.hits = self.hit_tokens = 0
         self._free = list(range(slots - 1, 0, -1))
         self._stored: OrderedDict[StoredState, None] = OrderedDict()  # least recently used first
 
@@ -54,6 +55,16 @@ class StatePool:
     def free_slots(self) -> int:
         """The number of slots that hold nothing."""
         return len(self._free)
+
+    @property
+    def used_slots(self) -> int:
+        """The number of slots of running requests and stored states."""
+        return self.slots - 1 - len(self._free)
+
+    def hit(self, tokens: int) -> None:
+        """Count a request that continues the state behind its first ``tokens`` tokens."""
+        self.hits += 1
+        self.hit_tokens += tokens
 
     def allocate(self) -> int | None:
         """Return a slot, of an evicted state if no slot is free. Returns None if requests use all slots."""

@@ -45,7 +45,7 @@ class SegmentStore:
         states: the recurrent states behind segments. None for a model without recurrent layers.
 
     Attributes:
-        demotion: asked before anything is evicted. None if evicted segments are lost.
+        demotion: asked before anything is evicted; see ``demote_with``. None if evicted segments are lost.
     """
 
     def __init__(
@@ -80,6 +80,10 @@ class SegmentStore:
         for segment in self._index:
             listener.added(segment)
         self._index.listener = listener
+
+    def demote_with(self, demotion: Demotion) -> None:
+        """Have segments copied to a lower tier before they are evicted."""
+        self.demotion = demotion
 
     def get(self, spec: SegmentSpec) -> PrefixMatch | None:
         """The prefix match of a whole segment. None unless all of it is stored."""

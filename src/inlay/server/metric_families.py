@@ -229,8 +229,20 @@ class EngineCollector(Collector):
             ("shadow_seconds", "How long that took.", shadow.seconds),
         )
         host, disk, shared = stats.host or TierStats(), stats.disk or TierStats(), stats.shared or TierStats(up=False)
-        gauges = (*gauges, *_host_gauges(host), *_store_gauges(stats, disk), *_shared_gauges(shared))
-        counters = (*counters, *_host_counters(host), *_store_counters(disk), *_shared_counters(shared))
+        gauges = (
+            *gauges,
+            *_state_gauges(stats),
+            *_host_gauges(host),
+            *_store_gauges(stats, disk),
+            *_shared_gauges(shared),
+        )
+        counters = (
+            *counters,
+            *_state_counters(stats),
+            *_host_counters(host),
+            *_store_counters(disk),
+            *_shared_counters(shared),
+        )
         yield from self._divergence(shadow)
         yield self._store_misses("host_misses", "memory of the host", host)
         yield self._store_misses("store_misses", "store on disk", disk)
@@ -276,6 +288,23 @@ class EngineCollector(Collector):
         for reason in STORE_MISSES:
             family.add_metric((self._model, ENGINE, reason), counts.get(reason, 0))
         return family
+
+
+def _state_gauges(stats: EngineStats) -> Iterable[tuple[str, str, float]]:
+    return (
+        ("state_slots", "Slots for the states of recurrent layers.", stats.state_slots),
+        ("state_slots_used", "Slots of running requests and stored states.", stats.used_state_slots),
+        ("states_stored", "Stored states.", stats.states),
+        ("state_bytes", "Bytes of all slots.", stats.state_bytes),
+    )
+
+
+def _state_counters(stats: EngineStats) -> Iterable[tuple[str, str, float]]:
+    return (
+        ("state_hits", "Admissions that continued a stored state.", stats.state_hits),
+        ("state_hit_tokens", "Tokens in front of these states.", stats.state_hit_tokens),
+        ("state_evictions", "Stored states that were removed to make room.", stats.state_evictions),
+    )
 
 
 def _host_gauges(host: TierStats) -> Iterable[tuple[str, str, float]]:

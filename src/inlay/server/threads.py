@@ -2,8 +2,8 @@
 
 Bodies are parsed, checked and translated before they reach the engine. The event loop handles small bodies itself,
 because a thread switch would take longer. Larger ones run on the threads of a lane, one per tenant at a time, so that
-tenants take turns. While the engine is busy, a tenant's next body waits for a while after a slow one
-(engine/pacing.py). If the client has left, running work keeps its thread until it ends, and queued work does not start.
+tenants take turns. While the engine is busy, a tenant's next body waits for a while after a slow one (workpool.py). If
+the client has left, running work keeps its thread until it ends, and queued work does not start.
 
 A Python thread holds the interpreter during one call into C, and the event loop waits for it. So large JSON is encoded
 in many small pieces, and the loop can run between them.
@@ -15,20 +15,20 @@ import asyncio
 import ctypes
 import json
 import sys
-import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from inlay.api.failures import BodyError
-from inlay.engine.workpool import Pacer
 from inlay.server.errors import JSONBytes
+from inlay.workpool import Pacer, WorkPool
 
 Result = TypeVar("Result")
 
@@ -37,7 +37,6 @@ _SMALL_BYTES = 2**16
 _THREADS = 2  # per lane: more threads would only share the interpreter's lock
 _MIB = 2**20
 _RETRY_S = 1.0
-_LOOK_S = 0.05  # how often a resting tenant checks if the engine is still busy
 _TRIMMED_BYTES = _MIB  # bytes of bodies and answers after which returning memory is worth some milliseconds
 TRIM_AFTER_S = 1.0
 TRIM_AGAIN_S = 8.0  # after that, for objects made from bodies: grammars, prompts
@@ -114,34 +113,15 @@ class BodyWorkers:
         return await lane.run(work, tenant, size)
 
 
-class _Timed(Generic[Result]):
-    """Work to be called once, and its processor time."""
-
-    def __init__(self, work: Callable[[], Result]) -> None:
-        self._work: Callable[[], Result] | None = work
-        self.seconds = 0.0
-
-    def __call__(self) -> Result:
-        work, self._work = self._work, None
-        assert work is not None, "it is called once"
-        began = time.thread_time()
-        try:
-            return work()
-        finally:
-            self.seconds = time.thread_time() - began
-            del work
-
-
 class _Lane:
     """A few threads. No tenant uses more than one of them at a time."""
 
     def __init__(self, name: str, max_bytes: int, trimmer: MemoryTrimmer, pacer: Pacer) -> None:
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"inlay-{name}")
+        self._pool = WorkPool(name, _THREADS, pacer=pacer)
+        weakref.finalize(self, self._pool.close)  # its threads end with it
         self._max_bytes = max_bytes
         self._bytes: Counter[str] = Counter()  # by tenant
-        self._turns: dict[str, asyncio.Lock] = {}
         self._trimmer = trimmer
-        self._pacer = pacer
 
     async def run(self, work: Callable[[], Result], tenant: str, size: int) -> Result:
         if self._bytes[tenant] + size > max(self._max_bytes, size):
@@ -152,51 +132,27 @@ class _Lane:
                 retry_after_s=_RETRY_S,
             )
         self._bytes[tenant] += size
-        turn = self._turns.setdefault(tenant, asyncio.Lock())
-        try:
-            await turn.acquire()
-        except asyncio.CancelledError:
-            self._left(tenant, size)
-            raise
         loop = asyncio.get_running_loop()
-        timed = _Timed(work)
 
-        def ended(_: Future[Any], timed: _Timed[Any] = timed) -> None:
+        def ended(future: Future[Any]) -> None:
             with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(self._end, tenant, size, timed.seconds)
+                loop.call_soon_threadsafe(self._end, tenant, size, future.cancelled())
 
-        future = self._threads.submit(copy_context().run, timed)
-        # runs even if the caller no longer waits, because the thread is busy until then
+        future = self._pool.submit(copy_context().run, work, owner=tenant)
+        # A running job keeps its thread and its bytes until it ends, even if the caller no longer waits.
         future.add_done_callback(ended)
         try:
             return await asyncio.wrap_future(future)
         finally:
             # Breaks the reference cycle from an error's traceback to this frame, which holds the error and the body.
-            del future, work, timed, ended
+            del future, work, ended
 
-    def _end(self, tenant: str, size: int, worked_s: float) -> None:
-        rest_s = self._pacer.rest_s(worked_s, owners=len(self._turns))
+    def _end(self, tenant: str, size: int, cancelled: bool) -> None:
         self._bytes[tenant] -= size
-        self._trimmer.ended(size)
-        self._rest(tenant, asyncio.get_running_loop().time() + rest_s)
-
-    def _rest(self, tenant: str, until: float) -> None:
-        """Let the tenant's next body start at this time, or as soon as the engine is idle."""
-        loop = asyncio.get_running_loop()
-        left = until - loop.time()
-        if left > 0 and self._pacer.busy:
-            loop.call_later(min(left, _LOOK_S), self._rest, tenant, until)
-        else:
-            self._turns[tenant].release()
-            self._forget(tenant)
-
-    def _left(self, tenant: str, size: int) -> None:
-        self._bytes[tenant] -= size
-        self._forget(tenant)
-
-    def _forget(self, tenant: str) -> None:
-        if not self._bytes[tenant] and not self._turns[tenant].locked():
-            del self._bytes[tenant], self._turns[tenant]
+        if not self._bytes[tenant]:
+            del self._bytes[tenant]
+        if not cancelled:
+            self._trimmer.ended(size)
 
 
 def give_memory_back() -> None:

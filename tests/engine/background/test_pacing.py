@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from inlay.engine.workpool import LONGEST_S, SHARE, Pacer, WorkPool
+from inlay.workpool import LONGEST_S, SHARE, Pacer, WorkPool
 
 WAIT_S = 20.0
 

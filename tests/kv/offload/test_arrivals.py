@@ -75,16 +75,9 @@ def arrival(spec, first: int, *, done: int = 0, left_s: float = 30.0) -> Arrival
 
 
 def bring(arrivals, source, memory) -> tuple[list[Arrival], list, list]:
-    missed, begun = [], []
-    there = bring_by_layer(
-        arrivals,
-        source,
-        memory,
-        record_of,
-        missed=lambda *said: missed.append(said),
-        begun=lambda: begun.append(len(memory.put)),
-    )
-    return there, missed, begun
+    begun: list[int] = []
+    there, missed = bring_by_layer(arrivals, source, memory, record_of, begun=lambda: begun.append(len(memory.put)))
+    return there, [(each.spec, reason) for each, reason in missed], begun
 
 
 def test_a_layer_of_all_of_them_comes_before_the_next():

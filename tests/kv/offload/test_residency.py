@@ -205,17 +205,17 @@ def test_what_is_too_large_for_the_room_is_left_to_be_computed(disk, tmp_path):
     site.close()
 
 
-def test_who_fails_at_what_has_come_up_keeps_no_room(disk):
-    """A listener that fails on a loaded segment leaves its slots to the store."""
+def test_a_fault_at_a_loaded_segment_keeps_no_room(disk, monkeypatch):
+    """Its slots belong to the store."""
     site = Site([disk])
     site.compute(ONE)
     site.written()
     site.store.clear()
 
-    def fail(spec, left_s):
+    def fail(spec):
         raise RuntimeError("nobody hears of it")
 
-    site.residency.on_arrival(fail)
+    monkeypatch.setattr(site.residency.misses, "stored", fail)
     with pytest.raises(RuntimeError, match="nobody hears of it"):
         site.bring_up(ONE)
     assert site.lies_right(ONE)

@@ -141,7 +141,7 @@ class Profiler(IdleWorker):
                 break
             self._stop_waiting(key)
 
-    def forget(self, keys: frozenset[bytes]) -> None:
+    def forget_modules(self, keys: frozenset[bytes]) -> None:
         """Make no profiles of these segments. The current profile may use one of them, so it restarts later."""
         self.give_up()
         for key in keys:

@@ -50,8 +50,8 @@ class KnownProfiles(Mapping[bytes, Profile]):
     def __len__(self) -> int:
         return len(self._by_key)
 
-    def forget(self, keys: Iterable[bytes]) -> None:
-        """Forget profiles."""
+    def forget_modules(self, keys: Iterable[bytes]) -> None:
+        """Forget the profiles of these segments."""
         gone = [self._by_key.pop(key) for key in keys if key in self._by_key]
         self.tokens -= sum(profile.size for profile in gone)
         self.version += bool(gone)

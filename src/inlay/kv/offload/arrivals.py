@@ -100,20 +100,19 @@ def bring_by_layer(
     memory: SlabMemory,
     record_of: Callable[[SegmentSpec], SegmentRecord],
     *,
-    missed: Callable[[SegmentSpec, Miss], None],
     begun: Callable[[], None],
-) -> list[Arrival]:
+) -> tuple[list[Arrival], list[tuple[Arrival, Miss]]]:
     """Load segments, one layer of all of them before the next layer.
 
     Args:
-        missed: called for each segment that fails, with the reason.
         begun: called when the first layers are on their way.
 
     Returns:
-        The arrivals that are wholly resident.
+        The arrivals that are wholly resident, and those that failed, each with the reason.
     """
     left = {each: _layers(each, source, memory, record_of(each.spec)) for each in arrivals}
     there: list[Arrival] = []
+    missed: list[tuple[Arrival, Miss]] = []
     try:
         with memory.beside():
             for layer in range(len(memory.layers)):
@@ -123,7 +122,7 @@ def bring_by_layer(
                     except TierMissError as miss:
                         del left[each]
                         each.fail()
-                        missed(each.spec, miss.reason)
+                        missed.append((each, miss.reason))
                 if not layer:
                     begun()
         there = list(left)
@@ -134,7 +133,7 @@ def bring_by_layer(
             else:
                 layers.close()
                 each.fail()
-    return there
+    return there, missed
 
 
 def _layers(

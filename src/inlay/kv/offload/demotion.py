@@ -17,16 +17,15 @@ import logging
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from inlay.kv.identity import SegmentSpec
 from inlay.kv.offload.codecs.codec import Slab
 from inlay.kv.offload.host import HostTier
-from inlay.kv.offload.record import SegmentRecord, SlabMemory, is_finite
-from inlay.kv.offload.worker import Worker
+from inlay.kv.offload.record import is_finite
+from inlay.kv.offload.stack import TierStack
 from inlay.kv.segment import Hold, Segment
-from inlay.kv.store import SegmentStore
 from inlay.slots import SlotRange
 
 logger = logging.getLogger(__name__)
@@ -80,42 +79,27 @@ class _DemotedModules:
 
 
 class Demoter:
-    """Fills the host tier of one store. Call every method with the engine lock held.
+    """Fills the host tier of one store; see Demotion. Call every method with the engine lock held.
 
     Args:
-        record_of: the record to keep of a module.
-        tell: called on any thread after progress.
         timeout_s: the longest wait for copies, in seconds.
 
     Attributes:
         not_copied: modules that were evicted, wholly or in part, without a copy in the host tier.
     """
 
-    def __init__(
-        self,
-        store: SegmentStore,
-        memory: SlabMemory,
-        host: HostTier,
-        *,
-        record_of: Callable[[SegmentSpec], SegmentRecord],
-        tell: Callable[[], None],
-        timeout_s: float,
-    ) -> None:
+    def __init__(self, stack: TierStack, host: HostTier, timeout_s: float) -> None:
         self.not_copied = 0
-        self._store = store
-        self._memory = memory
+        self._stack = stack
+        self._store = stack.store
         self._host = host
-        self._record_of = record_of
-        self._tell = tell
         self._timeout_s = timeout_s
-        self._worker = Worker("inlay-demoter")
         self._waiting: OrderedDict[bytes, SegmentSpec] = OrderedDict()
         self._batch: _DemotedModules | None = None
         #: By key, the time since when a module may be evicted, with or without a copy. Oldest first.
         self.offered: OrderedDict[bytes, float] = OrderedDict()
         self._began = self._remembered = 0.0  # time of the last choice; end of its grace period
         self._looked: int | None = None  # allocated chunks at the last look; None while many are free
-        store.demotion = self
 
     @property
     def moving(self) -> bool:
@@ -157,7 +141,7 @@ class Demoter:
             self._host.note_above(key, False)
             self.not_copied += not self._host.holds(key)
 
-    def arrived(self, key: bytes) -> None:
+    def returned(self, key: bytes) -> None:
         """Record that the pool has a module again. The host tier evicts its copy before others."""
         self._host.note_above(key, True)
 
@@ -202,10 +186,6 @@ class Demoter:
         self._waiting.clear()
         self._host.clear()
 
-    def close(self, timeout: float) -> bool:
-        """End the thread after its current job. Returns True if it has ended in time."""
-        return self._worker.close(timeout)
-
     def _is_lost(self, key: bytes) -> bool:
         """True if evicting a module now loses it, although a copy is possible."""
         return not self._host.holds(key) and self._is_over(self.offered.get(key, -math.inf))
@@ -226,7 +206,7 @@ class Demoter:
         while self._batch is None and self._waiting and tokens < most:
             key, spec = self._waiting.popitem(last=False)
             found = self._store.peek(spec)
-            if found is None or not self._host.fits(self._record_of(spec)):  # part of it is gone already
+            if found is None or not self._host.fits(self._stack.record(spec)):  # part of it is gone already
                 self._offer(key)
                 continue
             uses = min(segment.use.frequency for segment in found.segments)
@@ -234,7 +214,7 @@ class Demoter:
             tokens += len(spec.ids)
         if copies:
             batch = self._batch = _DemotedModules(copies, time.monotonic() + self._timeout_s)
-            self._worker.submit(lambda: self._copy(batch))
+            self._stack.threads.copier.post(lambda: self._copy(batch))
         if self._batch is None and self._remembered == math.inf:
             self._remembered = time.monotonic() + OFFERED_S
 
@@ -246,14 +226,14 @@ class Demoter:
                 self._copy_one(each)
         finally:
             batch.over = True
-            self._tell()
+            self._stack.tell()
 
     def _copy_one(self, copy: _Copy) -> None:
         key = copy.spec.key
         if copy.given_up:  # do not evict others for it
             return
         try:
-            self._host.put(self._record_of(copy.spec), self._slabs(copy), max(0, copy.uses - 1))
+            self._host.put(self._stack.record(copy.spec), self._slabs(copy), max(0, copy.uses - 1))
         except _NoNumbersError:
             logger.warning("%s is not kept in the memory of the host: it holds what is no number", key.hex())
         except _GivenUpError:
@@ -264,8 +244,8 @@ class Demoter:
             self._host.delete(key)
 
     def _slabs(self, copy: _Copy) -> Iterator[Slab]:
-        for layer in range(len(self._memory.layers)):
-            slab = self._memory.read_slab(layer, copy.slots)
+        for layer in range(self._stack.layers):
+            slab = self._stack.memory.read_slab(layer, copy.slots)
             if copy.given_up:  # its slots may belong to other segments by now
                 raise _GivenUpError
             if not is_finite(slab, self._store.keys.kv_dtype):

@@ -19,7 +19,7 @@ from inlay.kv.identity import LOSSLESS
 from inlay.kv.offload.codecs.codec import Slab
 from inlay.kv.offload.counts import TierCounts
 from inlay.kv.offload.disk_index import DiskIndex
-from inlay.kv.offload.eviction_queue import TierEvictionQueue
+from inlay.kv.offload.entries import TierEntries
 from inlay.kv.offload.files import FileSource, remove_drafts, write_file
 from inlay.kv.offload.form import FORM, UnknownFormError, read_header, read_segment, read_slabs, size_of
 from inlay.kv.offload.record import SegmentRecord
@@ -60,7 +60,7 @@ class DiskTier:
         self.quota = quota
         self.codec = codec
         self._lock = threading.Lock()
-        self._worth = TierEvictionQueue(policy, cost)  # the entries that are believed to exist; guarded by the lock
+        self._entries = TierEntries(policy, cost)  # the entries that are believed to exist; guarded by the lock
         self._uses: list[tuple[bytes, float]] = []  # not yet in the index
         self._counts = TierCounts()
         self._no_writes_until = 0.0
@@ -80,7 +80,7 @@ class DiskTier:
         self.reconcile()
 
     def holds(self, key: bytes) -> bool:
-        return key in self._worth.entries
+        return key in self._entries
 
     def unsure(self, key: bytes) -> bool:
         return False
@@ -118,7 +118,7 @@ class DiskTier:
         entry = TierEntry.of(record, written, time.time())
         self._index.add([entry])
         with self._lock:
-            self._worth.note(entry)
+            self._entries.note(entry)
             profile = self._profiles.pop(record.key, None)
         if profile is not None:
             self._index.add_profile(record.key, *profile)
@@ -150,7 +150,7 @@ class DiskTier:
     def drop(self, key: bytes) -> bool:
         """Remove a file and its row. Returns True if there was one. If it is written again, it keeps its lifetime."""
         with self._lock:
-            known = self._worth.remove(key)
+            known = self._entries.remove(key)
         try:
             self._path(key).unlink()
             known = True
@@ -170,8 +170,8 @@ class DiskTier:
         """Set or clear the protection of a segment from eviction."""
         self._index.pin(key, pinned)
         with self._lock:
-            if key in self._worth.entries:
-                self._worth.note(replace(self._worth.entries[key], pinned=pinned))
+            if key in self._entries:
+                self._entries.note(replace(self._entries[key], pinned=pinned))
 
     def record(self, key: bytes) -> SegmentRecord:
         """The record in the header of a segment's file. Raises TierMissError and OSError."""
@@ -221,7 +221,7 @@ class DiskTier:
         entry = TierEntry.of(record, size, time.time())
         self._index.add([entry])
         with self._lock:
-            self._worth.note(entry)
+            self._entries.note(entry)
         return record
 
     def path(self, key: bytes) -> Path:
@@ -234,18 +234,18 @@ class DiskTier:
 
     def stats(self) -> TierStats:
         with self._lock:
-            entries = list(self._worth.entries.values())
+            entries = list(self._entries.values())
         return self._counts.stats(entries, quota=self.quota)
 
     def held_of(self, fingerprint: bytes) -> tuple[int, int, int]:
         """The number of segments, tokens and bytes of one model. Other models may share the folder."""
         with self._lock:
-            mine = [entry for entry in self._worth.entries.values() if entry.fingerprint == fingerprint]
+            mine = [entry for entry in self._entries.values() if entry.fingerprint == fingerprint]
         return len(mine), sum(entry.tokens for entry in mine), sum(entry.size for entry in mine)
 
     @property
     def has_room(self) -> bool:
-        return 2 * self._worth.evictable_bytes <= self.quota
+        return 2 * self._entries.evictable_bytes <= self.quota
 
     def close(self) -> None:
         self._note_uses()
@@ -274,7 +274,7 @@ class DiskTier:
         self._index.add(found)
         entries = {key: rows[key] for key in sizes if key in rows} | {entry.key: entry for entry in found}
         with self._lock:
-            self._worth.begin(entries.values())
+            self._entries.begin(entries.values())
         self._drop_expired()
         self._seen = (time.monotonic(), self._index.changes())
 
@@ -302,10 +302,10 @@ class DiskTier:
                 found = self._index.changed_since(self._last_change)
                 if found is None:
                     self._last_change = self._index.last_change()
-                    self._worth.replace(self._index.entries())
+                    self._entries.replace(self._index.entries())
                 else:
                     self._last_change, rows = found
-                    self._worth.update(rows)
+                    self._entries.change(rows)
         self._seen = (time.monotonic(), changes)
         return changed
 
@@ -341,9 +341,9 @@ class DiskTier:
         self._counts.hit(asked.tokens)
         with self._lock:
             self._uses.append((asked.key, now))
-            if asked.key in self._worth.entries:
-                entry = self._worth.entries[asked.key]
-                self._worth.note(replace(entry, used=max(now, entry.used), uses=entry.uses + 1))
+            if asked.key in self._entries:
+                entry = self._entries[asked.key]
+                self._entries.note(replace(entry, used=max(now, entry.used), uses=entry.uses + 1))
             many = len(self._uses) >= MOST_USES
         if many:
             self._note_uses()
@@ -352,7 +352,7 @@ class DiskTier:
         self._counts.missed(miss.reason)
         if miss.reason is not Miss.LATE:
             with self._lock:
-                self._worth.remove(key)
+                self._entries.remove(key)
         if miss.reason is Miss.ABSENT and not isinstance(miss, UnknownFormError):
             self._index.remove([key])
         elif miss.reason is not Miss.LATE:
@@ -390,7 +390,7 @@ class DiskTier:
             now = time.time()
             for entry in victims:
                 with self._lock:
-                    self._worth.evicted(entry)
+                    self._entries.evicted(entry)
                 self.drop(entry.key)
             self._counts.evicted(max(0.0, now - entry.used) for entry in victims)
         return bool(victims) or over <= 0
@@ -402,23 +402,23 @@ class DiskTier:
         """
         victims: list[TierEntry] = []
         with self._lock:
-            entry = self._worth.take() if self._worth.evictable_bytes >= over > 0 else None
+            entry = self._entries.take() if self._entries.evictable_bytes >= over > 0 else None
         while entry is not None:
             row = self._index.entry(entry.key)
             with self._lock:
                 if row is not None and (row.pinned or (row.used, row.uses) > (entry.used, entry.uses)):
-                    self._worth.note(row)
+                    self._entries.note(row)
                 elif row is None and not self._path(entry.key).exists():
-                    self._worth.remove(entry.key)
+                    self._entries.remove(entry.key)
                 else:
                     victims.append(entry)
                     over -= entry.size
                 if over <= 0:
                     return victims
-                entry = self._worth.take()
+                entry = self._entries.take()
         with self._lock:
             for victim in victims:
-                self._worth.note(victim)
+                self._entries.note(victim)
         return []
 
     @contextmanager

@@ -26,7 +26,7 @@ from inlay.kv.identity import LOSSLESS
 from inlay.kv.offload.codecs import CODECS
 from inlay.kv.offload.codecs.codec import Slab
 from inlay.kv.offload.counts import TierCounts
-from inlay.kv.offload.eviction_queue import TierEvictionQueue
+from inlay.kv.offload.entries import TierEntries
 from inlay.kv.offload.host_memory import PAGE, HostMemory, Lock, aligned, checksum, pages_for
 from inlay.kv.offload.record import SegmentRecord
 from inlay.kv.offload.tier import Miss, TierEntry, TierMissError
@@ -76,7 +76,7 @@ class HostTier:
         self.memory = HostMemory(capacity, lock)
         self._guard = threading.Lock()
         self.kept: dict[bytes, HostSegment] = {}
-        self._worth = TierEvictionQueue(policy, cost)
+        self._entries = TierEntries(policy, cost)
         self.above: OrderedDict[bytes, None] = OrderedDict()  # also in the pool, and not about to be evicted there
         self._counts = TierCounts()
         # Pages of stored segments; of segments with readers, removed ones included; of removed ones.
@@ -137,9 +137,9 @@ class HostTier:
                 self._let_go(kept)
         self._counts.hit(asked.tokens)
         with self._guard:
-            entry = self._worth.entries.get(asked.key)
+            entry = self._entries.get(asked.key)
             if entry is not None:
-                self._worth.note(replace(entry, used=time.time(), uses=entry.uses + 1))
+                self._entries.note(replace(entry, used=time.time(), uses=entry.uses + 1))
 
     def put(self, record: SegmentRecord, slabs: Iterable[Slab], uses: int = 0) -> bool:
         """See Tier. Room is made before the first slab is taken. uses: how often the segment was read in the pool."""
@@ -168,7 +168,7 @@ class HostTier:
             size = sum(each.length for each in pages) * PAGE
             self.kept[record.key] = kept
             self._kept_pages += kept.size
-            self._worth.note(replace(TierEntry.of(record, size, time.time()), uses=uses))
+            self._entries.note(replace(TierEntry.of(record, size, time.time()), uses=uses))
         self._counts.wrote(size)
         return True
 
@@ -198,7 +198,7 @@ class HostTier:
 
     def iterate(self) -> Iterator[TierEntry]:
         with self._guard:
-            entries = list(self._worth.entries.values())
+            entries = list(self._entries.values())
         return iter(sorted(entries, key=lambda entry: entry.used))
 
     @property
@@ -238,7 +238,7 @@ class HostTier:
         kept = self.kept.pop(key, None)
         if kept is None:
             return False
-        self._worth.remove(key)
+        self._entries.remove(key)
         self.above.pop(key, None)
         kept.gone = True
         self._kept_pages -= kept.size
@@ -262,16 +262,16 @@ class HostTier:
                     read.append(entry)
                     continue
                 ages.append(max(0.0, time.time() - entry.used))
-                self._worth.evicted(entry)
+                self._entries.evicted(entry)
                 self._remove(entry.key)
             for entry in read:
-                self._worth.note(entry)
+                self._entries.note(entry)
         self._counts.evicted(ages)
         return pages
 
     def _next_to_go(self) -> TierEntry | None:
         above = next((key for key in self.above if not self.kept[key].readers), None)
-        return self._worth.take() if above is None else self._worth.entries[above]
+        return self._entries.take() if above is None else self._entries[above]
 
 
 def _size_of(record: SegmentRecord) -> int:

@@ -1,9 +1,7 @@
-"""Residency: where the KV of segments lies, and how it moves between the tiers.
+"""Residency: where the KV of segments lies, and how it moves between the pool and the tiers below it.
 
-The store's index finds segments in the pool. This module knows which tiers below hold a segment, and which segments
-are moving. A Loader moves them up. A Saver writes computed segments down, and a Demoter copies modules to the host tier
-before they are evicted. Each works on threads of its own, which never touch the store: ``poll`` updates it between two
-steps of the engine.
+The store's index finds segments in the pool. ``Residency`` is the one object through which the engine uses the tiers
+below. See the package docstring for the states of a segment.
 
 A tier may write segments through a codec. Such a segment loads as another segment, a *form* of the written one
 (identity.py), and lies in the pool as such.
@@ -11,43 +9,44 @@ A tier may write segments through a codec. Such a segment loads as another segme
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from inlay.kv.identity import LOSSLESS, SegmentSpec
-from inlay.kv.misses import LATE, MissReasons
+from inlay.kv.identity import SegmentSpec
+from inlay.kv.misses import LATE
 from inlay.kv.offload.arrivals import Arrival
 from inlay.kv.offload.demotion import Demoter
 from inlay.kv.offload.disk import DiskTier
 from inlay.kv.offload.host import HostTier
 from inlay.kv.offload.loader import Coming, Loader
-from inlay.kv.offload.record import SegmentRecord, SlabMemory, StateMemory
+from inlay.kv.offload.record import SlabMemory, StateMemory
 from inlay.kv.offload.saver import Saver
+from inlay.kv.offload.stack import TierStack
 from inlay.kv.offload.tier import Tier
 from inlay.kv.segment import PrefixMatch
 from inlay.kv.store import SegmentStore
 from inlay.types import TierStats
 
-#: The most tokens of segments below the pool that are remembered for listing and eviction.
-_MOST_KNOWN = 4 * 2**20
 _CLOSE_S = 5.0  # for the current reads and writes
 
 
 class Residency:
-    """The tiers below the pool of one store, nearest first. There may be none.
+    """The tiers below the pool of one store. There may be none.
 
-    Set ``wake`` to have ``poll`` called between two steps whenever it has work. Call the methods under "With the engine
-    lock held" with that lock only, the others from any thread.
+    Call the methods under "With the engine lock held" with that lock only, the others from any thread.
 
     Args:
         memory: of the pool.
-        tiers: the tiers below the host tier.
+        tiers: the tiers below the host tier, nearest first.
         host: the tier that receives evicted modules. None if the pool lies in host memory itself.
         model: the model's public name.
         timeout_s: the longest time a read may take, in seconds.
         states: the states of a model with recurrent layers. None without.
+        wake: called on any thread when ``poll`` has work. Call ``poll`` between two steps then.
+
+    Attributes:
+        tiers: all tiers, nearest first.
+        codecs, misses: see TierStack.
     """
 
     def __init__(
@@ -60,54 +59,16 @@ class Residency:
         model: str = "",
         timeout_s: float = 10,
         states: StateMemory | None = None,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
-        self._states = states
-        self.tiers = tuple(tiers) if host is None else (host, *tiers)
-        self.misses = MissReasons(store.keys)
-        for tier in self.tiers:
-            for entry in tier.iterate():
-                self.misses.listed(entry)
-        #: The codecs whose forms of a segment may be read in its place, nearest first.
-        self.codecs = tuple(dict.fromkeys(tier.codec for tier in self.tiers if tier.codec != LOSSLESS))
-        self.wake: Callable[[], None] = _nobody
+        self._stack = TierStack(store, memory, tiers, host=host, model=model, states=states, wake=wake)
+        self.tiers, self.codecs, self.misses = self._stack.tiers, self._stack.codecs, self._stack.misses
         self._store = store
-        self._memory = memory
-        self._model = model
-        self._known: OrderedDict[bytes, SegmentSpec] = OrderedDict()  # written or read below, latest last
-        self._known_tokens = 0
-        self._knowing = threading.Lock()
-        self._told: object = None  # replaced on progress
-        self._news = threading.Event()  # set on progress of a read or write, cleared by poll
-        self._arrived: Callable[[SegmentSpec, float | None], object] = _nobody_hears
-        self._demoter: Demoter | None = None
-        if host is not None:
-            self._demoter = Demoter(store, memory, host, record_of=self._record, tell=self._tell, timeout_s=timeout_s)
-        written = 0 if host is None else 1
-        self._saver = Saver(
-            store,
-            memory,
-            self.tiers,
-            forms=self.forms,
-            record_of=self._record,
-            nearest=written,
-            tell=self._tell,
-            tell_waiting=self._news.set,
-            states=states,
-        )
-        self._loader = Loader(
-            store,
-            memory,
-            self.tiers,
-            self.misses,
-            record_of=self._record,
-            promote=self._saver.promote,
-            nearest=written,
-            host=host,
-            tell=self._tell,
-            timeout_s=timeout_s,
-            states=states,
-        )
-        self._loader.arrived = self._has_arrived
+        self._saver = Saver(self._stack)
+        self._loader = Loader(self._stack, self._saver, timeout_s)
+        self._demoter = None if host is None else Demoter(self._stack, host, timeout_s)
+        if self._demoter is not None:
+            store.demote_with(self._demoter)
 
     def stats_of(self, name: str) -> TierStats | None:
         """The statistics of the tier with this name. None if there is none."""
@@ -161,7 +122,7 @@ class Residency:
     @property
     def room_version(self) -> object:
         """Changes whenever slots that a read or copy occupied may be free again."""
-        return self._told, self._loader.version, self.moving
+        return self._stack.told, self._loader.version, self.moving
 
     @property
     def waiting(self) -> int:
@@ -183,14 +144,6 @@ class Residency:
         """How long the first segment in the write queue has waited, in seconds."""
         return self._saver.lag_s
 
-    def on_arrival(self, listener: Callable[[SegmentSpec, float | None], object]) -> None:
-        """Set the listener that is called after a segment has loaded into the pool, with the engine lock held.
-
-        Args:
-            listener: gets the segment and its remaining lifetime in the tier in seconds, None for no end.
-        """
-        self._arrived = listener
-
     def below(self, key: bytes) -> bool:
         """True if the caller can wait for a segment: it is loading, or a tier is believed to have it."""
         if not self.tiers or self._saver.forgets(key) or not self._loader.may_read(key):
@@ -205,6 +158,10 @@ class Residency:
         """The tiers that are believed to have a segment, nearest first. Empty if it is to be removed."""
         return [] if self._saver.forgets(key) else [tier.name for tier in self.tiers if tier.holds(key)]
 
+    def below_pool(self) -> list[SegmentSpec]:
+        """The segments that this process wrote to the tiers or read from them, if a tier still has them."""
+        return [spec for spec in self._stack.known() if any(self.holders(form.key) for form in self.forms(spec))]
+
     def unsure(self, key: bytes) -> bool:
         """True if a tier must be asked for a segment, or is being asked; see ``seek``."""
         return self._loader.is_sought(key) or any(tier.unsure(key) for tier in self.tiers)
@@ -215,10 +172,7 @@ class Residency:
 
     def forms(self, spec: SegmentSpec) -> Iterator[SegmentSpec]:
         """A segment and the forms that may be read in its place, most exact first."""
-        yield spec
-        if spec.source is None:
-            for codec in self.codecs:
-                yield spec.through(codec, self._store.keys)
+        return self._stack.forms(spec)
 
     def came_from(self, key: bytes) -> str | None:
         """The tier of a segment's current or last load. None if it is not remembered."""
@@ -236,7 +190,7 @@ class Residency:
 
     def wait(self, timeout: float) -> None:
         """Block until there is progress or the timeout in seconds is over."""
-        self._news.wait(timeout)
+        self._stack.news.wait(timeout)
 
     # With the engine lock held
 
@@ -253,7 +207,8 @@ class Residency:
         Returns:
             The state of the load. Nothing was started if there is no room.
         """
-        return self._loader.bring_up(wanted, lambda: self.moving)
+        coming = self._loader.bring_up(wanted)
+        return Coming.NOT if coming in (Coming.LATER, Coming.FREEING) and not self.moving else coming
 
     def computed(self, spec: SegmentSpec) -> None:
         """Record that a segment was computed and is in the pool."""
@@ -284,15 +239,22 @@ class Residency:
         if self.tiers and keys:
             self._saver.expire_at(keys, ttl_s)
 
-    def poll(self) -> None:
-        """Insert loaded segments into the store and release copied ones."""
+    def poll(self) -> list[tuple[SegmentSpec, float | None]]:
+        """Insert loaded segments into the store and release copied ones.
+
+        Returns:
+            The loaded segments, each with its remaining lifetime in seconds; None for no end.
+        """
         if not self.tiers:
-            return
-        self._news.clear()
-        self._loader.poll()
+            return []
+        self._stack.news.clear()
+        loaded = self._loader.poll()
         self._saver.poll()
         if self._demoter is not None:
+            for spec, _ in loaded:
+                self._demoter.returned(spec.key)
             self._demoter.poll()
+        return loaded
 
     def demote(self) -> None:
         """Start to copy the next victims to the host tier, if there is one. Does not wait."""
@@ -305,51 +267,11 @@ class Residency:
         """Wait until everything is written and removed, for at most this many seconds."""
         until = time.monotonic() + timeout
         while not self.settled and time.monotonic() < until:
-            self._news.wait(0.05)
-            self.wake()
+            self._stack.news.wait(0.05)
+            self._stack.wake()
 
     def close(self) -> None:
         """End the threads after their current jobs, and close the tiers."""
-        ended = [self._loader.close(_CLOSE_S), self._saver.close(_CLOSE_S)]
-        if self._demoter is not None:
-            ended.append(self._demoter.close(_CLOSE_S))
-        if all(ended):
+        if self._stack.threads.close(_CLOSE_S):
             for tier in self.tiers:
                 tier.close()
-
-    def below_pool(self) -> list[SegmentSpec]:
-        """The segments that this process wrote to the tiers or read from them, if a tier still has them."""
-        with self._knowing:
-            known = list(self._known.values())
-        return [spec for spec in known if any(self.holders(form.key) for form in self.forms(spec))]
-
-    def _record(self, spec: SegmentSpec) -> SegmentRecord:
-        self._know(spec.lossless)
-        state = () if self._states is None else self._states.layout
-        return SegmentRecord.of(spec, self._store.keys, self._memory.layers, self._model, state)
-
-    def _know(self, spec: SegmentSpec) -> None:
-        with self._knowing:
-            if self._known.pop(spec.key, None) is None:
-                self._known_tokens += len(spec.ids)
-            self._known[spec.key] = spec
-            while self._known_tokens > _MOST_KNOWN:
-                self._known_tokens -= len(self._known.popitem(last=False)[1].ids)
-
-    def _has_arrived(self, spec: SegmentSpec, left_s: float | None) -> None:
-        if self._demoter is not None:
-            self._demoter.arrived(spec.key)
-        self._arrived(spec, left_s)
-
-    def _tell(self) -> None:
-        self._told = object()
-        self._news.set()
-        self.wake()
-
-
-def _nobody() -> None:
-    """Do nothing."""
-
-
-def _nobody_hears(spec: SegmentSpec, left_s: float | None) -> None:
-    """Do nothing."""

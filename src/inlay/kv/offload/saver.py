@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -16,11 +16,10 @@ from functools import partial
 from inlay.kv.identity import SegmentSpec
 from inlay.kv.offload.codecs.codec import Slab
 from inlay.kv.offload.disk import DiskTier
-from inlay.kv.offload.record import SegmentRecord, SlabMemory, StateMemory, is_finite, is_finite_state
+from inlay.kv.offload.record import SegmentRecord, is_finite, is_finite_state
+from inlay.kv.offload.stack import TierStack
 from inlay.kv.offload.tier import Tier, TierMissError
-from inlay.kv.offload.worker import Worker
 from inlay.kv.segment import Hold, StoredState
-from inlay.kv.store import SegmentStore
 from inlay.slots import SlotRange
 
 #: Segments in the write queue; beyond that, the oldest are dropped.
@@ -32,7 +31,7 @@ _MOST_PROMOTIONS = 64  # segments that wait for a copy to nearer tiers; further 
 class _Save:
     """A segment that is being written. ``hold`` keeps it in the pool until it is copied.
 
-    ``slots`` are empty if the segment is no longer in the pool and is read from a nearer tier. ``state`` is the
+    ``slots`` are empty if the segment is no longer in the pool and is read from the host tier. ``state`` is the
     recurrent state behind it, which is acquired until it is copied.
     """
 
@@ -46,41 +45,19 @@ class _Save:
 
 
 class Saver:
-    """Writes segments of one store to the tiers below it, and removes segments from them.
+    """Writes segments of one store to the written tiers, and removes segments from all tiers.
 
-    Args:
-        forms: a segment and its forms in the tiers.
-        record_of: the record to write for a segment.
-        nearest: the number of the first tier that is written. Tiers before it only remove segments.
-        tell: called on any thread after progress.
-        tell_waiting: called on any thread after progress that gives the engine no work.
-        states: the states of a model with recurrent layers, whose segments are only written with one. None without.
+    Segments of a model with recurrent layers are only written with the state behind them.
+
+    Attributes:
+        not_written: segments that were evicted or dropped from the queue before they were written.
     """
 
-    def __init__(
-        self,
-        store: SegmentStore,
-        memory: SlabMemory,
-        tiers: tuple[Tier, ...],
-        *,
-        forms: Callable[[SegmentSpec], Iterator[SegmentSpec]],
-        record_of: Callable[[SegmentSpec], SegmentRecord],
-        nearest: int = 0,
-        tell: Callable[[], None],
-        tell_waiting: Callable[[], None],
-        states: StateMemory | None = None,
-    ) -> None:
-        self._states = states
-        self.not_written = 0  # segments that were evicted or dropped from the queue before they were written
-        self._store = store
-        self._memory = memory
-        self._tiers = tiers
-        self._nearest = nearest
-        self._forms = forms
-        self._record_of = record_of
-        self._tell = tell
-        self._tell_waiting = tell_waiting
-        self._writer = Worker("inlay-writer")
+    def __init__(self, stack: TierStack) -> None:
+        self.not_written = 0
+        self._stack = stack
+        self._store = stack.store
+        self._writer = stack.threads.writer
         self._promoting = 0  # segments in promotion from tier to tier, or waiting for it
         self._profiles = 0  # profiles that are still to be written
         self._counting = threading.Lock()
@@ -135,15 +112,15 @@ class Saver:
             self._saving.given_up = True
             self._let_go(self._saving)
         self._deleting.add(key)
-        self._writer.submit(lambda: self._delete(key))
+        self._writer.post(lambda: self._delete(key))
 
     def expire_at(self, keys: Sequence[bytes], ttl_s: float) -> None:
         """See Residency.expire_at."""
-        self._writer.submit(lambda: self._expire_at(keys, ttl_s))
+        self._writer.post(lambda: self._expire_at(keys, ttl_s))
 
     def add_profile(self, spec: SegmentSpec, deviations: bytes) -> None:
         """See Residency.add_profile."""
-        disks = [tier for tier in self._tiers[self._nearest :] if isinstance(tier, DiskTier)]
+        disks = [tier for tier in self._stack.written if isinstance(tier, DiskTier)]
         if not disks:
             return
         with self._counting:
@@ -152,13 +129,13 @@ class Saver:
         def put() -> None:
             try:
                 for tier in disks:
-                    tier.add_profile(self._written_by(tier, spec).key, spec.key, deviations)
+                    tier.add_profile(self._stack.form_in(tier, spec).key, spec.key, deviations)
             finally:
                 with self._counting:
                     self._profiles -= 1
-                self._tell_waiting()
+                self._stack.news.set()
 
-        self._writer.submit(put)
+        self._writer.post(put)
 
     def poll(self) -> None:
         """Release copied segments and start the next one."""
@@ -174,16 +151,16 @@ class Saver:
             _, (spec, _) = self._waiting.popitem(last=False)
             found = self._store.get(spec)
             state = None if found is None else found.state
-            if found is None and not any(tier.holds(spec.key) for tier in self._tiers[: self._nearest]):
+            if found is None and not self._stack.is_in_host(spec.key):
                 self.not_written += 1
-            elif self._states is not None and state is None:
+            elif self._stack.states is not None and state is None:
                 self.not_written += 1  # without its state it would be of no use
             elif not self._is_written(spec):
                 slots, hold = ((), Hold()) if found is None else (found.slots, self._store.hold(found))
                 if state is not None and self._store.states is not None:
                     self._store.states.acquire(state)
                 save = self._saving = _Save(spec, slots, hold, state)
-                self._writer.submit(partial(self._write, save))
+                self._writer.post(partial(self._write, save))
 
     def _let_go(self, save: _Save) -> None:
         save.hold.release()
@@ -193,18 +170,11 @@ class Saver:
 
     def _is_written(self, spec: SegmentSpec) -> bool:
         """True if each tier has the segment in its own form, and no removal is pending."""
-        written = [(tier, self._written_by(tier, spec).key) for tier in self._tiers[self._nearest :]]
+        written = [(tier, self._stack.form_in(tier, spec).key) for tier in self._stack.written]
         return all(tier.holds(key) and key not in self._deleting for tier, key in written)
 
-    def _written_by(self, tier: Tier, spec: SegmentSpec) -> SegmentSpec:
-        return spec if spec.source is not None else spec.through(tier.codec, self._store.keys)
-
-    def close(self, timeout: float) -> bool:
-        """End the thread after its current job. Returns True if it has ended in time."""
-        return self._writer.close(timeout)
-
-    def promote(self, record: SegmentRecord, slabs: list[Slab], number: int) -> None:
-        """Copy a segment from tier ``number`` to the tiers nearer than that, behind the queued work."""
+    def promote(self, record: SegmentRecord, slabs: list[Slab], tier: Tier) -> None:
+        """Copy a segment that was read from a tier to the nearer written tiers, behind the queued work."""
         with self._counting:
             if self._promoting >= _MOST_PROMOTIONS:
                 return
@@ -212,60 +182,63 @@ class Saver:
 
         def put() -> None:
             try:
-                for tier in self._tiers[self._nearest : number]:
-                    if self._tiers[number].holds(record.key):  # it has not been removed meanwhile
-                        tier.put(record, slabs)
+                for nearer in self._stack.nearer(tier):
+                    if tier.holds(record.key):  # it has not been removed meanwhile
+                        nearer.put(record, slabs)
             finally:
                 with self._counting:
                     self._promoting -= 1
-                self._tell_waiting()
+                self._stack.news.set()
 
-        self._writer.submit(put)
+        self._writer.post(put)
+
+    # On a background thread
 
     def _write(self, save: _Save) -> None:
+        stack = self._stack
         try:
             slabs = self._slabs(save)
             finite = bool(slabs) and all(is_finite(slab, self._store.keys.kv_dtype) for slab in slabs)
-            if save.state is not None and self._states is not None:
-                state = self._states.read(save.state.slot)
-                finite = is_finite_state(state, self._states.layout) and (finite or not self._memory.layers)
+            if save.state is not None and stack.states is not None:
+                state = stack.states.read(save.state.slot)
+                finite = is_finite_state(state, stack.states.layout) and (finite or not stack.layers)
                 slabs.append(state)
             save.copied = True
-            self._tell()
+            stack.tell()
             if save.given_up or not finite:
                 return
-            for tier in self._tiers[self._nearest :]:
-                tier.put(self._record_of(self._written_by(tier, save.spec)), slabs)
+            for tier in stack.written:
+                tier.put(stack.record(stack.form_in(tier, save.spec)), slabs)
             if save.given_up:
-                for form in self._forms(save.spec):
+                for form in stack.forms(save.spec):
                     self._delete(form.key)
         finally:
             save.copied = save.over = True
-            self._tell()
+            stack.tell()
 
     def _slabs(self, save: _Save) -> list[Slab]:
-        """The slabs of a segment; empty if it has left the nearer tier meanwhile."""
+        """The slabs of a segment; empty if it has left the host tier meanwhile."""
+        stack = self._stack
         if save.slots:
-            return [self._memory.read_slab(layer, save.slots) for layer in range(len(self._memory.layers))]
+            return [stack.memory.read_slab(layer, save.slots) for layer in range(stack.layers)]
         slabs: list[Slab] = []
-        record = self._record_of(save.spec)
-        for tier in self._tiers[: self._nearest]:
+        if stack.host is not None:
             with suppress(TierMissError):
-                tier.get(record, lambda layer, slab: slabs.append(slab.copy()), lambda: False)
-        if len(slabs) < len(self._memory.layers):
+                stack.host.get(stack.record(save.spec), lambda layer, slab: slabs.append(slab.copy()), lambda: False)
+        if len(slabs) < stack.layers:
             self.not_written += 1
             return []
         return slabs
 
     def _delete(self, key: bytes) -> None:
         try:
-            for tier in self._tiers:
+            for tier in self._stack.tiers:
                 tier.delete(key)
         finally:
             self._deleting.discard(key)
-            self._tell_waiting()
+            self._stack.news.set()
 
     def _expire_at(self, keys: Sequence[bytes], ttl_s: float) -> None:
         for key in keys:
-            for tier in self._tiers:
+            for tier in self._stack.tiers:
                 tier.expire(key, ttl_s)

@@ -1,6 +1,6 @@
-"""Threads for work before the engine: tokenizing and laying out prompts, compiling grammars, reading schemas.
+"""Threads beside the engine: for request bodies, prompts, grammars and schemas, and for transfers between the tiers.
 
-Each kind of work has threads of its own, so slow work of one kind never delays another. Within a kind, tenants take
+Each kind of work has a pool of its own, so slow work of one kind never delays another. Within a pool, owners take
 turns. A running job cannot be interrupted, so it keeps its thread even if its caller has gone. A client that reconnects
 gets no second thread.
 
@@ -12,20 +12,23 @@ can slow every pass many times over. While the engine is busy, an owner rests af
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from inlay.engine.forks import ThisProcess
-from inlay.errors import DeadlineError, InlayError, QueueFullError
+from inlay.errors import DeadlineError, EngineDeadError, InlayError, QueueFullError
 
 T = TypeVar("T")
 
+logger = logging.getLogger(__name__)
 
 SHARE = 0.25  # of the engine's time that background work may take
 SHORT_S = 0.002  # processor time too short for a rest
@@ -54,6 +57,29 @@ class Pacer:
         return min(worked_s * (owners / SHARE - 1), LONGEST_S)
 
 
+class ThisProcess:
+    """The process that an object with threads was made in.
+
+    A forked child has the objects of its parent and none of its threads. To wait for one of these would hang.
+    """
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+
+    @property
+    def left(self) -> bool:
+        """True in a process that was forked from that one."""
+        return os.getpid() != self._pid
+
+    def check(self) -> None:
+        """Raise EngineDeadError in a forked process."""
+        if self.left:
+            raise EngineDeadError(
+                f"this engine was made in process {self._pid}, and process {os.getpid()} is a fork of that without its "
+                "threads; make the LLM in the process that uses it, or start processes with the method 'spawn'"
+            )
+
+
 _THREADS = 4  # per kind; they share the interpreter's lock, so more would not be faster
 _LOOK_S = 0.05  # seconds between checks whether the engine is still busy
 
@@ -69,11 +95,17 @@ class _Job(Generic[T]):
     def run(self) -> None:
         if not self.future.set_running_or_notify_cancel():
             return
+        future, function, args = self.future, self.function, self.args
+        self.function, self.args = _nothing, ()  # its data goes with the call, whatever still refers to the job
         try:
-            self.future.set_result(self.function(*self.args))
+            result = function(*args)
         except BaseException as error:
-            self.future.set_exception(error)
-            del self  # breaks the cycle of error, traceback and future
+            del function, args, self
+            future.set_exception(error)
+            del future  # breaks the cycle of error, traceback and future
+        else:
+            del function, args
+            future.set_result(result)
 
 
 class WorkPool:
@@ -107,7 +139,7 @@ class WorkPool:
         self._wake = threading.Condition()
         self._lines: dict[str | None, dict[Future[Any], _Job[Any]]] = {}  # in the order of their turns
         self._running: Counter[str | None] = Counter()
-        self._started = 0
+        self._started: list[threading.Thread] = []
         self._idle = 0
         self._begun_at = clock()  # when a job last began
         self._closed = False
@@ -133,12 +165,18 @@ class WorkPool:
                 raise QueueFullError(f"{len(line)} requests are in line for {self._name} already, as many as may be")
             job = _Job(function, args, owner, future, self._clock())
             line[future] = job
-            if sum(map(len, self._lines.values())) > self._idle and self._started < self._threads:
-                self._started += 1
-                threading.Thread(target=self._work, name=f"inlay-{self._name}", daemon=True).start()
+            if sum(map(len, self._lines.values())) > self._idle and len(self._started) < self._threads:
+                thread = threading.Thread(target=self._work, name=f"inlay-{self._name}", daemon=True)
+                thread.start()
+                self._started.append(thread)
             self._wake.notify()
         future.add_done_callback(partial(self._withdraw, owner))
         return future
+
+    def post(self, job: Callable[[], object]) -> None:
+        """Call a function whose result is not needed. A failure is logged. Does nothing after ``close``."""
+        with suppress(InlayError):
+            self.submit(job).add_done_callback(self._log)
 
     async def run(
         self, function: Callable[..., T], *args: Any, owner: str | None = None, deadline: float | None = None
@@ -183,10 +221,17 @@ class WorkPool:
                 return 0.0
             return self._clock() - max(self._begun_at, min(waiting))
 
-    def close(self) -> None:
-        """Refuse further work, and fail queued jobs. The results of running jobs are dropped."""
+    def close(self, timeout: float = 0.0) -> bool:
+        """Refuse further work, and fail queued jobs. The results of running jobs are dropped.
+
+        Args:
+            timeout: the seconds to wait for running jobs.
+
+        Returns:
+            True if all threads have ended in this time.
+        """
         if self._process.left:  # a thread of the parent process may hold the lock
-            return
+            return True
         with self._wake:
             self._closed = True
             waiting = [job for line in self._lines.values() for job in line.values()]
@@ -195,6 +240,16 @@ class WorkPool:
         for job in waiting:
             if job.future.set_running_or_notify_cancel():
                 job.future.set_exception(_closed())
+        until = time.monotonic() + timeout
+        others = [thread for thread in self._started if thread is not threading.current_thread()]
+        for thread in others if timeout else ():
+            thread.join(max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in others)
+
+    def _log(self, future: Future[Any]) -> None:
+        error = None if future.cancelled() else future.exception()
+        if error is not None and not self._closed:
+            logger.error("a job of %s failed", self._name, exc_info=error)
 
     def _work(self) -> None:
         while (job := self._next()) is not None:
@@ -266,6 +321,10 @@ class WorkPools:
     def close(self) -> None:
         for pool in (self.prompts, self.grammars, self.schemas):
             pool.close()
+
+
+def _nothing(*_: Any) -> Any:
+    """The function of a job that was called."""
 
 
 def _closed() -> InlayError:

@@ -16,8 +16,8 @@ from functools import partial
 
 import pytest
 
-from inlay.engine.workpool import WorkPool
 from inlay.errors import DeadlineError, InlayError, QueueFullError
+from inlay.workpool import WorkPool
 from tests.raising import raises
 
 LONG_S = 20.0
@@ -211,7 +211,7 @@ def test_many_jobs_of_many_owners_each_run_once():
 
 def test_a_process_that_ends_does_not_wait_for_them():
     program = (
-        "import time\nfrom inlay.engine.workpool import WorkPool\nbegun = []\n"
+        "import time\nfrom inlay.workpool import WorkPool\nbegun = []\n"
         "pool = WorkPool('work')\npool.submit(lambda: (begun.append(1), time.sleep(600)))\n"
         "while not begun: time.sleep(0.01)\n"
     )

@@ -32,7 +32,7 @@ LEAST_TOKENS = 16
 
 
 @dataclass(eq=False, slots=True)
-class RequestState:
+class RecurrentState:
     """The slots of a running request.
 
     Attributes:
@@ -112,7 +112,7 @@ class RequestState:
             self.stored.append(state)
 
 
-def begin_state(pool: StatePool, lookup: Lookup) -> RequestState | None:
+def begin_state(pool: StatePool, lookup: Lookup) -> RecurrentState | None:
     """Return the state of a request that continues the state found. None if requests use all slots."""
     if lookup.state is not None:
         pool.acquire(lookup.state)
@@ -121,7 +121,7 @@ def begin_state(pool: StatePool, lookup: Lookup) -> RequestState | None:
         if lookup.state is not None:
             pool.release(lookup.state)
         return None
-    return RequestState(pool, slot, lookup.state, lookup.state_tokens)
+    return RecurrentState(pool, slot, lookup.state, lookup.state_tokens)
 
 
 def public_prefix(parts: Iterable[PromptPart], composed: ComposedPrompt, keys: KeyMaker) -> SegmentSpec | None:
@@ -135,7 +135,7 @@ def public_prefix(parts: Iterable[PromptPart], composed: ComposedPrompt, keys: K
     return SegmentSpec(run.ids, run.start, run.before, run.continues, parent=None, key=key, record=run.after(tokens))
 
 
-def mark_prompt(state: RequestState, parts: Iterable[PromptPart], composed: ComposedPrompt, lookup: Lookup) -> None:
+def mark_prompt(state: RecurrentState, parts: Iterable[PromptPart], composed: ComposedPrompt, lookup: Lookup) -> None:
     """Choose the tokens of a prompt behind which a state is kept."""
     ends, at = [], 0
     for part in parts:

@@ -1,0 +1,144 @@
+"""The pool of one store with the tiers below it, as the loader, the saver and the demoter share them."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+
+from inlay.kv.identity import LOSSLESS, SegmentSpec
+from inlay.kv.misses import MissReasons
+from inlay.kv.offload.host import HostTier
+from inlay.kv.offload.record import SegmentRecord, SlabMemory, StateMemory
+from inlay.kv.offload.tier import Tier
+from inlay.kv.store import SegmentStore
+from inlay.workpool import WorkPool
+
+#: The most tokens of segments below the pool that are remembered for listing and eviction.
+_MOST_KNOWN = 4 * 2**20
+
+
+class TransferThreads:
+    """The threads that move segments. Each pool has one thread, so its jobs run in order.
+
+    Attributes:
+        reader: reads from the written tiers.
+        host_reader: reads from the host tier, so that these reads wait for no disk.
+        seeker: asks tiers with other writers what they have.
+        writer: writes, removes and expires segments, and promotes them to nearer tiers.
+        copier: copies modules to the host tier before the pool evicts them.
+    """
+
+    def __init__(self) -> None:
+        self.reader = WorkPool("reader", 1)
+        self.host_reader = WorkPool("host-reader", 1)
+        self.seeker = WorkPool("seeker", 1)
+        self.writer = WorkPool("writer", 1)
+        self.copier = WorkPool("copier", 1)
+
+    def close(self, timeout: float) -> bool:
+        """End all threads after their current jobs. Returns True if each has ended in ``timeout`` seconds."""
+        ended = True
+        for pool in (self.seeker, self.host_reader, self.reader, self.writer, self.copier):
+            ended = pool.close(timeout) and ended
+        return ended
+
+
+class TierStack:
+    """The pool and the tiers below it, nearest first. Thread-safe.
+
+    Args:
+        memory: of the pool.
+        written: the tiers that computed segments are written to, nearest first.
+        host: the tier that receives evicted modules; nearer than all others. None for none.
+        model: the model's public name.
+        states: the states of a model with recurrent layers. None without.
+        wake: called on any thread when ``Residency.poll`` has work.
+
+    Attributes:
+        tiers: all tiers, nearest first.
+        codecs: the codecs whose forms of a segment may be read in its place, nearest first.
+        misses: why segments are missing.
+        told: replaced at each progress that may free slots of the pool.
+        news: set at each progress, cleared by ``Residency.poll``.
+    """
+
+    def __init__(
+        self,
+        store: SegmentStore,
+        memory: SlabMemory,
+        written: Sequence[Tier],
+        *,
+        host: HostTier | None,
+        model: str,
+        states: StateMemory | None,
+        wake: Callable[[], None],
+    ) -> None:
+        self.store = store
+        self.memory = memory
+        self.states = states
+        self.host = host
+        self.written = tuple(written)
+        self.tiers: tuple[Tier, ...] = self.written if host is None else (host, *written)
+        self.codecs = tuple(dict.fromkeys(tier.codec for tier in self.tiers if tier.codec != LOSSLESS))
+        self.threads = TransferThreads()
+        self.misses = MissReasons(store.keys)
+        for tier in self.tiers:
+            for entry in tier.iterate():
+                self.misses.listed(entry)
+        self.told: object = None
+        self.news = threading.Event()
+        self.wake = wake
+        self._model = model
+        self._known: OrderedDict[bytes, SegmentSpec] = OrderedDict()  # written or read below, latest last
+        self._known_tokens = 0
+        self._knowing = threading.Lock()
+
+    @property
+    def layers(self) -> int:
+        """The number of layers with KV."""
+        return len(self.memory.layers)
+
+    def forms(self, spec: SegmentSpec) -> Iterator[SegmentSpec]:
+        """A segment and the forms that may be read in its place, most exact first."""
+        yield spec
+        if spec.source is None:
+            for codec in self.codecs:
+                yield spec.through(codec, self.store.keys)
+
+    def form_in(self, tier: Tier, spec: SegmentSpec) -> SegmentSpec:
+        """The form that a tier gets of a segment in the pool."""
+        return spec if spec.source is not None else spec.through(tier.codec, self.store.keys)
+
+    def nearer(self, tier: Tier) -> tuple[Tier, ...]:
+        """The written tiers that are nearer than another one. Segments that are read from it are copied to them."""
+        return self.written[: self.written.index(tier)] if tier in self.written else ()
+
+    def is_in_host(self, key: bytes) -> bool:
+        """True if the host tier has a segment."""
+        return self.host is not None and self.host.holds(key)
+
+    def record(self, spec: SegmentSpec) -> SegmentRecord:
+        """The record of a segment in the tiers. The segment is remembered for ``known``."""
+        self._know(spec.lossless)
+        state = () if self.states is None else self.states.layout
+        return SegmentRecord.of(spec, self.store.keys, self.memory.layers, self._model, state)
+
+    def known(self) -> list[SegmentSpec]:
+        """The segments that this process has written to the tiers or read from them; some may have left since."""
+        with self._knowing:
+            return list(self._known.values())
+
+    def tell(self) -> None:
+        """Report progress: ``Residency.poll`` has work."""
+        self.told = object()
+        self.news.set()
+        self.wake()
+
+    def _know(self, spec: SegmentSpec) -> None:
+        with self._knowing:
+            if self._known.pop(spec.key, None) is None:
+                self._known_tokens += len(spec.ids)
+            self._known[spec.key] = spec
+            while self._known_tokens > _MOST_KNOWN:
+                self._known_tokens -= len(self._known.popitem(last=False)[1].ids)
