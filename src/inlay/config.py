@@ -30,6 +30,7 @@ PLACEHOLDERS = ("none", "unk")
 GENERATION_CONFIGS = ("auto", "off")
 PROFILES = ("auto", "off")
 PREFETCHES = ("waiting", "likely")
+SPECULATIONS = ("lookup", "off")
 KV_CACHE_DTYPES = ("auto", *ROUNDED)
 
 #: The default threshold of shadow sampling, in nats a token.
@@ -97,6 +98,9 @@ class EngineConfig:
     store_timeout_s: after this many seconds, a segment is computed instead of read from the store.
     store_codec: the form of stored segments. "none" for lossless; "int8" or "fp8" for about half the bytes (of bf16).
         Requests under ``exact`` never read these approximations.
+    speculation: "lookup" drafts the next tokens of an answer from its prompt, from itself and from earlier answers
+        under its salt. Several tokens are then computed in one pass if they are likely to be accepted. Answers stay the
+        same (docs/guides/speculation.md). "off" drafts none. Recurrent models draft none.
     store_shared: the address of a Valkey or Redis server that shares segments among engines, like
         "redis://host:6379/0". None for none. It works with the folder or without one.
     """
@@ -136,6 +140,7 @@ class EngineConfig:
     store_private: bool | None = None
     store_timeout_s: float = 10.0
     store_codec: str = "none"
+    speculation: str = "lookup"
     store_shared: str | None = field(default=None, repr=False)  # may contain a password
 
     def __post_init__(self) -> None:
@@ -168,6 +173,7 @@ class EngineConfig:
         check_share("promotion_memory", self.promotion_memory)
         check_share("pin_memory", self.pin_memory)
         check_choice("prefetch", self.prefetch, PREFETCHES)
+        check_choice("speculation", self.speculation, SPECULATIONS)
         check_share("shadow", self.shadow)
         check_nats("shadow_threshold", self.shadow_threshold)
         if not self.shadow and self.shadow_threshold != DEFAULT_THRESHOLD:

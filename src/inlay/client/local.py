@@ -29,10 +29,11 @@ from inlay.engine.encoder import Encoding
 from inlay.engine.factory import RequestFactory
 from inlay.engine.forks import ThisProcess
 from inlay.engine.forward import StepObserver
-from inlay.engine.pass_cost import measured_cost
+from inlay.engine.pass_cost import measured_cost, measured_rows
 from inlay.engine.recurrent_probe import probe_states
 from inlay.engine.request import Request
 from inlay.engine.runner import Runner, check_adapters, check_compiled, why_not_shift
+from inlay.engine.speculation.speculator import Speculator
 from inlay.engine.thread import EngineThread
 from inlay.engine.unshared_runner import UnsharedRunner
 from inlay.errors import InlayError, ParameterError
@@ -125,6 +126,8 @@ class InProcessClient:
             movable=movable,
             longest=self._model.max_positions,
         )
+        speculates = config.speculation == "lookup" and loaded.spec.unshared is None and states is None
+        speculator = Speculator(measured_rows(loaded.spec, runner, pool)) if speculates else None
         self.engine = EngineCore(
             self.store,
             runner,
@@ -136,6 +139,7 @@ class InProcessClient:
             profiler=profiler if config.profile == "auto" and states is None else None,
             promoter=Promoter(self.store, runner, share=share) if share else None,
             shadow=shadow,
+            speculator=speculator,
             residency=self.residency,
             kept=config.kept,
             pin_share=config.pin_memory,

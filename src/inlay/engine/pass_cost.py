@@ -1,6 +1,7 @@
-"""The time of passes: the cost of prefill on this machine, and the number of prompt tokens within ``max_pass_s``.
+"""The time of passes: the cost of tokens on this machine, and the number of prompt tokens within ``max_pass_s``.
 
-The cost is measured when a model is loaded, for eviction by cost. The same tokens run in a warm-up pass, in passes
+The cost of prefill is measured when a model is loaded, for eviction by cost. The cost of a pass by its rows is measured
+for speculation. The same tokens run in a warm-up pass, in passes
 without context, and in passes with a context. The context's KV is not computed, because its values do not affect the
 time.
 """
@@ -8,9 +9,10 @@ time.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
 
-from inlay.attention.plan import Part, items_at
+from inlay.attention.plan import Part, build_plan, items_at
 from inlay.engine.allocation import Work
 from inlay.engine.runner import Runner
 from inlay.kv.policies import PassCost
@@ -90,3 +92,69 @@ def measured_cost(
         pool.free(runs)
     pair_s = max(0.0, second - first) / (_TOKENS * context)
     return PassCost(max(1e-9, first / _TOKENS - pair_s * _TOKENS / 2), pair_s)
+
+
+_ROW_COUNTS = (1, 16, 4, 64, 8, 32, 2)  # in the order of their worth
+_ROWS_S = 0.5  # no further number of rows is measured after this many seconds
+
+
+class RowCost:
+    """The time of a pass by its number of rows, behind a short context.
+
+    Args:
+        seconds: by number of rows, 1 among them. Between two of them the time is interpolated.
+        rebuild_s: the time to plan a pass whose rows are not those of the last one.
+    """
+
+    def __init__(self, seconds: Mapping[int, float], rebuild_s: float = 0.0) -> None:
+        assert 1 in seconds, "the time of one row is known"
+        self._rows = sorted(seconds)
+        self._seconds: list[float] = []
+        for rows in self._rows:  # more rows never take less time; a lower time is an error of the measurement
+            self._seconds.append(max(seconds[rows], *self._seconds[-1:], 1e-9))
+        self.rebuild_s = rebuild_s
+
+    def seconds(self, rows: int) -> float:
+        """The time of a pass. Beyond the measured passes, the time grows as between the last two."""
+        known, place = self._rows, min(bisect_left(self._rows, rows), len(self._rows) - 1)
+        if place == 0:
+            return self._seconds[0]
+        before, behind = known[place - 1], known[place]
+        slope = (self._seconds[place] - self._seconds[place - 1]) / (behind - before)
+        return self._seconds[place - 1] + slope * (rows - before)
+
+
+def measured_rows(
+    spec: ModelSpec, runner: Runner, pool: KVPool, clock: Callable[[], float] = time.perf_counter
+) -> RowCost:
+    """Measure passes of few rows. Overwrites KV in the pool. It takes about half a second at most for a small model.
+
+    The times of one and of 16 rows are always measured. ``clock`` returns seconds.
+    """
+    most = min(max(_ROW_COUNTS), pool.slots, spec.max_positions)
+    slots = pool.allocate(most)
+    if slots is None:
+        return RowCost({1: 1.0})
+    ids = tuple(number % spec.vocab_size for number in range(most))
+    found: dict[int, float] = {}
+    try:
+        part = Part.of(0, 1, (), slots)
+        began = clock()
+        for _ in range(_TIMES):
+            _ = build_plan([part]).groups
+        rebuild_s = (clock() - began) / _TIMES
+        began = clock()
+        for rows in _ROW_COUNTS:
+            if rows > most or (len(found) > 1 and clock() - began > _ROWS_S):
+                continue
+            work = Work(ids[:rows], Part.of(0, rows, (), slots))
+            plan = build_plan([work.part])
+            times = []
+            for _ in range(1 + _TIMES):  # the first pass allocates memory, and a device records it
+                since = clock()
+                runner.run([work], range(rows), plan).float().sum().item()  # item() waits for the device
+                times.append(clock() - since)
+            found[rows] = min(times)
+    finally:
+        pool.free(slots)
+    return RowCost(found, rebuild_s)
