@@ -28,6 +28,7 @@ from inlay.cli.options import (
     Recompute,
     Reuse,
     ReuseTolerance,
+    Speculation,
     StateMemory,
     Store,
     StoreBytes,
@@ -89,6 +90,7 @@ class ModelOptions:
     profile: Annotated[
         str, typer.Option(help="auto: find out how much modules' tokens move, for recompute profiled; off.")
     ] = "auto"
+    speculation: Speculation = "lookup"
     seed: Annotated[int, typer.Option(help="Of the draws, and of random weights.")] = 0
     store: Store = None
     store_bytes: StoreBytes = "16GiB"
@@ -170,6 +172,7 @@ class ModelOptions:
             "seed": self.seed,
             "generation_config": self.generation_config,
             "profile": self.profile,
+            "speculation": self.speculation,
             "chat_template": self.template,
             "max_model_len": self.max_model_len,
             "store": store_of(self.store, model),

@@ -170,6 +170,13 @@ KVCacheDType = Annotated[
 KVMemory = Annotated[
     str | None, typer.Option(help="Of the KV pool, like 4GiB; a quarter of what is free, if not given.")
 ]
+Speculation = Annotated[
+    str,
+    typer.Option(
+        help="lookup: compute several tokens of an answer at once, where they are found in its prompt, in itself or in "
+        "earlier answers; off. Answers are the same."
+    ),
+]
 StateMemory = Annotated[
     str | None,
     typer.Option(help="Of --kv-memory, for the states of models with recurrent layers, like 1GiB; half, if not given."),

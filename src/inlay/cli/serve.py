@@ -40,6 +40,7 @@ from inlay.cli.options import (
     ReuseTolerance,
     Shadow,
     ShadowThreshold,
+    Speculation,
     StateMemory,
     Store,
     StoreBytes,
@@ -165,6 +166,7 @@ def serve(
         typer.Option(help="auto: find out in idle time how much modules' tokens move, for recompute profiled; off."),
     ] = "auto",
     promotion_memory: PromotionMemory = 0.1,
+    speculation: Speculation = "lookup",
     prefetch: Annotated[
         str,
         typer.Option(
@@ -295,6 +297,7 @@ def serve(
                     generation_config=generation_config,
                     profile=profile,
                     promotion_memory=promotion_memory,
+                    speculation=speculation,
                     pin_memory=pin_memory,
                     prefetch=prefetch,
                     shadow=shadow,
