@@ -50,7 +50,11 @@ def test_a_large_batch_leaves_less_room():
 def test_planning_anew_must_pay_too():
     chances = [Chance(0.5, 2)]
     assert choose_lengths(FLAT, chances, 1, 1) == [2]
-    assert choose_lengths(RowCost({1: 1.0}, rebuild_s=1.0), chances, 1, 1) == [0]
+    assert choose_lengths(RowCost({1: 1.0}, plan_s=0.5), chances, 1, 1) == [0]
+    costly = RowCost({1: 1.0}, plan_s=0.01, plan_more_s=0.1)
+    assert choose_lengths(costly, chances, 1, 1) == [2]
+    assert choose_lengths(costly, chances * 4, 4, 4) == [2] * 4
+    assert choose_lengths(costly, chances + [Chance(0, 0)] * 9, 10, 10) == [0] * 10
 
 
 def test_rates_follow_the_answer():

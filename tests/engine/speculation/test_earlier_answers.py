@@ -6,13 +6,14 @@ import pytest
 
 from inlay.engine.speculation import earlier_answers
 from inlay.engine.speculation.earlier_answers import EarlierAnswers
+from inlay.engine.speculation.text_index import GrowingIndex
 
 NONE: frozenset[bytes] = frozenset()
 
 
 def found(answers: EarlierAnswers, salt: str, text: list[int]) -> list[int] | None:
     """The tokens behind the end of a text."""
-    match = answers.find(salt, text)
+    match = answers.find(salt, GrowingIndex(text))
     return None if match is None else list(match[0].ids[match[1].place :])
 
 

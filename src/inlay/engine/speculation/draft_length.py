@@ -12,6 +12,8 @@ from inlay.engine.pass_cost import RowCost
 MOST_DRAFT = 16
 #: The most draft rows of one pass.
 MOST_ROWS = 256
+#: A token with a lower chance is not tried, even where a row costs nothing.
+LEAST_CHANCE = 0.05
 #: A draft must raise the tokens a second by this share. Less is within the error of the measured times.
 LEAST_GAIN = 0.05
 
@@ -67,7 +69,7 @@ def choose_lengths(
     """The number of tokens to try of each draft, for the most tokens a second; 0 where a draft does not pay.
 
     A pass gives one token to each answer, and one more for each accepted token. Tokens are added in the order of their
-    chances. The number with the highest rate counts.
+    chances. The number with the highest rate counts. A pass with drafts is planned anew, and so is the pass behind it.
 
     Args:
         cost: the measured time of passes.
@@ -78,15 +80,20 @@ def choose_lengths(
     """
     lengths, best = [0] * len(chances), [0] * len(chances)
     expected, added = float(answers), 0
+    planning_s = 2 * cost.plan_s(answers)
     best_rate = expected / cost.seconds(rows) * (1 + LEAST_GAIN)
-    heap = [(-chance.rate, number) for number, chance in enumerate(chances) if chance.most]
+    # A token below this chance lowers the rate, whatever stands beside it.
+    least = max(LEAST_CHANCE, cost.least_row_s(rows) * best_rate)
+    heap = [(-chance.rate, number) for number, chance in enumerate(chances) if chance.most > 0 and chance.rate > least]
     heapify(heap)
     while heap and added < min(most, MOST_ROWS):
         negative, number = heappop(heap)
+        if -negative < least:
+            break
         lengths[number] += 1
         added += 1
         expected -= negative
-        rate = expected / (cost.seconds(rows + added) + cost.rebuild_s)
+        rate = expected / (cost.seconds(rows + added) + planning_s)
         if rate > best_rate:
             best, best_rate = lengths.copy(), rate
         if lengths[number] < chances[number].most:

@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from inlay.engine.speculation.text_index import LEAST_MATCH, TextMatch, keys_of, last_key, match_at
+from inlay.engine.speculation.text_index import LEAST_MATCH, GrowingIndex, TextMatch, match_at
 
 #: The most tokens of one answer that are kept, its last ones.
 MOST_OF_ANSWER = 2048
@@ -35,12 +35,12 @@ class _Answers:
     def add(self, answer: EarlierAnswer) -> None:
         self.answers.append(answer)
         self.tokens += len(answer.ids)
-        self.places.update((key, (answer, place)) for key, place in keys_of(answer.ids))
+        self.places.update((key, (answer, place)) for key, place in GrowingIndex(answer.ids).places.items())
 
     def drop(self, answer: EarlierAnswer) -> None:
         self.answers.remove(answer)
         self.tokens -= len(answer.ids)
-        for key, _ in keys_of(answer.ids):
+        for key in GrowingIndex(answer.ids).places:
             if key in self.places and self.places[key][0] is answer:
                 del self.places[key]
 
@@ -72,12 +72,14 @@ class EarlierAnswers:
         while self.tokens > MOST_TOKENS:
             self.forget(next(iter(self._salts)))
 
-    def find(self, salt: str, text: Sequence[int]) -> tuple[EarlierAnswer, TextMatch] | None:
+    def find(self, salt: str, text: GrowingIndex) -> tuple[EarlierAnswer, TextMatch] | None:
         """The last answer of a salt that contains the end of a text. None if none does."""
         own = self._salts.get(salt)
-        found = None if own is None else own.places.get(last_key(text))
-        match = None if found is None else match_at(found[1], found[0].ids, text)
-        return None if found is None or match is None else (found[0], match)
+        found = None if own is None else own.places.get(text.key)
+        if found is None:
+            return None
+        match = match_at(found[1], found[0].ids, text)
+        return None if match is None else (found[0], match)
 
     def forget(self, salt: str) -> None:
         """Drop the answers of a salt."""

@@ -16,7 +16,7 @@ from inlay.engine.pass_cost import RowCost
 from inlay.engine.request import Request
 from inlay.engine.speculation.draft_length import MOST_DRAFT, AcceptanceRates, Chance, choose_lengths
 from inlay.engine.speculation.earlier_answers import EarlierAnswers
-from inlay.engine.speculation.text_index import MOST_MATCH, GrowingIndex, TextMatch
+from inlay.engine.speculation.text_index import MOST_MATCH, GrowingIndex
 from inlay.sampling.row import Row
 from inlay.types import DRAFT_SOURCES
 
@@ -40,94 +40,90 @@ class Draft:
         return replace(self, tokens=self.tokens[:tokens], rows=self.rows[:tokens]) if tokens > 0 else None
 
 
-@dataclass(slots=True)
-class _Prediction:
-    """The next tokens as a text has them.
+class _Finder:
+    """Finds the end of one answer in its texts, and counts how often the text went on as the answer did.
+
+    A lookup runs in every step of every answer, so it makes nothing until a draft pays.
 
     Attributes:
-        tokens: the predicted tokens, from ``begin`` on.
-        begin: the number of the answer's tokens before them.
-        text: the text, which may grow behind the match.
-        match: the place in the text.
-        source: see Draft.
+        request: the answer.
+        rates: how often predicted tokens were right.
+        length: the length of the match; 0 if there is none.
     """
 
-    tokens: tuple[int, ...]
-    begin: int
-    text: Sequence[int]
-    match: TextMatch
-    source: str
-
-
-class _Finder:
-    """Predicts the next tokens of one answer, and counts how often that was right."""
+    __slots__ = ("_answer", "_before", "_begin", "_earlier", "_index", "_place", "_text", "length", "rates", "request")
 
     def __init__(self, request: Request, earlier: EarlierAnswers) -> None:
-        self._prompt = request.prompt
+        self.request = request
+        self._index = request.prompt.text_index()
         self._earlier = earlier
         self._answer = GrowingIndex(request.ids[-MOST_MATCH:])
         self._before = len(self._answer.ids)
-        self._prediction: _Prediction | None = None
         self.rates = AcceptanceRates()
+        self.length = 0
+        self._text: Sequence[int] = ()  # the text of the match, its place there, and the length of the answer then
+        self._place = self._begin = 0
 
-    def predict(self, answer: Sequence[int]) -> _Prediction | None:
-        """The prediction behind these tokens of the answer. None if its last tokens occur nowhere else."""
-        known = len(self._answer.ids) - self._before
-        self._answer.extend(answer[known:])
-        last = self._prediction
-        right = False if last is None else self._count(last, answer)
-        self._prediction = self._go_on(last, len(answer)) if right and last is not None else self._find(len(answer))
-        return self._prediction
+    def follow(self, answer: Sequence[int]) -> bool:
+        """Take the answer's new tokens. Returns True if its end is found in a text that goes on behind it."""
+        new = answer[len(self._answer.ids) - self._before :]
+        self._answer.extend(new)
+        if not (self.length and self._goes_on(answer[self._begin :])):
+            self._find()
+        self._begin = len(answer)
+        return self.length > 0
 
-    def _count(self, last: _Prediction, answer: Sequence[int]) -> bool:
-        """Count the last prediction against the answer. Returns True if no token of it was wrong."""
-        right = 0
-        for predicted, token in zip(last.tokens, answer[last.begin :], strict=False):
-            if predicted != token:
-                self.rates.count(last.match.length, right, 1)
-                return False
-            right += 1
-        self.rates.count(last.match.length, right, 0)
-        return True
-
-    def _go_on(self, last: _Prediction, begin: int) -> _Prediction | None:
-        """The prediction from the same text behind tokens that it predicted."""
-        tokens = begin - last.begin
-        if tokens > len(last.tokens):  # it says nothing about the last tokens
-            return self._find(begin)
-        match = TextMatch(last.match.place + tokens, min(last.match.length + tokens, MOST_MATCH))
-        return self._read(last.text, match, last.source, begin) or self._find(begin)
-
-    def _find(self, begin: int) -> _Prediction | None:
-        """The prediction from the longest match in all texts. Of equal ones, the nearest text counts."""
-        text = self._answer.ids
-        found: list[tuple[int, Sequence[int], TextMatch, str]] = []
-        own = self._answer.find()
-        if own is not None:
-            found.append((own.length, text, own, "text"))
-        index = self._prompt.text_index()
-        match = index.find(text)
-        if match is not None:
-            source = "module" if self._prompt.in_module(match.place) else "text"
-            found.append((match.length, index.ids, match, source))
-        earlier = self._earlier.find(self._prompt.request.salt, text)
-        if earlier is not None:
-            found.append((earlier[1].length, earlier[0].ids, earlier[1], "answer"))
-        if not found:
-            return None
-        _, ids, best, source = max(found, key=lambda each: each[0])
-        return self._read(ids, best, source, begin)
-
-    def _read(self, text: Sequence[int], match: TextMatch, source: str, begin: int) -> _Prediction | None:
-        """The tokens of a text from a match on. None at its end.
+    def draft(self, most: int) -> tuple[int, ...]:
+        """The tokens behind the match, at most so many.
 
         The answer's own text is read beyond its end: a text that repeats itself goes on to do so.
         """
-        tokens = list(text[match.place : match.place + MOST_DRAFT])
-        if text is self._answer.ids and tokens:
-            period = len(text) - match.place
-            tokens = [text[match.place + number % period] for number in range(MOST_DRAFT)]
-        return _Prediction(tuple(tokens), begin, text, match, source) if tokens else None
+        text, place = self._text, self._place
+        if text is not self._answer.ids:
+            return tuple(text[place : place + most])
+        period = len(text) - place
+        return tuple(text[place + number % period] for number in range(most))
+
+    @property
+    def room(self) -> int:
+        """The most tokens of a draft: with the token behind it, the answer may reach its limit."""
+        left = self.request.sampling.limit - len(self.request.token_ids) - 1
+        known = MOST_DRAFT if self._text is self._answer.ids else len(self._text) - self._place
+        return min(MOST_DRAFT, left, known)
+
+    @property
+    def source(self) -> str:
+        """Where the match is, one of DRAFT_SOURCES."""
+        if self._text is self._index.ids:
+            return "module" if self.request.prompt.in_module(self._place) else "text"
+        return "text" if self._text is self._answer.ids else "answer"
+
+    def _goes_on(self, new: Sequence[int]) -> bool:
+        """Compare the tokens behind the last match with the answer's, and move on. Returns False if one differs."""
+        text, place, right = self._text, self._place, 0
+        for token in new:
+            if place + right == len(text):
+                break
+            if text[place + right] != token:
+                self.rates.count(self.length, right, 1)
+                return False
+            right += 1
+        self.rates.count(self.length, right, 0)
+        self._place = place + right
+        self.length = min(self.length + right, MOST_MATCH)
+        return right == len(new) and self._place < len(text)
+
+    def _find(self) -> None:
+        """Find the longest match in all texts. Of equal ones, the answer's own text counts, then the prompt."""
+        answer = self._answer
+        best, self._text = answer.find(), answer.ids
+        found = self._index.find(answer)
+        if found is not None and (best is None or found.length > best.length):
+            best, self._text = found, self._index.ids
+        earlier = self._earlier.find(self.request.prompt.request.salt, answer)
+        if earlier is not None and (best is None or earlier[1].length > best.length):
+            best, self._text = earlier[1], earlier[0].ids
+        self._place, self.length = (0, 0) if best is None else best
 
 
 class Speculator:
@@ -156,23 +152,19 @@ class Speculator:
             rows: the rows of the pass without drafts.
             most: the most rows to add.
         """
-        predicted: list[tuple[Request, _Prediction]] = []
-        chances: list[Chance] = []
-        for request in requests:
-            prediction = self._predict(request)
-            if prediction is not None:
-                left = request.sampling.limit - len(request.token_ids) - 1
-                rate = self._finders[request].rates.rate(prediction.match.length)
-                predicted.append((request, prediction))
-                chances.append(Chance(rate, min(len(prediction.tokens), left)))
-        if not chances or most <= 0:
-            return {}
-        lengths = choose_lengths(self._cost, chances, len(requests), rows, most)
         found: dict[Request, Draft] = {}
-        for (request, prediction), length in zip(predicted, lengths, strict=True):
-            ahead = request.sampling.row.ahead(prediction.tokens[:length]) if length else []
-            if ahead:
-                found[request] = Draft(prediction.tokens[: len(ahead)], tuple(ahead), prediction.source)
+        if most <= 0:
+            return found
+        finders = [finder for request in requests if (finder := self._follow(request)) is not None]
+        if not finders:
+            return found
+        chances = [Chance(finder.rates.rate(finder.length), finder.room) for finder in finders]
+        for finder, length in zip(finders, choose_lengths(self._cost, chances, len(requests), rows, most), strict=True):
+            if length:
+                tokens = finder.draft(length)
+                ahead = finder.request.sampling.row.ahead(tokens)
+                if ahead:
+                    found[finder.request] = Draft(tokens[: len(ahead)], tuple(ahead), finder.source)
         return found
 
     def verified(self, request: Request, draft: Draft, accepted: int) -> None:
@@ -189,13 +181,14 @@ class Speculator:
             origin = request.prompt.origin(float("inf"))
             self.earlier.add(origin.salt, request.token_ids, origin.modules)
 
-    def _predict(self, request: Request) -> _Prediction | None:
-        if request.sampling.forced:
-            return None
+    def _follow(self, request: Request) -> _Finder | None:
+        """The finder of an answer with a match. None without one, and for an answer whose tokens are given."""
         finder = self._finders.get(request)
         if finder is None:
+            if request.sampling.forced:
+                return None
             finder = self._finders[request] = _Finder(request, self.earlier)
-        return finder.predict(request.token_ids)
+        return finder if finder.follow(request.token_ids) else None
 
 
 def counts(found: Mapping[str, int]) -> tuple[tuple[str, int], ...]:

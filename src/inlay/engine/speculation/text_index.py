@@ -51,64 +51,61 @@ class TextIndex:
         self._keys.frombytes(keys[order].tobytes())
         self._order.frombytes(order.astype(np.int32).tobytes())
 
-    def find(self, text: Sequence[int]) -> TextMatch | None:
+    def find(self, text: GrowingIndex) -> TextMatch | None:
         """The longest match of the end of a text, the last one of equal length. None if no three tokens match."""
-        if len(text) < LEAST_MATCH:
+        key, keys = text.key, self._keys
+        first = bisect_left(keys, key)
+        if first == len(keys) or keys[first] != key:
             return None
-        key = _key(text[-3], text[-2], text[-1])
-        first = bisect_left(self._keys, key)
-        if first == len(self._keys) or self._keys[first] != key:
-            return None
-        end = bisect_right(self._keys, key, first)
+        end = bisect_right(keys, key, first)
         best: TextMatch | None = None
         for at in range(end - 1, max(first, end - _MOST_PLACES) - 1, -1):
             place = self._order[at] + self._skipped + LEAST_MATCH
             if place < len(self.ids):
-                length = _agreeing(self.ids, place, text)
+                length = _agreeing(self.ids, place, text.ids)
                 if length >= LEAST_MATCH and (best is None or length > best.length):
                     best = TextMatch(place, length)
         return best
 
 
 class GrowingIndex:
-    """An index of a text that grows at its end. Of each key it knows the last place. ``ids`` are the first tokens."""
+    """An index of a text that grows at its end.
+
+    Args:
+        ids: its first tokens.
+
+    Attributes:
+        ids: its tokens.
+        places: by key, the place behind its last occurrence. The last key has no place yet, because nothing follows.
+        key: the key of the last three tokens. Of a shorter text, it matches nothing.
+    """
 
     def __init__(self, ids: Sequence[int]) -> None:
         self.ids: list[int] = []
-        self._places: dict[int, int] = {}
+        self.places: dict[int, int] = {}
+        self.key = 0
         self.extend(ids)
 
     def extend(self, ids: Sequence[int]) -> None:
         """Append tokens."""
-        known = self.ids
+        known, key = self.ids, self.key
         for token in ids:
-            if len(known) >= LEAST_MATCH:  # the last three tokens are indexed when they have a token behind them
-                self._places[_key(known[-3], known[-2], known[-1])] = len(known)
+            if len(known) >= LEAST_MATCH:
+                self.places[key] = len(known)
             known.append(token)
+            key = ((key << _BITS) ^ token) & _MASK  # the token before the last three leaves the key
+        self.key = key
 
     def find(self) -> TextMatch | None:
         """An earlier match of the end of this text. None if its last three tokens are new."""
-        return match_at(self._places.get(last_key(self.ids), 0), self.ids, self.ids)
+        place = self.places.get(self.key)
+        return None if place is None else match_at(place, self.ids, self)
 
 
-def last_key(text: Sequence[int]) -> int:
-    """The key of the last three tokens of a text; -1 for a shorter text."""
-    return _key(text[-3], text[-2], text[-1]) if len(text) >= LEAST_MATCH else -1
-
-
-def keys_of(ids: Sequence[int]) -> list[tuple[int, int]]:
-    """The keys of a text with the places behind them. Those at its end are left out, because nothing follows."""
-    return [(_key(*ids[place - 3 : place]), place) for place in range(LEAST_MATCH, len(ids))]
-
-
-def match_at(place: int, ids: Sequence[int], text: Sequence[int]) -> TextMatch | None:
-    """The match of the end of ``text`` before a place of ``ids``. None if it is too short."""
-    length = _agreeing(ids, place, text)
+def match_at(place: int, ids: Sequence[int], text: GrowingIndex) -> TextMatch | None:
+    """The match of the end of a text before a place of ``ids``. None if it is too short."""
+    length = _agreeing(ids, place, text.ids)
     return TextMatch(place, length) if length >= LEAST_MATCH else None
-
-
-def _key(one: int, two: int, three: int) -> int:
-    return ((one << 2 * _BITS) ^ (two << _BITS) ^ three) & _MASK
 
 
 def _agreeing(ids: Sequence[int], place: int, text: Sequence[int]) -> int:
