@@ -98,10 +98,10 @@ def measured_cost(
     return PassCost(max(1e-9, first / _TOKENS - pair_s * _TOKENS / 2), pair_s)
 
 
-_ROW_COUNTS = (1, 16, 4, 64, 8, 32, 2)  # in the order of their worth
-_TABLE = 512  # numbers of rows whose time is kept
-_PARTS = 16  # requests of the plan that is timed
-_ROWS_S = 0.5  # no further number of rows is measured after this many seconds
+_ROW_COUNTS = (1, 16, 4, 64, 8, 32, 2)  # the most useful ones first
+_TABLE = 512  # times are kept up to this number of rows
+_PARTS = 16  # requests of the timed plan
+_ROWS_S = 0.5  # the measurement ends after this many seconds
 
 
 class RowCost:
@@ -109,8 +109,8 @@ class RowCost:
 
     Args:
         seconds: by number of rows, 1 among them. Between two of them the time is interpolated.
-        plan_s: the time to plan a pass of one request that has other rows than the last pass.
-        plan_more_s: the further time for each further request.
+        plan_s: the time to plan a pass of one request anew.
+        plan_more_s: the time for each further request.
     """
 
     def __init__(self, seconds: Mapping[int, float], plan_s: float = 0.0, plan_more_s: float = 0.0) -> None:

@@ -73,7 +73,8 @@ def test_usage_sums_over_prompts_and_answers(llm):
 
 def test_what_was_reused_is_told(llm):
     answer(llm, Endpoint.COMPLETIONS, prompt="The very same words.")
-    _, _, body = answer(llm, Endpoint.COMPLETIONS, prompt="The very same words.")
+    _, outputs, body = answer(llm, Endpoint.COMPLETIONS, prompt="The very same words.")
+    usage = outputs[0].usage
     counts = {name: count for name, count in body["inlay"].items() if name != "timing"}
     assert counts == {
         "reuse": "exact",
@@ -93,8 +94,8 @@ def test_what_was_reused_is_told(llm):
         "linked_tokens": 0,
         "selecting_tokens": 0,
         "computed_tokens": 1,
-        "drafted_tokens": 0,
-        "accepted_tokens": 0,
+        "drafted_tokens": usage.drafted_tokens,
+        "accepted_tokens": usage.accepted_tokens,
     }
     assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 19
 

@@ -1,4 +1,4 @@
-"""Earlier answers: who finds them, and how many are kept."""
+"""Earlier answers are found under their salt, and their number is bounded."""
 
 from __future__ import annotations
 

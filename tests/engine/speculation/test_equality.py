@@ -1,7 +1,7 @@
 """Answers with drafts equal those without: in all families, greedy and drawn, with every parameter of an answer.
 
 Planted drafts are right up to a random token (planted.py), so that every number of accepted tokens occurs. Other runs
-look drafts up. The model computes in fp32. A row's logits differ by rounding alone, whatever rows run beside it.
+look drafts up. The model computes in fp32. Rows beside a row change its logits by rounding alone.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ def test_many_preempted_and_cancelled_answers_leave_no_slot():
 
 
 def test_a_full_pool_gives_no_room_to_drafts():
-    """Drafts use free chunks alone: they evict nothing and preempt nobody."""
+    """Drafts use free chunks alone. They preempt no request."""
     plain = Driver(speculation="off", kv_tokens=48)
     (asked,) = [plain.request(PROMPTS[1], 30)]
     (answer,) = plain.run(asked)

@@ -1,11 +1,11 @@
 """Tokens a second with lookup speculation and without, on answers that copy and on answers that do not.
 
 Two engines share one model, one with ``speculation="lookup"`` and one with "off". They answer the same prompts in
-turns:
+turns.
 
-- ``quotes``: passages, and the request to repeat one of them. With ``--data`` these are real passages, else generated
-  documents (eval/documents.py).
-- ``code``: a function of Python's own library, to be written again with a variable renamed.
+- ``quotes``: passages, and the request to repeat one of them. The passages are real ones with ``--data``. Without it,
+  documents are generated (eval/documents.py).
+- ``code``: a function of Python's own library. It is written again with a variable renamed.
 - ``agent``: a log of tool calls to be continued. Its calls repeat names, fields and earlier results.
 - ``story``: a story drawn at temperature 1. It copies nothing.
 
@@ -164,7 +164,7 @@ def _quote(data: Path | None, passages: Sequence[tuple[str, str]], number: int) 
 
 def _code(number: int) -> str:
     """A function to be written again with its first parameter renamed. The start of the answer is given."""
-    functions = [
+    functions: list[Callable[..., Any]] = [
         *(statistics.fmean, statistics.median, statistics.mode, statistics.quantiles, statistics.harmonic_mean),
         *(textwrap.dedent, textwrap.indent, random.sample),
     ]

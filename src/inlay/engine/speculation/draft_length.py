@@ -69,12 +69,12 @@ def choose_lengths(
     """The number of tokens to try of each draft, for the most tokens a second; 0 where a draft does not pay.
 
     A pass gives one token to each answer, and one more for each accepted token. Tokens are added in the order of their
-    chances. The number with the highest rate counts. A pass with drafts is planned anew, and so is the pass behind it.
+    chances. The number with the highest rate counts. A pass with drafts needs a new plan, and the pass behind it too.
 
     Args:
         cost: the measured time of passes.
         chances: the drafts.
-        answers: the answers that get a token from the pass.
+        answers: the number of answers with a token from the pass.
         rows: the rows of the pass without drafts.
         most: the most rows to add.
     """
@@ -82,7 +82,7 @@ def choose_lengths(
     expected, added = float(answers), 0
     planning_s = 2 * cost.plan_s(answers)
     best_rate = expected / cost.seconds(rows) * (1 + LEAST_GAIN)
-    # A token below this chance lowers the rate, whatever stands beside it.
+    # A token below this chance lowers the rate in every pass.
     least = max(LEAST_CHANCE, cost.least_row_s(rows) * best_rate)
     heap = [(-chance.rate, number) for number, chance in enumerate(chances) if chance.most > 0 and chance.rate > least]
     heapify(heap)
