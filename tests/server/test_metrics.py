@@ -22,6 +22,7 @@ from inlay.server.logs import Line
 from inlay.server.metric_families import STEPS, token_buckets
 from inlay.server.metrics import Metrics
 from inlay.types import (
+    DRAFT_SOURCES,
     CompletionOutput,
     DivergenceTotals,
     EngineStats,
@@ -46,6 +47,8 @@ STATS = EngineStats(
     stored_tokens=99,
     steps=12,
     preemptions=2,
+    drafted_tokens=(("module", 5), ("text", 7)),
+    accepted_tokens=(("module", 4),),
     shadow=ShadowStats(
         samples=5,
         tokens=900,
@@ -228,6 +231,12 @@ def test_the_engine_is_asked_at_every_scrape():
     )
     assert (value(metrics, "segments"), value(metrics, "stored_tokens"), value(metrics, "schemas")) == (7, 99, 1)
     assert (value(metrics, "num_preemptions_total"), value(metrics, "engine_steps_total")) == (2, 12)
+
+
+def test_draft_tokens_are_counted_by_source():
+    counted = samples(made())
+    for name, expected in (("draft_tokens_total", [5, 7, 0]), ("draft_tokens_accepted_total", [4, 0, 0])):
+        assert [value(counted, name, source=source) for source in DRAFT_SOURCES] == expected
 
 
 def test_drift_is_told_by_schema_and_policy():

@@ -12,6 +12,7 @@ from inlay.engine.request import Request
 from inlay.engine.speculation.draft_length import AcceptanceRates
 from inlay.engine.speculation.speculator import Draft, Speculator
 from inlay.errors import ParameterError
+from inlay.sampling import sampler
 from tests.raising import raises
 
 from ...conftest import tiny
@@ -186,3 +187,21 @@ def test_speculation_is_off_if_asked():
 def test_an_unknown_way_is_rejected():
     with raises("parameter.unknown_choice", ParameterError, names="speculation"):
         LLM(tiny("llama"), speculation="yes")
+
+
+def test_answers_on_a_device_are_equal(monkeypatch):
+    """A step with a draft waits for the tokens of the one before it. Other steps are launched ahead."""
+    params = [SamplingParams(temperature=0.7 * (number % 2), seed=number, max_tokens=40) for number in range(4)]
+    prompts = [f"Prompt {number}: {'abc' * number}" for number in range(4)]
+
+    def answers(way: str) -> tuple[list[tuple[int, ...]], LLM]:
+        llm = LLM(tiny("llama"), kv_memory="16MiB", chunk_size=4, seed=0, speculation=way)
+        if way == "lookup":
+            llm.local.engine.speculator = Speculator(FREE)
+        return [output.outputs[0].token_ids for _ in range(2) for output in llm.generate(prompts, params)], llm
+
+    expected, _ = answers("off")
+    monkeypatch.setattr(sampler, "on_device", lambda logits: True)
+    found, llm = answers("lookup")
+    assert found == expected
+    assert sum(dict(llm.stats().accepted_tokens).values()) > 0
