@@ -17,7 +17,7 @@ from inlay.diagnostics import SpanRead
 from inlay.logprobs import FlatLogprobs, Logprob, RankedLogprob
 from inlay.types import RequestMetrics, Usage
 
-_VERSION = 2
+_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -278,9 +278,13 @@ class EngineCore:
             self._in_flight.forget(task)
         if isinstance(task, Request) and task.usage is not None:
             self._learn(task)
+        self._end_drafts(task)
+
+    def _end_drafts(self, task: Task) -> None:
+        """Forget the drafts of a task that has left. A complete answer is kept for later drafts."""
         if isinstance(task, Request) and self.speculator is not None:
-            ended = task.answer.finish_reason is not None and task.error is None
-            self.speculator.ended(task, keep=ended and not self.kv_manager.retention.reads_evicted(task))
+            complete = task.answer.finish_reason is not None and task.error is None
+            self.speculator.ended(task, keep=complete and not self.kv_manager.retention.reads_evicted(task))
 
     def _learn(self, request: Request) -> None:
         """Record the prompt for idle workers, unless it reads evicted segments."""
@@ -313,6 +317,8 @@ class EngineCore:
             task.error = DeadlineError(f"request {task.id}: its deadline has passed")
         for task, reason in step.failed:
             task.refuse(reason)
+        for task in (*step.expired, *(task for task, _ in step.failed)):
+            self._end_drafts(task)
         for task in step.done:
             assert isinstance(task, Encoding), "a request always has a token to compute"
             task.complete = True

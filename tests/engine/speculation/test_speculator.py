@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import time
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -133,6 +136,19 @@ def test_an_answer_that_failed_or_left_is_not_kept(driver):
     driver.add(request)
     driver.step(5)
     driver.engine.release(request)
+    assert noted(driver).earlier.tokens == 0
+
+
+def test_an_answer_past_its_deadline_is_forgotten(driver):
+    request = driver.request(ids(9), 60, deadline=time.perf_counter() + 0.05)
+    driver.add(request)
+    driver.step(5)
+    time.sleep(0.06)
+    assert driver.step() == [request]
+    left = weakref.ref(request)
+    del request
+    gc.collect()
+    assert left() is None
     assert noted(driver).earlier.tokens == 0
 
 
