@@ -37,7 +37,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"chunk_size": 4},
     {"chunk_size": 1, "max_num_seqs": 5, "prefill_chunk": 7},
     {"chunk_size": 16, "kv_cache_dtype": "int8"},
-    {"chunk_size": 64, "max_num_batched_tokens": 24},
+    {"chunk_size": 64, "max_num_batched_tokens": 24, "max_num_seqs": 6},
     {"chunk_size": 4, "kv_memory": "small"},
 ]
 
@@ -108,15 +108,15 @@ def answers(llm: LLM, asked: Sequence[Asked]) -> list[RequestOutput]:
     return made
 
 
-def told(output: RequestOutput) -> list[Any]:
-    """All that an answer consists of."""
+def told(output: RequestOutput, within: float) -> list[Any]:
+    """All that an answer consists of. ``within``: the tolerance of its log-probability."""
     return [
         (
             each.token_ids,
             each.text,
             each.finish_reason,
             each.stop_reason,
-            pytest.approx(each.cumulative_logprob, abs=1e-3),
+            pytest.approx(each.cumulative_logprob, abs=within),
             None if each.logprobs is None else [list(one) for one in each.logprobs],
         )
         for each in output.outputs
@@ -145,10 +145,11 @@ def compare(family: str, settings: dict[str, Any], seed: int, count: int, folder
     llm.local.engine.speculator = Planted(known, loaded.spec.vocab_size, seed) if planted else Speculator(FREE)
     found = answers(llm, asked)
     drafted, accepted = (dict(counts) for counts in (llm.stats().drafted_tokens, llm.stats().accepted_tokens))
-    assert sum(drafted.values()) > sum(accepted.values()) > 0
+    assert sum(drafted.values()) > sum(accepted.values()) >= planted
     assert sum(output.usage.drafted_tokens for output in found) <= sum(drafted.values())
+    within = 0.05 if settings.get("kv_cache_dtype") == "int8" else 1e-3  # rounding decides between two whole numbers
     for each, before, after in zip(asked, expected, found, strict=True):
-        assert told(after) == told(before), each
+        assert told(after, within) == told(before, within), each
     return len(known)
 
 
@@ -167,7 +168,8 @@ def test_answers_with_drafts_from_texts_are_equal(monkeypatch, tmp_path, family)
 
 @pytest.mark.long
 @pytest.mark.parametrize("family", list(CONFIGS))
-def test_many_answers_are_equal(tmp_path, family):
+def test_many_answers_are_equal(monkeypatch, tmp_path, family):
+    monkeypatch.setattr(AcceptanceRates, "rate", lambda *_: 0.9)
     count = 0
     for seed in range(5):
         count += compare(family, SETTINGS[seed], 100 + seed, 40, tmp_path, planted=seed % 2 == 0)
