@@ -45,6 +45,7 @@ PLACEHOLDERS = ("none", "unk")
 GENERATION_CONFIGS = ("auto", "off")
 PROFILES = ("auto", "off")
 PREFETCHES = ("waiting", "likely")
+SPECULATIONS = ("lookup", "off")
 KV_CACHE_DTYPES = ("auto", *ROUNDED)
 
 #: The default threshold of shadow sampling, in nats a token.
@@ -311,6 +312,14 @@ class EngineConfig:
         "Requests under ``exact`` never read these approximations.",
         commands=(*ANSWERING, WARM),
         choices=tuple(CODECS),
+    )
+    speculation: str = setting(
+        "lookup",
+        '"lookup" drafts the next tokens of an answer from its prompt, from itself and from earlier answers under its '
+        "salt. Several tokens are then computed in one pass if they are likely to be accepted. Answers stay the same "
+        '(docs/guides/speculation.md). "off" drafts none. Recurrent models draft none.',
+        commands=(*ANSWERING, BATCH),
+        choices=SPECULATIONS,
     )
     store_shared: str | None = setting(
         None,

@@ -17,7 +17,7 @@ from inlay.diagnostics import SpanRead
 from inlay.logprobs import FlatLogprobs, Logprob, RankedLogprob
 from inlay.types import RequestMetrics, Usage
 
-_VERSION = 2
+_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,7 @@ class TokenEvent:
         finish_reason, stop_reason: set at the end of the answer.
         error: the failure of the request.
         elapsed_s: seconds from the request's arrival to these tokens.
+        drafted, accepted: draft tokens that were run for the answer so far, and those of them that it has.
         prompt_logprobs: if requested, for each token of the prompt as in ``logprobs``. None for the first one.
         usage, metrics: of the request, if changed. ``metrics.total_s`` is set by the receiver.
         reads: with these, the sources of the prompt's tokens, if requested.
@@ -79,6 +80,8 @@ class TokenEvent:
     stop_reason: int | None = None
     error: Fault | None = None
     elapsed_s: float = 0.0
+    drafted: int = 0
+    accepted: int = 0
     prompt_logprobs: FlatLogprobs[dict[int, Logprob] | None] | None = None
     usage: Usage | None = None
     metrics: RequestMetrics | None = None

@@ -54,6 +54,10 @@ class CompletionOutput:
     stop_reason: int | str | None = None
 
 
+#: The texts in which drafts are found: modules of the prompt, the request's other text with its answer, and earlier
+#: answers under its salt.
+DRAFT_SOURCES = ("module", "text", "answer")
+
 #: Reasons why a module's KV was not stored; see docs/guides/cache-tiers.md.
 MISS_REASONS = (
     "never seen",
@@ -106,6 +110,8 @@ class Usage:
         lasting_tokens: written tokens of parts with a lifetime of at least an hour.
         across_tokens: module tokens encoded without the request's adapter, if its policy allows that.
         misses: computed module tokens by the reason for the miss (MISS_REASONS).
+        drafted_tokens: draft tokens that were run for the answers, beside one token a pass.
+        accepted_tokens: draft tokens that the answers accepted. Each of them saved a pass.
     """
 
     prompt_tokens: int
@@ -131,6 +137,8 @@ class Usage:
     reanchored_tokens: int = 0
     primed_tokens: int = 0
     lasting_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     def __post_init__(self) -> None:
         assert min(self.cached_tokens, self.computed_tokens, self.exact_tokens, self.module_tokens) >= 0, self
@@ -142,6 +150,7 @@ class Usage:
         assert min(self.selecting_tokens, self.host_tokens, self.disk_tokens, self.shared_tokens) >= 0, self
         assert self.host_tokens + self.disk_tokens + self.shared_tokens <= self.cached_tokens, self
         assert 0 <= self.lasting_tokens <= self.written_tokens <= self.computed_tokens, self
+        assert 0 <= self.accepted_tokens <= self.drafted_tokens, self
         assert 0 <= self.across_tokens <= self.module_tokens, self
         assert 0 <= self.promoted_tokens <= self.exact_tokens, self
         assert 0 <= self.reanchored_tokens + self.primed_tokens <= self.anchored_tokens, self
@@ -367,6 +376,8 @@ class EngineStats:
         write_lag_s: how long the first of them has waited.
         host, disk, shared: see TierStats. None without that tier.
         shadow: see ShadowStats. None without shadow sampling.
+        drafted_tokens, accepted_tokens: draft tokens that were run, and that answers accepted, by source
+            (DRAFT_SOURCES). Empty without speculation.
     """
 
     running: int
@@ -403,6 +414,8 @@ class EngineStats:
     state_hits: int = 0
     state_hit_tokens: int = 0
     state_evictions: int = 0
+    drafted_tokens: tuple[tuple[str, int], ...] = ()
+    accepted_tokens: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, repr=False)

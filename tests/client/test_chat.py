@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,7 +36,8 @@ POLICIES: tuple[dict[str, Any], ...] = (
 
 
 def said(output: RequestOutput) -> tuple[Any, ...]:
-    return output.outputs[0].token_ids, output.prompt_positions, output.usage, output.reuse, output.order
+    usage = replace(output.usage, drafted_tokens=0, accepted_tokens=0)  # earlier answers give drafts to later ones
+    return output.outputs[0].token_ids, output.prompt_positions, usage, output.reuse, output.order
 
 
 def engine(kind: type[LLM | AsyncLLM]) -> Any:

@@ -163,8 +163,10 @@ def test_streaming_says_the_same_in_steps(llm):
     prompt = SCHEMA.prompt().use("b").text("Go")
     (whole,) = llm.generate(prompt, GREEDY)
     steps = list(llm.stream(prompt, GREEDY))
-    assert [len(step.outputs[0].token_ids) for step in steps] == list(range(1, 9))
-    assert [step.finished for step in steps] == [False] * 7 + [True]
+    lengths = [len(step.outputs[0].token_ids) for step in steps]  # an accepted draft gives several tokens at once
+    assert lengths == sorted(set(lengths))
+    assert lengths[-1] == 8
+    assert [step.finished for step in steps] == [False] * (len(steps) - 1) + [True]
     assert steps[-1].outputs[0].text == whole.outputs[0].text
     assert all(whole.outputs[0].text.startswith(step.outputs[0].text) for step in steps)
 

@@ -26,8 +26,10 @@ class Observed(StepObserver):
     def computed(self, made: ForwardPass, logits: Tensor, running: Sequence[Any], seconds: float) -> None:
         self.lengths.append([len(work.ids) for work in made.work])
         self.tokens.append(sum(self.lengths[-1]))
+        for request in dict.fromkeys(request for request, _ in made.sampled):
+            del self.logits.setdefault(request, [])[len(request.token_ids) :]  # rows of a rejected draft
         for (request, _), row in zip(made.sampled, logits, strict=True):
-            self.logits.setdefault(request, []).append(row.clone())
+            self.logits[request].append(row.clone())
 
 
 def observed(llm: Base) -> Observed:

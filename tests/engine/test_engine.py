@@ -62,7 +62,7 @@ def test_a_prompt_of_several_fresh_parts_takes_one_pass(monkeypatch):
 
 
 def test_plans_are_built_when_the_batch_changes_and_advanced_otherwise(monkeypatch):
-    llm = LLM(tiny("llama"), kv_memory="16MiB", max_pass_s=None)
+    llm = LLM(tiny("llama"), kv_memory="16MiB", max_pass_s=None, speculation="off")
     built = []
     build = forward.build_plan
     monkeypatch.setattr(forward, "build_plan", lambda spans: built.append(len(spans)) or build(spans))

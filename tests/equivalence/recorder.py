@@ -11,6 +11,7 @@ from torch import Tensor
 from inlay import LLM, SamplingParams
 from inlay.engine.forward import ForwardPass, StepObserver
 from inlay.models.load import LoadedModel
+from inlay.types import RequestOutput
 
 
 class _Logits(StepObserver):
@@ -18,8 +19,10 @@ class _Logits(StepObserver):
         self._logits = logits
 
     def computed(self, made: ForwardPass, logits: Tensor, running: Sequence[Any], seconds: float) -> None:
+        for request in dict.fromkeys(request for request, _ in made.sampled):
+            del self._logits.setdefault(request.id, [])[len(request.token_ids) :]  # rows of a rejected draft
         for (request, _), row in zip(made.sampled, logits, strict=True):
-            self._logits.setdefault(request.id, []).append(row.clone())
+            self._logits[request.id].append(row.clone())
 
 
 class Recorder:
@@ -36,7 +39,11 @@ class Recorder:
         """Outputs with their logits, (tokens, vocabulary)."""
         params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
         outputs = self.llm.generate(prompts, params, **policy)
-        return [(output, torch.stack(self.logits.pop(output.request_id))) for output in outputs]
+        return [(output, self._rows(output)) for output in outputs]
+
+    def _rows(self, output: RequestOutput) -> Tensor:
+        """The rows of an answer's tokens, without those of a last draft."""
+        return torch.stack(self.logits.pop(output.request_id)[: len(output.outputs[0].token_ids)])
 
 
 def close(logits: Tensor, expected: Tensor) -> None:

@@ -22,6 +22,7 @@ from inlay.server.logs import Line
 from inlay.server.metric_families import STEPS, token_buckets
 from inlay.server.metrics import Metrics
 from inlay.types import (
+    DRAFT_SOURCES,
     CompletionOutput,
     DivergenceTotals,
     EngineStats,
@@ -53,6 +54,8 @@ STATS = EngineStats(
     state_hits=9,
     state_hit_tokens=800,
     state_evictions=3,
+    drafted_tokens=(("module", 5), ("text", 7)),
+    accepted_tokens=(("module", 4),),
     shadow=ShadowStats(
         samples=5,
         tokens=900,
@@ -243,6 +246,12 @@ def test_states_of_recurrent_layers_are_counted():
     assert [value(metrics, name) for name in names] == [16, 8, 5, 4096]
     names = ("state_hits_total", "state_hit_tokens_total", "state_evictions_total")
     assert [value(metrics, name) for name in names] == [9, 800, 3]
+
+
+def test_draft_tokens_are_counted_by_source():
+    counted = samples(made())
+    for name, expected in (("draft_tokens_total", [5, 7, 0]), ("draft_tokens_accepted_total", [4, 0, 0])):
+        assert [value(counted, name, source=source) for source in DRAFT_SOURCES] == expected
 
 
 def test_drift_is_told_by_schema_and_policy():

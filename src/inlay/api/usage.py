@@ -26,6 +26,8 @@ _COUNTED = (
     "linked_tokens",
     "selecting_tokens",
     "computed_tokens",
+    "drafted_tokens",
+    "accepted_tokens",
 )
 _NO_TIMES = RequestMetrics()
 _TIMED = ("queue_s", "fetch_s", "compute_s", "ttft_s", "total_s")
@@ -42,6 +44,7 @@ class Counts:
         cached: prompt tokens read from the cache.
         written: prompt tokens written to the cache.
         lasting: written tokens that stay for an hour or longer.
+        accepted, rejected: draft tokens that the answers have, and those that were computed in vain.
     """
 
     prompt: int
@@ -50,6 +53,8 @@ class Counts:
     cached: int
     written: int
     lasting: int
+    accepted: int
+    rejected: int
 
 
 def counts_of(outputs: Sequence[RequestOutput], reasoning: ReasoningUse | None = None) -> Counts:
@@ -65,6 +70,8 @@ def counts_of(outputs: Sequence[RequestOutput], reasoning: ReasoningUse | None =
         cached=sum(output.usage.cached_tokens for output in outputs),
         written=sum(output.usage.written_tokens for output in outputs),
         lasting=sum(output.usage.lasting_tokens for output in outputs),
+        accepted=sum(output.usage.accepted_tokens for output in outputs),
+        rejected=sum(output.usage.drafted_tokens - output.usage.accepted_tokens for output in outputs),
     )
 
 

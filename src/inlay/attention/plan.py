@@ -205,6 +205,17 @@ class Part:
         positions = self.positions[some]
         return Part(positions, self.slots[some], _settled(self.items, positions))
 
+    def ahead(self, slots: Table) -> Part:
+        """Return the part of a decode row and of rows behind it, at the next positions.
+
+        Args:
+            slots: (rows,), the slots of the rows behind.
+        """
+        assert self.rows == 1, "only a part of one row decodes"
+        positions = self.start + np.arange(1 + slots.size)
+        items = np.hstack((self.items, _own_items(positions[1:], slots)))
+        return Part(positions, np.append(self.first_slot, slots), _settled(items, positions))
+
     def next(self, slot: int) -> Part:
         """Return the part of the next decode step: one position on, stored in ``slot``."""
         assert self.rows == 1, "only a part of one row decodes"

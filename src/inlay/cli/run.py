@@ -219,6 +219,8 @@ def _answer(
         "recomputed_tokens": output.usage.recomputed_tokens,
         "linked_tokens": output.usage.linked_tokens,
         "selecting_tokens": output.usage.selecting_tokens,
+        "drafted_tokens": output.usage.drafted_tokens,
+        "accepted_tokens": output.usage.accepted_tokens,
         "ttft_ms": round(output.metrics.ttft_s * 1000, 2),
         "model": llm.model_name,
         **({} if adapter is None else {"adapter": adapter, "across_tokens": output.usage.across_tokens}),

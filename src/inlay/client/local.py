@@ -28,10 +28,11 @@ from inlay.engine.core import EngineCore
 from inlay.engine.encoder import Encoding
 from inlay.engine.factory import RequestFactory
 from inlay.engine.forward import StepObserver
-from inlay.engine.pass_cost import measured_cost
+from inlay.engine.pass_cost import measured_cost, measured_rows
 from inlay.engine.probes import check_adapters, check_compiled, probe_states, why_not_shift
 from inlay.engine.request import Request
 from inlay.engine.runner import Runner
+from inlay.engine.speculation.speculator import Speculator
 from inlay.engine.thread import EngineThread
 from inlay.engine.unshared_runner import UnsharedRunner
 from inlay.errors import InlayError, ParameterError
@@ -127,6 +128,8 @@ class InProcessClient:
             movable=movable,
             longest=self._model.max_positions,
         )
+        speculates = config.speculation == "lookup" and loaded.spec.unshared is None and states is None
+        speculator = Speculator(measured_rows(loaded.spec, runner, pool)) if speculates else None
         self.engine = EngineCore(
             self.store,
             runner,
@@ -138,6 +141,7 @@ class InProcessClient:
             profiler=profiler if config.profile == "auto" and states is None else None,
             promoter=Promoter(self.store, runner, share=share) if share else None,
             shadow=shadow,
+            speculator=speculator,
             residency=self.residency,
             kept=config.kept,
             pin_share=config.pin_memory,

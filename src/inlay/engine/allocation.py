@@ -162,8 +162,8 @@ class SequenceAllocation:
     arrivals: tuple[Arrival, ...] = ()
     arrived: tuple[SlotRange, ...] = ()
     _chunks: tuple[tuple[SlotRange, ...], frozenset[int]] | None = None  # (tail, chunks of the tail and the modules)
-    _row: Part | None = None  # of the last decode step
-    _computed: bool = False  # True if that step has run
+    _row: Part | None = None  # the first row of the last decode step
+    _row_slot: int = 0  # the number of its slot in the tail
     since: float = field(default_factory=time.perf_counter)
 
     @property
@@ -210,18 +210,25 @@ class SequenceAllocation:
         """Append slots to the tail."""
         self.tail = join((*self.tail, *ranges))
 
-    def next_row(self, position: int) -> Part:
-        """The row of the last generated token, to compute at ``position``. Kept from step to step."""
-        slots = cut(self.tail, self.tokens, 1)
+    def next_rows(self, position: int, drafted: int = 0) -> Part:
+        """The row of the last generated token, to compute at ``position``, and one for each draft token behind it.
+
+        The first row is kept from step to step. Draft rows use the slots of tokens to come. If a draft is rejected, the
+        next step overwrites its slots.
+        """
         if self._row is None:
-            self._row = Part.of(position, 1, self.context.table, slots)
-        elif self._computed:
-            self._row, self._computed = self._row.next(slots[0].first), False
-        return self._row
+            self._row = Part.of(position, 1, self.context.table, cut(self.tail, self.tokens, 1))
+            self._row_slot = self.tokens
+        while self._row_slot < self.tokens:
+            self._row_slot += 1
+            self._row = self._row.next(cut(self.tail, self._row_slot, 1)[0].first)
+        if not drafted:
+            return self._row
+        ranges = cut(self.tail, self.tokens + 1, drafted)
+        return self._row.ahead(np.concatenate([np.arange(each.first, each.end) for each in ranges]))
 
     def decode(self) -> None:
-        """Record that the row of ``next_row`` is computed."""
-        self._computed = True
+        """Record that the next row of ``next_rows`` is computed and that its token belongs to the answer."""
         self.tokens += 1
         self.decoded += 1
 

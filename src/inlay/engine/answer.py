@@ -59,6 +59,7 @@ class Answer:
         told: the number of tokens that the listener has acknowledged.
         logprobs, distributions: of the tokens behind these; see TokenEvent.
         ended: True if it has ended and the listener does not know.
+        drafted, accepted: draft tokens that were run for it, and those of them that it has.
         first_token_at, last_at: times of its first token, and of its last one or its end, on ``time.perf_counter``.
     """
 
@@ -71,6 +72,8 @@ class Answer:
     ended: bool = False
     first_token_at: float | None = None
     last_at: float = 0.0
+    drafted: int = 0
+    accepted: int = 0
 
     def add(self, sampled: Sampled, sampling: SamplingState, logits: Tensor, now: float) -> None:
         """Append the next token and check for the end. ``logits``, (vocabulary,), are those it was chosen from."""
@@ -100,6 +103,8 @@ class Answer:
             self.stop_reason,
             None if error is None else Fault.of(error),
             self.last_at - arrival,
+            drafted=self.drafted,
+            accepted=self.accepted,
         )
 
     def heard(self) -> None:

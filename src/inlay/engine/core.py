@@ -23,6 +23,7 @@ from inlay.engine.pass_cost import PassBudget
 from inlay.engine.request import Request
 from inlay.engine.runner import Runner
 from inlay.engine.scheduler import Scheduler
+from inlay.engine.speculation.speculator import Draft, Speculator, counts
 from inlay.errors import AbortedError, DeadlineError, QueueFullError
 from inlay.kv.identity import SegmentSpec
 from inlay.kv.offload.residency import Residency
@@ -41,6 +42,7 @@ class EngineCore:
         profiler: computes deviation profiles in idle time. None to compute none.
         promoter: encodes repeated prefixes in idle time. None to encode none.
         shadow: compares answers with full prefill in idle time. None to compare none.
+        speculator: makes drafts of answers. None for one token a pass.
         residency: see KVCacheManager. None for no tiers below the pool.
         kept, pin_share, prefetch_likely: see KVCacheManager.
 
@@ -61,6 +63,7 @@ class EngineCore:
         profiler: Profiler | None = None,
         promoter: Promoter | None = None,
         shadow: ShadowSampler | None = None,
+        speculator: Speculator | None = None,
         residency: Residency | None = None,
         kept: Kept = Kept.SCHEMAS,
         pin_share: float = 0.25,
@@ -71,6 +74,7 @@ class EngineCore:
         self._max_tokens = max_tokens
         self._budget = PassBudget(max_pass_s)
         self.residency = residency or Residency(store, runner.storage)
+        earlier = None if speculator is None else speculator.earlier
         self.kv_manager = KVCacheManager(
             store,
             self.residency,
@@ -78,11 +82,12 @@ class EngineCore:
             pin_share=pin_share,
             prefetch_likely=prefetch_likely,
             profiles=None if profiler is None else profiler.profiles,
-            derived=[each for each in (promoter, profiler) if each is not None],
+            derived=[each for each in (promoter, profiler, earlier) if each is not None],
         )
         self.profiler = profiler
         self.promoter = promoter
         self.shadow = shadow
+        self.speculator = speculator
         self._idle_time = IdleTime((profiler, promoter, shadow), self._budget, max_tokens)
         self.scheduler: Scheduler[Task] = Scheduler(
             max_requests, max_tokens, prefill_chunk, max_waiting, self.kv_manager, self.kv_manager.waits
@@ -129,6 +134,8 @@ class EngineCore:
             disk=self.residency.stats_of("disk"),
             shared=self.residency.stats_of("shared"),
             shadow=None if self.shadow is None else self.shadow.stats(),
+            drafted_tokens=() if self.speculator is None else counts(self.speculator.drafted),
+            accepted_tokens=() if self.speculator is None else counts(self.speculator.accepted),
             states=0 if states is None else states.stored,
             state_slots=0 if states is None else states.slots,
             used_state_slots=0 if states is None else states.used_slots,
@@ -248,6 +255,8 @@ class EngineCore:
         """Remove the text outside modules of all requests with a cache salt. Returns the number of tokens removed."""
         if self.promoter is not None:
             self.promoter.forget_salt(salt)
+        if self.speculator is not None:
+            self.speculator.earlier.forget(salt)
         return self.kv_manager.retention.evict_texts(salt, self.scheduler.oldest())
 
     def forget(self) -> int:
@@ -258,6 +267,8 @@ class EngineCore:
         self.kv_manager.orders.counts.clear()
         if self.shadow is not None:
             self.shadow.clear()
+        if self.speculator is not None:
+            self.speculator.earlier.clear()
         self.residency.clear_host()
         self.store.clear()
         return before - self.store.tokens
@@ -271,6 +282,13 @@ class EngineCore:
             self._in_flight.forget(task)
         if isinstance(task, Request) and task.usage is not None:
             self._learn(task)
+        self._end_drafts(task)
+
+    def _end_drafts(self, task: Task) -> None:
+        """Forget the drafts of a task that has left. A complete answer is kept for later drafts."""
+        if isinstance(task, Request) and self.speculator is not None:
+            complete = task.answer.finish_reason is not None and task.error is None
+            self.speculator.ended(task, keep=complete and not self.kv_manager.retention.reads_evicted(task))
 
     def _learn(self, request: Request) -> None:
         """Record the prompt for idle workers, unless it reads evicted segments."""
@@ -303,6 +321,8 @@ class EngineCore:
             task.error = DeadlineError(f"request {task.id}: its deadline has passed")
         for task, reason in step.failed:
             task.refuse(reason)
+        for task in (*step.expired, *(task for task, _ in step.failed)):
+            self._end_drafts(task)
         for task in step.done:
             assert isinstance(task, Encoding), "a request always has a token to compute"
             task.complete = True
@@ -310,13 +330,28 @@ class EngineCore:
 
     def _pass(self, step: Step[Task]) -> ForwardPass:
         made = ForwardPass(decode=[task for task in step.decode if isinstance(task, Request)])
+        made.drafts = self._drafts(made.decode, sum(tokens for _, tokens in step.prefill))
         for request in made.decode:
-            made.add(request, [request.decode_work(ahead=self._in_flight is not None)])
+            draft = made.drafts[request].tokens if request in made.drafts else ()
+            made.add(request, [request.decode_work(draft, ahead=self._in_flight is not None)])
         for task, tokens in step.prefill:
             work, completed = task.allocation.take(tokens)
             made.add(task, work)
             made.completed += [(task, prefill) for prefill in completed]
         return made
+
+    def _drafts(self, decode: Sequence[Request], prefill: int) -> dict[Request, Draft]:
+        """The drafts of the next pass, as far as there is room for their rows. ``prefill``: its prompt tokens."""
+        if self.speculator is None or self._in_flight is not None or not decode:
+            return {}
+        rows = len(decode) + prefill
+        drafts: dict[Request, Draft] = {}
+        for request, draft in self.speculator.drafts(decode, rows, self._max_tokens - rows).items():
+            cut = draft.cut(self.kv_manager.grow_ahead(request, len(draft.tokens)))
+            if cut is not None:
+                drafts[request] = cut
+                self.scheduler.charge(request, len(cut.tokens))
+        return drafts
 
     def _compute(self, made: ForwardPass, interruptible: bool) -> list[Task]:
         began = time.perf_counter()
@@ -412,15 +447,25 @@ class EngineCore:
         if not made.sampled:
             return []
         requests = [request for request, _ in made.sampled]
-        in_flight = InFlight(requests, begin(logits, [request.sampling.row for request in requests]), logits)
-        if in_flight.may_wait and len(made.decode) == len(made.work):
+        rows = []
+        for request in dict.fromkeys(requests):
+            rows += [request.sampling.row, *(made.drafts[request].rows if request in made.drafts else ())]
+        in_flight = InFlight(requests, begin(logits, rows), logits, made.drafts)
+        if in_flight.may_wait and len(made.decode) == len(made.work) and not self._expects_draft(made.decode):
             self._in_flight = in_flight
             return []
         return self._accept(in_flight)
 
+    def _expects_draft(self, decode: Sequence[Request]) -> bool:
+        """True if the next step needs the tokens of this one, because a draft is likely to pay."""
+        return self.speculator is not None and bool(self.speculator.drafts(decode, len(decode), len(decode)))
+
     def _accept(self, in_flight: InFlight) -> list[Request]:
         """Add the new tokens to their requests, and release those that ended."""
         accepted = in_flight.accept()
+        if self.speculator is not None:
+            for request, draft in in_flight.drafts.items():
+                self.speculator.verified(request, draft, in_flight.accepted.get(request, 0))
         for request in accepted:
             if request.finished:
                 self.release(request)

@@ -16,6 +16,7 @@ from inlay.attention.plan import Plan, advance, build_plan
 from inlay.engine.allocation import Prefill, Work
 from inlay.engine.encoder import Encoding, Task
 from inlay.engine.request import Request
+from inlay.engine.speculation.speculator import Draft
 from inlay.kv.offload.arrivals import Arrival
 from inlay.models.device import upload
 
@@ -27,7 +28,9 @@ class ForwardPass:
     Attributes:
         decode: requests that compute their last generated token. Their work comes first.
         completed: the prefills that it completes.
-        sampled: requests with the row for their next token, in the order of the logits.
+        sampled: requests with the row for their next token, in the order of the logits. A request with a draft has the
+            rows of its draft tokens behind that.
+        drafts: the drafts of requests. Their rows follow the decode row.
         scored: requests with prompt log-probabilities. Each is (request, first token, rows).
         ended: requests without new tokens.
         checks: work for the first layers only, behind the other work. Its tasks are in ``owners`` too.
@@ -42,6 +45,7 @@ class ForwardPass:
     decode: list[Request] = field(default_factory=list)
     completed: list[tuple[Task, Prefill]] = field(default_factory=list)
     sampled: list[tuple[Request, int]] = field(default_factory=list)
+    drafts: dict[Request, Draft] = field(default_factory=dict)
     scored: list[tuple[Request, int, range]] = field(default_factory=list)
     ended: list[Request] = field(default_factory=list)
     checks: list[Work] = field(default_factory=list)
@@ -84,6 +88,7 @@ class ForwardPass:
         left = [place for place, (request, _) in enumerate(self.sampled) if request not in requests]
         self.sampled = [self.sampled[place] for place in left]
         self.decode = [request for request in self.decode if request not in requests]
+        self.drafts = {request: draft for request, draft in self.drafts.items() if request not in requests}
         self.completed = [(task, prefill) for task, prefill in self.completed if task not in requests]
         self.ended = [request for request in self.ended if request not in requests]
         self.selected = [request for request in self.selected if request not in requests]
@@ -112,7 +117,8 @@ class ForwardPass:
             wanted = task.scores.wanted(first, self.rows - before)
             self.scored.append((task, first, range(before, before + wanted)))
         if not task.prompt_left and task.sampling.limit:
-            self.sampled.append((task, self.rows - 1))
+            drafted = len(self.drafts[task].tokens) if task in self.drafts else 0
+            self.sampled += [(task, row) for row in range(self.rows - 1 - drafted, self.rows)]
         elif not task.prompt_left:
             self.ended.append(task)
 
@@ -144,7 +150,9 @@ class PassPlans:
 
 
 def _follows(plan: Plan, work: Sequence[Work]) -> bool:
-    """True if each request's next slot follows its last one."""
+    """True if each request has one row in both passes, and its next slot follows its last one."""
+    if plan.rows != len(work) or any(after.part.rows > 1 for after in work):
+        return False
     return bool((plan.slots + 1).tolist() == [after.part.first_slot for after in work])
 
 

@@ -295,6 +295,15 @@ class KVCacheManager:
             return False
         return True
 
+    def grow_ahead(self, request: Request, tokens: int) -> int:
+        """Make room for tokens behind the next one, in free chunks alone. Returns how many of them have room."""
+        allocation, pool = request.allocation, self._store.pool
+        missing = tokens - (allocation.room - allocation.tokens - 1)
+        if missing > 0 and pool.free_chunks:
+            room = min(missing, pool.free_tokens)
+            allocation.extend(self._store.allocate(room, after=allocation.tail[-1], urgent=True))
+        return min(tokens, allocation.room - allocation.tokens - 1)
+
     def release(self, task: Task) -> None:
         """Take back a task's slots. Its computed KV stays in the store until the room is needed.
 

@@ -1,6 +1,7 @@
-"""The time of passes: the cost of prefill on this machine, and the number of prompt tokens within ``max_pass_s``.
+"""The time of passes: the cost of tokens on this machine, and the number of prompt tokens within ``max_pass_s``.
 
-The cost is measured when a model is loaded, for eviction by cost. The same tokens run in a warm-up pass, in passes
+The cost of prefill is measured when a model is loaded, for eviction by cost. The cost of a pass by its rows is measured
+for speculation. The same tokens run in a warm-up pass, in passes
 without context, and in passes with a context. The context's KV is not computed, because its values do not affect the
 time.
 """
@@ -8,15 +9,20 @@ time.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from itertools import accumulate, pairwise
 
-from inlay.attention.plan import Part, items_at
+from inlay.attention.plan import Part, build_plan, items_at
 from inlay.engine.allocation import Work
 from inlay.engine.runner import Runner
 from inlay.kv.policies import PassCost
 from inlay.kv.pool import KVPool
 from inlay.models.spec import ModelSpec
-from inlay.slots import cut
+from inlay.sampling.params import SamplingParams
+from inlay.sampling.row import Row
+from inlay.sampling.sampler import begin
+from inlay.slots import SlotRange, cut
 
 #: Minimum of prompt tokens per pass, so that every prompt advances.
 FLOOR = 32
@@ -102,3 +108,97 @@ def measured_cost(
         pool.free(runs)
     pair_s = max(0.0, second - first) / (_TOKENS * context)
     return PassCost(max(1e-9, first / _TOKENS - pair_s * _TOKENS / 2), pair_s)
+
+
+_ROW_COUNTS = (1, 16, 4, 64, 8, 32, 2)  # the most useful ones first
+_TABLE = 512  # times are kept up to this number of rows
+_PARTS = 16  # requests of the timed plan
+_ROWS_S = 0.5  # the measurement ends after this many seconds
+
+
+class RowCost:
+    """The time of a decode pass by its number of rows, behind a short context.
+
+    Args:
+        seconds: by number of rows, 1 among them. Between two of them the time is interpolated.
+        plan_s: the time to plan a pass of one request anew.
+        plan_more_s: the time for each further request.
+    """
+
+    def __init__(self, seconds: Mapping[int, float], plan_s: float = 0.0, plan_more_s: float = 0.0) -> None:
+        assert 1 in seconds, "the time of one row is known"
+        self._rows = sorted(seconds)
+        self._seconds: list[float] = []
+        for rows in self._rows:  # more rows never take less time; a lower time is an error of the measurement
+            self._seconds.append(max(seconds[rows], *self._seconds[-1:], 1e-9))
+        self._plan_s = plan_s
+        self._plan_more_s = plan_more_s
+        self._table = [self._interpolated(count) for count in range(_TABLE)]  # read many times a step
+        steps = [behind - before for before, behind in pairwise(self._table)]
+        self._least_steps = list(accumulate(reversed(steps), min))[::-1]
+
+    def plan_s(self, requests: int) -> float:
+        """The time to plan a pass of so many requests."""
+        return self._plan_s + self._plan_more_s * (requests - 1)
+
+    def seconds(self, rows: int) -> float:
+        """The time of a pass. Beyond the measured passes, the time grows as between the last two."""
+        return self._table[rows] if rows < _TABLE else self._interpolated(rows)
+
+    def least_row_s(self, rows: int) -> float:
+        """The least time that any further row of a pass of ``rows`` rows may take."""
+        return self._least_steps[min(rows, _TABLE - 2)]
+
+    def _interpolated(self, rows: int) -> float:
+        """See ``seconds``."""
+        known, place = self._rows, min(bisect_left(self._rows, rows), len(self._rows) - 1)
+        if place == 0:
+            return self._seconds[0]
+        before, behind = known[place - 1], known[place]
+        slope = (self._seconds[place] - self._seconds[place - 1]) / (behind - before)
+        return self._seconds[place - 1] + slope * (rows - before)
+
+
+def measured_rows(
+    spec: ModelSpec, runner: Runner, pool: KVPool, clock: Callable[[], float] = time.perf_counter
+) -> RowCost:
+    """Measure passes of few rows. Overwrites KV in the pool. It takes about half a second at most for a small model.
+
+    The times of one and of 16 rows are always measured. ``clock`` returns seconds.
+    """
+    most = min(max(_ROW_COUNTS), pool.slots, spec.max_positions)
+    slots = pool.allocate(most)
+    if slots is None:
+        return RowCost({1: 1.0})
+    ids = tuple(number % spec.vocab_size for number in range(most))
+    row = Row(SamplingParams(), 0)
+    found: dict[int, float] = {}
+    try:
+        one, several = (_planning_s(runner, slots, parts, clock) for parts in (1, _PARTS))
+        began = clock()
+        for rows in _ROW_COUNTS:
+            if rows > most or (len(found) > 1 and clock() - began > _ROWS_S):
+                continue
+            work = Work(ids[:rows], Part.of(0, rows, (), slots))
+            plan = build_plan([work.part])
+            times = []
+            for _ in range(1 + _TIMES):  # the first pass allocates memory, and a device records it
+                since = clock()
+                begin(runner.run([work], range(rows), plan), [row] * rows).wait()
+                times.append(clock() - since)
+            found[rows] = min(times)
+    finally:
+        pool.free(slots)
+    return RowCost(found, one, max(0.0, several - one) / (_PARTS - 1))
+
+
+def _planning_s(runner: Runner, slots: tuple[SlotRange, ...], parts: int, clock: Callable[[], float]) -> float:
+    """The time to plan a pass of several requests with a row each, in seconds."""
+    own = cut(slots, 0, 1)
+    times = []
+    for _ in range(1 + _TIMES):
+        since = clock()
+        plan = build_plan([Part.of(number, 1, (), own) for number in range(parts)])
+        runner.backend.prepare(plan)
+        times.append(clock() - since)
+    return min(times)

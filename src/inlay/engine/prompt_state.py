@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from inlay.diagnostics import SpanRead
 from inlay.engine.background.profiles import KnownProfiles
 from inlay.engine.order import OrderChooser, OrderEffort, Orders
+from inlay.engine.speculation.text_index import TextIndex
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.segment import Origin
 from inlay.prompt.composed import CachedSpan, ComposedPrompt, InPlace, NewSpan, compose
@@ -43,6 +44,7 @@ class PromptState:
         "_composed",
         "_free",
         "_in_place",
+        "_index",
         "_known",
         "_open",
         "_origins",
@@ -78,6 +80,7 @@ class PromptState:
         self._known: tuple[frozenset[bytes], int, int] | None = None
         self._public: frozenset[bytes] | None = None
         self._origins: dict[int, Origin] = {}  # by the number of modules before the text
+        self._index: TextIndex | None = None
         self._composed: ComposedPrompt | None = None
         self.recomputed = RecomputedTokens({})
         if self._settled:
@@ -113,6 +116,21 @@ class PromptState:
             keys = frozenset(spec.key for candidates in modules for spec in candidates)
             found = self._origins[len(modules)] = Origin(self.request.salt, keys)
         return found
+
+    def text_index(self) -> TextIndex:
+        """The index of the prompt's tokens, made on first use for all its answers."""
+        if self._index is None:
+            self._index = TextIndex(self.request.ids)
+        return self._index
+
+    def in_module(self, place: int) -> bool:
+        """True if a token of the prompt, by its number, belongs to a module."""
+        end = 0
+        for part in self.request.parts:
+            end += len(part.ids)
+            if place < end:
+                return bool(part.candidates)
+        return False
 
     def choose(
         self,

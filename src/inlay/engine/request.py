@@ -248,15 +248,17 @@ class Request:
         if self.selection is not None:
             self.selection = self.prompt.selector = None
 
-    def decode_work(self, *, ahead: bool = False) -> Work:
+    def decode_work(self, draft: Sequence[int] = (), *, ahead: bool = False) -> Work:
         """The decode step: it computes the KV of the last generated token, and the logits behind it.
 
         Args:
-            ahead: True if that token is known only to the device; its id is then 0.
+            draft: tokens that may follow, to compute in the same step.
+            ahead: True if the last token is known only to the device; its id is then 0.
         """
-        row = self.allocation.next_row(self.positions[-1] + len(self.token_ids) + ahead)
-        ids = (0 if ahead else self.token_ids[-1],)
+        row = self.allocation.next_rows(self.positions[-1] + len(self.token_ids) + ahead, len(draft))
+        ids = (0 if ahead else self.token_ids[-1], *draft)
         state = self.allocation.state
+        assert not draft or state is None, "a recurrent state cannot go back behind a rejected draft"
         span = None if state is None else state.advance(1)
         return Work(ids, row, adapter=self.adapter, states=self.allocation.states, state=span)
 

@@ -169,6 +169,10 @@ class Scheduler(Generic[J]):
         self._prefill(step, budget)
         return step
 
+    def charge(self, job: J, tokens: int) -> None:
+        """Charge tokens beyond those of the step to a job's tenant."""
+        self._shares.charge(job, tokens)
+
     def again(self, now: float, leaving: Collection[J]) -> Step[J] | None:
         """The next step without scheduling: one more token for all running jobs except the leaving ones.
 

@@ -82,6 +82,7 @@ class AnswerState:
         self.distributions: list[bytes] = []
         self.error: BaseException | None = None
         self.elapsed_s = 0.0
+        self.drafted = self.accepted = 0
         self._texts = texts
         self._tokenizer = tokenizer
         self._stream = TextStream(tokenizer, request.ids, request.params)
@@ -107,6 +108,7 @@ class AnswerState:
         if self._finish_reason is not None:
             return False
         self.elapsed_s = event.elapsed_s
+        self.drafted, self.accepted = event.drafted, event.accepted
         stream = self._stream
         for at in range(len(self.token_ids) - event.start, len(event.token_ids)):
             self._take(event, at)
@@ -236,6 +238,12 @@ class RequestState:
         metrics = self._metrics
         if answered:
             metrics = replace(metrics, total_s=max(answer.elapsed_s for answer in self.answers))
+        # a waiting request has reused nothing yet
+        usage = self._usage or Usage(len(asked.ids), 0, len(asked.ids), 0, 0, 0)
+        drafted = sum(answer.drafted for answer in self.answers)
+        if drafted:
+            accepted = sum(answer.accepted for answer in self.answers)
+            usage = replace(usage, drafted_tokens=drafted, accepted_tokens=accepted)
         return RequestOutput(
             request_id=asked.request_id,
             prompt=asked.text,
@@ -243,8 +251,7 @@ class RequestState:
             prompt_positions=asked.positions,
             outputs=[answer.completion() for answer in self.answers],
             finished=answered,
-            # a waiting request has reused nothing yet
-            usage=self._usage or Usage(len(asked.ids), 0, len(asked.ids), 0, 0, 0),
+            usage=usage,
             metrics=metrics,
             prompt_logprobs=self._prompt_logprobs,
             order=tuple(

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from inlay.errors import InlayError
 from inlay.models.device import upload
 from inlay.sampling.params import SamplingParams
 from inlay.sampling.structured import Guide, LaterGuide, allowed_bits
@@ -93,6 +94,34 @@ class Row:
         never = self.rules.early if early else self.rules.never
         return never if self._bad_words is None else np.union1d(never, self._bad_words.next)
 
+    def ahead(self, tokens: Sequence[int]) -> list[Row]:
+        """The rows behind these tokens, if they are chosen next: one row each. This row does not change.
+
+        The list is shorter if the grammar does not allow a token.
+        """
+        rows: list[Row] = []
+        row = self
+        for token in tokens:
+            row = row._branch()
+            try:
+                row.take(token)
+            except InlayError:
+                break
+            rows.append(row)
+        return rows
+
+    def _branch(self) -> Row:
+        """A copy with a state of its own. It draws as this row would."""
+        made = copy.copy(self)
+        made.seen = None if self.seen is None else self.seen.branch()
+        made._bad_words = None if self._bad_words is None else self._bad_words.copy()
+        if self.later is not None:
+            made.later = self.later.branch()
+            made.guide = made.later.now
+        elif self.guide is not None:
+            made.guide = self.guide.branch()
+        return made
+
     def take(self, token: int) -> None:
         """Advance behind a chosen token. Raises InlayError if the row's grammar does not allow it."""
         self.step += 1
@@ -129,6 +158,15 @@ class Seen:
         assert not self._owned, "this one has not begun either"
         made = copy.copy(self)
         made._places = {}
+        return made
+
+    def branch(self) -> Seen:
+        """A copy that goes on from this state."""
+        made = copy.copy(self)
+        made._places = self._places.copy()
+        if self._ids is not self._prompt:  # the prompt's list is never changed
+            made._ids = self._ids.copy()
+        made._owned = False
         return made
 
     @property

@@ -92,6 +92,12 @@ class Guide:
         """Return a copy for another answer."""
         return Guide(self.matcher.deep_copy(), self._forget)
 
+    def branch(self) -> Guide:
+        """Return a copy for tokens that the answer may not have. Its errors leave the cached grammar alone."""
+        made = Guide(self.matcher.deep_copy())
+        made.failure = self.failure
+        return made
+
     def follows(self, token: int) -> bool:
         """Advance by a token. Returns False if the grammar does not allow it. Then the guide must not be used again."""
         try:
@@ -512,6 +518,14 @@ class LaterGuide:
         self._opening = opening
         self._direct = None if opening is None else guide.copy()
         self.over = False  # True once the grammar applies up to the end
+
+    def branch(self) -> LaterGuide:
+        """Return a copy for tokens that the answer may not have."""
+        made = copy.copy(self)
+        made._guide = self._guide.branch()
+        made._opening = None if self._opening is None else self._opening.branch()
+        made._direct = None if self._direct is None else self._direct.branch()
+        return made
 
     @property
     def now(self) -> Guide | None:

@@ -16,7 +16,15 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from inlay.types import DIVERGENCE_BOUNDS, DROP_REASONS, MISS_REASONS, EngineStats, ShadowStats, TierStats
+from inlay.types import (
+    DIVERGENCE_BOUNDS,
+    DRAFT_SOURCES,
+    DROP_REASONS,
+    MISS_REASONS,
+    EngineStats,
+    ShadowStats,
+    TierStats,
+)
 
 PREFIX = "inlay:"
 VLLM_PREFIX = "vllm:"
@@ -244,6 +252,7 @@ class EngineCollector(Collector):
             *_shared_counters(shared),
         )
         yield from self._divergence(shadow)
+        yield from self._speculation(stats)
         yield self._store_misses("host_misses", "memory of the host", host)
         yield self._store_misses("store_misses", "store on disk", disk)
         yield self._store_misses("shared_store_misses", "shared store", shared)
@@ -280,6 +289,18 @@ class EngineCollector(Collector):
             agreeing.add_metric(of, each.agreeing)
             fallbacks.add_metric(of, each.fallbacks)
         yield from (nats, steps, agreeing, fallbacks)
+
+    def _speculation(self, stats: EngineStats) -> Iterator[Metric]:
+        """Yield the draft tokens by the text they were found in."""
+        for name, says, counts in (
+            ("draft_tokens", "Draft tokens that were computed.", stats.drafted_tokens),
+            ("draft_tokens_accepted", "Those of them that answers have.", stats.accepted_tokens),
+        ):
+            family = CounterMetricFamily(PREFIX + name, says, labels=("model_name", "engine", "source"))
+            found = dict(counts)
+            for source in DRAFT_SOURCES:
+                family.add_metric((self._model, ENGINE, source), found.get(source, 0))
+            yield family
 
     def _store_misses(self, name: str, store: str, tier: TierStats) -> Metric:
         says = f"Segments that the {store} was thought to have and did not give."

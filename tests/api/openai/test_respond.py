@@ -59,14 +59,10 @@ def test_usage_sums_over_prompts_and_answers(llm):
     assert reused["exact_tokens"] + reused["module_tokens"] + reused["computed_tokens"] == usage.prompt_tokens
     assert usage.completion_tokens_details is not None
     told = {**usage.completion_tokens_details.model_dump(), **usage.prompt_tokens_details.model_dump()}
-    zero = (
-        "accepted_prediction_tokens",
-        "rejected_prediction_tokens",
-        "reasoning_tokens",
-        "audio_tokens",
-        "image_tokens",
-    )
-    assert [told[name] for name in zero] == [0] * 5
+    assert [told[name] for name in ("reasoning_tokens", "audio_tokens", "image_tokens")] == [0] * 3
+    drafted, accepted = (reused[name] for name in ("drafted_tokens", "accepted_tokens"))
+    assert accepted == told["accepted_prediction_tokens"] == sum(output.usage.accepted_tokens for output in outputs)
+    assert drafted - accepted == told["rejected_prediction_tokens"]
     assert usage.completion_tokens_details.text_tokens == usage.completion_tokens
     slowest = max(outputs, key=lambda output: output.metrics.total_s or 0).metrics
     assert list(reused["timing"]) == ["queue_s", "fetch_s", "compute_s", "ttft_s", "total_s"]
@@ -77,7 +73,8 @@ def test_usage_sums_over_prompts_and_answers(llm):
 
 def test_what_was_reused_is_told(llm):
     answer(llm, Endpoint.COMPLETIONS, prompt="The very same words.")
-    _, _, body = answer(llm, Endpoint.COMPLETIONS, prompt="The very same words.")
+    _, outputs, body = answer(llm, Endpoint.COMPLETIONS, prompt="The very same words.")
+    usage = outputs[0].usage
     counts = {name: count for name, count in body["inlay"].items() if name != "timing"}
     assert counts == {
         "reuse": "exact",
@@ -97,6 +94,8 @@ def test_what_was_reused_is_told(llm):
         "linked_tokens": 0,
         "selecting_tokens": 0,
         "computed_tokens": 1,
+        "drafted_tokens": usage.drafted_tokens,
+        "accepted_tokens": usage.accepted_tokens,
     }
     assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 19
 

@@ -106,8 +106,8 @@ def usage_of(outputs: Sequence[RequestOutput], reasoning: ReasoningUse | None = 
             "text_tokens": tokens,
             "reasoning_tokens": counts.thought,
             "audio_tokens": 0,
-            "accepted_prediction_tokens": 0,
-            "rejected_prediction_tokens": 0,
+            "accepted_prediction_tokens": counts.accepted,
+            "rejected_prediction_tokens": counts.rejected,
         },
     }
 

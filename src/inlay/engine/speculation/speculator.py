@@ -1,0 +1,196 @@
+"""Lookup speculation: drafts of the next tokens, copied from texts in which the answer's last tokens occur.
+
+The texts are the prompt with its modules, the answer itself, and earlier answers under the same cache salt. A draft is
+run in the answer's next pass, one row a token. Each row's token is chosen as without a draft, with the row's own step,
+penalties and grammar. A draft token is accepted if it equals the token chosen for its place (in_flight.py). So a draft
+changes how many tokens a pass gives, and never which. See SuffixDecoding (arXiv 2411.04975) and prompt lookup decoding.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from inlay.engine.pass_cost import RowCost
+from inlay.engine.request import Request
+from inlay.engine.speculation.draft_length import MOST_DRAFT, AcceptanceRates, Chance, choose_lengths
+from inlay.engine.speculation.earlier_answers import EarlierAnswers
+from inlay.engine.speculation.text_index import MOST_MATCH, GrowingIndex
+from inlay.sampling.row import Row
+from inlay.types import DRAFT_SOURCES
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Tokens that an answer is likely to have next.
+
+    Attributes:
+        tokens: the next tokens, at least one.
+        rows: the sampler's row behind each of them.
+        source: where they were found, one of DRAFT_SOURCES.
+    """
+
+    tokens: tuple[int, ...]
+    rows: tuple[Row, ...]
+    source: str
+
+    def cut(self, tokens: int) -> Draft | None:
+        """The first tokens of the draft; None if that leaves none."""
+        return replace(self, tokens=self.tokens[:tokens], rows=self.rows[:tokens]) if tokens > 0 else None
+
+
+class _Finder:
+    """Finds the end of one answer in its texts, and counts how often the text went on as the answer did.
+
+    A lookup runs in every step of every answer, so it makes nothing until a draft pays.
+
+    Attributes:
+        request: the answer.
+        rates: how often predicted tokens were right.
+        length: the length of the match; 0 if there is none.
+    """
+
+    __slots__ = ("_answer", "_before", "_begin", "_earlier", "_index", "_place", "_text", "length", "rates", "request")
+
+    def __init__(self, request: Request, earlier: EarlierAnswers) -> None:
+        self.request = request
+        self._index = request.prompt.text_index()
+        self._earlier = earlier
+        self._answer = GrowingIndex(request.ids[-MOST_MATCH:])
+        self._before = len(self._answer.ids)
+        self.rates = AcceptanceRates()
+        self.length = 0
+        self._text: Sequence[int] = ()  # the text of the match, its place there, and the length of the answer then
+        self._place = self._begin = 0
+
+    def follow(self, answer: Sequence[int]) -> bool:
+        """Take the answer's new tokens. Returns True if its end is found in a text that goes on behind it."""
+        new = answer[len(self._answer.ids) - self._before :]
+        self._answer.extend(new)
+        if not (self.length and self._goes_on(answer[self._begin :])):
+            self._find()
+        self._begin = len(answer)
+        return self.length > 0
+
+    def draft(self, most: int) -> tuple[int, ...]:
+        """The tokens behind the match, at most so many.
+
+        The answer's own text is read beyond its end: a text that repeats itself goes on to do so.
+        """
+        text, place = self._text, self._place
+        if text is not self._answer.ids:
+            return tuple(text[place : place + most])
+        period = len(text) - place
+        return tuple(text[place + number % period] for number in range(most))
+
+    @property
+    def room(self) -> int:
+        """The most tokens of a draft: with the token behind it, the answer may reach its limit."""
+        left = self.request.sampling.limit - len(self.request.token_ids) - 1
+        known = MOST_DRAFT if self._text is self._answer.ids else len(self._text) - self._place
+        return min(MOST_DRAFT, left, known)
+
+    @property
+    def source(self) -> str:
+        """Where the match is, one of DRAFT_SOURCES."""
+        if self._text is self._index.ids:
+            return "module" if self.request.prompt.in_module(self._place) else "text"
+        return "text" if self._text is self._answer.ids else "answer"
+
+    def _goes_on(self, new: Sequence[int]) -> bool:
+        """Compare the tokens behind the last match with the answer's, and move on. Returns False if one differs."""
+        text, place, right = self._text, self._place, 0
+        for token in new:
+            if place + right == len(text):
+                break
+            if text[place + right] != token:
+                self.rates.count(self.length, right, 1)
+                return False
+            right += 1
+        self.rates.count(self.length, right, 0)
+        self._place = place + right
+        self.length = min(self.length + right, MOST_MATCH)
+        return right == len(new) and self._place < len(text)
+
+    def _find(self) -> None:
+        """Find the longest match in all texts. Of equal ones, the answer's own text counts, then the prompt."""
+        answer = self._answer
+        best, self._text = answer.find(), answer.ids
+        found = self._index.find(answer)
+        if found is not None and (best is None or found.length > best.length):
+            best, self._text = found, self._index.ids
+        earlier = self._earlier.find(self.request.prompt.request.salt, answer)
+        if earlier is not None and (best is None or earlier[1].length > best.length):
+            best, self._text = earlier[1], earlier[0].ids
+        self._place, self.length = (0, 0) if best is None else best
+
+
+class Speculator:
+    """Makes the drafts of all answers.
+
+    Args:
+        cost: the measured time of passes by their rows.
+
+    Attributes:
+        drafted, accepted: draft tokens that were run, and that answers accepted, by source, since the start.
+        earlier: the earlier answers.
+    """
+
+    def __init__(self, cost: RowCost) -> None:
+        self._cost = cost
+        self._finders: dict[Request, _Finder] = {}
+        self.earlier = EarlierAnswers()
+        self.drafted = Counter[str](dict.fromkeys(DRAFT_SOURCES, 0))
+        self.accepted = Counter[str](dict.fromkeys(DRAFT_SOURCES, 0))
+
+    def drafts(self, requests: Sequence[Request], rows: int, most: int) -> dict[Request, Draft]:
+        """The drafts that pay in the next pass.
+
+        Args:
+            requests: the answers that get their next token in it.
+            rows: the rows of the pass without drafts.
+            most: the most rows to add.
+        """
+        found: dict[Request, Draft] = {}
+        if most <= 0:
+            return found
+        finders = [finder for request in requests if (finder := self._follow(request)) is not None]
+        if not finders:
+            return found
+        chances = [Chance(finder.rates.rate(finder.length), finder.room) for finder in finders]
+        for finder, length in zip(finders, choose_lengths(self._cost, chances, len(requests), rows, most), strict=True):
+            if length:
+                tokens = finder.draft(length)
+                ahead = finder.request.sampling.row.ahead(tokens)
+                if ahead:
+                    found[finder.request] = Draft(tokens[: len(ahead)], tuple(ahead), finder.source)
+        return found
+
+    def verified(self, request: Request, draft: Draft, accepted: int) -> None:
+        """Count a draft that was run, and its accepted tokens."""
+        request.answer.drafted += len(draft.tokens)
+        request.answer.accepted += accepted
+        self.drafted[draft.source] += len(draft.tokens)
+        self.accepted[draft.source] += accepted
+
+    def ended(self, request: Request, *, keep: bool) -> None:
+        """Forget an answer that has left the engine. ``keep``: True if later answers may copy from it."""
+        self._finders.pop(request, None)
+        if keep and not request.sampling.forced:
+            origin = request.prompt.origin(float("inf"))
+            self.earlier.add(origin.salt, request.token_ids, origin.modules)
+
+    def _follow(self, request: Request) -> _Finder | None:
+        """The finder of an answer with a match. None without one, and for an answer whose tokens are given."""
+        finder = self._finders.get(request)
+        if finder is None:
+            if request.sampling.forced:
+                return None
+            finder = self._finders[request] = _Finder(request, self.earlier)
+        return finder if finder.follow(request.token_ids) else None
+
+
+def counts(found: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    """Counts by source as plain data."""
+    return tuple((source, found[source]) for source in DRAFT_SOURCES)

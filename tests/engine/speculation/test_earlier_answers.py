@@ -1,0 +1,78 @@
+"""Earlier answers are found under their salt, and their number is bounded."""
+
+from __future__ import annotations
+
+import pytest
+
+from inlay.engine.speculation import earlier_answers
+from inlay.engine.speculation.earlier_answers import EarlierAnswers
+from inlay.engine.speculation.text_index import GrowingIndex
+
+NONE: frozenset[bytes] = frozenset()
+
+
+def found(answers: EarlierAnswers, salt: str, text: list[int]) -> list[int] | None:
+    """The tokens behind the end of a text."""
+    match = answers.find(salt, GrowingIndex(text))
+    return None if match is None else list(match[0].ids[match[1].place :])
+
+
+def test_an_answer_is_found_under_its_salt_alone():
+    answers = EarlierAnswers()
+    answers.add("a", [1, 2, 3, 4, 5], NONE)
+    assert found(answers, "a", [9, 1, 2, 3]) == [4, 5]
+    assert found(answers, "", [9, 1, 2, 3]) is None
+    assert found(answers, "b", [1, 2, 3]) is None
+    assert found(answers, "a", [2, 3]) is None
+
+
+def test_the_last_answer_counts():
+    answers = EarlierAnswers()
+    answers.add("", [1, 2, 3, 4], NONE)
+    answers.add("", [1, 2, 3, 5], NONE)
+    assert found(answers, "", [1, 2, 3]) == [5]
+
+
+def test_the_oldest_answers_of_a_salt_go_first(monkeypatch):
+    monkeypatch.setattr(earlier_answers, "MOST_OF_SALT", 12)
+    answers = EarlierAnswers()
+    for number in range(10):
+        answers.add("", [10 * number + token for token in range(5)], NONE)
+    assert answers.tokens == 10
+    assert found(answers, "", [70, 71, 72]) is None
+    assert found(answers, "", [80, 81, 82]) == [83, 84]
+
+
+def test_salts_without_a_new_answer_go_first(monkeypatch):
+    monkeypatch.setattr(earlier_answers, "MOST_TOKENS", 12)
+    answers = EarlierAnswers()
+    for salt in ("a", "b", "a", "c"):
+        answers.add(salt, [1, 2, 3, 4], NONE)
+    assert answers.tokens == 12
+    assert [found(answers, salt, [1, 2, 3]) for salt in "abc"] == [[4], None, [4]]
+
+
+def test_a_long_answer_is_kept_at_its_end(monkeypatch):
+    monkeypatch.setattr(earlier_answers, "MOST_OF_ANSWER", 5)
+    answers = EarlierAnswers()
+    answers.add("", list(range(100)), NONE)
+    assert answers.tokens == 5
+    assert found(answers, "", [95, 96, 97]) == [98, 99]
+    assert found(answers, "", [93, 94, 95]) is None
+
+
+@pytest.mark.parametrize("how", ["salt", "modules", "all"])
+def test_forgotten_answers_are_not_found(how):
+    answers = EarlierAnswers()
+    answers.add("a", [1, 2, 3, 4], frozenset([b"x"]))
+    answers.add("b", [1, 2, 3, 5], frozenset([b"y"]))
+    if how == "salt":
+        answers.forget("a")
+        answers.forget("unknown")
+    elif how == "modules":
+        answers.forget_modules(frozenset([b"x", b"z"]))
+    else:
+        answers.clear()
+    assert found(answers, "a", [1, 2, 3]) is None
+    assert found(answers, "b", [1, 2, 3]) == (None if how == "all" else [5])
+    assert answers.tokens == (0 if how == "all" else 4)
