@@ -40,7 +40,7 @@ class _Break:
 
     Attributes:
         kind: a key of diagnostics.CAUSES.
-        tokens: the computed tokens behind the change that a stored prompt has, too.
+        tokens: computed tokens behind the changes that stored prompts have, too.
         line: the request of the most expensive change, with the texts around it.
         detail: the difference of the tools; "" for other fields.
     """

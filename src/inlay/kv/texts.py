@@ -1,4 +1,4 @@
-"""Finds stored text of requests by its content, whatever stands in front of it.
+"""Finds stored text of requests by its content, behind any other text.
 
 The prefix tree finds text behind equal text only. A conversation whose tools change is therefore lost to it, although
 its KV is stored. This index knows a hash of every 16 tokens of a stored text. A request that accepts approximations
@@ -30,10 +30,9 @@ class MovedText:
     """Tokens that are stored as text of an earlier request, behind other text.
 
     Args:
-        spec: the stored text up to the last of these tokens. It has no parent, because its context is not known as
-            segments. It is read, and never encoded.
+        spec: the stored text up to the last of these tokens. See ``SegmentSpec.detached``.
         first: the number of the first of these tokens in ``spec``.
-        offset: the number of the first of them in the tokens that were looked for.
+        offset: its number in the wanted tokens.
         length: the number of tokens.
     """
 
