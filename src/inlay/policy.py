@@ -290,6 +290,11 @@ class ReusePolicy:
         return self.best and self.promote
 
     @property
+    def moves_text(self) -> bool:
+        """True if text of a conversation is read as an earlier request computed it, behind other text."""
+        return self.reads_promoted and not (self.recompute is not None and self.recompute.selects)
+
+    @property
     def chooses_order(self) -> bool:
         """True if stored text may decide the order of modules that a prompt leaves free."""
         return self.level == "exact" or self.reads_promoted

@@ -91,6 +91,7 @@ class Usage:
         isolated_tokens: module tokens encoded alone.
         reanchored_tokens: anchored tokens encoded behind an earlier version of this prompt's system turn.
         primed_tokens: anchored tokens encoded behind a sample text as well.
+        moved_tokens: module tokens that are text of an earlier request, computed behind other text.
         promoted_tokens: exact tokens read in place of modules. ``modular`` found this prompt's prefix encoded exactly,
             in idle time or for an earlier request.
         shifted_tokens: cached tokens read at another offset, relative to their context, than at encoding.
@@ -139,6 +140,7 @@ class Usage:
     lasting_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    moved_tokens: int = 0
 
     def __post_init__(self) -> None:
         assert min(self.cached_tokens, self.computed_tokens, self.exact_tokens, self.module_tokens) >= 0, self
@@ -154,7 +156,8 @@ class Usage:
         assert 0 <= self.across_tokens <= self.module_tokens, self
         assert 0 <= self.promoted_tokens <= self.exact_tokens, self
         assert 0 <= self.reanchored_tokens + self.primed_tokens <= self.anchored_tokens, self
-        assert self.scaffold_tokens + self.anchored_tokens + self.isolated_tokens <= self.module_tokens, self
+        encoded = self.scaffold_tokens + self.anchored_tokens + self.isolated_tokens
+        assert encoded + self.moved_tokens <= self.module_tokens, self
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ def explain(
 
 def _ask(server: RunningCache, file: str, path: str | None) -> Row:
     """Send a request with diagnostics. Raises ParameterError."""
-    lines = list(_requests(file, path, whole=True))
+    lines = list(read_requests(file, path, whole=True))
     line = lines[0]
     length = _LENGTHS.get(line.path, "max_tokens")
     dropped = ("stream", "stream_options", "max_completion_tokens", "background")
@@ -82,7 +82,7 @@ def _ask(server: RunningCache, file: str, path: str | None) -> Row:
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
+class LoggedRequest:
     """A line of a log: its number, and the path and the body of a request."""
 
     number: int
@@ -90,7 +90,7 @@ class _Request:
     body: Mapping[str, Any]
 
 
-def _requests(file: str, path: str | None, *, whole: bool = False) -> Iterator[_Request]:
+def read_requests(file: str, path: str | None, *, whole: bool = False) -> Iterator[LoggedRequest]:
     """Yield the requests of a file: one in the ``whole`` file, or one in each line. Raises ParameterError."""
     try:
         with sys.stdin if file == "-" else open(file, encoding="utf-8-sig") as lines:
@@ -101,7 +101,7 @@ def _requests(file: str, path: str | None, *, whole: bool = False) -> Iterator[_
         raise ParameterError(f"{file}: is not UTF-8; save it as UTF-8") from None
 
 
-def _request(place: str, number: int, text: str, path: str | None) -> _Request:
+def _request(place: str, number: int, text: str, path: str | None) -> LoggedRequest:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -112,22 +112,30 @@ def _request(place: str, number: int, text: str, path: str | None) -> _Request:
     if isinstance(value, str):
         value = {"prompt": value}
     known = value if isinstance(value, Mapping) else {}
-    found = path or url or next((path for name, path in _PATHS.items() if known.get(name)), None)
+    named = next((path for name, path in _PATHS.items() if known.get(name)), None)
+    found = path or url or ("/v1/messages" if named and _is_anthropic(known) else named)
     if not isinstance(found, str):
         raise ParameterError(f"{place}: there is no prompt; write a request with messages, input or prompt")
-    return _Request(number, found, known)
+    return LoggedRequest(number, found, known)
+
+
+def _is_anthropic(body: Mapping[str, Any]) -> bool:
+    """True for messages with a field that OpenAI's chat completions lack."""
+    tools = body.get("tools")
+    own = isinstance(tools, list) and any(isinstance(tool, Mapping) and "input_schema" in tool for tool in tools)
+    return "messages" in body and ("system" in body or own)
 
 
 def _explained(model: str, file: str, *, path: str | None) -> Iterator[Row]:
     """Yield the diagnostics of each request of a log."""
     from inlay.models.load import load_tokenizer
 
-    requests = _requests(file, path)
-    processor = _processor(load_tokenizer(model))
+    requests = read_requests(file, path)
+    processor = prompt_processor(load_tokenizer(model))
     for request in requests:
         try:
-            call = _call(request, processor)
-            found = [_diagnosed(prompt, processor) for prompt in call.prompts]
+            call = call_of(request, processor)
+            found = [diagnose(prompt, processor) for prompt in call.prompts]
         except InlayError as error:
             raise ParameterError(f"{file}:{request.number}: {error}", code=error.code) from None
         yield {
@@ -138,8 +146,8 @@ def _explained(model: str, file: str, *, path: str | None) -> Iterator[Row]:
         }
 
 
-def _processor(tokenizer: Any) -> PromptProcessor:
-    """Return a prompt processor without a model."""
+def prompt_processor(tokenizer: Any) -> PromptProcessor:
+    """Return the prompt processor of a tokenizer, without a model."""
     from inlay.kv.identity import KeyMaker
     from inlay.prompt.model_info import ModelInfo
     from inlay.prompt.processor import PromptProcessor
@@ -148,7 +156,7 @@ def _processor(tokenizer: Any) -> PromptProcessor:
     return PromptProcessor(tokenizer, ModelInfo(len(tokenizer), _CONTEXT, 0, keys, None))
 
 
-def _call(request: _Request, processor: PromptProcessor) -> Call:
+def call_of(request: LoggedRequest, processor: PromptProcessor) -> Call:
     from inlay.api.dialect import dialect_of
     from inlay.api.reasoning.formats import model_reasoning
     from inlay.api.tools.formats import model_tools
@@ -158,7 +166,7 @@ def _call(request: _Request, processor: PromptProcessor) -> Call:
     return dialect.translate(body, tools=model_tools(tokenizer), reasoning=model_reasoning(tokenizer))
 
 
-def _diagnosed(prompt: Any, processor: PromptProcessor) -> tuple[int, int, Row]:
+def diagnose(prompt: Any, processor: PromptProcessor) -> tuple[int, int, Row]:
     """Return a prompt's tokens, its stored tokens and its diagnostics. It counts as stored from now on."""
     from inlay.diagnostics import SpanRead
     from inlay.policy import ReusePolicy

@@ -20,6 +20,7 @@ from inlay.cli.convert import convert, print_json_schema
 from inlay.cli.deploy import deploy
 from inlay.cli.explain import explain
 from inlay.cli.keys import app as keys_app
+from inlay.cli.lint_log import lint_log
 from inlay.cli.memory import memory
 from inlay.cli.models import app as models_app
 from inlay.cli.program import app as program_app
@@ -85,6 +86,7 @@ app.command()(deploy)
 app.command()(batch)
 app.command()(check)
 app.command()(explain)
+app.command(name="lint")(lint_log)
 app.command()(memory)
 app.command()(pull)
 app.command()(convert)

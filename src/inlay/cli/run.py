@@ -214,6 +214,7 @@ def _answer(
         "isolated_tokens": output.usage.isolated_tokens,
         **({"reanchored_tokens": reanchored} if (reanchored := output.usage.reanchored_tokens) else {}),
         **({"primed_tokens": primed} if (primed := output.usage.primed_tokens) else {}),
+        **({"moved_tokens": moved} if (moved := output.usage.moved_tokens) else {}),
         "promoted_tokens": output.usage.promoted_tokens,
         "shifted_tokens": output.usage.shifted_tokens,
         "recomputed_tokens": output.usage.recomputed_tokens,

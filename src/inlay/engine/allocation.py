@@ -326,6 +326,7 @@ def _lay_modules(
     context = PlanContext()
     laid: tuple[SegmentSpec, ...] = ()  # the modules in ``context``; most modules extend the context of the one before
     for spec, found in lookup.missing:
+        assert not spec.detached, "moved text is read while it is stored, and never encoded"
         done, left = found.tokens, len(spec.ids) - found.tokens
         own = encoded[spec.key] = cut(slots, at, left)
         at += left

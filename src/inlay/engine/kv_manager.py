@@ -178,7 +178,9 @@ class KVCacheManager:
         if self._lower.is_sought(request, (spec for part in request.prompt.request.parts for spec in part.candidates)):
             request.wait_for(frozenset())
             return Admission.COMING
-        request.prompt.choose(self._lower.at_hand, self._stored_tokens, self.profiles, self.orders)
+        request.prompt.choose(self._lower.at_hand, self._stored_tokens, self.profiles, self.orders, self._store)
+        if any(self._store.get(spec) is None for spec in request.prompt.moved):
+            request.prompt.compute_moved()  # it was preempted, and meanwhile its text was evicted
         composed = request.compose_now()
         prefix = self._prefix(request, composed)
         coming = None if prefix is None else self._lower.bring_prefix(prefix)
@@ -198,7 +200,7 @@ class KVCacheManager:
         elif any(spec.source is not None for spec, _ in lookup.missing):
             # A form that no tier delivers is computed without its source. A preempted request computes it under the
             # form's name, which is at least as exact as that name says.
-            request.prompt.choose(self._lower.in_pool, self._stored_tokens, self.profiles, self.orders)
+            request.prompt.choose(self._lower.in_pool, self._stored_tokens, self.profiles, self.orders, self._store)
             composed = request.compose_now()
             lookup = look_up(self._store, composed)
         if self._publish(composed, lookup):
@@ -208,6 +210,9 @@ class KVCacheManager:
             return Admission.LATER
         if chunks_needed(self._store.pool, composed, lookup) > self._most_chunks(lookup):
             # Stored segments may be scattered over more chunks than they fill. Recomputed tokens are contiguous.
+            if request.prompt.moved:
+                request.prompt.compute_moved()
+                composed = request.compose_now()
             lookup, arrivals = look_up(self._store, composed, find=False), ()
             needed = chunks_needed(self._store.pool, composed, lookup)
             chooses = "" if request.prompt.selecting is None else ", with the pass that chooses what of it is repaired,"
@@ -222,6 +227,9 @@ class KVCacheManager:
         allocation = self._allocate(composed, lookup, request.adapter)
         if allocation is None:
             return Admission.NO_ROOM
+        for spec in request.prompt.moved:
+            origins = (segment.origin for segment in lookup.modules[spec.key][1].segments)
+            request.prompt.follows(frozenset(key for each in origins if each is not None for key in each.modules))
         if allocation.state is not None:
             mark_prompt(allocation.state, request.prompt.request.parts, composed, lookup)
         allocation.arrivals = arrivals
@@ -241,7 +249,7 @@ class KVCacheManager:
             request.count(lookup.modules, lookup.prefixes, known, missed, self.residency.came_from, prefix)
             self._lower.write_used_again(request, lookup)
             self.retention.claim(request)
-            self.prefetcher.admitted(request, read)
+            self.prefetcher.admitted(request, [spec for spec in read if not spec.detached])
         return Admission.ADMITTED
 
     def _begin(self, task: Task, prefills: Sequence[Prefill]) -> None:

@@ -151,6 +151,8 @@ class LowerTiers:
         if self._kept is Kept.SCHEMAS or not self._residency.tiers:
             return
         for spec, found in lookup.modules.values():
+            if spec.detached:  # text of a request, which no tier below the pool holds
+                continue
             own = spec.lossless.key not in request.prompt.public
             whole = found.tokens == len(spec.ids)
             if own and whole and _uses(found) == 2 and request.may_be_kept(spec, self._kept):

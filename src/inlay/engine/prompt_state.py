@@ -12,7 +12,7 @@ from inlay.engine.order import OrderChooser, OrderEffort, Orders
 from inlay.engine.speculation.text_index import TextIndex
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.segment import Origin
-from inlay.prompt.composed import CachedSpan, ComposedPrompt, InPlace, NewSpan, compose
+from inlay.prompt.composed import CachedSpan, ComposedPrompt, InPlace, NewSpan, StoredTexts, compose
 from inlay.prompt.prefix import prefix_of
 from inlay.prompt.recompute import Profiles, RecomputedTokens, Scores, choose_tokens, selection_prompt
 from inlay.prompt.request import FORMS, EngineRequest, PromptPart
@@ -46,11 +46,14 @@ class PromptState:
         "_in_place",
         "_index",
         "_known",
+        "_moved",
         "_open",
         "_origins",
+        "_profiles",
         "_public",
         "_settled",
         "_stored",
+        "_texts",
         "_version",
         "_work",
         "orders",
@@ -71,13 +74,19 @@ class PromptState:
         self._by_profile = recompute is not None and recompute.profiled and not recompute.selects
         self._free = bool(request.free_sets)
         self._work = OrderEffort()
-        self._settled = not self._open and not self._by_profile and self.prefix is None and not self._free
+        self._texts: StoredTexts | None = None
+        self._profiles: Profiles = {}
+        self._moved: frozenset[bytes] = frozenset()  # modules that the moved text contains or follows
+        self._settled = not (
+            self._open or self._by_profile or self.prefix is not None or self._free or request.moves_text
+        )
         self.selecting: ComposedPrompt | None = None
         self.selector: object | None = None
         self._stored: frozenset[bytes] = frozenset()
         self._in_place = InPlace()
-        # The stored segments, the version of the profiles and the stored length of the prefix, at the last choice.
-        self._known: tuple[frozenset[bytes], int, int] | None = None
+        # The stored segments, the versions of the profiles and texts, and the stored length of the prefix, at the last
+        # choice.
+        self._known: tuple[frozenset[bytes], int, int, int] | None = None
         self._public: frozenset[bytes] | None = None
         self._origins: dict[int, Origin] = {}  # by the number of modules before the text
         self._index: TextIndex | None = None
@@ -113,8 +122,8 @@ class PromptState:
         modules = [part.candidates for part in self.request.parts if part.candidates and part.start < end]
         found = self._origins.get(len(modules))
         if found is None:
-            keys = frozenset(spec.key for candidates in modules for spec in candidates)
-            found = self._origins[len(modules)] = Origin(self.request.salt, keys)
+            keys = frozenset(spec.key for candidates in modules for spec in candidates) | self._moved
+            found = self._origins[len(modules)] = Origin(self.request.salt, keys, self.request.moves_text)
         return found
 
     def text_index(self) -> TextIndex:
@@ -132,12 +141,29 @@ class PromptState:
                 return bool(part.candidates)
         return False
 
+    def follows(self, modules: frozenset[bytes]) -> None:
+        """Record the modules that its moved text contains or follows, by key. Its own text then follows them, too."""
+        self._moved |= modules
+        self._origins.clear()
+
+    @property
+    def moved(self) -> list[SegmentSpec]:
+        """The texts of earlier requests that it reads behind other text."""
+        parts = self._composed or ()
+        return [part.spec for part in parts if isinstance(part, CachedSpan) and part.spec.detached]
+
+    def compute_moved(self) -> None:
+        """Compute the texts that it would read behind other text, because one of them is no longer stored."""
+        self._texts = None
+        self._choose(self._stored, self._profiles, self._in_place)
+
     def choose(
         self,
         stored: Callable[[Iterable[SegmentSpec]], frozenset[bytes]],
         longest: Callable[[TokenRun], int],
         profiles: KnownProfiles,
         orders: OrderChooser,
+        texts: StoredTexts,
     ) -> None:
         """Choose the order of the parts, the segments to read and the tokens to recompute. Does nothing once settled.
 
@@ -146,6 +172,7 @@ class PromptState:
             longest: returns the length of a run's stored prefix, in tokens.
             profiles: the known deviation profiles.
             orders: orders the free sets.
+            texts: the stored texts of requests.
         """
         if self._settled:
             return
@@ -153,12 +180,17 @@ class PromptState:
             self._version = orders.version
             self._order(orders.choose(self._asked, self._work))
         nodes = 0 if self.prefix is None else self.prefix.stored(longest)
-        known = stored(self._open) if self._open else frozenset(), profiles.version if self._by_profile else 0, nodes
+        known = (
+            stored(self._open) if self._open else frozenset(),
+            profiles.version if self._by_profile else 0,
+            texts.text_version if self.request.moves_text else 0,
+            nodes,
+        )
         if known != self._known:
-            self._known = known
+            self._known, self._texts = known, texts if self.request.moves_text else None
             in_place = InPlace() if self.prefix is None else self.prefix.in_place(nodes)
             self._choose(known[0], profiles, in_place)
-            if self._by_profile:
+            if self._by_profile and self._texts is None:
                 self._keep_tail(longest)
 
     def _order(self, orders: Orders) -> None:
@@ -181,8 +213,8 @@ class PromptState:
         return [part.spec.lossless for part in own if not part.exact], [part.spec.lossless for part in own]
 
     def _choose(self, stored: frozenset[bytes], profiles: Profiles, in_place: InPlace) -> None:
-        self._stored, self._in_place = stored, in_place
-        self._composed = compose(self.request, stored, in_place=in_place)
+        self._stored, self._in_place, self._profiles = stored, in_place, profiles
+        self._composed = compose(self.request, stored, in_place=in_place, texts=self._texts)
         self.selecting = selection_prompt(self.request.policy.recompute, self._composed)
         if self.selecting is None:
             self._recompute(profiles)
@@ -210,7 +242,8 @@ class PromptState:
         policy = self.request.policy
         self.recomputed = choose_tokens(policy.recompute, self.composed, profiles, scores, policy.unprofiled)
         if self.recomputed.tokens:
-            self._composed = compose(self.request, self._stored, self.recomputed.offsets, self._in_place)
+            offsets = self.recomputed.offsets
+            self._composed = compose(self.request, self._stored, offsets, self._in_place, self._texts)
 
     def settle(self) -> None:
         """Keep the choice for the other answers and for admissions after a preemption."""
@@ -323,6 +356,7 @@ def usage_of(
         anchored_tokens=forms["anchored"] + forms["reanchored"] + forms["primed"],
         reanchored_tokens=forms["reanchored"],
         primed_tokens=forms["primed"],
+        moved_tokens=forms["moved"],
         isolated_tokens=forms["isolated"],
         promoted_tokens=promoted,
         recomputed_tokens=anew.tokens,

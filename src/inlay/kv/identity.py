@@ -287,7 +287,8 @@ class SegmentSpec(TokenRun):
     """A segment to look up or to encode: tokens at the positions at which they are encoded.
 
     Attributes:
-        parent: the last segment that it attends to; its own parent is the one before. None for no context.
+        parent: the last segment that it attends to; its own parent is the one before. None for no context, or for an
+            unknown one; see ``detached``.
         record: the flattened context behind its last token.
         codec: the codec that its KV has passed through.
         source: for a lossy form, the segment as it was computed; see ``through``.
@@ -332,6 +333,11 @@ class SegmentSpec(TokenRun):
         return made
 
     @property
+    def detached(self) -> bool:
+        """True if its context is not known as segments, so that it can be read but not encoded."""
+        return self.parent is None and self.before.tokens > 0
+
+    @property
     def context(self) -> tuple[SegmentSpec, ...]:
         """The segments that it attends to, in order, at the positions at which they are encoded.
 
@@ -343,6 +349,13 @@ class SegmentSpec(TokenRun):
             found.append(spec)
             spec = spec.parent
         return tuple(reversed(found))
+
+
+def detached_spec(run: TokenRun, keys: KeyMaker) -> SegmentSpec:
+    """Return the spec of a stored run whose context is known as a record alone."""
+    key = keys.key(run.digest, run.ids, run.start)
+    record = run.after(len(run.ids))
+    return SegmentSpec(run.ids, run.start, run.before, run.continues, parent=None, key=key, record=record)
 
 
 def made_under(spec: SegmentSpec, keys: KeyMaker, salt: bytes) -> bool:

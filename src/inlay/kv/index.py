@@ -20,6 +20,7 @@ from inlay.kv.policies import PassCost, Policy, Use, lru
 from inlay.kv.pool import KVPool
 from inlay.kv.segment import Origin, PrefixMatch, Segment, SegmentRange
 from inlay.kv.states import StatePool
+from inlay.kv.texts import TextIndex
 from inlay.slots import SlotRange, cut
 
 _FEW = 32  # tokens compared first: most mismatches are among these
@@ -54,6 +55,7 @@ class PrefixIndex:
 
     Attributes:
         listener: called on every change from now on; None for none.
+        texts: finds text of requests by its content.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class PrefixIndex:
         self._places: dict[bytes, dict[int, Segment]] = {}
         self.by_use: EvictionQueue[Segment] = EvictionQueue(policy, cost or PassCost(), self.behind)
         self.listener: IndexListener | None = None
+        self.texts = TextIndex()
         self.segments = 0
         self.tokens = 0  # of all segments
         self.evicted: set[Segment] = set()  # held segments that go when their last hold is released
@@ -159,7 +162,10 @@ class PrefixIndex:
             if isinstance(run, SegmentSpec):
                 segment.specs[run.key] = segment.parts[run.key] = run
             elif origin is not None:
-                segment.origin = origin if segment.origin is None else segment.origin | origin
+                known = segment.origin
+                segment.origin = origin if known is None else known | origin
+                if segment.origin.movable and not (known is not None and known.movable):
+                    self.texts.add(segment)
         return found
 
     def ending_at(self, run: TokenRun, tokens: int) -> Segment | None:
@@ -189,6 +195,7 @@ class PrefixIndex:
         """Forget a segment without references and free its chunks."""
         assert not segment.holds, "a held segment cannot be removed"
         self.evicted.discard(segment)
+        self.texts.remove(segment)
         if self._states is not None:
             self._states.drop(segment)
         self._forget_modules(segment, segment.run.before.tokens)
@@ -229,6 +236,7 @@ class PrefixIndex:
         behind.specs.update({key: spec for key, spec in segment.specs.items() if _end(spec) > end})
         behind.parts.update({key: spec for key, spec in segment.parts.items() if _end(spec) > end})
         behind.origin, behind.evicted = segment.origin, segment.evicted
+        self.texts.add(behind)
         if self._states is not None and segment.state is not None:
             self._states.move(segment.state, behind)
         if segment.evicted:
@@ -245,12 +253,14 @@ class PrefixIndex:
         """End a segment behind ``tokens`` tokens and give up the index's share of the other chunks."""
         if self.listener is not None:
             self.listener.removed(segment)
+        self.texts.remove(segment)
         kept, gone = cut(segment.slots, 0, tokens), cut(segment.slots, tokens, segment.tokens - tokens)
         border = kept[-1].end - 1
         self._pool.free(_without(gone, border // self._pool.chunk_size, self._pool.chunk_size))
         if self._states is not None:
             self._states.drop(segment)
         segment.run, segment.slots = segment.run.prefix(tokens), kept
+        self.texts.add(segment)
         if self.listener is not None:
             self.listener.added(segment)
 

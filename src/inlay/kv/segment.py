@@ -16,13 +16,17 @@ class Origin:
     Attributes:
         salt: the cache salt of the request; "" for none.
         modules: keys of the segments that the text contains or follows.
+        movable: True if later requests may find the text behind other text, by its content.
     """
 
     salt: str
     modules: frozenset[bytes] = frozenset()
+    movable: bool = False
 
     def __or__(self, other: Origin) -> Origin:
-        return self if other.modules <= self.modules else Origin(self.salt, self.modules | other.modules)
+        if other.modules <= self.modules and other.movable <= self.movable:
+            return self
+        return Origin(self.salt, self.modules | other.modules, self.movable or other.movable)
 
 
 @dataclass(eq=False, slots=True)

@@ -8,12 +8,13 @@ from typing import Protocol
 
 from inlay.errors import CapacityError
 from inlay.kv.eviction import next_to_go, victims
-from inlay.kv.identity import KeyMaker, SegmentSpec, TokenRun
+from inlay.kv.identity import KeyMaker, SegmentSpec, TokenRun, detached_spec
 from inlay.kv.index import Cursor, IndexListener, PrefixIndex
 from inlay.kv.policies import PassCost, Policy, lru
 from inlay.kv.pool import KVPool
 from inlay.kv.segment import Hold, Origin, PrefixMatch, Segment, StoredState
 from inlay.kv.states import StatePool
+from inlay.kv.texts import LEAST_MOVED, MovedText, TextOwner
 from inlay.slots import SlotRange
 
 
@@ -102,6 +103,31 @@ class SegmentStore:
     def longest(self, run: TokenRun, *, most: int | None = None) -> PrefixMatch:
         """The longest stored prefix of a run, at most ``most`` tokens. Evicted segments are not found."""
         return self._readable(self._index.longest(run, most=most))
+
+    @property
+    def text_version(self) -> int:
+        """Changes whenever ``moved_text`` may give another answer."""
+        return self._index.texts.version
+
+    def moved_text(self, owner: TextOwner, ids: Sequence[int]) -> MovedText | None:
+        """Return the first of these tokens that are stored as text of the owner behind other text, 32 at least."""
+        for offset, segment, into in self._index.texts.find(owner, ids):
+            if segment.evicted:
+                continue
+            before = 0
+            while before < min(offset, into) and segment.run.ids[into - before - 1] == ids[offset - before - 1]:
+                before += 1
+            at, first = offset - before, into - before
+            cursor = Cursor(segment.place, segment, first)
+            if self._index.follow(cursor, ids[at : at + LEAST_MOVED])[0] < LEAST_MOVED:
+                continue
+            length, _ = self._index.follow(cursor, ids[at:])
+            own = segment.run
+            run = TokenRun((*own.ids[:first], *ids[at : at + length]), own.start, own.before, own.continues)
+            length = self.longest(run).tokens - first
+            if length >= LEAST_MOVED:
+                return MovedText(detached_spec(run.prefix(first + length), self.keys), first, at, length)
+        return None
 
     def cursor(self, run: TokenRun) -> Cursor:
         """The start of a run, for ``follow``."""

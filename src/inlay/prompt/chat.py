@@ -25,6 +25,7 @@ from transformers import PreTrainedTokenizerBase
 from inlay.errors import ModelError
 from inlay.prompt.chat_options import ChatOptions
 from inlay.prompt.tokens import Seams, at_seams
+from inlay.prompt.tool_texts import ToolFinder, ToolTexts
 
 logger = logging.getLogger(__name__)
 
@@ -262,6 +263,18 @@ class ChatTemplate:
             return self.render([_QUESTION, answer, *results], tools=[_TOOL])
         except ModelError:
             return ""
+
+    @cached_property
+    def _tool_finder(self) -> ToolFinder:
+        return ToolFinder(lambda tools: self.render([_QUESTION], tools=tools))
+
+    def tool_texts(self, tools: Tools, ttls: Sequence[float | None]) -> ToolTexts | None:
+        """Return the text of each tool in a rendering, with seams. None if the template mixes the texts of tools.
+
+        Args:
+            ttls: the lifetime of each tool in seconds. None for no limit.
+        """
+        return self._tool_finder.find(self._seams.put(tools), ttls)
 
     def pieces(self, turns: Sequence[Turn], *, generation: bool, tools: Tools | None = None) -> tuple[str, ...]:
         """Return the texts around the bodies that are cut out of these turns, one more than there are bodies.

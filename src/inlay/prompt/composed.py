@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from inlay.kv.identity import Context, SegmentSpec, TokenRun
+from inlay.kv.segment import PrefixMatch
+from inlay.kv.texts import MovedText, TextOwner
 from inlay.prompt.request import EngineRequest, PromptPart
+
+#: The most pieces of text that one prompt reads behind other text. Each costs a search through the rest of the prompt.
+_MOST_MOVED = 64
 
 #: Start of a prompt part → the recomputed tokens of its module, as offsets into the part.
 RecomputedOffsets = Mapping[int, tuple[int, ...]]
@@ -75,6 +82,17 @@ class NewSpan:
 ComposedPrompt = tuple[CachedSpan | RecomputedSpan | NewSpan, ...]
 
 
+class StoredTexts(Protocol):
+    """The stored texts of requests; see kv.store.SegmentStore."""
+
+    @property
+    def text_version(self) -> int: ...
+
+    def longest(self, run: TokenRun) -> PrefixMatch: ...
+
+    def moved_text(self, owner: TextOwner, ids: Sequence[int]) -> MovedText | None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class InPlace:
     """Parts of a prompt that are read as full prefill computes them, in place of module segments.
@@ -93,6 +111,7 @@ def compose(
     stored: Container[bytes] = (),
     recomputed_offsets: RecomputedOffsets | None = None,
     in_place: InPlace | None = None,
+    texts: StoredTexts | None = None,
 ) -> ComposedPrompt:
     """Return the composed prompt of a request, with at least one new token at its end.
 
@@ -100,6 +119,7 @@ def compose(
         stored: the keys of its stored candidates.
         recomputed_offsets: the tokens to recompute.
         in_place: the parts that are read in place of modules.
+        texts: to read own text as it was computed behind other text. None to compute it.
     """
     if request.policy.reads_nothing:
         return tuple(_all_fresh(request.parts))
@@ -111,6 +131,7 @@ def compose(
         recomputed_offsets=recomputed_offsets,
         in_place=in_place,
         adapter=adapter,
+        texts=texts if request.moves_text else None,
     )
     return open_end(chosen)
 
@@ -123,6 +144,7 @@ def compose_parts(
     recomputed_offsets: RecomputedOffsets | None = None,
     in_place: InPlace | None = None,
     adapter: bytes = b"",
+    texts: StoredTexts | None = None,
 ) -> ComposedPrompt:
     """Choose segments for the parts that have candidates, and exact prefixes for the others.
 
@@ -132,6 +154,7 @@ def compose_parts(
         salt: the request's salt; b"" for none.
         stored: see ``PromptPart.segment``.
         adapter: see EngineRequest. A segment of another adapter, or of none, is never exact, nor is the text behind it.
+        texts: see ``compose``.
     """
     recomputed_offsets, in_place = recomputed_offsets or {}, in_place or InPlace()
     composed: list[CachedSpan | RecomputedSpan | NewSpan] = []
@@ -141,19 +164,27 @@ def compose_parts(
     runs = (
         run for each in parts for run in _runs(each, stored, recomputed_offsets.get(each.start, ()), salt, in_place)
     )
-    for part in _joined(runs):
+    left, moved = deque(_joined(runs)), 0
+    while left:
+        part = left.popleft()
         record, before = record.keep_private(part.salt), before.keep_private(part.salt)
         here, gap, spec = record.digest(part.start), part.start - record.end, part.spec
         made = here if spec is None else _made(spec, part.first)
         continues = made == before.digest(before.end + gap)
         if spec is None:
             run = TokenRun(part.ids, part.start, record, continues)
+            if texts is not None and part.kept and not part.settled and moved < _MOST_MOVED:
+                cut = _moved(part, run, texts, (salt.decode(), adapter), last=not left)
+                if cut:
+                    left.extendleft(reversed(cut))
+                    moved += 1
+                    continue
             composed.append(NewSpan(part.ids, part.start, run if part.kept else None, part.instead))
             record = record.extend(part.ids, part.start, made, continues)
             before = record
             continue
         shift = part.start - part.first - spec.start
-        displaced = shifts.differ(spec, shift)
+        displaced = shift != 0 if spec.detached else shifts.differ(spec, shift)
         left_out = tuple(part.first + offset for offset in part.recomputed)
         composed.append(
             CachedSpan(spec, part.start, len(part.ids), made == here, displaced, part.form, part.first, left_out)
@@ -166,6 +197,26 @@ def compose_parts(
         else:
             record = record.extend(part.ids, part.start, made, continues)
     return tuple(composed)
+
+
+def _moved(
+    part: _TokenStretch, run: TokenRun, texts: StoredTexts, owner: TextOwner, *, last: bool
+) -> list[_TokenStretch]:
+    """Split own text at the first tokens that are not stored behind this text, but behind other text.
+
+    Returns:
+        The text before these tokens, the tokens, and the text behind them. Empty if there are no such tokens.
+    """
+    found = texts.longest(run).tokens
+    text = texts.moved_text(owner, part.ids[found : len(part.ids) - last])
+    if text is None:
+        return []
+    first = found + text.offset
+    end = first + text.length
+    before = replace(part, ids=part.ids[:first], instead=min(part.instead, first), settled=True)
+    read = _TokenStretch(part.ids[first:end], part.start + first, text.spec, part.salt, first=text.first, form="moved")
+    behind = replace(part, ids=part.ids[end:], start=part.start + end, instead=max(0, part.instead - end))
+    return [each for each in (before, read, behind) if each.ids]
 
 
 def _made(spec: SegmentSpec, first: int) -> bytes:
@@ -191,6 +242,7 @@ class _TokenStretch:
         recomputed: the recomputed tokens, as offsets into them.
         form: see ``PromptPart``.
         instead: see ``NewSpan``.
+        settled: True for own text that is not looked for behind other text.
     """
 
     ids: tuple[int, ...]
@@ -202,6 +254,7 @@ class _TokenStretch:
     recomputed: tuple[int, ...] = ()
     form: str = ""
     instead: int = 0
+    settled: bool = False
 
     def goes_on_in(self, other: _TokenStretch) -> bool:
         """True if both are one run of tokens that the request computes."""

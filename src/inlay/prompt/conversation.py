@@ -2,6 +2,9 @@
 
 Every part is tokenized alone and stays one run of tokens. A marked part is a module. An unmarked part of a later turn
 is looked up by its content. Messages that the template rewrites have no parts: tool calls, and results shown as JSON.
+
+Under a modular policy, each tool and each block of a system prompt is a module without a mark. Then the anchor has no
+tools, so that a module does not depend on them.
 """
 
 from __future__ import annotations
@@ -21,16 +24,33 @@ from inlay.prompt.inputs import Conversation, is_marked, ttl_of
 from inlay.prompt.placed import ContentPart, Placed, PromptLayout
 from inlay.prompt.request import PromptPart
 from inlay.prompt.tokens import TextEncoder, at_seams
+from inlay.prompt.tool_texts import ToolTexts
 
 _SYSTEM = ("system", "developer")
 _THOUGHTS = ("reasoning_content", "reasoning")
 _WAYS = 5  # ways to choose the bodies to cut out, from all of them to none
 
 
-def lay_out_conversation(messages: Conversation, encoder: TextEncoder, template: ChatTemplate) -> PromptLayout | None:
+def has_pieces(messages: Conversation) -> bool:
+    """True if a conversation has tools, or a system prompt of several blocks."""
+    return bool(messages.tools) or bool(_system_blocks(messages, _leading(messages)).all)
+
+
+def lay_out_conversation(
+    messages: Conversation,
+    encoder: TextEncoder,
+    template: ChatTemplate,
+    *,
+    in_pieces: bool = False,
+    ttls: Sequence[float | None] = (),
+) -> PromptLayout | None:
     """Place messages, some with contents that are lists of ``{"type": "text", "text": …, "cache_control"?: …}``.
 
     The text equals the template's own rendering. A message that the template rewrites stays in it whole.
+
+    Args:
+        in_pieces: if True, each tool and each block of the system prompt is a module.
+        ttls: the lifetime of each tool in seconds. None for no limit.
 
     Returns:
         None if no body can be cut out.
@@ -41,24 +61,86 @@ def lay_out_conversation(messages: Conversation, encoder: TextEncoder, template:
     """
     texts = sum(len(message["content"]) for message in messages if not isinstance(message["content"], str))
     encoder.bound.check_count(texts, "parts of messages")
-    bodies = _bodies(messages, template)
+    bodies = _bodies(messages, template) or (_whole(messages, template) if in_pieces and messages.tools else None)
     if bodies is None:
         return None
     encoder.bound.check(chain((part.text for parts in bodies.parts.values() for part in parts), *bodies.texts))
-    walk = _Walk(encoder)
     sets = [_FreeParts(message, number) for number, message in enumerate(messages)]
     leading = _leading(messages)
+    blocks = _system_blocks(messages, leading) if in_pieces else _SystemBlocks()
+    tools = _tools(bodies, template, messages.tools, ttls) if in_pieces and messages.tools else None
+    walk = _Walk(encoder, tools=tools)
     for number, piece in zip(bodies.cut.order, bodies.cut.pieces, strict=False):
         walk.template(piece)
         for index, part in enumerate(bodies.parts[number]):
+            part.automatic = not part.marked and (number, index) in blocks.all
             sets[number].place(index, walk.at, walk.characters)
             walk.content(part, messages[number]["role"], leads=number < leading, message=number, index=index)
             sets[number].ended(index, walk.at, walk.characters)
-    if not messages.options.continues:
+    if not messages.options.continues or not bodies.parts:
         walk.template(bodies.cut.pieces[-1])
     free = tuple(each for one in sets for each in one.sets())
-    anchor = _anchor(messages[:leading], bodies.turns[:leading], template, messages.tools, _Walk(encoder, walk.known))
-    return PromptLayout(None, tuple(walk.parts), "".join(walk.texts), sets=free, anchor=anchor)
+    system = messages[:leading], bodies.turns[:leading]
+    shown = messages.tools if tools is None else None
+    empty = _Walk(encoder, walk.known)
+    anchor = _anchor(*system, template, shown, empty, blocks.of_anchor, closed=tools is None)
+    pieces = tools is not None or bool(blocks.all)
+    return PromptLayout(None, tuple(walk.parts), "".join(walk.texts), sets=free, anchor=anchor, in_pieces=pieces)
+
+
+def _tools(bodies: _Bodies, template: ChatTemplate, tools: Tools, ttls: Sequence[float | None]) -> ToolTexts | None:
+    """Return the texts of the tools in a rendering. None, with a warning, if they do not stand in it as one block."""
+    found = template.tool_texts(tools, ttls or [None] * len(tools))
+    if found is None:
+        template.warn_once(
+            "the chat template does not write tools one after another in the order of the request, so a change of one "
+            "tool recomputes the text behind it: use a template that lists them one by one"
+        )
+        return None
+    if sum(piece.count(found.block) for piece in bodies.cut.pieces) != 1:
+        template.warn_once(
+            "the chat template does not show the tools once and alike in every conversation, so a change of one tool "
+            "recomputes the text behind it: use a template that lists them one by one"
+        )
+        return None
+    return found
+
+
+def _whole(messages: Conversation, template: ChatTemplate) -> _Bodies:
+    """Return a rendering without any body cut out. Raises ModelError."""
+    turns, options = list(map(as_turn, messages)), messages.options
+    rendered = template.render_with_seams(
+        turns, tools=messages.tools, generation=options.generation, continues=options.continues
+    )
+    return _Bodies(turns, Cut((rendered,), ()), {})
+
+
+@dataclass(frozen=True, slots=True)
+class _SystemBlocks:
+    """The blocks of a system prompt of at least two, as numbers of a message and of a part in it.
+
+    Args:
+        of_anchor: those that count as marked in the anchor. Blocks behind the last marked one do not, because they may
+            change.
+    """
+
+    all: frozenset[tuple[int, int]] = frozenset()
+    of_anchor: frozenset[tuple[int, int]] = frozenset()
+
+
+def _system_blocks(messages: Sequence[Mapping[str, Any]], leading: int) -> _SystemBlocks:
+    """Return the blocks of the ``leading`` system messages, except those with a free order."""
+    found = [
+        ((number, index), part.marked)
+        for number, message in enumerate(messages[:leading])
+        if message.get("order") is None
+        for index, part in enumerate(_parts(message["content"]))
+        if part.text.strip()
+    ]
+    if len(found) < 2:
+        return _SystemBlocks()
+    last = max((rank for rank, (_, marked) in enumerate(found) if marked), default=len(found) - 1)
+    return _SystemBlocks(frozenset(place for place, _ in found), frozenset(place for place, _ in found[: last + 1]))
 
 
 def as_turn(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,6 +242,9 @@ def _anchor(
     template: ChatTemplate,
     tools: Tools | None,
     walk: _Walk,
+    blocks: frozenset[tuple[int, int]] = frozenset(),
+    *,
+    closed: bool = True,
 ) -> tuple[Placed, ...]:
     """Return the text that all conversations with this system turn share, up to the first text of a user.
 
@@ -170,6 +255,8 @@ def _anchor(
         messages: the messages of the system turn.
         turns: the same messages in the form that the template was given.
         walk: an empty one.
+        blocks: parts that count as marked.
+        closed: False to end it behind the last system text. Tools may follow there.
     """
     asked = [*turns, "user"]
     try:
@@ -180,10 +267,14 @@ def _anchor(
     by_number = dict(zip(sorted(cut.order), trims, strict=True))
     marked, loose = 0, False  # parts up to the last marked one; True if system text follows it
     for number, piece in zip(cut.order, cut.pieces, strict=False):
+        if number == len(turns) and walk.parts and not closed:
+            break
         walk.template(piece)
         if number == len(turns):
             break
-        for part in _settled(messages[number], by_number[number]):
+        for index, part in enumerate(_settled(messages[number], by_number[number])):
+            part.automatic = not part.marked and (number, index) in blocks
+            part.marked |= part.automatic
             if part.marked and messages[number].get("order") is not None:
                 return tuple(walk.parts)
             walk.content(part, messages[number]["role"], leads=True)
@@ -200,6 +291,7 @@ class _Text:
     whole: bool
     marked: bool
     ttl_s: float | None = None
+    automatic: bool = False
 
 
 def _parts(content: str | Sequence[Mapping[str, Any]]) -> list[_Text]:
@@ -295,20 +387,37 @@ def _neighbours(numbers: Sequence[int]) -> list[list[int]]:
 class _Walk:
     """Places texts one after the other.
 
-    ``known`` caches token ids. The first half of a key is True for text of messages.
+    ``known`` caches token ids. The first half of a key is True for text of messages. ``tools`` become parts.
     """
 
     encoder: TextEncoder
     known: dict[tuple[bool, str], tuple[int, ...]] = field(default_factory=dict)
+    tools: ToolTexts | None = None
     parts: list[Placed] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     at: int = 0
     characters: int = 0
 
     def template(self, piece: str) -> None:
+        if self.tools is None or self.tools.block not in piece:
+            self._template(piece, None)
+            return
+        tools, self.tools = self.tools, None
+        before, behind = piece.split(tools.block, 1)
+        self._template(before, None)
+        for number, (text, ttl_s) in enumerate(zip(tools.texts, tools.ttls, strict=True)):
+            self._template(tools.glue if number else "", None)
+            self._template(text, ContentPart(True, ttl_s, leads=True, automatic=True, tool=number))
+        self._template(behind, None)
+
+    def _template(self, piece: str, origin: ContentPart | None) -> None:
+        """Place a piece of the template. A piece with an origin is one part."""
+        encoded = []
         for text in at_seams(piece):
             self._say(text)
-            self._place(self._encoded(text, self.encoder.template), None)
+            encoded.append(self._encoded(text, self.encoder.template))
+        for ids in encoded if origin is None else [tuple(chain.from_iterable(encoded))]:
+            self._place(ids, origin)
 
     def _say(self, text: str) -> None:
         self.texts.append(text)
@@ -317,8 +426,9 @@ class _Walk:
     def content(self, part: _Text, role: str, *, leads: bool, message: int = 0, index: int = 0) -> None:
         """Place a part of a message. ``leads`` is True in the system turn in front of all others."""
         self._say(part.text)
-        found = part.marked or (part.whole and role not in _SYSTEM)
-        origin = ContentPart(part.marked, part.ttl_s, leads, message, index) if found else None
+        marked = part.marked or part.automatic
+        found = marked or (part.whole and role not in _SYSTEM)
+        origin = ContentPart(marked, part.ttl_s, leads, part.automatic, message, index) if found else None
         self._place(self._encoded(part.text, self.encoder.text), origin)
 
     def _encoded(self, text: str, encode: Callable[[str], tuple[int, ...]]) -> tuple[int, ...]:

@@ -261,12 +261,17 @@ def chat_prompts(
 
 
 def has_modules(prompt: Any) -> bool:
-    """True for a prompt of a schema, and for messages with a marked part."""
+    """True for a prompt of a schema, and for messages with a marked part or a marked tool."""
     if isinstance(prompt, (Prompt, PromptBuilder)):
         return True
     messages = prompt.get("messages") if isinstance(prompt, Mapping) else prompt
     if not is_conversation(messages):
         return False
+    tools = prompt.get("tools") if isinstance(prompt, Mapping) else getattr(messages, "tools", None)
+    if isinstance(tools, list | tuple) and any(
+        isinstance(tool, Mapping) and (is_marked(tool) or is_marked(_function(tool))) for tool in tools
+    ):
+        return True
     contents = (with_marked_part(message).get("content") for message in messages or ())
     parts = (part for content in contents if isinstance(content, list | tuple) for part in content)
     return any(isinstance(part, Mapping) and is_marked(part) for part in parts)
@@ -328,8 +333,13 @@ def with_marked_part(message: Message) -> Message:
     return made
 
 
+def tool_ttls(tools: Any) -> list[float | None]:
+    """Return the lifetime in the mark of each tool, or of its function. Raises ParameterError."""
+    return [ttl_of(tool if is_marked(tool) else _function(tool)) for tool in tools or ()]
+
+
 def without_marks(tools: Any) -> Any:
-    """Return tools without marks, as chat templates expect them. The system turn is stored without a mark."""
+    """Return tools without marks, as chat templates expect them."""
     if not isinstance(tools, Sequence) or isinstance(tools, str):
         return tools
     return [_without_mark(tool) for tool in tools]

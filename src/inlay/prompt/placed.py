@@ -23,15 +23,19 @@ class ContentPart:
     Args:
         marked: True if the request asks for a module.
         ttl_s: the module's lifetime in seconds. None for no limit.
-        leads: True in the system turn in front of all others.
+        leads: True in the system turn in front of all others, and for a tool.
+        automatic: True if it is a module without a mark: a tool, or a block of the system prompt.
         message, index: the number of its message, and of the part in it.
+        tool: the number of its tool. None for a part of a message.
     """
 
     marked: bool
     ttl_s: float | None = None
     leads: bool = False
+    automatic: bool = field(default=False, compare=False)
     message: int = field(default=0, compare=False)
     index: int = field(default=0, compare=False)
+    tool: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,7 @@ class PromptLayout:
         sets: in the order of the prompt.
         anchor: for a conversation in parts, the text from position 0 that all conversations with its system turn
             share. The prompt itself may begin with other text.
+        in_pieces: True if its tools or the blocks of its system prompt are modules without marks.
     """
 
     schema: SchemaLayout | None
@@ -81,6 +86,7 @@ class PromptLayout:
     public: bool = False
     sets: tuple[FreeSet, ...] = ()
     anchor: tuple[Placed, ...] = ()
+    in_pieces: bool = False
 
     @cached_property
     def ids(self) -> tuple[int, ...]:
@@ -96,7 +102,10 @@ class PromptLayout:
     @property
     def marked_end(self) -> int:
         """The position behind the last schema text or marked part; 0 without one."""
-        return max((part.end for part in self.parts if part.marked), default=0)
+        automatic = (isinstance(part.origin, ContentPart) and part.origin.automatic for part in self.parts)
+        return max(
+            (part.end for part, each in zip(self.parts, automatic, strict=True) if part.marked and not each), default=0
+        )
 
     @cached_property
     def positions(self) -> tuple[int, ...]:

@@ -17,7 +17,14 @@ from inlay.policy import ReusePolicy
 from inlay.prompt.anchors import Anchor, SeenAnchors
 from inlay.prompt.chat import ChatTemplate
 from inlay.prompt.composed import CachedSpan, compose_parts, open_end
-from inlay.prompt.conversation import ContentSpecs, anchor_of, as_turn, fixed_sets, lay_out_conversation
+from inlay.prompt.conversation import (
+    ContentSpecs,
+    anchor_of,
+    as_turn,
+    fixed_sets,
+    has_pieces,
+    lay_out_conversation,
+)
 from inlay.prompt.diagnosis import Comparison, NotedPrompt, sections_of, seen_prompt, tools_digest
 from inlay.prompt.free_order import FreeSet, check_count, why_not_free
 from inlay.prompt.inputs import (
@@ -27,6 +34,7 @@ from inlay.prompt.inputs import (
     check_messages,
     has_modules,
     is_conversation,
+    tool_ttls,
     unwrap,
     with_marked_part,
     without_marks,
@@ -201,6 +209,7 @@ class PromptProcessor:
             schema_digest="" if layout.schema is None else layout.schema.digest,
             forced=tuple(forced),
             likely=self.schemas.siblings(layout, policy, salt, made_with) if self._likely else (),
+            moves_text=layout.in_pieces and policy.moves_text,
         )
         return request, layout
 
@@ -276,7 +285,7 @@ class PromptProcessor:
             return lay_out_ids(self.tokenizer.encode(prompt), prompt)
         if is_conversation(prompt):
             check_messages(prompt)
-            return self._lay_out_chat(prompt, kept)
+            return self._lay_out_chat(prompt, kept, in_pieces=policy.modular and kept is None)
         if isinstance(prompt, Sequence):
             return lay_out_ids(check_ids(prompt, self.model.vocab_size), "")
         raise ParameterError(
@@ -357,19 +366,26 @@ class PromptProcessor:
         self.encoder.bound.check(texts)
         return texts
 
-    def _lay_out_chat(self, messages: Sequence[Mapping[str, Any]], kept: int | None) -> PromptLayout:
+    def _lay_out_chat(
+        self, messages: Sequence[Mapping[str, Any]], kept: int | None, *, in_pieces: bool
+    ) -> PromptLayout:
         """Lay out chat messages as the template writes them, without a schema.
 
         The ids are those of the whole rendering, with two exceptions. Messages in parts are encoded part by part.
         A text that spells a special token is cut there, so that no text can open a role.
+
+        Args:
+            in_pieces: True if each tool, and each block of a system prompt, may be a module.
         """
         self.encoder.bound.check_count(len(messages), "messages")
         given = messages if isinstance(messages, Conversation) else Conversation(messages)
         chat = Conversation(tuple(map(with_marked_part, given)), without_marks(given.tools), given.options)
         chat.options.check_last(chat)
         template = self.template.told(chat.options)
-        if not all(isinstance(message["content"], str) for message in chat):
-            laid = lay_out_conversation(chat, self.encoder, template)
+        in_pieces = in_pieces and self.model.why_not_shift is None and has_pieces(chat)
+        if in_pieces or not all(isinstance(message["content"], str) for message in chat):
+            ttls = tool_ttls(given.tools)
+            laid = lay_out_conversation(chat, self.encoder, template, in_pieces=in_pieces, ttls=ttls)
             if laid is not None:
                 return laid
             if has_modules(chat):

@@ -23,8 +23,9 @@ from inlay.types import EVERYONE, Scope
 _VERSION = 8
 
 #: The forms of modules: encoded with the others of their scaffold, or in an encoding context (policy.CONTEXTS).
-#: "reanchored" is anchored behind an earlier version of the prompt's anchor.
-FORMS = ("scaffold", "anchored", "isolated", "reanchored", "primed")
+#: "reanchored" is anchored behind an earlier version of the prompt's anchor. "moved" is text of an earlier request, as
+#: it was computed behind other text.
+FORMS = ("scaffold", "anchored", "isolated", "reanchored", "primed", "moved")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,7 @@ class EngineRequest:
         likely: segments that a later request may read, and this one does not.
         sets: its sets of members, in order of their position.
         diagnostics: True if the engine reports the source of each part.
+        moves_text: True if its own text may be read as an earlier request computed it, behind other text.
     """
 
     request_id: str
@@ -127,6 +129,7 @@ class EngineRequest:
     likely: tuple[SegmentSpec, ...] = ()
     sets: tuple[FreeSet, ...] = ()
     diagnostics: bool = False
+    moves_text: bool = False
 
     @property
     def salt(self) -> str:
@@ -208,6 +211,8 @@ class EngineRequest:
             document["likely"] = likely
         if self.diagnostics:
             document["diagnostics"] = True
+        if self.moves_text:
+            document["moves_text"] = True
         if any(part.ttl_s is not None for part in self.parts):
             document["ttls"] = [None if part.ttl_s is None else str(part.ttl_s) for part in self.parts]
         if any(part.marked for part in self.parts):
@@ -261,6 +266,7 @@ class EngineRequest:
             return cls(
                 sets=sets,
                 diagnostics=document.get("diagnostics", False) is True,
+                moves_text=document.get("moves_text", False) is True,
                 ids=tuple(token for part in parts for token in part.ids),
                 positions=tuple(at for part in parts for at in range(part.start, part.start + len(part.ids))),
                 parts=parts,

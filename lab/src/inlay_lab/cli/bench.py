@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from inlay_lab.cli.bench_agent import agent
 from inlay_lab.cli.bench_eviction import eviction
 from inlay_lab.cli.bench_kernels import attention, decode
 from inlay_lab.cli.bench_speculation import speculation
@@ -11,7 +12,7 @@ from inlay_lab.cli.bench_throughput import throughput
 from inlay_lab.cli.bench_ttft import encode, ttft
 
 app = typer.Typer(help="Measure speed on this machine.", no_args_is_help=True)
-for _command in (ttft, encode, decode, throughput, speculation, attention, eviction):
+for _command in (ttft, encode, decode, throughput, speculation, attention, eviction, agent):
     app.command()(_command)
 
 

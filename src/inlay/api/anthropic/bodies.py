@@ -80,8 +80,7 @@ _TOOL = '{"name": "…", "description": "…", "input_schema": {a JSON Schema}}'
 class Tool(StrictForm):
     """A tool of the client.
 
-    ``cache_control`` has no effect, because tools belong to the system turn, which is always kept. ``strict`` is
-    accepted: a grammar enforces arguments if it enforces a call.
+    ``strict`` is accepted: a grammar enforces arguments if it enforces a call.
     """
 
     type: Literal["custom"] | None = Field(None, description='"custom", or left out; inlay has no tools of its own')

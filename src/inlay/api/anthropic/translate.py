@@ -88,6 +88,7 @@ def _offer(body: CountBody, model: ModelTools | None, structure: Mapping[str, An
             bool(tool.strict),
             f"tools[{number}].name",
             f"tools[{number}].input_schema",
+            None if tool.cache_control is None else tool.cache_control.mark,
         )
         for number, tool in enumerate(body.tools or ())
     ]

@@ -111,8 +111,7 @@ class Endpoint(StrEnum):
 class Function(StrictForm):
     """A function that a model may call.
 
-    ``strict`` is accepted: a grammar enforces arguments if it enforces a call. ``cache_control`` has no effect, because
-    tools belong to the system turn, which is always kept.
+    ``strict`` is accepted: a grammar enforces arguments if it enforces a call. ``cache_control`` marks the tool.
     """
 
     name: str = Field(pattern=NAME)

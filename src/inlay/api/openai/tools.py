@@ -37,6 +37,7 @@ def _functions(body: ChatBody) -> list[Function]:
             bool(tool.function.strict),
             f"tools[{number}].function.name",
             f"tools[{number}].function.parameters",
+            None if (mark := tool.cache_control or tool.function.cache_control) is None else mark.mark,
         )
         for number, tool in enumerate(body.tools or ())
     ]

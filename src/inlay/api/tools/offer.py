@@ -25,6 +25,7 @@ class Function:
         strict: its schema applies exactly.
         named: the path to its name in the body.
         described: the path to its parameters in the body.
+        mark: its mark as a module, or None.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Function:
     strict: bool
     named: str
     described: str
+    mark: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class Offer:
     """The tools of one request.
 
     Args:
-        tools: in the form of a chat template.
+        tools: in the form of a chat template, with marks.
         use: creates the parsers of the answers.
         structure: the ``structured_outputs`` that force the answer to be a call, or None.
     """
@@ -145,4 +147,5 @@ def _for_template(function: Function) -> dict[str, Any]:
     """Return a tool in the form of templates. Some templates fail without parameters."""
     described = {} if function.description is None else {"description": function.description}
     parameters = function.parameters or {"type": "object", "properties": {}}
-    return {"type": "function", "function": {"name": function.name, **described, "parameters": parameters}}
+    made = {"type": "function", "function": {"name": function.name, **described, "parameters": parameters}}
+    return made if function.mark is None else {**made, "cache_control": dict(function.mark)}
