@@ -228,6 +228,7 @@ class SegmentState:
         uses: computations and reads that the pool knows; 0 outside the pool.
         pinned: True if the caller has pinned it.
         ttl_s: its lifetime in seconds. None for no end.
+        idle_s: seconds since the last read in the pool. None outside the pool.
     """
 
     key: bytes
@@ -237,6 +238,7 @@ class SegmentState:
     uses: int = 0
     pinned: bool = False
     ttl_s: float | None = None
+    idle_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

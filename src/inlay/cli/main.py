@@ -26,6 +26,7 @@ from inlay.cli.pull import pull
 from inlay.cli.run import run
 from inlay.cli.schema import app as schema_app
 from inlay.cli.serve import serve
+from inlay.cli.top import top
 from inlay.distribution import other_project
 from inlay.errors import InlayError, ParameterError
 
@@ -85,6 +86,7 @@ app.command()(deploy)
 app.command()(batch)
 app.command()(check)
 app.command()(explain)
+app.command()(top)
 app.command()(memory)
 app.command()(pull)
 app.command()(convert)

@@ -193,6 +193,13 @@ def serve(
     cors_origin: Annotated[
         list[str] | None, typer.Option(help="A web page's origin whose scripts may ask; * for all. Several times.")
     ] = None,
+    page: Annotated[
+        bool, typer.Option("--page/--no-page", help="Show the cache, requests and a playground at /.")
+    ] = True,
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        typer.Option(help="Send traces to this OpenTelemetry collector, like http://127.0.0.1:4318/v1/traces."),
+    ] = None,
     log_format: Annotated[str, typer.Option(help="text, or json for one object a line.")] = "text",
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> int:
@@ -240,6 +247,8 @@ def serve(
             default_max_tokens=default_max_tokens,
             tool_parser=tool_parser,
             reasoning_parser=reasoning_parser,
+            page=page,
+            otlp_traces_endpoint=otlp_traces_endpoint,
             log_format=log_format,
             log_level=log_level,
         )
@@ -325,7 +334,7 @@ def serve(
 
         lines.report("the libraries")
         try:
-            app = StartingApp(load, root_path, slow_client)
+            app = StartingApp(load, root_path, slow_client, page=page)
             Server(app, ready, tls).run([listener])
         finally:
             lines.end()

@@ -20,7 +20,18 @@ from inlay.client.async_llm import AsyncLLM
 from inlay.errors import InlayError
 from inlay.models.location import public_name
 from inlay.pml import Schema
-from inlay.server import cache, completions, divergence, metrics, schemas, stored_responses, tokens
+from inlay.server import (
+    advice,
+    cache,
+    completions,
+    divergence,
+    live_requests,
+    metrics,
+    page_files,
+    schemas,
+    stored_responses,
+    tokens,
+)
 from inlay.server.body import BodyMiddleware
 from inlay.server.errors import (
     JSONBytes,
@@ -92,16 +103,19 @@ def build_app(
         },
     )
     app.state.service = service
-    parts = (
+    parts = [
         completions.router,
         stored_responses.router,
         tokens.router,
         schemas.router,
+        advice.router,
         cache.router,
         divergence.router,
+        live_requests.router,
         router,
         metrics.router,
-    )
+        *([page_files.router] if settings.page else []),
+    ]
     for part in parts:
         app.include_router(part)
     app.state.routes = [route for part in parts for route in part.routes]

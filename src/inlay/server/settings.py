@@ -16,6 +16,7 @@ from inlay.policy import PolicyFields, ReusePolicy, log_deprecated
 from inlay.prompt.inputs import parse_ttl
 from inlay.server.limits import CEILINGS
 from inlay.server.tenants import check_api_key
+from inlay.server.traces import check_endpoint
 
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -50,6 +51,9 @@ class ServerSettings:
         tool_parser: the format of tool calls, a name of ``api.tools.formats``; None to detect it from the template.
         reasoning_parser: the format of reasoning, a name of ``api.reasoning.formats``; None to detect it.
         schema_ttl: the lifetime of the encoded states of the first schemas, like "1h"; None for no limit.
+        page: serve the page at "/".
+        otlp_traces_endpoint: send a trace of every request to this OpenTelemetry collector, like
+            "http://127.0.0.1:4318/v1/traces"; None for no traces.
         log_format: the format of the log on stderr.
         log_level: the lowest level of the log.
     """
@@ -81,6 +85,8 @@ class ServerSettings:
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     schema_ttl: str | None = None
+    page: bool = True
+    otlp_traces_endpoint: str | None = None
     log_format: str = "text"
     log_level: str = "info"
 
@@ -99,6 +105,7 @@ class ServerSettings:
             )
         if self.schema_ttl is not None:
             parse_ttl(self.schema_ttl, "schema_ttl")
+        check_endpoint(self.otlp_traces_endpoint)
         for key in self.api_keys:
             check_api_key(key)
         if self.root_path and not re.fullmatch(r"(/[\w.~-]+)+", self.root_path):
