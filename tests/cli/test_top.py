@@ -89,7 +89,8 @@ def test_a_server_is_watched(capsys: pytest.CaptureFixture[str], monkeypatch: py
         lines = capsys.readouterr().out.splitlines()
         assert len(lines) == 2
         assert all(re.match(r"\d{4}-\d\d-\d\dT\S+ running=0 waiting=0 ", one) for one in lines)
-        monkeypatch.setenv("FORCE_COLOR", "1")
+        for name, value in (("FORCE_COLOR", "1"), ("COLUMNS", "110"), ("LINES", "40")):
+            monkeypatch.setenv(name, value)
         assert command_line.main(options) == 0
         assert "from the cache" in capsys.readouterr().out
     llm.shutdown()

@@ -11,6 +11,7 @@ from itertools import count
 from typing import Annotated, Any
 
 import typer
+from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -54,7 +55,7 @@ def top(
                 else:
                     print(f"inlay: {found}", file=sys.stderr, flush=True)
             return
-        with Live(console=console, screen=True, auto_refresh=False) as live:
+        with Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
             last: RenderableType = ""
             for found in looks:
                 if isinstance(found, Rates):
@@ -107,25 +108,18 @@ def view(rates: Rates, url: str) -> RenderableType:
     """Return one look as a screen."""
     now = rates.now
     head = Text.assemble((f" {clip(now.cache['model'])} ", "bold reverse"), "  ", (url, "dim"))
-    share = rates.cached_share()
-    speed = Table.grid(padding=(0, 4))
-    for _ in range(5):
-        speed.add_column(justify="left")
-    speed.add_row(
-        *(
-            Text.assemble((value, "bold"), "\n", (name, "dim"))
-            for name, value in (
-                ("running", f"{now.value('num_requests_running'):.0f}"),
-                ("waiting", f"{now.value('num_requests_waiting'):.0f}"),
-                ("requests/s", _number(rates.per_second("requests_total"), 2)),
-                ("prompt tokens/s", _number(rates.per_second("prompt_tokens_total"))),
-                ("from the cache", _percent(share)),
-                ("generated tokens/s", _number(rates.per_second("generation_tokens_total"))),
-                ("first token", _seconds(rates.mean("time_to_first_token_seconds"))),
-                ("preemptions", f"{now.value('num_preemptions_total'):.0f}"),
-            )
-        )
-    )
+    figures = {
+        "running": f"{now.value('num_requests_running'):.0f}",
+        "waiting": f"{now.value('num_requests_waiting'):.0f}",
+        "requests/s": _number(rates.per_second("requests_total"), 2),
+        "prompt tokens/s": _number(rates.per_second("prompt_tokens_total")),
+        "from the cache": _percent(rates.cached_share()),
+        "generated tokens/s": _number(rates.per_second("generation_tokens_total")),
+        "first token": _seconds(rates.mean("time_to_first_token_seconds")),
+        "preemptions": f"{now.value('num_preemptions_total'):.0f}",
+    }
+    told = [Text.assemble((value, "bold"), "\n", (name, "dim")) for name, value in figures.items()]
+    speed = Columns(told, padding=(0, 3))
     parts: list[RenderableType] = [head, "", speed, "", _tiers(now)]
     if rates.misses():
         parts += ["", _misses(rates)]
@@ -178,7 +172,7 @@ def _requests(rows: list[dict[str, Any]]) -> Table:
 
 def _table(first: str, *others: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
-    table.add_column(first)
+    table.add_column(first, no_wrap=True)
     for name in others:
         table.add_column(name, justify="left" if name in ("", "State", "Tenant") else "right")
     return table

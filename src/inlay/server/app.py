@@ -1,13 +1,14 @@
-"""The FastAPI application around one service, with the health probes and the model list."""
+"""The FastAPI application around one service, with the health probes and the lists of models and requests."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from itertools import islice
+from typing import Annotated, Any
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -25,7 +26,6 @@ from inlay.server import (
     cache,
     completions,
     divergence,
-    live_requests,
     metrics,
     page_files,
     schemas,
@@ -42,7 +42,17 @@ from inlay.server.errors import (
 )
 from inlay.server.logs import RequestLogMiddleware
 from inlay.server.requests import check_name
-from inlay.server.routes import HEALTH, MODEL, MODELS, READY, VERSION, HeadMiddleware, RootPathMiddleware, describe
+from inlay.server.routes import (
+    HEALTH,
+    LIVE_REQUESTS,
+    MODEL,
+    MODELS,
+    READY,
+    VERSION,
+    HeadMiddleware,
+    RootPathMiddleware,
+    describe,
+)
 from inlay.server.schema_record import SchemaKeeper
 from inlay.server.service import DrainMiddleware, Service, stopping_error
 from inlay.server.settings import ServerSettings
@@ -65,7 +75,9 @@ _TOLD_TO_PAGES = (
 )
 _RETRY_S = 1.0
 
-#: Routes for the health probes, the version and the list of models.
+Limit = Annotated[int, Query(ge=1, le=1000, description="how many to list")]
+
+#: Routes for the health probes, the version, and the lists of models and requests.
 router = APIRouter()
 
 
@@ -111,7 +123,6 @@ def build_app(
         advice.router,
         cache.router,
         divergence.router,
-        live_requests.router,
         router,
         metrics.router,
         *([page_files.router] if settings.page else []),
@@ -201,6 +212,15 @@ async def model(request: Request, name: str) -> Response:
     service: Service = request.app.state.service
     check_name(name, service)
     return JSONBytes(_model(service, name))
+
+
+@router.get("/v1/requests", tags=["server"], **LIVE_REQUESTS)
+async def requests(request: Request, limit: Limit = 100) -> Response:
+    """The tenant's running and latest requests for answers, with counts and times. An admin sees all tenants."""
+    service, tenant = schemas.asking(request, only=("limit",))
+    async with service.meter.request(tenant, tokens=False):
+        found = list(islice(service.live.rows(tenant), limit + 1))
+    return JSONBytes({"object": "list", "data": found[:limit], "has_more": len(found) > limit})
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:

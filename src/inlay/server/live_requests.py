@@ -1,4 +1,4 @@
-"""``/v1/requests``: the running requests for answers of a tenant, and its latest ended ones.
+"""The running requests for answers of each tenant, and its latest ended ones, for ``/v1/requests``.
 
 A row has counts and times. It never has a prompt or an answer.
 """
@@ -9,33 +9,43 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import chain, islice
-from typing import TYPE_CHECKING, Annotated, Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Protocol
 
-from fastapi import APIRouter, Query, Request
-from starlette.responses import Response
-
+from inlay.api.call import Call
 from inlay.api.failures import Failure
 from inlay.api.usage import inlay_of
-from inlay.server.errors import JSONBytes
-from inlay.server.routes import LIVE_REQUESTS
-from inlay.server.schemas import asking
 
 if TYPE_CHECKING:
     from inlay.server.limits import Tenant
-    from inlay.server.requests import ServerRequest
     from inlay.server.usage import RequestUsage
-
-router = APIRouter(tags=["server"])
 
 #: Ended requests that are kept for one tenant, and the tenants with kept requests.
 ENDED, TENANTS = 30, 500
 
 Row = dict[str, Any]
-Limit = Annotated[int, Query(ge=1, le=1000, description="how many to list")]
 
 _COUNTS = ("exact_tokens", "module_tokens", "shifted_tokens", "recomputed_tokens", "computed_tokens")
 _CLIENT_LEFT = 499
+
+
+class CheckedRequest(Protocol):
+    """A checked request; see ``requests.ServerRequest``."""
+
+    @property
+    def call(self) -> Call: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def reuse(self) -> str: ...
+
+    @property
+    def arrival(self) -> float: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -54,7 +64,7 @@ class LiveRequest:
     endpoint: str
     tenant: Tenant
     usage: RequestUsage
-    request: ServerRequest | None = None
+    request: CheckedRequest | None = None
     created: float = field(default_factory=time.time)
     began: float = field(default_factory=time.perf_counter)
 
@@ -131,12 +141,3 @@ class LiveRequests:
             yield from sorted(kept, key=lambda row: row["created"] + row["seconds"], reverse=True)
         else:
             yield from reversed(self._ended.get(tenant.owner, ()))
-
-
-@router.get("/v1/requests", **LIVE_REQUESTS)
-async def live_requests(request: Request, limit: Limit = 100) -> Response:
-    """The tenant's running and latest requests for answers, with counts and times. An admin sees all tenants."""
-    service, tenant = asking(request, only=("limit",))
-    async with service.meter.request(tenant, tokens=False):
-        found = list(islice(service.live.rows(tenant), limit + 1))
-    return JSONBytes({"object": "list", "data": found[:limit], "has_more": len(found) > limit})

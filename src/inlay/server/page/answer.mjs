@@ -6,7 +6,7 @@ import { count, html, percent, Problem, seconds, Split, TIERS } from "./parts.mj
 export function Turn({ turn }) {
   const { reused, full, error } = turn;
   const compared = reused?.total_s != null && full?.total_s != null ? divergence(reused, full) : null;
-  return html`<article class="turn" aria-busy=${turn.running}>
+  return html`<article class="turn" aria-busy=${Boolean(turn.running)}>
     <p class="question">${turn.question}</p>
     <div class=${turn.compares ? "columns" : ""}>
       <${Answer} title=${turn.compares ? "With reuse" : ""} answer=${reused} same=${compared?.text} running=${turn.running === "reused"} />

@@ -51,7 +51,7 @@ export function Cache() {
     html`<${Empty} title=${filter ? "No module matches" : "Nothing is cached yet"}>
       ${filter ? "Try another word." : "Ask about a document in the playground, or encode a schema. Each module becomes a tile here."}
     <//>`}
-    <div class="with-aside">
+    <div class="with-aside" onKeyDown=${(event) => event.key === "Escape" && setChosen(null)}>
       <div>
         ${[...groups].map(([name, some]) => html`<${Tiles} name=${name} rows=${some} chosen=${chosen} choose=${setChosen} key=${name} />`)}
         ${segments.data?.more && html`<p class="note">The first ${count(MOST)} segments are shown.</p>`}

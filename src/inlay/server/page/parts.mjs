@@ -33,7 +33,7 @@ export function bytes(value) {
 export function seconds(value) {
   if (value == null) return "–";
   if (value < 0.0995) return `${(value * 1000).toFixed(value < 0.00995 ? 1 : 0)} ms`;
-  if (value < 60) return `${value.toFixed(value < 10 ? 2 : 1)} s`;
+  if (value < 60) return `${value.toFixed(value < 10 ? 2 : 0)} s`;
   if (value < 3600) return `${Math.floor(value / 60)} min`;
   return value < 172800 ? `${Math.floor(value / 3600)} h` : `${Math.floor(value / 86400)} d`;
 }
