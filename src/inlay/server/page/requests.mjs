@@ -7,7 +7,7 @@ const clock = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
 const STATES = { waiting: "Waiting", generating: "Generating", ended: "Done" };
 
 export function Requests() {
-  const { data, error } = usePolling((signal) => get("v1/requests?limit=200", signal), 1000);
+  const { data, error } = usePolling((signal) => get("v1/requests?limit=200", signal), 2000);
   const rows = data?.data ?? [];
   const running = rows.filter((row) => row.state !== "ended");
   const ended = rows.filter((row) => row.state === "ended");
