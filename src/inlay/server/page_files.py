@@ -44,6 +44,8 @@ def page_files() -> dict[str, PageFile]:
     """Return the files by name. They are read once."""
     found = {}
     for path in sorted(FOLDER.iterdir()):
+        if path.suffix not in _TYPES:
+            continue
         content = path.read_bytes()
         etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
         found[path.name] = PageFile(content, _TYPES[path.suffix], etag)

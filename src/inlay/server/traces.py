@@ -175,7 +175,7 @@ def _attributes(live: LiveRequest, outputs: list[RequestOutput]) -> dict[str, An
         found |= {f"gen_ai.latency.{name}": timing[of] for name, of in names.items() if timing[of] is not None}
         reasons = [str(answer.finish_reason) for output in outputs for answer in output.outputs if answer.finish_reason]
         found["gen_ai.response.finish_reasons"] = reasons[:_MOST_PROMPTS]
-    return found
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _phase_attributes(output: RequestOutput) -> dict[str, dict[str, int]]:

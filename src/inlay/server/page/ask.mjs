@@ -37,7 +37,8 @@ export function schemaPrompt(schema, chosen, given, question) {
 
 /** The fields of a body that the settings determine. */
 export function fields(settings, compares) {
-  const found = { max_tokens: settings.length, temperature: settings.temperature };
+  // Two answers can be compared only if chance plays no part.
+  const found = { max_tokens: settings.length, temperature: compares ? 0 : settings.temperature };
   if (settings.model) found.model = settings.model;
   if (settings.reuse) found.reuse = settings.reuse;
   if (settings.recompute) found.recompute = settings.recompute;
