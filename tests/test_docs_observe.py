@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from inlay.cli.top import line
-from inlay.cli.top_sample import Rates, Sample
+from inlay.cli.top_sample import Rates, ServerSample
 from inlay.server.traces import phases
 from inlay.types import RequestMetrics
 from tests.pages import DOCS, blocks, rows
@@ -14,7 +14,7 @@ OBSERVE, PAGE = DOCS / "guides" / "observe.md", DOCS / "guides" / "web-page.md"
 
 
 def test_the_shown_lines_have_the_fields_of_inlay_top():
-    sample = Sample(0.0, {}, {"pool": {"used_chunks": 0, "chunks": 1}})
+    sample = ServerSample(0.0, {}, {"pool": {"used_chunks": 0, "chunks": 1}})
     fields = re.findall(r" ([\w/]+)=", line(Rates(None, sample)))
     (shown,) = (block for block in blocks(OBSERVE) if block.language == "text")
     for row in shown.text.splitlines():

@@ -11,7 +11,7 @@ from rich.console import Console
 from inlay.cli import main as command_line
 from inlay.cli.cache_url import RunningCache
 from inlay.cli.top import line, view
-from inlay.cli.top_sample import Rates, Sample, read_metrics, tier_uses
+from inlay.cli.top_sample import Rates, ServerSample, read_metrics, tier_uses
 from inlay.errors import ParameterError
 
 from ..server.conftest import COMPLETIONS, SCHEMA, running, small_model
@@ -32,8 +32,8 @@ vllm:prompt_tokens_total{engine="0",model_name="m"} 99
 PROMPT = {"pml": '<prompt schema="trip"><miami/>Where can we surf?</prompt>', "max_tokens": 3, "reuse": "modular"}
 
 
-def sample(at: float, prompts: int, evicted: int) -> Sample:
-    return Sample(at, read_metrics(METRICS % (prompts, evicted)), {})
+def sample(at: float, prompts: int, evicted: int) -> ServerSample:
+    return ServerSample(at, read_metrics(METRICS % (prompts, evicted)), {})
 
 
 def test_metrics_are_summed_over_labels_that_no_row_shows():
@@ -65,9 +65,9 @@ def test_a_server_is_watched(capsys: pytest.CaptureFixture[str], monkeypatch: py
     llm = small_model(profile="off")
     with running(llm, [SCHEMA], reuse="modular") as site:
         server = RunningCache(f"http://127.0.0.1:{site.port}")
-        before = Sample.of(server)
+        before = ServerSample.of(server)
         answers = [site.post(COMPLETIONS, **PROMPT) for _ in range(2)]
-        rates = Rates(before, Sample.of(server))
+        rates = Rates(before, ServerSample.of(server))
         prompts = sum(answer["usage"]["prompt_tokens"] for answer in answers)
         cached = sum(answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers)
         assert rates.change("prompt_tokens_total") == prompts

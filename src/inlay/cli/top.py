@@ -19,7 +19,7 @@ from rich.text import Text
 
 from inlay.cli.cache_url import RunningCache
 from inlay.cli.output import stdout_console
-from inlay.cli.top_sample import Rates, Sample, tier_uses
+from inlay.cli.top_sample import Rates, ServerSample, tier_uses
 from inlay.errors import ParameterError
 from inlay.wording import clip
 
@@ -69,11 +69,11 @@ def top(
 
 def _looks(server: RunningCache, interval: float, frames: int | None) -> Iterator[Rates | ParameterError]:
     """Yield the state of the server at every interval. An error of the first look is raised, later ones are yielded."""
-    before: Sample | None = None
+    before: ServerSample | None = None
     for number in count(1):
         began = time.monotonic()
         try:
-            now = Sample.of(server)
+            now = ServerSample.of(server)
         except ParameterError as error:
             if number == 1:
                 raise
@@ -127,7 +127,7 @@ def view(rates: Rates, url: str) -> RenderableType:
     return Group(*parts)
 
 
-def _tiers(sample: Sample) -> Table:
+def _tiers(sample: ServerSample) -> Table:
     table = _table("Tier", "Segments", "Tokens", "MiB", "Full", "", "Hits", "Misses")
     for tier in tier_uses(sample):
         table.add_row(

@@ -24,7 +24,7 @@ Values = Mapping[str, Mapping[str, float]]  # metric → value of its own label,
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ServerSample:
     """A server at one time.
 
     Args:
@@ -41,7 +41,7 @@ class Sample:
     requests: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, server: RunningCache) -> Sample:
+    def of(cls, server: RunningCache) -> ServerSample:
         """Ask a server. Raises ParameterError."""
         values = read_metrics(server.text("/metrics"))
         rows = server.get(f"/v1/requests?limit={_ROWS}")["data"]
@@ -79,8 +79,8 @@ class Rates:
         now: the later one.
     """
 
-    before: Sample | None
-    now: Sample
+    before: ServerSample | None
+    now: ServerSample
 
     @property
     def seconds(self) -> float:
@@ -91,7 +91,7 @@ class Rates:
         if self.before is None:
             return 0.0
 
-        def total(sample: Sample) -> float:
+        def total(sample: ServerSample) -> float:
             return sample.value(name) if label is None else sample.values.get(name, {}).get(label, 0.0)
 
         now, before = total(self.now), total(self.before)
@@ -140,7 +140,7 @@ class TierUse:
     misses: int | None
 
 
-def tier_uses(sample: Sample) -> list[TierUse]:
+def tier_uses(sample: ServerSample) -> list[TierUse]:
     """Return the tiers that a server has, nearest first."""
     found = []
     for name in TIERS:

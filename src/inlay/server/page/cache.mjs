@@ -5,6 +5,7 @@ import { all, call, get } from "./api.mjs";
 import { Action, bytes, clip, compact, count, Empty, html, percent, Problem, seconds, TIERS, useArrows, usePolling } from "./parts.mjs";
 
 const MOST = 2000;
+const MANY = 500; // segments, from which on the map asks less often
 const ORDERS = {
   group: ["Schema", (a, b) => title(a).localeCompare(title(b))],
   tokens: ["Tokens", (a, b) => b.tokens - a.tokens],
@@ -24,9 +25,14 @@ export function Cache() {
   const [filter, setFilter] = useState("");
   const [chosen, setChosen] = useState(null);
   const totals = usePolling((signal) => get("v1/cache", signal), 3000);
+  const [many, setMany] = useState(false);
   const segments = usePolling(
-    (signal) => all("v1/cache/segments?limit=1000", (last) => `&after=${last.key}`, MOST, signal),
-    5000,
+    async (signal) => {
+      const found = await all("v1/cache/segments?limit=1000", (last) => `&after=${last.key}`, MOST, signal);
+      setMany(found.rows.length > MANY);
+      return found;
+    },
+    many ? 20000 : 5000,
   );
   const rows = useMemo(() => {
     const wanted = filter.toLowerCase();
