@@ -41,7 +41,7 @@ def test_pins_lie_in_the_ranges_and_are_what_is_tested():
 def test_every_import_is_of_a_declared_dependency():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     optional = project["optional-dependencies"]
-    groups = ("plots", "shared", "structured", "gpu", "gguf", "cluster")
+    groups = ("otel", "plots", "shared", "structured", "gpu", "gguf", "cluster")
     extras = [text for extra in groups for text in optional[extra]]
     declared = {canonicalize_name(Requirement(text).name) for text in (*project["dependencies"], *extras)}
     homes = packages_distributions() | {

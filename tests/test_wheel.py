@@ -65,6 +65,9 @@ def test_what_a_wheel_holds(wheel: Path):
     assert {"inlay/py.typed", "inlay/models/demo/model.safetensors", "inlay/models/demo/tokenizer.json"} <= set(names)
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"inlay"}
     assert not any("csrc" in name for name in names)
+    page = [one for one in zipfile.ZipFile(wheel).infolist() if one.filename.startswith("inlay/server/page/")]
+    assert {"index.html", "app.mjs", "LICENSES.txt"} <= {one.filename.rpartition("/")[2] for one in page}
+    assert sum(one.compress_size for one in page) < 60_000
 
 
 @pytest.mark.slow

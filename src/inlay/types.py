@@ -240,6 +240,7 @@ class SegmentState:
         uses: computations and reads that the pool knows; 0 outside the pool.
         pinned: True if the caller has pinned it.
         ttl_s: its lifetime in seconds. None for no end.
+        idle_s: seconds since the last read in the pool. None outside the pool.
     """
 
     key: bytes
@@ -249,6 +250,7 @@ class SegmentState:
     uses: int = 0
     pinned: bool = False
     ttl_s: float | None = None
+    idle_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

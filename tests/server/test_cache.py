@@ -65,6 +65,8 @@ def test_a_tenant_sees_its_own_and_what_is_public(site):
     assert uses["ann"] == {True: own["uses"], False: None}, "nor how often others read what is public"
     assert own["uses"] >= 0
     assert uses["root"][False] >= 0
+    assert own["idle_s"] >= 0
+    assert {row["idle_s"] is None for row in listed(site, "ann") if not row["private"]} == {True}, "nor when"
     for method, path in (("GET", ""), ("DELETE", ""), ("PUT", "/pin"), ("DELETE", "/pin"), ("GET", "/file")):
         refused(site.call(method, f"{SEGMENTS}/{own['key']}{path}", key="bob"), 404, "not_found")
     assert site.call("GET", f"{SEGMENTS}/{own['key']}", key="ann")[2]["ids"]

@@ -32,7 +32,7 @@ def test_a_path_has_one_row(path: str, row: str):
     assert route_of(path).path == row
 
 
-@pytest.mark.parametrize("path", ["", "/", "/healthy", "/health/", "/v1/schemas/a/b", "*"])
+@pytest.mark.parametrize("path", ["", "/page", "/healthy", "/health/", "/v1/schemas/a/b", "*"])
 def test_a_path_without_a_row_has_no_privileges(path: str):
     row = route_of(path)
     assert row.needs_key

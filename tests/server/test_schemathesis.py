@@ -49,6 +49,8 @@ OPERATIONS = (
     "DELETE /v1/schemas/{name}/pin",
     "DELETE /v1/schemas/{name}/stored",
     "GET /v1/schemas/{name}/versions/{version}",
+    "GET /v1/schemas/{name}/advice",
+    "GET /v1/requests",
     "GET /v1/cache",
     "GET /v1/cache/segments",
     "DELETE /v1/cache/segments",

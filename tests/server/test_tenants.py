@@ -122,7 +122,14 @@ def test_routes_learn_who_asks(path: Path, key: str):
     assert (found.status, app.states[0]["tenant"].name) == (200, "acme")
 
 
-@pytest.mark.parametrize("path_asked", sorted(route.path for route in ROUTES if not route.needs_key))
+PROBES = ["/health", "/ready", "/version"]
+
+
+def test_all_but_the_probes_and_the_page_need_a_key():
+    assert {route.path for route in ROUTES if not route.needs_key} == {"/", "/page/{name}", *PROBES}
+
+
+@pytest.mark.parametrize("path_asked", PROBES)
 def test_probes_need_no_key(path: Path, key: str, path_asked: str):
     app = AuthMiddleware(Echo(), Tenants.from_file(path))
     assert send(app, method="GET", path=path_asked).status == 200

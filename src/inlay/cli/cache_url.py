@@ -19,7 +19,8 @@ from inlay.errors import ParameterError
 
 _SEGMENTS = "/v1/cache/segments"
 _PAGE = 1000
-_WAIT_S = 600.0  # for an answer; encodings are slow
+_WAIT_S = 600.0
+_MOST_TEXT = 2**24
 _MOST = 2**20  # the most characters of an error
 
 
@@ -29,16 +30,18 @@ class RunningCache(CacheSource):
     Args:
         url: the server's address, like "http://127.0.0.1:8000".
         api_key: None for none.
+        wait_s: seconds to wait for an answer. Encodings are slow.
 
     Raises:
         ParameterError: for a wrong address, an unreachable server, or a refused request.
     """
 
-    def __init__(self, url: str, api_key: str | None = None) -> None:
+    def __init__(self, url: str, api_key: str | None = None, *, wait_s: float = _WAIT_S) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
             raise ParameterError(f"--url is {url!r:.200}; write the address of a server, like http://127.0.0.1:8000")
         self.url = url.rstrip("/").removesuffix("/v1")
+        self._wait_s = wait_s
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
 
     def rows(self) -> list[dict[str, Any]]:
@@ -145,6 +148,16 @@ class RunningCache(CacheSource):
         found = self._ask("POST", f"/v1/schemas/{quote(name, safe='')}/warm", {})
         return int(found["encoded"]), int(found["of"])
 
+    def get(self, path: str) -> dict[str, Any]:
+        """Return the JSON answer to a GET request. Errors as of the class."""
+        return self._ask("GET", path)
+
+    def text(self, path: str) -> str:
+        """Return the text of a GET request, cut after 16 MiB. Errors as of the class."""
+        with self._open("GET", path, None, "") as response:
+            content: bytes = response.read(_MOST_TEXT)
+            return content.decode(errors="replace")
+
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Return the JSON answer to a request. Errors as of the class."""
         return self._ask("POST", path, body)
@@ -172,7 +185,7 @@ class RunningCache(CacheSource):
             headers["Content-Length"] = str(size)
         request = urllib.request.Request(self.url + path, data, headers, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=_WAIT_S) as response:
+            with urllib.request.urlopen(request, timeout=self._wait_s) as response:
                 yield response
         except urllib.error.HTTPError as error:
             raise _StatusError(f"{self.url}: {_sentence(error)}", error.code) from None

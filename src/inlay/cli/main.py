@@ -28,6 +28,7 @@ from inlay.cli.pull import pull
 from inlay.cli.run import run
 from inlay.cli.schema import app as schema_app
 from inlay.cli.serve import serve
+from inlay.cli.top import top
 from inlay.distribution import other_project
 from inlay.errors import InlayError, ParameterError
 
@@ -87,6 +88,7 @@ app.command()(batch)
 app.command()(check)
 app.command()(explain)
 app.command(name="lint")(lint_log)
+app.command()(top)
 app.command()(memory)
 app.command()(pull)
 app.command()(convert)

@@ -118,7 +118,7 @@ def serve(
 
         lines.report("the libraries")
         try:
-            app = StartingApp(load, settings.root_path, settings.slow_client_s)
+            app = StartingApp(load, settings.root_path, settings.slow_client_s, page=settings.page)
             Server(app, ready, tls).run([listener])
         finally:
             lines.end()

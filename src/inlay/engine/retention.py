@@ -203,6 +203,7 @@ class Retention:
             uses=0 if found is None else min(segment.use.frequency for segment in found.segments),
             pinned=self.pins.is_pinned(spec, owner),
             ttl_s=None if left_s == math.inf else max(0.0, left_s),
+            idle_s=None if found is None else now - max(segment.use.read_s for segment in found.segments),
         )
 
     def resident(self, specs: Sequence[SegmentSpec]) -> list[dict[str, int]]:

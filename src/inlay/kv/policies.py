@@ -6,6 +6,7 @@ ranked. Text behind a segment is always evicted before it, independent of rank.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ class Use:
         last, before: times of the last two reads; 0 for never.
         floor: the worth of evicted segments at the last read. It lets old uses count less.
         returned: number of these reads that were only returns from a lower tier. Only ``uses`` subtracts them.
+        read_s: the last read, in seconds of ``time.monotonic``.
     """
 
     tokens: int
@@ -33,6 +35,7 @@ class Use:
     before: float = 0
     floor: float = 0.0
     returned: int = 0
+    read_s: float = 0.0
 
     @property
     def uses(self) -> int:
@@ -43,6 +46,7 @@ class Use:
         """Record a read."""
         self.seen = at
         self.before, self.last = self.last, at
+        self.read_s = time.monotonic()
         self.frequency += 1
         self.floor = floor
 

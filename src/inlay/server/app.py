@@ -1,13 +1,14 @@
-"""The FastAPI application around one service, with the health probes and the model list."""
+"""The FastAPI application around one service, with the health probes and the lists of models and requests."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from itertools import islice
+from typing import Annotated, Any
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -20,7 +21,17 @@ from inlay.client.async_llm import AsyncLLM
 from inlay.errors import InlayError
 from inlay.models.location import public_name
 from inlay.pml import Schema
-from inlay.server import cache, completions, divergence, metrics, schemas, stored_responses, tokens
+from inlay.server import (
+    advice,
+    cache,
+    completions,
+    divergence,
+    metrics,
+    page_files,
+    schemas,
+    stored_responses,
+    tokens,
+)
 from inlay.server.body import BodyMiddleware
 from inlay.server.errors import (
     JSONBytes,
@@ -31,7 +42,17 @@ from inlay.server.errors import (
 )
 from inlay.server.logs import RequestLogMiddleware
 from inlay.server.requests import check_name
-from inlay.server.routes import HEALTH, MODEL, MODELS, READY, VERSION, HeadMiddleware, RootPathMiddleware, describe
+from inlay.server.routes import (
+    HEALTH,
+    LIVE_REQUESTS,
+    MODEL,
+    MODELS,
+    READY,
+    VERSION,
+    HeadMiddleware,
+    RootPathMiddleware,
+    describe,
+)
 from inlay.server.schema_record import SchemaKeeper
 from inlay.server.service import DrainMiddleware, Service, stopping_error
 from inlay.server.settings import ServerSettings
@@ -54,7 +75,9 @@ _TOLD_TO_PAGES = (
 )
 _RETRY_S = 1.0
 
-#: Routes for the health probes, the version and the list of models.
+Limit = Annotated[int, Query(ge=1, le=1000, description="how many to list")]
+
+#: Routes for the health probes, the version, and the lists of models and requests.
 router = APIRouter()
 
 
@@ -92,16 +115,18 @@ def build_app(
         },
     )
     app.state.service = service
-    parts = (
+    parts = [
         completions.router,
         stored_responses.router,
         tokens.router,
         schemas.router,
+        advice.router,
         cache.router,
         divergence.router,
         router,
         metrics.router,
-    )
+        *([page_files.router] if settings.page else []),
+    ]
     for part in parts:
         app.include_router(part)
     app.state.routes = [route for part in parts for route in part.routes]
@@ -187,6 +212,15 @@ async def model(request: Request, name: str) -> Response:
     service: Service = request.app.state.service
     check_name(name, service)
     return JSONBytes(_model(service, name))
+
+
+@router.get("/v1/requests", tags=["server"], **LIVE_REQUESTS)
+async def requests(request: Request, limit: Limit = 100) -> Response:
+    """The tenant's running and latest requests for answers, with counts and times. An admin sees all tenants."""
+    service, tenant = schemas.asking(request, only=("limit",))
+    async with service.meter.request(tenant, tokens=False):
+        found = list(islice(service.live.rows(tenant), limit + 1))
+    return JSONBytes({"object": "list", "data": found[:limit], "has_more": len(found) > limit})
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:

@@ -151,7 +151,6 @@ async def one_segment(request: Request, key: str) -> Response:
     made = {
         "ids": list(spec.ids),
         "start": spec.start,
-        "context_tokens": spec.before.tokens,
         "adapter": spec.before.adapter.hex(),
     }
     return JSONBytes({"object": "segment", **service.cache.row(found, tenant), **made})

@@ -193,8 +193,10 @@ class CacheView:
             "tokens": state.tokens,
             "bytes": state.tokens * self._llm.client.model.bytes_per_token,
             "codec": state.codec,
+            "context_tokens": segment.spec.before.tokens,
             "tiers": list(state.tiers),
             "uses": state.uses if alone else None,
+            "idle_s": round(state.idle_s, 3) if alone and state.idle_s is not None else None,
             "pinned": state.pinned,
             "ttl_s": None if state.ttl_s is None else round(state.ttl_s, 3),
         }

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
+from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -57,12 +58,13 @@ class AnswerResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service, tenant = self._service, scope["state"]["tenant"]
         usage = RequestUsage(service.metrics, self._endpoint, tenant)
+        live = service.live.begin(self._endpoint, tenant, usage)
         failure: Failure | None = None
         try:
             async with service.meter.request(tenant) as admission:
                 try:
                     request = await read_request(service, self._endpoint, scope, usage)
-                    request = await self._hold(request, admission)
+                    live.request = request = await self._hold(request, admission)
                     async with Connection(scope, receive, send, service.settings.slow_client_s) as connection:
                         failure = await self._answer(request, usage, admission, connection)
                 finally:
@@ -75,6 +77,9 @@ class AnswerResponse(Response):
             raise reason from error.__cause__
         finally:
             usage.end(failure)
+            service.live.end(live, failure)
+            if service.traces is not None:
+                service.traces.record(live, failure, Headers(scope=scope))
 
     async def _hold(self, request: ServerRequest, admission: AdmittedRequest) -> ServerRequest:
         """Reserve the answers and tokens of the request in its tenant's limits. Raises BodyError."""

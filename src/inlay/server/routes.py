@@ -68,6 +68,7 @@ ROUTES = (
     Route("/v1/schemas/{name}/pin", ("PUT", "DELETE")),
     Route("/v1/schemas/{name}/stored", ("DELETE",)),
     Route("/v1/schemas/{name}/versions/{version}", ("GET",)),
+    Route("/v1/schemas/{name}/advice", ("GET",)),
     Route("/v1/cache", ("GET",)),
     Route("/v1/cache/score", ("POST",), uses_tokens=False),
     Route("/v1/cache/segments", ("GET", "DELETE")),
@@ -78,6 +79,9 @@ ROUTES = (
     Route("/v1/cache/files", ("POST",), uses_tokens=False, takes_file=True),
     Route("/v1/divergence", ("GET", "DELETE")),
     Route("/v1/drift", ("GET", "DELETE")),
+    Route("/v1/requests", ("GET",)),
+    Route("/", ("GET",), needs_key=False, always_open=True),
+    Route("/page/{name}", ("GET",), needs_key=False, always_open=True),
     Route("/health", ("GET",), needs_key=False, always_open=True, probe=True),
     Route("/ready", ("GET",), needs_key=False, always_open=True, probe=True),
     Route("/version", ("GET",), needs_key=False, always_open=True),
@@ -261,6 +265,11 @@ DIVERGENCE = _route(
     _object(object=_TEXT, shadow=_SHARE, threshold=_PERHAPS, data={"type": "array", "items": _DRIFT}),
     wrong=(400, 401, 429, 503),
 )
+_ROWS = _object(
+    object={"const": "list"}, data={"type": "array", "items": {"type": "object"}}, has_more={"type": "boolean"}
+)
+LIVE_REQUESTS = _route(_ROWS, wrong=(400, 401, 429, 503))
+ADVICE = _route(_ROWS, wrong=(400, 401, 404, 429, 503))
 LIFTED = _route(_object(object=_TEXT, schema={"type": ["string", "null"]}, lifted=_COUNT), wrong=(400, 401, 429, 503))
 HEALTH = _route(_object(status=_TEXT), wrong=(503,))
 READY = _route(_object(status=_TEXT), wrong=(503,))

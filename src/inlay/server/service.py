@@ -23,6 +23,7 @@ from inlay.sampling.params import SamplingParams
 from inlay.server.cache_view import CacheView
 from inlay.server.errors import refuse
 from inlay.server.limits import Meter
+from inlay.server.live_requests import LiveRequests
 from inlay.server.metrics import Metrics
 from inlay.server.routes import route_of
 from inlay.server.schema_catalog import SchemaCatalog
@@ -31,6 +32,7 @@ from inlay.server.settings import ServerSettings
 from inlay.server.stored_answers import StoredAnswers
 from inlay.server.tenants import Tenants
 from inlay.server.threads import BodyWorkers, MemoryTrimmer
+from inlay.server.traces import Traces
 
 logger = logging.getLogger(__name__)
 
@@ -137,6 +139,9 @@ class Service:
         self.trimmer = MemoryTrimmer()
         self.body_workers = BodyWorkers(16 * settings.max_body_bytes, self.trimmer, llm.pacer)
         self.stored = StoredAnswers()
+        self.live = LiveRequests()
+        endpoint = settings.otlp_traces_endpoint
+        self.traces = None if endpoint is None else Traces(endpoint)
         self.schemas = SchemaCatalog(llm, keeper=keeper)
         self.cache = CacheView(llm, self.schemas)
         self.metrics = Metrics(
@@ -202,6 +207,13 @@ class Service:
             in_flight.stop_waiting()
             return
         in_flight.stopping = True
+        try:
+            await self._drain(in_flight)
+        finally:
+            if self.traces is not None:
+                await asyncio.to_thread(self.traces.close)
+
+    async def _drain(self, in_flight: RunningRequests) -> None:
         if await in_flight.drained(self.settings.drain_s):
             return
         logger.warning("the server stops; the remaining requests end with an error")

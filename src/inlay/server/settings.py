@@ -18,6 +18,12 @@ LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
+def _endpoint(_: str, endpoint: str | None) -> None:
+    from inlay.server.traces import check_endpoint
+
+    check_endpoint(endpoint)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
     """Options of a server, checked on creation. Each field declares one; docs/reference/settings.md lists them.
@@ -143,6 +149,13 @@ class ServerSettings:
         choices=LOG_FORMATS,
     )
     log_level: str = setting("info", "The lowest level of the log.", commands=(SERVE,), choices=LOG_LEVELS)
+    page: bool = setting(True, 'Show the cache, requests and a playground at "/".', commands=(SERVE,))
+    otlp_traces_endpoint: str | None = setting(
+        None,
+        'Send a trace of every request to this OpenTelemetry collector, like "http://127.0.0.1:4318/v1/traces".',
+        commands=(SERVE,),
+        checked=_endpoint,
+    )
 
     def __post_init__(self) -> None:
         from inlay.api.reasoning.formats import check_parser
@@ -162,6 +175,7 @@ class ServerSettings:
             )
         if self.schema_ttl is not None:
             parse_ttl(self.schema_ttl, "schema_ttl")
+        check_endpoint(self.otlp_traces_endpoint)
         for key in self.api_keys:
             check_api_key(key)
         if self.root_path and not re.fullmatch(r"(/[\w.~-]+)+", self.root_path):

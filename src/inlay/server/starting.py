@@ -1,4 +1,4 @@
-"""Answers requests while the model loads: the process is alive, and everything else must wait.
+"""Answers requests while the model loads: the process is alive, the page shows progress, and all else must wait.
 
 It imports nothing slow, so it answers before torch is imported.
 """
@@ -13,8 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+from inlay.server.page_files import name_of, page_response
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -54,13 +57,22 @@ class StartingApp:
         load: creates the application on its own thread, and reports its progress.
         root_path: see ServerSettings.
         slow_client_s: see ServerSettings.
+        page: see ServerSettings.
     """
 
-    def __init__(self, load: Callable[[Loading], FastAPI], root_path: str = "", slow_client_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        load: Callable[[Loading], FastAPI],
+        root_path: str = "",
+        slow_client_s: float = 30.0,
+        *,
+        page: bool = False,
+    ) -> None:
         self.loading = Loading()
         self.slow_client_s = slow_client_s
         self._load = load
         self._root = root_path
+        self._page = page
         self._app: ASGIApp | None = None
 
     async def loaded(self) -> FastAPI:
@@ -92,10 +104,15 @@ class StartingApp:
         elif self._app is not None:
             await self._app(scope, receive, send)
         else:
-            await self._answer(scope["path"])(scope, receive, send)
+            await self._answer(scope)(scope, receive, send)
 
-    def _answer(self, path: str) -> Response:
-        if path.removeprefix(self._root) == "/health":
+    def _answer(self, scope: Scope) -> Response:
+        path = scope["path"].removeprefix(self._root)
+        if self._page and scope["method"] in ("GET", "HEAD") and (name := name_of(path)) is not None:
+            page = page_response(name, Headers(scope=scope).get("if-none-match"))
+            if page is not None:
+                return page
+        if path == "/health":
             return Response(b'{"status":"alive"}', media_type="application/json")
         error = {"message": str(self.loading), "type": "server_error", "param": None, "code": "not_ready"}
         return Response(
