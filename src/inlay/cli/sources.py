@@ -123,10 +123,10 @@ def read_file(path: Path, command: str) -> dict[str, SettingValue]:
     for table, keys in tables.items():
         _check_keys(keys, table, path, lines)
     found = {}
-    for table, given in ((None, data), (command, tables.get(command, {}))):
+    for part, given in ((None, data), (command, tables.get(command, {}))):
         for key, value in given.items():
             if one := known_settings(command).get(key):
-                found[key] = SettingValue(_beside(path.parent, value, one), _place(path, lines, table, key))
+                found[key] = SettingValue(_beside(path.parent, value, one), _place(path, lines, part, key))
     return found
 
 

@@ -175,7 +175,6 @@ class ServerSettings:
             )
         if self.schema_ttl is not None:
             parse_ttl(self.schema_ttl, "schema_ttl")
-        check_endpoint(self.otlp_traces_endpoint)
         for key in self.api_keys:
             check_api_key(key)
         if self.root_path and not re.fullmatch(r"(/[\w.~-]+)+", self.root_path):

@@ -29,10 +29,11 @@ from pathlib import Path
 from typing import Any
 
 from inlay.client.llm import LLM
-from inlay.config import SPECULATIONS, check_choice
+from inlay.config import SPECULATIONS
 from inlay.errors import ParameterError
 from inlay.models.spec import dtype_name
 from inlay.sampling.params import SamplingParams
+from inlay.settings import check_choice
 from inlay.types import RequestOutput
 from inlay_lab.bench.machine import Meter, Progress, describe_machine, in_turns
 from inlay_lab.eval.documents import write_documents
