@@ -127,10 +127,11 @@ def read_file(path: Path, command: str) -> dict[str, SettingValue]:
     for table, keys in tables.items():
         _check_keys(keys, table, path, lines)
     found = {}
-    for table, given in ((None, data), (command, tables.get(command, {}))):
+    parts: dict[str | None, Mapping[str, Any]] = {None: data, command: tables.get(command, {})}
+    for part, given in parts.items():
         for key, value in given.items():
             if one := known_settings(command).get(key):
-                found[key] = SettingValue(_beside(path.parent, value, one), _place(path, lines, table, key))
+                found[key] = SettingValue(_beside(path.parent, value, one), _place(path, lines, part, key))
     return found
 
 
