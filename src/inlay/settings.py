@@ -94,14 +94,14 @@ class Setting:
             name: the setting as the user named it. None for the field's name.
         """
         name = name or self.field
+        if value is None and self.optional:
+            return
+        if self.choices:
+            check_choice(name, value, self.choices)
         if value is None:
-            if self.optional:
-                return
             raise ParameterError(f"{name} is None; give it a value, or leave it out", code="parameter.wrong_type")
         if self.option_type is bool and not isinstance(value, bool):
             raise ParameterError(f"{name} is {value!r}; it must be True or False", code="parameter.wrong_type")
-        if self.choices:
-            check_choice(name, value, self.choices)
         if self.least is not None and not (_is_whole(value) and value >= self.least):
             raise ParameterError(
                 f"{name} is {value!r}; it must be a whole number of at least {self.least}",

@@ -63,11 +63,15 @@ def values_of(command: str, flags: Mapping[str, Any], file: Path | None) -> dict
     known = known_settings(command)
     typed = {key: value for key, value in flags.items() if value is not None}
     read = {} if file is None else read_file(file, command)
-    names = {name.upper(): name.upper() for name, text in os.environ.items() if text}
+    variables = {name.upper() for name, text in os.environ.items() if text}
 
     def origin_of(key: str) -> str:
-        variable = names.get(f"{PREFIX}{key}".upper())
-        return known[key].flag if key in typed else variable or (read[key].origin if key in read else "default")
+        if key in typed:
+            return known[key].flag
+        variable = f"{PREFIX}{key}".upper()
+        if variable in variables:
+            return variable
+        return read[key].origin if key in read else "default"
 
     fields: Any = {
         f"{PREFIX}{key}": (_type_of(one), read[key].value if key in read else None) for key, one in known.items()
@@ -87,9 +91,9 @@ def values_of(command: str, flags: Mapping[str, Any], file: Path | None) -> dict
         if origin == "default":
             found[key] = SettingValue(one.default_of(command), origin, given=False)
             continue
-        value = None if one.zero_is_none and value == 0 else value
-        if not (value is None and one.zero_is_none):
-            one.check(value, _named(origin, key))
+        if one.zero_is_none and value == 0:
+            value = None
+        one.check(value, _named(origin, key))
         found[key] = SettingValue(value, origin)
     return found
 
@@ -123,7 +127,8 @@ def read_file(path: Path, command: str) -> dict[str, SettingValue]:
     for table, keys in tables.items():
         _check_keys(keys, table, path, lines)
     found = {}
-    for part, given in ((None, data), (command, tables.get(command, {}))):
+    parts: dict[str | None, Mapping[str, Any]] = {None: data, command: tables.get(command, {})}
+    for part, given in parts.items():
         for key, value in given.items():
             if one := known_settings(command).get(key):
                 found[key] = SettingValue(_beside(path.parent, value, one), _place(path, lines, part, key))

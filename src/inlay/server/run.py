@@ -271,6 +271,7 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 ws="none",
+                proxy_headers=False,  # nothing depends on the address of a client, so a header about it is not trusted
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=_CLOSING_S,
             )
