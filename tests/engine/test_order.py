@@ -412,7 +412,9 @@ def test_a_request_that_waits_does_not_choose_for_ever(monkeypatch):
 
     manager = driver.engine.kv_manager
     for _ in range(50):
-        request.prompt.choose(lambda specs: frozenset(), lambda run: 0, manager.profiles, Changing(driver.store))
+        request.prompt.choose(
+            lambda specs: frozenset(), lambda run: 0, manager.profiles, Changing(driver.store), driver.store
+        )
     assert 1 < chosen < 10
 
 

@@ -387,3 +387,24 @@ def specify(
     digest = before.digest(start)
     record = before.extend(ids, start, digest, continues=True)
     return SegmentSpec(ids, start, before, parent=parent, key=keys.key(digest, ids, start), record=record)
+
+
+#: The cache salt and the adapter of a text. A request finds texts with its own alone.
+TextOwner = tuple[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class MovedText:
+    """Tokens that are stored as text of an earlier request, behind other text.
+
+    Args:
+        spec: the stored text up to the last of these tokens. See ``SegmentSpec.detached``.
+        first: the number of the first of these tokens in ``spec``.
+        offset: its number in the wanted tokens.
+        length: the number of tokens.
+    """
+
+    spec: SegmentSpec
+    first: int
+    offset: int
+    length: int

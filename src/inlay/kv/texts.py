@@ -8,11 +8,10 @@ reads such text at a shift. Its KV then lacks only the change.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from inlay.kv.identity import SegmentSpec
+from inlay.kv.identity import TextOwner
 from inlay.kv.segment import Segment
 
 _WINDOW = 16  # tokens
@@ -20,26 +19,6 @@ _WINDOW = 16  # tokens
 LEAST_MOVED = 32
 _BASE = 0x9E3779B97F4A7C15
 _POWERS = np.array([pow(_BASE, power, 2**64) for power in range(_WINDOW)], np.uint64)
-
-#: The cache salt and the adapter of a text. A request finds texts with its own alone.
-TextOwner = tuple[str, bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class MovedText:
-    """Tokens that are stored as text of an earlier request, behind other text.
-
-    Args:
-        spec: the stored text up to the last of these tokens. See ``SegmentSpec.detached``.
-        first: the number of the first of these tokens in ``spec``.
-        offset: its number in the wanted tokens.
-        length: the number of tokens.
-    """
-
-    spec: SegmentSpec
-    first: int
-    offset: int
-    length: int
 
 
 class TextIndex:

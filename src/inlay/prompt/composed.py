@@ -7,9 +7,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from inlay.kv.identity import Context, SegmentSpec, TokenRun
-from inlay.kv.segment import PrefixMatch
-from inlay.kv.texts import MovedText, TextOwner
+from inlay.kv.identity import Context, MovedText, SegmentSpec, TextOwner, TokenRun
 from inlay.prompt.request import EngineRequest, PromptPart
 
 #: The most pieces of text that one prompt reads behind other text. Each costs a search through the rest of the prompt.
@@ -82,13 +80,20 @@ class NewSpan:
 ComposedPrompt = tuple[CachedSpan | RecomputedSpan | NewSpan, ...]
 
 
+class HasTokens(Protocol):
+    """A prefix match with its number of tokens."""
+
+    @property
+    def tokens(self) -> int: ...
+
+
 class StoredTexts(Protocol):
     """The stored texts of requests; see kv.store.SegmentStore."""
 
     @property
     def text_version(self) -> int: ...
 
-    def longest(self, run: TokenRun) -> PrefixMatch: ...
+    def longest(self, run: TokenRun) -> HasTokens: ...
 
     def moved_text(self, owner: TextOwner, ids: Sequence[int]) -> MovedText | None: ...
 

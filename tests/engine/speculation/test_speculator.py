@@ -45,7 +45,10 @@ class Noted(Speculator):
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.setattr(AcceptanceRates, "rate", lambda *_: 0.9)  # drafts are tried, however often they are wrong
     made = Driver(speculation="lookup", record=False, chunk_size=16)
-    made.engine.speculator = Noted()
+    assert made.engine.speculator is not None
+    speculator = Noted()
+    speculator.earlier = made.engine.speculator.earlier  # evictions forget answers there
+    made.engine.speculator = speculator
     return made
 
 
