@@ -18,8 +18,6 @@ from inlay.errors import ParameterError
 from inlay.types import RequestMetrics, RequestOutput
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace.export import SpanExporter
-
     from inlay.server.live_requests import LiveRequest
 
 _PARENT = ("traceparent", "tracestate")  # headers of W3C's trace context
@@ -80,10 +78,9 @@ class Traces:
 
     Args:
         endpoint: the address of the collector.
-        exporter: sends the spans; None for OTLP over HTTP.
     """
 
-    def __init__(self, endpoint: str, exporter: SpanExporter | None = None) -> None:
+    def __init__(self, endpoint: str) -> None:
         check_endpoint(endpoint)
         from opentelemetry import trace
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -98,8 +95,8 @@ class Traces:
         self._provider = TracerProvider(
             resource=resource.merge(OTELResourceDetector().detect()), shutdown_on_exit=False
         )
-        sends = OTLPSpanExporter(endpoint=endpoint, timeout=_EXPORT_S) if exporter is None else exporter
-        self._provider.add_span_processor(BatchSpanProcessor(sends))
+        exporter = OTLPSpanExporter(endpoint=endpoint, timeout=_EXPORT_S)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("inlay", inlay.__version__)
         self._context = TraceContextTextMapPropagator()
         self._trace = trace
@@ -112,20 +109,18 @@ class Traces:
             failure: the error that replaced or ended its answer; None for none.
             headers: of the request. With ``traceparent``, its span belongs to the client's trace.
         """
-        outputs, request = live.usage.outputs, live.request
-        end = time.time_ns()
-        arrival = live.arrival
-        start = end - round((time.perf_counter() - arrival) * 1e9)
+        outputs, end = live.usage.outputs, time.time_ns()
+        start = end - round((time.perf_counter() - live.arrival) * 1e9)
         carrier = {name: headers[name] for name in _PARENT if name in headers}
         span = self._tracer.start_span(
             "llm_request",
             self._context.extract(carrier),
             self._trace.SpanKind.SERVER,
-            _attributes(live, outputs),
             start_time=start,
         )
-        if not span.is_recording():
+        if not span.is_recording():  # it is not sampled
             return
+        span.set_attributes(_attributes(live, outputs))
         if failure is not None:
             span.set_attribute("error.type", failure.name)
             if failure.status >= 500:
@@ -134,7 +129,7 @@ class Traces:
         for number, output in enumerate(outputs[:_MOST_PROMPTS]):
             counts = _phase_attributes(output)
             for phase in phases(output.metrics):
-                told = {"inlay.prompt": number, **counts.get(phase.name, {})} if request is not None else {}
+                told = {"inlay.prompt": number, **counts.get(phase.name, {})}
                 child = self._tracer.start_span(
                     phase.name, inside, attributes=told, start_time=start + round(phase.start * 1e9)
                 )

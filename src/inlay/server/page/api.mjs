@@ -51,11 +51,6 @@ export async function call(method, path, body, signal) {
 
 export const get = (path, signal) => call("GET", path, undefined, signal);
 
-/** The text of GET /metrics and other plain answers. */
-export async function text(path, signal) {
-  return (await send("GET", path, undefined, signal)).text();
-}
-
 /** The events of a stream, as values. An error event is thrown. */
 export async function* stream(path, body, signal) {
   const response = await send("POST", path, { ...body, stream: true }, signal);

@@ -19,7 +19,6 @@ const short = new Intl.NumberFormat("en", { notation: "compact", maximumFraction
 export const count = (value) => (value == null ? "–" : digits.format(value));
 export const compact = (value) => (value == null ? "–" : short.format(value));
 export const percent = (part, whole) => (whole ? `${Math.round((100 * part) / whole)}%` : "–");
-export const plural = (value, noun) => `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
 
 export function bytes(value) {
   if (value == null) return "–";
@@ -174,5 +173,5 @@ export function useArrows(selector) {
   return { ref: list, onKeyDown };
 }
 
-/** The end of a prose line: one line of text, cut where it is long. */
+/** A text, cut where it is long. */
 export const clip = (text, most = 60) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
