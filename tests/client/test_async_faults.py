@@ -232,7 +232,7 @@ def test_when_the_thread_ends_all_hear_why_and_nobody_is_taken_in(monkeypatch):
         ({"priority": "high"}, "priority is 'high'; it must be a whole number, and a lower one goes first"),
         ({"priority": True}, "priority is True; it must be a whole number"),
         ({"priority": 0.5}, "priority is 0.5; it must be a whole number"),
-        ({"timeout_s": "1"}, "timeout_s is '1'; it must be a number of seconds above 0, or None"),
+        ({"timeout_s": "1"}, "timeout_s is '1'; it must be a number of seconds above 0"),
         ({"timeout_s": True}, "timeout_s is True; it must be"),
         ({"timeout_s": 0}, "timeout_s is 0; it must be"),
         ({"timeout_s": math.nan}, "timeout_s is nan; it must be"),
