@@ -289,7 +289,7 @@ def test_there_is_no_store_unless_somebody_says_so(tmp_path, monkeypatch):
         ({"store_bytes": "much"}, "parameter.invalid_size"),
         ({"store_private": 1}, "parameter.wrong_type"),
         ({"store_timeout_s": 0}, "parameter.out_of_range"),
-        ({"store_timeout_s": None}, "parameter.wrong_type"),
+        ({"store_timeout_s": None}, "parameter.out_of_range"),
     ],
 )
 def test_wrong_settings(settings, code):

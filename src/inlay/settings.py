@@ -98,8 +98,6 @@ class Setting:
             return
         if self.choices:
             check_choice(name, value, self.choices)
-        if value is None:
-            raise ParameterError(f"{name} is None; give it a value, or leave it out", code="parameter.wrong_type")
         if self.option_type is bool and not isinstance(value, bool):
             raise ParameterError(f"{name} is {value!r}; it must be True or False", code="parameter.wrong_type")
         if self.least is not None and not (_is_whole(value) and value >= self.least):
@@ -159,10 +157,8 @@ def parse_bytes(name: str, value: object) -> int:
     return int(size)
 
 
-def check_seconds(name: str, value: object) -> float | None:
-    """Return a duration in seconds, or None. Raises ParameterError."""
-    if value is None:
-        return None
+def check_seconds(name: str, value: object) -> float:
+    """Return a duration in seconds. Raises ParameterError."""
     if _is_positive(value):
         return float(value)  # type: ignore[arg-type]
     raise ParameterError(f"{name} is {value!r}; it must be a number of seconds above 0", code="parameter.out_of_range")

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from inlay.cli.declared import GROUPS, known_settings
-from inlay.cli.main import app
 from inlay.cli.settings import Options
 from inlay.cli.sources import unknown_variables, values_of
 from inlay.config import EngineConfig, ModelSettings
@@ -244,7 +243,3 @@ def test_the_command_line_starts_without_heavy_libraries() -> None:
     heavy = ("torch", "transformers", "fastapi", "pydantic_settings")
     script = f"import sys, inlay.cli.main; print([name for name in {heavy} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"
-
-
-def test_the_app_offers_completion() -> None:
-    assert app._add_completion  # typer has no public name for it

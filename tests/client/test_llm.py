@@ -348,7 +348,7 @@ def test_wrong_settings():
         ({"max_pass_s": math.nan}, "max_pass_s is nan; it must be a number of seconds above 0"),
         ({"max_pass_s": True}, "max_pass_s is True; it must be a number of seconds above 0"),
         ({"placeholders": "x"}, "placeholders is 'x'; use one of none, unk"),
-        ({"gpu_memory_utilization": 0.9}, "LLM has no setting 'gpu_memory_utilization'; settings are model, across_adapters"),
+        ({"gpu_memory_utilization": 0.9}, "LLM has no setting 'gpu_memory_utilization'; settings are model, "),
         ({"attention_backend": "vulkan"}, "attention backend 'vulkan' does not exist"),
         ({"device": "tpu"}, "device is 'tpu'; use auto, cpu, cuda, or cuda:1 for the second GPU"),
         ({"device": None}, "device is None; use auto, cpu, cuda, or cuda:1"),

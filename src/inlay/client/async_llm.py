@@ -88,7 +88,7 @@ class AsyncLLM(CachedTextCalls):
         """
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         _check_arguments(params, request_id, priority, stream_interval)
-        timeout_s = check_seconds("timeout_s", timeout_s)
+        timeout_s = None if timeout_s is None else check_seconds("timeout_s", timeout_s)
         prompt = in_any_order(prompt) if check_order(order) else prompt
         scope = Scope(check_salt(cache_salt), tenant, adapter, weight)
         given = PolicyFields(reuse, recompute, promote, across_adapters, tolerance).policy()
