@@ -291,8 +291,11 @@ class ReusePolicy:
 
     @property
     def moves_text(self) -> bool:
-        """True if text of a conversation is read as an earlier request computed it, behind other text."""
-        return self.reads_promoted and not (self.recompute is not None and self.recompute.selects)
+        """True if text of a conversation is read as an earlier request computed it, behind other text.
+
+        Not with recomputed tokens, because these must not be those of another request.
+        """
+        return self.reads_promoted and self.recompute is None
 
     @property
     def chooses_order(self) -> bool:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import logging
+import random
 
 import pytest
 
 from inlay import LLM, SamplingParams
+from inlay.engine.background.profiles import KnownProfiles
+from inlay.engine.order import OrderChooser
+from inlay.engine.prompt_state import PromptState
 from inlay.kv.identity import KeyMaker
 from inlay.policy import ReusePolicy
+from inlay.prompt.composed import CachedSpan
 from inlay.prompt.model_info import ModelInfo
 from inlay.prompt.placed import PromptLayout
 from inlay.prompt.processor import PromptProcessor
@@ -154,7 +159,13 @@ def test_text_behind_a_change_stays_where_later_turns_find_it() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"reuse": "exact"}, {"reuse": "modular", "promote": False}, {"reuse": "anchored"}, {"cache_salt": "another"}],
+    [
+        {"reuse": "exact"},
+        {"promote": False},
+        {"reuse": "anchored"},
+        {"recompute": "linked:2"},
+        {"cache_salt": "another"},
+    ],
 )
 def test_requests_that_do_not_read_moved_text(settings: dict) -> None:
     llm = LLM(tool_model("qwen"), kv_memory="32MiB", seed=0)
@@ -171,6 +182,37 @@ def test_moved_text_that_was_evicted_is_computed() -> None:
     usage(llm, asked(READ, WRITE, messages=messages))
     llm.store.clear()
     assert usage(llm, asked(WRITE, READ, messages=messages)).moved_tokens == 0
+
+
+def test_a_prompt_whose_moved_text_is_gone_computes_it() -> None:
+    """As after a preemption, during which the text was evicted."""
+    llm = LLM(tool_model("qwen"), kv_memory="32MiB", seed=0)
+    messages = [{"role": "user", "content": "Please describe all of the files in the folder, one by one. " * 3}]
+    usage(llm, asked(READ, WRITE, messages=messages))
+    prompt = asked(WRITE, READ, messages=messages)
+    state = PromptState(llm.processor.process(prompt, ONE, ReusePolicy.parse("modular").settled(None)))
+    whole = frozenset(spec.key for spec in state.request.open_segments() if llm.store.get(spec) is not None)
+    state.choose(lambda specs: whole, lambda run: 0, KnownProfiles(), OrderChooser(llm.store), llm.store)
+    assert state.moved
+    state.compute_moved()
+    assert not state.moved
+    lengths = (part.length if isinstance(part, CachedSpan) else len(part.ids) for part in state.composed)
+    assert sum(lengths) == len(state.request.ids)
+
+
+def test_agents_in_a_pool_that_is_too_small_for_all_of_them() -> None:
+    llm = LLM(tool_model("qwen"), kv_memory="3MiB", seed=0)
+    draw = random.Random(0)
+    tools = [tool(name) for name in ("read", "write", "list", "delete")]
+    histories = [[{"role": "user", "content": f"Agent {n}: describe the files. " * 4}] for n in range(4)]
+    moved = 0
+    for turn in range(4):
+        prompts = [asked(*draw.sample(tools, draw.randint(1, 3)), messages=list(history)) for history in histories]
+        for output in llm.generate(prompts, SamplingParams(temperature=0, max_tokens=40), reuse="modular"):
+            moved += output.usage.moved_tokens
+        for history in histories:
+            history += [{"role": "assistant", "content": f"There are {turn}."}, {"role": "user", "content": "Go on. "}]
+    assert moved > 0
 
 
 def test_each_block_of_a_system_prompt_is_a_module() -> None:

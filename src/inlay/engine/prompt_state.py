@@ -49,7 +49,6 @@ class PromptState:
         "_moved",
         "_open",
         "_origins",
-        "_profiles",
         "_public",
         "_settled",
         "_stored",
@@ -75,7 +74,6 @@ class PromptState:
         self._free = bool(request.free_sets)
         self._work = OrderEffort()
         self._texts: StoredTexts | None = None
-        self._profiles: Profiles = {}
         self._moved: frozenset[bytes] = frozenset()  # modules that the moved text contains or follows
         self._settled = not (
             self._open or self._by_profile or self.prefix is not None or self._free or request.moves_text
@@ -155,7 +153,7 @@ class PromptState:
     def compute_moved(self) -> None:
         """Compute the texts that it would read behind other text, because one of them is no longer stored."""
         self._texts = None
-        self._choose(self._stored, self._profiles, self._in_place)
+        self._choose(self._stored, {}, self._in_place)
 
     def choose(
         self,
@@ -190,7 +188,7 @@ class PromptState:
             self._known, self._texts = known, texts if self.request.moves_text else None
             in_place = InPlace() if self.prefix is None else self.prefix.in_place(nodes)
             self._choose(known[0], profiles, in_place)
-            if self._by_profile and self._texts is None:
+            if self._by_profile:
                 self._keep_tail(longest)
 
     def _order(self, orders: Orders) -> None:
@@ -213,7 +211,7 @@ class PromptState:
         return [part.spec.lossless for part in own if not part.exact], [part.spec.lossless for part in own]
 
     def _choose(self, stored: frozenset[bytes], profiles: Profiles, in_place: InPlace) -> None:
-        self._stored, self._in_place, self._profiles = stored, in_place, profiles
+        self._stored, self._in_place = stored, in_place
         self._composed = compose(self.request, stored, in_place=in_place, texts=self._texts)
         self.selecting = selection_prompt(self.request.policy.recompute, self._composed)
         if self.selecting is None:
@@ -242,8 +240,7 @@ class PromptState:
         policy = self.request.policy
         self.recomputed = choose_tokens(policy.recompute, self.composed, profiles, scores, policy.unprofiled)
         if self.recomputed.tokens:
-            offsets = self.recomputed.offsets
-            self._composed = compose(self.request, self._stored, offsets, self._in_place, self._texts)
+            self._composed = compose(self.request, self._stored, self.recomputed.offsets, self._in_place)
 
     def settle(self) -> None:
         """Keep the choice for the other answers and for admissions after a preemption."""

@@ -86,8 +86,8 @@ def choose_tokens(
 
 
 def inexact_modules(composed: ComposedPrompt) -> list[CachedSpan]:
-    """The modules that were encoded under another context than that of a full prefill. Moved text is no module."""
-    return [part for part in composed if isinstance(part, CachedSpan) and not part.exact and not part.spec.detached]
+    """The modules that were encoded under another context than that of a full prefill."""
+    return [part for part in composed if isinstance(part, CachedSpan) and not part.exact]
 
 
 def expected_deviations(composed: ComposedPrompt, profiles: Profiles) -> dict[int, npt.NDArray[np.floating]]:
