@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "errors.md"
 SOURCES = ROOT / "src" / "inlay"
 
-_HELPERS = {"Problem", "add", "stop", "refused"}  # they take the code of a problem in PML
+_HELPERS = {"Problem", "add", "stop", "refused", "refusal"}  # they take the code of a problem in PML
 _SERVER = {"BodyError", "StatusError"}  # their codes are those of the server's APIs, in docs/reference/http.md
 _HEADER = """\
 # Error codes
@@ -86,7 +86,7 @@ def entries() -> dict[str, Entry]:
             codes = _codes(given) if given is not None else []
             if given is None and kind.lstrip("_") not in _HELPERS:
                 codes = [sources.defaults[kind] or "error"]
-            at = 0 if kind in sources.defaults else 1
+            at = 0 if kind in sources.defaults or kind == "_refusal" else 1
             for code in codes:
                 entry = found[code]
                 entry.classes.add(kind if kind in sources.defaults else "PMLError")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inlay.errors import ParameterError
+from tests.raising import raises
 
 from ..adapters import ALL, write_adapter
 from ..conftest import tiny
@@ -40,5 +41,5 @@ def test_each_request_has_the_adapter_that_it_names(tmp_path, adapters):
 def test_a_batch_is_not_taken_up_with_other_adapters(tmp_path, adapters):
     source = write(tmp_path / "in", [line("x", prompt="The sea is", model="a")])
     run(source, tmp_path / "out", llm={"adapters": adapters}, loading={"adapters": "ab"})
-    with pytest.raises(ParameterError, match="another model"):
+    with raises("batch.other_output", ParameterError, names="another model"):
         run(source, tmp_path / "out", llm={"adapters": {"a": adapters["b"]}}, loading={"adapters": "b"})

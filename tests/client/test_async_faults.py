@@ -21,6 +21,7 @@ from inlay.engine.scheduler import Scheduler
 from inlay.output.processor import RequestState
 from inlay.types import RequestOutput
 from tests.conftest import tiny
+from tests.raising import raises
 
 SCHEMA = Schema.from_string('<schema name="s"><module name="m">A module of some length.</module></schema>')
 PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -293,7 +294,7 @@ def test_what_was_posted_during_a_pass_ends_with_the_shutdown(monkeypatch):
             except InlayError:
                 break
             await asyncio.sleep(0.001)
-        with pytest.raises(InlayError, match="the engine has been shut down; make a new LLM"):
+        with raises("engine.shut_down", InlayError):
             await last(llm.generate("Too late", PARAMS))
         go_on.set()
         found = await outcomes(running, newcomer, encoding)
@@ -307,9 +308,9 @@ def test_a_model_that_was_never_asked_can_be_shut_down():
     async def ask() -> None:
         llm = engine()
         llm.shutdown()
-        with pytest.raises(InlayError, match="the engine has been shut down; make a new LLM"):
+        with raises("engine.shut_down", InlayError):
             await last(llm.generate("Hello", PARAMS))
-        with pytest.raises(InlayError, match="the engine has been shut down; make a new LLM"):
+        with raises("engine.shut_down", InlayError):
             await llm.check_health()
 
     run(ask())
@@ -368,7 +369,7 @@ def test_a_request_can_be_aborted_while_its_prompt_is_laid_out(monkeypatch):
         assert await asyncio.to_thread(making.wait, PATIENCE_S)
         assert llm.abort("mine")
         go_on.set()
-        with pytest.raises(AbortedError, match="request mine was aborted"):
+        with raises("request.aborted", AbortedError, names="mine"):
             await asked
         monkeypatch.setattr(llm.processor, "process_noted", make)
         await check_healthy(llm)
@@ -379,7 +380,7 @@ def test_a_request_can_be_aborted_while_its_prompt_is_laid_out(monkeypatch):
 def test_a_name_is_free_again_when_its_request_was_never_made():
     async def ask() -> None:
         llm = engine()
-        with pytest.raises(ParameterError, match="a prompt is empty"):
+        with raises("prompt.empty", ParameterError):
             await last(llm.generate([], PARAMS, request_id="mine"))
         assert (await last(llm.generate("Hello", PARAMS, request_id="mine"))).request_id == "mine"
 

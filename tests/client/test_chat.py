@@ -7,11 +7,12 @@ import inspect
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
 from inlay import LLM, AsyncLLM, ParameterError, SamplingParams
+from inlay.client.options import RequestOptions, StreamOptions
 from inlay.types import RequestOutput
 from tests.conftest import tiny
 from tests.raising import raises
@@ -44,12 +45,23 @@ def engine(kind: type[LLM | AsyncLLM]) -> Any:
     return kind(tiny("llama"), kv_memory="16MiB", chunk_size=8, seed=0)
 
 
-@pytest.mark.parametrize("kind", [LLM, AsyncLLM])
-def test_chat_has_every_option_of_generate(kind: type[LLM | AsyncLLM]):
+@pytest.mark.parametrize(("kind", "shared"), [(LLM, RequestOptions), (AsyncLLM, StreamOptions)])
+def test_chat_has_every_option_of_generate(kind: type[LLM | AsyncLLM], shared: type[RequestOptions]):
     generate, chat = (inspect.signature(call).parameters for call in (kind.generate, kind.chat))
-    options = {name: one.default for name, one in generate.items() if one.kind is one.KEYWORD_ONLY}
-    assert options.items() <= {name: one.default for name, one in chat.items()}.items()
+    options = {name for name, one in generate.items() if one.kind is one.KEYWORD_ONLY}
+    assert chat["options"].annotation == f"Unpack[{shared.__name__}]"
+    assert options == set(get_type_hints(shared)) | (set(chat) & options)
     assert len(options) > 8
+
+
+def test_an_unknown_option_is_refused():
+    llm = engine(LLM)
+    with pytest.raises(TypeError, match="reused"):
+        llm.chat(MESSAGES, GREEDY, reused="exact")
+    with pytest.raises(TypeError, match="reused"):
+        llm.stream("Hello", GREEDY, reused="exact")
+    with pytest.raises(TypeError, match="salt"):
+        llm.stored("s", salt="a")
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy["reuse"])

@@ -18,6 +18,7 @@ from inlay.prompt.model_info import ModelInfo
 from inlay.prompt.request import EncodeRequest, EngineRequest
 from inlay.types import EngineStats
 from tests.conftest import tiny
+from tests.raising import raises
 
 SCHEMA = Schema.from_string(
     '<schema name="s">In front. <module name="a">First <param name="p" len="6" default="one"/> module.</module>'
@@ -169,13 +170,13 @@ def test_schemas_and_streams_and_distributions_cross():
 
 def test_errors_cross():
     remote = made(RemoteLLM, kv_memory=2 * 64 * made(LLM).client.model.bytes_per_token)
-    with pytest.raises(CapacityError, match="the request needs") as caught:
+    with raises("engine.kv_memory", CapacityError) as caught:
         remote.generate(["Hello", "Too long " * 100], GREEDY)
     assert caught.value.outputs[0].finished
     stream = remote.stream("Hello", GREEDY)
     next(stream)
     remote.client.cancel(str(2), report=True)
-    with pytest.raises(AbortedError, match="request 2 was aborted"):
+    with raises("request.aborted", AbortedError, names="2"):
         list(stream)
 
 

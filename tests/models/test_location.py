@@ -101,9 +101,9 @@ def test_models_of_transformers_that_cannot_be_served(change, arguments, sentenc
 
 
 def test_what_is_no_model_at_all():
-    with pytest.raises(ParameterError, match="model is a int; give a name, a folder, or a model of transformers"):
+    with raises("parameter.wrong_type", ParameterError, names="model is"):
         LLM(3)  # type: ignore[arg-type]
-    with pytest.raises(ParameterError, match="tokenizer is for a model of transformers that is loaded"):
+    with raises("parameter.conflict", ParameterError, names="tokenizer"):
         LLM("demo", tokenizer=bytes_tokenizer())
 
 

@@ -62,6 +62,14 @@ def sentences(call: Callable[[], object]) -> list[str]:
     return [str(problem) for problem in error.value.problems]
 
 
+def faults(call: Callable[[], object]) -> list[str]:
+    """The code of each problem, with its place in the document if it has one."""
+    with pytest.raises(PMLError) as error:
+        call()
+    places = [str(problem.place).removeprefix(problem.place.source).lstrip(": ") for problem in error.value.problems]
+    return [f"{one.code} {place}".strip() for one, place in zip(error.value.problems, places, strict=True)]
+
+
 def schema_problems(text: str) -> list[str]:
     return sentences(lambda: Schema.from_string(text, source="s.xml"))
 

@@ -77,81 +77,102 @@ def says(*content: Any) -> dict[str, Any]:
     return {"schema": "s", "content": list(content)}
 
 
-NAME = 'write letters, digits, "_", "-" and ".", with a letter or "_" first'
-VALUE = "write a text of at most 1,048,576 characters"
-LENGTH = "write a whole number from 1 to 1,000,000"
+#: Documents with the code and the place of each problem.
 SCHEMA_PROBLEMS: dict[str, tuple[Any, list[str]]] = {
-    "no object": ([1], ['s.json: this is a list of 1; a schema is an object: write {"name": "…", "content": […]}']),
+    "no object": ([1], ["pml.wrong_type"]),
     "a prompt": (
         {"schema": "s"},
-        ['s.json: this is a prompt, as it has the key "schema"; read it as a Prompt, or write "name" for a schema'],
+        ["pml.wrong_document"],
     ),
     "no name": (
         {},
-        ['s.json: a schema has no "name"; write the name of the schema, a text of 1 to 1,048,576 characters'],
+        ["pml.missing_key"],
     ),
     "a blank name": (
         {"name": " "},
-        ["s.json: name: this is white space alone; write the name of the schema, a text of 1 to 1,048,576 characters"],
+        ["pml.empty_attribute name"],
     ),
     "an empty name": (
         {"name": ""},
-        ['s.json: name: this is the text ""; write the name of the schema, a text of 1 to 1,048,576 characters'],
+        ["pml.wrong_type name"],
     ),
     "an unknown key": (
         {"name": "s", "contents": []},
-        ['s.json: a schema takes no key "contents"; did you mean "content"?'],
+        ["pml.unknown_key"],
     ),
     "another unknown key": (
         inside({"module": "m", "zzz": 1}),
-        ['s.json: content[0].module "m": a module takes no key "zzz"; '
-            'it takes "module", "content", "src", "cache", "meta"'],
+        ['pml.unknown_key content[0].module "m"'],
     ),
     "content of another type": (
         {"name": "s", "content": {"module": "m"}},
-        ["s.json: content: this is an object; write a text, or a list of texts and objects"],
+        ["pml.wrong_type content"],
     ),
     "members of other types": (
         inside(1.5, None, True, [], [1]),
         [
-            "s.json: content[0]: this is the number 1.5; write a text or an object",
-            "s.json: content[1]: this is null; write a text or an object",
-            "s.json: content[2]: this is true; write a text or an object",
-            "s.json: content[3]: this is an empty list; write a text or an object",
-            "s.json: content[4]: this is a list of 1; write a text or an object",
+            "pml.wrong_type content[0]",
+            "pml.wrong_type content[1]",
+            "pml.wrong_type content[2]",
+            "pml.wrong_type content[3]",
+            "pml.wrong_type content[4]",
         ],
     ),
     "no kind": (
         inside({}, {"modul": "a"}, {"type": "text", "text": "a"}, {"content": "a"}),
         [
-            's.json: content[0]: this object does not say what it is; give it one of "module", "union", "role"',
-            's.json: content[1]: this object does not say what it is; did you mean "module"?',
-            "s.json: content[2]: this object does not say what it is; write a text as a string alone",
-            's.json: content[3]: this object does not say what it is; give it one of "module", "union", "role"',
+            "pml.unknown_object content[0]",
+            "pml.unknown_object content[1]",
+            "pml.unknown_object content[2]",
+            "pml.unknown_object content[3]",
         ],
     ),
     "two kinds": (
         inside({"module": "m", "param": "p"}),
-        ['s.json: content[0].module "m": a module takes no key "param"; '
-            'it takes "module", "content", "src", "cache", "meta"'],
+        ['pml.unknown_key content[0].module "m"'],
     ),
     "names": (
         inside({"module": "a b"}, {"module": "user"}, {"module": 5}, {"module": "n" * 257}),
         [
-            f's.json: content[0].module "a b".module: "a b" is not a name; {NAME}',
-            's.json: content[1].module "user".module: "user" is a tag of PML, which no module is named like; '
-            "write another name",
-            "s.json: content[2].module: this is the number 5; write a name",
-            f's.json: content[3].module "{"n" * 59}…".module: the name "{"n" * 59}…" has 257 characters; '
-            "write at most 256",
+            'pml.invalid_name content[0].module "a b".module',
+            'pml.invalid_name content[1].module "user".module',
+            "pml.wrong_type content[2].module",
+            'pml.invalid_name content[3].module "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn…".module',
+        ],
+    ),
+    "rules of turns": (
+        inside({"role": "user", "content": [{"module": "m", "content": [{"role": "user"}]}, {"param": "p", "len": 1}]}),
+        [
+            'pml.misplaced_object content[0].user.content[0].module "m".content[0]',
+            "pml.misplaced_object content[0].user.content[1]",
+        ],
+    ),
+    "rules of scaffolds": (
+        {
+            **inside({"module": "miami"}, {"union": [{"module": "b"}, {"module": "c"}]}),
+            "scaffolds": [["miami"], ["miami", "maimi"], ["b", "c"]],
+        },
+        [
+            "pml.invalid_scaffold scaffolds[0]",
+            "pml.unknown_module scaffolds[1]",
+            "pml.invalid_scaffold scaffolds[2]",
+        ],
+    ),
+    "rules of src": (
+        inside(
+            {"module": "m", "src": "a", "content": "b"},
+            {"module": "n", "src": "a"},
+            {"module": "o", "src": "a", "content": [" "]},
+        ),
+        [
+            'pml.src_and_content content[0].module "m".src',
+            'pml.src_without_folder content[1].module "n".src',
+            'pml.src_and_content content[2].module "o".src',
         ],
     ),
     "a module twice": (
         inside({"module": "m"}, {"union": [{"module": "m"}]}),
-        [
-            's.json: content[1].union[0].module "m": module "m" is defined twice, first at content[0].module "m"; '
-            "give this one another name"
-        ],
+        ['pml.duplicate_name content[1].union[0].module "m".module'],
     ),
     "parameters": (
         inside(
@@ -170,40 +191,33 @@ SCHEMA_PROBLEMS: dict[str, tuple[Any, list[str]]] = {
             }
         ),
         [
-            f's.json: content[0].module "m".content[0].param "p".len: this is the number 0; {LENGTH}',
-            f's.json: content[0].module "m".content[1].param "q".len: this is the text "5"; {LENGTH}',
-            f's.json: content[0].module "m".content[1].param "q".default: this is the number 7; {VALUE}',
-            f's.json: content[0].module "m".content[2].param "r".len: this is true; {LENGTH}',
-            f's.json: content[0].module "m".content[3].param "s".len: this is the number 5.5; {LENGTH}',
-            f's.json: content[0].module "m".content[4].param "t": a parameter has no "len"; {LENGTH}',
-            's.json: content[0].module "m".content[5].param "u": a parameter takes no key "length"; '
-            'did you mean "len"?',
-            f's.json: content[0].module "m".content[6].param "v".len: this is the number 1e+30; {LENGTH}',
-            f's.json: content[0].module "m".content[7].param "w".default: this is a text of 1,048,577 characters; '
-            f"{VALUE}",
+            'pml.wrong_type content[0].module "m".content[0].param "p".len',
+            'pml.wrong_type content[0].module "m".content[1].param "q".len',
+            'pml.wrong_type content[0].module "m".content[1].param "q".default',
+            'pml.wrong_type content[0].module "m".content[2].param "r".len',
+            'pml.wrong_type content[0].module "m".content[3].param "s".len',
+            'pml.missing_key content[0].module "m".content[4].param "t"',
+            'pml.unknown_key content[0].module "m".content[5].param "u"',
+            'pml.wrong_type content[0].module "m".content[6].param "v".len',
+            'pml.wrong_type content[0].module "m".content[7].param "w".default',
         ],
     ),
     "a parameter twice": (
         inside({"module": "m", "content": [{"param": "p", "len": 1}, {"param": "p", "len": 2}]}),
-        [
-            's.json: content[0].module "m".content[1].param "p": parameter "p" is defined twice in module "m"; '
-            "give this one another name"
-        ],
+        ['pml.duplicate_name content[0].module "m".content[1].param "p"'],
     ),
     "a parameter outside": (
         inside({"param": "p", "len": 1}),
-        ["s.json: content[0]: a parameter stands outside a module; move it into one"],
+        ["pml.misplaced_object content[0]"],
     ),
     "unions": (
         inside({"union": []}, {"union": "x"}, {"union": ["x", {"union": []}, 5]}),
         [
-            "s.json: content[0].union: this is an empty list; write a list of modules, at least one",
-            's.json: content[1].union: this is the text "x"; write a list of modules, at least one',
-            "s.json: content[2].union[0]: a text stands directly in a union; put it into a module",
-            "s.json: content[2].union[1]: a union stands directly in a union; list all members in one union, "
-            "or put the inner one into a module",
-            "s.json: content[2].union[1].union: this is an empty list; write a list of modules, at least one",
-            "s.json: content[2].union[2]: this is the number 5; write a text or an object",
+            "pml.wrong_type content[0].union",
+            "pml.wrong_type content[1].union",
+            "pml.misplaced_text content[2].union[0]",
+            "pml.misplaced_object content[2].union[1]",
+            "pml.wrong_type content[2].union[2]",
         ],
     ),
     "beside turns": (
@@ -213,19 +227,14 @@ SCHEMA_PROBLEMS: dict[str, tuple[Any, list[str]]] = {
             {"role": "user", "content": [{"module": "m", "content": [{"role": "user"}]}]},
             {"import": "m"},
         ),
-        [
-            's.json: content[2].user.content[0].module "m".content[0]: a turn stands in another turn or in a union; '
-            "turns stand at the top level of a schema, or in a module",
-            "s.json: content[3]: an import stands in a schema, but only prompts import; "
-            'write {"module": …} to define a module',
-        ],
+        ["pml.misplaced_object content[3]"],
     ),
     "roles": (
         inside({"role": "tool"}, {"role": ["user"], "content": 5}),
         [
-            's.json: content[0].role: this is the text "tool"; write "system" or "user" or "assistant"',
-            's.json: content[1].role: this is a list of 1; write "system" or "user" or "assistant"',
-            "s.json: content[1].content: this is the number 5; write a text, or a list of texts and objects",
+            "pml.wrong_type content[0].role",
+            "pml.wrong_type content[1].role",
+            "pml.wrong_type content[1].content",
         ],
     ),
     "scaffolds": (
@@ -234,73 +243,54 @@ SCHEMA_PROBLEMS: dict[str, tuple[Any, list[str]]] = {
             "scaffolds": ["miami b", [], ["miami"], ["miami", "maimi"], ["b", "c"], ["b", 1]],
         },
         [
-            's.json: scaffolds[0]: this is the text "miami b"; write a list of at least two modules\' names',
-            "s.json: scaffolds[1]: this is an empty list; write a list of at least two modules' names",
-            "s.json: scaffolds[5]: this is a list of 2; write a list of at least two modules' names",
-            's.json: scaffolds[2]: the scaffold names "miami" alone; name at least two modules, or delete it',
-            's.json: scaffolds[3]: the scaffold names "maimi", which is no module of this schema; '
-            'did you mean "miami"?',
-            's.json: scaffolds[4]: the scaffold names "b" and "c", of which a union allows one; '
-            "leave one of them out",
+            "pml.wrong_type scaffolds[0]",
+            "pml.wrong_type scaffolds[1]",
+            "pml.wrong_type scaffolds[5][1]",
         ],
     ),
     "scaffolds of another type": (
         {"name": "s", "scaffolds": "ab"},
-        ["s.json: scaffolds: this is the text \"ab\"; write a list of lists of modules' names"],
+        ["pml.wrong_type scaffolds"],
     ),
     "src": (
         inside({"module": "m", "src": "a", "content": "b"}, {"module": "n", "src": "a"}, {"module": "o", "src": 1}),
-        [
-            's.json: content[0].module "m".src: the module has both src and content; leave one of them out',
-            's.json: content[1].module "n".src: src needs a folder, and a schema in a string has none; '
-            "give one with Schema.from_json(text, folder=…)",
-            's.json: content[2].module "o".src: this is the number 1; write a text, the name of a file '
-            "beside the schema",
-        ],
+        ['pml.wrong_type content[2].module "o".src'],
     ),
 }  # fmt: skip
 PROMPT_PROBLEMS: dict[str, tuple[Any, list[str]]] = {
-    "no object": ("x", ['p.json: this is the text "x"; a prompt is an object: write {"schema": "…", "content": […]}']),
+    "no object": ("x", ["pml.wrong_type"]),
     "a schema": (
         {"name": "s"},
-        [
-            'p.json: this is a schema, as it has the key "name"; read it as a Schema, or write "schema" '
-            "with the name of the prompt's schema"
-        ],
+        ["pml.wrong_document"],
     ),
     "both": (
         {"name": "s", "schema": "s"},
-        ['p.json: a prompt takes no key "name"; it takes "schema", "content", "imports", "text"'],
+        ["pml.unknown_key"],
     ),
     "imports": (
         says({"import": "a b"}, {"import": "user"}, {"import": None}, {"imports": "a"}),
         [
-            f'p.json: content[0].import "a b".import: "a b" is not a name; {NAME}',
-            'p.json: content[1].import "user".import: "user" is a tag of PML, which no module is named like; '
-            "write another name",
-            "p.json: content[2].import: this is null; write a name",
-            'p.json: content[3]: this object does not say what it is; did you mean "import"?',
+            'pml.invalid_name content[0].import "a b".import',
+            'pml.invalid_name content[1].import "user".import',
+            "pml.wrong_type content[2].import",
+            "pml.unknown_object content[3]",
         ],
     ),
     "arguments": (
         says({"import": "a", "arguments": {"x": 3, "a b": "1"}}, {"import": "b", "arguments": ["x"]}),
         [
-            f'p.json: content[0].import "a".arguments "x": this is the number 3; {VALUE}',
-            f'p.json: content[0].import "a".arguments "a b": "a b" is not a name; {NAME}',
-            'p.json: content[1].import "b".arguments: this is a list of 1; '
-            "write an object with a text for each parameter",
+            'pml.wrong_type content[0].import "a".arguments "x"',
+            'pml.invalid_name content[0].import "a".arguments "a b"',
+            'pml.wrong_type content[1].import "b".arguments',
         ],
     ),
     "what stands in schemas": (
         says({"module": "a"}, {"param": "p", "len": 1}, {"union": []}, {"import": "a", "content": [{"role": "user"}]}),
         [
-            "p.json: content[0]: a module is defined in a prompt, but only schemas define; "
-            'write {"import": …} to import one',
-            "p.json: content[1]: a parameter stands in a prompt, but only schemas have them; "
-            "write what the prompt imports",
-            "p.json: content[2]: a union stands in a prompt, but only schemas have them; write what the prompt imports",
-            'p.json: content[3].import "a".content[0]: a turn stands inside something else; '
-            "turns stand at the top level of a prompt",
+            "pml.misplaced_object content[0]",
+            "pml.misplaced_object content[1]",
+            "pml.misplaced_object content[2]",
+            'pml.misplaced_object content[3].import "a".content[0]',
         ],
     ),
 }

@@ -36,7 +36,18 @@ def test_the_json_schema_takes_what_is_right(document: dict[str, Any]) -> None:
     VALIDATOR.validate(document)
 
 
-RULES = {"a blank name", "names", "a module twice", "a parameter twice", "beside turns", "src", "a prompt", "a schema"}
+RULES = {
+    "rules of turns",
+    "rules of src",
+    "a blank name",
+    "names",
+    "a module twice",
+    "a parameter twice",
+    "beside turns",
+    "src",
+    "a prompt",
+    "a schema",
+}
 STRUCTURAL = {name: document for name, (document, _) in PROBLEMS.items() if name not in RULES}
 
 

@@ -16,8 +16,8 @@ from inlay.pml import Prompt
 from inlay.pml import nodes as limits
 from inlay.pml.json_form import json_schema
 from tests.generated import examples
-from tests.pml.helpers import sentences
-from tests.pml.json_documents import NAME, SHORT, VALUE
+from tests.pml.helpers import faults
+from tests.pml.json_documents import SHORT
 from tests.pml.node_strategies import bare
 
 VALIDATOR = jsonschema.Draft202012Validator(json_schema())
@@ -86,46 +86,44 @@ def test_places_are_paths() -> None:
     assert str(text.place) == "p.json: text"
 
 
-NAMES = 'a list of names of modules, and objects {"name": …}'
 PROBLEMS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "both forms": (
         {"content": "a", "imports": ["m"]},
-        ['p.json: a prompt has "content" or the short form, not both; leave "imports" out'],
+        ["pml.conflicting_keys"],
     ),
     "both forms, one of them empty": (
         {"content": [], "text": ""},
-        ['p.json: a prompt has "content" or the short form, not both; leave "text" out'],
+        ["pml.conflicting_keys"],
     ),
-    "no list": ({"imports": "m"}, [f'p.json: imports: this is the text "m"; write {NAMES}']),
-    "no text": ({"text": ["a"]}, ["p.json: text: this is a list of 1; write a text"]),
+    "no list": ({"imports": "m"}, ["pml.wrong_type imports"]),
+    "no text": ({"text": ["a"]}, ["pml.wrong_type text"]),
     "members of other types": (
         {"imports": [3, None, []]},
         [
-            'p.json: imports[0]: this is the number 3; write the name of a module, or an object {"name": …}',
-            'p.json: imports[1]: this is null; write the name of a module, or an object {"name": …}',
-            'p.json: imports[2]: this is an empty list; write the name of a module, or an object {"name": …}',
+            "pml.wrong_type imports[0]",
+            "pml.wrong_type imports[1]",
+            "pml.wrong_type imports[2]",
         ],
     ),
     "names": (
         {"imports": ["a b", {"name": "user"}, {"name": 5}]},
         [
-            f'p.json: imports[0]: "a b" is not a name; {NAME}',
-            'p.json: imports[1].import "user".name: "user" is a tag of PML, which no module is named like; '
-            "write another name",
-            "p.json: imports[2].name: this is the number 5; write a name",
+            "pml.invalid_name imports[0]",
+            'pml.invalid_name imports[1].import "user".name',
+            "pml.wrong_type imports[2].name",
         ],
     ),
     "keys": (
         {"imports": [{"nam": "a"}, {"name": "a", "content": "b"}, {}]},
         [
-            'p.json: imports[0]: an import takes no key "nam"; did you mean "name"?',
-            'p.json: imports[1].import "a": an import takes no key "content"; it takes "name", "arguments", "imports"',
-            'p.json: imports[2]: an import has no "name"; write a name',
+            "pml.unknown_key imports[0]",
+            'pml.unknown_key imports[1].import "a"',
+            "pml.missing_key imports[2]",
         ],
     ),
     "arguments": (
         {"imports": [{"name": "a", "arguments": {"x": 1}}]},
-        [f'p.json: imports[0].import "a".arguments "x": this is the number 1; {VALUE}'],
+        ['pml.wrong_type imports[0].import "a".arguments "x"'],
     ),
 }  # fmt: skip
 
@@ -133,7 +131,7 @@ PROBLEMS: dict[str, tuple[dict[str, Any], list[str]]] = {
 @pytest.mark.parametrize(("document", "expected"), PROBLEMS.values(), ids=PROBLEMS.keys())
 def test_problems(document: dict[str, Any], expected: list[str]) -> None:
     written = json.dumps({"schema": "s", **document})
-    assert sentences(lambda: Prompt.from_json(written, source="p.json")) == expected
+    assert faults(lambda: Prompt.from_json(written, source="p.json")) == expected
 
 
 def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,9 +139,8 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(31):
         deep = {"name": "m", "imports": [deep]}
     Prompt.from_json({"schema": "s", "imports": [deep]})
-    (problem,) = sentences(lambda: Prompt.from_json({"schema": "s", "imports": [{"name": "m", "imports": [deep]}]}))
-    assert problem.endswith("objects are nested more than 32 deep; nest less deeply")
+    (problem,) = faults(lambda: Prompt.from_json({"schema": "s", "imports": [{"name": "m", "imports": [deep]}]}))
+    assert problem.startswith("pml.too_deep imports[0]")
     monkeypatch.setattr(limits, "MAX_ELEMENTS", 9)
     Prompt.from_json({"schema": "s", "imports": ["m"] * 8})
-    (problem,) = sentences(lambda: Prompt.from_json({"schema": "s", "imports": ["m"] * 9}))
-    assert problem.endswith("imports[8]: there are more than 9 objects; split this into several files")
+    assert faults(lambda: Prompt.from_json({"schema": "s", "imports": ["m"] * 9})) == ["pml.too_large imports[8]"]

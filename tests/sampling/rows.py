@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from inlay.sampling.filters import block_sums, blocked, pad, ranked, tiles, typical, weigh
+from inlay.sampling import plain
 from inlay.sampling.params import SamplingParams
 from inlay.sampling.report import Sampled
-from inlay.sampling.row import SETTINGS, Row
-from inlay.sampling.sampler import paths, sample
+from inlay.sampling.row import Row
+from inlay.sampling.sampler import sample
 
 
 def normal(*shape: int, seed: int = 0, scale: float = 3.0) -> torch.Tensor:
@@ -35,20 +35,8 @@ def choose(logits: torch.Tensor, rows: list[Row]) -> list[Sampled]:
 
 def kept(logits: torch.Tensor, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
     """The token ids that can be drawn from logits (vocabulary,), in drawing order, and their probabilities."""
-    blocks = blocked(pad(logits[None]))
-    best = blocks.maxima.max(axis=1)
-    settings = np.array([Row(params, 0).settings], dtype=SETTINGS)
-    free, by_rank, _ = paths(settings)
-    if len(free):
-        ((_, logs),) = tiles(blocks, best, settings)
-        weights = weigh(logs, settings)[0].numpy()
-        ids = np.arange(len(weights))
-    else:
-        totals = block_sums(blocks, best, settings).sum(axis=1)
-        lists = ranked(blocks, best, settings, totals) if len(by_rank) else typical(blocks, best, settings)
-        _, (ids,), (weights,) = next(found for found in lists if len(found.places))
-    some = np.flatnonzero(weights)
-    return ids[some], weights[some] / weights[some].sum()
+    ids, weights = plain.kept(logits, Row(params, 0))
+    return ids.numpy(), (weights.double() / weights.sum()).numpy()
 
 
 def probabilities(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:

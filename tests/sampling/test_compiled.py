@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from inlay.attention.cpu import available, instruction_sets
 from inlay.models.load import load_tokenizer
-from inlay.sampling import compiled
-from inlay.sampling import sampler as plain
-from inlay.sampling.filters import exponential
+from inlay.sampling import compiled, plain, sampler
+from inlay.sampling.compiled import Chosen
 from inlay.sampling.params import SamplingParams
+from inlay.sampling.plain import exponential
 from inlay.sampling.row import Row
 from inlay.sampling.structured import Grammars, Guide
 from tests.generated import examples
@@ -29,9 +29,9 @@ WIDE = 40_003  # more blocks than a short list, and no multiple of a vector's wi
 
 def check(logits: torch.Tensor, rows: list[Row]) -> None:
     """That all versions of the kernel choose what the specification does, and find the same damage."""
-    bits = plain.random_bits(rows)
+    bits = sampler.random_bits(rows)
     before = logits.clone()
-    expected = plain.choose(logits, rows, bits)
+    expected = Chosen(*(each.numpy() for each in plain.choose(logits, rows, bits)))
     whole = np.isfinite(expected.raw) & np.isfinite(expected.best)
     for name in instruction_sets():
         found = compiled.choose(logits, rows, bits, name)
@@ -163,7 +163,7 @@ def test_ids_that_are_no_tokens_change_nothing():
 def test_random_bits_are_those_of_numpys_generator():
     pairs = [(0, 0), (0, 1), (1, 0), (2**64 - 1, 5), (12345, 2**32), (3, 2**64 - 1)]
     rows = [row(SamplingParams(), step, seed) for seed, step in pairs]
-    assert plain.random_bits(rows).tolist() == [plain.draw(seed, step) for seed, step in pairs]
+    assert sampler.random_bits(rows).tolist() == [sampler.draw(seed, step) for seed, step in pairs]
 
 
 def test_the_exponential_is_one():

@@ -1,5 +1,4 @@
-"""Tokens chosen on a device, here on tensors of the CPU: they equal the specification's, and no step waits for the
-device.
+"""Tokens chosen on a device, here on tensors of the CPU: they equal the host's, and no step waits for the device.
 
 Waits are found on ``meta``, whose tensors hold no numbers to look at.
 """
@@ -7,20 +6,21 @@ Waits are found on ``meta``, whose tensors hold no numbers to look at.
 from __future__ import annotations
 
 import math
+from unittest.mock import patch
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inlay.errors import InlayError
 from inlay.models.load import load_tokenizer
-from inlay.sampling import device
-from inlay.sampling import sampler as plain
-from inlay.sampling.device import Launched, scaled_down
+from inlay.sampling import plain, sampler
 from inlay.sampling.params import SamplingParams
-from inlay.sampling.report import report
+from inlay.sampling.plain import scaled_down
+from inlay.sampling.report import Sampled
 from inlay.sampling.row import Row
+from inlay.sampling.sampler import begin, sample
 from inlay.sampling.structured import Grammars
 from tests.generated import examples
 from tests.sampling.rows import normal, row
@@ -30,32 +30,29 @@ TYPICAL = [{"typical_p": 0.6}, {"typical_p": 0.2, "top_p": 0.9}, {"typical_p": 0
 
 
 def check(logits: torch.Tensor, rows: list[Row]) -> None:
-    """That a device chooses what the specification does, finds the same damage, and tells the same probabilities."""
-    bits = plain.random_bits(rows)
+    """That a device chooses what the host does, finds the same damage, and tells the same probabilities."""
     before = logits.clone()
-    expected = plain.choose(logits, rows, bits)
-    whole = np.isfinite(expected.raw) & np.isfinite(expected.best)
-    found, sampled = Launched(logits, rows, bits).wait()
-    np.testing.assert_array_equal(found.tokens[whole], expected.tokens[whole])
-    np.testing.assert_array_equal(found.raw, expected.raw)
-    np.testing.assert_array_equal(found.best, expected.best)
-    wanted = [made.params.logprobs if fine else None for made, fine in zip(rows, whole, strict=True)]
-    told = report(logits, found.tokens, wanted)
-    assert [one for one, fine in zip(sampled, whole, strict=True) if fine] == [
-        one for one, fine in zip(told, whole, strict=True) if fine
-    ]
-    assert ((found.tokens >= 0) & (found.tokens < logits.shape[1])).all()  # a next step looks their embeddings up
+    expected = sample(logits, rows)
+    with patch.object(sampler, "on_device", lambda logits: True):
+        pending = begin(logits, rows)
+    assert list(map(_shown, pending.wait())) == list(map(_shown, expected))
+    assert pending.there is not None
+    assert ((pending.there >= 0) & (pending.there < logits.shape[1])).all()  # a next step looks their embeddings up
     assert torch.equal(logits.nan_to_num(7.0), before.nan_to_num(7.0))
 
 
+def _shown(found: Sampled | InlayError) -> Sampled | str:
+    return str(found) if isinstance(found, InlayError) else found
+
+
 @pytest.mark.parametrize("shape", shapes(1))
-def test_a_device_chooses_what_the_specification_does(shape):
+def test_a_device_chooses_what_the_host_does(shape):
     rows = [made for changes in [*PARAMS, *TYPICAL] for made in steps(changes, 2)]
     check(shapes(2)[shape].repeat(len(rows) // 2, 1), rows)
 
 
 def test_rows_that_fill_several_tiles(monkeypatch):
-    monkeypatch.setattr(device, "TILE", 2 * WIDE)
+    monkeypatch.setattr(plain, "_HOST_TILE", 2 * WIDE)
     rows = [made for changes in [*PARAMS, *TYPICAL] for made in steps(changes, 2)]
     check(shapes(2)["two values"].repeat(len(rows) // 2, 1), rows)
 
@@ -137,11 +134,12 @@ def test_nothing_waits_and_one_copy_goes_to_the_host(monkeypatch):
     """Tensors of ``meta`` refuse what would wait: to be looked at, to be copied to the host, to set a shape."""
     vocabulary, rows = guided()
     copied = []
-    monkeypatch.setattr(device, "Download", copied.append)
-    launched = Launched(torch.empty(len(rows), vocabulary, device="meta"), rows, plain.random_bits(rows))
-    assert launched.tokens.device.type == "meta"
+    monkeypatch.setattr(sampler, "Download", copied.append)
+    there = begin(torch.empty(len(rows), vocabulary, device="meta"), rows).there
+    assert there is not None
+    assert there.device.type == "meta"
     assert [each.device.type for each in copied] == ["meta"]
     assert copied[0].numel() == 3 * len(rows) + 3 + 2 * 4  # tokens, and the log-probabilities of one row
-    for wait in (launched.tokens.tolist, launched.tokens.cpu, lambda: launched.tokens[launched.tokens > 0]):
+    for wait in (there.tolist, there.cpu, lambda: there[there > 0]):
         with pytest.raises(RuntimeError):
             wait()

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from inlay.attention.cpu import available
 from inlay.errors import InlayError
-from inlay.sampling import compiled
-from inlay.sampling import filters as sampler_lists
+from inlay.sampling import compiled, plain
 from inlay.sampling import sampler as sampler_choose
-from inlay.sampling.filters import exponential
 from inlay.sampling.params import SamplingParams
+from inlay.sampling.plain import exponential
 from inlay.sampling.row import Row
 from inlay.sampling.sampler import request_seed, sample
 from tests.generated import examples
@@ -271,8 +270,9 @@ def test_ranks_of_tied_tokens_go_by_id():
         (None, "leave no token to choose: every one is -inf or forbidden"),
     ],
 )
-def test_a_row_without_a_choice_gets_an_error_and_the_others_their_tokens(params, damage, reason):
-    logits = normal(3, 50)
+@pytest.mark.parametrize("vocabulary", [50, 20_000])
+def test_a_row_without_a_choice_gets_an_error_and_the_others_their_tokens(params, vocabulary, damage, reason):
+    logits = normal(3, vocabulary)
     rows = [row(params, 4, place) for place in range(3)]
     expected = choose(logits, rows)
     if damage is None:
@@ -307,23 +307,24 @@ def test_extreme_temperatures_stay_finite(temperature):
     torch.testing.assert_close(found, (logits.double() / temperature).softmax(dim=-1), rtol=1e-4, atol=1e-6)
 
 
-def test_a_large_vocabulary_is_not_sorted(monkeypatch):
-    monkeypatch.setattr(sampler_choose, "on_device", lambda logits: False)
+@pytest.mark.parametrize("changes", [{"top_p": 0.9}, {"top_k": 50}, {"top_k": 50, "top_p": 0.5}], ids=str)
+def test_the_host_does_not_sort_a_large_vocabulary(monkeypatch, changes):
+    logits = normal(LARGE, scale=6.0)
     sizes = []
-    monkeypatch.setattr(compiled, "takes", lambda logits: False)
-    at_least = sampler_lists.at_least
+    stock = plain._sorted
 
-    def counted(*bounds):
-        found = at_least(*bounds)
-        sizes.append(len(found[0]))
-        return found
+    def counted(values):
+        sizes.append(values.shape[1])
+        return stock(values)
 
-    monkeypatch.setattr(sampler_lists, "at_least", counted)
-    params = [SamplingParams(), SamplingParams(top_p=0.9), SamplingParams(top_k=50, logprobs=20), GREEDY]
-    found = choose(normal(4, LARGE, scale=6.0), [row(one) for one in params])
-    assert len(found[2].top) in (20, 21)
-    assert len(sizes) == 2
-    assert max(sizes) < 1000
+    monkeypatch.setattr(plain, "_sorted", counted)
+    found, weights = plain.kept(logits, row(SamplingParams(**changes)))
+    assert max(sizes) < 2000
+    monkeypatch.setattr(plain, "_SHORT_LIST", LARGE)
+    whole, all_weights = plain.kept(logits, row(SamplingParams(**changes)))
+    assert max(sizes) == LARGE
+    assert torch.equal(found, whole)
+    assert torch.equal(weights, all_weights)
 
 
 def test_a_request_without_a_seed_gets_one_of_its_own():

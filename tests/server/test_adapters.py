@@ -9,6 +9,7 @@ import pytest
 from inlay.errors import ParameterError
 from inlay.server.app import build_app
 from inlay.server.settings import ServerSettings
+from tests.raising import raises
 
 from ..adapters import ALL, write_adapter
 from ..conftest import tiny
@@ -89,8 +90,6 @@ def test_a_name_that_nobody_has(adapted: Site, path):
 
 def test_an_adapter_and_its_model_have_names_of_their_own(tmp_path):
     llm = small_model(adapters={"same": write_adapter(tmp_path, tiny("llama"))})
-    with pytest.raises(
-        ParameterError, match="an adapter is called 'same' as is its model; give one of them another name"
-    ):
+    with raises("adapter.invalid_name", ParameterError, names="same"):
         build_app(llm, ServerSettings(served_names=("same",)))
     llm.shutdown()

@@ -16,7 +16,7 @@ from inlay.cli.loading import told_loading
 from inlay.errors import ParameterError, PMLError, Problem
 from inlay.kv.offload.tier import Kept
 from inlay.pml import Prompt, Schema
-from inlay.pml.json_objects import parse_json
+from inlay.pml.json_document import parse_json
 from inlay.pml.parser import parse
 from inlay.pml.problems import Problems
 from inlay.pml.sources import document_from_file, is_json

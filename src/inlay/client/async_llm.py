@@ -7,16 +7,17 @@ import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, Unpack
 
 from inlay.client.base import Progress, Served
 from inlay.client.cached_texts import CachedTextCalls
+from inlay.client.options import SchemaOptions, StreamOptions
 from inlay.client.waiting import Looping
 from inlay.errors import ParameterError
 from inlay.models.load import GivenModel
 from inlay.output.processor import RequestState
 from inlay.pml import Schema
-from inlay.policy import PolicyFields, ReusePolicy, check_schema_fields
+from inlay.policy import PolicyFields, ReusePolicy
 from inlay.prompt.inputs import Message, PromptInput, chat_prompts, check_order, check_params, check_salt, in_any_order
 from inlay.prompt.layout import SchemaLayout
 from inlay.sampling.params import SamplingParams
@@ -79,8 +80,7 @@ class AsyncLLM(CachedTextCalls):
             tenant: the tenant of the request. Tenants share passes, slots and the queue (docs/guides/many-requests.md).
             weight: the size of the tenant's share relative to others.
             keep_marked_alone: if True, the text behind the last module or marked part is neither stored nor looked up.
-                That
-                is the whole prompt if it has none.
+                That is the whole prompt if it has none.
             diagnostics: as in ``LLM.generate``. The last output has them.
 
         Raises:
@@ -131,24 +131,7 @@ class AsyncLLM(CachedTextCalls):
         documents: Sequence[Mapping[str, str]] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
-        request_id: str | None = None,
-        priority: int = 0,
-        timeout_s: float | None = None,
-        arrival: float | None = None,
-        reuse: str | ReusePolicy | None = None,
-        recompute: str | None = None,
-        promote: bool | None = None,
-        across_adapters: bool | None = None,
-        tolerance: float | str | None = None,
-        positions: str | None = None,
-        order: str | None = None,
-        cache_salt: str | None = None,
-        adapter: str | None = None,
-        stream_interval: int | None = 1,
-        tenant: str = "",
-        weight: float = 1.0,
-        keep_marked_alone: bool = False,
-        diagnostics: bool = False,
+        **options: Unpack[StreamOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer one conversation. Arguments as in ``LLM.chat`` and ``generate``, outputs as in ``generate``."""
         prompts = chat_prompts(
@@ -163,28 +146,7 @@ class AsyncLLM(CachedTextCalls):
             raise ParameterError(
                 f"there are {len(prompts)} conversations; give one to each call", code="parameter.wrong_count"
             )
-        return self.generate(
-            prompts[0],
-            sampling_params,
-            request_id=request_id,
-            priority=priority,
-            timeout_s=timeout_s,
-            arrival=arrival,
-            reuse=reuse,
-            recompute=recompute,
-            promote=promote,
-            across_adapters=across_adapters,
-            tolerance=tolerance,
-            positions=positions,
-            order=order,
-            cache_salt=cache_salt,
-            adapter=adapter,
-            stream_interval=stream_interval,
-            tenant=tenant,
-            weight=weight,
-            keep_marked_alone=keep_marked_alone,
-            diagnostics=diagnostics,
-        )
+        return self.generate(prompts[0], sampling_params, **options)
 
     def _begin(self, request_id: str | None) -> tuple[str, _UnderWay]:
         """Reserve a name before the first await. Raises ParameterError if it is in use."""
@@ -217,16 +179,12 @@ class AsyncLLM(CachedTextCalls):
         *,
         encode: bool = True,
         replace: bool = False,
-        reuse: str | ReusePolicy | None = None,
-        tolerance: float | str | None = None,
-        positions: str | None = None,
         progress: Progress | None = None,
-        cache_salt: str | None = None,
-        adapter: str | None = None,
         ttl: str | None = None,
+        tolerance: float | str | None = None,
         tenant: str = "",
         weight: float = 1.0,
-        **of_requests: object,
+        **options: Unpack[SchemaOptions],
     ) -> SchemaLayout:
         """Add a schema; see LLM.add_schema. Its modules are computed in the same passes as running requests.
 
@@ -235,24 +193,21 @@ class AsyncLLM(CachedTextCalls):
                 gets fewer calls.
             tenant, weight: as in ``generate``.
         """
-        check_schema_fields(of_requests, "add_schema")
-        scope = Scope(check_salt(cache_salt), tenant, adapter, weight)
-        policy = self._policy_of(schema, PolicyFields(reuse, tolerance=tolerance).policy(), positions, adapter)
-        return await self._add_schema(schema, policy, scope, encode=encode, replace=replace, ttl=ttl, progress=progress)
+        return await self._add_schema(
+            schema,
+            encode=encode,
+            replace=replace,
+            ttl=ttl,
+            progress=progress,
+            tolerance=tolerance,
+            tenant=tenant,
+            weight=weight,
+            **options,
+        )
 
-    async def warm(
-        self,
-        prompt: Any,
-        *,
-        reuse: str | ReusePolicy | None = None,
-        positions: str | None = None,
-        progress: Progress | None = None,
-        cache_salt: str | None = None,
-        adapter: str | None = None,
-    ) -> None:
+    async def warm(self, prompt: Any, *, progress: Progress | None = None, **options: Unpack[SchemaOptions]) -> None:
         """Encode the modules that a prompt will read: those of its schema, or marked parts of messages."""
-        scope = Scope(check_salt(cache_salt), adapter=adapter)
-        await self._warm(prompt, self._prompt_policy(prompt, reuse, positions, scope), scope, progress)
+        await self._warm(prompt, progress, **options)
 
     async def score_cached(
         self,
@@ -273,52 +228,31 @@ class AsyncLLM(CachedTextCalls):
         name: str,
         *,
         modules: Sequence[str] = (),
-        reuse: str | ReusePolicy | None = None,
-        positions: str | None = None,
-        cache_salt: str | None = None,
-        adapter: str | None = None,
         max_bytes: int | None = None,
         tenant: str = "",
         weight: float = 1.0,
+        **options: Unpack[SchemaOptions],
     ) -> int:
         """Pin a schema; see LLM.pin. With a tenant, the pins belong to the tenant under any salt.
 
         For tenant and weight see ``generate``.
         """
-        scope = Scope(check_salt(cache_salt), tenant, adapter, weight)
-        return await self._pin(name, modules, reuse, positions, scope, max_bytes)
+        return await self._pin(name, modules, max_bytes, tenant=tenant, weight=weight, **options)
 
     async def unpin(self, name: str, *, cache_salt: str | None = None, tenant: str = "") -> bool:
         """Unpin a schema; see LLM.unpin. ``tenant`` as in ``pin``."""
-        return await self._unpin(name, Scope(check_salt(cache_salt), tenant))
+        return await self._unpin(name, cache_salt=cache_salt, tenant=tenant)
 
-    async def evict(
-        self,
-        name: str,
-        *,
-        modules: Sequence[str] = (),
-        reuse: str | ReusePolicy | None = None,
-        positions: str | None = None,
-        cache_salt: str | None = None,
-        adapter: str | None = None,
-    ) -> int:
+    async def evict(self, name: str, *, modules: Sequence[str] = (), **options: Unpack[SchemaOptions]) -> int:
         """Evict a schema's segments; see LLM.evict."""
-        return await self._evict(name, modules, reuse, positions, Scope(check_salt(cache_salt), adapter=adapter))
+        return await self._evict(name, modules, **options)
 
-    async def stored(
-        self,
-        name: str,
-        *,
-        reuse: str | ReusePolicy | None = None,
-        positions: str | None = None,
-        cache_salt: str | None = None,
-        adapter: str | None = None,
-    ) -> dict[str, tuple[int, int]]:
+    async def stored(self, name: str, **options: Unpack[SchemaOptions]) -> dict[str, tuple[int, int]]:
         """Return module → its tokens, and its stored tokens; "" stands for text outside modules.
 
         Empty under a policy without modules. Raises ParameterError for an unknown schema.
         """
-        return await self._stored(name, reuse, positions, Scope(check_salt(cache_salt), adapter=adapter))
+        return await self._stored(name, **options)
 
     async def reset_prefix_cache(self) -> None:
         """Evict all stored segments that no request reads."""

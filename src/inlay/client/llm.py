@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -15,13 +15,14 @@ from tqdm import tqdm
 from inlay.client.base import PreparedRequest, Progress
 from inlay.client.cached_texts import CachedTextCalls
 from inlay.client.engine import SteppedEngine
+from inlay.client.options import PolicyOptions, RequestOptions, SchemaOptions
 from inlay.client.waiting import Mailbox, Stepping, finish
 from inlay.errors import InlayError, ParameterError
 from inlay.events import TokenEvent
 from inlay.models.load import GivenModel
 from inlay.output.processor import RequestState
 from inlay.pml import Schema
-from inlay.policy import PolicyFields, ReusePolicy, check_schema_fields
+from inlay.policy import PolicyFields, ReusePolicy
 from inlay.prompt.inputs import (
     Message,
     PromptInput,
@@ -103,10 +104,8 @@ class LLM(CachedTextCalls):
 
         Args:
             prompts: text, token ids, a Prompt (PML), ``{"prompt": text}``, ``{"prompt_token_ids": ids}``, a list of
-                chat
-                messages, ``{"messages": messages, "tools": tools}`` with further arguments of ``chat``, or a list of
-                any of
-                these.
+                chat messages, ``{"messages": messages, "tools": tools}`` with further arguments of ``chat``, or a list
+                of any of these.
             sampling_params: for all prompts, or one for each. None for ``get_default_sampling_params()``.
             use_tqdm: if True, show a progress bar of finished prompts.
             reuse, recompute, promote, across_adapters, tolerance, positions: the policy of these requests, see
@@ -122,12 +121,21 @@ class LLM(CachedTextCalls):
 
         Raises:
             InlayError: for a wrong prompt, before any runs. If a request fails, after all have ended, with the other
-                outputs
-                in the error's ``outputs``.
+                outputs in the error's ``outputs``.
         """
-        policy = PolicyFields(reuse, recompute, promote, across_adapters, tolerance).policy()
         asked = self._asked(
-            prompts, sampling_params, policy, positions, order, cache_salt, adapter, diagnostics=diagnostics
+            prompts,
+            sampling_params,
+            adapter,
+            reuse=reuse,
+            recompute=recompute,
+            promote=promote,
+            across_adapters=across_adapters,
+            tolerance=tolerance,
+            positions=positions,
+            order=order,
+            cache_salt=cache_salt,
+            diagnostics=diagnostics,
         )
         with tqdm(total=len(asked), disable=not use_tqdm, desc="prompts") as bar:
             for _ in self._run(asked):
@@ -139,22 +147,11 @@ class LLM(CachedTextCalls):
         prompt: PromptInput,
         sampling_params: SamplingParams | None = None,
         *,
-        reuse: str | ReusePolicy | None = None,
-        recompute: str | None = None,
-        promote: bool | None = None,
-        across_adapters: bool | None = None,
-        tolerance: float | str | None = None,
-        positions: str | None = None,
-        order: str | None = None,
-        cache_salt: str | None = None,
         adapter: str | None = None,
-        diagnostics: bool = False,
+        **options: Unpack[RequestOptions],
     ) -> Iterator[RequestOutput]:
         """Answer one prompt, yielding the output so far after every token. Arguments as in ``generate``."""
-        policy = PolicyFields(reuse, recompute, promote, across_adapters, tolerance).policy()
-        (asked,) = self._asked(
-            [prompt], sampling_params, policy, positions, order, cache_salt, adapter, diagnostics=diagnostics
-        )
+        (asked,) = self._asked([prompt], sampling_params, adapter, **options)
         return self._outputs(asked)
 
     def chat(
@@ -168,16 +165,8 @@ class LLM(CachedTextCalls):
         documents: Sequence[Mapping[str, str]] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
-        reuse: str | ReusePolicy | None = None,
-        recompute: str | None = None,
-        promote: bool | None = None,
-        across_adapters: bool | None = None,
-        tolerance: float | str | None = None,
-        positions: str | None = None,
-        order: str | None = None,
-        cache_salt: str | None = None,
         adapter: str | Sequence[str | None] | None = None,
-        diagnostics: bool = False,
+        **options: Unpack[RequestOptions],
     ) -> list[RequestOutput]:
         """Answer one conversation or several: lists of ``{"role": …, "content": …}``.
 
@@ -188,8 +177,7 @@ class LLM(CachedTextCalls):
             add_generation_prompt: True if the prompt opens an answer. None for True unless the last message is
                 continued.
             continue_final_message: True if the answer continues the last message, an assistant's.
-            sampling_params, use_tqdm, reuse, recompute, promote, across_adapters, tolerance, positions, order,
-            cache_salt, adapter, diagnostics: as in ``generate``.
+            sampling_params, use_tqdm, adapter, options: as in ``generate``.
 
         Raises:
             ParameterError: for a variable that the template does not know.
@@ -202,35 +190,17 @@ class LLM(CachedTextCalls):
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
         )
-        return self.generate(
-            prompts,
-            sampling_params,
-            use_tqdm=use_tqdm,
-            reuse=reuse,
-            recompute=recompute,
-            promote=promote,
-            across_adapters=across_adapters,
-            tolerance=tolerance,
-            positions=positions,
-            order=order,
-            cache_salt=cache_salt,
-            adapter=adapter,
-            diagnostics=diagnostics,
-        )
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, adapter=adapter, **options)
 
     def distributions(
         self,
         prompts: Sequence[PromptInput],
         continuations: Sequence[Sequence[int]],
         *,
-        reuse: str | ReusePolicy | None = None,
-        recompute: str | None = None,
-        promote: bool | None = None,
-        across_adapters: bool | None = None,
-        tolerance: float | str | None = None,
         positions: str | None = None,
         cache_salt: str | None = None,
         adapter: str | Sequence[str | None] | None = None,
+        **policy: Unpack[PolicyOptions],
     ) -> list[Tensor]:
         """Return the model's distribution at every token of given continuations (teacher forcing through the engine).
 
@@ -239,19 +209,15 @@ class LLM(CachedTextCalls):
         Args:
             prompts: a list of prompts, each as in ``generate``.
             continuations: token ids for each prompt, at least one. End-of-sequence tokens have no special role.
-            reuse, recompute, promote, across_adapters, tolerance, positions: the policy of these requests, see
-                docs/reference/policies.md. None for the engine's defaults.
-            cache_salt, adapter: as in ``generate``.
+            positions, cache_salt, adapter, policy: as in ``generate``.
 
         Returns:
             For each prompt, natural log-probabilities (tokens, vocabulary), fp32. Row i is for the token behind the
-            prompt
-            and i tokens of its continuation.
+            prompt and i tokens of its continuation.
 
         Raises:
             InlayError: for a wrong argument, before any prompt runs.
         """
-        policy = PolicyFields(reuse, recompute, promote, across_adapters, tolerance).policy()
         if not is_several(prompts) or len(prompts) != len(continuations):
             raise ParameterError(
                 "distributions takes a list of prompts and a list of continuations, one for each",
@@ -261,7 +227,9 @@ class LLM(CachedTextCalls):
             raise ParameterError("a continuation is empty; give at least one token id", code="prompt.empty")
         forced = [check_ids(ids, self.vocab_size, what="a continuation") for ids in continuations]
         params = [SamplingParams(temperature=0, max_tokens=len(ids), ignore_eos=True) for ids in forced]
-        asked = self._asked(prompts, params, policy, positions, None, cache_salt, adapter, forced=forced)
+        asked = self._asked(
+            prompts, params, adapter, forced=forced, positions=positions, cache_salt=cache_salt, **policy
+        )
         for _ in self._run(asked):
             pass
         return [_as_tensor(state.answers[0].distributions) for _, state in asked]
@@ -272,54 +240,36 @@ class LLM(CachedTextCalls):
         *,
         encode: bool = True,
         replace: bool = False,
-        reuse: str | ReusePolicy | None = None,
-        tolerance: float | str | None = None,
-        positions: str | None = None,
         progress: Progress | None = None,
-        cache_salt: str | None = None,
-        adapter: str | None = None,
         ttl: str | None = None,
-        **of_requests: object,
+        tolerance: float | str | None = None,
+        **options: Unpack[SchemaOptions],
     ) -> SchemaLayout:
         """Register a schema under its name, and encode its modules in packed passes.
 
         Args:
             encode: False leaves each segment to the first prompt that needs it.
             replace: if True, another schema of this name may be replaced; else it is a ParameterError.
-            reuse, tolerance, positions: the policy to encode for. None for the engine's defaults.
             progress: called with the encoded and the total tokens of the schema.
-            cache_salt: makes the schema private to requests with this salt. It hides a public one of the same name.
-                None
-                for a public schema.
-            adapter: the adapter to encode for. None for the model alone.
-            of_requests: recompute, promote and across_adapters are fields of requests, and refused here.
             ttl: the lifetime of encoded segments since encoding or the last read, like "5m", "1h" or "inf". None for no
                 limit. The schema itself stays.
+            tolerance: of ``reuse="auto"``. Other fields of a request's policy are refused.
+            options: reuse, positions, cache_salt and adapter, see SchemaOptions. ``cache_salt`` makes the schema
+                private to requests with this salt. It hides a public one of the same name.
 
         Raises:
             PMLError, ParameterError, CapacityError: if the schema cannot be used or encoded.
             AbortedError: if the schema is removed or replaced during encoding.
         """
-        check_schema_fields(of_requests, "add_schema")
-        scope = Scope(check_salt(cache_salt), adapter=adapter)
-        policy = self._policy_of(schema, PolicyFields(reuse, tolerance=tolerance).policy(), positions, adapter)
         return finish(
-            self._add_schema(schema, policy, scope, encode=encode, replace=replace, ttl=ttl, progress=progress)
+            self._add_schema(
+                schema, encode=encode, replace=replace, ttl=ttl, progress=progress, tolerance=tolerance, **options
+            )
         )
 
-    def warm(
-        self,
-        prompt: Any,
-        *,
-        reuse: str | ReusePolicy | None = None,
-        positions: str | None = None,
-        progress: Progress | None = None,
-        cache_salt: str | None = None,
-        adapter: str | None = None,
-    ) -> None:
+    def warm(self, prompt: Any, *, progress: Progress | None = None, **options: Unpack[SchemaOptions]) -> None:
         """Encode the modules that a prompt will read: those of its schema, or marked parts of messages."""
-        scope = Scope(check_salt(cache_salt), adapter=adapter)
-        finish(self._warm(prompt, self._prompt_policy(prompt, reuse, positions, scope), scope, progress))
+        finish(self._warm(prompt, progress, **options))
 
     def score_cached(
         self,
@@ -351,24 +301,20 @@ class LLM(CachedTextCalls):
         name: str,
         *,
         modules: Sequence[str] = (),
-        reuse: str | ReusePolicy | None = None,
-        positions: str | None = None,
-        cache_salt: str | None = None,
-        adapter: str | None = None,
         max_bytes: int | str | None = None,
+        **options: Unpack[SchemaOptions],
     ) -> int:
         """Pin a schema's segments in the pool, and encode missing ones.
 
         The pins end with the process, and when the schema is removed or replaced. A later pin of the same schema
-        replaces an
-        earlier one.
+        replaces an earlier one.
 
         Args:
             name: of the schema.
             modules: the paths of modules to pin. Empty for all, with the text outside modules.
-            reuse, positions, cache_salt, adapter: as in ``add_schema``.
             max_bytes: the most bytes of all pins under this salt, as a number or like "64MiB". None for no bound but
                 ``pin_memory``, a share of the pool for all pins.
+            options: reuse, positions, cache_salt and adapter, see SchemaOptions.
 
         Returns:
             The bytes of all pins under this salt, counted in whole chunks for every segment.
@@ -379,23 +325,13 @@ class LLM(CachedTextCalls):
                 pinned.
         """
         budget = None if max_bytes is None else parse_bytes("max_bytes", max_bytes)
-        scope = Scope(check_salt(cache_salt), adapter=adapter)
-        return finish(self._pin(name, modules, reuse, positions, scope, budget))
+        return finish(self._pin(name, modules, budget, **options))
 
     def unpin(self, name: str, *, cache_salt: str | None = None) -> bool:
         """Remove the pin of a schema under this salt; returns False if there was none."""
-        return finish(self._unpin(name, Scope(check_salt(cache_salt))))
+        return finish(self._unpin(name, cache_salt=cache_salt))
 
-    def evict(
-        self,
-        name: str,
-        *,
-        modules: Sequence[str] = (),
-        reuse: str | ReusePolicy | None = None,
-        positions: str | None = None,
-        cache_salt: str | None = None,
-        adapter: str | None = None,
-    ) -> int:
+    def evict(self, name: str, *, modules: Sequence[str] = (), **options: Unpack[SchemaOptions]) -> int:
         """Evict a schema's segments from the pool and the store, with the text stored behind them. The schema stays.
 
         Covers this policy and all policies of earlier prompts, pinned modules included. Segments in use go when their
@@ -407,23 +343,14 @@ class LLM(CachedTextCalls):
         Raises:
             ParameterError: for an unknown schema or module.
         """
-        scope = Scope(check_salt(cache_salt), adapter=adapter)
-        return finish(self._evict(name, modules, reuse, positions, scope))
+        return finish(self._evict(name, modules, **options))
 
-    def stored(
-        self,
-        name: str,
-        *,
-        reuse: str | ReusePolicy | None = None,
-        positions: str | None = None,
-        cache_salt: str | None = None,
-        adapter: str | None = None,
-    ) -> dict[str, tuple[int, int]]:
+    def stored(self, name: str, **options: Unpack[SchemaOptions]) -> dict[str, tuple[int, int]]:
         """Return module → its tokens, and its stored tokens; "" stands for text outside modules.
 
         Empty under a policy without modules. Raises ParameterError for an unknown schema.
         """
-        return finish(self._stored(name, reuse, positions, Scope(check_salt(cache_salt), adapter=adapter)))
+        return finish(self._stored(name, **options))
 
     def reset_prefix_cache(self) -> None:
         """Evict all stored segments that no request reads."""
@@ -441,8 +368,7 @@ class LLM(CachedTextCalls):
         """Return the deviation of each module of a schema behind other text; "" stands for text outside modules.
 
         The deviation is relative to the size of the tokens' values, as a mean over them: 0 for none. Modules without
-        encoded
-        segments are left out. reuse, positions, cache_salt, adapter: as in ``add_schema``. Raises ParameterError.
+        encoded segments are left out. Other arguments as in ``add_schema``. Raises ParameterError.
         """
         scope = Scope(check_salt(cache_salt), adapter=adapter)
         policy = self._schema_policy(name, reuse, positions, scope)
@@ -458,16 +384,17 @@ class LLM(CachedTextCalls):
         self,
         prompts: Any,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        reuse: ReusePolicy | None,
-        positions: str | None,
-        order: str | None,
-        cache_salt: str | None,
         adapter: str | Sequence[str | None] | None,
         *,
         forced: Sequence[Sequence[int]] | None = None,
+        positions: str | None = None,
+        order: str | None = None,
+        cache_salt: str | None = None,
         diagnostics: bool = False,
+        **policy: Unpack[PolicyOptions],
     ) -> list[PreparedRequest]:
         """Prepare all prompts, before any of them runs. Raises InlayError."""
+        reuse = PolicyFields(**policy).policy()
         several = list(prompts) if is_several(prompts) else [prompts]
         if check_order(order):
             several = list(map(in_any_order, several))
@@ -486,7 +413,7 @@ class LLM(CachedTextCalls):
         scopes = [Scope(salt, adapter=named) for named in adapters]
         pairs = list(zip(several, scopes, strict=True))
         policies = [self._prompt_policy(prompt, reuse, positions, scope) for prompt, scope in pairs]
-        if any(self.policy_taken(one, policy, salt).profiled for one, policy in zip(several, policies, strict=True)):
+        if any(self.policy_taken(one, taken, salt).profiled for one, taken in zip(several, policies, strict=True)):
             self.local.finish_profiles()  # callers' threads have no idle time
         rows = zip(several, each, policies, scopes, forced or [()] * len(several), strict=True)
         return [

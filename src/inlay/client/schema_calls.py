@@ -6,21 +6,27 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from inlay.client.base import Base, Progress
 from inlay.client.engine import EncodeListener
+from inlay.client.options import OwnerOptions
 from inlay.client.schemas import removed
 from inlay.errors import AbortedError, InlayError
 from inlay.events import EncodeEvent
 from inlay.pml import Schema
-from inlay.policy import ReusePolicy
-from inlay.prompt.inputs import parse_ttl
+from inlay.policy import PolicyFields, ReusePolicy, check_schema_fields
+from inlay.prompt.inputs import check_salt, parse_ttl
 from inlay.prompt.layout import SchemaLayout
 from inlay.prompt.request import EncodeRequest
 from inlay.types import Scope
 
 T = TypeVar("T")
+
+
+def scope_of(cache_salt: str | None = None, adapter: str | None = None, tenant: str = "", weight: float = 1.0) -> Scope:
+    """Return the owner of cached text. Raises ParameterError for a wrong salt."""
+    return Scope(check_salt(cache_salt), tenant, adapter, weight)
 
 
 class SchemaCalls(Base):
@@ -29,14 +35,23 @@ class SchemaCalls(Base):
     async def _add_schema(
         self,
         schema: Schema,
-        policy: ReusePolicy,
-        scope: Scope,
         *,
         encode: bool,
         replace: bool,
         ttl: str | None,
         progress: Progress | None,
+        tolerance: float | str | None,
+        reuse: str | ReusePolicy | None = None,
+        positions: str | None = None,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
+        tenant: str = "",
+        weight: float = 1.0,
+        **of_requests: object,
     ) -> SchemaLayout:
+        check_schema_fields(of_requests, "add_schema")
+        scope = scope_of(cache_salt, adapter, tenant, weight)
+        policy = self._policy_of(schema, PolicyFields(reuse, tolerance=tolerance).policy(), positions, adapter)
         ttl_s = None if ttl is None else parse_ttl(ttl)
         add = partial(self.schemas.add, schema, policy, scope, replace=replace, ttl_s=ttl_s)
         layout, specs = await self._laid_out(add, scope)
@@ -44,7 +59,17 @@ class SchemaCalls(Base):
             await self._encode(self.schemas.encoding(layout, specs, scope), progress)
         return layout
 
-    async def _warm(self, prompt: Any, policy: ReusePolicy, scope: Scope, progress: Progress | None) -> None:
+    async def _warm(
+        self,
+        prompt: Any,
+        progress: Progress | None,
+        *,
+        reuse: str | ReusePolicy | None = None,
+        positions: str | None = None,
+        **owner: Unpack[OwnerOptions],
+    ) -> None:
+        scope = scope_of(**owner)
+        policy = self._prompt_policy(prompt, reuse, positions, scope)
         find = partial(self.processor.segments_of, prompt, policy, scope)
         specs = await self._waiting.work(self.pools.prompts, find, scope.cache_salt or None)
         await self._encode(self.processor.encoding("the prompt", specs, scope), progress)
@@ -53,12 +78,13 @@ class SchemaCalls(Base):
         self,
         name: str,
         modules: Sequence[str],
-        reuse: str | ReusePolicy | None,
-        positions: str | None,
-        scope: Scope,
         budget: int | None,
+        *,
+        reuse: str | ReusePolicy | None = None,
+        positions: str | None = None,
+        **owner: Unpack[OwnerOptions],
     ) -> int:
-        admin = self.admin
+        admin, scope = self.admin, scope_of(**owner)
         segments = await self._laid_out(lambda: self.segments_of(name, modules, reuse, positions, scope), scope)
         try:
             taken = await self._waiting.result(self.schemas.pin(admin, segments, name, budget))
@@ -70,11 +96,12 @@ class SchemaCalls(Base):
         try:
             await self._encode(segments, None)
         except BaseException:
-            await self._unpin(name, scope)
+            await self._unpin(name, **owner)
             raise
         return taken
 
-    async def _unpin(self, name: str, scope: Scope) -> bool:
+    async def _unpin(self, name: str, **owner: Unpack[OwnerOptions]) -> bool:
+        scope = scope_of(**owner)
         pinned = self.schemas.unpinned(name, scope)
         if pinned is not None:
             await self._waiting.result(self.admin.unpin(pinned, scope.pin_owner, pinned.request_id))
@@ -84,18 +111,26 @@ class SchemaCalls(Base):
         self,
         name: str,
         modules: Sequence[str],
-        reuse: str | ReusePolicy | None,
-        positions: str | None,
-        scope: Scope,
+        *,
+        reuse: str | ReusePolicy | None = None,
+        positions: str | None = None,
+        **owner: Unpack[OwnerOptions],
     ) -> int:
+        scope = scope_of(**owner)
         policy = self._schema_policy(name, reuse, positions, scope)
         specs = await self._laid_out(lambda: self.processor.schemas.every_spec(name, policy, scope, modules), scope)
         segments = self.processor.encoding(f"schema '{name}'", specs, scope)
         return await self._waiting.result(self.schemas.evict(segments))
 
     async def _stored(
-        self, name: str, reuse: str | ReusePolicy | None, positions: str | None, scope: Scope
+        self,
+        name: str,
+        *,
+        reuse: str | ReusePolicy | None = None,
+        positions: str | None = None,
+        **owner: Unpack[OwnerOptions],
     ) -> dict[str, tuple[int, int]]:
+        scope = scope_of(**owner)
         policy = self._schema_policy(name, reuse, positions, scope)
         modules = await self._laid_out(lambda: self.processor.schemas.module_specs(name, policy, scope), scope)
         specs = [spec for module in modules.values() for spec in module]

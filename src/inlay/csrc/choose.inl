@@ -5,7 +5,7 @@
 //           are decided among them.
 //   pass 3: for flat rows with top-p, a histogram of the weights. Only the tokens of two of its buckets are listed.
 // Weights are integers, so that sums do not depend on the order. The file is compiled without contraction of products
-// and sums. Every operation is one of IEEE's, and gives the same bits as PyTorch (filters.py).
+// and sums. Every operation is one of IEEE's, and gives the same bits as PyTorch (sampling/plain.py).
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -1,18 +1,30 @@
-"""The JSON form of PML as pydantic models: the keys of each object and the types of their values.
+"""The JSON form of PML as pydantic models: the keys of each object, their values, and the names in them.
 
-A model validates a single object and skips the members of its lists, because the readers validate these one by one.
-This gives each problem a place and a message, reports several at once, and stops early on hostile input. The published
-JSON Schema is made from the same models and covers the whole tree. Class names become the names in its ``$defs``.
+``validated`` checks a whole document and turns pydantic's errors into problems with places. The published JSON Schema
+is made from the same models. Class names become the names in its ``$defs``.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, LiteralString, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, SkipValidation, TypeAdapter
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
-from pydantic_core import core_schema
+from pydantic_core import ErrorDetails, PydanticCustomError, core_schema
 
+from inlay.pml.attributes import TAGS, is_in_namespace, objection
+from inlay.pml.json_document import JSONObject
 from inlay.pml.nodes import (
     MAX_ATTRIBUTE_CHARACTERS,
     MAX_ATTRIBUTES,
@@ -21,17 +33,106 @@ from inlay.pml.nodes import (
     MAX_PARAM_LENGTH,
     MAX_SET,
 )
+from inlay.pml.problems import JSONPlace, Problems
+from inlay.pml.resolve_problems import nested_set, text_in_set
+from inlay.pml.scopes import names_of
+from inlay.wording import quote, shown
 
-Name = Annotated[
+KINDS = ("module", "param", "union", "role", "import", "set")
+"""The keys that give the kind of an object in ``content``. Each object has one of them."""
+
+
+def _kind(raw: Any) -> str | None:
+    """Return the tag of a member of ``content``. The brackets tell it from a key in the path of an error."""
+    if isinstance(raw, dict):
+        return f"<{next((key for key in raw if key in KINDS), '')}>"
+    return "<text>" if isinstance(raw, str) else None
+
+
+def _short_kind(raw: Any) -> str | None:
+    """Return the tag of a member of ``imports``."""
+    if isinstance(raw, dict):
+        return "<names>" if "set" in raw else "<name>"
+    return "<text>" if isinstance(raw, str) else None
+
+
+def _list_or_text(raw: Any) -> str | None:
+    return "<list>" if isinstance(raw, list) else "<text>" if isinstance(raw, str) else None
+
+
+def _only(kind: str) -> BeforeValidator:
+    """Refuse members of another kind in a list of one kind."""
+
+    def check(raw: Any) -> Any:
+        if (found := _kind(raw)) != kind:
+            raise PydanticCustomError("union_tag_invalid" if found else "union_tag_not_found", "")
+        return raw
+
+    return BeforeValidator(check)
+
+
+def _refusal(message: str, *, code: LiteralString) -> PydanticCustomError:
+    return PydanticCustomError(code, "{message}", {"message": message})
+
+
+def _checked_keys(raw: Any) -> Any:
+    if isinstance(raw, JSONObject) and raw.twice:
+        raise _refusal(f"the key {quote(raw.twice[0])} stands here twice; keep one of them", code="pml.duplicate_key")
+    if isinstance(raw, dict) and len(raw) > MAX_ATTRIBUTES:
+        raise _refusal(f"an object has more than {MAX_ATTRIBUTES} keys; write fewer", code="pml.too_large")
+    return raw
+
+
+def _checked_name(name: str) -> str:
+    if problem := objection(name):
+        raise _refusal(problem, code="pml.invalid_name")
+    return name
+
+
+def _checked_module(name: str) -> str:
+    if name in TAGS:
+        problem = f"{quote(name)} is a tag of PML, which no module is named like; write another name"
+        raise _refusal(problem, code="pml.invalid_name")
+    return _checked_name(name)
+
+
+def _checked_path(path: str) -> str:
+    if path.count("/") >= MAX_DEPTH:
+        problem = f"this path has more than {MAX_DEPTH} names; modules are nested less deeply"
+        raise _refusal(problem, code="pml.too_deep")
+    for name in names_of(path):
+        _checked_module(name)
+    return path
+
+
+def _checked_meta(name: str) -> str:
+    return name if is_in_namespace(name) else _checked_name(name)
+
+
+def _checked_label(label: str) -> str:
+    if label.isspace():
+        raise _refusal("this is white space alone; write the name of the schema", code="pml.empty_attribute")
+    return label
+
+
+_NAME = Field(
+    description="An XML name without a colon, such as unit.py.",
+    # the validators report names in more detail
+    json_schema_extra={"minLength": 1, "maxLength": MAX_NAME_CHARACTERS},
+)
+Name = Annotated[str, AfterValidator(_checked_name), _NAME]
+ModuleName = Annotated[str, AfterValidator(_checked_module), _NAME]
+Path = Annotated[
     str,
+    AfterValidator(_checked_path),
     Field(
-        description="An XML name without a colon, such as unit.py.",
-        # the readers check names and report errors in more detail
-        json_schema_extra={"minLength": 1, "maxLength": MAX_NAME_CHARACTERS},
+        description="A module: its name, behind the names of those around it, as in age/child.",
+        json_schema_extra={"minLength": 1, "maxLength": MAX_DEPTH * (MAX_NAME_CHARACTERS + 1)},
     ),
 ]
 Label = Annotated[
     str,
+    AfterValidator(_checked_label),
     Field(
         min_length=1,
         max_length=MAX_ATTRIBUTE_CHARACTERS,
@@ -39,25 +140,26 @@ Label = Annotated[
     ),
 ]
 Value = Annotated[str, Field(max_length=MAX_ATTRIBUTE_CHARACTERS)]
-
-
-Path = Annotated[
-    str,
-    Field(
-        description="A module: its name, behind the names of those around it, as in age/child.",
-        json_schema_extra={"minLength": 1, "maxLength": MAX_DEPTH * (MAX_NAME_CHARACTERS + 1)},
-    ),
+Meta = Annotated[
+    dict[Annotated[str, AfterValidator(_checked_meta)], Value],
+    Field(max_length=MAX_ATTRIBUTES),
+    BeforeValidator(_checked_keys),
 ]
-Meta = dict[str, Value]
-MetaField = Field(None, max_length=MAX_ATTRIBUTES, description="What is told about it, by name; no model sees it.")
-Arguments = dict[str, Value]
-ArgumentsField = Field(None, max_length=MAX_ATTRIBUTES, description="What fills the module's parameters, by name.")
+MetaField = Field(None, description="What is told about it, by name; no model sees it.")
+Arguments = Annotated[
+    dict[Annotated[str, AfterValidator(_checked_name)], Value],
+    Field(max_length=MAX_ATTRIBUTES),
+    BeforeValidator(_checked_keys),
+]
+ArgumentsField = Field(None, description="What fills the module's parameters, by name.")
 
 
 class Form(BaseModel):
     """The base of all objects: unknown keys are errors, and values are not converted."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    _keys = model_validator(mode="before")(_checked_keys)
 
 
 class Param(Form):
@@ -73,7 +175,7 @@ class Param(Form):
 class Module(Form):
     """A named piece of a schema that prompts import."""
 
-    module: Name
+    module: ModuleName
     content: ModuleContent | None = Field(None, description="What the module holds: nothing, if left out.")
     src: str | None = Field(
         None, description="Instead of content: the name of a UTF-8 file in the schema's folder or below it."
@@ -85,7 +187,7 @@ class Module(Form):
 class Union(Form):
     """Modules of which a prompt imports at most one."""
 
-    union: list[SkipValidation[Module]] = Field(min_length=1)
+    union: list[Annotated[Module, _only("<module>")]] = Field(min_length=1)
     scaffold: str | None = Field(None, description="A member, as Prompt Cache names it; without effect here.")
     meta: Meta | None = MetaField
 
@@ -103,7 +205,8 @@ class Schema(Form):
 
     name: Label
     content: SchemaContent | None = Field(None, description="Text, modules, unions and turns.")
-    scaffolds: list[SkipValidation[Annotated[list[Path], Field(min_length=2)]]] | None = Field(
+    # a scaffold of one module is reported with its name
+    scaffolds: list[Annotated[list[Path], Field(min_length=1, json_schema_extra={"minItems": 2})]] | None = Field(
         None, description="Modules that are encoded together, for prompts that import all of them."
     )
     meta: Meta | None = MetaField
@@ -120,7 +223,7 @@ class Import(Form):
 class ImportSet(Form):
     """Imports in free order."""
 
-    set: list[SkipValidation[Import]] = Field(min_length=1, max_length=MAX_SET)
+    set: list[Annotated[Import, _only("<import>")]] = Field(min_length=1, max_length=MAX_SET)
 
 
 class PromptTurn(Form):
@@ -141,7 +244,7 @@ class ShortImport(Form):
 class ShortSet(Form):
     """Modules in free order that a prompt in the short form imports."""
 
-    set: ShortMembers = Field(min_length=1, max_length=MAX_SET)
+    set: list[ShortMember] = Field(min_length=1, max_length=MAX_SET)
 
 
 class Prompt(Form):
@@ -157,16 +260,141 @@ class Prompt(Form):
 
 
 Text = Annotated[str, Field(description="Text, taken exactly as it is.")]
-ModuleContent = Text | list[SkipValidation[Text | Param | Module | Union | Turn]]
-TurnContent = Text | list[SkipValidation[Text | Param | Module | Union]]
-SchemaContent = Text | list[SkipValidation[Text | Module | Union | Turn]]
-ImportContent = Text | list[SkipValidation[Text | Import | ImportSet]]
-PromptContent = Text | list[SkipValidation[Text | Import | ImportSet | PromptTurn]]
-ShortMembers = list[SkipValidation[Path | ShortImport]]
-ShortImports = list[SkipValidation[Path | ShortImport | ShortSet]]
-
+_Text = Annotated[Text, Tag("<text>")]
+_Param = Annotated[Param, Tag("<param>")]
+_Module = Annotated[Module, Tag("<module>")]
+_Union = Annotated[Union, Tag("<union>")]
+_Import = Annotated[Import, Tag("<import>")]
+_Set = Annotated[ImportSet, Tag("<set>")]
+_ShortName = Annotated[Path, Tag("<text>")]
+_ShortImport = Annotated[ShortImport, Tag("<name>")]
+_ByKind = Discriminator(_kind)
+_Member = TypeVar("_Member")
+_Content = Annotated[_Text | Annotated[list[_Member], Tag("<list>")], Discriminator(_list_or_text)]
+ModuleContent = _Content[Annotated[_Text | _Param | _Module | _Union | Annotated[Turn, Tag("<role>")], _ByKind]]
+TurnContent = _Content[Annotated[_Text | _Param | _Module | _Union, _ByKind]]
+SchemaContent = _Content[Annotated[_Text | _Module | _Union | Annotated[Turn, Tag("<role>")], _ByKind]]
+ImportContent = _Content[Annotated[_Text | _Import | _Set, _ByKind]]
+PromptContent = _Content[Annotated[_Text | _Import | _Set | Annotated[PromptTurn, Tag("<role>")], _ByKind]]
+ShortMember = Annotated[_ShortName | _ShortImport, Discriminator(_short_kind)]
+ShortImports = list[
+    Annotated[_ShortName | _ShortImport | Annotated[ShortSet, Tag("<names>")], Discriminator(_short_kind)]
+]
 for _form in (Param, Module, Union, Turn, Schema, Import, ImportSet, PromptTurn, ShortImport, ShortSet, Prompt):
     _form.model_rebuild()
+
+_TAGGED: dict[str, type[Form]] = {
+    "<param>": Param,
+    "<module>": Module,
+    "<union>": Union,
+    "<role>": Turn,
+    "<import>": Import,
+    "<set>": ImportSet,
+    "<name>": ShortImport,
+    "<names>": ShortSet,
+}
+_UNTAGGED: dict[type[Form], type[Form]] = {Union: Module, ImportSet: Import}  # lists of one kind
+_MOST_PROBLEMS = 1_000  # more would not help
+_Document = TypeVar("_Document", Schema, Prompt)
+
+
+def validated(root: JSONObject, form: type[_Document], source: str) -> _Document:
+    """Return a document as a model; raises PMLError with every problem of its keys, values and names."""
+    try:
+        return form.model_validate(root)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+    reports = _Reports(root, form, Problems(source))
+    for one in found[:_MOST_PROBLEMS]:
+        reports.add(one)
+    reports.problems.raise_any()
+    raise AssertionError("a document that is refused has a problem")
+
+
+class _Reports:
+    """Turns pydantic's errors of one document into problems."""
+
+    def __init__(self, root: JSONObject, form: type[Form], problems: Problems) -> None:
+        self.problems = problems
+        self._root = root
+        self._form = form
+
+    def add(self, error: ErrorDetails) -> None:
+        """Report one error."""
+        kind, loc = error["type"], error["loc"]
+        if kind in ("extra_forbidden", "missing"):
+            self._add_key(str(loc[-1]), loc[:-1], missing=kind == "missing")
+        elif kind in ("union_tag_invalid", "union_tag_not_found"):
+            self._add_member(loc)
+        elif kind.startswith("pml."):
+            self.problems.add(self._at(loc)[0], error["msg"], code=kind)
+        else:
+            place, raw, _ = self._at(loc)
+            expected = error["msg"][:1].lower() + error["msg"][1:]
+            self.problems.add(place, f"this is {shown(raw, kind=True)}; {expected}", code="pml.wrong_type")
+
+    def _add_key(self, key: str, loc: tuple[int | str, ...], *, missing: bool) -> None:
+        place, raw, form = self._at(loc)
+        keys = [field.alias or name for name, field in form.model_fields.items()]
+        if not missing:
+            near = self.problems.near(key, keys)
+            remedy = f"did you mean {quote(near)}?" if near else f"it takes {', '.join(map(quote, keys))}"
+            self.problems.add(place, f"this object takes no key {quote(key)}; {remedy}", code="pml.unknown_key")
+        elif not any(self.problems.near(other, [key]) for other in raw if other not in keys):
+            self.problems.add(place, f"this object has no {quote(key)}; add it", code="pml.missing_key")
+
+    def _add_member(self, loc: tuple[int | str, ...]) -> None:
+        """Report a value of the wrong type in a union of types, or a member of a list in the wrong place."""
+        place, raw, _ = self._at(loc)
+        kind = next((key for key in raw if key in KINDS), None) if isinstance(raw, dict) else None
+        if not isinstance(loc[-1], int) or not isinstance(raw, str | dict):
+            expected = "a text or an object" if isinstance(loc[-1], int) else "a text, or a list of texts and objects"
+            self.problems.add(place, f"this is {shown(raw, kind=True)}; write {expected}", code="pml.wrong_type")
+        elif isinstance(raw, str):
+            text = text_in_set() if loc[-2] == "set" else "a text stands directly in a union; put it into a module"
+            self.problems.add(place, text, code="pml.misplaced_text")
+        elif kind == loc[-2] == "set":
+            self.problems.add(place, nested_set(), code="pml.nested_set")
+        elif kind is not None:
+            self.problems.add(place, misplaced(kind, in_prompt=self._form is Prompt), code="pml.misplaced_object")
+        else:
+            near = next((near for key in raw if (near := self.problems.near(key, KINDS))), None)
+            kinds = ("import", "set", "role") if self._form is Prompt else ("module", "param", "union", "role")
+            remedy = f"did you mean {quote(near)}?" if near else f"give it one of {', '.join(map(quote, kinds))}"
+            if "text" in raw:
+                remedy = "write a text as a string alone"
+            self.problems.add(place, f"this object does not say what it is; {remedy}", code="pml.unknown_object")
+
+    def _at(self, loc: tuple[int | str, ...]) -> tuple[JSONPlace, Any, type[Form]]:
+        """Return the place of an error, the value there, and the model of the innermost object around it."""
+        place, form, key = JSONPlace(self.problems.source), self._form, ""
+        value: Any = self._root
+        for number, part in enumerate(loc, 1):
+            if isinstance(part, int):
+                place, value = place.index(part), value[part]
+                if form in _UNTAGGED and isinstance(value, dict) and number < len(loc):
+                    place, form = place.of(value), _UNTAGGED[form]
+            elif part in _TAGGED:
+                place, form = place.of(value), _TAGGED[part]
+                form = PromptTurn if form is Turn and self._form is Prompt else form
+            elif isinstance(value, dict) and part in value:
+                place = place.entry(part) if key in ("arguments", "meta") else place.key(part)
+                value, key = value[part], part
+        return place, value, form
+
+
+def misplaced(kind: str, *, in_prompt: bool = False) -> str:
+    """Return the error message for a misplaced object of this kind."""
+    if in_prompt and kind != "role":
+        return f'a prompt takes no {quote(kind)}, which only schemas have; write {{"import": …}} to import a module'
+    return {
+        "import": 'an import stands in a schema, but only prompts import; write {"module": …} to define a module',
+        "set": "a set stands in a schema, but only prompts have sets; write what stands in it without it",
+        "module": "a module stands in a set; import one",
+        "param": "a parameter stands outside a module; move it into one",
+        "union": "a union stands directly in a union; list all its members there, or put it into a module",
+        "role": "a turn stands inside something else; move it to the top level of the schema or prompt",
+    }[kind]
 
 
 class _Published(GenerateJsonSchema):

@@ -16,6 +16,7 @@ from xml.parsers import expat
 
 from inlay.errors import Place
 from inlay.pml import nodes as limits
+from inlay.pml.nodes import Meta
 from inlay.pml.problems import Problems
 from inlay.wording import clip
 
@@ -88,22 +89,30 @@ class Attribute:
 class Run:
     """The text between two tags, before the white-space rule.
 
-    ``place`` is the first character that is not white space. If there is none, it is the start of the run.
+    ``place`` is the first character that is not white space. If there is none, it is the start of the run. ``exact``
+    exempts the text from the white-space rule.
     """
 
     text: str
     place: Place
+    exact: bool = False
 
 
 @dataclass(slots=True)
 class Element:
-    """A tag with its attributes and content. ``closed`` is False if the document ends before the closing tag."""
+    """A tag with its attributes and content.
+
+    Attributes:
+        closed: False if the document ends before the closing tag.
+        meta: The metadata of an object in the JSON form. In XML, attributes and <meta> tags hold it.
+    """
 
     tag: str
     attributes: dict[str, Attribute]
     place: Place
     children: list[Element | Run] = field(default_factory=list)
     closed: bool = False
+    meta: tuple[Meta, ...] = ()
 
 
 class _StopError(Exception):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
+from typing import Any
 
 from inlay.errors import Place, PMLError, Problem
-from inlay.pml.nodes import MAX_PROBLEMS
+from inlay.pml.nodes import MAX_PROBLEMS, ROLES
 from inlay.wording import SHOWN, quote
 
 _KEPT = 1_000  # enough to sort the ones that are shown; the rest is only counted
@@ -32,9 +33,20 @@ class JSONPlace(Place):
         """Return the place of a member of this list."""
         return self._longer(f"[{index}]")
 
+    def entry(self, name: str) -> JSONPlace:
+        """Return the place of a name's value in this object of arguments or metadata."""
+        return self._longer(f" {quote(name)}")
+
     def named(self, kind: str, name: str) -> JSONPlace:
         """Return this place with the object's kind and name added."""
-        return self.key(f"{kind} {quote(name)}")
+        return self.key(kind).entry(name)
+
+    def of(self, value: Mapping[str, Any]) -> JSONPlace:
+        """Return this place with the kind and name of its object, as far as the object has them."""
+        for kind in ("module", "param", "import", "name"):
+            if isinstance(name := value.get(kind), str):
+                return self.named("import" if kind == "name" else kind, name)
+        return self.key(value["role"]) if value.get("role") in ROLES else self
 
     def _longer(self, part: str) -> JSONPlace:
         return JSONPlace(self.source, path=self.path + part)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from inlay.errors import Place
-from inlay.pml.attributes import TAGS, Attributes
+from inlay.pml.attributes import TAGS, Attributes, is_in_namespace
 from inlay.pml.nodes import (
     ROLES,
     Argument,
@@ -36,28 +36,31 @@ _PARAMS = frozenset(("param", "parameter"))
 _TURNS = frozenset(ROLES)
 _MEMBERS = frozenset(("module",))
 _SCHEMA = _PIECES | _TURNS | {"scaffold"}
-_WORDS = Words("<scaffold>", "from_string")
+_WORDS = Words("<scaffold>", "<union>", "from_string")
 
 
 def read_schema(data: bytes, source: str, folder: Folder | None, *, declaration_counts: bool) -> SchemaParts:
     """Read the parts of a schema in UTF-8; raises PMLError with every problem found."""
     problems = Problems(source)
     root = parse(data, problems, declaration_counts=declaration_counts)
-    parts = None if root is None else _SchemaReader(folder, problems).read(root)
+    parts = None if root is None else SchemaReader(folder, problems, _WORDS).read(root)
     problems.raise_any()
     assert parts is not None  # without a root there is a problem
     return parts
 
 
-class _SchemaReader:
-    def __init__(self, folder: Folder | None, problems: Problems) -> None:
+class SchemaReader:
+    """Reads one schema, and reports its problems to ``problems``. ``words`` are the terms of its written form."""
+
+    def __init__(self, folder: Folder | None, problems: Problems, words: Words) -> None:
         self._problems = problems
         self._attributes = Attributes(problems)
-        self._rules = SchemaRules(folder, problems, _WORDS)
+        self._rules = SchemaRules(folder, problems, words)
         self._scope: tuple[str, ...] = ()  # names of the enclosing modules, outermost first
         self._turn: str | None = None  # role of the enclosing turn
 
     def read(self, root: Element) -> SchemaParts | None:
+        """Return the parts of a schema, or None if the outermost element is another."""
         if root.tag != "schema":
             self._problems.add(root.place, _not_a_schema(root.tag), code="pml.wrong_document")
             return None
@@ -90,8 +93,8 @@ class _SchemaReader:
         return nodes
 
     def _meta(self, element: Element) -> tuple[Meta, ...]:
-        """Return the metadata of an element: namespaced attributes and leading <meta> tags."""
-        found = self._attributes.meta(element)
+        """Return the metadata of an element, with namespaced names first."""
+        found = sorted(element.meta, key=lambda one: not is_in_namespace(one.name)) + self._attributes.meta(element)
         for child in element.children[: _front(element)]:
             if isinstance(child, Element):
                 self._attributes.check(child)
@@ -106,8 +109,7 @@ class _SchemaReader:
 
     def _text(self, run: Run, parent: Element, preserve: bool, takes: frozenset[str]) -> list[Text]:
         if _TEXT in takes:
-            text = run.text if preserve else settle(run.text)
-            return [Text(text, run.place)] if text else []
+            return _texts(run, preserve)
         if not is_white(run.text):
             self._problems.add(run.place, misplaced_text(parent.tag), code="pml.misplaced_text")
         return []
@@ -151,7 +153,7 @@ class _SchemaReader:
     def _file(self, element: Element) -> tuple[Text, ...]:
         src = element.attributes["src"]
         content = element.children[_front(element) :]
-        if any(isinstance(child, Element) or not is_white(child.text) for child in content):
+        if any(isinstance(child, Element) or child.exact or not is_white(child.text) for child in content):
             self._problems.add(
                 src.place, "the module has both src and content; leave one of them out", code="pml.src_and_content"
             )
@@ -170,7 +172,7 @@ class _SchemaReader:
         if scaffold is None:
             return Union(members, element.place, meta=meta)
         if element.closed:
-            self._rules.check_member(scaffold.value, members, scaffold.place, "<union>")
+            self._rules.check_member(scaffold.value, members, scaffold.place)
         return Union(members, element.place, scaffold=scaffold.value, meta=meta)
 
     def _param(self, element: Element) -> Param:
@@ -207,12 +209,17 @@ def _front(element: Element) -> int:
     return front
 
 
+def _texts(run: Run, preserve: bool) -> list[Text]:
+    text = run.text if preserve or run.exact else settle(run.text)
+    return [Text(text, run.place)] if text else []
+
+
 def _is_beside_turn(parent: Element, index: int) -> bool:
     """Return True for a run of only white space beside a chat tag. It is layout even without a line break."""
     run = parent.children[index]
     neighbours = parent.children[max(index - 1, 0) : index + 2]
     beside = any(isinstance(child, Element) and child.tag in ROLES for child in neighbours)
-    return isinstance(run, Run) and is_white(run.text) and beside
+    return isinstance(run, Run) and not run.exact and is_white(run.text) and beside
 
 
 def _not_a_schema(tag: str) -> str:
@@ -233,18 +240,21 @@ def read_prompt(data: bytes, source: str, *, declaration_counts: bool) -> Prompt
     """Read the parts of a prompt in UTF-8; raises PMLError with every problem found."""
     problems = Problems(source)
     root = parse(data, problems, declaration_counts=declaration_counts)
-    parts = None if root is None else _PromptReader(problems).read(root)
+    parts = None if root is None else PromptReader(problems).read(root)
     problems.raise_any()
     assert parts is not None  # without a root there is a problem
     return parts
 
 
-class _PromptReader:
+class PromptReader:
+    """Reads one prompt, and reports its problems to ``problems``."""
+
     def __init__(self, problems: Problems) -> None:
         self._problems = problems
         self._attributes = Attributes(problems)
 
     def read(self, root: Element) -> PromptParts | None:
+        """Return the parts of a prompt, or None if the outermost element is another."""
         if root.tag != "prompt":
             self._problems.add(root.place, _not_a_prompt(root.tag), code="pml.wrong_document")
             return None
@@ -269,8 +279,7 @@ class _PromptReader:
 
     def _child(self, child: Element | Run, parent: Element, preserve: bool) -> list[Text | Import | ImportSet]:
         if isinstance(child, Run):
-            text = child.text if preserve else settle(child.text)
-            return [Text(text, child.place)] if text else []
+            return [*_texts(child, preserve)]
         if child.tag == "set":
             return [self._set(child, preserve)]
         if child.tag in TAGS:

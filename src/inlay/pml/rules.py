@@ -63,9 +63,10 @@ class SchemaParts:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Terms for error messages that differ between PML and JSON: the scaffold, and the method that reads a string."""
+    """Terms for error messages that differ between PML and JSON. ``method`` is the method that reads a string."""
 
     scaffold: str
+    union: str
     method: str
 
 
@@ -104,15 +105,15 @@ class SchemaRules:
                 )
             seen.add(one.name)
 
-    def check_member(self, name: str, members: Iterable[Module], place: Place, union: str) -> None:
-        """Report a union's scaffold that is not one of its members. Errors refer to the union as ``union``."""
+    def check_member(self, name: str, members: Iterable[Module], place: Place) -> None:
+        """Report a union's scaffold that is not one of its members."""
         names = [member.name for member in members]
         if name not in names:
             near = self._problems.near(name, names)
             remedy = f"did you mean {quote(near)}?" if near else f"its members are {listed(names)}"
             self._problems.add(
                 place,
-                f"{union} has scaffold={quote(name)}, which is no member of it; {remedy}",
+                f"{self._words.union} has scaffold={quote(name)}, which is no member of it; {remedy}",
                 code="pml.unknown_member",
             )
 

@@ -1,6 +1,6 @@
 """Chooses tokens with the compiled kernel (csrc/choose.inl). This file prepares its inputs.
 
-The kernel adjusts, filters and draws as specified by row.py, filters.py and sampler.py, and chooses the same tokens. It
+The kernel adjusts, filters and draws as specified by row.py and plain.py, and chooses the same tokens. It
 reads a row from memory once; later passes hit the processor's cache. Rows run in parallel on PyTorch's threads, without
 Python's lock. The kernel does not support typical-p.
 """
@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from inlay.attention.kernel import kernel
+from inlay.sampling.plain import Bits
 from inlay.sampling.row import SETTINGS, Row
 from inlay.sampling.structured import allowed_bits
 from inlay.sampling.token_rules import Ids
 
-Bits = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float32]
 
 _DTYPES = (torch.float32, torch.bfloat16)

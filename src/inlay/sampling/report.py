@@ -11,23 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from inlay.sampling.filters import (
-    BLOCK,
-    UNIT,
-    Blocks,
-    Floats,
-    Listed,
-    at_least,
-    block_sums,
-    blocked,
-    pad,
-    shortlist,
-)
-from inlay.sampling.params import SamplingParams
-from inlay.sampling.row import SETTINGS, Row
+from inlay.sampling.plain import UNIT, tile_rows, weight_sums
 from inlay.sampling.token_rules import Ids
-
-_SHORT_LIST = 64
 
 
 class TokenLogprob(NamedTuple):
@@ -43,8 +28,7 @@ class Sampled:
     """The token chosen for one row.
 
     ``logprob`` is None and ``top`` empty unless log-probabilities were requested. Otherwise ``top`` holds the chosen
-    token
-    first, then as many of the most probable others as needed for the requested top N.
+    token first, then as many of the most probable others as needed for the requested top N.
     """
 
     token_id: int
@@ -52,87 +36,82 @@ class Sampled:
     top: tuple[TokenLogprob, ...] = ()
 
 
-def report(logits: Tensor, tokens: Ids, wanted: Sequence[int | None]) -> list[Sampled]:
-    """The chosen tokens, (rows,), with the requested log-probabilities.
+def scores(logits: Tensor, tokens: Tensor, most: int) -> Tensor:
+    """Return the scores of the chosen tokens and of the ``most`` most probable ones. Waits for no device.
 
     Args:
         logits: raw logits, (rows, vocabulary).
-        wanted: the number of alternatives per row, or None for no log-probabilities.
+        tokens: (rows,), the chosen tokens.
+
+    Returns:
+        (rows, 3 + 2 × most), int64: the sum of all weights, the bits of the chosen logit, its rank, then the ids of the
+        most probable tokens and the bits of their logits. Fewer columns for a small vocabulary.
     """
-    sampled = [Sampled(token) for token in tokens.tolist()]
-    asked = np.array([place for place, count in enumerate(wanted) if count is not None], dtype=np.int64)
-    if len(asked):
-        counts = [count for count in wanted if count is not None]
-        blocks = blocked(pad(logits[torch.from_numpy(asked).to(logits.device)]))
-        expected = _expected(blocks, tokens[asked], max(counts))
-        for place, found in zip(asked, entries(tokens[asked], expected, counts), strict=True):
-            sampled[place] = found
-    return sampled
-
-
-class Expected(NamedTuple):
-    """The model's scores of the chosen tokens and of the most probable tokens.
-
-    Attributes:
-        chosen: (rows,), fp32, the logits of the chosen tokens.
-        totals: (rows,), the logarithms of the sums of all exponentials.
-        ranks: (rows,), from 1.
-        ids, values: (rows, at least the wanted number), the most probable tokens and their logits, in order; -inf pads.
-    """
-
-    chosen: Floats
-    totals: npt.NDArray[np.float64]
-    ranks: Ids
-    ids: Ids
-    values: Floats
-
-
-def entries(tokens: Ids, expected: Expected, wanted: Sequence[int]) -> list[Sampled]:
-    """Chosen tokens, (rows,), with their log-probabilities and those of the ``wanted`` most probable others."""
-    own = [
-        TokenLogprob(int(token), float(score - total), int(rank))
-        for token, score, total, rank in zip(
-            tokens, expected.chosen.astype(np.float64), expected.totals, expected.ranks, strict=True
-        )
+    size = tile_rows(logits.device, logits.shape[1])
+    parts = [
+        _scores(logits[first : first + size].float(), tokens[first : first + size], most)
+        for first in range(0, len(tokens), size)
     ]
-    found = []
-    for one, count, token_ids, scores, total in zip(
-        own, wanted, expected.ids, expected.values, expected.totals, strict=True
-    ):
-        others = [
-            TokenLogprob(int(token), float(score) - float(total), place)
-            for place, (token, score) in enumerate(zip(token_ids[:count], scores[:count], strict=True), 1)
-            if token != one.token_id and score > -np.inf
-        ]
-        found.append(Sampled(one.token_id, one.logprob, (one, *others)))
-    return found
+    return torch.cat(parts)
 
 
-def log_totals(best: Floats, sums: Ids) -> npt.NDArray[np.float64]:
-    """The logarithms of the rows' sums of exponentials, from the greatest logits and the sums of weights, both
-    (rows,).
+def _scores(values: Tensor, tokens: Tensor, most: int) -> Tensor:
+    ids = torch.arange(values.shape[1], device=values.device)
+    own = tokens[:, None]
+    chosen = values.gather(1, own)
+    before = (values > chosen) | ((values == chosen) & (ids < own))
+    ranks = before.sum(dim=1, keepdim=True) + 1
+    sums = weight_sums(values)[:, None]
+    leaders = _leaders(values, ids, min(most, values.shape[1])) if most else own[:, :0]
+    return torch.cat([sums, bits_of(chosen), ranks, leaders, bits_of(values.gather(1, leaders))], dim=1)
+
+
+def _leaders(values: Tensor, ids: Tensor, most: int) -> Tensor:
+    """Return the ids of the greatest values, (rows, most), in order; ties are in order of id."""
+    if values.device.type == "cpu" and len(values) == 1:  # pack few tokens instead of all
+        reaching = (values[0] >= values.topk(most).values[0, -1]).nonzero()[:, 0]
+        if len(reaching) >= most:  # none reaches NaN
+            ids, values = reaching, values[:, reaching]
+    return torch.topk(_packed(values, ids), most, dim=1, largest=False).values & 0xFFFFFFFF
+
+
+def _packed(values: Tensor, ids: Tensor) -> Tensor:
+    """Return integers whose ascending order is falling value, ties by id."""
+    bits = values.add(0.0).view(torch.int32).long()  # the sum turns -0 into 0
+    rising = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return (~rising << 32) | ids
+
+
+def bits_of(numbers: Tensor) -> Tensor:
+    """Return the bits of fp32 numbers as integers."""
+    return numbers.contiguous().view(torch.int32).long()
+
+
+def numbers_of(bits: Ids) -> npt.NDArray[np.float32]:
+    """Return the fp32 numbers with these bits, the inverse of ``bits_of``."""
+    return np.asarray(bits.astype(np.int32).view(np.float32))
+
+
+def entries(tokens: Ids, found: Ids, best: npt.NDArray[np.float32], wanted: Sequence[int]) -> list[Sampled]:
+    """Return chosen tokens, (rows,), with their log-probabilities and those of the ``wanted`` most probable others.
+
+    Args:
+        found: see ``scores``.
+        best: (rows,), the greatest logits.
     """
-    return np.asarray(best + np.log(sums / UNIT))
-
-
-def _expected(blocks: Blocks, tokens: Ids, most: int) -> Expected:
-    places = np.arange(len(tokens))
-    chosen = blocks.at(places, tokens // BLOCK).numpy(force=True)[places, tokens % BLOCK]
-    rows, ids, values = at_least(blocks, chosen)
-    before = (values > chosen[rows]) | ((values == chosen[rows]) & (ids < tokens[rows]))
-    ranks = 1 + np.bincount(rows[before], minlength=len(tokens))
-    plain = np.array([Row(SamplingParams(), 0).settings] * len(tokens), dtype=SETTINGS)
-    best = blocks.maxima.max(axis=1)
-    totals = log_totals(best, block_sums(blocks, best, plain).sum(axis=1))
-    if not most:
-        return Expected(
-            chosen, totals, ranks, np.empty((len(tokens), 0), np.int64), np.empty((len(tokens), 0), np.float32)
-        )
-    leaders = _leaders(blocks, most)
-    return Expected(chosen, totals, ranks, leaders.ids, leaders.values)
-
-
-def _leaders(blocks: Blocks, count: int) -> Listed:
-    listed = shortlist(blocks, max(count, _SHORT_LIST))
-    crowded = ((listed.values > -np.inf).sum(axis=1) < count) & ~listed.complete
-    return shortlist(blocks, blocks.maxima.shape[1]) if crowded.any() else listed
+    with np.errstate(divide="ignore", invalid="ignore"):  # for rows with NaN or infinities
+        totals = np.asarray(best + np.log(found[:, 0] / UNIT))  # the logarithms of the sums of all exponentials
+        chosen = numbers_of(found[:, 1]).astype(np.float64) - totals
+    ids, values = np.hsplit(found[:, 3:], 2)
+    made = []
+    for token, logprob, rank, count, token_ids, others, total in zip(
+        tokens, chosen, found[:, 2], wanted, ids, numbers_of(np.ascontiguousarray(values)), totals, strict=True
+    ):
+        own = TokenLogprob(int(token), float(logprob), int(rank))
+        top = [
+            TokenLogprob(int(other), float(score) - float(total), place)
+            for place, (other, score) in enumerate(zip(token_ids[:count], others[:count], strict=True), 1)
+            if other != own.token_id and score > -np.inf
+        ]
+        made.append(Sampled(own.token_id, own.logprob, (own, *top)))
+    return made

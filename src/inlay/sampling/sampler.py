@@ -3,103 +3,35 @@
 A draw depends only on its row's logits, parameters, seed and step. The random number comes from a counter-based
 generator on (seed, step). The token is found by inverse CDF over integer weights.
 
-Rows take one of three paths:
-- *free*: only temperature and min-p. Tokens are in order of their ids.
-- *ranked*: top-k or top-p. Tokens are in order of falling score, ties by id.
-- *typical*: typical-p without these. Tokens are in order of typicality.
-
 The order of steps is vLLM's (vllm/v1/sample/sampler.py). Log-probabilities are those of the raw logits. Then come
 grammars, ``min_tokens``, ``logit_bias`` and penalties (row.py), for greedy rows too. Then temperature, min-p, top-k,
-top-p and typical-p (filters.py), and a draw.
+top-p and typical-p, and a draw (plain.py).
 
-This file is the specification, in PyTorch and numpy. The compiled kernel (compiled.py) chooses the same tokens and is
-used if it was built. device.py does the same for logits on a device, without copying them to the host.
+plain.py is the specification, and chooses for logits on a device. For the CPU the compiled kernel (compiled.py) chooses
+the same tokens, if it was built.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 
 import numpy as np
-import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from inlay.attention.kernel import kernel
 from inlay.errors import InlayError, ParameterError
-from inlay.sampling import compiled
+from inlay.models.device import Download, upload
+from inlay.sampling import compiled, plain
 from inlay.sampling.compiled import Chosen
-from inlay.sampling.device import Launched
-from inlay.sampling.filters import (
-    BLOCK,
-    Blocks,
-    Floats,
-    KeptTokens,
-    Settings,
-    block_sums,
-    block_weights,
-    blocked,
-    first_best,
-    pad,
-    ranked,
-    typical,
-)
 from inlay.sampling.params import SamplingParams
-from inlay.sampling.report import Sampled, report
-from inlay.sampling.row import SETTINGS, Row, adjust
-from inlay.sampling.token_rules import Ids
+from inlay.sampling.plain import Bits
+from inlay.sampling.report import Sampled, bits_of, entries, numbers_of, scores
+from inlay.sampling.row import Row
 
-Bits = compiled.Bits
-_Draws = npt.NDArray[np.object_]  # Python integers of 64 random bits
-
-
-def choose(logits: Tensor, rows: Sequence[Row], bits: Bits) -> Chosen:
-    """Choose one token per row with PyTorch and numpy.
-
-    Args:
-        logits: (rows, vocabulary), left unchanged.
-        bits: (rows,), 64 random bits each.
-    """
-    vocabulary = logits.shape[1]
-    raw = blocked(pad(logits))
-    scores = adjust(raw.values, rows, vocabulary)
-    blocks = raw if scores is raw.values else blocked(scores)
-    best = blocks.maxima.max(axis=1, initial=-np.inf)
-    tokens = first_best(blocks)
-    drawing = np.flatnonzero(np.isfinite(best) & np.array([not row.params.greedy for row in rows], dtype=bool))
-    if len(drawing):
-        some = [rows[place] for place in drawing.tolist()]
-        tokens[drawing] = _draw(blocks.take(drawing), best[drawing], some, bits[drawing], vocabulary)
-    return Chosen(tokens, raw.maxima.max(axis=1, initial=-np.inf), best)
-
-
-def _draw(blocks: Blocks, best: Floats, rows: Sequence[Row], bits: Bits, vocabulary: int) -> Ids:
-    """Draw one token per row.
-
-    Args:
-        blocks: adjusted logits, (rows, width).
-        best: the greatest logit of each row, finite, (rows,).
-
-    Returns:
-        Token ids, (rows,).
-    """
-    settings = np.array([row.settings for row in rows], dtype=SETTINGS)
-    settings["top_k"][settings["top_k"] >= vocabulary] = 0
-    draws = bits.astype(object)
-    tokens = np.empty(len(rows), dtype=np.int64)
-    free, by_rank, by_type = paths(settings)
-    totals = np.zeros(len(rows), dtype=np.int64)
-    if len(free):
-        tokens[free] = _draw_by_id(blocks.take(free), best[free], settings[free], draws[free])
-    if len(by_rank):
-        summed = by_rank[settings["top_k"][by_rank] == 0]
-        totals[summed] = block_sums(blocks.take(summed), best[summed], settings[summed]).sum(axis=1)
-        lists = ranked(blocks.take(by_rank), best[by_rank], settings[by_rank], totals[by_rank])
-        _draw_listed(tokens, by_rank, lists, draws)
-    if len(by_type):
-        _draw_listed(tokens, by_type, typical(blocks.take(by_type), best[by_type], settings[by_type]), draws)
-    return tokens
+MAX_VOCABULARY = 2**22
 
 
 def draw(seed: int, step: int) -> int:
@@ -107,73 +39,50 @@ def draw(seed: int, step: int) -> int:
     return int(np.random.Philox(key=seed, counter=step).random_raw())
 
 
-def paths(settings: Settings) -> tuple[Ids, Ids, Ids]:
-    """The indices of the free, ranked and typical rows."""
-    by_rank = (settings["top_k"] > 0) | (settings["top_p"] < 1)
-    by_type = ~by_rank & (settings["typical_p"] < 1)
-    return np.flatnonzero(~by_rank & ~by_type), np.flatnonzero(by_rank), np.flatnonzero(by_type)
-
-
-def _draw_by_id(blocks: Blocks, best: Floats, settings: Settings, draws: _Draws) -> Ids:
-    """Find the block of the draw, then the token."""
-    sums = block_sums(blocks, best, settings)
-    ends = sums.cumsum(axis=1)
-    targets = _targets(draws, ends[:, -1])
-    rows = np.arange(len(draws))
-    numbers = (ends <= targets[:, None]).sum(axis=1)
-    inside = block_weights(blocks, best, settings, numbers)
-    rest = targets - (ends[rows, numbers] - sums[rows, numbers])
-    return np.asarray(numbers * BLOCK + (inside.cumsum(axis=1) <= rest[:, None]).sum(axis=1))
-
-
-def _draw_listed(tokens: Ids, rows: Ids, lists: Iterable[KeptTokens], draws: _Draws) -> None:
-    for places, ids, weights in lists:
-        ends = weights.cumsum(axis=1)
-        targets = _targets(draws[rows[places]], ends[:, -1])
-        numbers = (ends <= targets[:, None]).sum(axis=1)
-        tokens[rows[places]] = ids[np.arange(len(places)), numbers]
-
-
-def _targets(draws: _Draws, totals: Ids) -> Ids:
-    """Numbers from 0 to total - 1, from 64 random bits each. The products take 126 bits."""
-    return np.asarray((draws * totals.astype(object)) >> 64, dtype=np.int64)
-
-
-MAX_VOCABULARY = 2**22
-
-
 class PendingTokens:
     """The tokens of some rows, which a device may still be choosing.
 
     Attributes:
-        there: the tokens on the device, (rows,), int64, before the host has them. None if the host chooses.
+        there: the tokens on the device, (rows,), int64, before the host has them. A row without an allowed token has an
+            arbitrary one. None if the host chooses.
     """
 
     def __init__(self, logits: Tensor, rows: Sequence[Row]) -> None:
         """See ``begin``."""
         self._rows = rows
-        self._chosen: Chosen | None = None
-        self._launched: Launched | None = None
+        self.there: Tensor | None = None
+        self._wanted = [row.params.logprobs for row in rows]
+        self._asked = np.flatnonzero([count is not None for count in self._wanted])
         bits = random_bits(rows)
-        if on_device(logits):
-            self._launched = Launched(logits, rows, bits)
-        else:
-            self._chosen, self._logits = _choose_here(logits, rows, bits), logits
-
-    @property
-    def there(self) -> Tensor | None:
-        return None if self._launched is None else self._launched.tokens
+        with torch.inference_mode():
+            if on_device(logits) or not compiled.takes(logits):
+                found = plain.choose(logits, rows, bits)
+                self.there = found.tokens if on_device(logits) else None
+            else:
+                found = _choose_compiled(logits, rows, bits)
+            told = [found.tokens, bits_of(found.raw), bits_of(found.best)]
+            if len(self._asked):
+                asked = upload(self._asked, logits.device)
+                most = max(count for count in self._wanted if count is not None)
+                tokens = found.tokens[asked].clamp_(0, logits.shape[1] - 1)  # of rows with an error, they are arbitrary
+                told.append(scores(logits.index_select(0, asked), tokens, most))
+            self._coming = Download(torch.cat([each.flatten() for each in told]))
 
     def wait(self) -> list[Sampled | InlayError]:
         """Wait for the tokens; see ``sample``."""
-        if self._launched is not None:
-            chosen, sampled = self._launched.wait()
-            return [error or found for error, found in zip(self._errors(chosen), sampled, strict=True)]
-        assert self._chosen is not None, "the host has chosen"
-        errors = self._errors(self._chosen)
-        wanted = [None if error else row.params.logprobs for row, error in zip(self._rows, errors, strict=True)]
-        found = report(self._logits, self._chosen.tokens, wanted)
-        return [error or one for error, one in zip(errors, found, strict=True)]
+        count = len(self._rows)
+        told = self._coming.wait()
+        tokens, raw, best = told[: 3 * count].reshape(3, count)
+        chosen = Chosen(tokens, numbers_of(raw), numbers_of(best))
+        sampled = [Sampled(token) for token in tokens.tolist()]
+        if len(self._asked):
+            counts = [count for count in self._wanted if count is not None]
+            found = told[3 * count :].reshape(len(counts), -1)
+            for place, one in zip(
+                self._asked, entries(tokens[self._asked], found, chosen.raw[self._asked], counts), strict=True
+            ):
+                sampled[place] = one
+        return [error or one for error, one in zip(self._errors(chosen), sampled, strict=True)]
 
     def _errors(self, chosen: Chosen) -> list[InlayError | None]:
         """The error of each row, or None."""
@@ -210,12 +119,14 @@ def sample(logits: Tensor, rows: Sequence[Row]) -> list[Sampled | InlayError]:
     return begin(logits, rows).wait()
 
 
-def _choose_here(logits: Tensor, rows: Sequence[Row], bits: Bits) -> Chosen:
-    if not compiled.takes(logits):
-        return choose(logits, rows, bits)
-    chosen = compiled.choose(logits, rows, bits)
-    _choose_typical(chosen, logits, rows, bits)
-    return chosen
+def _choose_compiled(logits: Tensor, rows: Sequence[Row], bits: Bits) -> plain.ChosenTokens:
+    """Choose with the compiled kernel, which does not support typical-p."""
+    found = plain.ChosenTokens(*map(torch.from_numpy, compiled.choose(logits, rows, bits)))
+    places = [place for place, row in enumerate(rows) if row.params.typical_p < 1 and not row.params.greedy]
+    if places:
+        some = [rows[place] for place in places]
+        found.tokens[places] = plain.choose(logits[places], some, bits[places]).tokens
+    return found
 
 
 def random_bits(rows: Sequence[Row]) -> Bits:
@@ -223,13 +134,6 @@ def random_bits(rows: Sequence[Row]) -> Bits:
     if kernel is None:
         return np.array([draw(row.seed, row.step) for row in rows], dtype=np.uint64)
     return compiled.random_bits(rows)
-
-
-def _choose_typical(chosen: Chosen, logits: Tensor, rows: Sequence[Row], bits: Bits) -> None:
-    """Choose tokens for the rows with typical-p, which the compiled kernel does not support."""
-    places = [place for place, row in enumerate(rows) if row.params.typical_p < 1 and not row.params.greedy]
-    if places:
-        chosen.tokens[places] = choose(logits[places], [rows[place] for place in places], bits[places]).tokens
 
 
 def request_seed(params: SamplingParams, request_index: int, entropy: int, answer: int = 0) -> int:

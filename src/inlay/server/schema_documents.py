@@ -16,7 +16,7 @@ from inlay.api.values import MAX_FIELDS, walk
 from inlay.errors import PolicyError
 from inlay.pml import Schema
 from inlay.pml.attributes import objection
-from inlay.pml.json_objects import document_from_json
+from inlay.pml.json_document import document_from_json
 from inlay.pml.json_readers import read_schema_json
 from inlay.pml.readers import read_schema
 from inlay.pml.sources import Folder, UnreadableError, document_from_string

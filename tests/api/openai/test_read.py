@@ -21,6 +21,7 @@ from inlay.api.openai import Endpoint, error_body, read_body, translate
 from inlay.api.openai.bodies import LONGEST, MAX_PROMPTS, NO_EFFECT, UNSUPPORTED, ChatBody, CompletionBody
 from inlay.api.tools.formats import ModelTools, model_tools
 from tests.api.tool_templates import tool_model, tool_tokenizer
+from tests.raising import raises
 
 CHAT = {"messages": [{"role": "user", "content": "Hello"}]}
 TEXT = {"prompt": "Hello"}
@@ -45,9 +46,8 @@ def test_habits_are_accepted_and_change_nothing(name: str):
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_every_unsupported_field_is_refused_by_name(name: str):
-    with pytest.raises(BodyError, match=f"^{name} is not supported: ") as caught:
+    with raises("unsupported_field", BodyError, field=name):
         read({**TEXT, name: ["something"]}, Endpoint.COMPLETIONS)
-    assert (caught.value.param, caught.value.code) == (name, "unsupported_field")
     harmless, _ = UNSUPPORTED[name]
     for value in (None, *harmless):
         assert read({**TEXT, name: value}, Endpoint.COMPLETIONS) == read(TEXT, Endpoint.COMPLETIONS)
@@ -69,7 +69,7 @@ def test_fields_of_other_servers_that_mean_nothing_here_are_ignored_and_named(
 def test_options_are_ignored_where_all_of_them_are():
     assert read({**CHAT, "options": {"num_ctx": 8192, "num_gpu": 1}, "ttl": 5}).ignored == ("options", "ttl")
     for options in ({"num_ctx": 1, "temperature": 0}, {"num_ctxx": 1}, [1]):
-        with pytest.raises(BodyError, match=r"^options is not supported: write its fields beside the others"):
+        with raises("unsupported_field", BodyError, field="options"):
             read({**CHAT, "options": options})
 
 
@@ -83,27 +83,26 @@ def test_no_field_is_both_ignored_and_known():
     ("name", "near"), [("num_ctxx", "num_ctx"), ("temprature", "temperature"), ("keep_alve", "keep_alive")]
 )
 def test_typos_are_told_with_the_nearest_field(name: str, near: str):
-    with pytest.raises(BodyError, match=f"takes no field '{name}'; did you mean {near}\\?") as caught:
+    with raises("unknown_field", BodyError, field=name, names=near):
         read({**CHAT, name: 1})
-    assert caught.value.code == "unknown_field"
 
 
 def test_fields_that_one_endpoint_has():
     assert set(UNSUPPORTED) & set(ChatBody.model_fields) == {"parallel_tool_calls", "tool_choice", "tools"}
     assert not set(UNSUPPORTED) & set(CompletionBody.model_fields)
-    with pytest.raises(BodyError, match=r"^functions is not supported: it is the old form of tools"):
+    with raises("unsupported_field", BodyError, field="functions"):
         read({**CHAT, "functions": [{"name": "f"}]})
 
 
 def test_harmless_values_are_compared_with_their_types():
     assert read({**TEXT, "best_of": 1}, Endpoint.COMPLETIONS) == read(TEXT, Endpoint.COMPLETIONS)
-    with pytest.raises(BodyError, match="best_of is not supported"):
+    with raises("unsupported_field", BodyError, field="best_of"):
         read({**TEXT, "best_of": True}, Endpoint.COMPLETIONS)
 
 
 def test_the_best_of_as_many_as_are_asked_for_are_all_of_them():
     assert read({**TEXT, "n": 2, "best_of": 2}, Endpoint.COMPLETIONS) == read({**TEXT, "n": 2}, Endpoint.COMPLETIONS)
-    with pytest.raises(BodyError, match="best_of is not supported"):
+    with raises("unsupported_field", BodyError, field="best_of"):
         read({**TEXT, "n": 2, "best_of": 3}, Endpoint.COMPLETIONS)
 
 

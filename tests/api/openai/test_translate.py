@@ -10,6 +10,7 @@ from inlay import PMLError, Prompt, SamplingParams
 from inlay.api.call import Call
 from inlay.api.failures import BodyError
 from inlay.api.openai import Endpoint, read_body, translate
+from tests.raising import raises
 
 USER = {"role": "user", "content": "Hello"}
 
@@ -180,7 +181,7 @@ def test_prompts_of_a_schema(make):
 
 
 def test_a_prompt_of_a_schema_that_cannot_be_read():
-    with pytest.raises(PMLError, match='prompt: a prompt takes no key "contents"; did you mean "content"'):
+    with raises("pml.unknown_key", PMLError, names="contents"):
         completion(prompt={"schema": "trip", "contents": []})
     with pytest.raises(PMLError, match="pml:1:"):
         completion(prompt=None, pml="<prompt")
