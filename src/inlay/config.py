@@ -29,6 +29,7 @@ from inlay.wording import show
 PLACEHOLDERS = ("none", "unk")
 GENERATION_CONFIGS = ("auto", "off")
 PROFILES = ("auto", "off")
+MEASURES = ("auto", "off")
 PREFETCHES = ("waiting", "likely")
 KV_CACHE_DTYPES = ("auto", *ROUNDED)
 
@@ -84,6 +85,8 @@ class EngineConfig:
         (docs/guides/reuse-policies.md).
     shadow_threshold: the largest divergence from full prefill of answers to a schema, in nats per token. Above it,
         its requests get a safer policy. None for no limit.
+    measure: "auto" compares recomputations on live requests in idle time, until ``reuse="auto"`` can choose by the
+        result (docs/guides/reuse-policies.md). "off" compares none.
     generation_config: "auto" takes sampling defaults from the model's generation configuration. "off" takes those of
         SamplingParams.
     prefetch: the segments that are loaded from lower tiers ahead of time. "waiting" for those of queued requests.
@@ -131,6 +134,7 @@ class EngineConfig:
     prefetch: str = "waiting"
     shadow: float = 0.0
     shadow_threshold: float | None = DEFAULT_THRESHOLD
+    measure: str = "off"
     store: str | os.PathLike[str] | None = None
     store_bytes: int | str = "16GiB"
     store_private: bool | None = None
@@ -149,6 +153,7 @@ class EngineConfig:
         check_choice("placeholders", self.placeholders, PLACEHOLDERS)
         check_choice("generation_config", self.generation_config, GENERATION_CONFIGS)
         check_choice("profile", self.profile, PROFILES)
+        check_choice("measure", self.measure, MEASURES)
         check_choice("eviction", self.eviction, tuple(POLICIES))
         check_device(self.device)
         for name in ("chunk_size", "max_num_seqs", "max_num_batched_tokens", "prefill_chunk"):

@@ -184,7 +184,7 @@ def warm(
     quantization: Quantization = None,
     kv_cache_dtype: KVCacheDType = "auto",
     weights: Weights = "packed",
-    reuse: Annotated[str, typer.Option(help="isolated, anchored or primed.")] = "anchored",
+    reuse: Annotated[str, typer.Option(help="isolated, anchored, primed or modular.")] = "modular",
     store: _Folder = None,
     store_bytes: StoreBytes = "16GiB",
     store_codec: StoreCodec = "none",

@@ -164,6 +164,12 @@ def serve(
         str,
         typer.Option(help="auto: find out in idle time how much modules' tokens move, for recompute profiled; off."),
     ] = "auto",
+    measure: Annotated[
+        str,
+        typer.Option(
+            help="auto: compare policies with full prefill in idle time, until auto can choose one for the model; off."
+        ),
+    ] = "auto",
     promotion_memory: PromotionMemory = 0.1,
     prefetch: Annotated[
         str,
@@ -294,6 +300,7 @@ def serve(
                     adapters=adapters,
                     generation_config=generation_config,
                     profile=profile,
+                    measure=measure,
                     promotion_memory=promotion_memory,
                     pin_memory=pin_memory,
                     prefetch=prefetch,

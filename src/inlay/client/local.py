@@ -20,6 +20,7 @@ from inlay.client.engine import EncodeListener, Prepared, TokenListener
 from inlay.config import EngineConfig, allocating, parse_bytes
 from inlay.engine.background.divergence import DivergenceLog
 from inlay.engine.background.idle import IdleWorker
+from inlay.engine.background.policy_meter import PolicyMeter
 from inlay.engine.background.profiler import Profiler
 from inlay.engine.background.profiles import KnownProfiles, Profile
 from inlay.engine.background.promoter import Promoter
@@ -46,6 +47,7 @@ from inlay.kv.policies import POLICIES, PassCost
 from inlay.kv.pool import KVPool
 from inlay.kv.states import StatePool
 from inlay.kv.store import SegmentStore
+from inlay.measured import lacks_measurements
 from inlay.models.compiling import check_compilable
 from inlay.models.device import CPU, free_bytes, total_bytes
 from inlay.models.fingerprint import numerics
@@ -125,6 +127,10 @@ class InProcessClient:
             movable=movable,
             longest=self._model.max_positions,
         )
+        #: Compares policies in idle time. None if ``measure`` is off, or the model reads no modules.
+        self.meter: PolicyMeter | None = None
+        if states is None and lacks_measurements(self._model, config):
+            self.meter = PolicyMeter(self.store, runner, profiler)
         self.engine = EngineCore(
             self.store,
             runner,
@@ -136,6 +142,7 @@ class InProcessClient:
             profiler=profiler if config.profile == "auto" and states is None else None,
             promoter=Promoter(self.store, runner, share=share) if share else None,
             shadow=shadow,
+            meter=self.meter,
             residency=self.residency,
             kept=config.kept,
             pin_share=config.pin_memory,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from inlay.engine.background.idle import IdleTime, IdleWorker
+from inlay.engine.background.policy_meter import PolicyMeter
 from inlay.engine.background.profiler import Profiler
 from inlay.engine.background.promoter import Promoter
 from inlay.engine.background.shadow import ShadowSampler
@@ -41,6 +42,7 @@ class EngineCore:
         profiler: computes deviation profiles in idle time. None to compute none.
         promoter: encodes repeated prefixes in idle time. None to encode none.
         shadow: compares answers with full prefill in idle time. None to compare none.
+        meter: compares recomputations on requests in idle time. None to compare none.
         residency: see KVCacheManager. None for no tiers below the pool.
         kept, pin_share, prefetch_likely: see KVCacheManager.
 
@@ -61,6 +63,7 @@ class EngineCore:
         profiler: Profiler | None = None,
         promoter: Promoter | None = None,
         shadow: ShadowSampler | None = None,
+        meter: PolicyMeter | None = None,
         residency: Residency | None = None,
         kept: Kept = Kept.SCHEMAS,
         pin_share: float = 0.25,
@@ -80,7 +83,8 @@ class EngineCore:
         self.promoter = promoter
         self.kv_manager.when_over(self._forget_modules)
         self.shadow = shadow
-        self._idle_time = IdleTime((profiler, promoter, shadow), self._budget, max_tokens)
+        self.meter = meter
+        self._idle_time = IdleTime((profiler, promoter, shadow, meter), self._budget, max_tokens)
         self.scheduler: Scheduler[Task] = Scheduler(
             max_requests, max_tokens, prefill_chunk, max_waiting, self.kv_manager, self.kv_manager.waits
         )
@@ -251,8 +255,9 @@ class EngineCore:
         if self.promoter is not None:
             self.promoter.clear()
         self.kv_manager.orders.counts.clear()
-        if self.shadow is not None:
-            self.shadow.clear()
+        for sampler in (self.shadow, self.meter):
+            if sampler is not None:
+                sampler.clear()
         self.residency.clear_host()
         self.store.clear()
         return before - self.store.tokens
@@ -276,8 +281,9 @@ class EngineCore:
         prefix = request.prompt.prefix
         if self.promoter is not None and prefix is not None and request.leader is None:
             self.promoter.asked(request.prompt.request.salt, prefix)
-        if self.shadow is not None:
-            self.shadow.answered(request)
+        for sampler in (self.shadow, self.meter):
+            if sampler is not None:
+                sampler.answered(request)
 
     def _most_prefill(self) -> int | None:
         """The most prompt tokens of the next pass; None for no limit."""
