@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from itertools import permutations
@@ -11,7 +12,7 @@ import pytest
 
 from inlay import LLM, Prompt, SamplingParams, Schema
 from inlay.config import EngineConfig
-from inlay.measured import AutoReuse, Measurements
+from inlay.measured import VERSION, AutoReuse, Measurements
 from inlay.policy import ReusePolicy
 from inlay.tolerance import Measured
 
@@ -69,6 +70,20 @@ def damage(path, how: str) -> None:
         path.write_bytes(b"\xff")
 
 
+def test_modular_of_an_older_file_is_not_known():
+    """Its modules were measured without a primer."""
+    Measurements.of(MODEL).keep(None, [row("modular", 1.0), row("modular+linked:16", 0.5), row("anchored", 0.7)])
+    path = Measurements.of(MODEL).path
+    document = json.loads(path.read_text()) | {"version": 1}
+    del document["sha256"]
+    path.write_text(json.dumps({**document, "sha256": hashlib.sha256(json.dumps(document).encode()).hexdigest()}))
+    found = Measurements.of(MODEL)
+    assert found.problem is None
+    assert found.about(None) == (row("anchored", 0.7),)
+    assert found.keep(None, [row("modular", 0.1)]) is None
+    assert Measurements.of(MODEL).about(None) == (row("anchored", 0.7), row("modular", 0.1))
+
+
 @pytest.mark.parametrize("how", ["cut", "changed", "list", "bytes"])
 def test_a_damaged_file_is_told_and_ignored(how):
     Measurements.of(MODEL).keep(None, [row("modular", 1.0)])
@@ -110,10 +125,10 @@ def test_a_file_that_cannot_be_read_is_told_once_and_nothing_is_known(monkeypatc
 def test_a_newer_file_is_told_ignored_and_left_alone():
     Measurements.of(MODEL).keep(None, [row("modular", 1.0)])
     path = Measurements.of(MODEL).path
-    path.write_text(json.dumps({"version": 2, "more": "than we know"}))
+    path.write_text(json.dumps({"version": VERSION + 1, "more": "than we know"}))
     before = path.read_bytes()
     found = Measurements.of(MODEL)
-    assert (found.rows, "is of version 2, which this inlay does not know," in found.problem) == ({}, True)
+    assert (found.rows, f"is of version {VERSION + 1}, which this inlay does not know," in found.problem) == ({}, True)
     assert "newer inlay" in found.keep(None, [row("modular", 2.0)])
     assert path.read_bytes() == before
 

@@ -43,8 +43,8 @@ def test_the_written_form_reads_as_the_same_policy(word, positions):
 
 
 def test_modular_is_the_most_exact_form_there_is():
-    """It encodes missing modules as ``anchored`` does, and by default reads more exact stored forms."""
-    best, fixed = ReusePolicy.parse("modular"), ReusePolicy.parse("anchored")
+    """It encodes missing modules as ``primed`` does, and by default reads more exact stored forms."""
+    best, fixed = ReusePolicy.parse("modular"), ReusePolicy.parse("primed")
     assert best == BEST != fixed
     assert best.without_recompute() == fixed
     assert [ReusePolicy.parse(word).reads_promoted for word in WORDS] == [word == "modular" for word in WORDS]

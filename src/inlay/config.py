@@ -44,6 +44,7 @@ from inlay.wording import show
 PLACEHOLDERS = ("none", "unk")
 GENERATION_CONFIGS = ("auto", "off")
 PROFILES = ("auto", "off")
+MEASURES = ("auto", "off")
 PREFETCHES = ("waiting", "likely")
 SPECULATIONS = ("lookup", "off")
 KV_CACHE_DTYPES = ("auto", *ROUNDED)
@@ -312,6 +313,14 @@ class EngineConfig:
         "Requests under ``exact`` never read these approximations.",
         commands=(*ANSWERING, WARM),
         choices=tuple(CODECS),
+    )
+    measure: str = setting(
+        "off",
+        '"auto" compares recomputations on live requests in idle time, until ``reuse="auto"`` can choose by the result '
+        '(docs/guides/reuse-policies.md). "off" compares none.',
+        commands=(SERVE,),
+        choices=MEASURES,
+        defaults={SERVE: "auto"},
     )
     speculation: str = setting(
         "lookup",

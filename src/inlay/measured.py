@@ -1,4 +1,6 @@
-"""Measurements of ``inlay check``, in a file for each model fingerprint, and the policy that ``auto`` takes by them.
+"""Measurements of policies, in a file for each model fingerprint, and the policy that ``auto`` takes by them.
+
+``inlay check`` makes them, and a server in idle time (engine/background/policy_meter.py).
 
 A damaged file or one of a newer version is reported and ignored.
 """
@@ -10,11 +12,13 @@ import json
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from inlay.config import EngineConfig
+from inlay.engine.background.policy_meter import PolicyMeter, suffices
 from inlay.models.fingerprint_cache import cache_root
 from inlay.pml import Schema
 from inlay.policy import ReusePolicy
@@ -22,11 +26,12 @@ from inlay.prompt.model_info import ModelInfo
 from inlay.tolerance import Measured, Tolerance
 from inlay.whole_file import replace_file
 
-VERSION = 1  # of the file
+VERSION = 2  # of the file
+_UNPRIMED = 1  # the version whose rows of modular were measured without a primer
 _MOST_BYTES = 16 << 20
 _GENERAL = ""  # the key of generated prompts, in place of a schema's digest
 _NUMBERS = tuple(each.name for each in fields(Measured) if each.name not in ("policy", "positions"))
-_SHARES = ("same", "same_low")  # may be None
+_PERHAPS = ("same", "same_low", "ttft_ms")  # may be None
 _ALIKE = "dtype and quantization"
 _MOST_TOLD = 100  # sentences, because requests bring tolerances
 
@@ -80,27 +85,41 @@ class Measurements:
             return general
         return self.rows.get(schema.digest, general)
 
+    def with_rows(self, schema: Schema | None, rows: Sequence[Measured]) -> Measurements:
+        """Return these measurements with further results, as ``keep`` saves them."""
+        key = _GENERAL if schema is None else schema.digest
+        known = {(row.policy, row.positions): row for row in self.rows.get(key, ())}
+        for row in rows:
+            before = known.get((row.policy, row.positions))
+            fewer = before is not None and before.prompts > row.prompts
+            if not fewer and (before is None or before.same is None or row.same is not None):
+                known[row.policy, row.positions] = row
+        return replace(self, rows={**self.rows, key: tuple(known.values())})
+
     def keep(self, schema: Schema | None, rows: Sequence[Measured]) -> str | None:
         """Save the results for a schema, or for generated prompts. Returns the reason for a failure, or None.
 
-        A row replaces an earlier one of the same policy unless that has more prompts.
+        A row replaces an earlier one of the same policy, unless that has more prompts, or it alone has shares of equal
+        answers.
         """
         now = Measurements.of(self.fingerprint)  # another process may have written
         if now.path is None:
             return "there is no home directory; set INLAY_CACHE_ROOT to a folder"
         if now.newer:
             return f"{now.path} was written by a newer inlay; use that, or delete the file"
-        key = _GENERAL if schema is None else schema.digest
-        known = {(row.policy, row.positions): row for row in now.rows.get(key, ())}
-        for row in rows:
-            before = known.get((row.policy, row.positions))
-            if before is None or before.prompts <= row.prompts:
-                known[row.policy, row.positions] = row
         try:
-            _write(now.path, self.fingerprint, {**now.rows, key: tuple(known.values())})
+            _write(now.path, self.fingerprint, now.with_rows(schema, rows).rows)
         except OSError as error:
             return f"{now.path} cannot be written ({error.strerror}); set INLAY_CACHE_ROOT to a folder where you may"
         return None
+
+
+def lacks_measurements(model: ModelInfo, config: EngineConfig) -> bool:
+    """Return True if an engine should compare policies by itself: it may, and no earlier results suffice."""
+    may = config.measure == "auto" and config.profile == "auto" and _differing(config) is None
+    if not may or model.highest is not None:
+        return False
+    return not suffices(Measurements.of(model.measured_as(None)).about(None))
 
 
 class AutoReuse:
@@ -108,9 +127,13 @@ class AutoReuse:
 
     Args:
         name: of the model, for messages.
+        meter: compares policies in idle time. None for none.
     """
 
-    def __init__(self, name: str, model: ModelInfo, config: EngineConfig) -> None:
+    def __init__(self, name: str, model: ModelInfo, config: EngineConfig, meter: PolicyMeter | None = None) -> None:
+        self._meter = meter
+        self._learned = 0  # the version of its results
+        self._lock = Lock()
         self._name = name
         self._model = model
         self._config = config
@@ -120,6 +143,7 @@ class AutoReuse:
 
     def rows(self, schema: Schema | None = None, adapter: str | None = None) -> tuple[Measured, ...]:
         """Return the results for a schema, or else for generated prompts, that hold with this engine's settings."""
+        self._learn()
         rows = () if self._differs() else self._measured(adapter).about(schema)
         return rows if self._config.profile == "auto" else tuple(row for row in rows if not _profiled(row))
 
@@ -187,13 +211,34 @@ class AutoReuse:
             self._known[fingerprint] = Measurements.of(fingerprint)
         return self._known[fingerprint]
 
+    def _learn(self) -> None:
+        """Save the meter's results if they are new."""
+        if self._meter is None or self._meter.version == self._learned:
+            return
+        with self._lock:
+            version, rows = self._meter.version, self._meter.rows()
+            if version == self._learned:
+                return
+            self._learned = version
+            known = self._measured(None)
+            problem = known.keep(None, rows)
+            self._known[known.fingerprint] = known.with_rows(None, rows)
+        count = max(row.prompts for row in rows)
+        logger.info("policies were compared with full prefill on %d requests in idle time", count)
+        if problem is not None:
+            logger.warning("the comparison is lost when this process ends: %s", problem)
+
     def _differs(self) -> str | None:
-        """Return the setting that makes modules another approximation than was measured, or None."""
-        for name in ("placeholders", "store_codec"):
-            value = getattr(self._config, name)
-            if value != getattr(EngineConfig, name):
-                return f"{name} '{value}'"
-        return None
+        return _differing(self._config)
+
+
+def _differing(config: EngineConfig) -> str | None:
+    """Return the setting that makes modules another approximation than was measured, or None."""
+    for name in ("placeholders", "store_codec"):
+        value = getattr(config, name)
+        if value != getattr(EngineConfig, name):
+            return f"{name} '{value}'"
+    return None
 
 
 def _profiled(row: Measured) -> bool:
@@ -212,22 +257,31 @@ def _read(document: Any, fingerprint: bytes) -> dict[str, tuple[Measured, ...]]:
     if isinstance(version, int) and version > VERSION:
         raise _NewerError(version)
     rows = document["rows"]
-    if document != _document(fingerprint, rows):
+    if version not in (_UNPRIMED, VERSION) or document != _document(fingerprint, rows, version):
         raise ValueError("the checksum differs")
-    return {str(key): tuple(map(_row, of_schema)) for key, of_schema in rows.items()}
+    found = {str(key): tuple(map(_row, of_schema)) for key, of_schema in rows.items()}
+    if version == _UNPRIMED:
+        return {key: tuple(row for row in of_schema if not _best(row)) for key, of_schema in found.items()}
+    return found
+
+
+def _best(row: Measured) -> bool:
+    """Return True if a row is of a ``modular`` policy."""
+    policy = ReusePolicy.named(row.policy)
+    return policy is not None and policy.best
 
 
 def _row(written: dict[str, Any]) -> Measured:
     row = Measured(**written)
     for name in _NUMBERS:
         value = getattr(row, name)
-        if not (isinstance(value, int | float) and math.isfinite(value)) and not (value is None and name in _SHARES):
+        if not (isinstance(value, int | float) and math.isfinite(value)) and not (value is None and name in _PERHAPS):
             raise ValueError(name)
     return row
 
 
-def _document(fingerprint: bytes, rows: dict[str, Any]) -> dict[str, Any]:
-    document = {"version": VERSION, "fingerprint": fingerprint.hex(), "rows": rows}
+def _document(fingerprint: bytes, rows: dict[str, Any], version: int = VERSION) -> dict[str, Any]:
+    document = {"version": version, "fingerprint": fingerprint.hex(), "rows": rows}
     return {**document, "sha256": hashlib.sha256(json.dumps(document).encode()).hexdigest()}
 
 

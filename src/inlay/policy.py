@@ -26,14 +26,14 @@ CONTEXTS = ("isolated", "anchored", "primed")
 #: Where modules stand: at their schema's positions, or one right behind the other.
 POSITIONS = ("schema", "packed")
 
-#: Level and context of each word. A missing module is encoded anchored under ``modular`` (docs/guides/which-policy.md).
+#: Level and context of each word. A missing module is encoded primed under ``modular`` (docs/guides/which-policy.md).
 _WORDS: dict[str, tuple[str, str | None]] = {
     "off": ("off", None),
     "exact": ("exact", None),
     "isolated": ("modular", "isolated"),
     "anchored": ("modular", "anchored"),
     "primed": ("modular", "primed"),
-    "modular": ("modular", "anchored"),
+    "modular": ("modular", "primed"),
 }
 _BEST, _AUTO = "modular", "auto"
 _ACROSS, _NOT_PROMOTED = "across", "healing:off"  # parts of a policy's key

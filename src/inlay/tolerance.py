@@ -27,7 +27,8 @@ _LIKE = "Write nats a token like 0.05, or the least share of equal answers like 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The divergence of a policy from full prefill on a model, as measured by ``inlay check``.
+    """The divergence of a policy from full prefill on a model, as measured by ``inlay check``, or by a server in
+    idle time.
 
     Args:
         policy: its written form.
@@ -39,7 +40,7 @@ class Measured:
         same: the share of prompts with equal greedy answers. None for random weights.
         same_low: the lower 95% bound of that share, for the kind of prompts with the smallest one. None likewise.
         recomputed: the share of module tokens that were computed for the request, including token selection passes.
-        ttft_ms: the median time to the first token behind encoded modules, in milliseconds.
+        ttft_ms: the median time to the first token behind encoded modules, in milliseconds. None if not measured.
     """
 
     policy: str
@@ -51,7 +52,7 @@ class Measured:
     same: float | None
     same_low: float | None
     recomputed: float
-    ttft_ms: float
+    ttft_ms: float | None
 
 
 @dataclass(frozen=True, slots=True)

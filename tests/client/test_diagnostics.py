@@ -232,7 +232,9 @@ def test_marked_parts_are_listed(llm: LLM):
 
 
 def test_modules_of_a_schema_are_listed(llm: LLM):
-    llm.add_schema(Schema.from_string(f'<schema name="places"><module name="island">{ISLAND}</module></schema>'))
+    llm.add_schema(
+        Schema.from_string(f'<schema name="places"><module name="island">{ISLAND}</module></schema>'), reuse="isolated"
+    )
     for _ in range(2):
         found = explained(llm, llm_prompt(), reuse="isolated")
         (module,) = found.modules

@@ -47,7 +47,7 @@ def test_what_has_gone_while_a_request_waits_is_computed_where_it_stands():
 
 
 def test_a_preempted_request_keeps_its_choice():
-    driver = Driver(kv_tokens=240)
+    driver = Driver(kv_tokens=240, max_model_len=320)  # so the primer is short
     driver.run(driver.request(chat("First", marked=True), 1))
     late = driver.request(chat("Second", marked=False), 60, priority=1)
     driver.add(late)

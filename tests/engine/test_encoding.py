@@ -23,7 +23,7 @@ def schema_of(modules: int, words: str = "abcdefgh", name: str = "s") -> Schema:
 
 
 def encoding_of(driver: Driver, schema: Schema) -> Encoding:
-    _, specs = driver.llm.schemas.add(schema, driver.llm.policy())
+    _, specs = driver.llm.schemas.add(schema, driver.llm.policy("isolated"))  # so that modules have no context
     return Encoding("a schema", tuple(specs))
 
 
@@ -91,6 +91,20 @@ def test_an_encoding_holds_a_share_of_the_pool_however_large_the_schema_is():
     assert encoding.complete
     assert all(driver.store.get(spec) for spec in encoding.specs)
     assert 0 < most <= driver.store.pool.chunks // 8
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_the_primer_is_computed_once_for_all_modules(ahead):
+    """Encoded ahead, in several batches. Or by four requests at the same time, with three modules each."""
+    driver = Driver(kv_tokens=2400, chunk_size=16, record=False, max_model_len=512)
+    schema = schema_of(12)
+    driver.schema(schema, encode=ahead, reuse="modular")
+    if not ahead:
+        names = [[f"m{number}" for number in range(first, first + 3)] for first in range(0, 12, 3)]
+        prompts = [schema.prompt().use(a).use(b).use(c).text("?") for a, b, c in names]
+        driver.run(*(driver.request(prompt, 1, reuse="modular") for prompt in prompts))
+    primer = 512 // 8
+    assert driver.llm.stats().encoded_tokens == primer + 10 * 42 + 2 * 43
 
 
 def test_encodings_together_hold_no_more_than_one():

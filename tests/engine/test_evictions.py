@@ -38,8 +38,8 @@ def ask(driver: Driver, *args: Any, **asks: Any) -> Any:
     return request
 
 
-def specs_of(driver: Driver, names: str = "abcd", reuse: str = "modular") -> list[SegmentSpec]:
-    """All forms of some modules that prompts may be read from."""
+def specs_of(driver: Driver, names: str = "", reuse: str = "modular") -> list[SegmentSpec]:
+    """All forms of some modules that prompts may be read from. Without names, also the primers."""
     policy = driver.llm.policy(reuse)
     return driver.llm.processor.schemas.every_spec("s", policy, modules=tuple(names))
 
@@ -110,7 +110,7 @@ def test_readers_of_an_evicted_module_keep_it_from_later_requests_and_store_noth
     driver.step()
     driver.engine.evict(specs_of(driver, "a"))
     later = ask(driver, "a", "y?")
-    assert later.usage.module_tokens == 0, "no new request reads what was evicted"
+    assert later.usage.module_tokens <= SHARED, "no new request reads what was evicted"
     overlapping = asked(driver, "a", "z?", tokens=90)
     driver.add(overlapping)
     while not reading.finished:
@@ -177,14 +177,14 @@ def test_a_promoted_combination_that_is_read_goes_when_its_reader_ends():
     driver.finish()
     while driver.engine.idle_step(whole=True):
         pass
-    driver.engine.evict(specs_of(driver, "d"))
+    driver.engine.evict(specs_of(driver))
     assert stored(driver) == 0, "and what was asked for before is not encoded again"
 
 
 def test_recomputed_tokens_and_profiles_go_with_their_module():
     driver = driver_for(profile="auto", promotion_memory=0)
     driver.schema(SCHEMA)
-    driver.llm.local.profile(specs_of(driver))
+    driver.llm.local.profile(specs_of(driver, "abcd"))
     while driver.engine.idle_step(whole=True):
         pass
     assert len(driver.engine.kv_manager.profiles) > 0

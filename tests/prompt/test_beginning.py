@@ -42,18 +42,24 @@ def text(llm: LLM, found: Prefix) -> list[str]:
     return [llm.tokenizer.decode(list(node.run.ids)) for node in found.nodes]
 
 
-def test_it_is_all_behind_the_modules_that_are_exact_up_to_the_last_module(llm):
+def test_it_is_all_behind_the_always_present_text_up_to_the_last_module(llm):
     found = prefix(llm, "a", "b", "c")
-    assert text(llm, found) == ["Second ", "one", ".", "Third."]  # the front and the first see all that is before them
-    assert [node.module for node in found.nodes] == [True, False, True, True]
+    assert text(llm, found) == ["First of all.", "Second ", "one", ".", "Third."]  # modules have seen the primer
+    assert [node.module for node in found.nodes] == [True, True, False, True, True]
     composed = found.composed(len(request(llm, "a", "b", "c").parts) - 1)
-    assert [type(part) for part in composed] == [CachedSpan, CachedSpan, NewSpan]
-    assert all(part.exact for part in composed[:2])
+    assert [type(part) for part in composed] == [CachedSpan, NewSpan]
+    assert composed[0].exact
 
 
-@pytest.mark.parametrize("names", [(), ("a",)])
-def test_what_is_all_exact_has_none(llm, names):
-    assert prefix_of(request(llm, *names)) is None
+def test_a_prompt_without_modules_has_none(llm):
+    assert prefix_of(request(llm)) is None
+
+
+def test_a_model_without_shifts_reads_its_first_module_exactly():
+    llm = LLM(tiny("gpt2"), kv_memory="4MiB")
+    llm.add_schema(SCHEMA, encode=False)
+    assert prefix_of(request(llm, "a", positions="schema")) is None
+    assert text(llm, prefix(llm, "a", "c", positions="schema")) == ["Third."]
 
 
 @pytest.mark.parametrize("reuse", ["off", "exact", "anchored", "isolated", "modular+healing:off"])
@@ -80,18 +86,18 @@ def test_it_is_read_up_to_the_last_module_that_is_stored(llm, positions):
 
         return found.stored(longest)
 
-    assert [stored(sum(tokens[:count])) for count in range(6)] == list(range(6))
+    assert [stored(sum(tokens[:count])) for count in range(7)] == list(range(7))
     assert stored(sum(tokens) - 1) == len(tokens) - 1
     assert found.in_place(0).starts == frozenset()
-    assert found.in_place(2).starts == {starts[2]}  # the argument is read behind it like other text of the request
-    assert found.in_place(4).starts == set(starts[2:6])
+    assert found.in_place(3).starts == set(starts[1:3])  # the argument is read behind it like other text of the request
+    assert found.in_place(5).starts == set(starts[1:6])
 
 
 def test_others_with_the_same_beginning_have_it_under_the_same_keys(llm):
     one, other = prefix(llm, "a", "b", "c"), prefix(llm, "a", "b", "d")
     keys = [[node.key for node in found.nodes] for found in (one, other)]
-    assert keys[0][:3] == keys[1][:3]
-    assert keys[0][3] != keys[1][3]
+    assert keys[0][:4] == keys[1][:4]
+    assert keys[0][4] != keys[1][4]
     assert prefix(llm, "b", "c").nodes[-1].key not in keys[0]
 
 

@@ -67,11 +67,53 @@ def test_marked_parts_are_found_in_any_order_and_by_any_prompt():
     assert (first.module_tokens, first.exact_tokens) == (0, 0)
     usage = llm.generate(conversation(2, 0), ONE)[0].usage
     ids = [len(llm.encoder.text(DOCUMENTS[i])) for i in range(4)]
-    assert usage.module_tokens == usage.shifted_tokens == ids[0]
-    assert usage.exact_tokens >= ids[2]  # the first one stands right behind all that it has seen
+    assert usage.module_tokens == usage.shifted_tokens == usage.primed_tokens == ids[0] + ids[2]
     llm.add_schema(SCHEMA, encode=False)
     usage = llm.generate(with_schema(3, 1), ONE)[0].usage  # the schema's module is the same text in the same context
     assert usage.module_tokens == usage.shifted_tokens == ids[1]
+
+
+def test_the_first_of_several_marked_parts_is_exact_under_anchored():
+    llm = make(reuse="anchored")
+    llm.generate(conversation(0, 1, 2), ONE)
+    usage = llm.generate(conversation(2, 0), ONE)[0].usage
+    assert usage.module_tokens == len(llm.encoder.text(DOCUMENTS[0]))
+    assert usage.exact_tokens >= len(llm.encoder.text(DOCUMENTS[2]))  # right behind all that it has seen
+
+
+def test_the_only_marked_part_is_exact():
+    """Directly behind the system turn it has no primer. Beside another document, it is encoded as any other."""
+    llm = make()
+    first = llm.generate(conversation(0), ONE)[0].usage
+    assert first.computed_tokens == first.prompt_tokens
+    again = conversation(0)
+    again[1]["content"][-1] = part("Why?")
+    usage = llm.generate(again, ONE)[0].usage
+    ids = [len(llm.encoder.text(text)) for text in DOCUMENTS]
+    assert usage.module_tokens == 0
+    assert usage.exact_tokens >= ids[0]
+    usage = llm.generate(conversation(0, 1), ONE)[0].usage
+    assert (usage.exact_tokens >= ids[0], usage.primed_tokens) == (True, 0)
+    assert llm.generate(conversation(1, 0), ONE)[0].usage.primed_tokens == ids[1]
+    usage = llm.generate(conversation(2, 1, 0), ONE)[0].usage
+    assert usage.primed_tokens == ids[0] + ids[1]
+
+
+def test_the_only_marked_part_is_read_as_it_is_stored_until_it_is_promoted():
+    llm = make()
+    llm.generate(conversation(0, 1), ONE)
+    tokens = len(llm.encoder.text(DOCUMENTS[1]))
+    assert [llm.generate(conversation(1), ONE)[0].usage.primed_tokens for _ in range(2)] == [tokens] * 2
+    llm.promote()
+    usage = llm.generate(conversation(1), ONE)[0].usage
+    assert (usage.primed_tokens, usage.promoted_tokens >= tokens) == (0, True)
+
+
+def test_without_promotion_the_only_marked_part_has_one_form():
+    llm = make(reuse="modular", promote=False)
+    for _ in range(2):
+        usage = llm.generate(conversation(0), ONE)[0].usage
+    assert usage.primed_tokens == len(llm.encoder.text(DOCUMENTS[0]))
 
 
 def test_parts_that_nobody_marked_are_looked_up_and_leave_no_module():
@@ -82,13 +124,12 @@ def test_parts_that_nobody_marked_are_looked_up_and_leave_no_module():
     messages = conversation(2, 0, marked=False)
     messages[1]["content"].insert(1, part(other))
     usage = llm.generate(messages, ONE, reuse="modular")[0].usage
-    assert usage.module_tokens == ids[0]
-    assert usage.exact_tokens >= ids[2]  # right behind all that it has seen
+    assert usage.module_tokens == ids[0] + ids[2]
     assert usage.computed_tokens >= len(llm.encoder.text(other))
     again = conversation(1, marked=False)
     again[1]["content"].insert(1, part(other))
     usage = llm.generate(again, ONE, reuse="modular")[0].usage
-    assert usage.exact_tokens >= ids[1]
+    assert usage.module_tokens == ids[1]
     assert usage.computed_tokens >= len(llm.encoder.text(other))
 
 

@@ -235,7 +235,7 @@ class Check:
                 "top1": round(row.top1, 4),
                 "same_answers": None if row.same is None else round(row.same, 4),
                 "recomputed": round(row.recomputed, 4),
-                "ttft_ms": float(f"{row.ttft_ms:.4g}"),
+                "ttft_ms": None if row.ttft_ms is None else float(f"{row.ttft_ms:.4g}"),
             }
             for row in self.rows
         ]
@@ -533,7 +533,9 @@ def _recommended(llm: LLM, rows: Sequence[Measured], tolerance: Tolerance, meani
             f"farthest{only}"
         )
     exact = next((each for each in rows if each.policy == str(EXACT)), None)
-    faster = "" if exact is None else f", with the first token after {row.ttft_ms / exact.ttft_ms:.2f} of exact's time"
+    faster = ""
+    if exact is not None and exact.ttft_ms is not None and row.ttft_ms is not None:
+        faster = f", with the first token after {row.ttft_ms / exact.ttft_ms:.2f} of exact's time"
     return str(taken), (
         f"it computes least ({row.recomputed:.0%} of the modules' tokens{faster}) of those that are surely within "
         f"{tolerance.in_words}: {row.kl:.2g} nats from full prefill in the mean, and at most {row.kl_high:.2g} (95%) "

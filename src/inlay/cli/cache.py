@@ -169,7 +169,7 @@ def import_(
 @with_settings(WARM)
 def warm(
     schema: Annotated[Path, typer.Argument(help="The schema file (PML or JSON); with --url also the name of one.")],
-    reuse: Annotated[str, typer.Option(help="isolated, anchored or primed.")] = "anchored",
+    reuse: Annotated[str, typer.Option(help="isolated, anchored, primed or modular.")] = "modular",
     ttl: Annotated[
         str | None,
         typer.Option(help="How long it is kept when nothing reads it, like 1h; no bound, if not given."),

@@ -299,7 +299,7 @@ def _print_found(found: Check, about: dict[str, Any]) -> None:
             f"{row.top1:.1%}",
             "–" if row.same is None else f"{row.same:.1%}",
             f"{row.recomputed:.1%}",
-            f"{row.ttft_ms:,.1f} ms",
+            "–" if row.ttft_ms is None else f"{row.ttft_ms:,.1f} ms",
             style="bold" if row.policy == found.recommended else None,
         )
     stdout_console().print(table, markup=False)

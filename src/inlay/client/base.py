@@ -127,7 +127,7 @@ class Base:
             tokenizer, client.model, self.config.placeholders, likely=self.config.prefetch == "likely"
         )
         #: Resolves ``auto`` by the measurements of this model.
-        self.auto = AutoReuse(name, client.model, self.config)
+        self.auto = AutoReuse(name, client.model, self.config, None if local is None else local.meter)
         self.policy()  # fail now if the model does not support the default
         #: Turns events into outputs.
         self.outputs = OutputProcessor(tokenizer, client.finish)
@@ -326,7 +326,7 @@ class Base:
             )
         if not by_module:
             raise ParameterError(
-                "a policy without modules encodes nothing ahead; give reuse='anchored' or 'isolated'",
+                "a policy without modules encodes nothing ahead; give reuse='modular' or 'isolated'",
                 code="cache.nothing_encoded",
             )
         layout = self.processor.schemas.layout(name, scope.cache_salt)

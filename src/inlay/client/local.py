@@ -20,6 +20,7 @@ from inlay.client.engine import EncodeListener, Prepared, TokenListener
 from inlay.config import EngineConfig, allocating
 from inlay.engine.background.divergence import DivergenceLog
 from inlay.engine.background.idle import IdleWorker
+from inlay.engine.background.policy_meter import PolicyMeter
 from inlay.engine.background.profiler import Profiler
 from inlay.engine.background.profiles import KnownProfiles, Profile
 from inlay.engine.background.promoter import Promoter
@@ -46,6 +47,7 @@ from inlay.kv.policies import POLICIES, PassCost
 from inlay.kv.pool import KVPool
 from inlay.kv.states import StatePool
 from inlay.kv.store import SegmentStore
+from inlay.measured import lacks_measurements
 from inlay.models.compiling import check_compilable
 from inlay.models.device import CPU, free_bytes, total_bytes
 from inlay.models.fingerprint import numerics
@@ -130,6 +132,10 @@ class InProcessClient:
         )
         speculates = config.speculation == "lookup" and loaded.spec.unshared is None and states is None
         speculator = Speculator(measured_rows(loaded.spec, runner, pool)) if speculates else None
+        #: Compares policies in idle time. None if ``measure`` is off, or the model reads no modules.
+        self.meter: PolicyMeter | None = None
+        if states is None and lacks_measurements(self._model, config):
+            self.meter = PolicyMeter(self.store, runner, profiler)
         self.engine = EngineCore(
             self.store,
             runner,
@@ -142,6 +148,7 @@ class InProcessClient:
             promoter=Promoter(self.store, runner, share=share) if share else None,
             shadow=shadow,
             speculator=speculator,
+            meter=self.meter,
             residency=self.residency,
             kept=config.kept,
             pin_share=config.pin_memory,

@@ -171,8 +171,12 @@ class ClusterSettings(_SettingsPart):
 
     @model_validator(mode="after")
     def _checked(self) -> ClusterSettings:
-        if EngineConfig.of(_plain(self.engine)).shadow:
-            raise ValueError("engine: shadow compares answers of one engine, and a cluster has several; leave it out")
+        engine = EngineConfig.of(_plain(self.engine))
+        for name, given in (("shadow", engine.shadow), ("measure", engine.measure == "auto")):
+            if given:
+                raise ValueError(
+                    f"engine: {name} compares answers of one engine, and a cluster has several; leave it out"
+                )
         self._check_adapters()
         self.server_settings()
         if self.ingress.count > 1 and self.schemas.folder is None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from inlay.engine.answer import most_rows
 from inlay.engine.background.idle import IdleTime, IdleWorker
+from inlay.engine.background.policy_meter import PolicyMeter
 from inlay.engine.background.profiler import Profiler
 from inlay.engine.background.promoter import Promoter
 from inlay.engine.background.shadow import ShadowSampler
@@ -43,6 +44,7 @@ class EngineCore:
         promoter: encodes repeated prefixes in idle time. None to encode none.
         shadow: compares answers with full prefill in idle time. None to compare none.
         speculator: makes drafts of answers. None for one token a pass.
+        meter: compares recomputations on requests in idle time. None to compare none.
         residency: see KVCacheManager. None for no tiers below the pool.
         kept, pin_share, prefetch_likely: see KVCacheManager.
 
@@ -64,6 +66,7 @@ class EngineCore:
         promoter: Promoter | None = None,
         shadow: ShadowSampler | None = None,
         speculator: Speculator | None = None,
+        meter: PolicyMeter | None = None,
         residency: Residency | None = None,
         kept: Kept = Kept.SCHEMAS,
         pin_share: float = 0.25,
@@ -88,7 +91,8 @@ class EngineCore:
         self.promoter = promoter
         self.shadow = shadow
         self.speculator = speculator
-        self._idle_time = IdleTime((profiler, promoter, shadow), self._budget, max_tokens)
+        self.meter = meter
+        self._idle_time = IdleTime((profiler, promoter, shadow, meter), self._budget, max_tokens)
         self.scheduler: Scheduler[Task] = Scheduler(
             max_requests, max_tokens, prefill_chunk, max_waiting, self.kv_manager, self.kv_manager.waits
         )
@@ -265,8 +269,9 @@ class EngineCore:
         if self.promoter is not None:
             self.promoter.clear()
         self.kv_manager.orders.counts.clear()
-        if self.shadow is not None:
-            self.shadow.clear()
+        for sampler in (self.shadow, self.meter):
+            if sampler is not None:
+                sampler.clear()
         if self.speculator is not None:
             self.speculator.earlier.clear()
         self.residency.clear_host()
@@ -299,8 +304,9 @@ class EngineCore:
         prefix = request.prompt.prefix
         if self.promoter is not None and prefix is not None and request.leader is None:
             self.promoter.asked(request.prompt.request.salt, prefix)
-        if self.shadow is not None:
-            self.shadow.answered(request)
+        for sampler in (self.shadow, self.meter):
+            if sampler is not None:
+                sampler.answered(request)
 
     def _most_prefill(self) -> int | None:
         """The most prompt tokens of the next pass; None for no limit."""

@@ -198,12 +198,16 @@ class PromptState:
             self.prefix = prefix_of(self.request)
 
     def unprofiled(self) -> tuple[list[SegmentSpec], list[SegmentSpec]]:
-        """Return modules that lack a deviation profile, and the modules of the prompt that serve as samples for it.
+        """Return ``profiled_modules`` if a module lacks a profile that the policy would have used, else empty lists."""
+        if not self.request.policy.profiled or not self.recomputed.unprofiled:
+            return [], []
+        return self.profiled_modules()
+
+    def profiled_modules(self) -> tuple[list[SegmentSpec], list[SegmentSpec]]:
+        """Return modules that may have a deviation profile, and the modules of the prompt that serve as samples for it.
 
         If the request has a cache salt, both lists contain only modules that are private.
         """
-        if not self.request.policy.profiled or not self.recomputed.unprofiled:
-            return [], []
         # modules that are recomputed as a whole are still parts here
         plain = compose(self.request, self._stored, in_place=self._in_place)
         parts = [part for part in plain if isinstance(part, CachedSpan)]

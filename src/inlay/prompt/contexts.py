@@ -92,6 +92,7 @@ class SchemaSpecs:
     longest: int = 0
     _chains: dict[tuple[_View, int], _Chain] = field(default_factory=dict)  # the entry of that index is the last
     _defaults: dict[tuple[_View, int], SegmentSpec] = field(default_factory=dict)
+    _primers: dict[bytes, SegmentSpec] = field(default_factory=dict)  # by key
     _active: tuple[frozenset[str], dict[str, int]] = (frozenset(), {})  # of the latest prompt
 
     def by_module(self) -> dict[str, list[SegmentSpec]]:
@@ -104,6 +105,10 @@ class SchemaSpecs:
             if entry.owner not in self.layout.uncached and (isinstance(entry, TextRun) or entry.default):
                 found.setdefault(path_of(entry.owner), []).append(self.spec(entry, frozenset()))
         return found
+
+    def primers(self) -> list[SegmentSpec]:
+        """Return the primers that segments returned so far were specified behind. No prompt reads them."""
+        return list(self._primers.values())
 
     def spec(self, entry: TextRun | Hole, imported: frozenset[str]) -> SegmentSpec:
         """Return the segment of a run, or of a hole's default, for a prompt that imports these module paths."""
@@ -236,6 +241,7 @@ class SchemaSpecs:
         if at + len(self.primer) + behind > self.longest:
             return chain
         spec = self._specify(self.primer, self._start(entry, chain), chain)
+        spec = self._primers.setdefault(spec.key, spec)
         return _Chain(spec, chain.end, at if chain.origin is None else chain.origin, len(self.primer))
 
     def _specify(self, ids: tuple[int, ...], start: int, before: _Chain) -> SegmentSpec:

@@ -523,6 +523,8 @@ class ContentSpecs:
         adapters: their digests; b"" for the model alone.
         primer: tokens between the anchor and a part while the part is encoded. Empty for none.
         longest: the positions of the model. A part that would end behind them is encoded without the primer.
+        only_exact: if True, the only marked part directly behind the anchor is encoded without the primer, which is
+            exact there. If it is stored with the primer alone, it is read so.
         base: an earlier version of the layout's anchor. Modules that are not stored behind the layout's anchor are read
             as stored behind this one, or alone. Modules that are stored nowhere are encoded behind this one.
     """
@@ -539,6 +541,7 @@ class ContentSpecs:
         base: Anchor | None = None,
         primer: tuple[int, ...] = (),
         longest: int = 0,
+        only_exact: bool = False,
     ) -> None:
         self._prompt = prompt
         self._movable = movable
@@ -551,6 +554,8 @@ class ContentSpecs:
         self._anchors = self._specified(_anchor_parts(prompt.anchor) if anchored else ())
         self._bases = () if base is None else self._specified(_earlier_parts(base))
         self._alone = () if base is None else self._specified((), primed=False)
+        only = only_exact and sum(map(_is_document, prompt.parts)) == 1
+        self._only_at = _end(self._anchors[0].specs) if only and self._anchors[0].begins(prompt.ids) else None
 
     def parts(self) -> tuple[PromptPart, ...]:
         """Return the conversation's parts. Those of its anchor are segments if the prompt begins with the anchor."""
@@ -608,23 +613,35 @@ class ContentSpecs:
         alone = self._specs(self._alone, ids, start, origin)
         primed = any(self._is_primed(anchor, len(ids), origin) for anchor in self._anchors)
         form = "primed" if primed else self._form
-        candidates = (*specs, *bases, *alone, *(bases if encode else ()))  # the last one is encoded if none is stored
+        only = primed and start == self._only_at
+        exact = self._specs(self._anchors, ids, start, origin, primed=False) if only else ()
+        near = self._specs(self._bases, ids, start, origin, primed=False) if only else ()
+        encoded = (near or exact or bases) if encode else ()  # the last one is encoded if none is stored
+        candidates = (*exact, *specs, *near, *bases, *alone, *encoded)
         here = {spec.digest for spec in specs}
-        forms = [(spec.digest, "isolated") for spec in alone] + [(spec.digest, "reanchored") for spec in bases]
+        forms = [(spec.digest, self._form) for spec in exact] + [(spec.digest, "isolated") for spec in alone]
+        forms += [(spec.digest, "reanchored") for spec in (*near, *bases)]
         others = tuple((digest, form) for digest, form in forms if digest not in here)
         return PromptPart(ids, start, True, candidates, encode, form=form, ttl_s=origin.ttl_s, forms=others)
 
     def _specs(
-        self, anchors: Sequence[_Anchor], ids: tuple[int, ...], start: int, origin: ContentPart
+        self,
+        anchors: Sequence[_Anchor],
+        ids: tuple[int, ...],
+        start: int,
+        origin: ContentPart,
+        *,
+        primed: bool = True,
     ) -> tuple[SegmentSpec, ...]:
-        """Return the segments of a part behind an anchor, one for each adapter."""
+        """Return the segments of a part behind an anchor, one for each adapter. ``primed`` is False for no primer."""
         return tuple(
-            self._behind(self._context(anchor, len(ids), origin), ids, start, adapter)
+            self._behind(self._context(anchor, len(ids), origin, primed=primed), ids, start, adapter)
             for anchor, adapter in zip(anchors, self._adapters, strict=bool(anchors))
         )
 
-    def _context(self, anchor: _Anchor, tokens: int, origin: ContentPart) -> tuple[SegmentSpec, ...]:
-        return anchor.primed(origin) if self._is_primed(anchor, tokens, origin) else anchor.context(origin)
+    def _context(self, anchor: _Anchor, tokens: int, origin: ContentPart, *, primed: bool) -> tuple[SegmentSpec, ...]:
+        primed = primed and self._is_primed(anchor, tokens, origin)
+        return anchor.primed(origin) if primed else anchor.context(origin)
 
     def _is_primed(self, anchor: _Anchor, tokens: int, origin: ContentPart) -> bool:
         """True if a part of this length is encoded behind the primer."""
@@ -639,6 +656,11 @@ class ContentSpecs:
         elif start < _end(context):
             context = ()  # here it stands in front of the anchor
         return specify(ids, start, context, self._keys, self._salt, adapter)
+
+
+def _is_document(part: Placed) -> bool:
+    """True for a marked part behind the system turn."""
+    return isinstance(part.origin, ContentPart) and part.origin.marked and not part.origin.leads
 
 
 def _behind(part: Placed, end: int) -> Placed:

@@ -160,13 +160,16 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
     ) -> list[SegmentSpec]:
         """Return the segments of some modules of a schema, or of all, under this policy and all policies used so far.
 
+        With the text outside modules, named "", come the primers that modules are encoded behind.
+
         Raises ParameterError for an unknown schema or module.
         """
         chosen = self.module_specs(name, policy, scope)
         known = self.find(name, scope.cache_salt)
         assert known is not None, "it has modules"
         check_modules(known.layout, modules)
-        others = [specs.by_module() for specs in list(known.specs.values())]
+        used = list(known.specs.values())
+        others = [specs.by_module() for specs in used]
         found = {
             spec.key: spec
             for each in (chosen, *others)
@@ -174,6 +177,8 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
             if not modules or module in modules
             for spec in specs
         }
+        if not modules or "" in modules:
+            found |= {spec.key: spec for specs in used for spec in specs.primers()}
         return list(found.values())
 
     def all_specs(self, layout: SchemaLayout, policy: ReusePolicy, scope: Scope = EVERYONE) -> list[SegmentSpec]:

@@ -140,14 +140,14 @@ class AsModules:
         return cls(salt, Context.under(adapter))
 
     def longer(self, parts: Iterable[PromptPart]) -> tuple[int, AsModules]:
-        """Return how many of the next parts are exact modules that are always encoded, and the prefix with them."""
+        """Return how many of the next parts are exact modules in every form, and the prefix with them."""
         record, shift, count = self.record, self.shift, 0
         for part in parts:
             if not part.encode:
                 break
             spec = part.candidates[-1]
-            here = record.keep_private(self.salt if part.owned else b"")
-            if spec.digest != here.digest(part.start - shift):
+            here = record.keep_private(self.salt if part.owned else b"").digest(part.start - shift)
+            if any(each.digest != here for each in part.candidates):
                 break
             record, shift, count = spec.record, part.start - spec.start, count + 1
         return count, AsModules(self.salt, record, shift)

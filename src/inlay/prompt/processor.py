@@ -316,6 +316,7 @@ class PromptProcessor:
                 base=base,
                 primer=self.schemas.primer(policy),
                 longest=self.model.max_positions,
+                only_exact=policy.reads_promoted,
             ).parts()
         return tuple(
             PromptPart(

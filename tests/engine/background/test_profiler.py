@@ -104,7 +104,7 @@ def test_a_repair_takes_them_as_soon_as_they_are_there():
 
 def test_the_caller_of_a_profiled_repair_makes_them_where_nobody_else_has_time():
     llm = LLM(tiny("llama"), kv_memory="4MiB", seed=0)
-    llm.add_schema(SCHEMA)
+    llm.add_schema(SCHEMA, reuse="anchored")
     assert llm.stats().profiled_tokens == 0
     (output,) = llm.generate(prompt(), ONE, reuse="anchored+profiled:0.3")
     assert (output.usage.linked_tokens, output.usage.recomputed_tokens) == (0, round(0.3 * 49))
@@ -117,8 +117,8 @@ def test_the_caller_of_a_profiled_repair_makes_them_where_nobody_else_has_time()
 
 def test_a_schemas_owner_is_told_which_modules_depend_on_others():
     llm = LLM(tiny("llama"), kv_memory="4MiB", seed=0)
-    llm.add_schema(SCHEMA)
-    found = llm.deviations("s")
+    llm.add_schema(SCHEMA, reuse="anchored")
+    found = llm.deviations("s", reuse="anchored")
     assert list(found) == ["a", "b", "c"]
     assert min(found.values()) > 0
     assert found["a"] == pytest.approx(float(profiles_of(llm)["a"].astype(np.float32).mean()))
@@ -141,7 +141,7 @@ def test_an_engine_of_its_own_thread_makes_them_while_it_is_idle():
     async def run() -> int:
         llm = AsyncLLM(tiny("llama"), kv_memory="4MiB", seed=0)
         try:
-            await llm.add_schema(SCHEMA)
+            await llm.add_schema(SCHEMA, reuse="anchored")
             while llm.stats().profiled_tokens < MOVABLE:
                 await asyncio.sleep(0.01)
             outputs = [each async for each in llm.generate(prompt(), ONE, reuse="anchored+profiled:0.3")]
@@ -398,7 +398,7 @@ def test_profiles_survive_a_restart_beside_their_segments(tmp_path, codec):
     llm, found = begun_again(tmp_path, store_codec=codec)
     assert found == {}
     llm.add_schema(SCHEMA)
-    llm.generate([prompt()], ONE, recompute="profiled:0.2")
+    llm.generate([prompt()], ONE, reuse="anchored", recompute="profiled:0.2")
     made = profiles_of(llm)
     llm.shutdown()
     llm, found = begun_again(tmp_path, store_codec=codec)
@@ -406,7 +406,7 @@ def test_profiles_survive_a_restart_beside_their_segments(tmp_path, codec):
     assert set(found) == set(made)
     for name, profile in found.items():
         np.testing.assert_array_equal(profile, made[name])
-    (output,) = llm.generate([prompt()], ONE, recompute="profiled:0.2")
+    (output,) = llm.generate([prompt()], ONE, reuse="anchored", recompute="profiled:0.2")
     assert output.usage.recomputed_tokens > output.usage.linked_tokens
     llm.evict("s")
     llm.shutdown()
@@ -417,7 +417,7 @@ def test_profiles_survive_a_restart_beside_their_segments(tmp_path, codec):
 def test_a_damaged_profile_is_not_read(tmp_path):
     llm, _ = begun_again(tmp_path)
     llm.add_schema(SCHEMA)
-    llm.generate([prompt()], ONE, recompute="profiled:0.2")
+    llm.generate([prompt()], ONE, reuse="anchored", recompute="profiled:0.2")
     llm.shutdown()
     (index,) = tmp_path.glob("*/index.sqlite")
     with closing(sqlite3.connect(index)) as rows, rows:

@@ -31,6 +31,8 @@ SCHEMA = Schema.from_string(
 FIRST, SECOND, THIRD = (
     len(text) for text in ("The first module of them, say.", "The second one, which is longer.", "A third, at last.")
 )
+ALL = FIRST + SECOND + THIRD
+PRIMED = len("The ")  # the primer and the first module begin with it, so its exact states are stored
 ONE = SamplingParams(temperature=0, max_tokens=1)
 
 
@@ -70,16 +72,17 @@ def same(driver: Driver, one: Request, other: Request) -> None:
 @pytest.mark.parametrize("model", ["llama", "gpt2", "mistral"])
 def test_a_combination_that_is_asked_for_again_is_read_as_full_prefill_has_it(model):
     driver = driver_for(model=model)
+    modules = SECOND + THIRD if model == "gpt2" else ALL  # without shifts there is no primer, and the first is exact
     first = ask(driver, "abc")
-    assert (first.usage.anchored_tokens, first.usage.promoted_tokens) == (SECOND + THIRD, 0)  # the first is exact
+    assert (first.usage.anchored_tokens, first.usage.promoted_tokens) == (modules, 0)
     assert not work_off(driver), "it was asked for once"
     assert ask(driver, "abc", "And?").usage.module_tokens > 0
     assert work_off(driver) > 2
     third = ask(driver, "abc", "So?")
-    assert (third.usage.module_tokens, third.usage.promoted_tokens) == (0, SECOND + THIRD)
+    assert (third.usage.module_tokens, third.usage.promoted_tokens) == (0, modules)
     assert third.usage.computed_tokens == len("So?")
     check_stock(driver, third)
-    assert driver.llm.stats().promoted_tokens == SECOND + THIRD
+    assert driver.llm.stats().promoted_tokens == modules
     assert driver.llm.stats().promotion_s > 0
     assert not work_off(driver)
     assert driver.all_free()
@@ -90,11 +93,11 @@ def test_what_combinations_have_in_common_is_encoded_once():
     ask(driver, "abc")
     ask(driver, "abd")
     work_off(driver)
-    assert driver.llm.stats().promoted_tokens == SECOND  # behind the first
+    assert driver.llm.stats().promoted_tokens == FIRST + SECOND
     third = ask(driver, "abc")
-    assert (third.usage.promoted_tokens, third.usage.anchored_tokens) == (SECOND, THIRD)
+    assert (third.usage.promoted_tokens, third.usage.anchored_tokens) == (FIRST + SECOND, THIRD)
     work_off(driver)
-    assert driver.llm.stats().promoted_tokens == SECOND + THIRD
+    assert driver.llm.stats().promoted_tokens == ALL
     fourth = ask(driver, "abc")
     assert fourth.usage.module_tokens == 0
     check_stock(driver, fourth)
@@ -123,9 +126,9 @@ def test_who_wants_one_form_alone_asks_for_nothing_to_be_encoded():
     assert not work_off(driver)
 
 
-def test_without_healing_modular_is_anchored():
+def test_without_healing_modular_is_primed():
     driver = driver_for()
-    one, other = (ask(driver, "abc", reuse=reuse) for reuse in ("anchored", "modular+healing:off"))
+    one, other = (ask(driver, "abc", reuse=reuse) for reuse in ("primed", "modular+healing:off"))
     same(driver, one, other)
 
 
@@ -137,7 +140,7 @@ def test_an_exact_request_reads_nothing_approximate():
     work_off(driver)
     ask(driver, "abc")
     exact = ask(driver, "abc", reuse="exact")
-    assert (exact.usage.module_tokens, exact.usage.computed_tokens) == (0, SECOND + THIRD + len("Well?"))
+    assert (exact.usage.module_tokens, exact.usage.computed_tokens) == (0, ALL - PRIMED + len("Well?"))
     check_stock(driver, exact)
 
 
@@ -148,15 +151,15 @@ def test_what_one_salt_asks_for_shows_in_no_others_answers_or_counts(whose, othe
     for _ in range(2):
         ask(driver, "abc", salt=whose)
     work_off(driver)
-    assert ask(driver, "abc", salt=whose).usage.promoted_tokens == SECOND + THIRD
+    assert ask(driver, "abc", salt=whose).usage.promoted_tokens == ALL
     for other in others:
         after = ask(driver, "abc", "Other?", salt=other)
         assert after.usage.cached_tokens == before[other].usage.cached_tokens
-        assert after.usage.anchored_tokens == before[other].usage.anchored_tokens == SECOND + THIRD
+        assert after.usage.anchored_tokens == before[other].usage.anchored_tokens == ALL
         again = ask(driver, "abc", "First?", salt=other)
         same(driver, before[other], again)
     exact = ask(driver, "abc", "Exact?", salt=others[0], reuse="exact")
-    assert exact.usage.computed_tokens == SECOND + THIRD + len("Exact?")
+    assert exact.usage.computed_tokens == ALL - PRIMED + len("Exact?")
 
 
 def test_salts_are_counted_apart():
@@ -175,7 +178,7 @@ def test_a_private_schema_is_healed_for_its_owner():
         ask(driver, "abc", salt="one")
     work_off(driver)
     third = ask(driver, "abc", salt="one")
-    assert (third.usage.module_tokens, third.usage.promoted_tokens) == (0, SECOND + THIRD)
+    assert (third.usage.module_tokens, third.usage.promoted_tokens) == (0, ALL)
     check_stock(driver, third)
 
 
@@ -278,11 +281,12 @@ def test_of_what_was_encoded_together_each_part_is_forgotten_by_itself(tokens):
     for _ in range(2):
         ask(driver, "abcd")
     work_off(driver, tokens)
-    second, third, last = ask(driver, "abcd").prompt.prefix.nodes
-    driver.engine.promoter.forget_modules(frozenset(third.segments))
-    found = [driver.store.longest(node.run).tokens for node in (second, third, last)]
-    assert found == [SECOND, 0, 0], "what stands behind it goes with it"
-    assert SECOND <= driver.engine.promoter.popularity.slots < SECOND + driver.store.pool.chunk_size
+    nodes = ask(driver, "abcd").prompt.prefix.nodes
+    driver.engine.promoter.forget_modules(frozenset(nodes[2].segments))
+    found = [driver.store.longest(node.run).tokens for node in nodes]
+    assert found == [FIRST, SECOND, 0, 0], "what stands behind it goes with it"
+    kept = FIRST + SECOND
+    assert kept <= driver.engine.promoter.popularity.slots < kept + 2 * driver.store.pool.chunk_size
     assert driver.all_free()
 
 
@@ -292,9 +296,9 @@ def test_what_stands_behind_what_is_forgotten_counts_no_more():
         ask(driver, "abc")
     work_off(driver)
     promoted = driver.engine.promoter.popularity
-    assert promoted.slots >= SECOND + THIRD
-    (second, _) = ask(driver, "abc").prompt.prefix.nodes
-    driver.engine.promoter.forget_modules(frozenset(second.segments))
+    assert promoted.slots >= ALL
+    (first, *_) = ask(driver, "abc").prompt.prefix.nodes
+    driver.engine.promoter.forget_modules(frozenset(first.segments))
     assert promoted.slots == 0
 
 
@@ -314,7 +318,7 @@ def test_what_was_evicted_is_encoded_again_when_it_is_asked_for():
     work_off(driver)
     driver.store.clear()
     driver.schema(SCHEMA)
-    assert ask(driver, "abc").usage.anchored_tokens == SECOND + THIRD
+    assert ask(driver, "abc").usage.anchored_tokens == ALL
     work_off(driver)
     assert ask(driver, "abc").usage.module_tokens == 0
 
@@ -343,7 +347,7 @@ def test_what_is_no_share_is_told_so(share):
 
 
 def test_a_preempted_request_and_all_answers_to_a_prompt_keep_the_choice():
-    driver = driver_for(kv_tokens=400, promotion_memory=0.5)
+    driver = driver_for(kv_tokens=400, promotion_memory=0.5, max_model_len=320)  # so the primer is short
     for _ in range(2):
         ask(driver, "abc")
     work_off(driver)
@@ -351,7 +355,7 @@ def test_a_preempted_request_and_all_answers_to_a_prompt_keep_the_choice():
     driver.add(late)
     driver.step(2)
     chosen = late.prompt.composed
-    assert late.usage.promoted_tokens == SECOND + THIRD
+    assert late.usage.promoted_tokens == ALL
     driver.add(driver.request(ids(150), 120, reuse="exact"))
     while driver.engine.busy and not any(member.preemptions for member in late.family):
         driver.step()
@@ -366,12 +370,12 @@ def test_a_repair_is_of_what_is_not_exact():
     driver = driver_for()
     for _ in range(2):
         before = ask(driver, "abc", reuse="modular+linked:5")
-    assert before.usage.recomputed_tokens == 10
+    assert before.usage.recomputed_tokens == 15
     work_off(driver)
     after = ask(driver, "abc", reuse="modular+linked:5")
     assert (after.usage.recomputed_tokens, after.usage.module_tokens) == (0, 0)
     longer = ask(driver, "abcd", reuse="modular+linked:5")
-    assert (longer.usage.recomputed_tokens, longer.usage.promoted_tokens) == (5, SECOND + THIRD)
+    assert (longer.usage.recomputed_tokens, longer.usage.promoted_tokens) == (5, ALL)
 
 
 def test_usage_says_which_form_was_read():
@@ -379,10 +383,10 @@ def test_usage_says_which_form_was_read():
     scaffold = ask(driver, "abd").usage  # computes them together
     scaffold = ask(driver, "abd", "And?").usage
     assert scaffold.scaffold_tokens > 0
-    anchored, isolated = (ask(driver, "bc", "So?", reuse=reuse).usage for reuse in ("anchored", "isolated"))
+    for text in ("So?", "Well?"):
+        anchored, isolated = (ask(driver, "bc", text, reuse=reuse).usage for reuse in ("anchored", "isolated"))
     assert (anchored.scaffold_tokens, anchored.isolated_tokens) == (0, 0)
     assert anchored.anchored_tokens == anchored.module_tokens > 0
-    isolated = ask(driver, "bc", "Well?", reuse="isolated").usage
     assert (isolated.scaffold_tokens, isolated.anchored_tokens) == (0, 0)
     assert isolated.isolated_tokens == isolated.module_tokens > 0
 
@@ -495,7 +499,7 @@ def test_what_could_not_be_kept_is_not_computed_for_ever(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(driver.store, "insert", lambda run, slots: PrefixMatch(()))
         assert work_off_in(driver, 50)
-    assert driver.llm.stats().promoted_tokens == computed + SECOND + THIRD
+    assert driver.llm.stats().promoted_tokens == computed + ALL
     for _ in range(2):
         ask(driver, "abc")
     assert work_off_in(driver, 50)
@@ -536,13 +540,13 @@ def test_an_engine_of_its_own_thread_heals_by_itself():
             for _ in range(3):
                 outputs = [each async for each in llm.generate(prompt("abc"), ONE)]
                 found.append(outputs[-1].usage.module_tokens)
-                while len(found) == 2 and llm.stats().promoted_tokens < SECOND + THIRD:
+                while len(found) == 2 and llm.stats().promoted_tokens < ALL:
                     await asyncio.sleep(0.01)
             return tuple(found)
         finally:
             llm.shutdown()
 
-    assert asyncio.run(asyncio.wait_for(run(), 60)) == (SECOND + THIRD, SECOND + THIRD, 0)
+    assert asyncio.run(asyncio.wait_for(run(), 60)) == (ALL, ALL, 0)
 
 
 def test_the_same_documents_come_to_full_prefill_within_a_few_requests():
@@ -570,7 +574,7 @@ def test_what_is_begun_goes_on_where_it_was_given_up():
     for number in range(20):
         driver.engine.promoter.step(8)
         ask(driver, "a", f"{number}?", reuse="anchored")  # gives up what is begun
-    assert driver.llm.stats().promoted_tokens <= SECOND + THIRD + 8
+    assert driver.llm.stats().promoted_tokens <= ALL + 8
     third = ask(driver, "abc")
     assert third.usage.module_tokens == 0
     check_stock(driver, third)
@@ -578,7 +582,7 @@ def test_what_is_begun_goes_on_where_it_was_given_up():
 
 def test_one_salt_cannot_fill_the_tables(monkeypatch):
     monkeypatch.setattr(popularity, "MOST_NODES", 10)
-    monkeypatch.setattr(popularity, "MOST_WAITING", 2 * len("The second one, which is longer."))
+    monkeypatch.setattr(popularity, "MOST_WAITING", 2 * (FIRST + SECOND))
     driver = driver_for()
     ask(driver, "ab", salt="one")
     for number, names in enumerate(islice(permutations("abcd", 3), 9)):
@@ -586,7 +590,7 @@ def test_one_salt_cannot_fill_the_tables(monkeypatch):
             ask(driver, "".join(names), f"{number}?", salt="two", positions="packed")
     ask(driver, "ab", salt="one")
     work_off(driver)
-    assert ask(driver, "ab", salt="one").usage.promoted_tokens == SECOND
+    assert ask(driver, "ab", salt="one").usage.promoted_tokens == FIRST + SECOND
 
 
 def test_many_salts_that_come_once_take_nobodys_promotion(monkeypatch):
@@ -597,13 +601,13 @@ def test_many_salts_that_come_once_take_nobodys_promotion(monkeypatch):
     work_off(driver)
     for number in range(6):
         ask(driver, "ab", salt=f"once {number}")
-    assert ask(driver, "ab", salt="one").usage.promoted_tokens == SECOND
+    assert ask(driver, "ab", salt="one").usage.promoted_tokens == FIRST + SECOND
 
 
 def test_many_combinations_in_a_small_pool_come_out_right():
     """Exact prompts agree with the stock model, and the accounting is consistent."""
     randomly, exact = random.Random(3), 0
-    driver = driver_for(kv_tokens=400, promotion_memory=0.3, max_num_seqs=4)
+    driver = driver_for(kv_tokens=400, promotion_memory=0.3, max_num_seqs=4, max_model_len=320)
     alive: list[Request] = []
     for _ in range(100):
         names = randomly.choice(["ab", "abc", "ba", "dca", "cab"])
@@ -624,7 +628,7 @@ def test_many_combinations_in_a_small_pool_come_out_right():
                 check_stock(driver, request)
                 exact += request.usage.promoted_tokens > 0
     driver.finish()
-    assert exact > 10
+    assert exact > 3
     assert driver.llm.stats().promoted_tokens > 200
     driver.engine.promoter.give_up()
     assert not any(segment.holds for segment in driver.store)

@@ -12,7 +12,7 @@ import pytest
 from inlay import LLM, AsyncLLM, ParameterError, SamplingParams, Schema
 from inlay.check.run import divergence
 from inlay.engine.background import divergence as divergence_log
-from inlay.engine.background import shadow
+from inlay.engine.background import forced_runs
 from inlay.engine.background.divergence import Comparison
 from inlay.engine.request import Request
 from inlay.types import DROP_REASONS, ShadowStats
@@ -37,7 +37,7 @@ def prompt(names: str = "abc", text: str = "Well?"):
 
 def driver_for(model: str = "llama", **settings) -> Driver:
     driver = Driver(model, **{"shadow": 1.0, "promotion_memory": 0, **settings})
-    driver.schema(SCHEMA)
+    driver.schema(SCHEMA, reuse="anchored")
     return driver
 
 
@@ -134,7 +134,7 @@ def test_what_reads_no_approximation_is_not_compared():
 
 
 def test_a_share_of_answers_is_chosen(monkeypatch):
-    monkeypatch.setattr(shadow, "MOST_WAITING", 1000)
+    monkeypatch.setattr(forced_runs, "MOST_WAITING", 1000)
     driver = driver_for(shadow=0.25, record=False)
     for number in range(60):
         ask(driver, "ab", f"{number}?", tokens=1)
@@ -237,7 +237,7 @@ def test_what_is_too_large_for_its_part_of_the_pool_is_left():
 
 
 def test_the_line_is_bounded_and_nobody_takes_the_others_place(monkeypatch):
-    monkeypatch.setattr(shadow, "MOST_WAITING", 4)
+    monkeypatch.setattr(forced_runs, "MOST_WAITING", 4)
     driver = driver_for()
     ask(driver, salt="one")
     for number in range(9):
@@ -280,7 +280,7 @@ def test_a_fault_ends_one_comparison_and_nothing_else(monkeypatch, caplog, kind,
 def test_logits_that_are_no_numbers_count_for_nothing(monkeypatch, caplog):
     driver = driver_for()
     ask(driver)
-    monkeypatch.setattr(shadow, "divergences", lambda one, other: (one - other)[:, 0] * float("nan"))
+    monkeypatch.setattr(forced_runs, "divergences", lambda one, other: (one - other)[:, 0] * float("nan"))
     with caplog.at_level(logging.ERROR):
         work_off(driver)
     assert "no numbers to compare" in caplog.text

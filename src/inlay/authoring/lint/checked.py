@@ -91,7 +91,7 @@ class Checked:
 
     @cached_property
     def specs(self) -> SchemaSpecs:
-        """The segments under the default policy, ``anchored`` and ``packed``. Their keys lack the model's part."""
+        """The segments under ``anchored`` and ``packed``. A primer changes no advice. Keys lack the model's part."""
         keys = KeyMaker(b"", "", "", b"", positioned=False)
         return SchemaSpecs(self.layout, anchored=True, packed=True, movable=True, keys=keys)
 

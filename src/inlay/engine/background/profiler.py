@@ -8,7 +8,7 @@ their positions, add nothing to values. Earlier layers and further samples add l
 No request waits for a profile: when a request arrives, the current profile is dropped and restarted later. Profiles
 that a request would have used continue beside requests, in a bounded share of the engine's time (idle.py). In a full
 pool, a profile evicts the least recently used segments, up to an eighth of the pool. A longer module waits until there
-is room. A missing module is encoded first if requests have asked for it twice.
+is room. A missing module, and the text that it attends to, is encoded first if requests have asked for it twice.
 """
 
 from __future__ import annotations
@@ -175,10 +175,7 @@ class Profiler(IdleWorker):
         turned_away = 0
         while self._waiting and turned_away < min(len(self._waiting), _MOST_TURNED_AWAY):
             key, (spec, group) = next(iter(self._waiting.items()))
-            context_found = None if key in self.profiles else self._found(spec.context)
-            if context_found is None:
-                self._stop_waiting(key)
-                continue
+            spec, found = self._stored_before(spec)
             own = self._store.get(spec)
             sample = [] if own is None else self._sample(spec, group.specs)
             if own is not None and not sample and self._are_encoded_soon(group.specs):
@@ -186,10 +183,11 @@ class Profiler(IdleWorker):
                 turned_away += 1
                 continue
             # Without a sample there is nothing to measure.
-            if (own is None and key not in self._wanted) or (own is not None and not sample):
+            useless = key not in self._wanted if own is None else not sample
+            if key in self.profiles or useless:
                 self._stop_waiting(key)
                 continue
-            found = context_found if own is None else [*context_found, own]
+            found = found if own is None else [*found, own]
             context = self._context(spec, found, sample)
             start = spec.start + (sum(each.tokens for _, each in sample) if self._movable else 0)
             with ExitStack() as undo:
@@ -222,11 +220,15 @@ class Profiler(IdleWorker):
         except CapacityError:
             return None
 
-    def _found(self, specs: Sequence[SegmentSpec]) -> list[PrefixMatch] | None:
-        """The prefix matches of segments; None unless all of them are stored."""
-        found = [self._store.get(spec) for spec in specs]
-        stored = [each for each in found if each is not None]
-        return stored if len(stored) == len(found) else None
+    def _stored_before(self, spec: SegmentSpec) -> tuple[SegmentSpec, list[PrefixMatch]]:
+        """Return a segment with the matches of its context. If some of that is missing, the first missing segment."""
+        found: list[PrefixMatch] = []
+        for each in spec.context:
+            match = self._store.get(each)
+            if match is None:
+                return each, found
+            found.append(match)
+        return spec, found
 
     def _sample(self, spec: SegmentSpec, others: Sequence[SegmentSpec]) -> list[tuple[SegmentSpec, PrefixMatch]]:
         """Other segments that stand before this one, as in a prompt. The draw is seeded with its key."""
@@ -284,9 +286,11 @@ class Profiler(IdleWorker):
             self.give_up()
 
     def _drop(self) -> None:
-        key = self._begun.spec.key if self._begun is not None else next(iter(self._waiting), None)
+        key = next(iter(self._waiting), None)  # the work is for this one, or for the text before it
+        if self._begun is not None and self._begun.spec.key in self._waiting:
+            key = self._begun.spec.key
         self.give_up()
-        if key is not None and key in self._waiting:
+        if key is not None:
             self._stop_waiting(key)
 
 

@@ -1,100 +1,24 @@
 """Shadow sampling: a sample of answers that read approximations is compared with full prefill, in idle time.
 
-A sampled answer runs twice more with its tokens forced: once over its own composed prompt, and once over the fully
-computed prompt. The model's distributions at each step give the divergence from full prefill (divergence.py). Only the
-prompt's tokens, the composed prompt and the first tokens of the answer are kept for this.
-
-Requests never wait for it, and its KV is not stored. When a request arrives, the current run releases its slots and
-starts again later. It allocates from the pool like a request, at most an eighth of it.
+A sampled answer runs twice more with its tokens forced (forced_runs.py): over its own composed prompt, and over the
+fully computed prompt.
 """
 
 from __future__ import annotations
 
-import math
 import random
-from collections import OrderedDict, deque
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
-from inlay.engine.allocation import SequenceAllocation, allocation_of
-from inlay.engine.background.divergence import Comparison, DivergenceLog, Subject, divergences
-from inlay.engine.background.idle import IdleWorker
-from inlay.engine.lookup import look_up, tail_tokens
+from inlay.engine.background.divergence import Comparison, DivergenceLog, Subject
+from inlay.engine.background.forced_runs import ForcedAnswer, ForcedRuns
 from inlay.engine.request import Request
 from inlay.engine.runner import Runner
-from inlay.errors import CapacityError, InlayError
 from inlay.kv.store import SegmentStore
-from inlay.prompt.composed import CachedSpan, ComposedPrompt, NewSpan
-from inlay.prompt.request import EngineRequest
-from inlay.types import DROP_REASONS, ShadowStats
-
-#: Most tokens of an answer that are compared.
-_MOST_STEPS = 64
-#: Limits of waiting answers and of their tokens. The oldest of the salt with the most is dropped first.
-MOST_WAITING, _MOST_TOKENS = 64, 2**18
-#: Starts of a run before it is dropped because requests keep coming.
-_MOST_TRIES = 16
-#: Numbers of the first run's distributions that are kept, and that are compared in one pass.
-_KEPT, _AT_ONCE = 2**24, 2**20
-_PART = 8  # a run may take this fraction of the pool: 1 / _PART
+from inlay.prompt.composed import CachedSpan, ComposedPrompt
+from inlay.types import ShadowStats
 
 
-@dataclass(frozen=True, slots=True)
-class _Sample:
-    """An answer to compare. ``composed`` is its composed prompt; ``said`` are its first tokens."""
-
-    request: EngineRequest
-    composed: ComposedPrompt
-    said: tuple[int, ...]
-
-    @property
-    def tokens(self) -> int:
-        return len(self.request.ids) + len(self.said)
-
-    @property
-    def subject(self) -> Subject:
-        asked = self.request
-        return Subject(asked.salt, asked.schema, asked.schema_digest, asked.policy)
-
-    def as_given(self) -> ComposedPrompt:
-        """The composed prompt with the answer. The last run is computed in any case, for its distributions."""
-        last = self.composed[-1]
-        assert isinstance(last, NewSpan), "somebody computes the last token of a prompt"
-        most = len(last.ids) - 1
-        run = None if last.run is None or not most else last.run.prefix(most)
-        ahead = (NewSpan(last.ids[:-1], last.start, run),) if most else ()
-        return (*self.composed[:-1], *ahead, NewSpan((last.ids[-1], *self.said[:-1]), last.start + most))
-
-    def in_full(self) -> ComposedPrompt:
-        """The same text fully computed, without gaps."""
-        *ahead, last = self.request.ids
-        run = NewSpan((last, *self.said[:-1]), len(ahead))
-        return (NewSpan(tuple(ahead), 0), run) if ahead else (run,)
-
-
-@dataclass(eq=False, slots=True)
-class _SampleRun:
-    """A sample in progress. ``allocation`` is that of the current run, and ``tries`` counts its starts.
-
-    ``given`` are the first run's log-probabilities, (steps, vocabulary), once it is over; ``rows`` are those of the
-    current
-    run. ``kl``, ``agreeing`` and ``steps`` cover the steps compared so far.
-    """
-
-    sample: _Sample
-    allocation: SequenceAllocation | None = None
-    tries: int = 0
-    given: Tensor | None = None
-    rows: list[Tensor] = field(default_factory=list)
-    kl: float = 0.0
-    steps: int = 0
-    agreeing: int = 0
-
-
-class ShadowSampler(IdleWorker):
+class ShadowSampler(ForcedRuns):
     """Compares answers of one store's requests with full prefill.
 
     Args:
@@ -104,23 +28,15 @@ class ShadowSampler(IdleWorker):
     """
 
     failure = "an answer could not be compared with full prefill"
-    share = 32  # small passes: there may always be work, and an arriving request waits for half a pass on average
-    like_prompts = False
 
     def __init__(
         self, store: SegmentStore, runner: Runner, divergence: DivergenceLog, *, share: float, seed: int | None = None
     ) -> None:
-        super().__init__(store, runner)
+        super().__init__(store, runner, most_prompts=1)
         self.divergence = divergence
-        self._share = share
+        self._chosen = share
         self._random = random.Random(seed)
-        self._most = store.pool.chunks * store.pool.chunk_size // _PART
-        self._most_steps = max(1, min(_MOST_STEPS, _KEPT // runner.vocabulary))
-        self._at_once = max(1, _AT_ONCE // runner.vocabulary)
-        self._waiting: OrderedDict[str, deque[_Sample]] = OrderedDict()  # by salt, the last served at the end
-        self._begun: _SampleRun | None = None
         self._samples = 0
-        self._dropped = dict.fromkeys(DROP_REASONS, 0)
 
     def answered(self, request: Request) -> None:
         """Consider a request that has ended for sampling."""
@@ -130,14 +46,8 @@ class ShadowSampler(IdleWorker):
         if all(not isinstance(part, CachedSpan) or part.exact for part in request.prompt.composed):
             return
         whole = answer.finish_reason is not None and request.error is None and answer.token_ids
-        if not whole or self._random.random() >= self._share:
-            return
-        said = tuple(answer.token_ids[: self._most_steps])
-        self._waiting.setdefault(asked.salt, deque()).append(_Sample(asked, request.prompt.composed, said))
-        while self._is_too_much():
-            most = max(self._waiting, key=lambda salt: len(self._waiting[salt]))
-            self._take(most)
-            self._dropped["busy"] += 1
+        if whole and self._random.random() < self._chosen:
+            self._add(asked, request.prompt.composed, answer.token_ids)
 
     def stats(self) -> ShadowStats:
         """Counters and totals. Thread-safe."""
@@ -150,118 +60,11 @@ class ShadowSampler(IdleWorker):
             totals=self.divergence.totals(),
         )
 
-    def clear(self) -> None:
-        """Drop all waiting answers, because the store forgets the KV that they read."""
-        while self._waiting:
-            self._take(next(iter(self._waiting)))
-            self._dropped["gone"] += 1
-        if self._begun is not None:
-            self._leave("gone")
+    def _prompts(self, sample: ForcedAnswer) -> tuple[ComposedPrompt, ...]:
+        return (sample.composed,)
 
-    def give_up(self) -> None:
-        """Release pool slots, because requests need the time. The current run starts again later."""
-        begun = self._begun
-        if begun is not None and begun.allocation is not None:
-            begun.allocation.hold.release()
-            self._store.pool.free(begun.allocation.tail)
-            begun.allocation = None
-            begun.rows = []
-            begun.kl, begun.steps, begun.agreeing = 0.0, 0, 0
-
-    def _drop(self) -> None:
-        self._leave("failed")
-
-    def _leave(self, reason: str) -> None:
-        """Drop the current sample."""
-        self.give_up()
-        self._begun = None
-        self._dropped[reason] += 1
-
-    def _is_too_much(self) -> bool:
-        samples = [sample for waiting in self._waiting.values() for sample in waiting]
-        return len(samples) > MOST_WAITING or sum(sample.tokens for sample in samples) > _MOST_TOKENS
-
-    def _take(self, salt: str) -> _Sample:
-        """Take the oldest sample of a salt and move the salt to the end."""
-        waiting = self._waiting.pop(salt)
-        sample = waiting.popleft()
-        if waiting:
-            self._waiting[salt] = waiting
-        return sample
-
-    def _begin(self) -> bool:
-        while self._begun is not None or self._waiting:
-            if self._begun is None:
-                salt = next(iter(self._waiting))
-                self._begun = _SampleRun(self._waiting[salt][0])
-                self._take(salt)
-            begun = self._begun
-            if begun.allocation is not None:
-                return True
-            begun.tries += 1
-            reason = self._place(begun) if begun.tries <= _MOST_TRIES else "busy"
-            if reason is None:
-                return True
-            self._leave(reason)
-        return False
-
-    def _place(self, begun: _SampleRun) -> str | None:
-        """Allocate the next run of a sample. Returns the reason if that fails."""
-        sample = begun.sample
-        composed = sample.as_given() if begun.given is None else sample.in_full()
-        lookup = look_up(self._store, composed)
-        if lookup.missing:  # modules that it read are gone
-            return "gone"
-        tokens = tail_tokens(composed, lookup) - 1
-        if tokens > self._most:
-            return "no room"
-        with ExitStack() as undo:
-            hold = undo.enter_context(self._store.hold(*lookup.found))
-            try:
-                slots = self._store.allocate(tokens, urgent=True)
-            except CapacityError:
-                return "no room"
-            undo.callback(self._store.pool.free, slots)
-            begun.allocation = allocation_of(composed, lookup, (), slots, hold, sample.request.adapter)
-            undo.pop_all()
-        return None
-
-    def _compute(self, tokens: int) -> None:
-        begun = self._begun
-        assert begun is not None, "a sample is begun"
-        allocation = begun.allocation
-        assert allocation is not None, "it has room"
-        ahead = allocation.prompt_left - allocation.prefill[-1].tokens_left
-        if ahead:
-            work, _ = allocation.take(min(tokens, ahead))
-            self._run(work)
-            return
-        work, _ = allocation.take(min(tokens, self._at_once))
-        logits = self._run(work, range(sum(each.part.rows for each in work)))
-        self._expected(begun, logits.float().log_softmax(dim=-1))
-        if not allocation.prompt_left:
-            self._end_run(begun)
-
-    def _expected(self, begun: _SampleRun, rows: Tensor) -> None:
-        """Add the distributions of the next steps: log-probabilities, (steps, vocabulary)."""
-        if begun.given is None:
-            begun.rows.append(rows)
-            return
-        given = begun.given[begun.steps : begun.steps + len(rows)]
-        begun.kl += float(divergences(rows, given).sum())
-        begun.agreeing += int((rows.argmax(dim=-1) == given.argmax(dim=-1)).sum())
-        begun.steps += len(rows)
-
-    def _end_run(self, begun: _SampleRun) -> None:
-        if begun.given is None:
-            given = torch.cat(begun.rows)
-            self.give_up()
-            begun.given, begun.tries = given, 0
-            return
-        found = Comparison(begun.kl / begun.steps, begun.steps, begun.agreeing)
-        if not math.isfinite(found.kl):
-            raise InlayError("the model's logits are no numbers to compare", code="model.invalid_numbers")
-        self.divergence.add(begun.sample.subject, found, begun.sample.request.scope.tenant)
+    def _compared(self, sample: ForcedAnswer, found: Sequence[Comparison]) -> None:
+        (one,), asked = found, sample.request
+        subject = Subject(asked.salt, asked.schema, asked.schema_digest, asked.policy)
+        self.divergence.add(subject, one, asked.scope.tenant)
         self._samples += 1
-        self.give_up()
-        self._begun = None
