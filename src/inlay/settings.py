@@ -1,7 +1,10 @@
 """Settings that are declared once, in the fields of dataclasses, and checked by their declarations.
 
 ``EngineConfig``, ``ModelSettings``, ``ServerSettings`` and the commands' own settings are such dataclasses. The options
-of commands, the keys of configuration files, environment variables and docs/reference/settings.md derive from them.
+of commands, the keys of configuration files, environment variables and docs/reference/settings.md derive from them. A
+new option is one field::
+
+    max_waiting: int | None = setting(None, "The most queued requests.", commands=(SERVE,), least=1)
 """
 
 from __future__ import annotations
