@@ -404,10 +404,10 @@ def test_a_module_that_lost_its_end_is_completed(name, reuse, left):
 def test_a_module_is_completed_from_one_that_begins_alike_by_one_for_all():
     driver = Driver(max_num_batched_tokens=16)
     driver.schema(LONG, encode=False)
-    first = driver.request(LONG.prompt().use("a").text("Well?"), 1)
+    first = driver.request(LONG.prompt().use("a").text("Well?"), 1, reuse="anchored")
     driver.run(first)
     shared, whole = len("The first module goes on"), len(first.ids)
-    others = [driver.request(LONG.prompt().use("b").text(text), 1) for text in ("Well?", "Go on?")]
+    others = [driver.request(LONG.prompt().use("b").text(text), 1, reuse="anchored") for text in ("Well?", "Go on?")]
     driver.run(*others)
     shared += len("In front. ")
     assert [request.usage.cached_tokens for request in others] == [shared, len(others[1].ids) - len("Go on?")]

@@ -169,7 +169,7 @@ def test_new_text_in_a_gap(name, reuse):
 @pytest.mark.parametrize("budget", [3, 4096])
 def test_chunk_sizes_and_chunked_encoding(chunk_size, budget):
     loaded = tiny("qwen3")
-    recorder = Recorder(loaded, chunk_size=chunk_size, max_num_batched_tokens=budget)
+    recorder = Recorder(loaded, reuse="anchored", chunk_size=chunk_size, max_num_batched_tokens=budget)
     schema = Schema.from_string(SCHEMA)
     recorder.llm.add_schema(schema)
     prompt = PROMPTS["nested, short and full arguments"](schema.prompt())

@@ -159,7 +159,7 @@ class TestMaking:
 
         async def ask() -> list[Any]:
             params = SamplingParams(max_tokens=1)
-            return [one async for one in llm.generate(prompt, params, reuse="anchored", cache_salt="salt of ann")]
+            return [one async for one in llm.generate(prompt, params, reuse="modular", cache_salt="salt of ann")]
 
         usage = client.portal.call(ask)[-1].usage
         assert usage.cached_tokens == usage.prompt_tokens - len("long?")
@@ -409,7 +409,7 @@ class TestChanging:
 
         async def ask(wait: bool) -> list[int]:
             said: list[int] = []
-            async for output in llm.generate(prompt, params, reuse="anchored", cache_salt="salt of ann"):
+            async for output in llm.generate(prompt, params, reuse="modular", cache_salt="salt of ann"):
                 said = list(output.outputs[0].token_ids)
                 if wait:
                     began.set()
