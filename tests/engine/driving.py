@@ -47,6 +47,7 @@ class Driver:
         settings.setdefault("max_pass_s", None)  # which pass computes what depends on no clock
         settings.setdefault("kv_memory", kv_tokens * per_token)
         settings.setdefault("speculation", "off")  # one token a step
+        settings.setdefault("reuse", "anchored")  # no primer, so that counts are small
         self.llm = LLM(self.loaded, seed=0, **settings)
         self.engine = self.llm.local.engine
         self.store = self.llm.store

@@ -37,6 +37,7 @@ class StateDriver(Driver):
     def __init__(self, name: str = "qwen3_5_text", *, slots: int = 64, tokens: int = 4000, **settings: Any) -> None:
         self.name = name
         slot, token = sizes(name)
+        settings.setdefault("reuse", None)  # the model's own default
         super().__init__(
             loaded=tiny(name), kv_memory=slots * slot + tokens * token, state_memory=slots * slot, **settings
         )

@@ -301,7 +301,7 @@ def test_nobody_waits_for_a_long_pass(monkeypatch):
 
 def test_an_encoding_is_cut_into_passes_of_bounded_time(monkeypatch):
     texts = "".join(f'<module name="m{n}">{n} is a module. {"It goes on. " * n}</module>' for n in range(16))
-    llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0)
+    llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0, reuse="anchored")
     clock = Clock(monkeypatch)
     told: list[tuple[int, int]] = []
     llm.add_schema(Schema.from_string(f'<schema name="s">{texts}</schema>'), progress=lambda *news: told.append(news))

@@ -33,7 +33,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def driver_for(**settings) -> Driver:
-    driver = Driver(**{"measure": "auto", "promotion_memory": 0, "max_model_len": 512, **settings})
+    driver = Driver(**{"reuse": None, "measure": "auto", "promotion_memory": 0, "max_model_len": 512, **settings})
     driver.schema(SCHEMA)
     return driver
 

@@ -44,7 +44,7 @@ def prompt(names: str, text: str = "Well?"):
 
 
 def driver_for(**settings) -> Driver:
-    driver = Driver(settings.pop("model", "llama"), **settings)
+    driver = Driver(settings.pop("model", "llama"), **{"reuse": None, **settings})
     driver.schema(SCHEMA)
     return driver
 
