@@ -86,7 +86,7 @@ def entries() -> dict[str, Entry]:
             codes = _codes(given) if given is not None else []
             if given is None and kind.lstrip("_") not in _HELPERS:
                 codes = [sources.defaults[kind] or "error"]
-            at = 0 if kind in sources.defaults or kind == "_refusal" else 1
+            at = 0 if kind in sources.defaults or kind.lstrip("_") == "refusal" else 1
             for code in codes:
                 entry = found[code]
                 entry.classes.add(kind if kind in sources.defaults else "PMLError")

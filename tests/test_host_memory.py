@@ -41,6 +41,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 def make(**settings) -> LLM:
     """An LLM whose pool has room for about half of all modules."""
     settings = {"kv_memory": "300KiB", "chunk_size": 16, "seed": 0, "profile": "off", "promotion_memory": 0} | settings
+    settings = {"reuse": "anchored"} | settings
     return LLM(tiny("llama"), **settings)
 
 

@@ -157,6 +157,7 @@ def test_a_form_that_has_gone_is_computed_and_named_no_more_exact_than_it_was(tm
         lambda run: 0,
         manager.profiles,
         manager.orders,
+        llm.store,
     )
     request.prompt.settle()
     events = []

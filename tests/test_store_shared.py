@@ -207,7 +207,7 @@ def test_what_is_no_address_is_an_error(address):
 def test_run_says_where_tokens_came_from(server, capsys, monkeypatch):
     monkeypatch.chdir(Path(__file__).parents[1])
     arguments = ["run", "examples/docs/docs.xml", "--prompt", "examples/docs/prompt.xml", "--json", "--max-tokens", "1"]
-    arguments += ["--store", "off", "--store-shared", server.address, "--store-codec", "int8"]
+    arguments += ["--reuse", "anchored", "--store", "off", "--store-shared", server.address, "--store-codec", "int8"]
     rows = []
     for _ in range(2):
         assert main(arguments) == 0

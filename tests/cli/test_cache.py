@@ -141,11 +141,25 @@ def test_warm_is_what_a_later_process_reads(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("s.xml").write_text(SCHEMA)
     Path("p.xml").write_text('<prompt schema="s"><a/>What then?</prompt>')
-    tokens = int(cache(capsys, "warm", "s.xml", "--store", "here").split()[0])
+    tokens = int(cache(capsys, "warm", "s.xml", "--reuse", "anchored", "--store", "here").split()[0])
     assert tokens > 0
-    assert cache(capsys, "warm", "s.xml", "--store", "here") == f"0 tokens encoded, {tokens} were there\n"
+    assert (
+        cache(capsys, "warm", "s.xml", "--reuse", "anchored", "--store", "here")
+        == f"0 tokens encoded, {tokens} were there\n"
+    )
     status, out, err = run(
-        capsys, "run", "s.xml", "--prompt", "p.xml", "--json", "--max-tokens", "2", "--store", "here"
+        capsys,
+        "run",
+        "s.xml",
+        "--prompt",
+        "p.xml",
+        "--json",
+        "--max-tokens",
+        "2",
+        "--store",
+        "here",
+        "--reuse",
+        "anchored",
     )
     assert status == 0, err
     assert json.loads(out)["encoded_tokens"] == 0

@@ -96,7 +96,7 @@ def test_run_tells_what_was_repaired(files, capsys):
     lines = {
         "modular+profiled:0.2": f"(recomputed: {recomputed} tokens of modules, of which {recomputed} are the first "
         "ones of ",
-        "modular+linked:2": "(recomputed: 4 tokens of modules)\n",
+        "anchored+linked:2": "(recomputed: 4 tokens of modules)\n",
     }
     for policy, line in lines.items():
         _, out, _ = run(capsys, *arguments, policy, "--profile", "off")

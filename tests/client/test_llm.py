@@ -28,6 +28,7 @@ from tests.raising import raises
 SCHEMA = Schema.from_string(
     '<schema name="s">In front. <module name="a">The first module.</module><module name="b">Another.</module></schema>'
 )
+PRIMER = 2048 // 8  # tokens: an eighth of the model's context
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
 
@@ -96,7 +97,8 @@ def test_pml_in_plain_text_stays_text(llm):
 def test_add_schema_encodes_and_prompts_find_it(llm):
     seen = []
     llm.add_schema(SCHEMA, progress=lambda done, total: seen.append((done, total)))
-    assert seen[-1][0] == seen[-1][1] == llm.store.tokens == 35
+    assert seen[-1][0] == seen[-1][1] == 35
+    assert llm.store.tokens == 35 + PRIMER
     (output,) = llm.generate(SCHEMA.prompt().use("a").text("Well?"), GREEDY)
     assert (output.usage.cached_tokens, output.usage.computed_tokens) == (27, 5)
     assert output.num_cached_tokens == 27
@@ -117,7 +119,7 @@ def test_a_schema_can_be_left_for_the_first_prompt(llm):
 def test_warm_encodes_what_the_prompt_reads_and_no_more(llm):
     llm.add_schema(SCHEMA, encode=False)
     llm.warm(SCHEMA.prompt().use("b").text("Well?"))
-    assert llm.store.tokens == len("In front. ") + len("Another.")
+    assert llm.store.tokens == len("In front. ") + len("Another.") + PRIMER
 
 
 def test_a_schema_of_the_same_name_takes_the_place(llm):
@@ -326,7 +328,7 @@ def test_a_small_pool_serves_requests_one_after_the_other():
 def test_a_request_that_had_to_wait_counts_what_was_encoded_for_it():
     """Its modules are encoded, then there is no room for its tail; when it is tried again they are no hits."""
     schema = Schema.from_string('<schema name="s"><module name="a">A module of some length.</module></schema>')
-    llm = LLM(tiny("llama"), kv_memory=40 * 4 * 384, chunk_size=4)
+    llm = LLM(tiny("llama"), kv_memory=40 * 4 * 384, chunk_size=4, max_model_len=160)  # so the primer is short
     llm.add_schema(schema, encode=False)
     params = [SamplingParams(max_tokens=n, temperature=0, ignore_eos=True) for n in (90, 60)]
     _, waited = llm.generate(["Hello", schema.prompt().use("a").text("?")], params)

@@ -92,7 +92,7 @@ class Fuzz:
 
     def start(self) -> None:
         # The test steps the engine itself, so no other thread may make it poll.
-        with patch.object(InProcessClient, "_wake"):
+        with patch.object(InProcessClient, "wake"):
             self.driver = Driver(self.model, **self.settings)
         llm = self.driver.llm
         self.read = Read(self.driver)

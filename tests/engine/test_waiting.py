@@ -58,7 +58,13 @@ def hanging(tmp_path, monkeypatch) -> Iterator[Hanging]:
 
 
 def make(folder: Any, tokens: int, **settings: Any) -> LLM:
-    settings = {"reuse": "anchored", "promotion_memory": 0, "profile": "off", "max_pass_s": None, "store_timeout_s": 60.0} | settings
+    settings = {
+        "reuse": "anchored",
+        "promotion_memory": 0,
+        "profile": "off",
+        "max_pass_s": None,
+        "store_timeout_s": 60.0,
+    } | settings
     return LLM(tiny("llama"), kv_memory=tokens * _TOKENS, chunk_size=16, seed=0, store=folder, **settings)
 
 

@@ -121,6 +121,9 @@ def test_shapes_are_valid_configurations(shape):
         "llama-2-7b": 6738,
         "llama-2-13b": 13016,
         "mha-0.4b": 436,
+        "qwen3.5-0.8b": 752,
+        "lfm2-350m": 354,
+        "granite-4.0-h-350m": 340,
         "tiny": 3,
     }
     millions = known[shape]
@@ -133,7 +136,7 @@ def test_shapes_are_valid_configurations(shape):
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("random:gpt-5", "random:gpt-5 is not a known shape; use one of llama-2-13b, llama-2-7b, llama-3.2-1b, mha"),
+        ("random:gpt-5", "random:gpt-5 is not a known shape; use one of granite-4.0-h-350m, lfm2-350m, llama-2-13b"),
         ("random:tiny:5", "random:tiny:5: tiny has layers 1 to 4; write how many of them, as in random:tiny:1"),
         ("random:tiny:", "random:tiny:: tiny has layers 1 to 4"),
         ("random:tiny:0", "random:tiny:0: tiny has layers 1 to 4"),

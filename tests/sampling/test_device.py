@@ -52,7 +52,7 @@ def test_a_device_chooses_what_the_host_does(shape):
 
 
 def test_rows_that_fill_several_tiles(monkeypatch):
-    monkeypatch.setattr(plain, "_HOST_TILE", 2 * WIDE)
+    monkeypatch.setattr(plain, "HOST_TILE", 2 * WIDE)
     rows = [made for changes in [*PARAMS, *TYPICAL] for made in steps(changes, 2)]
     check(shapes(2)["two values"].repeat(len(rows) // 2, 1), rows)
 

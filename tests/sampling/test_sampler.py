@@ -311,16 +311,16 @@ def test_extreme_temperatures_stay_finite(temperature):
 def test_the_host_does_not_sort_a_large_vocabulary(monkeypatch, changes):
     logits = normal(LARGE, scale=6.0)
     sizes = []
-    stock = plain._sorted
+    stock = plain.sorted_rows
 
     def counted(values):
         sizes.append(values.shape[1])
         return stock(values)
 
-    monkeypatch.setattr(plain, "_sorted", counted)
+    monkeypatch.setattr(plain, "sorted_rows", counted)
     found, weights = plain.kept(logits, row(SamplingParams(**changes)))
     assert max(sizes) < 2000
-    monkeypatch.setattr(plain, "_SHORT_LIST", LARGE)
+    monkeypatch.setattr(plain, "SHORT_LIST", LARGE)
     whole, all_weights = plain.kept(logits, row(SamplingParams(**changes)))
     assert max(sizes) == LARGE
     assert torch.equal(found, whole)

@@ -41,10 +41,11 @@ def site(tmp_path: Path) -> Iterator[Site]:
         keys = {name: file.add(name, admin=name == "root")[0] for name in ("ann", "bob", "few", "once", "root")}
         file.tenants["few"].limits = Limits(max_pinned_bytes=1)
         file.tenants["once"].limits = Limits(requests_per_minute=1)
-    llm = AsyncLLM(tiny("llama"), kv_memory="4MiB", chunk_size=8, store=tmp_path / "store", store_private=True)
+    settings = {"kv_memory": "4MiB", "chunk_size": 8, "reuse": "anchored"}
+    llm = AsyncLLM(tiny("llama"), store=tmp_path / "store", store_private=True, **settings)
     with serving_app(build_app(llm, ServerSettings(keys_file=path)), keys) as site:
-        assert site.call("POST", SCHEMAS, {"pml": TRIP}, key="ann")[0] == 201
-        assert site.call("POST", SCHEMAS, {"pml": OPEN, "public": True}, key="root")[0] == 201
+        assert site.call("POST", SCHEMAS, {"pml": TRIP, "reuse": "anchored"}, key="ann")[0] == 201
+        assert site.call("POST", SCHEMAS, {"pml": OPEN, "public": True, "reuse": "anchored"}, key="root")[0] == 201
         yield site
     llm.shutdown()
 
@@ -344,7 +345,7 @@ def test_parts_that_begin_alike_are_all_listed_and_all_of_a_tenant_is_evicted_at
 def test_segments_of_other_models_are_counted_apart(tmp_path, capsys):
     """Two models share a folder by default; one server is asked what it holds."""
     for model in ("qwen2", "llama"):
-        llm = AsyncLLM(tiny(model), kv_memory="4MiB", chunk_size=8, store=tmp_path)
+        llm = AsyncLLM(tiny(model), kv_memory="4MiB", chunk_size=8, store=tmp_path, reuse="anchored")
         with serving_app(build_app(llm, ServerSettings(), [Schema.from_string(OPEN)]), {}) as site:
             assert site.call("POST", f"{SCHEMAS}/open/warm", {}, key=None)[0] == 200
             llm.local.residency.flush(30)
@@ -352,9 +353,9 @@ def test_segments_of_other_models_are_counted_apart(tmp_path, capsys):
             said = run(capsys, "cache", "stats", "--url", f"http://127.0.0.1:{site.port}")[1]
             listed_bytes = [row for row in listed(site, None) if "disk" in row["tiers"]]
         llm.shutdown()
-    assert disk["segments"] == len(listed_bytes) == 2
+    assert disk["segments"] == len(listed_bytes) == 3  # with the primer
     assert disk["tokens"] == sum(row["tokens"] for row in listed_bytes)
-    assert disk["all_models"]["segments"] == 4
+    assert disk["all_models"]["segments"] == 6
     assert disk["all_models"]["bytes"] > disk["bytes"] > 0
-    assert "disk: 2 segments, " in said
-    assert ", beside 2 segments of other models" in said
+    assert "disk: 3 segments, " in said
+    assert ", beside 3 segments of other models" in said

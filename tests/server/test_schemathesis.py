@@ -52,6 +52,7 @@ OPERATIONS = (
     "GET /v1/schemas/{name}/advice",
     "GET /v1/requests",
     "GET /v1/cache",
+    "POST /v1/cache/score",
     "GET /v1/cache/segments",
     "DELETE /v1/cache/segments",
     "GET /v1/cache/segments/{key}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inlay.errors import ContextError, ParameterError
-from inlay_lab.bench.agent import AgentSetting, AgentTurn, _by_llama, measure_agent
+from inlay_lab.bench.agent import AgentSetting, AgentTurn, first_tokens_of_llama, measure_agent
 
 SMALL = AgentSetting(model="random:tiny", turns=4, tools=3, tokens=450, new=40, added_at=2, moved_at=4)
 
@@ -39,7 +39,7 @@ class Recorder:
 
 def test_llama_reads_the_prefix_of_the_last_prompt_and_answer():
     turns = [AgentTurn({}, "", ids, (9,)) for ids in ((1, 2, 3), (1, 2, 3, 9, 4, 5), (1, 2, 7), (1, 2, 7))]
-    rows = list(_by_llama(Recorder(), iter(turns)))
+    rows = list(first_tokens_of_llama(Recorder(), iter(turns)))
     assert [row["computed_tokens"] for row in rows] == [3, 2, 1, 1]
     assert rows[1]["ttft_s"] == 4.002
 

@@ -120,7 +120,7 @@ class InProcessClient:
             model=public_name(loaded.name),
             timeout_s=config.store_timeout_s,
             states=runner.states,
-            wake=self._wake,
+            wake=self.wake,
         )
         profiler = Profiler(
             self.store,
@@ -286,7 +286,7 @@ class InProcessClient:
         while self.thread.run(partial(self.engine.idle_step, whole=True, only=workers)):
             pass
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
         """Process finished loads and copies between two steps. Thread-safe."""
         with suppress(InlayError):  # the engine has stopped
             self.call(self.engine.poll)

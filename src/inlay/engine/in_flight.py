@@ -84,13 +84,13 @@ class InFlight:
             number = self.accepted.get(request, -1) + 1
             self.accepted[request] = number
             draft = self.drafts.get(request)
-            if request.finished or draft is None or not _agrees(draft, number, request.token_ids[-1]):
+            if request.finished or draft is None or not agrees(draft, number, request.token_ids[-1]):
                 done.add(request)
             else:
                 request.decoded()
         return [*self.accepted]
 
 
-def _agrees(draft: Draft, number: int, token: int) -> bool:
+def agrees(draft: Draft, number: int, token: int) -> bool:
     """True if a chosen token is the one with this number in a draft."""
     return number < len(draft.tokens) and draft.tokens[number] == token

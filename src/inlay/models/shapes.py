@@ -125,7 +125,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
         "num_local_experts": 0,
         "num_experts_per_tok": 0,
-        "layer_types": ["attention" if layer in (10, 13, 17, 27) else "mamba" for layer in range(32)],
+        "layer_types": ["full_attention" if layer in (10, 13, 17, 27) else "linear_attention" for layer in range(32)],
         "mamba_n_heads": 48,
         "mamba_d_head": 32,
         "mamba_d_state": 128,

@@ -37,8 +37,8 @@ Settings = npt.NDArray[np.void]
 UNIT = 2.0**40
 _LEAST_LOG = -64.0  # far below any nonzero weight; avoids 0 times infinity
 DEVICE_TILE = 2**22  # numbers per tile; each takes about 40 bytes
-_HOST_TILE = 2**17  # fits into the processor's cache
-_SHORT_LIST = 1024
+HOST_TILE = 2**17  # fits into the processor's cache
+SHORT_LIST = 1024
 
 
 class ChosenTokens(NamedTuple):
@@ -83,7 +83,7 @@ def kept(logits: Tensor, row: Row) -> tuple[Tensor, Tensor]:
 
 def tile_rows(device: torch.device, width: int) -> int:
     """Return the number of rows of this width that are computed at once. Tiles bound the memory of a step."""
-    return max(1, (_HOST_TILE if device.type == "cpu" else DEVICE_TILE) // width)
+    return max(1, (HOST_TILE if device.type == "cpu" else DEVICE_TILE) // width)
 
 
 class _Kept(NamedTuple):
@@ -170,7 +170,7 @@ def _free(scores: Tensor, best: Tensor, asked: _RowParams) -> _Kept:
 def _ranked(scores: Tensor, best: Tensor, asked: _RowParams) -> _Kept:
     """Keep tokens by falling score."""
     if (columns := _short_list(scores)) is not None and int(asked.top_k) <= len(columns):
-        values, places = _sorted(scores[:, columns])
+        values, places = sorted_rows(scores[:, columns])
         short = _weights(_scaled(values.clone(), best, asked), asked).sum(dim=1, keepdim=True)
         total = (
             None if asked.limited else _weights(_scaled(scores.clone(), best, asked), asked).sum(dim=1, keepdim=True)
@@ -178,14 +178,14 @@ def _ranked(scores: Tensor, best: Tensor, asked: _RowParams) -> _Kept:
         if total is None or short >= asked.top_p * total:
             _, _, weights = _by_rank(values, places, best, asked, total)
             return _Kept(columns[places], weights)
-    ids, _, weights = _by_rank(*_sorted(scores), best, asked)
+    ids, _, weights = _by_rank(*sorted_rows(scores), best, asked)
     return _Kept(ids, weights)
 
 
 def _typical(scores: Tensor, best: Tensor, asked: _RowParams) -> _Kept:
     """Keep the tokens that pass top-k and top-p, the most typical first."""
     if asked.ranked:
-        ids, logs, weights = _by_rank(*_sorted(scores), best, asked)
+        ids, logs, weights = _by_rank(*sorted_rows(scores), best, asked)
         logs, weights = (torch.empty_like(each).scatter_(1, ids, each) for each in (logs, weights))  # in order of id
     else:
         logs = _scaled(scores, best, asked)
@@ -196,10 +196,10 @@ def _typical(scores: Tensor, best: Tensor, asked: _RowParams) -> _Kept:
     nearness = logs.sub_(mean.float()).abs_().neg_().masked_fill_(weights == 0, -math.inf)
     columns = _short_list(nearness)
     if columns is not None and weights[:, columns].sum(dim=1) >= asked.typical_p * totals:
-        nearness, places = _sorted(nearness[:, columns])
+        nearness, places = sorted_rows(nearness[:, columns])
         ids = columns[places]
     else:
-        nearness, ids = _sorted(nearness)
+        nearness, ids = sorted_rows(nearness)
     weights = weights.gather(1, ids)
     _keep_first(weights, asked.typical_p, totals, ties=nearness)
     return _Kept(ids, weights)
@@ -210,10 +210,10 @@ def _short_list(values: Tensor) -> Tensor | None:
 
     Sorting these is faster than sorting a vocabulary. Returns None for other rows.
     """
-    if values.device.type != "cpu" or len(values) != 1 or values.shape[1] <= 4 * _SHORT_LIST:
+    if values.device.type != "cpu" or len(values) != 1 or values.shape[1] <= 4 * SHORT_LIST:
         return None
-    columns = (values[0] >= values.topk(_SHORT_LIST, dim=1).values[0, -1]).nonzero()[:, 0]
-    return columns if len(columns) >= _SHORT_LIST else None  # none reaches NaN
+    columns = (values[0] >= values.topk(SHORT_LIST, dim=1).values[0, -1]).nonzero()[:, 0]
+    return columns if len(columns) >= SHORT_LIST else None  # none reaches NaN
 
 
 def _by_rank(
@@ -236,7 +236,7 @@ def _by_rank(
     return ids, logs, weights
 
 
-def _sorted(values: Tensor) -> tuple[Tensor, Tensor]:
+def sorted_rows(values: Tensor) -> tuple[Tensor, Tensor]:
     """Return falling values and their columns; ties are in order of column."""
     found = torch.sort(values.add_(0.0), dim=1, descending=True, stable=True)  # the sum turns -0 into 0
     return found.values, found.indices

@@ -164,7 +164,7 @@ def test_tool_choice(choice: Any, held: bool, parallel: bool) -> None:
     assert (made.params.structured_outputs is not None) == held
     (prompt,) = made.prompts
     shown = {"name": "look", "description": "Look.", "parameters": LOOK["input_schema"]}
-    assert prompt["tools"] == ({"type": "function", "function": shown},)  # type: ignore[call-overload, index]
+    assert prompt["tools"] == ({"type": "function", "function": shown, "cache_control": HOUR},)  # type: ignore[call-overload, index]
 
 
 def test_tool_choice_none_hides_the_tools() -> None:

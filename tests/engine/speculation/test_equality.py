@@ -177,6 +177,6 @@ def test_many_answers_are_equal(monkeypatch, tmp_path, family):
 
 
 def test_a_wrongly_accepted_token_is_noticed(monkeypatch, tmp_path):
-    monkeypatch.setattr(in_flight, "_agrees", lambda draft, number, token: number < len(draft.tokens))
+    monkeypatch.setattr(in_flight, "agrees", lambda draft, number, token: number < len(draft.tokens))
     with pytest.raises(AssertionError):
         compare("llama", SETTINGS[0], 1, 30, tmp_path, planted=True)

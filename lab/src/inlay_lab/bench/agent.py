@@ -101,7 +101,7 @@ def measure_agent(setting: AgentSetting, progress: Progress | None = None) -> di
                 longest = max(len(turn.prompt_ids) + len(turn.answer_ids) for turns in runs.values() for turn in turns)
                 worker = stack.enter_context(llama_first_tokens(config, longest + 1, setting.quantization))
                 for name, turns in runs.items():
-                    tables[name]["llama.cpp"] = list(_by_llama(worker, steps(turns)))
+                    tables[name]["llama.cpp"] = list(first_tokens_of_llama(worker, steps(turns)))
         lengths = {name: [len(turn.prompt_ids) for turn in turns] for name, turns in runs.items()}
     finally:
         llm.shutdown()
@@ -136,7 +136,7 @@ def _played(llm: LLM, turn: AgentTurn, policy: str) -> dict[str, float]:
     return {"computed_tokens": output.usage.computed_tokens, "ttft_s": output.metrics.ttft_s or 0.0}
 
 
-def _by_llama(worker: LlamaFirstTokens, turns: Iterator[AgentTurn]) -> Iterator[dict[str, float]]:
+def first_tokens_of_llama(worker: LlamaFirstTokens, turns: Iterator[AgentTurn]) -> Iterator[dict[str, float]]:
     stored: tuple[int, ...] = ()
     for turn in turns:
         pairs = zip(stored, turn.prompt_ids, strict=False)
