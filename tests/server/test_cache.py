@@ -122,12 +122,12 @@ def test_a_pin_by_key_and_one_of_the_schema_are_let_go_each_by_itself(site):
 
 def test_what_is_pinned_by_key_is_let_go_with_the_last_public_schema_that_has_it(site):
     row = next(row for row in listed(site, "ann") if row["module"] == "oslo")
-    twin = {"pml": OPEN.replace('"open"', '"twin"'), "public": True}
+    twin = {"pml": OPEN.replace('"open"', '"twin"'), "public": True, "reuse": "anchored"}
     assert site.call("POST", SCHEMAS, twin, key="root")[0] == 201
     taken = site.call("PUT", f"{SEGMENTS}/{row['key']}/pin", key="ann")[2]["pinned_bytes"]
     assert site.call("DELETE", f"{SCHEMAS}/open?public=true", key="root")[0] == 200
     assert pinned_bytes(site) == taken, "twin has it, too"
-    changed = {"pml": twin["pml"].replace("Go to Oslo", "Stay in Oslo"), "public": True}
+    changed = {**twin, "pml": twin["pml"].replace("Go to Oslo", "Stay in Oslo")}
     assert site.call("PUT", f"{SCHEMAS}/twin", changed, key="root")[0] == 200
     assert pinned_bytes(site) == 0
     assert row["key"] not in {one["key"] for one in listed(site, "ann")}

@@ -14,6 +14,9 @@ from torch import Tensor
 from inlay.sampling.plain import UNIT, tile_rows, weight_sums
 from inlay.sampling.token_rules import Ids
 
+#: So many tokens are packed as fast as they are searched.
+_FEW = 4096
+
 
 class TokenLogprob(NamedTuple):
     """A token's natural log-probability under the raw logits, and its rank from 1; ties rank by token id."""
@@ -68,7 +71,7 @@ def _scores(values: Tensor, tokens: Tensor, most: int) -> Tensor:
 
 def _leaders(values: Tensor, ids: Tensor, most: int) -> Tensor:
     """Return the ids of the greatest values, (rows, most), in order; ties are in order of id."""
-    if values.device.type == "cpu" and len(values) == 1:  # pack few tokens instead of all
+    if values.device.type == "cpu" and len(values) == 1 and len(ids) > _FEW:  # pack few tokens instead of all
         reaching = (values[0] >= values.topk(most).values[0, -1]).nonzero()[:, 0]
         if len(reaching) >= most:  # none reaches NaN
             ids, values = reaching, values[:, reaching]
