@@ -191,7 +191,7 @@ GenerationConfig = Annotated[
 ToolParser = Annotated[
     str | None,
     typer.Option(
-        help="How the model writes tool calls: hermes, llama3_json, mistral, …; told from its chat template, if not "
+        help="How the model writes tool calls: hermes, qwen3_coder, mistral, …; told from its chat template, if not "
         "given."
     ),
 ]
