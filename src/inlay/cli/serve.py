@@ -188,6 +188,12 @@ def serve(
     ] = 1,
     slow_client: Annotated[float, typer.Option(help="Seconds that a client may leave its answer unread.")] = 30.0,
     max_body: Annotated[int, typer.Option(help="Bytes of the largest body of a request.")] = 8 * 2**20,
+    max_stored_responses: Annotated[
+        int, typer.Option(help="Responses of one tenant that are stored for previous_response_id.")
+    ] = 1_024,
+    max_stored_bytes: Annotated[int, typer.Option(help="Bytes of one tenant's stored responses.")] = 32 * 2**20,
+    max_stored_bytes_total: Annotated[int, typer.Option(help="The same of all tenants together.")] = 256 * 2**20,
+    stored_response: Annotated[float, typer.Option(help="Seconds that a response is stored.")] = 24 * 3600.0,
     tool_parser: ToolParser = None,
     reasoning_parser: ReasoningParser = None,
     cors_origin: Annotated[
@@ -236,6 +242,10 @@ def serve(
             stream_interval=stream_interval,
             slow_client_s=slow_client,
             drain_s=drain,
+            max_stored_responses=max_stored_responses,
+            max_stored_bytes=max_stored_bytes,
+            max_stored_bytes_total=max_stored_bytes_total,
+            stored_response_s=stored_response,
             schema_ttl=schema_ttl,
             default_max_tokens=default_max_tokens,
             tool_parser=tool_parser,

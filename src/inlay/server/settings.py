@@ -19,6 +19,15 @@ from inlay.server.tenants import check_api_key
 
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
+_COUNTS = (
+    "max_body_bytes",
+    "max_nesting",
+    "stream_interval",
+    "max_stored_responses",
+    "max_stored_bytes",
+    "max_stored_bytes_total",
+)
+_SECONDS = ("timeout_s", "max_timeout_s", "keep_alive_s", "slow_client_s", "drain_s", "stored_response_s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +58,10 @@ class ServerSettings:
         default_max_tokens: see ``api.dialect.Dialect.translate``.
         tool_parser: the format of tool calls, a name of ``api.tools.formats``; None to detect it from the template.
         reasoning_parser: the format of reasoning, a name of ``api.reasoning.formats``; None to detect it.
+        max_stored_responses: the most responses of one tenant that are stored for ``previous_response_id``.
+        max_stored_bytes: the most bytes of one tenant's stored responses, as JSON.
+        max_stored_bytes_total: the same of all tenants together.
+        stored_response_s: seconds that a response is stored.
         schema_ttl: the lifetime of the encoded states of the first schemas, like "1h"; None for no limit.
         log_format: the format of the log on stderr.
         log_level: the lowest level of the log.
@@ -80,6 +93,10 @@ class ServerSettings:
     default_max_tokens: int | None = None
     tool_parser: str | None = None
     reasoning_parser: str | None = None
+    max_stored_responses: int = 1_024
+    max_stored_bytes: int = 32 * 2**20
+    max_stored_bytes_total: int = 256 * 2**20
+    stored_response_s: float = 24 * 3600.0
     schema_ttl: str | None = None
     log_format: str = "text"
     log_level: str = "info"
@@ -107,11 +124,11 @@ class ServerSettings:
             )
         if not self.served_names or not all(self.served_names):
             raise ParameterError("served_names has no name, or an empty one; give the model one that clients can write")
-        for name in ("max_body_bytes", "max_nesting", "stream_interval", "default_max_tokens"):
+        for name in (*_COUNTS, "default_max_tokens"):
             value = getattr(self, name)
             if not (value is None and name == "default_max_tokens") and value < 1:
                 raise ParameterError(f"{name} is {value}; it must be at least 1")
-        for name in ("timeout_s", "max_timeout_s", "keep_alive_s", "slow_client_s", "drain_s"):
+        for name in _SECONDS:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ParameterError(f"{name} is {value:g}; it must be a finite number of seconds above 0")
