@@ -104,9 +104,7 @@ def test_who_hangs_on_to_a_module_sees_what_it_is_given(calls):
 
 def test_an_adapter_that_no_row_names_leaves_layers_their_fast_way(calls, tmp_path):
     loaded = made("llama")
-    adapters = Adapters(
-        loaded.model, [load_adapter(loaded.model, "a", write_adapter(tmp_path / "a", tiny("llama")))]
-    )
+    adapters = Adapters(loaded.model, [load_adapter(loaded.model, "a", write_adapter(tmp_path / "a", tiny("llama")))])
     for work, fast in (([(b"", 5)], True), ([(b"", 4), (next(iter(adapters.digests)), 1)], False)):
         calls.clear()
         with adapters.applied(work, [4]):

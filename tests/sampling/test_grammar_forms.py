@@ -9,8 +9,10 @@ from functools import cache
 import pytest
 
 from inlay import LLM, ParameterError, SamplingParams
+from inlay.models.shapes import bytes_tokenizer
 from inlay.sampling.structured import Grammars, Guide
 from tests.conftest import tiny
+from tests.raising import raises
 from tests.tokenizers_for_tests import family
 
 LARK = 'start: greeting " " NAME\ngreeting: "Hello" | "Good day"\nNAME: /[A-Z][a-z]{1,6}/\n'
@@ -58,6 +60,37 @@ def test_a_structural_tag_holds_what_begins_with_its_trigger_and_nothing_else(gi
     assert follows(structure, 'Text <fn=a>{"x": 3}</fn> and more <fn=a>{"x":1}</fn>') is not None
     assert follows(structure, "Text <fn=b>") is None
     assert follows(structure, 'Text <fn=a>{"y": 3}') is None
+
+
+def test_a_forced_structural_tag_holds_special_tokens_and_nothing_else():
+    tokenizer = bytes_tokenizer()
+    tokenizer.add_tokens(["<|channel|>", "<|message|>", "<|start|>"], special_tokens=True)
+    made = Grammars(tokenizer, len(tokenizer), [tokenizer.eos_token_id])
+    schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+    tag = {
+        "structures": [{"begin": "<|channel|>to=a<|message|>", "schema": schema, "end": ""}],
+        "triggers": ["<|channel|>"],
+        "forced": True,
+        "lead": "<|start|>assistant",
+    }
+
+    def complete(text: str, *, special: bool = True) -> bool:
+        guide = made.guide({"structural_tag": tag})
+        marked = tokenizer if special else bytes_tokenizer()
+        try:
+            for token in marked.encode(text, add_special_tokens=False):
+                guide.take(token)
+        except ParameterError:
+            return False
+        return guide.complete
+
+    assert complete('<|channel|>to=a<|message|>{"x": 3}')
+    assert complete('<|start|>assistant<|channel|>to=a<|message|>{"x": 3}')
+    assert not complete('<|channel|>to=a<|message|>{"x": 3}', special=False)
+    assert not complete("Hello")
+    assert not complete('<|channel|>to=a<|message|>{"y": 3}')
+    with raises("structured.invalid", ParameterError):
+        made.guide({"structural_tag": {**tag, "lead": 3}})
 
 
 def test_json_schemas_of_structural_tags_are_bounded():

@@ -172,3 +172,11 @@ def test_another_tenants_response_is_like_an_unknown_one(guarded: Guarded, strea
 
 def test_a_stored_response_needs_a_key(guarded: Guarded) -> None:
     assert guarded.call("GET", f"{RESPONSES}/resp_1", key=None)[0] == 401
+
+
+def test_the_number_of_stored_responses_is_a_setting() -> None:
+    llm = AsyncLLM(tool_model("qwen"), kv_memory="16MiB", seed=1)
+    with running(llm, max_stored_responses=1) as found:
+        names = [found.post(RESPONSES, **BODY)["id"] for _ in range(2)]
+        assert [found.call("GET", f"{RESPONSES}/{name}")[0] for name in names] == [404, 200]
+    llm.shutdown()

@@ -7,6 +7,8 @@ import threading
 import pytest
 
 from inlay import ModelError
+from inlay.api.anthropic import error_body
+from inlay.api.failures import Failure
 from inlay.models.load import MODEL_DIRECTORY, load_model, weights_progress
 from inlay.server.app import build_app
 from inlay.server.run import Server, listen
@@ -37,6 +39,11 @@ def test_probes_are_answered_while_the_model_loads():
             status, heads, answer = site.call(method, path, body)
             assert (status, heads["retry-after"], answer["error"]["code"]) == (503, "1", "not_ready")
             assert answer["error"]["message"].startswith("the server loads its weights, 12 of 56 (")
+        for path in ("/v1/messages", "/v1/messages/count_tokens"):
+            status, heads, answer = site.call("POST", path, {"messages": []})
+            assert (status, heads["retry-after"], answer["type"]) == (503, "1", "error")
+            expected = error_body(Failure(503, answer["error"]["message"], None, "not_ready"))
+            assert answer == expected
         go_on.set()
         assert is_ready.wait(30)
         assert site.call("GET", "/ready")[::2] == (200, {"status": "ready"})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from inlay.api.call import StoredAnswer
 from inlay.server.stored_answers import Bounds, StoredAnswers
 
@@ -17,8 +19,13 @@ class Clock:
         return self.now
 
 
+def stored_answers(clock: Clock | None = None, **bounds: float) -> StoredAnswers:
+    wide: dict[str, Any] = {"answers": 100, "tenant_bytes": 2**20, "total_bytes": 2**20, "lifetime_s": 100.0}
+    return StoredAnswers(Bounds(**{**wide, **bounds}), clock=clock or Clock())
+
+
 def test_an_answer_belongs_to_its_tenant() -> None:
-    stored = StoredAnswers()
+    stored = stored_answers()
     assert stored.keep("ann", "a", answer())
     assert stored.get("ann", "a") == answer()
     assert stored.get("bob", "a") is None
@@ -30,7 +37,7 @@ def test_an_answer_belongs_to_its_tenant() -> None:
 
 
 def test_the_oldest_answers_of_a_tenant_are_dropped_first() -> None:
-    stored = StoredAnswers(Bounds(answers=2))
+    stored = stored_answers(answers=2)
     stored.keep("bob", "z", answer())
     for name in "abc":
         stored.keep("ann", name, answer())
@@ -38,7 +45,7 @@ def test_the_oldest_answers_of_a_tenant_are_dropped_first() -> None:
 
 
 def test_bytes_are_bounded_for_a_tenant_and_in_all() -> None:
-    stored = StoredAnswers(Bounds(tenant_bytes=300, total_bytes=400))  # two answers of a tenant, three in all
+    stored = stored_answers(tenant_bytes=300, total_bytes=400)  # two answers of a tenant, three in all
     for tenant in ("ann", "bob"):
         for name in "abc":
             assert stored.keep(tenant, name, answer(100))
@@ -48,7 +55,7 @@ def test_bytes_are_bounded_for_a_tenant_and_in_all() -> None:
 
 def test_answers_end_with_their_time() -> None:
     clock = Clock()
-    stored = StoredAnswers(Bounds(lifetime_s=10), clock=clock)
+    stored = stored_answers(clock, lifetime_s=10)
     stored.keep("ann", "a", answer())
     clock.now = 9
     stored.keep("ann", "b", answer())
@@ -58,7 +65,7 @@ def test_answers_end_with_their_time() -> None:
 
 
 def test_an_answer_that_is_stored_again_counts_once() -> None:
-    stored = StoredAnswers(Bounds(answers=2))
+    stored = stored_answers(answers=2)
     for name in ("a", "b", "b"):
         stored.keep("ann", name, answer())
     assert list(stored.of("ann")) == ["a", "b"]

@@ -116,6 +116,12 @@ class Call:
     repeated: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def harmony(self) -> bool:
+        """True if its answers are in OpenAI's harmony format."""
+        tools = self.tools is not None and self.tools.model.format.harmony
+        return tools or (self.reasoning is not None and self.reasoning.format.harmony)
+
+    @property
     def answers(self) -> int:
         """The number of answers: every prompt gets ``params.n``."""
         return len(self.prompts) * self.params.n

@@ -7,17 +7,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from inlay.api.call import Call
-from inlay.api.reasoning import ReasoningParser, Split
+from inlay.api.harmony import HarmonyParser
+from inlay.api.reasoning import EndMarks, ReasoningParser, Split, Thought
 from inlay.api.tools import Delta
 from inlay.types import CompletionOutput, RequestOutput
-
-
-@dataclass(frozen=True, slots=True)
-class Thought:
-    """New text of reasoning."""
-
-    text: str
-
 
 #: A new piece of an answer.
 Piece = Thought | Delta
@@ -32,10 +25,17 @@ class AnswerPieces:
     """
 
     def __init__(self, call: Call, output: RequestOutput) -> None:
-        self._tools = None if call.tools is None else call.tools.parser()
+        self._harmony = None
+        if call.harmony:
+            functions = {} if call.tools is None else call.tools.functions
+            self._harmony = HarmonyParser(functions, parallel=call.tools is None or call.tools.parallel)
+        self._tools = None if call.tools is None or call.harmony else call.tools.parser()
         self._thoughts: ReasoningParser | None = None
-        if call.reasoning is not None:
+        self._ends: EndMarks | None = None
+        if call.reasoning is not None and not call.harmony:
             self._thoughts = call.reasoning.parser(output.prompt or "")
+            self._ends = EndMarks(call.reasoning.model.ends) if call.reasoning.model.ends else None
+        self._split = call.reasoning is not None
         self._include = call.reasoning is not None and call.reasoning.include
         self._characters = 0
         self.calls = False
@@ -44,7 +44,7 @@ class AnswerPieces:
     @property
     def plain(self) -> bool:
         """True if every text of the answer is content."""
-        return self._tools is None and self._thoughts is None
+        return self._tools is None and self._thoughts is None and self._harmony is None
 
     def update(self, answer: CompletionOutput) -> list[Piece]:
         """Return the new pieces of an answer that has grown, and the last ones once it is finished."""
@@ -55,12 +55,30 @@ class AnswerPieces:
 
     def feed(self, text: str) -> list[Piece]:
         """Add text, and return the new pieces that are certain."""
-        return list(self._apart(Split(content=text) if self._thoughts is None else self._thoughts.feed(text)))
+        if self._harmony is not None:
+            return list(self._of_harmony(self._harmony.feed(text)))
+        return list(self._read(text if self._ends is None else self._ends.feed(text)))
 
     def finish(self) -> list[Piece]:
         """Return the rest at the end of the answer."""
-        told = list(self._apart(Split() if self._thoughts is None else self._thoughts.finish()))
+        if self._harmony is not None:
+            return list(self._of_harmony(self._harmony.finish()))
+        told = [] if self._ends is None else list(self._read(self._ends.finish()))
+        told += self._apart(Split() if self._thoughts is None else self._thoughts.finish())
         return told if self._tools is None else [*told, *self._noted(self._tools.finish())]
+
+    def _read(self, text: str) -> Iterator[Piece]:
+        return self._apart(Split(content=text) if self._thoughts is None else self._thoughts.feed(text))
+
+    def _of_harmony(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
+        """Yield pieces. Reasoning is content for a request whose reasoning is not parsed."""
+        for piece in pieces:
+            if isinstance(piece, Delta):
+                yield from self._noted([piece])
+            elif not self._split:
+                yield Delta(piece.text)
+            elif self._include:
+                yield piece
 
     def _apart(self, new: Split) -> Iterator[Piece]:
         if new.reasoning and self._include:

@@ -8,6 +8,7 @@ from typing import Any
 
 from inlay.api.failures import BodyError
 from inlay.api.forms import CommonBody
+from inlay.api.harmony import forced
 from inlay.api.reasoning import ReasoningUse
 from inlay.api.tools.offer import Offer
 from inlay.api.tools.schema import schema_problem
@@ -81,16 +82,25 @@ def sampling_params(
     if body.logit_bias is not None:
         params["logit_bias"] = {_token_id(token): bias for token, bias in body.logit_bias.items()}
     structure = structure if offer is None else offer.structure
+    if reasoning is not None and reasoning.format.harmony and structure is not None and "json" in structure:
+        structure = {"structural_tag": forced({}, structure["json"])}
     params["structured_outputs"] = structure
     if structure is not None and reasoning is not None and not reasoning.is_over:
         params["reasoning_end"] = reasoning.format.closes
         params["reasoning_start"] = reasoning.format.opens if reasoning.may_begin else None
-    if offer is not None and offer.use.model.ends and not offer.use.held:
-        params["skip_special_tokens"] = False  # marks of calls may be special tokens; the parser removes the final one
+    if _needs_special_tokens(offer, reasoning):
+        params["skip_special_tokens"] = False  # the parser removes the final one
     try:
         return SamplingParams(**params)
     except ParameterError as error:
         raise BodyError(str(error).rstrip("."), param=field_of(str(error), body, names)) from None
+
+
+def _needs_special_tokens(offer: Offer | None, reasoning: ReasoningUse | None) -> bool:
+    """True if special tokens are marks of calls or of reasoning."""
+    if reasoning is not None and reasoning.model.ends:
+        return True
+    return offer is not None and bool(offer.use.model.ends) and (offer.use.model.format.harmony or not offer.use.held)
 
 
 def field_of(message: str, body: CommonBody, names: Mapping[str, str] | None = None) -> str | None:

@@ -13,8 +13,9 @@ def structure_failure(call: Call, error: StructureError) -> BodyError:
     """Return the error for the client. It names the field and the place in its schema."""
     if not error.reason:  # it came from another process
         return BodyError(str(error).rstrip("."), param=call.structure_field)
-    if call.tools is not None and call.tools.held and call.params.structured_outputs is not None:
-        return call_failure(error, call.params.structured_outputs["json"])
+    schema = (call.params.structured_outputs or {}).get("json")
+    if call.tools is not None and call.tools.held and schema is not None:
+        return call_failure(error, schema)
     at = f"at {place_of(error.place)}, " if error.place else ""
     kind = next(iter(call.params.structured_outputs or ()), "json")
     field = f"structured_outputs['{kind}']" if call.structure_field == "structured_outputs" else call.structure_field

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import weakref
 from collections.abc import Callable, Container, Iterable
 from itertools import count
@@ -150,7 +149,7 @@ class RequestFactory:
         if own is not None and mark is not None and not ends_with(ids, mark, tokenizer):
             start, opening = params.reasoning_start, None
             if start is not None and not ends_with(ids, start, tokenizer):
-                opening = self.grammars.guide({"regex": re.escape(start)}, salt)
+                opening = self.grammars.guide({"text": start}, salt)
             later = LaterGuide(own, mark, tokenizer, opening)
             own = later.now
         return Row(params, seed, guide=own, later=later, rules=rules, seen=seen)

@@ -10,6 +10,7 @@ Seams (see ``tokens.Seams``) keep their texts from becoming special tokens.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import re
 import secrets
@@ -52,6 +53,10 @@ class VerbatimArguments:
         """The messages with objects that hold marks as arguments."""
         return self._with(lambda mark: {_NAME: mark})
 
+    def all_as_texts(self) -> list[dict[str, Any]]:
+        """The messages with marks as arguments, and objects as JSON, for templates that join texts."""
+        return self._with(lambda mark: mark, objects=True)
+
     def are_shown(self, rendered: str) -> bool:
         """Whether a rendering has all the marks."""
         return all(mark in rendered for mark in self.texts)
@@ -63,20 +68,24 @@ class VerbatimArguments:
             rendered = text.join(re.split(written, rendered))
         return rendered
 
-    def _with(self, form: Callable[[str], Any]) -> list[dict[str, Any]]:
+    def _with(self, form: Callable[[str], Any], *, objects: bool = False) -> list[dict[str, Any]]:
         return [
-            {**message, "tool_calls": [_replaced(call, form) for call in message["tool_calls"]]}
+            {**message, "tool_calls": [_replaced(call, form, objects=objects) for call in message["tool_calls"]]}
             if message.get("tool_calls")
             else dict(message)
             for message in self._messages
         ]
 
 
-def _replaced(call: Mapping[str, Any], form: Callable[[str], Any]) -> Mapping[str, Any]:
-    text = _arguments(call)
-    if not isinstance(text, str):
+def _replaced(call: Mapping[str, Any], form: Callable[[str], Any], *, objects: bool) -> Mapping[str, Any]:
+    given = _arguments(call)
+    if isinstance(given, str):
+        made = form(_mark(given))
+    elif objects:
+        made = json.dumps(given, ensure_ascii=False)
+    else:
         return call
-    return {**call, "function": {**call["function"], "arguments": form(_mark(text))}}
+    return {**call, "function": {**call["function"], "arguments": made}}
 
 
 def _arguments(call: Mapping[str, Any]) -> Any:
@@ -93,6 +102,7 @@ _BEFORE, _AFTER = "\n\t\n", "\n \n"  # white space around a body shows what the 
 _STRIPPED = ("", "\n", None)
 _END = f"{secrets.randbelow(10**24):024d}"  # behind a continued message; the digits are secret
 _CLOCK = "strftime_now"  # transformers gives templates the time only under this name
+_THINKING = re.compile(r"\.thinking\b|\[['\"]thinking['\"]\]")
 _ROLES_SHOWN = 20  # roles listed in a message
 _REMEMBERED_TURNS = 256  # longer conversations are not cached, because any client can send many
 
@@ -195,6 +205,13 @@ class ChatTemplate:
         templates = self._tokenizer.chat_template
         texts = templates.values() if isinstance(templates, Mapping) else [templates]
         return any(_CLOCK in str(text) for text in texts)
+
+    @cached_property
+    def _reads_thinking(self) -> bool:
+        """True if the template shows reasoning that a message has as ``thinking``, as that of gpt-oss does."""
+        templates = self._tokenizer.chat_template
+        texts = templates.values() if isinstance(templates, Mapping) else [templates]
+        return any(_THINKING.search(str(text)) for text in texts)
 
     @cached_property
     def _in_lists(self) -> frozenset[str]:
@@ -477,6 +494,8 @@ class ChatTemplate:
             )
         arguments = VerbatimArguments(messages)
         forms = [arguments.as_texts(), arguments.as_objects()] if arguments.texts else [messages]
+        if any(message.get("tool_calls") for message in messages):
+            forms.append(arguments.all_as_texts())
         rendered, failure = None, None
         for form in forms:
             try:
@@ -496,6 +515,8 @@ class ChatTemplate:
         self, messages: Sequence[Mapping[str, Any]], lists: Container[str], *, generation: bool, tools: Tools | None
     ) -> str:
         """Apply the template. Text contents of the roles in ``lists`` are passed as lists of one part."""
+        if self._reads_thinking:
+            messages = list(map(_with_thinking, messages))
         given = [
             {**message, "content": [{"type": "text", "text": message["content"]}]}
             if message["role"] in lists and isinstance(message.get("content"), str)
@@ -511,6 +532,19 @@ class ChatTemplate:
                 **self._variables,
             )
         )
+
+
+def _with_thinking(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a message with its reasoning as ``thinking``.
+
+    gpt-oss's template refuses a call with both reasoning and content, so its content becomes the end of its reasoning.
+    """
+    thoughts, content = message.get("reasoning_content"), message.get("content")
+    if not isinstance(thoughts, str) or "thinking" in message:
+        return message
+    if message.get("tool_calls") and isinstance(content, str) and content:
+        return {**message, "thinking": f"{thoughts}\n{content}", "content": ""}
+    return {**message, "thinking": thoughts}
 
 
 def _is_short(turns: Sequence[Turn], tools: Tools | None) -> bool:

@@ -8,20 +8,30 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 from inlay.errors import ParameterError
 from inlay.sampling.bounded_schemas import bounded_document
 from inlay.sampling.json_schemas import GrammarError, holdable
 
-__all__ = ["GrammarError", "as_text", "lark_of", "lark_of_tags", "least_work", "read_tags", "tags_text", "too_large"]
+__all__ = [
+    "GrammarError",
+    "Tags",
+    "as_text",
+    "lark_of",
+    "lark_of_tags",
+    "lark_of_text",
+    "least_work",
+    "read_tags",
+    "too_large",
+]
 
 #: Directives that embed another grammar in Lark. The checks here do not cover such grammars.
 _HOLDS_OTHERS = re.compile(r"%(json|regex|lark|llguidance)\b|<\[|@")
 _TEXTS = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|(?://|#).*')
-_MAX_TAGS = 64  # per request
+_MAX_TAGS = 129  # per request: as many tools as a request may have, and another form
 _MAX_TAG_TEXT = 1_024  # characters of a begin, an end or a trigger
 _LONGEST = 2**17  # characters of a grammar
 _MAX_KEYS = 4_096  # of all objects of a schema; compile time grows with the square of an object's properties
@@ -43,12 +53,14 @@ _OPTIONAL = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\(\?|([?*]|\{0*,|\{0+\})", re.
 def as_text(kind: str, value: Any) -> tuple[str, str]:
     """Return llguidance's name for a kind of grammar, and the grammar's text.
 
-    The text is JSON for schemas and choices. Patterns and grammars stay unchanged.
+    The text is JSON for schemas and choices. Patterns, grammars and the engine's own "text" stay unchanged.
 
     Raises:
         GrammarError: if the grammar is too large.
         ParameterError: if the value is not JSON.
     """
+    if kind == "text":
+        return kind, str(value)
     if kind in ("regex", "grammar"):
         text, most = _short(str(value)), _MAX_OPTIONAL if kind == "regex" else _MAX_OPTIONAL_RULES
         if _optional_parts(text) > most:
@@ -59,11 +71,11 @@ def as_text(kind: str, value: Any) -> tuple[str, str]:
         if kind == "choice":
             return kind, _short(json.dumps(list(parsed)))
         if kind == "structural_tag":
-            structures, triggers = read_tags(parsed)
-            if problem := too_large([one["schema"] for one in structures]):
+            tags = read_tags(parsed)
+            if problem := too_large([one["schema"] for one in tags.structures]):
                 raise GrammarError(problem)
-            structures = [{**one, "schema": bounded_document(holdable(one["schema"]))} for one in structures]
-            return kind, _short(tags_text(structures, triggers))
+            structures = [{**one, "schema": bounded_document(holdable(one["schema"]))} for one in tags.structures]
+            return kind, _short(json.dumps({**tags._asdict(), "structures": structures}))
         schema = {"type": "object"} if kind == "json_object" else parsed
         if problem := too_large(schema):
             raise GrammarError(problem)
@@ -101,8 +113,24 @@ def lark_of(text: str) -> str:
         raise GrammarError(f"it is neither Lark nor GBNF: {error}") from error
 
 
-def read_tags(value: Any) -> tuple[list[Mapping[str, Any]], list[str]]:
-    """Return the structures and triggers of a parsed structural tag. Raises GrammarError."""
+class Tags(NamedTuple):
+    """A structural tag.
+
+    Args:
+        structures: objects with the text before a JSON value, the value's schema, and the text behind it.
+        triggers: the beginnings of structures, which start one within free text.
+        forced: the answer is one of the structures, without free text.
+        lead: a text that may stand in front of a forced structure.
+    """
+
+    structures: list[Mapping[str, Any]]
+    triggers: list[str]
+    forced: bool = False
+    lead: str = ""
+
+
+def read_tags(value: Any) -> Tags:
+    """Return a parsed structural tag. Raises GrammarError."""
     if not isinstance(value, Mapping) or value.get("type", "structural_tag") != "structural_tag":
         raise GrammarError('it must be an object {"type": "structural_tag", "structures": […], "triggers": […]}')
     if "format" in value:
@@ -113,34 +141,55 @@ def read_tags(value: Any) -> tuple[list[Mapping[str, Any]], list[str]]:
         raise GrammarError('"structures" must be a list of {"begin": "…", "schema": {a JSON Schema}, "end": "…"}')
     if not _is_list(triggers) or not all(_is_text(trigger) and trigger for trigger in triggers):
         raise GrammarError('"triggers" must be a list of texts, none of them empty')
-    return list(structures), list(triggers)
+    lead = value.get("lead", "")
+    if not _is_text(lead):
+        raise GrammarError('"lead" must be a text')
+    return Tags(list(structures), list(triggers), value.get("forced") is True, lead)
 
 
-def lark_of_tags(structures: Sequence[Mapping[str, Any]], triggers: Sequence[str], special: Collection[str]) -> str:
-    """Return a grammar of free text in which each trigger starts one of the structures.
+def lark_of_tags(tags: Tags, special: Mapping[str, int]) -> str:
+    """Return a grammar of free text in which each trigger starts one of the structures, or of forced structures.
 
     Args:
-        special: the contents of the tokenizer's special tokens.
+        tags: the structural tag.
+        special: the contents and ids of the tokenizer's special tokens.
 
     Raises:
         GrammarError: if a structure begins with no trigger.
     """
     from llguidance import StructTag
 
-    tags = []
-    for number, one in enumerate(structures):
+    if tags.forced:
+        return _lark_of_forced(tags, special)
+    made = []
+    for number, one in enumerate(tags.structures):
         begin = one["begin"]
-        trigger = next((each for each in triggers if begin.startswith(each)), None)
+        trigger = next((each for each in tags.triggers if begin.startswith(each)), None)
         if trigger is None:
             raise GrammarError(f'"structures"[{number}] begins with {begin!r:.60}, and no trigger is its beginning')
-        tags.append(StructTag(trigger=trigger, begin=begin, grammar=dict(one["schema"]), end=one["end"]))
-    named = [tag.trigger for tag in tags if tag.trigger.startswith("<") and tag.trigger.endswith(">")]
-    return str(StructTag.to_grammar(tags, assume_special=all(name in special for name in named)))
+        made.append(StructTag(trigger=trigger, begin=begin, grammar=dict(one["schema"]), end=one["end"]))
+    named = [tag.trigger for tag in made if tag.trigger.startswith("<") and tag.trigger.endswith(">")]
+    return str(StructTag.to_grammar(made, assume_special=all(name in special for name in named)))
 
 
-def tags_text(structures: Sequence[Mapping[str, Any]], triggers: Sequence[str]) -> str:
-    """A canonical text of structural tags, to compare them."""
-    return json.dumps({"structures": [dict(one) for one in structures], "triggers": list(triggers)})
+def _lark_of_forced(tags: Tags, special: Mapping[str, int]) -> str:
+    choices = " | ".join(f"tag{number}" for number in range(len(tags.structures)))
+    rules = [f"start: lead? ({choices})" if tags.lead else f"start: {choices}"]
+    if tags.lead:
+        rules.append(f"lead: {lark_of_text(tags.lead, special)}")
+    for number, one in enumerate(tags.structures):
+        begin, end = (lark_of_text(one[name], special) for name in ("begin", "end"))
+        rules += [f"tag{number}: {begin} json{number} {end}", f"json{number}: %json {json.dumps(one['schema'])}"]
+    return "\n".join(rules)
+
+
+def lark_of_text(text: str, special: Mapping[str, int]) -> str:
+    """Return a sequence of Lark's terminals for a text, in which special tokens are tokens."""
+    marks = "|".join(map(re.escape, sorted(special, key=len, reverse=True))) or "(?!)"
+    pieces = re.split(f"({marks})", text)
+    return " ".join(
+        f"<[{special[one]}]>" if one in special else json.dumps(one, ensure_ascii=False) for one in pieces if one
+    )
 
 
 def _is_list(value: Any) -> bool:

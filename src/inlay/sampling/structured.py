@@ -27,6 +27,7 @@ from inlay.sampling.grammar_forms import (
     as_text,
     lark_of,
     lark_of_tags,
+    lark_of_text,
     least_work,
     read_tags,
 )
@@ -245,9 +246,12 @@ class Grammars:
 
     def _grammar(self, kind: str, text: str) -> str:
         """Convert a grammar to llguidance's form. Raises GrammarError."""
-        if kind == "structural_tag":
-            special = {token.content for token in self._tokenizer.added_tokens_decoder.values() if token.special}
-            return str(_library().grammar_from("lark", lark_of_tags(*read_tags(json.loads(text)), special)))
+        if kind in ("structural_tag", "text"):
+            added = self._tokenizer.added_tokens_decoder.items()
+            special = {token.content: number for number, token in added if token.special}
+            if kind == "text":
+                return str(_library().grammar_from("lark", f"start: {lark_of_text(text, special)}"))
+            return str(_library().grammar_from("lark", lark_of_tags(read_tags(json.loads(text)), special)))
         if kind == "grammar":
             return str(_library().grammar_from("lark", lark_of(text)))
         return str(_library().grammar_from(kind, text))

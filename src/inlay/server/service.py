@@ -29,7 +29,7 @@ from inlay.server.routes import route_of
 from inlay.server.schema_catalog import SchemaCatalog
 from inlay.server.schema_record import SchemaKeeper, SchemaRecord
 from inlay.server.settings import ServerSettings
-from inlay.server.stored_answers import StoredAnswers
+from inlay.server.stored_answers import Bounds, StoredAnswers
 from inlay.server.tenants import Tenants
 from inlay.server.threads import BodyWorkers, MemoryTrimmer
 from inlay.server.traces import Traces
@@ -138,7 +138,14 @@ class Service:
         self.meter = Meter(places=_places(llm) if settings.keys_file is not None else None)
         self.trimmer = MemoryTrimmer()
         self.body_workers = BodyWorkers(16 * settings.max_body_bytes, self.trimmer, llm.pacer)
-        self.stored = StoredAnswers()
+        self.stored = StoredAnswers(
+            Bounds(
+                settings.max_stored_responses,
+                settings.max_stored_bytes,
+                settings.max_stored_bytes_total,
+                settings.stored_response_s,
+            )
+        )
         self.live = LiveRequests()
         endpoint = settings.otlp_traces_endpoint
         self.traces = None if endpoint is None else Traces(endpoint)

@@ -16,6 +16,15 @@ from inlay.settings import BATCH, SERVE, check_choice, check_seconds, check_sett
 
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
+_COUNTS = (
+    "max_body_bytes",
+    "max_nesting",
+    "stream_interval",
+    "max_stored_responses",
+    "max_stored_bytes",
+    "max_stored_bytes_total",
+)
+_SECONDS = ("timeout_s", "max_timeout_s", "keep_alive_s", "slow_client_s", "drain_s", "stored_response_s")
 
 
 def _endpoint(_: str, endpoint: str | None) -> None:
@@ -149,6 +158,25 @@ class ServerSettings:
         choices=LOG_FORMATS,
     )
     log_level: str = setting("info", "The lowest level of the log.", commands=(SERVE,), choices=LOG_LEVELS)
+    max_stored_responses: int = setting(
+        1_024,
+        "The most responses of one tenant that are stored for ``previous_response_id``.",
+        commands=(SERVE,),
+        least=1,
+    )
+    max_stored_bytes: int = setting(
+        32 * 2**20, "The most bytes of one tenant's stored responses, as JSON.", commands=(SERVE,), least=1
+    )
+    max_stored_bytes_total: int = setting(
+        256 * 2**20, "The most bytes of all tenants' stored responses together.", commands=(SERVE,), least=1
+    )
+    stored_response_s: float = setting(
+        24 * 3600.0,
+        "Seconds that a response is stored.",
+        commands=(SERVE,),
+        option="stored_response",
+        checked=check_seconds,
+    )
     page: bool = setting(True, 'Show the cache, requests and a playground at "/".', commands=(SERVE,))
     otlp_traces_endpoint: str | None = setting(
         None,

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 _RETRY_S = 1
+_MESSAGES = "/v1/messages"  # whose clients expect Anthropic's form of errors
 
 
 @dataclass
@@ -114,10 +115,14 @@ class StartingApp:
                 return page
         if path == "/health":
             return Response(b'{"status":"alive"}', media_type="application/json")
-        error = {"message": str(self.loading), "type": "server_error", "param": None, "code": "not_ready"}
-        return Response(
-            json.dumps({"error": error}), 503, {"Retry-After": str(_RETRY_S)}, media_type="application/json"
-        )
+        message = str(self.loading)
+        body: dict[str, Any] = {
+            "error": {"message": message, "type": "server_error", "param": None, "code": "not_ready"}
+        }
+        if path.removeprefix(self._root).startswith(_MESSAGES):
+            error = {"type": "overloaded_error", "message": message, "code": "not_ready", "param": None}
+            body = {"type": "error", "error": {**error, "details": {"error_code": "not_ready"}}, "request_id": None}
+        return Response(json.dumps(body), 503, {"Retry-After": str(_RETRY_S)}, media_type="application/json")
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

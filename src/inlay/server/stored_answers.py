@@ -11,20 +11,22 @@ from dataclasses import dataclass
 
 from inlay.api.call import StoredAnswer
 
-MAX_ANSWERS = 1_024  # of one tenant
-MAX_TENANT_BYTES = 32 * 2**20  # of one tenant, as JSON
-MAX_BYTES = 256 * 2**20  # of all tenants
-LIFETIME_S = 24 * 3600.0
-
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The bounds of stored answers: see the constants of this module."""
+    """The bounds of stored answers.
 
-    answers: int = MAX_ANSWERS
-    tenant_bytes: int = MAX_TENANT_BYTES
-    total_bytes: int = MAX_BYTES
-    lifetime_s: float = LIFETIME_S
+    Args:
+        answers: the most of one tenant.
+        tenant_bytes: the most bytes of one tenant, as JSON.
+        total_bytes: the most bytes of all tenants.
+        lifetime_s: seconds that an answer is stored.
+    """
+
+    answers: int
+    tenant_bytes: int
+    total_bytes: int
+    lifetime_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +44,8 @@ class StoredAnswers:
         clock: monotonic seconds.
     """
 
-    def __init__(self, bounds: Bounds | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._bounds = bounds or Bounds()
+    def __init__(self, bounds: Bounds, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._bounds = bounds
         self._clock = clock
         self._lock = threading.Lock()
         self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()  # by tenant and id, oldest first

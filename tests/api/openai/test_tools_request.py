@@ -71,7 +71,7 @@ def test_what_the_template_is_told():
         },
     )
     assert asked.tools is not None
-    assert asked.tools.names == {"weather", "time"}
+    assert asked.tools.functions.keys() == {"weather", "time"}
     assert (asked.tools.held, asked.tools.parallel, asked.params.structured_outputs) == (False, True, None)
 
 
@@ -102,7 +102,7 @@ def test_choices():
     ):
         assert asked.tools is not None
         assert asked.tools.held
-        assert asked.tools.names == names
+        assert asked.tools.functions.keys() == names
         assert asked.params.structured_outputs is not None
         assert asked.params.structured_outputs["json"].get("type") == shape
         (prompt,) = asked.prompts
@@ -124,7 +124,7 @@ def test_allowed_tools_are_some_of_those_that_are_shown():
     for mode in ("auto", "required"):
         asked = call(tools=three, tool_choice=allowed("place", "time", mode=mode))
         assert asked.tools is not None
-        assert (asked.tools.names, asked.tools.held) == ({"time", "place"}, mode == "required")
+        assert (set(asked.tools.functions), asked.tools.held) == ({"time", "place"}, mode == "required")
         (prompt,) = asked.prompts
         assert isinstance(prompt, dict)
         assert len(prompt["tools"]) == 3

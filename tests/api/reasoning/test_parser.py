@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import pairwise
 
 import pytest
@@ -9,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay import ParameterError
-from inlay.api.reasoning import ReasoningUse, model_reasoning
+from inlay.api.reasoning import EndMarks, ReasoningUse, model_reasoning
 from inlay.api.reasoning.formats import FORMATS, ModelReasoning
 from tests.raising import raises
 from tests.tokenizers_for_tests import gpt2, with_template
 
-QWEN, R1, SEED = FORMATS
+QWEN, R1, SEED, HARMONY, GEMMA, MISTRAL = FORMATS
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>"
     "{% if enable_thinking is false %}<think></think>{% endif %}{% endif %}"
@@ -34,6 +35,10 @@ CASES = [
     (R1, "<a>", "Well.\n</think>\n\nYes. \n", "Well.", "Yes. \n"),
     (R1, "<a>", "Well.", "Well.", ""),
     (SEED, "<a>", "<seed:think>a b</seed:think>c", "a b", "c"),
+    (GEMMA, "<a>", "<|channel>thought\nWell.<channel|>Yes.", "Well.", "Yes."),
+    (GEMMA, "<a><|channel>thought\n", "Well.<channel|>Yes.", "Well.", "Yes."),
+    (GEMMA, "<a><|channel>thought\n<channel|>", "Yes.", "", "Yes."),
+    (MISTRAL, "<a>", "[THINK]Well.[/THINK]Yes.", "Well.", "Yes."),
 ]
 
 
@@ -98,12 +103,29 @@ def test_formats_are_told_from_templates():
         model_reasoning(gpt2(), "r2")
 
 
-def test_marks_that_texts_do_not_show():
-    tokenizer = gpt2()
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
-    assert model_reasoning(with_template(tokenizer, TEMPLATE)).format is None
-    with raises("parameter.invalid", ParameterError, names="</think>"):
-        model_reasoning(tokenizer, "qwen3")
+def test_marks_that_are_special_tokens_leave_the_end_of_the_answer_in_the_text():
+    tokenizer = copy.deepcopy(gpt2())
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>", "<|end|>"]})
+    found = model_reasoning(with_template(tokenizer, TEMPLATE))
+    assert found.format is QWEN
+    assert "<|end|>" in found.ends
+    assert not found.ends & {"<think>", "</think>"}
+    assert not model_reasoning(with_template(gpt2(), TEMPLATE)).ends
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("Yes.<|end|>", "Yes."), ("<|end|>Yes.", "<|end|>Yes."), ("Yes.<|en", "Yes.<|en"), ("<|end|>", ""), ("", "")],
+)
+def test_the_token_at_the_end_is_removed(text: str, expected: str):
+    for pieces in ([text], list(text)):
+        marks = EndMarks(frozenset(("<|end|>", "<|x|>")))
+        assert "".join([*map(marks.feed, pieces), marks.finish()]) == expected
+
+
+def test_harmony_is_told_from_its_template():
+    template = "{{ '<|start|>assistant<|channel|>analysis<|message|>' }}"
+    assert model_reasoning(with_template(gpt2(), template)).format is HARMONY
 
 
 def test_a_mark_that_is_one_token_is_counted_by_it():

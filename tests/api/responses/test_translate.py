@@ -89,7 +89,7 @@ def test_a_namespace_is_in_front_of_its_functions() -> None:
     space = {"type": "namespace", "name": "agents", "description": "x", "tools": [LOOK]}
     made = call({"tools": [space], "tool_choice": {"type": "function", "name": "look", "namespace": "agents"}})
     assert made.tools is not None
-    assert made.tools.names == {"agents.look"}
+    assert made.tools.functions.keys() == {"agents.look"}
     past = [USER, {**CALL, "namespace": "agents"}, RESULT]
     assert turns({"input": past})[1]["tool_calls"][0]["function"]["name"] == "agents.look"
 
@@ -97,7 +97,7 @@ def test_a_namespace_is_in_front_of_its_functions() -> None:
 def test_a_tool_that_inlay_cannot_run_is_hidden_and_named() -> None:
     made = call({"tools": [LOOK, {"type": "web_search", "external_web_access": True}]})
     assert made.tools is not None
-    assert (made.tools.names, made.ignored) == ({"look"}, ("tools[1]",))
+    assert (list(made.tools.functions), made.ignored) == (["look"], ("tools[1]",))
 
 
 @pytest.mark.parametrize(

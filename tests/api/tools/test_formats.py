@@ -36,8 +36,20 @@ SHOWS = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{% for m in
     ("said", "name", "key"),
     [
         ("<tool_call>", "hermes", "arguments"),
-        ("<tool_call><function=", "json", "arguments"),
-        ("<tool_call>name<arg_key>", "json", "arguments"),
+        ("<tool_call><function=", "qwen3_coder", "arguments"),
+        ("<seed:tool_call>", "seed_oss", "arguments"),
+        ("<tool_call>name<arg_key>", "glm45", "arguments"),
+        ("<minimax:tool_call>", "minimax_m2", "arguments"),
+        ("<｜DSML｜function_calls>", "deepseek_v32", "arguments"),
+        ("<｜tool▁calls▁begin｜> ```json", "deepseek_v3", "arguments"),
+        ("<｜tool▁calls▁begin｜>", "deepseek_v31", "arguments"),
+        ("<|tool_calls_section_begin|>", "kimi_k2", "arguments"),
+        ("<|tool_list_start|>", "lfm2", "arguments"),
+        ("<|tool_call>call:", "gemma4", "arguments"),
+        ("<start_function_call>", "functiongemma", "arguments"),
+        ("<|channel|>commentary<|message|>", "openai", "arguments"),
+        ("<|header_start|>", "llama4_pythonic", "parameters"),
+        ("Write [func_name1(params_name1=value)]", "pythonic", "arguments"),
         ("<|tool_call|>", "granite", "arguments"),
         ('Answer with {"name": "…", "parameters": {…}}', "json", "parameters"),
         ('Answer with {"name": "…", "arguments": {…}, "parameters": {…}}', "json", "arguments"),
@@ -57,8 +69,8 @@ def test_a_named_parser():
     for row in FORMATS:
         assert named_format(row.name) is row
     assert model_tools(tool_tokenizer("none"), "hermes") is None  # its template shows no tools all the same
-    with raises("parameter.invalid", ParameterError, names="'pythonic'"):
-        model_tools(tool_tokenizer("qwen"), "pythonic")
+    with raises("parameter.invalid", ParameterError, names="'xlam'"):
+        model_tools(tool_tokenizer("qwen"), "xlam")
 
 
 def test_of_several_templates_the_one_for_tools_counts():

@@ -12,7 +12,8 @@ from typing import Any
 from inlay.api.anthropic.respond import encode, end, error_body, head, opened_call, signature, usage_of
 from inlay.api.call import Call
 from inlay.api.failures import Failure
-from inlay.api.pieces import AnswerPieces, Piece, Thought
+from inlay.api.pieces import AnswerPieces, Piece
+from inlay.api.reasoning import Thought
 from inlay.api.usage import inlay_of
 from inlay.types import RequestOutput
 

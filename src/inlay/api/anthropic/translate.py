@@ -13,6 +13,7 @@ from inlay.api.failures import BodyError
 from inlay.api.reasoning import ModelReasoning, ReasoningUse
 from inlay.api.reasoning.effort import effort_variables, reasons, switch_on
 from inlay.api.sampling import bounded_schema, policy_key, sampling_params
+from inlay.api.tools.call_ids import with_family_ids
 from inlay.api.tools.formats import ModelTools
 from inlay.api.tools.offer import Function, Offer, ToolChoice, check_history, offer_tools
 
@@ -31,7 +32,7 @@ def translate(
     """Translate a body into a call. See ``Dialect.translate``. Raises BodyError."""
     structure = _structure(body)
     offer = _offer(body, tools, structure)
-    turns = turns_of(body.system, body.messages, body.cache_control)
+    turns = with_family_ids(turns_of(body.system, body.messages, body.cache_control), tools)
     if not turns:
         raise BodyError("messages has no text; give a message of the user", param="messages")
     last = _to_continue(body, turns)

@@ -16,7 +16,8 @@ from inlay.api.failures import Failure
 from inlay.api.openai.bodies import Endpoint
 from inlay.api.openai.logprobs import chat_logprobs, completion_logprobs, echoed_logprobs
 from inlay.api.openai.respond import as_delta, error_body, finish_reason, told_reasoning, usage_of
-from inlay.api.pieces import AnswerPieces, Piece, Thought
+from inlay.api.pieces import AnswerPieces, Piece
+from inlay.api.reasoning import Thought
 from inlay.api.usage import inlay_of
 from inlay.logprobs import Logprob
 from inlay.types import CompletionOutput, RequestOutput

@@ -14,6 +14,7 @@ from inlay.api.openai.reasoning import reasoning_of, variables_of
 from inlay.api.openai.tools import offer_of
 from inlay.api.reasoning import ModelReasoning
 from inlay.api.sampling import bounded_schema, field_of, policy_key, sampling_params
+from inlay.api.tools.call_ids import with_family_ids
 from inlay.api.tools.formats import ModelTools
 from inlay.api.tools.offer import Offer
 from inlay.errors import ParameterError
@@ -63,7 +64,7 @@ def translate(
     return Call(
         endpoint=Endpoint.CHAT if isinstance(body, ChatBody) else Endpoint.COMPLETIONS,
         model=body.model,
-        prompts=_prompts(body, offer, reasoning),
+        prompts=_prompts(body, offer, tools, reasoning),
         params=sampling_params(
             body,
             offer=offer,
@@ -93,13 +94,17 @@ def translate(
     )
 
 
-def _prompts(body: Body, offer: Offer | None, reasoning: ModelReasoning | None) -> tuple[PromptInput, ...]:
+def _prompts(
+    body: Body, offer: Offer | None, tools: ModelTools | None, reasoning: ModelReasoning | None
+) -> tuple[PromptInput, ...]:
     if isinstance(body, ChatBody):
-        return (_chat_prompt(body, offer, reasoning),)
+        return (_chat_prompt(body, offer, tools, reasoning),)
     return _completion_prompts(cast(CompletionBody, body))
 
 
-def _chat_prompt(body: ChatBody, offer: Offer | None, reasoning: ModelReasoning | None) -> PromptInput:
+def _chat_prompt(
+    body: ChatBody, offer: Offer | None, tools: ModelTools | None, reasoning: ModelReasoning | None
+) -> PromptInput:
     conversation = body.messages or None  # clients that require messages send an empty list beside a prompt
     _require_one(body, {"messages": conversation, "prompt": body.prompt, "pml": body.pml})
     asked = {name: value for name in CHAT_OPTIONS if (value := getattr(body, name)) is not None}
@@ -111,7 +116,8 @@ def _chat_prompt(body: ChatBody, offer: Offer | None, reasoning: ModelReasoning 
         for name in asked:
             raise BodyError(f"{name} is given with a prompt of a schema; give it with messages", param=name)
         return _schema_prompt(body.prompt, body.pml)
-    messages = for_template(conversation, None if body.prompt_cache_options is None else body.prompt_cache_options.ttl)
+    ttl = None if body.prompt_cache_options is None else body.prompt_cache_options.ttl
+    messages = with_family_ids(for_template(conversation, ttl), tools)
     if offer is not None:
         asked["tools"] = offer.tools
     if not asked:

@@ -31,19 +31,32 @@ class ReasoningFormat:
         closes: the mark after it.
         assumed: an answer starts with reasoning even without the opening mark. Otherwise the template or the answer
             must have the mark.
+        harmony: answers are messages in channels, which ``api.harmony`` parses.
+        shown_by: texts that a template of this family has, all of them; none for the closing mark.
     """
 
     name: str
     opens: str
     closes: str
     assumed: bool = False
+    harmony: bool = False
+    shown_by: tuple[str, ...] = ()
 
 
-#: The first row whose marks are in a template decides.
+#: The first row that fits a template decides.
 FORMATS = (
     ReasoningFormat("qwen3", "<think>", "</think>"),
     ReasoningFormat("deepseek_r1", "<think>", "</think>", assumed=True),
     ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>"),
+    ReasoningFormat(
+        "openai_gptoss",
+        "<|channel|>analysis<|message|>",
+        "<|end|>",
+        harmony=True,
+        shown_by=("<|channel|>", "<|message|>", "analysis"),
+    ),
+    ReasoningFormat("gemma4", "<|channel>thought\n", "<channel|>"),
+    ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
 )
 
 NAMES = tuple(row.name for row in FORMATS)
@@ -58,12 +71,15 @@ class ModelReasoning:
         variables: the variables of its chat template.
         close_id: the token of the closing mark; None if it is not one token.
         decode: returns the text of tokens.
+        ends: special tokens that may end an answer. They are in the text if the format's marks are special tokens,
+            because then all special tokens are; otherwise empty.
     """
 
     format: ReasoningFormat | None
     variables: frozenset[str]
     close_id: int | None
     decode: Callable[[Sequence[int]], str]
+    ends: frozenset[str] = frozenset()
 
 
 def check_parser(name: str | None) -> None:
@@ -80,21 +96,23 @@ def model_reasoning(tokenizer: PreTrainedTokenizerBase, parser: str | None = Non
         parser: the name of a format, for a model whose template does not show it, or OFF.
 
     Raises:
-        ParameterError: an unknown format, or one whose marks are special tokens, which this model's texts do not show.
+        ParameterError: an unknown format.
     """
     check_parser(parser)
     source = ChatTemplate(tokenizer).source if tokenizer.chat_template else ""
     special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
-    told = (row for row in FORMATS if row.closes in source and row.closes not in special)
-    chosen = next(told, None) if parser is None else next((row for row in FORMATS if row.name == parser), None)
-    if chosen is not None and special & {chosen.opens, chosen.closes}:
-        raise ParameterError(
-            f"reasoning_parser is {parser!r}, and this model's tokenizer leaves {chosen.closes} out of texts, as a "
-            f"special token; choose another one, or {OFF}"
-        )
+    fitting = (row for row in FORMATS if all(text in source for text in row.shown_by or (row.closes,)))
+    chosen = next(fitting, None) if parser is None else next((row for row in FORMATS if row.name == parser), None)
+    marked = [] if chosen is None else [one for one in special if one in chosen.opens or one in chosen.closes]
     ids = [] if chosen is None else tokenizer.encode(chosen.closes, add_special_tokens=False)
 
     def decode(tokens: Sequence[int]) -> str:
         return str(tokenizer.decode(list(tokens)))
 
-    return ModelReasoning(chosen, template_variables(tokenizer), ids[0] if len(ids) == 1 else None, decode)
+    return ModelReasoning(
+        chosen,
+        template_variables(tokenizer),
+        ids[0] if len(ids) == 1 else None,
+        decode,
+        frozenset(special - set(marked)) if marked else frozenset(),
+    )

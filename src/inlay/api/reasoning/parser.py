@@ -18,6 +18,13 @@ class _At(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Thought:
+    """New text of reasoning."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Split:
     """New text of both kinds."""
 
@@ -77,11 +84,38 @@ class ReasoningUse:
         said, opens, closes = prompt.rstrip(), self.format.opens, self.format.closes
         if self.last is not None and (opens in self.last or closes in self.last):
             return _At.INSIDE if self.last.rfind(opens) > self.last.rfind(closes) else _At.OUTSIDE
-        if said.endswith(opens):
+        if said.endswith(opens.rstrip()):
             return _At.INSIDE
         if said.endswith(closes) or self.last:
             return _At.OUTSIDE
         return _At.INSIDE if self.format.assumed else _At.START
+
+
+class EndMarks:
+    """Removes a special token at the end of an answer whose text has special tokens.
+
+    Args:
+        marks: the tokens.
+    """
+
+    def __init__(self, marks: frozenset[str]) -> None:
+        self._marks = marks
+        self._starts = {mark[:length] for mark in marks for length in range(1, len(mark) + 1)}
+        self._longest = max(map(len, marks), default=0)
+        self._rest = ""
+
+    def feed(self, text: str) -> str:
+        """Add text, and return the new text that is certain."""
+        self._rest += text
+        lengths = range(min(self._longest, len(self._rest)), 0, -1)
+        held = next((length for length in lengths if self._rest[-length:] in self._starts), 0)
+        certain = len(self._rest) - held
+        told, self._rest = self._rest[:certain], self._rest[certain:]
+        return told
+
+    def finish(self) -> str:
+        """Return the rest at the end of the answer."""
+        return "" if self._rest in self._marks else self._rest
 
 
 class ReasoningParser:

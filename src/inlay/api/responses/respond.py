@@ -7,8 +7,8 @@ from typing import Any
 
 from inlay.api.call import Call
 from inlay.api.failures import Failure
-from inlay.api.pieces import CalledTool, Thought, WholeAnswer, call_digest, whole_answer
-from inlay.api.reasoning import ReasoningUse
+from inlay.api.pieces import CalledTool, WholeAnswer, call_digest, whole_answer
+from inlay.api.reasoning import ReasoningUse, Thought
 from inlay.api.responses.items import encoded_reasoning
 from inlay.api.usage import counts_of, inlay_of
 from inlay.types import CompletionOutput, RequestOutput

@@ -8,7 +8,8 @@ from typing import Any
 
 from inlay.api.call import Call
 from inlay.api.failures import Failure
-from inlay.api.pieces import AnswerPieces, CalledTool, Piece, Thought
+from inlay.api.pieces import AnswerPieces, CalledTool, Piece
+from inlay.api.reasoning import Thought
 from inlay.api.responses.respond import (
     DONE,
     FAILED,

@@ -24,6 +24,7 @@ from inlay.api.responses.bodies import (
 )
 from inlay.api.responses.items import AnyItem, FunctionCall, first_of_tools, form_of, problems_of, turns_of
 from inlay.api.sampling import bounded_schema, policy_key, sampling_params
+from inlay.api.tools.call_ids import with_family_ids
 from inlay.api.tools.formats import ModelTools
 from inlay.api.tools.offer import Function, Offer, ToolChoice, check_history, offer_tools
 from inlay.wording import clip
@@ -50,7 +51,7 @@ def translate(
     structure = _structure(body)
     offer, hidden = _offer(body, items, len(past), tools, structure)
     use = ReasoningUse(reasoning) if reasoning is not None and reasons(reasoning) else None
-    prompt = _prompt(body, items, offer, reasoning)
+    prompt = _prompt(body, items, offer, tools, reasoning)
     ignored = [*body.ignored, *hidden]
     if use is not None and body.reasoning is not None and (body.reasoning.summary or body.reasoning.generate_summary):
         ignored.append("reasoning.summary")
@@ -117,11 +118,14 @@ def _with_ids(items: Sequence[AnyItem]) -> list[dict[str, Any]]:
 
 
 def _prompt(
-    body: ResponsesBody, items: Sequence[AnyItem], offer: Offer | None, reasoning: ModelReasoning | None
+    body: ResponsesBody,
+    items: Sequence[AnyItem],
+    offer: Offer | None,
+    tools: ModelTools | None,
+    reasoning: ModelReasoning | None,
 ) -> dict[str, Any]:
-    turns = turns_of(
-        body.instructions, items, None if body.prompt_cache_options is None else body.prompt_cache_options.ttl
-    )
+    ttl = None if body.prompt_cache_options is None else body.prompt_cache_options.ttl
+    turns = with_family_ids(turns_of(body.instructions, items, ttl), tools)
     if not turns:
         raise BodyError("input has no message; give a text, or a list of items", param="input")
     prompt: dict[str, Any] = {"messages": turns}

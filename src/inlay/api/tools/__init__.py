@@ -1,4 +1,8 @@
-"""Tool calls: the formats of models (formats), the grammar of calls (schema), and the parsing of answers (parsers)."""
+"""Tool calls: the formats of models (formats), the grammar of calls (schema), and the parsing of answers (parsers).
+
+Without a grammar, free_parser separates text from calls, and a reader of the format's syntax reads each call (readers,
+tagged, literals).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from dataclasses import dataclass
 from inlay.api.tools.formats import ModelTools
 from inlay.api.tools.free_parser import FreeParser
 from inlay.api.tools.parsers import AnswerParser, Delta, EitherParser, HeldParser
+from inlay.api.tools.readers import Functions
 
 __all__ = ["AnswerParser", "Delta", "ToolUse"]
 
@@ -17,14 +22,14 @@ class ToolUse:
 
     Args:
         model: the model's format of calls.
-        names: the functions that it may call.
+        functions: the functions that it may call, and their parameters.
         held: a grammar forces the answer to be calls.
         parallel: an answer may have several calls.
         formed: the grammar also allows an answer of another form instead of calls.
     """
 
     model: ModelTools
-    names: frozenset[str]
+    functions: Functions
     held: bool
     parallel: bool
     formed: bool = False
@@ -32,5 +37,5 @@ class ToolUse:
     def parser(self) -> AnswerParser:
         """Return a parser for one answer."""
         if self.held:
-            return EitherParser(self.names, self.model.format.key) if self.formed else HeldParser(self.names)
-        return FreeParser(self.model, self.names, parallel=self.parallel)
+            return EitherParser(self.functions, self.model.format.key) if self.formed else HeldParser(self.functions)
+        return FreeParser(self.model, self.functions, parallel=self.parallel)

@@ -1,20 +1,23 @@
 """The formats of tool calls in answers, one row per family, detected from the chat template.
 
-A call is a JSON object with a name and arguments, or a list of such objects. Families differ in the text around it.
-Formats have the names of vLLM's tool parsers, except for the last.
+A format is the marks around calls, and the syntax of a call (readers, tagged, literals). Formats have the names of
+vLLM's tool parsers, except for the last.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
+from inlay.api.tools.literals import PythonSyntax, QuotedSyntax
+from inlay.api.tools.readers import KEYS, JSONSyntax, Syntax
+from inlay.api.tools.tagged import TagSyntax
 from inlay.errors import ParameterError
 from inlay.prompt.chat import ChatTemplate
 
-KEYS = ("arguments", "parameters")
-"""The keys of a call's arguments, in different families."""
+_JSON = JSONSyntax()
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,39 +27,191 @@ class ToolFormat:
     Args:
         name: of the format.
         opens: the mark before a call, or before a list of calls.
-        closes: the mark after it, which may be missing.
-        key: the key of the arguments, one of KEYS.
+        closes: the marks behind a call or a section of calls. They may be missing.
+        key: the key of the arguments of calls in JSON, one of KEYS.
+        syntax: the form of a call between the marks.
+        section: the mark before the first call of several, in families that have one.
+        inside: further marks between these.
         bare: an answer that starts with a call needs no mark.
-        inside: the marks between the name and the arguments, in families that write ``name[ARGS]{…}``.
+        ids: the form of ids in its templates: "numbered" for Kimi's ``functions.weather:0``, "nine" for Mistral's nine
+            letters and digits; None for any.
+        harmony: answers are messages in channels, which ``api.harmony`` parses.
         shown_by: texts that a template of this family has, all of them.
         not_by: texts that it does not have.
     """
 
     name: str
     opens: str | None
-    closes: str | None = None
+    closes: tuple[str, ...] = ()
     key: str = "arguments"
-    bare: bool = False
+    syntax: Syntax = _JSON
+    section: str | None = None
     inside: tuple[str, ...] = ()
+    bare: bool = False
+    ids: Literal["numbered", "nine"] | None = None
+    harmony: bool = False
     shown_by: tuple[str, ...] = ()
     not_by: tuple[str, ...] = ()
+
+    @property
+    def marks(self) -> frozenset[str]:
+        """All marks of calls."""
+        return frozenset(filter(None, (self.opens, self.section, *self.closes, *self.inside)))
+
+
+def _deepseek(name: str, head: str, closes: str, **shown: tuple[str, ...]) -> ToolFormat:
+    return ToolFormat(
+        name,
+        "<｜tool▁call▁begin｜>",
+        (closes, "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
+        syntax=JSONSyntax(head=head),
+        section="<｜tool▁calls▁begin｜>",
+        inside=("<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+        **shown,
+    )
 
 
 #: The first row that fits a template decides. The last row fits every template.
 FORMATS = (
-    # Nous Hermes, Qwen 2.5 and 3; not families with XML inside (Qwen 3 Coder, GLM 4.5)
-    ToolFormat("hermes", "<tool_call>", "</tool_call>", shown_by=("<tool_call>",), not_by=("<function=", "<arg_key>")),
+    # Nous Hermes, Qwen 2.5 and 3, Granite 4; not families with XML inside (Qwen 3 Coder, GLM 4.5)
+    ToolFormat(
+        "hermes", "<tool_call>", ("</tool_call>",), shown_by=("<tool_call>",), not_by=("<function=", "<arg_key>")
+    ),
+    # Qwen 3 Coder and Next, Nemotron 3; they may leave out the mark of the section
+    ToolFormat(
+        "qwen3_coder",
+        "<function=",
+        ("</function>", "</tool_call>"),
+        syntax=TagSyntax(r"([\w.-]+)\s*>", r"<parameter=([^>\n]+)>", "</parameter>", ("</function>", "</tool_call>")),
+        section="<tool_call>",
+        shown_by=("<tool_call>", "<function="),
+    ),
+    ToolFormat(
+        "seed_oss",
+        "<function=",
+        ("</function>", "</seed:tool_call>"),
+        syntax=TagSyntax(
+            r"([\w.-]+)\s*>", r"<parameter=([^>\n]+)>", "</parameter>", ("</function>", "</seed:tool_call>")
+        ),
+        section="<seed:tool_call>",
+        shown_by=("<seed:tool_call>",),
+    ),
+    # GLM 4.5 to 4.7
+    ToolFormat(
+        "glm45",
+        "<tool_call>",
+        ("</tool_call>",),
+        syntax=TagSyntax(
+            r"([\w.-]+)", r"<arg_key>\s*([^<]+?)\s*</arg_key>\s*<arg_value>", "</arg_value>", ("</tool_call>",)
+        ),
+        inside=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+        shown_by=("<tool_call>", "<arg_key>"),
+    ),
+    ToolFormat(
+        "minimax_m2",
+        '<invoke name="',
+        ("</invoke>", "</minimax:tool_call>"),
+        syntax=TagSyntax(
+            r'([\w.-]+)"\s*>', r'<parameter name="([^"\n]+)"\s*>', "</parameter>", ("</invoke>", "</minimax:tool_call>")
+        ),
+        section="<minimax:tool_call>",
+        shown_by=("<minimax:tool_call>",),
+    ),
+    ToolFormat(
+        "deepseek_v32",
+        '<｜DSML｜invoke name="',
+        ("</｜DSML｜invoke>", "</｜DSML｜function_calls>"),
+        syntax=TagSyntax(
+            r'([\w.-]+)"\s*>',
+            r'<｜DSML｜parameter name="([^"\n]+)"(?: string="(?P<text>true|false)")?\s*>',
+            "</｜DSML｜parameter>",
+            ("</｜DSML｜invoke>", "</｜DSML｜function_calls>"),
+        ),
+        section="<｜DSML｜function_calls>",
+        shown_by=("<｜DSML｜",),
+    ),
+    # DeepSeek V3 and R1
+    _deepseek(
+        "deepseek_v3",
+        r"function<｜tool▁sep｜>([\w.-]+)\s*```json",
+        "```<｜tool▁call▁end｜>",
+        shown_by=("<｜tool▁calls▁begin｜>", "```json"),
+    ),
+    _deepseek("deepseek_v31", r"([\w.-]+)<｜tool▁sep｜>", "<｜tool▁call▁end｜>", shown_by=("<｜tool▁calls▁begin｜>",)),
+    ToolFormat(
+        "kimi_k2",
+        "<|tool_call_begin|>",
+        ("<|tool_call_end|>", "<|tool_calls_section_end|>"),
+        syntax=JSONSyntax(head=r"(?:functions\.)?([\w.-]+?)(?::\d+)?\s*<\|tool_call_argument_begin\|>"),
+        section="<|tool_calls_section_begin|>",
+        inside=("<|tool_call_argument_begin|>",),
+        ids="numbered",
+        shown_by=("<|tool_calls_section_begin|>",),
+    ),
     # from version 11 of its tokenizer, the name is before the object
-    ToolFormat("mistral", "[TOOL_CALLS]", inside=("[CALL_ID]", "[ARGS]"), shown_by=("[TOOL_CALLS]",)),
+    ToolFormat(
+        "mistral",
+        "[TOOL_CALLS]",
+        syntax=JSONSyntax(head=r"([\w.-]+)(?:\[CALL_ID\][^\s\[{]*)?(?:\[ARGS\])?"),
+        inside=("[CALL_ID]", "[ARGS]"),
+        ids="nine",
+        shown_by=("[TOOL_CALLS]",),
+    ),
+    ToolFormat(
+        "lfm2",
+        "<|tool_call_start|>",
+        ("<|tool_call_end|>",),
+        syntax=PythonSyntax(),
+        shown_by=("<|tool_list_start|>",),
+    ),
+    ToolFormat(
+        "gemma4",
+        "<|tool_call>",
+        ("<tool_call|>",),
+        syntax=QuotedSyntax('<|"|>', "<tool_call|>"),
+        inside=('<|"|>',),
+        shown_by=("<|tool_call>call:",),
+    ),
+    ToolFormat(
+        "functiongemma",
+        "<start_function_call>",
+        ("<end_function_call>",),
+        syntax=QuotedSyntax("<escape>", "<end_function_call>"),
+        inside=("<escape>",),
+        shown_by=("<start_function_call>",),
+    ),
+    # gpt-oss
+    ToolFormat(
+        "openai",
+        "<|channel|>",
+        ("<|call|>",),
+        inside=("<|start|>", "<|message|>", "<|constrain|>", "<|end|>", "<|return|>"),
+        harmony=True,
+        shown_by=("<|channel|>", "<|message|>", "commentary"),
+    ),
+    # Llama 4, which calls in JSON or in Python
+    ToolFormat(
+        "llama4_pythonic",
+        "<|python_start|>",
+        ("<|python_end|>",),
+        key="parameters",
+        syntax=PythonSyntax("parameters"),
+        bare=True,
+        shown_by=("<|header_start|>",),
+    ),
+    # Llama 3.2 and others that are told to answer in Python
+    ToolFormat("pythonic", None, syntax=PythonSyntax(), bare=True, shown_by=("[func_name1(",)),
     # Llama 3.1 and 3.2
     ToolFormat(
         "llama3_json",
         "<|python_tag|>",
         key="parameters",
+        syntax=JSONSyntax("parameters"),
         bare=True,
         shown_by=("<|start_header_id|>", '"parameters": '),
     ),
-    ToolFormat("granite", "<|tool_call|>", shown_by=("<|tool_call|>",)),
+    # Granite 3, Phi 4 mini
+    ToolFormat("granite", "<|tool_call|>", ("<|/tool_call|>",), shown_by=("<|tool_call|>",)),
     ToolFormat("json", None, bare=True),
 )
 
@@ -104,9 +259,9 @@ def model_tools(tokenizer: PreTrainedTokenizerBase, parser: str | None = None) -
     source = template.source_with_tools
     chosen = named or next(row for row in FORMATS if _fits(row, source))
     if chosen.name == "json" and all(f'"{key}"' in source for key in KEYS[1:]) and f'"{KEYS[0]}"' not in source:
-        chosen = replace(chosen, key=KEYS[1])
+        chosen = replace(chosen, key=KEYS[1], syntax=JSONSyntax(KEYS[1]))
     special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
-    seen = special & {chosen.opens, chosen.closes, *chosen.inside}
+    seen = special & chosen.marks
     return ModelTools(
         format=chosen,
         history=template.shows_calls,

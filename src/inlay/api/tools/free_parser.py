@@ -1,20 +1,17 @@
 """Parses tool calls in an answer without a grammar: text and calls in the format of the model's family.
 
-A call is returned when it is complete, because only then it is certain: a known function with an object of arguments.
-An incomplete or invalid call is returned as unchanged text. White space around calls is dropped, because chat templates
-add their own. So the next turn of the conversation finds its history in the cache.
+White space around calls is dropped, because chat templates add their own. So the next turn of the conversation finds
+its history in the cache. Text that looked like a call and is none is returned unchanged.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable
 
 from inlay.api.tools.formats import ModelTools
-from inlay.api.tools.growing_json import JSONEnd
-from inlay.api.tools.parsers import Delta, calls_in
-
-_LONGEST_HEAD = 256  # characters of a call before its object
+from inlay.api.tools.marks import Marks
+from inlay.api.tools.parsers import Delta
+from inlay.api.tools.readers import CallReader, Functions
 
 
 class FreeParser:
@@ -24,27 +21,25 @@ class FreeParser:
 
     Args:
         tools: the model's format of calls.
-        names: the known functions.
+        functions: the known functions.
         parallel: the answer continues after its first call.
     """
 
-    def __init__(self, tools: ModelTools, names: Collection[str], *, parallel: bool) -> None:
+    def __init__(self, tools: ModelTools, functions: Functions, *, parallel: bool) -> None:
         self._format = tools.format
-        self._names = names
+        self._functions = functions
         self._parallel = parallel
-        self._marks = _Marks({*tools.ends, *filter(None, [tools.format.opens])})
-        self._head = re.compile(
-            "".join(["([\\w.-]+)", *(f"(?:{re.escape(m)}[^\\s\\[{{]*)?" for m in tools.format.inside)])
-        )
+        self._starts = frozenset(filter(None, (tools.format.section, tools.format.opens)))
+        self._marks = Marks({*tools.ends, *self._starts})
         self._rest = ""
         self._white = ""  # white space before _rest; returned if text follows
         self._before = ""  # text before a possible call; returned if it is no call
-        self._name: str | None = None  # the name of the call, if it is before the object
-        self._end = JSONEnd()
+        self._reader: CallReader | None = None
+        self._begun = False  # True once the reader has begun a call
         self._calls = 0
         self._called = False  # True if the last returned piece is a call
         self._told: list[Delta] = []
-        self._step = self._begin if tools.format.bare else self._text
+        self._step: Callable[[bool], bool] = self._begin if tools.format.bare else self._text
 
     def feed(self, text: str) -> list[Delta]:
         self._rest += text
@@ -76,9 +71,13 @@ class FreeParser:
         found = self._marks.find(self._rest, final)
         if found is None:
             return self._say_up_to(len(self._rest) - (0 if final else self._marks.held(self._rest)))
-        if found[0] == self._format.opens:
+        if found[0] in self._starts:
             self._say_up_to(found.start())
-            self._open(found[0], self._rest[len(found[0]) :])
+            self._rest = self._rest[len(found[0]) :]
+            if found[0] == self._format.opens:
+                self._open(found[0], self._rest)
+            else:
+                self._before, self._step = found[0], self._section
             return True
         if found.end() < len(self._rest):
             self._say_up_to(found.end())
@@ -88,6 +87,16 @@ class FreeParser:
             self._rest = ""
         return False
 
+    def _section(self, final: bool) -> bool:
+        """Read the mark of a call behind the mark of a section of calls."""
+        rest, opens = self._rest.lstrip(), self._format.opens or ""
+        if rest.startswith(opens):
+            self._open(self._before + self._rest[: len(self._rest) - len(rest)] + opens, rest[len(opens) :])
+            return True
+        if opens.startswith(rest) and not final:
+            return False
+        return self._refuse()
+
     def _say_up_to(self, index: int) -> bool:
         self._say(self._rest[:index])
         self._rest = self._rest[index:]
@@ -95,40 +104,25 @@ class FreeParser:
 
     def _open(self, before: str, rest: str) -> None:
         """Start a possible call. ``before`` is the text before it."""
-        self._before, self._rest, self._name, self._end = before, rest, None, JSONEnd()
+        self._before, self._rest, self._begun = before, rest, False
+        self._reader = self._format.syntax.reader(self._functions)
         self._step = self._call
 
     def _call(self, final: bool) -> bool:
-        """Read an object or a list after a mark, up to its end."""
-        value = self._rest.lstrip()
-        if value[:1] not in ("{", "["):
-            return self._named_call(value, final)
-        self._before += self._rest[: len(self._rest) - len(value)]
-        self._rest = value
-        end = self._end.find(value)
-        if end is None:
-            return self._refuse() if final or self._end.broken else False
-        named = f'{{"name": "{self._name}", "{self._format.key}": {value[:end]}}}' if self._name else value[:end]
-        calls = calls_in(named, self._names, self._format.key)
-        if not calls:
+        """Read calls after a mark, up to their end."""
+        assert self._reader is not None, "it was opened"
+        reading = self._reader.read(self._rest, final)
+        self._rest = self._rest[reading.used :]
+        for name, arguments in reading.pieces:
+            if name is not None and self._begun and not self._parallel:
+                self._step = self._over
+                return True
+            self._tell(name, arguments)
+        if not reading.over:
+            return False
+        if not self._begun:
             return self._refuse()
-        self._tell(calls)
-        self._rest = value[end:]
-        return True
-
-    def _named_call(self, value: str, final: bool) -> bool:
-        """Read a name before the object. Refuses any other text."""
-        start = value.find("{")
-        if start > _LONGEST_HEAD or (start < 0 and len(value) > _LONGEST_HEAD):
-            return self._refuse()
-        if start < 0:
-            return self._refuse() if final or (value and not self._format.inside) else False
-        head = self._head.fullmatch(value[:start].rstrip()) if self._format.inside else None
-        if head is None:
-            return self._refuse()
-        self._name = head[1]
-        self._before += self._rest[: self._rest.index("{")]
-        self._rest = value[start:]
+        self._step = self._behind if self._parallel else self._over
         return True
 
     def _refuse(self) -> bool:
@@ -137,23 +131,28 @@ class FreeParser:
         self._say(self._before)
         return True
 
-    def _tell(self, calls: list[tuple[str, str]]) -> None:
-        for name, arguments in calls if self._parallel else calls[:1]:
-            self._told += [Delta(call=self._calls, name=name), Delta(call=self._calls, arguments=arguments)]
+    def _tell(self, name: str | None, arguments: str) -> None:
+        if name is not None:
             self._calls += 1
-        self._white, self._called = "", True
-        self._step = self._behind if self._parallel else self._over
+            self._begun = self._called = True
+            self._white = ""
+            self._told.append(Delta(call=self._calls - 1, name=name))
+        elif arguments:
+            last = self._told[-1] if self._told else None
+            if last is not None and last.call == self._calls - 1 and last.name is None:
+                arguments = self._told.pop().arguments + arguments
+            self._told.append(Delta(call=self._calls - 1, arguments=arguments))
 
     def _behind(self, final: bool) -> bool:
-        """Read the closing mark or another call, after a call."""
+        """Read the closing marks or another call, after a call."""
         self._rest = self._rest.lstrip()
-        closes = self._format.closes or ""
-        if not self._rest or (len(self._rest) < len(closes) and closes.startswith(self._rest)):
-            self._step = self._text if final else self._step
-            return final and bool(self._rest)
-        if closes and self._rest.startswith(closes):
-            self._rest = self._rest[len(closes) :]
-        elif self._format.bare and self._rest[0] == ";":  # Llama separates calls so
+        closes = self._format.closes
+        if found := next((mark for mark in closes if self._rest.startswith(mark)), None):
+            self._rest = self._rest[len(found) :]
+            return True
+        if not final and (not self._rest or any(mark.startswith(self._rest) for mark in closes)):
+            return False
+        if self._format.bare and self._rest[:1] == ";":  # Llama separates calls so
             following = self._rest[1:].lstrip()
             if not following and not final:
                 return False
@@ -179,24 +178,3 @@ class FreeParser:
         if self._told and self._told[-1].call is None:
             said = self._told.pop().content + said
         self._told.append(Delta(said))
-
-
-class _Marks:
-    """Finds marks in a growing text."""
-
-    def __init__(self, marks: Iterable[str]) -> None:
-        longest_first = sorted(marks, key=len, reverse=True)
-        self._any = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-        self._beginnings = {mark[:length] for mark in longest_first for length in range(1, len(mark))}
-        self._longest = max(map(len, longest_first), default=1) - 1
-
-    def find(self, text: str, final: bool) -> re.Match[str] | None:
-        """Return the first mark in a text; None if it may be the start of a longer one."""
-        found = self._any.search(text)
-        unsure = found is not None and found.end() == len(text) and found[0] in self._beginnings and not final
-        return None if unsure else found
-
-    def held(self, text: str) -> int:
-        """Return the number of last characters that may be the start of a mark."""
-        lengths = range(min(self._longest, len(text)), 0, -1)
-        return next((length for length in lengths if text[-length:] in self._beginnings), 0)

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from inlay.api.failures import BodyError
+from inlay.api.harmony import forced
 from inlay.api.tools import ToolUse
 from inlay.api.tools.formats import ModelTools
 from inlay.api.tools.schema import calls_schema, check_parameters
+from inlay.sampling.json_schemas import holdable
 
 _NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -95,7 +97,13 @@ def offer_tools(
     form = None if choice.must else form
     held = choice.must or form is not None
     parallel = model.parallel and not choice.one
-    use = ToolUse(model, frozenset(function.name for function in chosen), held, parallel, formed=form is not None)
+    use = ToolUse(
+        model,
+        {function.name: function.parameters or _NOTHING for function in chosen},
+        held,
+        parallel,
+        formed=form is not None,
+    )
     structure = _structure(chosen, model, several=parallel, instead=form) if held else None
     return Offer(tuple(map(_for_template, functions)), use, structure)
 
@@ -140,7 +148,11 @@ def _structure(
 ) -> Mapping[str, Any]:
     named = [(function.name, function.parameters or _NOTHING) for function in functions]
     strict = frozenset(function.name for function in functions if function.strict)
-    return {"json": calls_schema(named, key=model.format.key, several=several, instead=instead, strict=strict)}
+    schema = calls_schema(named, key=model.format.key, several=several, instead=instead, strict=strict)
+    if not model.format.harmony:
+        return {"json": schema}
+    held = {name: holdable(parameters, sets_as_lists=name not in strict) for name, parameters in named}
+    return {"structural_tag": forced(held, instead)}
 
 
 def _for_template(function: Function) -> dict[str, Any]:

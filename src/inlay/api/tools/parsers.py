@@ -9,11 +9,10 @@ import json
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from inlay.api.tools.formats import KEYS
-from inlay.api.tools.growing_json import JSONEnd, parsed
-from inlay.strict_json import JSONError
+from inlay.api.tools.growing_json import JSONEnd
+from inlay.api.tools.readers import KEYS
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,34 +40,6 @@ class AnswerParser(Protocol):
 
     def finish(self) -> list[Delta]:
         """Return the rest at the end of the text."""
-
-
-def calls_in(text: str, names: Collection[str], key: str) -> list[tuple[str, str]]:
-    """Return the calls in a JSON object or a list of objects, each as a name and its arguments in JSON.
-
-    It returns an empty list for any other text, and for a list with a member that is no call.
-
-    Args:
-        text: the JSON text.
-        names: the known functions.
-        key: the key of the arguments. The other one of KEYS is accepted too.
-    """
-    try:
-        value = parsed(text)
-        made = [_call(one, names, key) for one in (value if isinstance(value, list) else [value])]
-    except (JSONError, ValueError):  # it is not JSON, or has a number that JSON cannot represent
-        return []
-    return [call for call in made if call is not None] if None not in made else []
-
-
-def _call(value: Any, names: Collection[str], key: str) -> tuple[str, str] | None:
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or value["name"] not in names:
-        return None
-    given = [value[name] for name in (key, *KEYS) if value.get(name) is not None]
-    arguments = given[0] if given else {}
-    if not isinstance(arguments, dict):
-        return None
-    return value["name"], json.dumps(arguments, ensure_ascii=False, allow_nan=False)
 
 
 _BEHIND = r"[\s\]},]*"  # after a call: the end of the call and its list, and the comma before the next

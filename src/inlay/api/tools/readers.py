@@ -1,0 +1,241 @@
+"""Reads one call, or a list of calls, behind a format's mark in a growing text. This module reads calls in JSON.
+
+A call begins as soon as its function is known and its arguments begin. From then on its arguments are returned as they
+come, and an answer that is cut or malformed ends in cut or malformed arguments. Text that never begins a call is
+refused, and its caller returns it unchanged.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from inlay.api.tools.growing_json import JSONEnd, parsed
+from inlay.strict_json import JSONError
+
+KEYS = ("arguments", "parameters")
+"""The keys of a call's arguments, in different families."""
+
+LONGEST_HEAD = 256  # characters before the arguments of a call
+_OBJECT = '{"":0'  # the start of an object, in place of its members before the arguments
+
+#: The parameters of the known functions, by name.
+Functions = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(slots=True)
+class Reading:
+    """The result of one look at the text.
+
+    Args:
+        used: characters that were read. 0 until a call has begun.
+        pieces: new pieces of calls. A name begins a call; None continues it with arguments.
+        over: nothing more belongs to the calls. Without any piece so far, the text is no call.
+    """
+
+    used: int = 0
+    pieces: list[tuple[str | None, str]] = field(default_factory=list)
+    over: bool = False
+
+
+class CallReader(Protocol):
+    """Reads the calls at the start of a text."""
+
+    def read(self, text: str, final: bool) -> Reading:
+        """Return what is certain.
+
+        Args:
+            text: everything behind the mark, without the characters that were used before.
+            final: no more text will come.
+        """
+
+
+class Syntax(Protocol):
+    """The form of calls behind a mark."""
+
+    def reader(self, functions: Functions) -> CallReader:
+        """Return a reader of calls of these functions."""
+
+
+def as_json(value: Any) -> str:
+    """Return JSON as templates write it. Raises ValueError for a number that JSON cannot represent."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def whole(calls: list[tuple[str, str]]) -> list[tuple[str | None, str]]:
+    """Return the pieces of complete calls, each given as a name and arguments."""
+    return [piece for name, arguments in calls for piece in ((name, ""), (None, arguments))]
+
+
+def calls_in(text: str, names: Collection[str], key: str) -> list[tuple[str, str]]:
+    """Return the calls in a JSON object or a list of objects, each as a name and its arguments in JSON.
+
+    It returns an empty list for any other text, and for a list with a member that is no call.
+
+    Args:
+        text: the JSON text.
+        names: the known functions.
+        key: the key of the arguments. The other one of KEYS is accepted too.
+    """
+    try:
+        value = parsed(text)
+        made = [_call(one, names, key) for one in (value if isinstance(value, list) else [value])]
+    except (JSONError, ValueError):  # it is not JSON, or has a number that JSON cannot represent
+        return []
+    return [call for call in made if call is not None] if None not in made else []
+
+
+def _call(value: Any, names: Collection[str], key: str) -> tuple[str, str] | None:
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or value["name"] not in names:
+        return None
+    given = [value[name] for name in (key, *KEYS) if value.get(name) is not None]
+    arguments = given[0] if given else {}
+    return (value["name"], as_json(arguments)) if isinstance(arguments, dict) else None
+
+
+@dataclass(frozen=True, slots=True)
+class JSONSyntax:
+    """A JSON object with a name and arguments, or a list of such.
+
+    Args:
+        key: the key of the arguments, one of KEYS.
+        head: a pattern of a name in front of the arguments, in families that write ``name[ARGS]{…}``. Its first group
+            is the name.
+    """
+
+    key: str = "arguments"
+    head: str | None = None
+
+    def reader(self, functions: Functions) -> CallReader:
+        return JSONReader(functions, self.key, self.head)
+
+
+_BETWEEN = re.compile(r"\s*,?\s*")  # between the members of a list
+_HEAD = re.compile(rf'\s*\{{\s*"name"\s*:\s*"([\w.-]+)"\s*,\s*"(?:{"|".join(KEYS)})"\s*:\s*(?=\{{)')
+
+
+class JSONReader:
+    """A CallReader for JSONSyntax.
+
+    Args:
+        names: the known functions.
+        key: the key of the arguments.
+        head: see JSONSyntax.
+    """
+
+    def __init__(self, names: Collection[str], key: str, head: str | None = None) -> None:
+        self._names = names
+        self._key = key
+        self._named = None if head is None else re.compile(head + r"\s*(?=\{)")
+        self._step: Callable[[str, bool, Reading], bool] = self._start
+        self._in_object = False  # the arguments are a member of an object
+        self._in_list = False
+        self._end = JSONEnd()
+        self._sent = 0  # characters of the pending text that were returned as arguments
+
+    def read(self, text: str, final: bool) -> Reading:
+        reading = Reading()
+        while not reading.over and self._step(text[reading.used :], final, reading):
+            pass
+        return reading
+
+    def _start(self, text: str, final: bool, reading: Reading) -> bool:
+        """Read the start of a call, of a list of calls, or of a name in front of the arguments."""
+        rest = text.lstrip()
+        if not rest:
+            reading.over = final
+            return False
+        skipped = len(text) - len(rest)
+        if self._named is not None and rest[0] not in "{[":
+            return self._name(text, skipped, final, reading)
+        opened = rest[0] == "["
+        head = _HEAD.match(text, skipped + opened)
+        if head is not None and head[1] in self._names:
+            self._in_list = opened
+            return self._begin(head[1], head.end(), reading)
+        return self._whole(text, skipped, final, reading)
+
+    def _name(self, text: str, skipped: int, final: bool, reading: Reading) -> bool:
+        assert self._named is not None, "this format has names in front"
+        head = self._named.match(text, skipped)
+        if head is not None and head[1] in self._names:
+            return self._begin(head[1], head.end(), reading, in_object=False)
+        reading.over = final or "{" in text or len(text) - skipped > LONGEST_HEAD
+        return False
+
+    def _whole(self, text: str, skipped: int, final: bool, reading: Reading) -> bool:
+        """Read a complete value behind ``skipped`` characters. Its members may have any order."""
+        value = text[skipped:]
+        end = self._end.find(value) if value[0] in "{[" else None
+        if end is None:
+            reading.over = final or self._end.broken or value[0] not in "{["
+            return False
+        calls = calls_in(value[:end], self._names, self._key)
+        reading.pieces += whole(calls)
+        reading.used += skipped + end if calls else 0
+        reading.over = not (calls and self._in_list)
+        self._step = self._next
+        return not reading.over
+
+    def _begin(self, name: str, end: int, reading: Reading, *, in_object: bool = True) -> bool:
+        """Begin a call. ``end`` is the length of its head."""
+        reading.pieces.append((name, ""))
+        reading.used += end
+        self._in_object, self._end, self._sent, self._step = in_object, JSONEnd(), 0, self._arguments
+        return True
+
+    def _arguments(self, text: str, final: bool, reading: Reading) -> bool:
+        """Read arguments up to their end, or up to a character that no JSON has there."""
+        end = self._end.find(text)
+        if end is None and self._end.broken:
+            end, self._step = self._end.at, self._done
+        elif end is not None:
+            self._step = self._behind if self._in_object else self._done
+        elif final:
+            end, self._step = len(text), self._done
+        piece = text[self._sent : end]
+        if piece:
+            reading.pieces.append((None, piece))
+        if end is None:
+            self._sent = len(text)
+            return False
+        reading.used += end
+        self._end = JSONEnd()
+        return True
+
+    def _behind(self, text: str, final: bool, reading: Reading) -> bool:
+        """Read the rest of an object behind its arguments. Other text is left to the caller."""
+        end = self._end.find(_OBJECT + text)
+        if end is None:
+            reading.over = final or self._end.broken
+            return False
+        reading.used += end - len(_OBJECT)
+        self._step = self._next if self._in_list else self._done
+        return True
+
+    def _next(self, text: str, final: bool, reading: Reading) -> bool:
+        """Read on in a list: another call, or the end."""
+        found = _BETWEEN.match(text)
+        if found is None or found.end() == len(text):
+            reading.over = final or found is None
+            return False
+        skipped = found.end()
+        if text[skipped] == "]" and "," not in found[0]:
+            reading.used += skipped + 1
+            reading.over = True
+            return False
+        head = _HEAD.match(text, skipped)
+        if head is not None and head[1] in self._names and "," in found[0]:
+            return self._begin(head[1], head.end(), reading)
+        if text[skipped] != "{" or "," not in found[0]:
+            reading.over = True
+            return False
+        self._end = JSONEnd()
+        return self._whole(text, skipped, final, reading)
+
+    def _done(self, text: str, final: bool, reading: Reading) -> bool:
+        reading.over = True
+        return False
