@@ -16,15 +16,6 @@ from inlay.settings import BATCH, SERVE, check_choice, check_seconds, check_sett
 
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
-_COUNTS = (
-    "max_body_bytes",
-    "max_nesting",
-    "stream_interval",
-    "max_stored_responses",
-    "max_stored_bytes",
-    "max_stored_bytes_total",
-)
-_SECONDS = ("timeout_s", "max_timeout_s", "keep_alive_s", "slow_client_s", "drain_s", "stored_response_s")
 
 
 def _endpoint(_: str, endpoint: str | None) -> None:
