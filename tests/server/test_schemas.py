@@ -409,7 +409,7 @@ class TestChanging:
 
         async def ask(wait: bool) -> list[int]:
             said: list[int] = []
-            async for output in llm.generate(prompt, params, reuse="modular", cache_salt="salt of ann"):
+            async for output in llm.generate(prompt, params, reuse="primed", cache_salt="salt of ann"):
                 said = list(output.outputs[0].token_ids)
                 if wait:
                     began.set()
