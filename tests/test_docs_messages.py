@@ -15,7 +15,7 @@ from inlay.api.forms import CommonBody
 from inlay.api.responses.bodies import NO_EFFECT as RESPONSES_NO_EFFECT
 from inlay.api.responses.bodies import ResponsesBody
 from inlay.server.routes import ROUTES
-from inlay.server.stored_answers import Bounds
+from inlay.server.settings import ServerSettings
 from tests.api.tool_templates import tool_model
 from tests.server.conftest import Site, running
 
@@ -65,14 +65,14 @@ def test_its_codes_are_those_of_the_sources() -> None:
 
 
 def test_its_bounds_are_those_of_the_server() -> None:
-    bounds = Bounds()
+    settings = ServerSettings()
     told = re.search(
         r"at most ([\d,]+) responses and (\d+) MiB, for (\d+) hours,\s+and all tenants together (\d+) MiB", TEXT
     )
     assert told is not None
     assert told.groups() == (
-        f"{bounds.answers:,}",
-        str(bounds.tenant_bytes >> 20),
-        f"{bounds.lifetime_s / 3600:.0f}",
-        str(bounds.total_bytes >> 20),
+        f"{settings.max_stored_responses:,}",
+        str(settings.max_stored_bytes >> 20),
+        f"{settings.stored_response_s / 3600:.0f}",
+        str(settings.max_stored_bytes_total >> 20),
     )

@@ -29,6 +29,7 @@ class ForwardPass:
         completed: the prefills that it completes.
         sampled: requests with the row for their next token, in the order of the logits.
         scored: requests with prompt log-probabilities. Each is (request, first token, rows).
+        embedded: requests with hidden states for an embedding. Each is (request, rows).
         ended: requests without new tokens.
         checks: work for the first layers only, behind the other work. Its tasks are in ``owners`` too.
         checked: the tasks of ``checks``.
@@ -43,6 +44,7 @@ class ForwardPass:
     completed: list[tuple[Task, Prefill]] = field(default_factory=list)
     sampled: list[tuple[Request, int]] = field(default_factory=list)
     scored: list[tuple[Request, int, range]] = field(default_factory=list)
+    embedded: list[tuple[Request, range]] = field(default_factory=list)
     ended: list[Request] = field(default_factory=list)
     checks: list[Work] = field(default_factory=list)
     checked: list[Task] = field(default_factory=list)
@@ -74,11 +76,12 @@ class ForwardPass:
 
     @property
     def wanted(self) -> list[int]:
-        """The rows with logits: first the scored prompts' rows, then the sampled ones."""
-        return [row for _, _, rows in self.scored for row in rows] + [row for _, row in self.sampled]
+        """The rows with logits: first the scored prompts' rows, then the embedded and the sampled ones."""
+        embedded = [row for _, rows in self.embedded for row in rows]
+        return [row for _, _, rows in self.scored for row in rows] + embedded + [row for _, row in self.sampled]
 
     def drop(self, requests: Collection[Task], logits: Tensor) -> Tensor:
-        """Remove requests, none of them scored, from the pass. Returns the remaining logits."""
+        """Remove requests, none of them scored or embedded, from the pass. Returns the remaining logits."""
         if not requests:
             return logits
         left = [place for place, (request, _) in enumerate(self.sampled) if request not in requests]
@@ -87,7 +90,7 @@ class ForwardPass:
         self.completed = [(task, prefill) for task, prefill in self.completed if task not in requests]
         self.ended = [request for request in self.ended if request not in requests]
         self.selected = [request for request in self.selected if request not in requests]
-        scored = sum(len(rows) for _, _, rows in self.scored)
+        scored = sum(len(rows) for _, _, rows in self.scored) + sum(len(rows) for _, rows in self.embedded)
         rows = np.array([*range(scored), *(scored + place for place in left)], dtype=np.int64)
         return logits.index_select(0, upload(rows, logits.device))
 
@@ -111,6 +114,11 @@ class ForwardPass:
             first = task.computed_tokens - (self.rows - before)
             wanted = task.scores.wanted(first, self.rows - before)
             self.scored.append((task, first, range(before, before + wanted)))
+        if task.embedding is not None and not task.embedding.complete:
+            first = task.computed_tokens - (self.rows - before)
+            needed = task.embedding.wanted(first, self.rows - before)
+            if needed:
+                self.embedded.append((task, range(before + needed.start, before + needed.stop)))
         if not task.prompt_left and task.sampling.limit:
             self.sampled.append((task, self.rows - 1))
         elif not task.prompt_left:

@@ -248,8 +248,10 @@ class KVCacheManager:
         self.pending.add(prefills)
 
     def _may_wait_in_pass(self, request: Request) -> bool:
-        """True if the request may read layers while they load: alone, without prompt scores or token selection."""
-        return self.alone() and request.scores is None and request.prompt.selecting is None
+        """True if the request may read layers while they load: alone, without scores, embedding or token selection."""
+        return (
+            self.alone() and request.scores is None and request.embedding is None and request.prompt.selecting is None
+        )
 
     def _most_chunks(self, lookup: Lookup) -> int:
         """The number of chunks that a reader of these matches may hold. Other pins are excluded."""

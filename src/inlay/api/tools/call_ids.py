@@ -34,7 +34,7 @@ def with_family_ids(messages: Sequence[dict[str, Any]], model: ModelTools | None
             ids[call["id"]] = f"functions.{name}:{count}" if form == "numbered" else _nine(call["id"])
             calls.append({**call, "id": ids[call["id"]]})
             count += 1
-        changed = {"tool_calls": calls} if calls else {}
+        changed: dict[str, Any] = {"tool_calls": calls} if calls else {}
         if message.get("tool_call_id") in ids:
             changed["tool_call_id"] = ids[message["tool_call_id"]]
         made.append({**message, **changed})

@@ -59,7 +59,7 @@ class ToolFormat:
         return frozenset(filter(None, (self.opens, self.section, *self.closes, *self.inside)))
 
 
-def _deepseek(name: str, head: str, closes: str, **shown: tuple[str, ...]) -> ToolFormat:
+def _deepseek(name: str, head: str, closes: str, shown_by: tuple[str, ...]) -> ToolFormat:
     return ToolFormat(
         name,
         "<｜tool▁call▁begin｜>",
@@ -67,7 +67,7 @@ def _deepseek(name: str, head: str, closes: str, **shown: tuple[str, ...]) -> To
         syntax=JSONSyntax(head=head),
         section="<｜tool▁calls▁begin｜>",
         inside=("<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
-        **shown,
+        shown_by=shown_by,
     )
 
 
