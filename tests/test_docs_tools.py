@@ -104,7 +104,7 @@ def test_the_answers_of_the_table_are_calls(family: str) -> None:
         if "{" not in answer:
             continue  # a mark alone
         text = answer.replace('"name": …', '"name": "weather"').replace("{…}", '{"city": "Rome"}')
-        parser = ToolUse(tools, frozenset({"weather"}), held=False, parallel=True).parser()
+        parser = ToolUse(tools, {"weather": {}}, held=False, parallel=True).parser()
         message = as_message(WholeAnswer.of([*parser.feed(text), *parser.finish()]), "x", 0)
         assert message["content"] is None
         assert [call["function"] for call in message["tool_calls"]] == [

@@ -65,6 +65,7 @@ class TokenEvent:
         elapsed_s: seconds from the request's arrival to these tokens.
         drafted, accepted: draft tokens that were run for the answer so far, and those of them that it has.
         prompt_logprobs: if requested, for each token of the prompt as in ``logprobs``. None for the first one.
+        embedding: if requested, the embedding of the prompt, as bytes of little-endian fp32.
         usage, metrics: of the request, if changed. ``metrics.total_s`` is set by the receiver.
         reads: with these, the sources of the prompt's tokens, if requested.
         orders: with these, the order of the members in the prompt's free sets. See EngineRequest.ordered.
@@ -83,6 +84,7 @@ class TokenEvent:
     drafted: int = 0
     accepted: int = 0
     prompt_logprobs: FlatLogprobs[dict[int, Logprob] | None] | None = None
+    embedding: bytes | None = None
     usage: Usage | None = None
     metrics: RequestMetrics | None = None
     orders: Sequence[Sequence[int]] = ()
@@ -142,6 +144,8 @@ def _written(event: Event) -> dict[str, Any]:
     if isinstance(event, TokenEvent):
         if event.distributions:
             written["distributions"] = [base64.b64encode(row).decode() for row in event.distributions]
+        if event.embedding is not None:
+            written["embedding"] = base64.b64encode(event.embedding).decode()
         if event.prompt_logprobs is not None:
             written["prompt_logprobs"] = list(event.prompt_logprobs.ranked())
         if event.reads:
@@ -163,6 +167,8 @@ def _read(written: Mapping[str, Any]) -> Event:
         fields["distributions"] = [base64.b64decode(row) for row in fields["distributions"]]
     if "logprobs" in fields:
         fields["logprobs"] = [[(token, value, rank) for token, value, rank in one] for one in fields["logprobs"]]
+    if "embedding" in fields:
+        fields["embedding"] = base64.b64decode(fields["embedding"])
     if "prompt_logprobs" in fields:
         fields["prompt_logprobs"] = FlatLogprobs(fields["prompt_logprobs"])
     if "usage" in fields:

@@ -432,6 +432,7 @@ class RequestOutput:
         prompt_positions: the position ID of every token of ``prompt_token_ids``. Reused modules may leave gaps.
         prompt_logprobs: if requested, one entry per token of the prompt. None for the first one and for tokens that are
             not computed yet.
+        embedding: if requested, the embedding of the prompt (``SamplingParams.pooling``), without normalization.
         reuse: the written form of the applied policy, with ``auto`` resolved.
         fell_back_from: the policy that shadow sampling replaced because of its divergence, else None.
         diagnostics: if requested, why tokens of the prompt were computed. None until all answers have ended.
@@ -451,6 +452,7 @@ class RequestOutput:
     reuse: str | None = None
     fell_back_from: str | None = None
     diagnostics: Diagnostics | None = None
+    embedding: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         assert len(self.prompt_positions) == len(self.prompt_token_ids), "every prompt token has one position"

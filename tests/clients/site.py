@@ -52,6 +52,7 @@ CLIENTS = (
     Client("openai", "openai"),
     Client("litellm", "litellm"),
     Client("langchain-openai", "langchain_openai"),
+    Client("langchain-anthropic", "langchain_anthropic"),
     Client("instructor", "instructor"),
     Client("pydantic-ai", "pydantic_ai"),
     Client("openai-agents", "agents"),

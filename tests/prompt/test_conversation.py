@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from inlay import LLM, Prompt, SamplingParams, Schema
+from inlay.prompt.inputs import with_marked_parts
 from tests.api.tool_templates import tool_model
 from tests.conftest import tiny
 
@@ -351,3 +352,16 @@ def test_thoughts_of_past_turns_reach_a_template_that_shows_them(name, parts):
     layout = llm.lay_out([turn("user", QUESTION), thought, turn("user", "So?")])
     assert "<assistant>[I need <|im_end|> it.]Sunny.<user>" in layout.text
     assert llm.tokenizer.convert_tokens_to_ids("<|im_end|>") not in layout.ids
+
+
+def test_a_mark_beside_the_content_marks_every_part():
+    mark = {"type": "ephemeral"}
+    other = {"type": "ephemeral", "ttl": "5m"}
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": ""}, {"type": "text", "text": "b"}]
+    parts[2]["cache_control"] = other
+    marked = with_marked_parts({"role": "user", "content": parts, "cache_control": mark})
+    assert [part.get("cache_control") for part in marked["content"]] == [mark, None, other]
+    assert "cache_control" not in marked
+    assert with_marked_parts({"role": "user", "content": "a", "cache_control": mark})["content"] == [
+        {"type": "text", "text": "a", "cache_control": mark}
+    ]

@@ -28,6 +28,9 @@ UNHURRIED = settings(
 OPERATIONS = (
     "POST /v1/chat/completions",
     "POST /v1/completions",
+    "POST /v1/embeddings",
+    "POST /v1/rerank",
+    "POST /v2/rerank",
     "POST /tokenize",
     "POST /detokenize",
     "GET /v1/models",
@@ -125,7 +128,17 @@ JSON = st.recursive(
 )
 
 
-PATHS = [CHAT, COMPLETIONS, "/tokenize", "/detokenize", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"]
+PATHS = [
+    CHAT,
+    COMPLETIONS,
+    "/tokenize",
+    "/detokenize",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/responses",
+    "/v1/embeddings",
+    "/v1/rerank",
+]
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from inlay.api.anthropic import Anthropic
 from inlay.api.call import AnswerRoute, Call, Level, StoredAnswer
+from inlay.api.embeddings import Embeddings
 from inlay.api.failures import Failure
 from inlay.api.openai import OpenAI
 from inlay.api.reasoning import ModelReasoning
@@ -112,7 +113,9 @@ ANTHROPIC: Dialect = Anthropic()
 
 RESPONSES: Dialect = Responses()
 
-DIALECTS: tuple[Dialect, ...] = (OPENAI, ANTHROPIC, RESPONSES)
+EMBEDDINGS: Dialect = Embeddings()
+
+DIALECTS: tuple[Dialect, ...] = (OPENAI, ANTHROPIC, RESPONSES, EMBEDDINGS)
 
 
 def dialect_of(path: str) -> Dialect:

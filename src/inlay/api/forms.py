@@ -82,8 +82,8 @@ def _numbers(value: Any) -> Any:
     return value
 
 
-class CommonBody(StrictForm):
-    """The fields of every body."""
+class RequestForm(StrictForm):
+    """The base of all bodies."""
 
     _ignored: tuple[str, ...] = PrivateAttr(())
 
@@ -93,6 +93,11 @@ class CommonBody(StrictForm):
         return self._ignored
 
     model: str | None = Field(None, description=TEXT)
+
+
+class CommonBody(RequestForm):
+    """The fields of every body that asks for answers."""
+
     seed: int | None = Field(None, description=f"{WHOLE} of 64 bits", ge=-(2**63), lt=2**64)
     temperature: float | None = Field(None, description=NUMBER)
     top_p: float | None = Field(None, description=NUMBER)

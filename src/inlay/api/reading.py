@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from inlay.api.failures import MAX_NAME, MAX_PROBLEMS, NO_TEXT, BodyError
-from inlay.api.forms import MAX_PARTS, CommonBody, StrictForm
+from inlay.api.forms import MAX_PARTS, RequestForm, StrictForm
 from inlay.api.values import MAX_FIELDS, check_values
 from inlay.wording import clip, shown
 
@@ -60,7 +60,7 @@ class BodyRules:
         text_only: the remedy for a part of an unknown type.
     """
 
-    forms: Mapping[str, type[CommonBody]]
+    forms: Mapping[str, type[RequestForm]]
     no_effect: Sequence[str]
     ignored: Mapping[str, str]
     unsupported: Mapping[str, tuple[tuple[Any, ...], str]]
@@ -72,7 +72,7 @@ class BodyRules:
     text_only: str = 'it must be "text": inlay reads text alone'
 
 
-def read_fields(raw: Any, endpoint: str, rules: BodyRules) -> tuple[CommonBody | None, list[Problem]]:
+def read_fields(raw: Any, endpoint: str, rules: BodyRules) -> tuple[RequestForm | None, list[Problem]]:
     """Check the fields of a request. Fields that have no effect are left out.
 
     Returns:

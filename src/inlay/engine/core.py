@@ -164,7 +164,7 @@ class EngineCore:
             for member in task.family:
                 self.scheduler.remove(member)
             raise
-        if isinstance(task, Request) and task.scores is not None and not task.scores.complete:
+        if isinstance(task, Request) and task.needs_all_rows:
             self._scoring.add(task)
 
     @property
@@ -361,7 +361,8 @@ class EngineCore:
 
     def _compute(self, made: ForwardPass, interruptible: bool) -> list[Task]:
         began = time.perf_counter()
-        logits = self._forward(made) if made.work else torch.empty(0, 0)
+        hidden: list[Tensor] = []
+        logits = self._forward(made, hidden if made.embedded else None) if made.work else torch.empty(0, 0)
         failed = self._check(made, interruptible) if made.checks else []
         settled = self._settle(interruptible)
         logits = made.drop([*failed, *(request for request in made.decode if request.finished)], logits)
@@ -385,7 +386,7 @@ class EngineCore:
         for encoding in made.encodings:
             self._next_batch(encoding)
         sampled = len(logits) - len(made.sampled)
-        damaged = self._score(made, logits[:sampled])
+        damaged = [*self._score(made, logits[:sampled]), *self._embed(made, hidden)]
         advanced = [*damaged, *self._sample(made, logits[sampled:]), *self._end(made)]
         return [*dict.fromkeys([*settled, *failed, *advanced]), *made.encodings]
 
@@ -397,13 +398,14 @@ class EngineCore:
             return self._fail(made.checked, error, interruptible)
         return []
 
-    def _forward(self, made: ForwardPass) -> Tensor:
+    def _forward(self, made: ForwardPass, hidden: list[Tensor] | None) -> Tensor:
+        """Run the pass and return its logits. ``hidden`` receives the hidden states, see Runner.run."""
         plan = self._plans.plan_of(made)
         if made.arrivals:
-            return self.runner.run(made.work, made.wanted, plan, await_layer=made.await_layer)
+            return self.runner.run(made.work, made.wanted, plan, await_layer=made.await_layer, hidden=hidden)
         if self._in_flight is None:
-            return self.runner.run(made.work, made.wanted, plan)
-        return self.runner.run(made.work, made.wanted, plan, ids=self._in_flight.ids(made.decode))
+            return self.runner.run(made.work, made.wanted, plan, hidden=hidden)
+        return self.runner.run(made.work, made.wanted, plan, ids=self._in_flight.ids(made.decode), hidden=hidden)
 
     def _next_batch(self, encoding: Encoding) -> None:
         """Queue an encoding for its next batch once this one is computed, behind the waiting jobs."""
@@ -440,6 +442,18 @@ class EngineCore:
             elif request.scores is not None and request.scores.complete:
                 self._scoring.discard(request)
         return [request for request, _, _ in made.scored if request.error is not None]
+
+    def _embed(self, made: ForwardPass, hidden: Sequence[Tensor]) -> list[Request]:
+        """Add the hidden states of embedded prompts. Returns the requests that ended with an error."""
+        at = sum(len(rows) for _, _, rows in made.scored)
+        for request, rows in made.embedded:
+            request.embed(hidden[0][at : at + len(rows)])
+            at += len(rows)
+            if request.error is not None:
+                self.release(request)
+            elif request.embedding is not None and request.embedding.complete:
+                self._scoring.discard(request)
+        return [request for request, _ in made.embedded if request.error is not None]
 
     def _end(self, made: ForwardPass) -> list[Request]:
         """End the requests without new tokens, once their prompts are computed."""

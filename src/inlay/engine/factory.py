@@ -7,6 +7,7 @@ from collections.abc import Callable, Container, Iterable
 from itertools import count
 
 from inlay.engine.answer import Answer, PromptScores, SamplingState
+from inlay.engine.prompt_embedding import PromptEmbedding
 from inlay.engine.prompt_state import PromptState
 from inlay.engine.request import Request
 from inlay.errors import ParameterError
@@ -84,6 +85,8 @@ class RequestFactory:
         leader = self._answer(number, 0, prompt, guide, rules, seen)
         if prepared.params.prompt_logprobs is not None:
             leader.scores = PromptScores(prepared.ids, prepared.params.prompt_logprobs)
+        if prepared.params.pooling is not None:
+            leader.embedding = PromptEmbedding(len(prepared.ids), prepared.params.pooling)
         for index in range(1, prepared.params.n):
             follower = self._answer(number, index, prompt, guide, rules, seen)
             follower.leader = leader

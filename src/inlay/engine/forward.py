@@ -32,6 +32,7 @@ class ForwardPass:
             rows of its draft tokens behind that.
         drafts: the drafts of requests. Their rows follow the decode row.
         scored: requests with prompt log-probabilities. Each is (request, first token, rows).
+        embedded: requests with hidden states for an embedding. Each is (request, rows).
         ended: requests without new tokens.
         checks: work for the first layers only, behind the other work. Its tasks are in ``owners`` too.
         checked: the tasks of ``checks``.
@@ -47,6 +48,7 @@ class ForwardPass:
     sampled: list[tuple[Request, int]] = field(default_factory=list)
     drafts: dict[Request, Draft] = field(default_factory=dict)
     scored: list[tuple[Request, int, range]] = field(default_factory=list)
+    embedded: list[tuple[Request, range]] = field(default_factory=list)
     ended: list[Request] = field(default_factory=list)
     checks: list[Work] = field(default_factory=list)
     checked: list[Task] = field(default_factory=list)
@@ -78,11 +80,12 @@ class ForwardPass:
 
     @property
     def wanted(self) -> list[int]:
-        """The rows with logits: first the scored prompts' rows, then the sampled ones."""
-        return [row for _, _, rows in self.scored for row in rows] + [row for _, row in self.sampled]
+        """The rows with logits: first the scored prompts' rows, then the embedded and the sampled ones."""
+        embedded = [row for _, rows in self.embedded for row in rows]
+        return [row for _, _, rows in self.scored for row in rows] + embedded + [row for _, row in self.sampled]
 
     def drop(self, requests: Collection[Task], logits: Tensor) -> Tensor:
-        """Remove requests, none of them scored, from the pass. Returns the remaining logits."""
+        """Remove requests, none of them scored or embedded, from the pass. Returns the remaining logits."""
         if not requests:
             return logits
         left = [place for place, (request, _) in enumerate(self.sampled) if request not in requests]
@@ -92,7 +95,7 @@ class ForwardPass:
         self.completed = [(task, prefill) for task, prefill in self.completed if task not in requests]
         self.ended = [request for request in self.ended if request not in requests]
         self.selected = [request for request in self.selected if request not in requests]
-        scored = sum(len(rows) for _, _, rows in self.scored)
+        scored = sum(len(rows) for _, _, rows in self.scored) + sum(len(rows) for _, rows in self.embedded)
         rows = np.array([*range(scored), *(scored + place for place in left)], dtype=np.int64)
         return logits.index_select(0, upload(rows, logits.device))
 
@@ -116,6 +119,11 @@ class ForwardPass:
             first = task.computed_tokens - (self.rows - before)
             wanted = task.scores.wanted(first, self.rows - before)
             self.scored.append((task, first, range(before, before + wanted)))
+        if task.embedding is not None and not task.embedding.complete:
+            first = task.computed_tokens - (self.rows - before)
+            needed = task.embedding.wanted(first, self.rows - before)
+            if needed:
+                self.embedded.append((task, range(before + needed.start, before + needed.stop)))
         if not task.prompt_left and task.sampling.limit:
             drafted = len(self.drafts[task].tokens) if task in self.drafts else 0
             self.sampled += [(task, row) for row in range(self.rows - 1 - drafted, self.rows)]

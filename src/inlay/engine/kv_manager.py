@@ -495,4 +495,4 @@ class KVCacheManager:
 
 def _reads_by_layer(request: Request) -> bool:
     """True if the request may read layers while they load: without prompt scores and without token selection."""
-    return request.scores is None and request.prompt.selecting is None
+    return request.scores is None and request.embedding is None and request.prompt.selecting is None

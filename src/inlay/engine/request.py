@@ -11,6 +11,7 @@ from torch import Tensor
 from inlay.engine.allocation import SequenceAllocation, Wait, Work
 from inlay.engine.answer import Answer, PromptScores, SamplingState
 from inlay.engine.lookup import Lookup
+from inlay.engine.prompt_embedding import PromptEmbedding
 from inlay.engine.prompt_state import PrefillRecord, PromptState, lasting_tokens, reads_of, usage_of
 from inlay.engine.token_selection import Selection, place_of
 from inlay.errors import CapacityError, InlayError, ParameterError
@@ -39,6 +40,7 @@ class Request:
         waits_for: KV that another job computes, as of the last check.
         tokens_attached: the number of generated tokens at the last admission.
         scores: the log-probabilities of the prompt's tokens, if requested. Only the first answer has them.
+        embedding: the embedding of the prompt, if requested. Only the first answer has it.
         selection: the running token selection for selective recomputation.
         damaged: True if its logits were NaN or allowed no token.
         error: the fault that ended it early.
@@ -65,6 +67,7 @@ class Request:
     prefill: PrefillRecord = field(default_factory=PrefillRecord)
     preemptions: int = 0
     scores: PromptScores | None = None
+    embedding: PromptEmbedding | None = None
     selection: Selection | None = None
     damaged: bool = False
     error: BaseException | None = None
@@ -116,6 +119,12 @@ class Request:
         Tokens generated before a preemption count as part of the prompt.
         """
         return len(self.ids) + self.tokens_attached - self.prompt_left
+
+    @property
+    def needs_all_rows(self) -> bool:
+        """True if the rows of its prompt have logits, so that a pass can take only some of them."""
+        scored = self.scores is not None and not self.scores.complete
+        return scored or (self.params.pooling == "mean" and self.embedding is not None and not self.embedding.complete)
 
     @property
     def finished(self) -> bool:
@@ -274,6 +283,14 @@ class Request:
         except InlayError as error:
             self._damage(error)
 
+    def embed(self, hidden: Tensor) -> None:
+        """Add hidden states of the prompt's next tokens, (rows, hidden)."""
+        assert self.embedding is not None, "nobody asked for it"
+        try:
+            self.embedding.add(hidden)
+        except InlayError as error:
+            self._damage(error)
+
     def accept(self, logits: Tensor, sampled: Sampled | InlayError) -> None:
         """Append the next token, and end the answer if it is the last one or an error. ``logits`` are (vocabulary,)."""
         if self.error is not None:
@@ -331,12 +348,17 @@ class Request:
             member.error_told = member.error
         if self.scores is not None:
             self.scores.told = self.scores.complete
+        if self.embedding is not None:
+            self.embedding.told = self.embedding.complete
 
     def _report(self, event: TokenEvent) -> None:
         """Add the prompt's figures to an event, if they have changed."""
         scores = self.scores  # another answer may have its first token earlier
         if scores is not None and scores.complete and not scores.told and self.error is None:
             event.prompt_logprobs = scores.entries
+        embedding = self.embedding
+        if embedding is not None and embedding.complete and not embedding.told and self.error is None:
+            event.embedding = embedding.vector()
         prefill, admitted = self.prefill, self.prefill.admitted_at
         first = self.answer.first_token_at
         if self.followers:

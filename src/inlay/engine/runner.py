@@ -72,6 +72,7 @@ class Runner:
         plan: Plan | None = None,
         ids: Tensor | None = None,
         await_layer: Callable[[int], None] | None = None,
+        hidden: list[Tensor] | None = None,
     ) -> Tensor:
         """Run one forward pass over packed work.
 
@@ -80,6 +81,8 @@ class Runner:
             plan: the plan of this work, if the caller has it.
             ids: the token ids, (rows,), int64, on the device. None if the host knows them.
             await_layer: see PassContext. A pass with it is neither recorded nor compiled.
+            hidden: receives the last hidden states, behind the final norm, (len(rows), hidden), in the model's dtype. A
+                pass with it is neither recorded nor compiled.
 
         Returns:
             Logits, (len(rows), vocabulary), in the model's dtype.
@@ -98,6 +101,8 @@ class Runner:
         context = PassContext(self.backend, self.storage, plan, spec, watched, await_layer=await_layer, states=states)
         recordable = not watched and await_layer is None
         with on_device(self.backend.device):
+            if hidden is not None:
+                return self._run_with_hidden(known, rows, context, self._adapted(work), hidden)
             if self.graphs is not None and recordable and not any(w.adapter for w in work):
                 logits = self.graphs.run(known, plan, rows)
                 if logits is not None:
@@ -115,6 +120,24 @@ class Runner:
             yield
         finally:
             self._compiled, self.graphs = before
+
+    def _run_with_hidden(
+        self,
+        ids: list[int] | Tensor,
+        rows: Sequence[int],
+        context: PassContext,
+        adapted: Sequence[tuple[bytes, int]],
+        hidden: list[Tensor],
+    ) -> Tensor:
+        """Run a pass, and take the input of the output layer."""
+        head = self._loaded.model.get_output_embeddings()
+        compiled, self._compiled = self._compiled, None
+        hook = head.register_forward_pre_hook(lambda _, given: hidden.append(given[0][0]))
+        try:
+            return self._run(ids, rows, context, adapted)
+        finally:
+            hook.remove()
+            self._compiled = compiled
 
     def _saves_rows(self, rows: int, wanted: int) -> bool:
         """True if some layers need only the wanted rows of a pass.

@@ -127,8 +127,9 @@ class UnsharedRunner(Runner):
         plan: Plan | None = None,
         ids: Tensor | None = None,
         await_layer: Callable[[int], None] | None = None,
+        hidden: list[Tensor] | None = None,
     ) -> Tensor:
-        """See Runner.run. The plan and ``await_layer`` are not used."""
+        """See Runner.run. The plan and ``await_layer`` are not used, and no request asks for hidden states."""
         found, first, wanted = [], 0, set(rows)
         device = self.backend.device
         with on_device(device), torch.inference_mode():

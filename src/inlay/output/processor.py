@@ -7,6 +7,7 @@ thread, between two passes.
 from __future__ import annotations
 
 import logging
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -177,6 +178,7 @@ class RequestState:
         self._metrics = RequestMetrics()
         self._texts = texts
         self._prompt_logprobs: FlatLogprobs[dict[int, Logprob] | None] | None = None
+        self._embedding: tuple[float, ...] | None = None
         self._ordered = False
 
     @property
@@ -204,6 +206,8 @@ class RequestState:
                 self._take_order(event.orders)
             if event.prompt_logprobs is not None:
                 self._prompt_logprobs = event.prompt_logprobs.so_far(self._texts)
+            if event.embedding is not None:
+                self._embedding = struct.unpack(f"<{len(event.embedding) // 4}f", event.embedding)
             answer = self.answers[event.index]
             if event.error is not None:
                 answer.error = answer.error or event.error.exception()
@@ -260,4 +264,5 @@ class RequestState:
             reuse=str(asked.policy),
             fell_back_from=self._fell_back_from,
             diagnostics=self._diagnostics,
+            embedding=self._embedding,
         )

@@ -85,7 +85,7 @@ def why_not_free(policy: ReusePolicy, *, scored: bool, movable: bool) -> str:
         movable: True if the model can read modules at a shift.
     """
     if scored:
-        return "all of a prompt is computed where prompt_logprobs is asked for"
+        return "all of a prompt is computed where prompt_logprobs or the mean of hidden states is asked for"
     if not policy.chooses_order:
         return f"reuse '{policy}' is the same whatever is stored"
     return "" if movable else "this model reads modules at their own positions alone"

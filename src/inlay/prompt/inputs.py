@@ -272,7 +272,7 @@ def has_modules(prompt: Any) -> bool:
         isinstance(tool, Mapping) and (is_marked(tool) or is_marked(_function(tool))) for tool in tools
     ):
         return True
-    contents = (with_marked_part(message).get("content") for message in messages or ())
+    contents = (with_marked_parts(message).get("content") for message in messages or ())
     parts = (part for content in contents if isinstance(content, list | tuple) for part in content)
     return any(isinstance(part, Mapping) and is_marked(part) for part in parts)
 
@@ -314,10 +314,10 @@ def is_marked(part: Mapping[str, Any]) -> bool:
     return bool(part.get("cache_control"))
 
 
-def with_marked_part(message: Message) -> Message:
-    """Move a mark beside a message's content to the last part of the content.
+def with_marked_parts(message: Message) -> Message:
+    """Move a mark beside a message's content to all parts of the content, so that the whole message is marked.
 
-    A text content becomes one marked part. A part's own mark stays. An empty content gets no mark.
+    A text content becomes one marked part. A part's own mark stays. An empty part gets no mark.
     """
     mark = message.get("cache_control")
     if "cache_control" not in message:
@@ -327,15 +327,18 @@ def with_marked_part(message: Message) -> Message:
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     if not mark or not isinstance(parts, Sequence) or not parts or not content:
         return made
-    last = parts[-1]
-    if isinstance(last, Mapping) and not is_marked(last):
-        made["content"] = [*parts[:-1], {**last, "cache_control": mark}]
+    made["content"] = [_with_mark(part, mark) for part in parts]
     return made
 
 
 def tool_ttls(tools: Any) -> list[float | None]:
     """Return the lifetime in the mark of each tool, or of its function. Raises ParameterError."""
     return [ttl_of(tool if is_marked(tool) else _function(tool)) for tool in tools or ()]
+
+
+def _with_mark(part: Any, mark: Any) -> Any:
+    unmarked = isinstance(part, Mapping) and part.get("text") and not is_marked(part)
+    return {**part, "cache_control": mark} if unmarked else part
 
 
 def without_marks(tools: Any) -> Any:

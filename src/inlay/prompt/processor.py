@@ -36,7 +36,7 @@ from inlay.prompt.inputs import (
     is_conversation,
     tool_ttls,
     unwrap,
-    with_marked_part,
+    with_marked_parts,
     without_marks,
 )
 from inlay.prompt.known_schemas import PUBLIC, KnownSchemas, readable_adapters
@@ -156,7 +156,7 @@ class PromptProcessor:
         if not is_conversation(given):
             return None
         chat = given if isinstance(given, Conversation) else Conversation(given)
-        return Conversation(tuple(map(with_marked_part, chat)), without_marks(chat.tools), chat.options)
+        return Conversation(tuple(map(with_marked_parts, chat)), without_marks(chat.tools), chat.options)
 
     def _process(
         self,
@@ -179,15 +179,21 @@ class PromptProcessor:
         check_prompt(layout, self.model, self.tokenizer, answered=params.max_tokens != 0)
         check_tokens(params, self.model)
         check_forced(layout, self.model, forced)
-        if params.prompt_logprobs is not None:
-            policy = policy.alone()  # cached tokens have no logits
+        if params.pooling is not None and self.model.why_unshared is not None:
+            raise ParameterError(
+                f"pooling is {params.pooling!r}, and this model returns no hidden states: {self.model.why_unshared}",
+                code="parameter.not_for_this_model",
+            )
+        needs_all = params.prompt_logprobs is not None or params.pooling == "mean"
+        if needs_all:
+            policy = policy.alone()  # cached tokens have neither logits nor hidden states
         base = self._changed_base(layout, policy, salt) if policy.modular and layout.anchor else None
         parts = self.parts(layout, policy, salt, made_with, base)
         if keep_marked_alone:
             parts = kept_to(parts, layout.marked_end)
         if self.model.why_exact is not None:
             parts = _marked_before(parts, self._opening_tokens(prompt, layout))
-        sets = self._sets(layout, policy, scored=params.prompt_logprobs is not None)
+        sets = self._sets(layout, policy, scored=needs_all)
         text = layout.text
         if params.prompt_logprobs is not None and not text:
             text = str(self.tokenizer.decode(list(layout.ids)))
@@ -380,7 +386,7 @@ class PromptProcessor:
         """
         self.encoder.bound.check_count(len(messages), "messages")
         given = messages if isinstance(messages, Conversation) else Conversation(messages)
-        chat = Conversation(tuple(map(with_marked_part, given)), without_marks(given.tools), given.options)
+        chat = Conversation(tuple(map(with_marked_parts, given)), without_marks(given.tools), given.options)
         chat.options.check_last(chat)
         template = self.template.told(chat.options)
         in_pieces = in_pieces and self.model.why_not_shift is None and has_pieces(chat)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from inlay.errors import ParameterError
 from inlay.wording import show
@@ -54,11 +54,14 @@ class SamplingParams:
         stop_token_ids: tokens that end the answer, at most 1,024. The property ``stop_ids`` has them as a tuple.
         include_stop_str_in_output: if True, the answer keeps the stop string that ended it.
         ignore_eos: if True, generation continues after the model's end-of-sequence token.
-        max_tokens: the most tokens to generate. None for up to the model's context. 0 is allowed with prompt_logprobs.
+        max_tokens: the most tokens to generate. None for up to the model's context. 0 is allowed with prompt_logprobs
+            or pooling.
         min_tokens: within this many tokens neither end-of-sequence, stop tokens nor stop strings end the answer.
         logprobs: the number of alternatives to report for every token, 0 to 20. 0 reports the chosen token alone.
         prompt_logprobs: the same for every token of the prompt. None reports nothing. Such a prompt is computed in full
             (``reuse="off"``).
+        pooling: the embedding of the prompt to return: the last hidden state of its "last" token, or the "mean" over
+            all tokens. None returns none. A prompt with "mean" is computed in full.
         truncate_prompt_tokens: keep only this many tokens at the end of the prompt. None keeps all. -1 keeps as many as
             leave room for ``max_tokens`` (for one token if that is None). Not for prompts that read modules.
         detokenize: if False, the answer has no text, and stop strings are not allowed.
@@ -97,6 +100,7 @@ class SamplingParams:
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    pooling: Literal["last", "mean"] | None = None
     truncate_prompt_tokens: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
@@ -133,6 +137,7 @@ class SamplingParams:
             value = getattr(self, name)
             countable = value is None or _is_int(value, 0, _MAX_LOGPROBS)
             _require(countable, name, value, f"None or a whole number from 0 to {_MAX_LOGPROBS}")
+        _require(self.pooling in (None, "last", "mean"), "pooling", self.pooling, "None, 'last' or 'mean'")
 
     def _check_penalties(self) -> None:
         value = self.repetition_penalty
@@ -207,9 +212,9 @@ class SamplingParams:
             )
         tokens = _is_list(self.stop_token_ids) and _are_tokens(self.stop_token_ids)
         _require(tokens, "stop_token_ids", self.stop_token_ids, "a list of token ids, none of them negative")
-        least = 1 if self.prompt_logprobs is None else 0  # a request for no token is only useful with prompt_logprobs
+        least = 1 if self.prompt_logprobs is None and self.pooling is None else 0  # else no token is of no use
         bounded = self.max_tokens is None or _is_int(self.max_tokens, least)
-        allowed = "None or a whole number of at least 1, or 0 with prompt_logprobs"
+        allowed = "None or a whole number of at least 1, or 0 with prompt_logprobs or pooling"
         _require(bounded, "max_tokens", self.max_tokens, allowed)
         most = math.inf if self.max_tokens is None else self.max_tokens
         upper = "up" if self.max_tokens is None else f"to max_tokens={most}"

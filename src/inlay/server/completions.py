@@ -44,6 +44,7 @@ IGNORED_FIELDS = "X-Inlay-Ignored-Fields"
 # Rough sizes in a response, in bytes: the text of one token, and one token among its log-probabilities.
 _TOKEN_BYTES = 8
 _LOGPROB_BYTES = 64
+_NUMBER_BYTES = 20  # of one number of an embedding
 
 
 class AnswerResponse(Response):
@@ -243,7 +244,8 @@ async def _events(stream: AnswerStream, changed: Sequence[Update], size: int) ->
 
 def _response_size(request: ServerRequest, usage: RequestUsage) -> int:
     """The approximate bytes of a response with all tokens generated so far."""
-    return _size(request, usage.said) + _prompts_size(request, usage.outputs)
+    numbers = sum(len(output.embedding) for output in usage.outputs if output.embedding is not None)
+    return _size(request, usage.said) + _prompts_size(request, usage.outputs) + numbers * _NUMBER_BYTES
 
 
 def _size(request: ServerRequest, tokens: int) -> int:

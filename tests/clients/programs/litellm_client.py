@@ -79,5 +79,27 @@ def tools_and_structured() -> None:
         assert message.tool_calls or json.loads(message.content)["city"]
 
 
+def injected_marks() -> None:
+    """LiteLLM marks messages and tools by itself, for servers that cache."""
+    points = [{"location": "message", "role": "system"}, {"location": "message", "index": -1}]
+    messages: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": ASKED}]
+    for provider in PROVIDERS:
+        for _ in range(2):
+            answer = ask(provider, messages, tools=TOOLS, cache_control_injection_points=points)
+            assert answer.usage.prompt_tokens > 0
+
+
+def messages_route() -> None:
+    """The same conversation over /v1/messages."""
+    where = {"model": f"anthropic/{MODEL}", "api_base": BASE.removesuffix("/v1"), "api_key": "none", "max_tokens": 400}
+    messages: list[Any] = [{"role": "user", "content": ASKED}]
+    for stream in (False, True):
+        answer = litellm.completion(messages=messages, tools=TOOLS, tool_choice="required", stream=stream, **where)
+        if stream:
+            answer = litellm.stream_chunk_builder(list(answer))
+        messages += [answer.choices[0].message, *results(answer.choices[0].message)]
+    assert litellm.completion(messages=messages, tools=TOOLS, **where).choices
+
+
 if __name__ == "__main__":
-    run(chat, stream, tools, streamed_tools, structured, tools_and_structured)
+    run(chat, stream, tools, streamed_tools, structured, tools_and_structured, injected_marks, messages_route)

@@ -93,7 +93,7 @@ class Item(StrictForm):
 
 
 class MessageItem(Item):
-    """A message of any role. inlay's own: a mark beside the content marks its last part, and ``order``."""
+    """A message of any role. inlay's own: a mark beside the content marks all of it, and ``order``."""
 
     inside: ClassVar[PartForms] = _PARTS
 

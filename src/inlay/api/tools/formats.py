@@ -59,9 +59,7 @@ class ToolFormat:
         return frozenset(filter(None, (self.opens, self.section, *self.closes, *self.inside)))
 
 
-def _deepseek(
-    name: str, head: str, closes: str, *, shown_by: tuple[str, ...] = (), not_by: tuple[str, ...] = ()
-) -> ToolFormat:
+def _deepseek(name: str, head: str, closes: str, shown_by: tuple[str, ...]) -> ToolFormat:
     return ToolFormat(
         name,
         "<｜tool▁call▁begin｜>",
@@ -70,7 +68,6 @@ def _deepseek(
         section="<｜tool▁calls▁begin｜>",
         inside=("<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
         shown_by=shown_by,
-        not_by=not_by,
     )
 
 
