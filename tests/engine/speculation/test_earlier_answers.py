@@ -76,3 +76,11 @@ def test_forgotten_answers_are_not_found(how):
     assert found(answers, "a", [1, 2, 3]) is None
     assert found(answers, "b", [1, 2, 3]) == (None if how == "all" else [5])
     assert answers.tokens == (0 if how == "all" else 4)
+
+
+def test_a_salt_without_answers_takes_no_memory():
+    answers = EarlierAnswers()
+    for number in range(100):
+        answers.add(f"salt {number}", [1, 2, 3, 4, 5], frozenset([b"x"]))
+    answers.forget_modules(frozenset([b"x"]))
+    assert (answers.salts, answers.tokens) == (0, 0)

@@ -72,6 +72,11 @@ class EarlierAnswers:
         while self.tokens > MOST_TOKENS:
             self.forget(next(iter(self._salts)))
 
+    @property
+    def salts(self) -> int:
+        """The number of salts with answers."""
+        return len(self._salts)
+
     def find(self, salt: str, text: GrowingIndex) -> tuple[EarlierAnswer, TextMatch] | None:
         """The last answer of a salt that contains the end of a text. None if none does."""
         own = self._salts.get(salt)
@@ -91,6 +96,8 @@ class EarlierAnswers:
         for own in self._salts.values():
             for answer in [each for each in own.answers if not keys.isdisjoint(each.modules)]:
                 self._drop(own, answer)
+        for salt in [salt for salt, own in self._salts.items() if not own.answers]:
+            del self._salts[salt]
 
     def clear(self) -> None:
         """Drop all answers."""
