@@ -23,6 +23,7 @@ LINES = [
 ]
 EVALS = [line for line in LINES if line.startswith("inlay eval modular-qa")]
 FILES = [shlex.split(line)[1] for line in LINES if line.startswith("python ")]
+READING = [line for line in LINES if line.startswith("inlay eval reading")]
 TTFT = [line for line in LINES if line.startswith("inlay bench ttft") and "--reuse" in line]
 HEALING = "--healing"
 
@@ -43,6 +44,14 @@ def test_commands_run(
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert {row["scaffold"] for row in result["rows"]} == ({False, True} if "--scaffold" in command else {False})
     assert (HEALING in command) == ("healing" in result)
+
+
+@pytest.mark.parametrize("command", READING)
+def test_commands_over_generated_passages_run(command: str, capsys: pytest.CaptureFixture[str]):
+    assert main([*shlex.split(command)[1:], "--questions", "2", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["questions"] == 2
+    assert {"choice", "citation"} <= set(result["rows"][-1])
 
 
 @pytest.mark.parametrize("command", TTFT)

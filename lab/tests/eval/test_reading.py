@@ -8,7 +8,11 @@ import pytest
 import torch
 
 from inlay import LLM, ParameterError
-from inlay_lab.eval.reading import measure_reading, messages_of, read_data, table
+from inlay_lab.eval import reading as module
+from inlay_lab.eval.reading import measure_reading, table
+from inlay_lab.eval.reading_data import messages_of, read_data
+from inlay_lab.eval.reading_tasks import choice, citation, rouge_l
+from tests.raising import raises
 
 PASSAGES = {
     "harbour": "The harbour of Bravel was built in 1832. Its lamp is turned by hand.",
@@ -45,9 +49,13 @@ def test_the_gold_passage_takes_every_place(folder):
         assert parts[-1]["text"] == f"Question: {question.text}"
 
 
+def demo() -> LLM:
+    return LLM("demo", dtype="float32", kv_memory="128MiB", promotion_memory=0, store="off")
+
+
 def test_full_prefill_is_the_stock_model_and_recomputing_everything_equals_it(folder):
     data = read_data(folder)
-    llm = LLM("demo", dtype="float32", kv_memory="128MiB", promotion_memory=0, store="off")
+    llm = demo()
     done = []
     result = measure_reading(
         llm,
@@ -61,7 +69,7 @@ def test_full_prefill_is_the_stock_model_and_recomputing_everything_equals_it(fo
     assert (full["kl"], full["same_answers"], full["flips"]) == (pytest.approx(0, abs=1e-6), 1, 0)
     assert anchored["kl"] > 1e-4 > abs(recomputed["gold_difference"])
     assert recomputed["recomputed"] > 0.3 > anchored["recomputed"]
-    assert done == [(1, 2), (2, 2)]
+    assert done == [(2, 2)]
     assert table(result).count("\n") == 4
     means = []
     for number, question in enumerate(data.questions[:2]):
@@ -72,6 +80,69 @@ def test_full_prefill_is_the_stock_model_and_recomputing_everything_equals_it(fo
         rows = torch.log_softmax(logits, -1)[len(ids) - 1 : -1]
         means.append(float(rows[torch.arange(len(gold)), torch.tensor(gold)].mean()))
     assert full["gold"] == pytest.approx(sum(means) / 2, abs=1e-3)
+
+
+def test_questions_asked_at_the_same_time_have_the_figures_of_one_by_one(folder, monkeypatch):
+    data, results = read_data(folder), []
+    for at_once in (1, 3):
+        monkeypatch.setattr(module, "AT_ONCE", at_once)
+        results.append(measure_reading(demo(), data, policies=("modular",), passages=2, questions=3, tasks=("choice",)))
+    one, other = (result["rows"] for result in results)
+    for row, same in zip(one, other, strict=True):
+        assert row["choice"] == same["choice"]
+        for name in ("kl", "gold", "f1", "recomputed"):
+            assert row[name] == pytest.approx(same[name], abs=1e-4)
+
+
+def test_an_interruption_keeps_the_questions_so_far(folder, monkeypatch):
+    monkeypatch.setattr(module, "AT_ONCE", 1)
+
+    def interrupt(done, of):
+        raise KeyboardInterrupt
+
+    result = measure_reading(
+        demo(), read_data(folder), policies=("anchored",), passages=2, questions=3, progress=interrupt
+    )
+    assert (result["questions"], len(result["rows"])) == (1, 2)
+
+
+def test_tasks_ask_for_the_gold_passage_and_answer(folder):
+    data = read_data(folder)
+    question = data.questions[0]
+    for number in range(3):
+        asked = choice(data, question, 3, number)
+        (line,) = [
+            line for line in asked.messages[1]["content"][-1]["text"].splitlines() if question.answers[0] in line
+        ]
+        assert line == f"{asked.options[asked.right]}. {question.answers[0]}"
+        asked = citation(data, question, 3, number)
+        parts = [part["text"] for part in asked.messages[1]["content"]]
+        at = parts.index(f"{data.passages[question.passage]}\n\n")
+        assert parts[at - 1] == f"[{asked.options[asked.right]}] "
+
+
+def test_recomputing_everything_changes_no_decision_and_no_summary(folder):
+    tasks = ("choice", "citation", "summary")
+    result = measure_reading(
+        demo(), read_data(folder), policies=("modular+profiled:1",), passages=3, questions=2, tasks=tasks
+    )
+    full, recomputed = result["rows"]
+    for task in ("choice", "citation"):
+        assert recomputed[task]["flips"] == full[task]["flips"] == 0
+        assert recomputed[task]["accuracy"] == full[task]["accuracy"]
+    assert full["summary"]["rouge_l"] == recomputed["summary"]["rouge_l"] == 1
+    assert "citation flips" in table(result)
+
+
+def test_an_unknown_task_is_refused(folder):
+    with raises("parameter.unknown_choice", ParameterError):
+        measure_reading(demo(), read_data(folder), tasks=("poem",))
+
+
+def test_likeness_is_the_longest_common_subsequence():
+    assert rouge_l("The cat sat.", "the cat ran") == pytest.approx(2 / 3)
+    assert rouge_l("a b c d", "d a b") == pytest.approx(2 * 2 / 7)
+    assert (rouge_l("", "word"), rouge_l("", "")) == (0, 1)
 
 
 def test_bad_data_is_named_with_its_place(folder):

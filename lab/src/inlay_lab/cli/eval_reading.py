@@ -10,28 +10,39 @@ import typer
 
 from inlay.cli.loading import told_loading
 from inlay.cli.options import AsJson, DType, KVMemory, Model, Quantization, Threads, Weights, words
+from inlay.errors import ParameterError
 from inlay.wording import clip
 
 
 def reading(
     data: Annotated[
-        Path,
+        Path | None,
         typer.Option(
-            help="A folder with passages.jsonl (name, text) and questions.jsonl (passage, question, answers)."
+            help="A folder with passages.jsonl (name, text) and questions.jsonl (passage, question, answers), or a "
+            "JSON file of LMCache's rag-qa-quality (question, answers, ctxs)."
         ),
-    ],
+    ] = None,
+    ruler: Annotated[
+        str | None,
+        typer.Option(help="Generated data in the manner of RULER: needle, multikey, variables or words."),
+    ] = None,
     model: Model = "demo",
     reuse: Annotated[
         str, typer.Option(help="Reuse policies, with commas; full prefill is always measured.")
     ] = "isolated,anchored,anchored+profiled:0.15,primed,primed+profiled:0.15,primed+profiled*query:0.15",
-    passages: Annotated[int, typer.Option(help="Passages of a prompt.", min=2)] = 6,
+    passages: Annotated[
+        int, typer.Option(help="Passages of a prompt, for questions without passages of their own.", min=2)
+    ] = 6,
     questions: Annotated[int, typer.Option(help="The most questions.", min=1)] = 100,
+    tasks: Annotated[
+        str, typer.Option(help="Tasks beside extracting answers, with commas: choice, citation, summary.")
+    ] = "",
     floor: Annotated[
         bool, typer.Option(help="Measure full prefill in bfloat16 as well: the noise floor. Loads the model twice.")
     ] = True,
     report: Annotated[Path | None, typer.Option(help="Write the table and the JSON into this directory.")] = None,
     kv_memory: KVMemory = None,
-    seed: Annotated[int, typer.Option(help="Of random weights.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of random weights, and of generated data.")] = 0,
     threads: Threads = None,
     dtype: DType = "float32",
     quantization: Quantization = None,
@@ -43,9 +54,16 @@ def reading(
 
     with told_loading("the libraries"):
         from inlay.client.llm import LLM
-        from inlay_lab.eval.reading import measure_reading, read_data, table
+        from inlay_lab.eval.reading import measure_reading, table
+        from inlay_lab.eval.reading_data import read_data
+        from inlay_lab.eval.ruler import ruler_data
 
-    found = read_data(data)
+    if ruler is not None and data is None:
+        found = ruler_data(ruler, questions=questions, passages=passages, seed=seed)
+    elif data is not None and ruler is None:
+        found = read_data(data)
+    else:
+        raise ParameterError("give --data or --ruler, one of them", code="parameter.conflict")
     if report is not None:
         report_folder(report)
     settings: dict[str, Any] = {"store": "off", "promotion_memory": 0, "generation_config": "off", "seed": seed}
@@ -61,6 +79,7 @@ def reading(
             policies=words(reuse),
             passages=passages,
             questions=questions,
+            tasks=words(tasks) if tasks else (),
             floor=other,
             progress=progress,
         )

@@ -2,17 +2,15 @@
 
 Every question is asked over several passages in random order, the gold passage at every place in turn. Passages are
 marked parts of the user's message, so policies may read them from earlier questions. The reference is full prefill.
+Questions are asked several at a time, because a decode step reads the weights once for all of them.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import random
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +21,10 @@ from inlay.client.llm import LLM
 from inlay.errors import ParameterError
 from inlay.policy import ReusePolicy
 from inlay.sampling.params import SamplingParams
+from inlay_lab.eval import reading_tasks
 from inlay_lab.eval.longbench.metrics import f1
+from inlay_lab.eval.reading_data import Data, Question, Row, messages_of
+from inlay_lab.eval.reading_tasks import TASKS, Answered
 
 #: Policies that are compared by default.
 POLICIES = (
@@ -35,73 +36,19 @@ POLICIES = (
     "primed+profiled*query:0.15",
 )
 
-_SYSTEM = "Answer the question with a few words copied from the passages."
+#: Questions that are asked at the same time.
+AT_ONCE = 8
+
 _TOKENS = 24  # of an answer
-_MARK = {"cache_control": {"type": "ephemeral"}}
-
-Row = dict[str, Any]
+_FLOOR = "off, other rounding"
 
 
 @dataclass(frozen=True)
-class Question:
-    """A question about a passage. ``answers`` are right ones; ``other`` is an answer to another question."""
-
-    text: str
-    passage: str
-    answers: tuple[str, ...]
-    other: str
-
-
-@dataclass(frozen=True)
-class Data:
-    """Passages by name, and questions with answers in them."""
-
-    passages: dict[str, str]
-    questions: tuple[Question, ...]
-
-
-def read_data(folder: Path) -> Data:
-    """Read ``passages.jsonl`` (name, text) and ``questions.jsonl`` (passage, question, answers). Raises ParameterError.
-
-    Questions without an answer are left out.
-    """
-    passages = {row["name"]: row["text"] for row in _rows(folder / "passages.jsonl", ("name", "text"))}
-    asked = [row for row in _rows(folder / "questions.jsonl", ("passage", "question", "answers")) if row["answers"]]
-    for row in asked:
-        if row["passage"] not in passages:
-            raise ParameterError(f"{folder}: a question is about passage {row['passage']!r}, which is not there")
-    if len(asked) < 2 or len(passages) < 2:
-        raise ParameterError(f"{folder} has too little; give at least 2 passages and 2 questions with answers")
-    draw = random.Random(0)
-    questions = []
-    for row in asked:
-        others = [one["answers"][0] for one in asked if not set(one["answers"]) & set(row["answers"])]
-        other = draw.choice(others or ["nothing"])
-        questions.append(Question(row["question"], row["passage"], tuple(row["answers"]), other))
-    draw.shuffle(questions)
-    return Data(passages, tuple(questions))
-
-
-def _rows(path: Path, keys: Sequence[str]) -> Iterator[Row]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ParameterError(f"{path}: cannot be read ({error.strerror}); give a folder with it") from None
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ParameterError(f"{path}:{number}: this is not JSON ({error})") from None
-        if missing := [key for key in keys if key not in row]:
-            raise ParameterError(f"{path}:{number}: {missing[0]!r} is missing")
-        yield row
-
-
-@dataclass(frozen=True)
-class Asked:
+class Extracted:
     """One answer under one policy: its text, log-probabilities of fixed tokens, and counts of prompt tokens."""
 
     text: str
+    ids: Sequence[int]
     own: torch.Tensor
     gold: float
     other: float
@@ -114,18 +61,6 @@ class Asked:
         return self.gold >= self.other
 
 
-def messages_of(data: Data, question: Question, count: int, number: int) -> list[Row]:
-    """Return a chat of ``count`` passages and a question, with the gold passage at place ``number % count``."""
-    draw = random.Random(number)
-    others = draw.sample(sorted(name for name in data.passages if name != question.passage), count - 1)
-    others.insert(number % count, question.passage)
-    parts = [{"type": "text", "text": f"{data.passages[name]}\n\n", **_MARK} for name in others]
-    return [
-        {"role": "system", "content": _SYSTEM},
-        {"role": "user", "content": [*parts, {"type": "text", "text": f"Question: {question.text}"}]},
-    ]
-
-
 def measure_reading(
     llm: LLM,
     data: Data,
@@ -133,10 +68,11 @@ def measure_reading(
     policies: Sequence[str] = POLICIES,
     passages: int = 6,
     questions: int = 100,
+    tasks: Sequence[str] = (),
     floor: LLM | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Compare policies with full prefill, question by question. A KeyboardInterrupt keeps the questions so far.
+    """Compare policies with full prefill. A KeyboardInterrupt keeps the questions so far.
 
     Args:
         llm: The model, with ``promotion_memory=0``.
@@ -144,68 +80,144 @@ def measure_reading(
         policies: Reuse policies.
         passages: Passages of a prompt.
         questions: The most questions.
+        tasks: Names of reading_tasks.TASKS, measured beside the answers.
         floor: The same model in another rounding. Its full prefill is a row of its own: the noise floor.
         progress: Called with the number of finished questions and the total.
 
     Returns:
         The setting, and a row for each policy with intervals.
+
+    Raises:
+        ParameterError: For an unknown task or policy, or more passages than there are.
     """
     for policy in policies:
         ReusePolicy.parse(policy)  # before the first question runs
-    if passages > len(data.passages):
+    for task in tasks:
+        if task not in TASKS:
+            raise ParameterError(f"there is no task {task!r}; use {', '.join(TASKS)}", code="parameter.unknown_choice")
+    draws = any(not question.contexts for question in data.questions)
+    if draws and passages > len(data.passages):
         raise ParameterError(f"passages is {passages} and there are {len(data.passages)}; give less")
+    run = _Run(llm, floor, ["off", *([_FLOOR] if floor is not None else []), *policies], passages, tasks)
     chosen = data.questions[:questions]
-    names = ["off", *(["off, other rounding"] if floor is not None else []), *policies]
-    seen: dict[str, list[tuple[Asked, Asked]]] = {name: [] for name in names}
-    scores: dict[str, list[tuple[float, float, bool]]] = {name: [] for name in names}
     try:
-        for number, question in enumerate(chosen):
-            messages = messages_of(data, question, passages, number)
-            # exact equals full prefill, and computes the prompt once for its several continuations
-            reference, ids = _ask(llm, messages, question, "exact", f"off {number}", None)
-            found = {"off": reference}
-            for name in names[1:]:
-                if name == "off, other rounding":
-                    assert floor is not None
-                    found[name], _ = _ask(floor, messages, question, "exact", f"off {number}", ids)
-                    continue
-                salt = f"reading {ReusePolicy.parse(name).without_recompute()}"  # one copy of modules and profiles
-                _encode(llm, messages, name, salt)
-                found[name], _ = _ask(llm, messages, question, name, salt, ids)
-            for name, one in found.items():
-                seen[name].append((reference, one))
-                scores[name].append(_score(one.text, question.answers))
+        for first in range(0, len(chosen), AT_ONCE):
+            run.ask(data, list(enumerate(chosen))[first : first + AT_ONCE])
             if progress is not None:
-                progress(number + 1, len(chosen))
+                progress(len(run.questions), len(chosen))
     except KeyboardInterrupt:
-        if not seen["off"]:
+        if not run.questions:
             raise
-    rows = [_row(name, seen[name], scores[name]) for name in names]
-    return {"model": llm.model_name, "passages": passages, "questions": len(seen["off"]), "rows": rows}
+    return {
+        "model": llm.model_name,
+        "passages": passages,
+        "questions": len(run.questions),
+        "tasks": list(tasks),
+        "rows": run.rows(),
+    }
 
 
-def _encode(llm: LLM, messages: list[Row], policy: str, salt: str) -> None:
+class _Run:
+    """The answers so far, by name of the row. All rows have the same questions."""
+
+    def __init__(self, llm: LLM, floor: LLM | None, names: Sequence[str], passages: int, tasks: Sequence[str]) -> None:
+        self._llm, self._floor, self._names, self._passages, self._tasks = llm, floor, names, passages, tasks
+        self.questions: list[Question] = []
+        self._extracted: dict[str, list[Extracted]] = {name: [] for name in names}
+        self._asked: dict[str, list[reading_tasks.Asked]] = {task: [] for task in tasks}
+        self._answered: dict[tuple[str, str], list[Answered]] = {(n, task): [] for n in names for task in tasks}
+
+    def ask(self, data: Data, batch: Sequence[tuple[int, Question]]) -> None:
+        """Ask a batch of numbered questions in every way. The result counts only once all ways have ended."""
+        questions = [question for _, question in batch]
+        messages = [messages_of(data, question, self._passages, number) for number, question in batch]
+        asked = {
+            task: [TASKS[task](data, question, self._passages, number) for number, question in batch]
+            for task in self._tasks
+        }
+        extracted: dict[str, list[Extracted]] = {}
+        answered: dict[tuple[str, str], list[Answered]] = {}
+        for name in self._names:
+            llm, policy, salt = self._way(name, batch[0][0])
+            if policy != "exact":
+                _encode(llm, messages, policy, salt)
+            ids = None if name == "off" else [one.ids for one in extracted["off"]]
+            extracted[name] = _extract(llm, messages, questions, policy, salt, ids)
+            for task in self._tasks:
+                if policy != "exact":
+                    _encode(llm, [one.messages for one in asked[task]], policy, salt)
+                answered[name, task] = reading_tasks.answer(llm, asked[task], policy, salt)
+        self.questions += questions
+        for name in self._names:
+            self._extracted[name] += extracted[name]
+            for task in self._tasks:
+                self._answered[name, task] += answered[name, task]
+        for task in self._tasks:
+            self._asked[task] += asked[task]
+
+    def rows(self) -> list[Row]:
+        """Return the figures of each row."""
+        return [
+            _row(name, self._extracted["off"], self._extracted[name], self.questions)
+            | {
+                task: reading_tasks.figures(
+                    task, self._asked[task], self._answered["off", task], self._answered[name, task]
+                )
+                for task in self._tasks
+            }
+            for name in self._names
+        ]
+
+    def _way(self, name: str, number: int) -> tuple[LLM, str, str]:
+        """Return the engine, the policy and the salt of a row.
+
+        exact equals full prefill, and computes a prompt once for its several continuations.
+        """
+        if name == "off":
+            return self._llm, "exact", f"off {number}"
+        if name == _FLOOR:
+            assert self._floor is not None, "the row has an engine"
+            return self._floor, "exact", f"off {number}"
+        # one copy of modules and profiles for all recomputations
+        return self._llm, name, f"reading {ReusePolicy.parse(name).without_recompute()}"
+
+
+def _encode(llm: LLM, messages: Sequence[list[Row]], policy: str, salt: str) -> None:
     """Store the parts, with profiles if the policy needs them, by asking something else about them."""
-    *parts, _ = messages[1]["content"]
-    other = [messages[0], {"role": "user", "content": [*parts, {"type": "text", "text": "Thank you."}]}]
+    other = [
+        [system, {"role": "user", "content": [*user["content"][:-1], {"type": "text", "text": "Thank you."}]}]
+        for system, user in messages
+    ]
     once = SamplingParams(temperature=0, max_tokens=1)
     for _ in range(2):  # profiles of parts are made behind the first request that reads them
-        llm.generate([other], once, reuse=ReusePolicy.parse(policy), cache_salt=salt)
+        llm.generate(other, once, reuse=ReusePolicy.parse(policy), cache_salt=salt)
 
 
-def _ask(
-    llm: LLM, messages: list[Row], question: Question, policy: str, salt: str, ids: Sequence[int] | None
-) -> tuple[Asked, Sequence[int]]:
-    """Answer greedily, and score fixed tokens: the reference's answer ``ids`` (its own for None), gold, and other."""
-    params = SamplingParams(temperature=0, max_tokens=_TOKENS)
-    (output,) = llm.generate([messages], params, reuse=ReusePolicy.parse(policy), cache_salt=salt)
-    answer = output.outputs[0]
-    own = answer.token_ids if ids is None else ids
-    fixed = [own, *(llm.processor.encoder.text(text) for text in (question.answers[0], question.other))]
-    taken = llm.distributions([messages] * 3, fixed, reuse=ReusePolicy.parse(policy), cache_salt=salt)
-    gold, other = (_per_token(found, tokens) for found, tokens in zip(taken[1:], fixed[1:], strict=True))
-    usage = output.usage
-    return Asked(answer.text, taken[0], gold, other, usage.recomputed_tokens, usage.prompt_tokens), own
+def _extract(
+    llm: LLM,
+    messages: Sequence[list[Row]],
+    questions: Sequence[Question],
+    policy: str,
+    salt: str,
+    ids: Sequence[Sequence[int]] | None,
+) -> list[Extracted]:
+    """Answer greedily, and score fixed tokens: the reference's answers ``ids`` (the own for None), gold, and other."""
+    params, reuse = SamplingParams(temperature=0, max_tokens=_TOKENS), ReusePolicy.parse(policy)
+    outputs = llm.generate(messages, params, reuse=reuse, cache_salt=salt)
+    own = [output.outputs[0].token_ids for output in outputs] if ids is None else ids
+    encode = llm.processor.encoder.text
+    fixed = [
+        (said, encode(question.gold), encode(question.other)) for said, question in zip(own, questions, strict=True)
+    ]
+    prompts = [chat for chat in messages for _ in range(3)]
+    taken = llm.distributions(prompts, [each for three in fixed for each in three], reuse=reuse, cache_salt=salt)
+    found = []
+    for number, (output, three) in enumerate(zip(outputs, fixed, strict=True)):
+        rows = taken[3 * number : 3 * number + 3]
+        gold, other = (_per_token(row, tokens) for row, tokens in zip(rows[1:], three[1:], strict=True))
+        usage, text = output.usage, output.outputs[0].text
+        found.append(Extracted(text, three[0], rows[0], gold, other, usage.recomputed_tokens, usage.prompt_tokens))
+    return found
 
 
 def _per_token(found: torch.Tensor, tokens: Sequence[int]) -> float:
@@ -213,25 +225,28 @@ def _per_token(found: torch.Tensor, tokens: Sequence[int]) -> float:
     return float(found[torch.arange(len(tokens)), torch.tensor(list(tokens))].mean())
 
 
-def _score(text: str, answers: Sequence[str]) -> tuple[float, float, bool]:
+def _score(text: str, question: Question) -> tuple[float, float, bool]:
     """Return exact match, F1 and containment, each the best over the right answers (SQuAD's normalisation)."""
-    best = max(f1(text, answer) for answer in answers)
-    exact = float(any(text.strip(" .\n").lower() == answer.lower() for answer in answers))
-    return exact, best, any(answer.lower() in text.lower() for answer in answers)
+    right = (question.gold,) if question.every else question.answers
+    best = max(f1(text, answer) for answer in right)
+    exact = float(any(text.strip(" .\n").lower() == answer.lower() for answer in right))
+    held = (answer.lower() in text.lower() for answer in question.answers)
+    return exact, best, all(held) if question.every else any(held)
 
 
-def _row(name: str, pairs: Sequence[tuple[Asked, Asked]], scores: Sequence[tuple[float, float, bool]]) -> Row:
-    count = len(pairs)
-    kl = [divergence(reference.own, one.own) for reference, one in pairs]
-    gold = [one.gold - reference.gold for reference, one in pairs]
-    flips = sum(reference.chooses_gold != one.chooses_gold for reference, one in pairs)
-    same = sum(reference.text == one.text for reference, one in pairs)
+def _row(name: str, reference: Sequence[Extracted], given: Sequence[Extracted], questions: Sequence[Question]) -> Row:
+    count, pairs = len(given), list(zip(reference, given, strict=True))
+    scores = [_score(one.text, question) for one, question in zip(given, questions, strict=True)]
+    kl = [divergence(full.own, one.own) for full, one in pairs]
+    gold = [one.gold - full.gold for full, one in pairs]
+    flips = sum(full.chooses_gold != one.chooses_gold for full, one in pairs)
+    same = sum(full.text == one.text for full, one in pairs)
     held = sum(contains for _, _, contains in scores)
     return {
         "reuse": name,
         "kl": statistics.fmean(kl),
         "kl_95": _interval(kl),
-        "gold": statistics.fmean(one.gold for _, one in pairs),
+        "gold": statistics.fmean(one.gold for one in given),
         "gold_difference": statistics.fmean(gold),
         "gold_difference_95": _interval(gold),
         "contains": held / count,
@@ -241,7 +256,7 @@ def _row(name: str, pairs: Sequence[tuple[Asked, Asked]], scores: Sequence[tuple
         "same_answers": same / count,
         "flips": flips / count,
         "flips_95": wilson_interval(flips, count),
-        "recomputed": sum(one.computed for _, one in pairs) / sum(one.prompt for _, one in pairs),
+        "recomputed": sum(one.computed for one in given) / sum(one.prompt for one in given),
     }
 
 
@@ -261,4 +276,5 @@ def table(result: dict[str, Any]) -> str:
             f"({low:+.2f} to {high:+.2f}) | {row['contains']:.0%} | {row['f1']:.2f} | {row['same_answers']:.0%} | "
             f"{row['flips']:.1%} ({flip_low:.1%} to {flip_high:.1%}) | {row['recomputed']:.0%} |"
         )
-    return "\n".join(lines)
+    tasks = result.get("tasks", [])
+    return "\n".join([*lines, "", reading_tasks.table(result["rows"], tasks)] if tasks else lines)
