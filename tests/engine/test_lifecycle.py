@@ -311,7 +311,7 @@ def test_a_damaged_row_of_logits_ends_its_request_alone():
     driver = Driver()
     run = driver.engine.runner.run
 
-    def damaged(work, rows, plan=None):
+    def damaged(work, rows, plan=None, **_):
         logits = run(work, rows, plan).clone()
         if len(driver.passes) == 2:  # and this is the third
             logits[1] = torch.nan
@@ -338,7 +338,7 @@ def test_damage_in_one_of_two_modules_that_begin_alike_ends_its_request_alone():
     driver.schema(schema, encode=False)
     run = driver.engine.runner.run
 
-    def damaged(work, rows, plan=None):
+    def damaged(work, rows, plan=None, **_):
         logits = run(work, rows, plan).clone()
         if not driver.passes:
             logits[0] = torch.nan
@@ -408,7 +408,7 @@ def test_a_failed_forward_pass_ends_those_in_it_and_nobody_else():
     run = driver.engine.runner.run
     broken = [False]
 
-    def fails(work, rows, plan=None):
+    def fails(work, rows, plan=None, **_):
         if broken[0]:
             broken[0] = False
             raise RuntimeError("broken")
@@ -438,7 +438,7 @@ def test_a_prompt_whose_computation_failed_is_not_stored():
     driver = Driver(max_num_batched_tokens=16)
     run = driver.engine.runner.run
 
-    def fails(work, rows, plan=None):
+    def fails(work, rows, plan=None, **_):
         if len(driver.passes) == 1:
             raise RuntimeError("broken")
         return run(work, rows, plan)
