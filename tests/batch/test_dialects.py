@@ -31,3 +31,9 @@ def test_a_batch_has_no_stored_responses(tmp_path: Path) -> None:
     run(write(tmp_path / "in", [row]), tmp_path / "out")
     (answer,) = read(tmp_path / "out")
     assert answer["response"]["body"]["error"]["code"] == "response_not_found"
+
+
+def test_a_batch_embeds_texts(tmp_path: Path) -> None:
+    row = {**line("a"), "url": "/v1/embeddings", "body": {"input": ["Hello", "there"]}}
+    run(write(tmp_path / "in", [row]), tmp_path / "out")
+    assert [len(one["embedding"]) > 0 for one in bodies(tmp_path / "out")["a"]["data"]] == [True, True]

@@ -48,9 +48,9 @@ def test_a_line():
         (without("body"), "a", "there is no body; write {"),
         ({**GOOD, "method": "GET"}, "a", "method is 'GET'; write \"POST\""),
         (
-            {**GOOD, "url": "/v1/embeddings"},
+            {**GOOD, "url": "/v1/images"},
             "a",
-            "url is '/v1/embeddings'; inlay answers /v1/chat/completions and /v1/",
+            "url is '/v1/images'; inlay answers /v1/chat/completions and /v1/",
         ),
         ({**GOOD, "url": ["/v1/completions"]}, "a", "url is a list of 1; inlay answers"),
     ],

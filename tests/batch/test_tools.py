@@ -64,12 +64,12 @@ def test_what_is_not_for_batches_or_this_model(tmp_path: Path):
 
 
 def test_the_parser_may_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    with raises("parameter.invalid", ParameterError, names="'no_such_format'"):
-        BatchJob(input=tmp_path / "in", output=tmp_path / "out", names=["m"], tool_parser="no_such_format")
+    with raises("parameter.invalid", ParameterError, names="'xlam'"):
+        BatchJob(input=tmp_path / "in", output=tmp_path / "out", names=["m"], tool_parser="xlam")
     write(tmp_path / "in", [line("a", prompt="x")])
     command = ["batch", str(tmp_path / "in"), str(tmp_path / "out"), "--model", "random:tiny", "--tool-parser"]
-    assert main([*command, "no_such_format"]) == 2
-    assert "tool_parser is 'no_such_format'; it must be one of hermes" in capsys.readouterr().err
+    assert main([*command, "xlam"]) == 2
+    assert "tool_parser is 'xlam'; it must be one of hermes" in capsys.readouterr().err
     assert main([*command, "hermes"]) == 0
     assert main([*command, "mistral"]) == 2  # its answers would have been read in another way
     assert "holds answers of another tool parser" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -401,11 +402,12 @@ class EngineCore:
     def _forward(self, made: ForwardPass, hidden: list[Tensor] | None) -> Tensor:
         """Run the pass and return its logits. ``hidden`` receives the hidden states, see Runner.run."""
         plan = self._plans.plan_of(made)
+        more: dict[str, Any] = {} if hidden is None else {"hidden": hidden}
         if made.arrivals:
-            return self.runner.run(made.work, made.wanted, plan, await_layer=made.await_layer, hidden=hidden)
-        if self._in_flight is None:
-            return self.runner.run(made.work, made.wanted, plan, hidden=hidden)
-        return self.runner.run(made.work, made.wanted, plan, ids=self._in_flight.ids(made.decode), hidden=hidden)
+            more["await_layer"] = made.await_layer
+        elif self._in_flight is not None:
+            more["ids"] = self._in_flight.ids(made.decode)
+        return self.runner.run(made.work, made.wanted, plan, **more)
 
     def _next_batch(self, encoding: Encoding) -> None:
         """Queue an encoding for its next batch once this one is computed, behind the waiting jobs."""
