@@ -284,7 +284,10 @@ def test_parts_of_messages():
         ({"reuse": "anchored"}, "reuse 'anchored' is the same whatever is stored"),
         ({"reuse": "modular+healing:off"}, "reuse 'modular+healing:off' is the same whatever is stored"),
         ({"positions": "schema"}, "under positions 'schema' modules stand where their schema has them"),
-        ({"prompt_logprobs": 0}, "all of a prompt is computed where prompt_logprobs is asked for"),
+        (
+            {"prompt_logprobs": 0},
+            "all of a prompt is computed where prompt_logprobs or the mean of hidden states is asked for",
+        ),
     ],
 )
 def test_where_the_order_is_not_free_the_reason_is_given(asked, why):

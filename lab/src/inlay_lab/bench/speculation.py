@@ -37,7 +37,7 @@ from inlay.settings import check_choice
 from inlay.types import RequestOutput
 from inlay_lab.bench.machine import Meter, Progress, describe_machine, in_turns
 from inlay_lab.eval.documents import write_documents
-from inlay_lab.eval.reading import read_data
+from inlay_lab.eval.reading_data import read_data
 from inlay_lab.eval.words import Split, Words
 
 TASKS = ("quotes", "code", "agent", "story")
