@@ -92,11 +92,11 @@ def test_what_others_have_written_is_brought_up_for_those_in_line(monkeypatch):
     get, run = shared.SharedTier.get, Runner.run
     monkeypatch.setattr(shared.SharedTier, "get", lambda *asked: (came.set(), get(*asked))[1])
 
-    def run_slowly(*asked):
+    def run_slowly(*asked, **more):
         steps.append(asked)
         if 3 <= len(steps) <= 10 and came.wait(2):  # the server's answer takes effect between two steps
             in_time.append(len(steps))
-        return run(*asked)
+        return run(*asked, **more)
 
     llm = make(None, max_num_seqs=1, store_shared=server.address)
     llm.add_schema(UNION, encode=False)

@@ -311,11 +311,11 @@ def test_what_waits_for_a_place_is_read_meanwhile(store, expected, monkeypatch):
     monkeypatch.setattr(DiskTier, "get", lambda *asked: (began.set(), get(*asked))[1])
     run, steps, in_time = Runner.run, [], []
 
-    def run_slowly(*asked):
+    def run_slowly(*asked, **more):
         steps.append(asked)
         if len(steps) == 3:
             in_time.append(began.wait(20))
-        return run(*asked)
+        return run(*asked, **more)
 
     llm = make(store, max_num_seqs=1)
     llm.add_schema(SCHEMA, encode=False)

@@ -220,12 +220,12 @@ def test_a_model_that_fails_ends_the_batch_and_nothing_is_lost(tmp_path: Path, m
     source = write(tmp_path / "in", [line(str(n), prompt=f"Words {n}.") for n in range(20)])
     compute, steps = Runner.run, 0
 
-    def fails_later(self: Runner, *arguments: Any):
+    def fails_later(self: Runner, *arguments: Any, **more: Any):
         nonlocal steps
         steps += 1
         if steps == 15:  # of which three probe whether shifts are exact
             raise RuntimeError("out of order")
-        return compute(self, *arguments)
+        return compute(self, *arguments, **more)
 
     monkeypatch.setattr(Runner, "run", fails_later)
     with raises("batch.model_failed", names="out of order"):
