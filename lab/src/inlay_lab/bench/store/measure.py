@@ -144,6 +144,7 @@ class Stored:
             setting.model,
             **place,
             store_codec=setting.codec,
+            reuse="anchored",  # the module is the only file
             kv_memory="2GiB",
             seed=0,
             max_num_batched_tokens=8192,
