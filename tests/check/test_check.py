@@ -122,7 +122,7 @@ def test_the_drift_is_that_of_distributions():
     llm.add_schema(TRIP, replace=True)
     params = SamplingParams(temperature=0, max_tokens=4)
     said = [output.outputs[0].token_ids for output in llm.generate(prompts, params, reuse="off")]
-    wanted, seen = (llm.distributions(prompts, said, reuse=reuse) for reuse in ("off", "anchored"))
+    wanted, seen = (llm.distributions(prompts, said, reuse=reuse) for reuse in ("off", "primed"))
     divergences = [divergence(*pair) for pair in zip(wanted, seen, strict=True)]
     assert found.rows[0].kl == pytest.approx(sum(divergences) / 2, rel=1e-3)
     assert found.rows[0].kl_high == pytest.approx(mean_bound([divergences]), rel=1e-3)

@@ -65,7 +65,7 @@ def test_batch(checkpoint: str, capsys):
     _, err = command(capsys, "batch", "in", "out", "--model", checkpoint, "--generation-config", "off", status=2)
     assert "out: holds answers of another generation config; give another output, or delete it and out.state" in err
     _, err = command(capsys, "batch", "in", "none", "--model", checkpoint, "--generation-config", "on", status=2)
-    assert "generation_config is 'on'; use one of auto, off" in err
+    assert "generation-config is 'on'; use one of auto, off" in err
 
 
 def test_serve(checkpoint: str):

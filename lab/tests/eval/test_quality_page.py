@@ -24,7 +24,7 @@ LINES = [
 EVALS = [line for line in LINES if line.startswith("inlay eval modular-qa")]
 FILES = [shlex.split(line)[1] for line in LINES if line.startswith("python ")]
 READING = [line for line in LINES if line.startswith("inlay eval reading")]
-TTFT = [line for line in LINES if line.startswith("inlay bench ttft") and "--reuse" in line]
+TTFT = [line for line in LINES if line.startswith("inlay bench ttft") and "profiled" in line]
 HEALING = "--healing"
 
 
