@@ -55,7 +55,7 @@ def test_a_process_that_starts_anew_encodes_nothing(cache):
     command = [sys.executable, "-m", "inlay", "run", SCHEMA, "--prompt", PROMPT, "--max-tokens", "4", "--json"]
     said = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(2)]
     first, second = (json.loads(process.stdout) for process in said)
-    assert first["encoded_tokens"] == first["cached_tokens"] > 100
+    assert first["encoded_tokens"] >= first["cached_tokens"] > 100  # with the primer
     assert first["tiers"] == {"device": first["cached_tokens"], "disk": 0}
     assert (second["encoded_tokens"], second["text"]) == (0, first["text"])
     assert second["tiers"] == {"device": 0, "disk": first["cached_tokens"]}
