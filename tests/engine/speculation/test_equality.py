@@ -127,6 +127,7 @@ def compare(family: str, settings: dict[str, Any], seed: int, count: int, folder
     """Answer random requests with and without drafts. Returns the number of answers."""
     loaded = tiny(family)
     names: list[str | None] = [None]
+    settings = {"reuse": "anchored", **settings}
     if seed % 3 == 0:
         settings = settings | {"adapters": {"x": write_adapter(folder / f"{family}-{seed}", loaded, seed=1)}}
         names = [None, "x"]
