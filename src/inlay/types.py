@@ -255,11 +255,11 @@ class SegmentState:
 
 @dataclass(frozen=True, slots=True)
 class CachedText:
-    """What a text would find in the cache as a marked part of a prompt.
+    """The stored tokens of a text, as the only marked part of a message.
 
     Args:
         tokens: of the text.
-        form: how it would be read: "primed", "anchored" or "isolated".
+        form: of its stored segment, else of the one that would be stored: "primed", "anchored" or "isolated".
         resident: the tokens that are stored, by their nearest tier: "pool", "host", "disk", "shared". An engine of a
             cluster reports "stored".
         compute_s: seconds to compute the tokens that are not stored. None before the engine has measured a pass.

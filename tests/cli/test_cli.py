@@ -36,6 +36,15 @@ def run(capsys, *arguments: str) -> tuple[int, str, str]:
     return status, out, err
 
 
+def test_a_missing_package_is_one_sentence(files, capsys, monkeypatch):
+    monkeypatch.delitem(sys.modules, "inlay.cli.sources", raising=False)
+    monkeypatch.setitem(sys.modules, "pydantic_settings", None)  # a dependency that came after the installation
+    status, out, err = run(capsys, "config", "show")
+    assert (status, out) == (2, "")
+    assert "'pydantic_settings'" in err
+    assert "Traceback" not in err
+
+
 def test_run_prints_the_answer_and_a_table(files, capsys):
     status, out, _ = run(capsys, "run", "s.xml", "--prompt", "p.xml", "--max-tokens", "5")
     assert status == 0

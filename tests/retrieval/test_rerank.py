@@ -50,6 +50,13 @@ def test_negative_settings_are_rejected(wrong):
     assert error.value.code == "retrieval.wrong_setting"
 
 
+@pytest.mark.parametrize(("relevance", "value"), [([1.0, float("nan")], [0, 0]), ([1.0, 0.5], [float("nan"), 0])])
+def test_a_number_that_is_nan_is_rejected(relevance, value):
+    with pytest.raises(ParameterError) as error:
+        rerank(relevance, value, epsilon=0.5, most=2)
+    assert error.value.code == "retrieval.wrong_setting"
+
+
 def test_lists_of_different_lengths_are_rejected():
     with pytest.raises(ParameterError) as error:
         rerank([1.0, 2.0], [1.0], epsilon=0, most=1)

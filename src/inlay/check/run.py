@@ -245,8 +245,8 @@ class Check:
 def check_model(llm: LLM, setting: CheckSetting, progress: Callable[[int, int], None] | None = None) -> Check:
     """Compare policies with full prefill on a model. The cheapest policies are compared first.
 
-    ``CheckSetting.seconds`` limits the wall time. The result then holds the measurements up to there, and so it does
-    after a KeyboardInterrupt that comes behind the first measurement.
+    ``CheckSetting.seconds`` limits the wall time. The result then holds the measurements made so far. The same
+    holds after a KeyboardInterrupt, unless it comes before the first measurement.
 
     Args:
         llm: The model, with ``promotion_memory=0`` and without a store that outlives it.

@@ -87,7 +87,7 @@ def unpin(
 def evict(
     keys: _Keys = None, every: _All = False, store: _Folder = None, url: _Url = None, api_key: _ApiKey = None
 ) -> None:
-    """Remove segments, pinned ones too: of a folder, what a process has in its memory stays; of a server, all goes."""
+    """Remove segments, pinned ones too. Processes keep their copies in memory; a server (--url) removes them."""
     with _opened(store, url, api_key) as cache:
         if every and not keys:
             segments, size, left = cache.evict_all()

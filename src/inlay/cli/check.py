@@ -78,7 +78,7 @@ def check(
 ) -> None:
     """Compare reuse policies with full prefill on a model itself, and recommend one.
 
-    What was measured is kept for the policy 'auto' (docs/guides/check-prompts.md).
+    The results are kept for the policy 'auto' (docs/guides/check-prompts.md).
     """
     within = Tolerance.parse(tolerance, f"--tolerance {clip(tolerance)}")
     policy = policy_of(reuse, recompute, promote, across_adapters)

@@ -141,6 +141,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error))
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", status=130)
+    except ModuleNotFoundError as error:  # a checkout was updated and not installed again, or a plugin's package
+        if (error.name or "inlay").partition(".")[0] == "inlay":
+            raise
+        return _fail(f"no module named '{error.name}'; install inlay again (in a checkout: pip install .)")
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

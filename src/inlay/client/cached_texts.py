@@ -1,4 +1,4 @@
-"""What texts would find in the cache, for retrievers that choose between texts of equal relevance."""
+"""Counts the stored tokens of texts, for retrievers that choose between texts of equal relevance."""
 
 from __future__ import annotations
 

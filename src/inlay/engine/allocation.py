@@ -324,7 +324,7 @@ def _lay_modules(
     encoded: dict[bytes, tuple[SlotRange, ...]] = {}
     at = 0
     context = PlanContext()
-    laid: tuple[SegmentSpec, ...] = ()  # the modules in ``context``; most modules extend the context of the one before
+    laid: tuple[SegmentSpec, ...] = ()  # the modules in ``context``, which most modules extend
     for spec, found in lookup.missing:
         assert not spec.detached, "moved text is read while it is stored, and never encoded"
         done, left = found.tokens, len(spec.ids) - found.tokens

@@ -18,7 +18,7 @@ from inlay.prompt.recompute import Profiles, RecomputedTokens, Scores, choose_to
 from inlay.prompt.request import FORMS, EngineRequest, PromptPart
 from inlay.types import Usage
 
-#: The number of tokens that many texts share behind the same modules, such as the words around a question.
+#: Unrelated texts behind the same modules often share this many tokens, such as the words around a question.
 _FEW = 16
 
 _HOUR_S = 3600.0

@@ -351,7 +351,7 @@ class SegmentStore:
     def _victims(self, chunks: int, urgent: bool) -> list[tuple[Segment, int]]:
         """Like ``victims``, but only those that need no copy, if others must be copied first.
 
-        Each call so has less left to copy, however soon the lower tier drops some of it.
+        So each further call has less to copy, even if the lower tier soon drops some copies.
         """
         order, demotion = self._index.by_use, self.demotion
         if demotion is not None and urgent:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isnan
 
 from inlay.errors import ParameterError
 
@@ -11,20 +12,20 @@ def rerank(relevance: Sequence[float], value: Sequence[float], *, epsilon: float
     """Choose texts, the most relevant first; within ``epsilon``, prefer texts of high value.
 
     The text at place i is at most ``epsilon`` less relevant than the i-th most relevant text. Among all choices with
-    this bound, the result has the highest sum of values: the sets of texts that a place may take grow from place to
-    place, so taking the best one at each place is optimal.
+    this bound, the result has the highest sum of values. A place may take every text that an earlier place could take.
+    So the best open text at each place is optimal.
 
     Args:
-        relevance: of each text, in the retriever's unit. Higher is better.
-        value: of each text, such as the seconds that its stored KV saves.
+        relevance: one number per text, in the retriever's unit. Higher is better.
+        value: one number per text, such as the seconds that its stored KV saves.
         epsilon: the most relevance to lose at a place, in the unit of ``relevance``. 0 keeps the retriever's choice.
-        most: the number of texts to choose.
+        most: the number of texts to choose. All texts, if there are fewer.
 
     Returns:
         Indices of the chosen texts, by falling relevance.
 
     Raises:
-        ParameterError: the lists differ in length, or ``epsilon`` or ``most`` is negative.
+        ParameterError: the lists differ in length, a number is NaN, or ``epsilon`` or ``most`` is negative.
     """
     if len(relevance) != len(value):
         raise ParameterError(
@@ -36,6 +37,11 @@ def rerank(relevance: Sequence[float], value: Sequence[float], *, epsilon: float
             f"epsilon is {epsilon} and most is {most}; give numbers that are not negative",
             code="retrieval.wrong_setting",
         )
+    for name, numbers in (("relevance", relevance), ("value", value)):
+        if (wrong := next((place for place, number in enumerate(numbers) if isnan(number)), None)) is not None:
+            raise ParameterError(
+                f"{name}[{wrong}] is NaN; give a number for every text", code="retrieval.wrong_setting"
+            )
     ranked = sorted(range(len(relevance)), key=lambda index: -relevance[index])
     chosen: list[int] = []
     open_to: list[int] = []  # texts that this place may take, and no earlier place took

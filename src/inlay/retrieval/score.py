@@ -10,7 +10,7 @@ from typing import Any
 
 from inlay.retrieval.parts import part_text
 
-#: Returns a value for each text: what its stored KV saves.
+#: Returns a value for each text: the time that its stored KV saves.
 Scorer = Callable[[Sequence[str]], Sequence[float]]
 
 _MOST = 1_000  # texts of a request

@@ -43,7 +43,7 @@ class Draft:
 class _Finder:
     """Finds the end of one answer in its texts, and counts how often the text went on as the answer did.
 
-    A lookup runs in every step of every answer, so it makes nothing until a draft pays.
+    A lookup runs in every step of every answer, so no draft is made before it pays.
 
     Attributes:
         request: the answer.
