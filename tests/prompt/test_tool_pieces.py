@@ -201,7 +201,7 @@ def test_a_prompt_whose_moved_text_is_gone_computes_it() -> None:
 
 
 def test_agents_in_a_pool_that_is_too_small_for_all_of_them() -> None:
-    llm = LLM(tool_model("qwen"), kv_memory="3MiB", seed=0)
+    llm = LLM(tool_model("qwen"), kv_memory="640KiB", seed=0)
     draw = random.Random(0)
     tools = [tool(name) for name in ("read", "write", "list", "delete")]
     histories = [[{"role": "user", "content": f"Agent {n}: describe the files. " * 4}] for n in range(4)]
