@@ -39,6 +39,27 @@ def test_what_was_written_comes_back_after_it_has_gone(disk):
     site.close()
 
 
+def test_a_copied_segment_holds_room_until_it_is_released(disk, monkeypatch):
+    """Otherwise a request that finds no room in between would be refused, although the room is about to come back."""
+    site, copied, go_on = Site([disk]), threading.Event(), threading.Event()
+
+    def put(tier, *args):
+        copied.set()
+        assert go_on.wait(60)
+
+    monkeypatch.setattr(DiskTier, "put", put)
+    site.compute(ONE)
+    assert copied.wait(60)
+    before = site.residency.room_version
+    assert site.residency.holding
+    site.residency.poll()
+    assert not site.residency.holding
+    assert site.residency.room_version != before
+    go_on.set()
+    site.written()
+    site.close()
+
+
 def test_device_host_disk(disk):
     """A segment is written to all tiers and read from the nearest. A read from disk copies it to the host too."""
     host = MemoryTier()

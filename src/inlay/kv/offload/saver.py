@@ -40,6 +40,7 @@ class _Save:
     hold: Hold
     state: StoredState | None = None
     copied: bool = False
+    released: bool = False
     over: bool = False
     given_up: bool = False
 
@@ -68,9 +69,9 @@ class Saver:
 
     @property
     def copying(self) -> bool:
-        """True if a segment is referenced until it is copied."""
+        """True while a segment is referenced for its copy. ``poll`` releases it once it is copied."""
         saving = self._saving
-        return saving is not None and not saving.copied
+        return saving is not None and not saving.released
 
     @property
     def waiting(self) -> int:
@@ -164,6 +165,7 @@ class Saver:
 
     def _let_go(self, save: _Save) -> None:
         save.hold.release()
+        save.released = True
         if save.state is not None and self._store.states is not None:
             self._store.states.release(save.state)
             save.state = None
