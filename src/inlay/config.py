@@ -177,6 +177,14 @@ class EngineConfig:
         commands=(*ANSWERING, BATCH),
         checked=parse_bytes,
     )
+    state_interval: int = setting(
+        0,
+        "For models with recurrent layers, the distance in tokens at which states of every prompt are kept, besides "
+        "those at the ends of modules and messages. A prompt that leaves a stored one in between continues there. 0 "
+        "keeps none. Such states take at most an eighth of state_memory for each prompt.",
+        commands=(*ANSWERING, BATCH),
+        least=0,
+    )
     host_memory: int | str | None = setting(
         None,
         'The size of the host tier, in bytes or like "16GiB", or 0 for none. It holds modules that do not fit in a '

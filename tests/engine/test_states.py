@@ -134,6 +134,27 @@ def test_salts_hold(name):
     assert [driver.cached(prompt, salt=salt) for salt in ("one", "two")] == [0, 49]
 
 
+def test_states_are_kept_at_an_interval():
+    """A prompt that leaves a stored one in the middle continues at the last multiple before that place."""
+    plain, dense, prompt = StateDriver(), StateDriver(state_interval=20), ids(100)
+    for driver, found in ((plain, 0), (dense, 60)):
+        assert driver.cached(prompt) == 0
+        assert driver.cached(prompt[:70] + ids(30, 1)) == found
+        driver.audit()
+
+
+def test_states_at_an_interval_take_an_eighth_of_the_slots():
+    driver = StateDriver(slots=32, state_interval=10)
+    driver.cached(ids(200), tokens=1)
+    assert driver.states.stored <= 32 // 8 + 2  # and those before the end of the prompt and behind the answer
+
+
+def test_a_model_without_states_refuses_an_interval():
+    with pytest.raises(ParameterError) as refused:
+        LLM(tiny_llama("llama"), state_interval=64)
+    assert refused.value.code == "parameter.conflict"
+
+
 def test_off_neither_reads_nor_keeps_states():
     driver, prompt = StateDriver(), ids(50)
     assert [driver.cached(prompt, reuse="off") for _ in range(2)] == [0, 0]

@@ -152,6 +152,7 @@ class InProcessClient:
             residency=self.residency,
             kept=config.kept,
             pin_share=config.pin_memory,
+            state_interval=config.state_interval,
             prefetch_likely=config.prefetch == "likely",
         )
         self.factory = RequestFactory(
@@ -341,11 +342,12 @@ def _owner(device: torch.device) -> str:
 def _check_states(loaded: LoadedModel, config: EngineConfig) -> None:
     """Raise ParameterError for settings that do not fit a model with, or without, recurrent layers."""
     why = loaded.spec.recurrent
-    if why is None and config.state_memory is not None:
-        raise ParameterError(
-            f"state_memory is {config.state_memory!r}, and {loaded.name} has no recurrent layers; leave it out",
-            code="parameter.conflict",
-        )
+    for name, value in (("state_memory", config.state_memory), ("state_interval", config.state_interval)):
+        if why is None and value not in (None, 0):
+            raise ParameterError(
+                f"{name} is {value!r}, and {loaded.name} has no recurrent layers; leave it out",
+                code="parameter.conflict",
+            )
     asked = {
         "compile is set": config.compile,
         f"shadow is {config.shadow:g}": bool(config.shadow),

@@ -47,7 +47,7 @@ class EngineCore:
         speculator: makes drafts of answers. None for one token a pass.
         meter: compares recomputations on requests in idle time. None to compare none.
         residency: see KVCacheManager. None for no tiers below the pool.
-        kept, pin_share, prefetch_likely: see KVCacheManager.
+        kept, pin_share, state_interval, prefetch_likely: see KVCacheManager.
 
     Attributes:
         observers: called for every step that computes something.
@@ -71,6 +71,7 @@ class EngineCore:
         residency: Residency | None = None,
         kept: Kept = Kept.SCHEMAS,
         pin_share: float = 0.25,
+        state_interval: int = 0,
         prefetch_likely: bool = False,
     ) -> None:
         self.store = store
@@ -84,6 +85,7 @@ class EngineCore:
             self.residency,
             kept=kept,
             pin_share=pin_share,
+            state_interval=state_interval,
             prefetch_likely=prefetch_likely,
             profiles=None if profiler is None else profiler.profiles,
             derived=[each for each in (promoter, profiler, earlier) if each is not None],

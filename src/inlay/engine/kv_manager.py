@@ -59,6 +59,7 @@ class KVCacheManager:
         residency: the tiers below the pool.
         kept: which segments these tiers may hold.
         pin_share: see Retention.
+        state_interval: see mark_prompt.
         prefetch_likely: True to prefetch the segments that are likely to be read, too.
         profiles: the deviation profiles of modules. None for none.
         derived: see Retention. The profiles are added to them.
@@ -81,12 +82,14 @@ class KVCacheManager:
         *,
         kept: Kept = Kept.SCHEMAS,
         pin_share: float = 0.25,
+        state_interval: int = 0,
         prefetch_likely: bool = False,
         profiles: KnownProfiles | None = None,
         derived: Sequence[DerivedData] = (),
     ) -> None:
         self.profiles = KnownProfiles() if profiles is None else profiles
         self._store = store
+        self._state_interval = state_interval
         self.residency = residency
         self._lower = LowerTiers(store, residency, kept=kept)
         self.prefetcher = Prefetcher(store, residency, self._lower, likely=prefetch_likely)
@@ -231,7 +234,7 @@ class KVCacheManager:
             origins = (segment.origin for segment in lookup.modules[spec.key][1].segments)
             request.prompt.follows(frozenset(key for each in origins if each is not None for key in each.modules))
         if allocation.state is not None:
-            mark_prompt(allocation.state, request.prompt.request.parts, composed, lookup)
+            mark_prompt(allocation.state, request.prompt.request.parts, composed, lookup, self._state_interval)
         allocation.arrivals = arrivals
         allocation.arrived = tuple(run for arrival in arrivals for run in arrival.slots)
         self._store.pool.share(allocation.arrived)

@@ -135,17 +135,27 @@ def public_prefix(parts: Iterable[PromptPart], composed: ComposedPrompt, keys: K
     return SegmentSpec(run.ids, run.start, run.before, run.continues, parent=None, key=key, record=run.after(tokens))
 
 
-def mark_prompt(state: RecurrentState, parts: Iterable[PromptPart], composed: ComposedPrompt, lookup: Lookup) -> None:
-    """Choose the tokens of a prompt behind which a state is kept."""
+def mark_prompt(
+    state: RecurrentState, parts: Iterable[PromptPart], composed: ComposedPrompt, lookup: Lookup, interval: int = 0
+) -> None:
+    """Choose the tokens of a prompt behind which a state is kept.
+
+    Args:
+        interval: keep a state behind every multiple of this number of tokens as well. 0 for none.
+    """
     ends, at = [], 0
     for part in parts:
         at += len(part.ids)
         if part.marked:
             ends.append(at)
-    most = min(MOST_MARKS, max(1, state.pool.slots // _SHARE))
-    for tokens in ends[-most:]:
+    share = max(1, state.pool.slots // _SHARE)
+    for tokens in ends[-min(MOST_MARKS, share) :]:
         state.mark(tokens)
     if lookup.stored_tokens > lookup.state_tokens:
         state.mark(lookup.stored_tokens)
+    end = sum(len(part.ids) for part in composed if isinstance(part, NewSpan))
+    if interval:
+        for tokens in range(interval, end, interval)[-share:]:
+            state.mark(tokens)
     # Another request with the same prompt computes the last token for its logits, so it needs the state before it.
-    state.mark(sum(len(part.ids) for part in composed if isinstance(part, NewSpan)) - 1)
+    state.mark(end - 1)
