@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from inlay.models import linear
 from inlay.models.linear import (
     DirectLinear,
     PackedLinear,
+    WidenedLinear,
     can_multiply,
     can_pack,
     joined,
@@ -126,6 +128,41 @@ def test_inputs_need_not_be_contiguous(dtype):
     assert close(packed(weight, None)(x), exact(x, weight, None))
 
 
+@settings(max_examples=examples(40), deadline=None)
+@given(st.integers(0, 60), sizes, st.integers(1, 200), st.booleans())
+def test_widened_layers_compute_what_linear_layers_do(rows, inputs, outputs, biased):
+    """Few rows and many, blocks that do not divide the outputs, rows that lie apart."""
+    torch.manual_seed(inputs * 100 + outputs)
+    x = torch.randn(rows, inputs + 3).bfloat16()[:, :inputs]
+    weight = torch.randn(outputs, inputs).bfloat16()
+    bias = torch.randn(outputs).bfloat16() if biased else None
+    layer = WidenedLinear(weight, bias)
+    layer._step = 64  # a block of real sizes is megabytes
+    found = layer(x)
+    assert found.shape == (rows, outputs)
+    assert found.dtype == torch.bfloat16
+    assert close(found, exact(x, weight, bias))
+
+
+def test_widened_layers_share_the_weight_between_threads():
+    """Each thread has a block of its own: the products of several threads at once are right."""
+    layers = [WidenedLinear(torch.randn(300, 96).bfloat16()) for _ in range(4)]
+    x = torch.randn(40, 96).bfloat16()
+    expected = [exact(x, layer._weight, None) for layer in layers]
+    with ThreadPoolExecutor(4) as threads:
+        for found, right in zip(
+            threads.map(lambda layer: [layer(x) for _ in range(20)], layers), expected, strict=True
+        ):
+            assert all(close(each, right) for each in found)
+
+
+def test_a_processor_without_products_of_bf16_widens(monkeypatch):
+    monkeypatch.setattr(linear, "can_multiply", lambda weight: False)
+    monkeypatch.setattr(linear, "can_pack", lambda dtype: False)
+    assert isinstance(packed(torch.ones(4, 3).bfloat16(), None), WidenedLinear)
+    assert type(packed(torch.ones(4, 3), None)) is nn.Linear
+
+
 def test_where_neither_kernel_nor_onednn_can_have_it_the_layer_is_stock(monkeypatch):
     weight = torch.randn(4, 3, dtype=torch.float64)
     layer = packed(weight, None)
@@ -133,8 +170,8 @@ def test_where_neither_kernel_nor_onednn_can_have_it_the_layer_is_stock(monkeypa
     assert torch.equal(layer(torch.ones(2, 3).double()), nn.functional.linear(torch.ones(2, 3).double(), weight))
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     monkeypatch.setattr(linear, "can_multiply", lambda weight: False)
-    for dtype in DTYPES:
-        assert type(packed(weight.to(dtype), weight[:, 0].to(dtype))) is nn.Linear
+    assert type(packed(weight.float(), weight[:, 0].float())) is nn.Linear
+    assert type(packed(weight.bfloat16().t(), None)) is nn.Linear, "its blocks do not lie together"
 
 
 def test_several_layers_become_one():
