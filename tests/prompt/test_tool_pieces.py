@@ -11,6 +11,7 @@ from inlay import LLM, SamplingParams
 from inlay.engine.background.profiles import KnownProfiles
 from inlay.engine.order import OrderChooser
 from inlay.engine.prompt_state import PromptState
+from inlay.kv import store
 from inlay.kv.identity import KeyMaker
 from inlay.policy import ReusePolicy
 from inlay.prompt.composed import CachedSpan
@@ -198,6 +199,18 @@ def test_a_prompt_whose_moved_text_is_gone_computes_it() -> None:
     assert not state.moved
     lengths = (part.length if isinstance(part, CachedSpan) else len(part.ids) for part in state.composed)
     assert sum(lengths) == len(state.request.ids)
+
+
+def test_a_prompt_of_many_moved_pieces_is_hashed_once(monkeypatch) -> None:
+    """The work of composing grows with the prompt, not with the prompt times its pieces."""
+    llm, draw, windows = LLM(tool_model("qwen"), kv_memory="32MiB", seed=0), random.Random(0), store.windows_of
+    pieces = ["".join(draw.choices("abcdefgh ", k=90)) for _ in range(10)]
+    usage(llm, asked(READ, WRITE, messages=[{"role": "user", "content": " and ".join(pieces)}]))
+    hashed = []
+    monkeypatch.setattr(store, "windows_of", lambda ids: (hashed.append(len(ids)), windows(ids))[1])
+    found = usage(llm, asked(WRITE, READ, messages=[{"role": "user", "content": ", ".join(reversed(pieces))}]))
+    assert found.moved_tokens > 700
+    assert sum(hashed) <= 2 * found.prompt_tokens  # composed twice: when it is prepared, and when it is admitted
 
 
 def test_agents_in_a_pool_that_is_too_small_for_all_of_them() -> None:

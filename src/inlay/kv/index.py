@@ -253,14 +253,13 @@ class PrefixIndex:
         """End a segment behind ``tokens`` tokens and give up the index's share of the other chunks."""
         if self.listener is not None:
             self.listener.removed(segment)
-        self.texts.remove(segment)
+        self.texts.remove(segment, tokens)
         kept, gone = cut(segment.slots, 0, tokens), cut(segment.slots, tokens, segment.tokens - tokens)
         border = kept[-1].end - 1
         self._pool.free(_without(gone, border // self._pool.chunk_size, self._pool.chunk_size))
         if self._states is not None:
             self._states.drop(segment)
         segment.run, segment.slots = segment.run.prefix(tokens), kept
-        self.texts.add(segment)
         if self.listener is not None:
             self.listener.added(segment)
 

@@ -14,7 +14,7 @@ from inlay.kv.policies import PassCost, Policy, lru
 from inlay.kv.pool import KVPool
 from inlay.kv.segment import Hold, Origin, PrefixMatch, Segment, StoredState
 from inlay.kv.states import StatePool
-from inlay.kv.texts import LEAST_MOVED
+from inlay.kv.texts import LEAST_MOVED, WINDOW, Windows, windows_of
 from inlay.slots import SlotRange
 
 
@@ -109,9 +109,17 @@ class SegmentStore:
         """Changes whenever ``moved_text`` may give another answer."""
         return self._index.texts.version
 
-    def moved_text(self, owner: TextOwner, ids: Sequence[int]) -> MovedText | None:
-        """Return the first of these tokens that are stored as text of the owner behind other text, 32 at least."""
-        for offset, segment, into in self._index.texts.find(owner, ids):
+    def windows(self, ids: Sequence[int]) -> Windows:
+        """Hash a text for ``moved_text``."""
+        return windows_of(ids)
+
+    def moved_text(self, owner: TextOwner, ids: Sequence[int], windows: Windows) -> MovedText | None:
+        """Return the first of these tokens that are stored as text of the owner behind other text, 32 at least.
+
+        Args:
+            windows: of these tokens. Of a suffix, a suffix of the whole text's windows.
+        """
+        for offset, segment, into in self._index.texts.find(owner, windows[: max(0, len(ids) - WINDOW + 1)]):
             if segment.evicted:
                 continue
             before = 0

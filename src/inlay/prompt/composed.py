@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from inlay.kv.identity import Context, MovedText, SegmentSpec, TextOwner, TokenRun
 from inlay.prompt.request import EngineRequest, PromptPart
@@ -95,7 +98,9 @@ class StoredTexts(Protocol):
 
     def longest(self, run: TokenRun) -> HasTokens: ...
 
-    def moved_text(self, owner: TextOwner, ids: Sequence[int]) -> MovedText | None: ...
+    def windows(self, ids: Sequence[int]) -> npt.NDArray[np.uint64]: ...
+
+    def moved_text(self, owner: TextOwner, ids: Sequence[int], windows: npt.NDArray[np.uint64]) -> MovedText | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,14 +218,17 @@ def _moved(
         The text before these tokens, the tokens, and the text behind them. Empty if there are no such tokens.
     """
     found = texts.longest(run).tokens
-    text = texts.moved_text(owner, part.ids[found : len(part.ids) - last])
+    windows = texts.windows(part.ids) if part.windows is None else part.windows
+    text = texts.moved_text(owner, part.ids[found : len(part.ids) - last], windows[found:])
     if text is None:
         return []
     first = found + text.offset
     end = first + text.length
     before = replace(part, ids=part.ids[:first], instead=min(part.instead, first), settled=True)
     read = _TokenStretch(part.ids[first:end], part.start + first, text.spec, part.salt, first=text.first, form="moved")
-    behind = replace(part, ids=part.ids[end:], start=part.start + end, instead=max(0, part.instead - end))
+    behind = replace(
+        part, ids=part.ids[end:], start=part.start + end, instead=max(0, part.instead - end), windows=windows[end:]
+    )
     return [each for each in (before, read, behind) if each.ids]
 
 
@@ -248,6 +256,7 @@ class _TokenStretch:
         form: see ``PromptPart``.
         instead: see ``NewSpan``.
         settled: True for own text that is not looked for behind other text.
+        windows: the hashes of the tokens, so that a text with many moved pieces is hashed once. None: not hashed yet.
     """
 
     ids: tuple[int, ...]
@@ -260,6 +269,7 @@ class _TokenStretch:
     form: str = ""
     instead: int = 0
     settled: bool = False
+    windows: npt.NDArray[np.uint64] | None = field(default=None, compare=False)
 
     def goes_on_in(self, other: _TokenStretch) -> bool:
         """True if both are one run of tokens that the request computes."""
