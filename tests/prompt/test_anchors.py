@@ -9,7 +9,10 @@ import torch
 
 from inlay import LLM, SamplingParams
 from inlay.prompt.anchors import SeenAnchors
+from inlay.prompt.chat_options import ChatOptions
+from inlay.prompt.inputs import Conversation
 from inlay.prompt.request import EngineRequest
+from tests.api.tool_templates import tool_model
 from tests.conftest import tiny
 
 ONE = SamplingParams(temperature=0, max_tokens=1)
@@ -152,29 +155,96 @@ def test_a_request_with_other_versions_survives_the_wire():
     ]
 
 
+FAMILIES = ("qwen", "llama", "mistral")
+SHORT = ("You are a cook.", "Translate into French.", "You sell cars, and never say a price.", "Be brief.", "")
+LONG = (
+    "You answer questions about the harbour for the crew of a ship. Use the documents below, and nothing else. It is "
+    "Monday. Say so if no document has the answer. Write two sentences at most, and name the document."
+)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_short_texts_of_two_applications_are_no_versions_under_any_template(family):
+    llm = LLM(tool_model(family), kv_memory="16MiB", seed=0)
+    for text in SHORT:
+        for documents in ((DOCUMENT, OTHER), (OTHER, DOCUMENT)):
+            assert usage(llm, asked(text, *documents)).reanchored_tokens == 0, text
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("Monday", "Thursday"),
+        ("nothing else. ", "nothing else. The harbour master is on leave. "),
+        ("Say so ", "Tell "),
+    ],
+)
+def test_a_small_edit_of_a_long_text_is_a_version_under_every_template(family, old, new):
+    llm = LLM(tool_model(family), kv_memory="16MiB", seed=0)
+    usage(llm, asked(LONG, DOCUMENT, OTHER))
+    used = usage(llm, asked(LONG.replace(old, new), DOCUMENT, OTHER))
+    assert used.reanchored_tokens == len(llm.encoder.text(DOCUMENT)) + len(llm.encoder.text(OTHER))
+
+
+def test_a_text_that_the_template_rewrites_counts_as_the_callers():
+    rewrites = (
+        "{{ messages[0].content | upper }}" + "-" * 200 + "{% for m in messages[1:] %}{{ m.content }}{% endfor %}"
+    )
+    llm = LLM(tool_model("qwen"), kv_memory="16MiB", seed=0, chat_template=rewrites)
+    for text in SHORT[:-1]:
+        assert usage(llm, asked(text, DOCUMENT, OTHER)).reanchored_tokens == 0, text
+    usage(llm, asked(LONG, DOCUMENT, OTHER))
+    assert usage(llm, asked(LONG.replace("Monday", "Thursday"), DOCUMENT, OTHER)).reanchored_tokens > 0
+
+
+def test_values_of_template_variables_count_as_the_callers():
+    named = "{{ persona }}" + "-" * 200 + "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    llm = LLM(tool_model("qwen"), kv_memory="16MiB", seed=0, chat_template=named)
+    for persona in ("a cook", "the captain of a ship"):
+        options = ChatOptions(variables={"persona": persona})
+        chat = Conversation(asked("Be brief.", DOCUMENT, OTHER), options=options)
+        assert usage(llm, chat).reanchored_tokens == 0
+
+
+def test_the_lookup_alone_records_nothing():
+    seen = SeenAnchors()
+    first, second = anchor(*range(40)), anchor(*range(39), 99)
+    assert seen.base_of("", *first) is None
+    seen.note("", *first)
+    for _ in range(40):
+        assert seen.base_of("", *second) == first[0]
+    for _ in range(31):
+        assert seen.note("", *second) is not None
+    assert seen.base_of("", *second) is None, "it becomes the base now"
+    assert seen.note("", *second) is None
+
+
 def anchor(*tokens: int):
-    return ((tokens, False),)
+    """An anchor of one part, and its tokens as the caller's."""
+    return ((tokens, False),), tokens
 
 
 def test_a_version_that_comes_again_and_again_is_the_base_of_later_ones():
     seen = SeenAnchors()
     first, second, third = (anchor(*range(20), number, *range(20, 30)) for number in (100, 101, 102))
-    assert seen.note("", first) is None
+    assert seen.note("", *first) is None
     for time in range(31):
-        changed = seen.note("", second)
+        changed = seen.note("", *second)
         assert changed is not None, time
-        assert (changed.base, changed.first, changed.tokens, changed.news) == (first, 20, 31, time == 0)
-    assert seen.note("", second) is None
-    changed = seen.note("", third)
+        assert (changed.base, changed.first, changed.tokens, changed.news) == (first[0], 20, 31, time == 0)
+    assert seen.note("", *second) is None
+    changed = seen.note("", *third)
     assert changed is not None
-    assert (changed.base, changed.news) == (second, False)
+    assert (changed.base, changed.news) == (second[0], False)
 
 
 def test_parts_of_an_anchor_are_kept_with_their_marks():
     seen = SeenAnchors()
     parts = (((1, 2, 3), False), ((4, 5), True), ((6, 7, 8, 9), False))
-    seen.note("", parts)
-    changed = seen.note("", (*parts[:2], ((6, 7, 8, 10), False)))
+    own = range(20)
+    seen.note("", parts, own)
+    changed = seen.note("", (*parts[:2], ((6, 7, 8, 10), False)), own)
     assert changed is not None
     assert changed.base == parts
 
@@ -182,11 +252,11 @@ def test_parts_of_an_anchor_are_kept_with_their_marks():
 def test_the_table_is_bounded():
     seen = SeenAnchors(max_bytes=20_000)
     for number in range(1_000):
-        seen.note(f"salt {number}", anchor(*range(number, number + 100)))
-    assert seen.note("salt 0", anchor(*range(99), 7)) is None, "forgotten"
-    assert seen.note("salt 999", anchor(*range(999, 1_098), 7)) is not None
+        seen.note(f"salt {number}", *anchor(*range(number, number + 100)))
+    assert seen.note("salt 0", *anchor(*range(99), 7)) is None, "forgotten"
+    assert seen.note("salt 999", *anchor(*range(999, 1_098), 7)) is not None
     for number in range(1_000):
-        seen.note("one", anchor(*range(number * 1_000, number * 1_000 + 100)))
-    assert seen.note("one", anchor(*range(100))) is None, "of one salt, a few are kept"
-    seen.note("long", anchor(*range(100_000)))
-    assert seen.note("long", anchor(*range(99_999), 1)) is None, "an anchor beyond the bound is not kept"
+        seen.note("one", *anchor(*range(number * 1_000, number * 1_000 + 100)))
+    assert seen.note("one", *anchor(*range(100))) is None, "of one salt, a few are kept"
+    seen.note("long", *anchor(*range(100_000)))
+    assert seen.note("long", *anchor(*range(99_999), 1)) is None, "an anchor beyond the bound is not kept"

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from inlay import LLM, SamplingParams
 from inlay.errors import ParameterError
@@ -43,6 +45,46 @@ def test_stored_texts_are_found_in_the_form_they_would_be_read(reuse):
     assert second.compute_s > 0 == second.saved_s
     (output,) = llm.chat(chat(DOCUMENTS[2], DOCUMENTS[1]), SamplingParams(max_tokens=1), reuse=reuse)
     assert output.usage.cached_tokens >= third.tokens
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.sampled_from(DOCUMENTS), min_size=1, max_size=3, unique=True),
+            st.sampled_from(["", "It is Monday. ", "It is Thursday. "]),
+            st.sampled_from(["modular", "primed"]),
+        ),
+        min_size=2,
+        max_size=6,
+    )
+)
+def test_the_next_request_reads_what_the_scores_say(chats):
+    llm = LLM(tiny("llama"), kv_memory="16MiB")
+    for documents, day, reuse in chats:
+        system = {"role": "system", "content": day + SYSTEM["content"]}
+        texts = [f"{text}\n" for text in documents]
+        scores = llm.score_cached(texts, messages=[system], reuse=reuse, alone=len(texts) == 1)
+        messages = [system, {"role": "user", "content": marked_parts(documents, "Where?")}]
+        (output,) = llm.chat(messages, SamplingParams(max_tokens=1), reuse=reuse)
+        inexact = sum(one.resident_tokens for one in scores if one.form != "anchored")  # a lone document is exact
+        used = output.usage  # the first document may be stored exactly, as in full prefill, too
+        assert used.module_tokens <= inexact <= used.module_tokens + used.promoted_tokens, (documents, day, reuse)
+        exact = [one.resident_tokens for one in scores if one.form == "anchored"]
+        assert output.usage.exact_tokens >= sum(exact)
+    llm.shutdown()
+
+
+def test_a_text_that_was_read_only_alone_is_not_stored_beside_others():
+    llm = LLM(tiny("llama"), kv_memory="8MiB")
+    texts = [f"{text}\n" for text in DOCUMENTS[:2]]
+    llm.chat(chat(DOCUMENTS[0]), SamplingParams(max_tokens=1))
+    beside, alone = (llm.score_cached(texts, messages=[SYSTEM], alone=alone) for alone in (False, True))
+    assert [one.resident_tokens for one in beside] == [0, 0]
+    assert [one.resident_tokens for one in alone] == [alone[0].tokens, 0]
+    (output,) = llm.chat(chat(*reversed(DOCUMENTS[:2])), SamplingParams(max_tokens=1))
+    assert output.usage.module_tokens == 0
+    assert [one.resident_tokens > 0 for one in llm.score_cached(texts, messages=[SYSTEM])] == [True, True]
 
 
 def test_texts_behind_another_system_message_or_salt_are_not_found():
@@ -91,6 +133,9 @@ def test_a_tenant_scores_its_own_texts(site):
     asked = {"texts": [f"{text}\n" for text in DOCUMENTS[:2]], "messages": [SYSTEM]}
     status, _, mine = site.call("POST", SCORE, asked, key="ann")
     assert status == 200, mine
+    assert [row["resident_tokens"] > 0 for row in mine["data"]] == [False, False]
+    asked["alone"] = True
+    status, _, mine = site.call("POST", SCORE, asked, key="ann")
     assert [row["resident_tokens"] > 0 for row in mine["data"]] == [True, False]
     assert mine["data"][0]["resident"] == {"pool": mine["data"][0]["tokens"]}
     _, _, theirs = site.call("POST", SCORE, asked, key="bob")
@@ -105,6 +150,7 @@ def test_a_tenant_scores_its_own_texts(site):
         ({"texts": ["a"], "messages": "b"}, "messages"),
         ({"texts": ["a"], "messages": [{"role": "nobody"}]}, "messages[0].role"),
         ({"texts": ["a"], "epsilon": 1}, "epsilon"),
+        ({"texts": ["a"], "alone": 1}, "alone"),
         ([], None),
     ],
 )
@@ -116,7 +162,7 @@ def test_wrong_bodies_are_rejected_with_their_field(site, body, field):
 
 def test_the_scorer_asks_the_server_and_survives_its_absence(site):
     assert site.call("POST", CHAT, {"messages": chat(DOCUMENTS[0]), "max_tokens": 1})[0] == 200
-    scorer = CacheScorer(f"http://127.0.0.1:{site.port}/v1", api_key=site.keys["ann"], messages=[SYSTEM])
+    scorer = CacheScorer(f"http://127.0.0.1:{site.port}/v1", api_key=site.keys["ann"], messages=[SYSTEM], alone=True)
     found = scorer([f"{text}\n" for text in DOCUMENTS])
     assert scorer.error is None
     assert found[0] > 0 == found[1]

@@ -217,11 +217,12 @@ class AsyncLLM(CachedTextCalls):
         reuse: str | ReusePolicy | None = None,
         cache_salt: str | None = None,
         adapter: str | None = None,
+        alone: bool = False,
     ) -> list[CachedText]:
         """See ``LLM.score_cached``."""
         scope = Scope(check_salt(cache_salt), adapter=adapter)
         policy = self.policy(reuse, modules=True, adapter=adapter)
-        return await self._score_cached(texts, messages, policy, scope)
+        return await self._score_cached(texts, messages, policy, scope, alone=alone)
 
     async def pin(
         self,

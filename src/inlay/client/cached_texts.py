@@ -21,7 +21,7 @@ class CachedTextCalls(SchemaCalls):
     """The call behind ``LLM.score_cached``."""
 
     async def _score_cached(
-        self, texts: Sequence[str], messages: Sequence[Any], policy: ReusePolicy, scope: Scope
+        self, texts: Sequence[str], messages: Sequence[Any], policy: ReusePolicy, scope: Scope, *, alone: bool
     ) -> list[CachedText]:
         check_texts(texts)
         if not policy.modular:
@@ -29,7 +29,7 @@ class CachedTextCalls(SchemaCalls):
                 f"reuse is '{policy}', which reads no texts of their own; score texts under modular or primed",
                 code="policy.reads_no_modules",
             )
-        find = lambda: self.processor.marked_parts(texts, messages, policy, scope)  # noqa: E731
+        find = lambda: self.processor.marked_parts(texts, messages, policy, scope, alone=alone)  # noqa: E731
         parts = await self._waiting.work(self.pools.prompts, find, scope.cache_salt or None)
         specs = list({spec.key: spec for part in parts if part is not None for spec in part.candidates}.values())
         stored = await self._resident(specs, scope)
@@ -66,7 +66,8 @@ def check_texts(texts: Sequence[str]) -> None:
 def _scored(part: PromptPart | None, stored: dict[bytes, dict[str, int]], token_s: float | None) -> CachedText:
     if part is None:
         return CachedText(0, "", {}, 0.0, 0.0)
-    best = max(part.candidates, key=lambda spec: sum(stored.get(spec.key, {}).values()))
+    whole = (spec for spec in part.candidates if sum(stored.get(spec.key, {}).values()) == len(spec.ids))
+    best = next(whole, part.candidates[-1])  # the engine reads the first stored one, and encodes the last one
     resident = stored.get(best.key, {})
     held, tokens = sum(resident.values()), len(part.ids)
     cost = 0.0 if token_s is None else token_s

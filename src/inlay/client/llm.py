@@ -279,6 +279,7 @@ class LLM(CachedTextCalls):
         reuse: str | ReusePolicy | None = None,
         cache_salt: str | None = None,
         adapter: str | None = None,
+        alone: bool = False,
     ) -> list[CachedText]:
         """Return what each text would find in the cache as a marked part of a message, in the order given.
 
@@ -288,13 +289,15 @@ class LLM(CachedTextCalls):
             texts: candidates, such as retrieved documents. At most 1,000, with 4,000,000 characters.
             messages: the messages in front of them, usually the system message. Parts are stored behind it.
             reuse: a policy that reads modules; None for the default.
+            alone: True if each will be the only marked part of its message, which has a form of its own under
+                ``modular``. False for one of several.
 
         Raises:
             ParameterError: for wrong or too many texts, or a policy without modules.
         """
         scope = Scope(check_salt(cache_salt), adapter=adapter)
         policy = self.policy(reuse, modules=True, adapter=adapter)
-        return finish(self._score_cached(texts, messages, policy, scope))
+        return finish(self._score_cached(texts, messages, policy, scope, alone=alone))
 
     def pin(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,6 +18,8 @@ _MAX_ANCHORS = 4  # for one salt
 _SALT_BYTES = 512  # of an entry, without its anchors
 _TOKEN_BYTES = 4
 _SETTLED = 32  # requests in a row with one anchor, after which it becomes a base
+#: Versions of one text have at least this many tokens in common, and at least this share of the longer one.
+_LEAST_ALIKE, _SHARE_ALIKE = 16, 3 / 4
 
 Anchor = tuple[tuple[tuple[int, ...], bool], ...]
 """The parts of an anchor: their token ids, and True for marked ones."""
@@ -45,19 +48,21 @@ class _Base:
 
     Args:
         ids: its tokens, 4 bytes each.
+        own: the tokens of the caller's text in it, 4 bytes each.
         parts: the length of each part, and True for marked ones.
         latest: the hash of its latest version.
         times: how often in a row that version was used.
     """
 
     ids: bytes
+    own: bytes
     parts: tuple[tuple[int, bool], ...]
     latest: int
     times: int = 1
 
     @classmethod
-    def of(cls, anchor: Anchor, ids: bytes) -> _Base:
-        return cls(ids, tuple((len(part), marked) for part, marked in anchor), hash(ids))
+    def of(cls, anchor: Anchor, ids: bytes, own: bytes) -> _Base:
+        return cls(ids, own, tuple((len(part), marked) for part, marked in anchor), hash(ids))
 
     @property
     def anchor(self) -> Anchor:
@@ -67,12 +72,13 @@ class _Base:
             at += length
         return tuple(parts)
 
-    def comes(self, ids: bytes) -> int:
-        """Record a version. Returns how often in a row it was used."""
-        version = hash(ids)
-        self.times = self.times + 1 if version == self.latest else 1
-        self.latest = version
-        return self.times
+    def times_of(self, ids: bytes) -> int:
+        """Return how often in a row a version is used, if it is used now."""
+        return self.times + 1 if hash(ids) == self.latest else 1
+
+    def comes(self, ids: bytes) -> None:
+        """Record a use of a version."""
+        self.times, self.latest = self.times_of(ids), hash(ids)
 
 
 @dataclass(slots=True)
@@ -84,14 +90,15 @@ class _SaltAnchors:
 
     @property
     def bytes(self) -> int:
-        return _SALT_BYTES + sum(len(base.ids) for base in self.bases)
+        return _SALT_BYTES + sum(len(base.ids) + len(base.own) for base in self.bases)
 
 
 class SeenAnchors:
     """The latest anchors of each salt, in at most 4 MiB. Thread-safe.
 
-    Two anchors are versions of one text if their beginnings and ends match and at most half of it differs. The first
-    version is the base of the others. A version in 32 requests in a row becomes the new base.
+    Two anchors are versions of one text if the caller's text in them is the same, or the same except one stretch: at
+    most a quarter of its tokens, and at least 16 others. The template's tokens do not count, because all requests share
+    them. The first version is the base of the others. A version in 32 requests in a row becomes the new base.
     """
 
     def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
@@ -100,24 +107,34 @@ class SeenAnchors:
         self._bytes = 0
         self._lock = threading.Lock()
 
-    def note(self, salt: str, anchor: Anchor, *, tell: bool = True) -> Changed | None:
+    def note(self, salt: str, anchor: Anchor, own: Sequence[int], *, tell: bool = True) -> Changed | None:
         """Record the anchor of a request. Returns its base if it is a version of one, else None.
 
-        ``tell`` is True if the caller reports a change to the user.
+        Args:
+            own: the token ids of the caller's text in the anchor.
+            tell: True if the caller reports a change to the user.
         """
-        ids = np.asarray([token for part, _ in anchor for token in part], "<u4").tobytes()
+        ids, own_ids = _anchor_ids(anchor), _as_bytes(own)
         with self._lock:
             entry = self._entries.pop(salt, None)
             if entry is None:
                 entry = _SaltAnchors()
             else:
                 self._bytes -= entry.bytes
-            changed = _noted(entry, anchor, ids, tell=tell)
+            changed = _noted(entry, anchor, ids, own_ids, tell=tell)
             self._entries[salt] = entry
             self._bytes += entry.bytes
             while self._bytes > self._max_bytes:
                 self._bytes -= self._entries.popitem(last=False)[1].bytes
             return changed
+
+    def base_of(self, salt: str, anchor: Anchor, own: Sequence[int]) -> Anchor | None:
+        """Return the base that ``note`` would return now, without recording anything. None for none."""
+        ids = _anchor_ids(anchor)
+        with self._lock:
+            entry = self._entries.get(salt)
+            base = None if entry is None else _base_of(entry, ids, _as_bytes(own))
+            return None if base is None or base.ids == ids or base.times_of(ids) >= _SETTLED else base.anchor
 
     def forget(self, salt: str) -> None:
         """Drop the anchors of a salt."""
@@ -126,40 +143,46 @@ class SeenAnchors:
             self._bytes -= 0 if entry is None else entry.bytes
 
 
-def _noted(entry: _SaltAnchors, anchor: Anchor, ids: bytes, *, tell: bool) -> Changed | None:
-    base, first = _base_of(entry, ids)
-    if base is None or (base.comes(ids) >= _SETTLED and first is not None):
-        if base is not None:
-            entry.bases.remove(base)
-        entry.bases = [*entry.bases, _Base.of(anchor, ids)][-_MAX_ANCHORS:]
+def _noted(entry: _SaltAnchors, anchor: Anchor, ids: bytes, own: bytes, *, tell: bool) -> Changed | None:
+    base = _base_of(entry, ids, own)
+    if base is not None:
+        base.comes(ids)
+        entry.bases.remove(base)
+    if base is None or (base.times >= _SETTLED and base.ids != ids):
+        entry.bases = [*entry.bases, _Base.of(anchor, ids, own)][-_MAX_ANCHORS:]
         return None
-    entry.bases.remove(base)
     entry.bases.append(base)
-    if first is None:
+    if base.ids == ids:
         return None
     news = tell and not entry.told
     entry.told |= tell
+    first = _alike(np.frombuffer(base.ids, "<u4"), np.frombuffer(ids, "<u4"))
     return Changed(base.anchor, first, len(ids) // _TOKEN_BYTES, news)
 
 
-def _base_of(entry: _SaltAnchors, ids: bytes) -> tuple[_Base | None, int | None]:
-    """Return the base of these ids and the first token that differs, or None for each."""
-    for base in reversed(entry.bases):
-        if base.ids == ids:
-            return base, None
-    for base in reversed(entry.bases):
-        first = _first_change(base.ids, ids)
-        if first is not None:
-            return base, first
-    return None, None
+def _base_of(entry: _SaltAnchors, ids: bytes, own: bytes) -> _Base | None:
+    """Return the base with these ids, or else the latest one of which they are a version."""
+    same = (base for base in reversed(entry.bases) if base.ids == ids)
+    alike = (base for base in reversed(entry.bases) if _are_versions(base.own, own))
+    return next(same, None) or next(alike, None)
 
 
-def _first_change(before: bytes, after: bytes) -> int | None:
-    """Return the first token that differs between versions of one text; None for two different texts."""
+def _are_versions(before: bytes, after: bytes) -> bool:
+    """True if two callers' texts are versions of one text."""
+    if before == after:
+        return True
     one, other = np.frombuffer(before, "<u4"), np.frombuffer(after, "<u4")
     begins = _alike(one, other)
-    ends = _alike(one[begins:][::-1], other[begins:][::-1])
-    return begins if 2 * (begins + ends) >= max(len(one), len(other)) else None
+    alike = begins + _alike(one[begins:][::-1], other[begins:][::-1])
+    return alike >= max(_LEAST_ALIKE, _SHARE_ALIKE * max(len(one), len(other)))
+
+
+def _anchor_ids(anchor: Anchor) -> bytes:
+    return _as_bytes([token for part, _ in anchor for token in part])
+
+
+def _as_bytes(ids: Sequence[int]) -> bytes:
+    return np.asarray(ids, "<u4").tobytes()
 
 
 def _alike(one: np.ndarray, other: np.ndarray) -> int:

@@ -9,6 +9,7 @@ tools, so that a module does not depend on them.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -19,6 +20,7 @@ from inlay.kv.identity import KeyMaker, SegmentSpec, specify
 from inlay.pml.nodes import MAX_SET
 from inlay.prompt.anchors import Anchor
 from inlay.prompt.chat import ChatTemplate, Cut, Tools, Trim, Turn
+from inlay.prompt.chat_options import ChatOptions
 from inlay.prompt.free_order import NOT_CUT_OUT, NOT_IN_PARTS, FreeSet, Member
 from inlay.prompt.inputs import Conversation, is_marked, ttl_of
 from inlay.prompt.placed import ContentPart, Placed, PromptLayout
@@ -83,9 +85,35 @@ def lay_out_conversation(
     system = messages[:leading], bodies.turns[:leading]
     shown = messages.tools if tools is None else None
     empty = _Walk(encoder, walk.known)
-    anchor = _anchor(*system, template, shown, empty, blocks.of_anchor, closed=tools is None)
+    anchor, own = _anchor(*system, template, shown, empty, blocks.of_anchor, closed=tools is None)
     pieces = tools is not None or bool(blocks.all)
-    return PromptLayout(None, tuple(walk.parts), "".join(walk.texts), sets=free, anchor=anchor, in_pieces=pieces)
+    if anchor:
+        own += _own_values(bodies.turns[:leading], shown, messages.options, encoder)
+    return PromptLayout(
+        None,
+        tuple(walk.parts),
+        "".join(walk.texts),
+        sets=free,
+        anchor=anchor,
+        anchor_own=own,
+        in_pieces=pieces,
+    )
+
+
+def _own_values(
+    turns: Sequence[Turn], tools: Tools | None, options: ChatOptions, encoder: TextEncoder
+) -> tuple[int, ...]:
+    """Return the token ids of values that the template writes into an anchor by itself.
+
+    Args:
+        turns: those of the system turn, without the contents that are cut out.
+        tools: those in the anchor. None if each is a part.
+    """
+    fields = (
+        {name: value for name, value in turn.items() if name != "role"} for turn in turns if isinstance(turn, dict)
+    )
+    values = [*filter(None, fields), *(tools or ()), *filter(None, (options.variables, options.documents))]
+    return encoder.text(json.dumps(values, default=str, ensure_ascii=False)) if values else ()
 
 
 def _tools(bodies: _Bodies, template: ChatTemplate, tools: Tools, ttls: Sequence[float | None]) -> ToolTexts | None:
@@ -245,8 +273,10 @@ def _anchor(
     blocks: frozenset[tuple[int, int]] = frozenset(),
     *,
     closed: bool = True,
-) -> tuple[Placed, ...]:
+) -> tuple[tuple[Placed, ...], tuple[int, ...]]:
     """Return the text that all conversations with this system turn share, up to the first text of a user.
+
+    The second result is the token ids of the contents in it.
 
     It ends behind the last marked part if unmarked text follows, because such text may change. It ends in front of
     parts with a free order.
@@ -263,9 +293,10 @@ def _anchor(
         cut = template.cut(asked, generation=False, tools=tools)
         trims = template.trims(asked, generation=False, tools=tools)
     except ModelError:
-        return ()
+        return (), ()
     by_number = dict(zip(sorted(cut.order), trims, strict=True))
-    marked, loose = 0, False  # parts up to the last marked one; True if system text follows it
+    own: list[int] = []
+    marked, loose = (0, 0), False  # parts and own tokens up to the last marked one; True if system text follows it
     for number, piece in zip(cut.order, cut.pieces, strict=False):
         if number == len(turns) and walk.parts and not closed:
             break
@@ -276,11 +307,12 @@ def _anchor(
             part.automatic = not part.marked and (number, index) in blocks
             part.marked |= part.automatic
             if part.marked and messages[number].get("order") is not None:
-                return tuple(walk.parts)
-            walk.content(part, messages[number]["role"], leads=True)
+                return tuple(walk.parts), tuple(own)
+            own += walk.content(part, messages[number]["role"], leads=True)
             if part.text:
-                marked, loose = (len(walk.parts), False) if part.marked else (marked, marked > 0)
-    return tuple(walk.parts[:marked] if loose else walk.parts)
+                marked, loose = ((len(walk.parts), len(own)), False) if part.marked else (marked, marked[0] > 0)
+    parts, tokens = marked if loose else (len(walk.parts), len(own))
+    return tuple(walk.parts[:parts]), tuple(own[:tokens])
 
 
 @dataclass(slots=True)
@@ -423,13 +455,19 @@ class _Walk:
         self.texts.append(text)
         self.characters += len(text)
 
-    def content(self, part: _Text, role: str, *, leads: bool, message: int = 0, index: int = 0) -> None:
-        """Place a part of a message. ``leads`` is True in the system turn in front of all others."""
+    def content(self, part: _Text, role: str, *, leads: bool, message: int = 0, index: int = 0) -> tuple[int, ...]:
+        """Place a part of a message. ``leads`` is True in the system turn in front of all others.
+
+        Returns:
+            Its token ids.
+        """
         self._say(part.text)
         marked = part.marked or part.automatic
         found = marked or (part.whole and role not in _SYSTEM)
         origin = ContentPart(marked, part.ttl_s, leads, part.automatic, message, index) if found else None
-        self._place(self._encoded(part.text, self.encoder.text), origin)
+        ids = self._encoded(part.text, self.encoder.text)
+        self._place(ids, origin)
+        return ids
 
     def _encoded(self, text: str, encode: Callable[[str], tuple[int, ...]]) -> tuple[int, ...]:
         memo = (encode == self.encoder.text, text)

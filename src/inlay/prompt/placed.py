@@ -75,6 +75,7 @@ class PromptLayout:
         sets: in the order of the prompt.
         anchor: for a conversation in parts, the text from position 0 that all conversations with its system turn
             share. The prompt itself may begin with other text.
+        anchor_own: the token ids of the caller's text in the anchor: contents, tools and template variables.
         in_pieces: True if its tools or the blocks of its system prompt are modules without marks.
     """
 
@@ -86,6 +87,7 @@ class PromptLayout:
     public: bool = False
     sets: tuple[FreeSet, ...] = ()
     anchor: tuple[Placed, ...] = ()
+    anchor_own: tuple[int, ...] = ()
     in_pieces: bool = False
 
     @cached_property

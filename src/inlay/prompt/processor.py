@@ -231,9 +231,18 @@ class PromptProcessor:
         return [part.spec for part in open_end(compose_parts(parts, adapter=made_with)) if isinstance(part, CachedSpan)]
 
     def marked_parts(
-        self, texts: Sequence[str], messages: Sequence[Any], policy: ReusePolicy, scope: Scope = EVERYONE
+        self,
+        texts: Sequence[str],
+        messages: Sequence[Any],
+        policy: ReusePolicy,
+        scope: Scope = EVERYONE,
+        *,
+        alone: bool = False,
     ) -> list[PromptPart | None]:
         """Return each text as a marked part of a user's message behind ``messages``. None for a text without tokens.
+
+        Args:
+            alone: True if it is the message's only marked part. False for one of several.
 
         Raises:
             ParameterError: for wrong messages.
@@ -244,7 +253,10 @@ class PromptProcessor:
             marked = {"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}
             question = {"role": "user", "content": [marked, {"type": "text", "text": "?"}]}
             layout = self.lay_out([*messages, question], policy, salt)
-            parts = self.parts(layout, policy, salt, made_with)
+            base = None
+            if policy.reads_promoted and layout.anchor:
+                base = self._seen.base_of(salt, anchor_of(layout), layout.anchor_own)
+            parts = self.parts(layout, policy, salt, made_with, base, alone=alone)
             found.append(next((part for part in reversed(parts) if part.candidates), None) if text else None)
         return found
 
@@ -306,8 +318,15 @@ class PromptProcessor:
         salt: str = "",
         adapter: bytes = b"",
         base: Anchor | None = None,
+        *,
+        alone: bool = True,
     ) -> tuple[PromptPart, ...]:
-        """Return the parts of a placed prompt with their candidate segments. For ``base`` see ``ContentSpecs``."""
+        """Return the parts of a placed prompt with their candidate segments.
+
+        Args:
+            base: see ``ContentSpecs``.
+            alone: False to read a message's only marked part as one of several.
+        """
         if policy.modular and layout.schema is not None:
             return self._module_parts(layout, layout.schema, policy, salt, adapter)
         if policy.modular and any(isinstance(part.origin, ContentPart) for part in layout.parts):
@@ -322,7 +341,7 @@ class PromptProcessor:
                 base=base,
                 primer=self.schemas.primer(policy),
                 longest=self.model.max_positions,
-                only_exact=policy.reads_promoted,
+                only_exact=policy.reads_promoted and alone,
             ).parts()
         return tuple(
             PromptPart(
@@ -341,7 +360,7 @@ class PromptProcessor:
 
         None under a policy without promotion.
         """
-        changed = self._seen.note(salt, anchor_of(layout), tell=policy.anchored)
+        changed = self._seen.note(salt, anchor_of(layout), layout.anchor_own, tell=policy.anchored)
         if changed is None:
             return None
         if changed.news:

@@ -27,6 +27,7 @@ class CacheScorer:
         api_key: of a server with keys.
         messages: the messages in front of the texts, usually the system message. They must be those of the later chat.
         reuse: the reuse policy of the later chat. None for the server's default.
+        alone: True if each chat has one text.
         timeout_s: the most seconds to wait for an answer.
 
     Attributes:
@@ -40,6 +41,7 @@ class CacheScorer:
         api_key: str | None = None,
         messages: Sequence[dict[str, Any]] = (),
         reuse: str | None = None,
+        alone: bool = False,
         timeout_s: float = 2.0,
     ) -> None:
         self._url = url.rstrip("/").removesuffix("/v1") + "/v1/cache/score"
@@ -47,6 +49,7 @@ class CacheScorer:
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._fields: dict[str, Any] = {"messages": list(messages)} | ({} if reuse is None else {"reuse": reuse})
+        self._fields |= {"alone": True} if alone else {}
         self._timeout_s = timeout_s
         self.error: str | None = None
 

@@ -30,7 +30,7 @@ router = APIRouter(prefix="/v1/cache")
 _SLOW_S, _SLOW_BYTES_PER_S = 30.0, 2**20 / 64  # seconds for every file to arrive, and the rate for larger ones
 
 #: The fields of /v1/cache/score.
-SCORE_FIELDS = ("texts", "messages", "model", "reuse", "positions", *POLICY_FIELDS)
+SCORE_FIELDS = ("texts", "messages", "alone", "model", "reuse", "positions", *POLICY_FIELDS)
 SCORE_BODY = {
     "requestBody": {
         "required": True,
@@ -40,7 +40,7 @@ SCORE_BODY = {
                     "type": "object",
                     "additionalProperties": False,
                     "required": ["texts"],
-                    "properties": {name: {"type": ["string", "number", "boolean", "null"]} for name in SCORE_FIELDS[2:]}
+                    "properties": {name: {"type": ["string", "number", "boolean", "null"]} for name in SCORE_FIELDS[3:]}
                     | {
                         "texts": {
                             "type": "array",
@@ -53,6 +53,10 @@ SCORE_BODY = {
                             "type": "array",
                             "items": {"type": "object"},
                             "description": "the messages in front of each text, usually the system message",
+                        },
+                        "alone": {
+                            "type": "boolean",
+                            "description": "true if each text will be the only marked part of its message",
                         },
                     },
                 }
@@ -103,6 +107,7 @@ async def score(request: Request) -> Response:
         found = await service.llm.score_cached(
             texts,
             messages=messages,
+            alone=body.get("alone", False),
             reuse=policy_of(call, tenant, service),
             cache_salt=tenant.salt,
             adapter=call.model if call.model in service.llm.adapters else None,
@@ -126,8 +131,10 @@ def _score_request(body: Any) -> tuple[list[str], list[Any], dict[str, Any]]:
         raise BodyError(f"texts is {shown(texts)}; it must be a list of texts", param="texts")
     if not isinstance(messages, list):
         raise BodyError(f"messages is {shown(messages)}; it must be a list", param="messages")
+    if not isinstance(body.get("alone", False), bool):
+        raise BodyError(f"alone is {shown(body['alone'])}; it must be true or false", param="alone")
     part = {"type": "text", "text": "a text", "cache_control": {"type": "ephemeral"}}
-    chat = {name: value for name, value in body.items() if name != "texts"}
+    chat = {name: value for name, value in body.items() if name not in ("texts", "alone")}
     return texts, messages, {**chat, "messages": [*messages, {"role": "user", "content": [part]}]}
 
 

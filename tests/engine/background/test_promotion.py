@@ -318,9 +318,43 @@ def test_what_was_evicted_is_encoded_again_when_it_is_asked_for():
     work_off(driver)
     driver.store.clear()
     driver.schema(SCHEMA)
-    assert ask(driver, "abc").usage.anchored_tokens == ALL
-    work_off(driver)
+    for _ in range(4):
+        assert ask(driver, "abc").usage.anchored_tokens == ALL
+        work_off(driver)
     assert ask(driver, "abc").usage.module_tokens == 0
+
+
+def test_combinations_that_do_not_fit_together_stop_replacing_each_other():
+    driver = driver_for(kv_tokens=1000, promotion_memory=0.1)
+    spent = []
+    for _ in range(40):
+        before = driver.llm.stats().promoted_tokens
+        for names in ("abc", "cab"):
+            ask(driver, names, positions="packed")
+            ask(driver, names, positions="packed")
+            work_off(driver)
+        spent.append(driver.llm.stats().promoted_tokens - before)
+    assert spent[0] == 2 * ALL
+    assert sum(spent[1:]) < 10 * ALL, "each of 39 rounds encoded them again"
+
+
+def test_a_combination_that_is_evicted_each_time_is_encoded_ever_more_seldom():
+    driver = driver_for()
+    for _ in range(40):
+        ask(driver, "abc")
+        work_off(driver)
+        driver.store.clear()
+        driver.schema(SCHEMA)
+    assert driver.llm.stats().promoted_tokens <= 4 * ALL
+
+
+def test_a_new_combination_replaces_one_that_is_requested_no_longer():
+    driver = driver_for(kv_tokens=1000, promotion_memory=0.1)
+    for names in ("abc", "cab", "abc"):
+        for _ in range(4):
+            ask(driver, names, positions="packed")
+            work_off(driver)
+        assert ask(driver, names, positions="packed").usage.module_tokens == 0
 
 
 def test_all_is_forgotten_with_the_store():
@@ -609,7 +643,7 @@ def test_many_combinations_in_a_small_pool_come_out_right():
     randomly, exact = random.Random(3), 0
     driver = driver_for(kv_tokens=400, promotion_memory=0.3, max_num_seqs=4, max_model_len=320)
     alive: list[Request] = []
-    for _ in range(100):
+    for _ in range(150):
         names = randomly.choice(["ab", "abc", "ba", "dca", "cab"])
         asked = {"reuse": randomly.choice(["modular", "modular", "modular+linked:3", "exact"])}
         salt = randomly.choice(["", "one"])

@@ -1,7 +1,8 @@
 """Answers with drafts equal those without: in all families, greedy and drawn, with every parameter of an answer.
 
 Planted drafts are right up to a random token (planted.py), so that every number of accepted tokens occurs. Other runs
-look drafts up. The model computes in fp32. Rows beside a row change its logits by rounding alone.
+look drafts up. The model computes in fp32. Rows beside a row change its logits by rounding alone. So two greedy answers
+may part at a step whose two likeliest tokens are that near: 1e-3 nats, and 0.05 with KV rounded to whole numbers.
 """
 
 from __future__ import annotations
@@ -127,7 +128,6 @@ def compare(family: str, settings: dict[str, Any], seed: int, count: int, folder
     """Answer random requests with and without drafts. Returns the number of answers."""
     loaded = tiny(family)
     names: list[str | None] = [None]
-    settings = {"reuse": "anchored", **settings}
     if seed % 3 == 0:
         settings = settings | {"adapters": {"x": write_adapter(folder / f"{family}-{seed}", loaded, seed=1)}}
         names = [None, "x"]
@@ -149,9 +149,28 @@ def compare(family: str, settings: dict[str, Any], seed: int, count: int, folder
     assert sum(drafted.values()) > sum(accepted.values()) >= planted
     assert sum(output.usage.drafted_tokens for output in found) <= sum(drafted.values())
     within = 0.05 if settings.get("kv_cache_dtype") == "int8" else 1e-3  # rounding decides between two whole numbers
+    plain: LLM | None = None
     for each, before, after in zip(asked, expected, found, strict=True):
-        assert told(after, within) == told(before, within), each
+        if told(after, within) != told(before, within):
+            plain = plain or LLM(loaded, speculation="off", **common)
+            assert near_tie(plain, each, before, after, within), each
     return len(known)
+
+
+def near_tie(llm: LLM, asked: Asked, before: RequestOutput, after: RequestOutput, within: float) -> bool:
+    """True if two greedy answers part at a step at which both tokens are likeliest within this many nats."""
+    if asked.params.temperature != 0 or asked.params.structured_outputs is not None:
+        return False
+    (one,), (other,) = (output.outputs for output in (before, after))
+    pairs = enumerate(zip(one.token_ids, other.token_ids, strict=False))
+    step = next((number for number, (mine, its) in pairs if mine != its), None)
+    if step is None:
+        return False
+    llm.add_schema(SCHEMA)
+    (shown,) = llm.distributions([asked.prompt], [one.token_ids[: step + 1]], adapter=asked.adapter)
+    likeliest, second = shown[step].topk(2).values.tolist()
+    either = min(float(shown[step][output.token_ids[step]]) for output in (one, other))
+    return likeliest - second < within and either >= second
 
 
 def test_answers_are_equal(tmp_path):

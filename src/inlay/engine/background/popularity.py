@@ -11,8 +11,9 @@ from typing import TypeVar
 from inlay.kv.identity import TokenRun
 from inlay.prompt.prefix import Node, Prefix
 
-#: Requests for a prefix before it is promoted.
-_AGAIN = 2
+#: Requests for a prefix before it is promoted. Each time it loses its place, the number doubles, up to the second one.
+#: So combinations that do not fit together stop replacing each other.
+_AGAIN, _MOST_AGAIN = 2, 64
 #: Limits for counted nodes, and for tokens of prefixes that wait for promotion. The least recently requested ones of
 #: the largest salt are dropped, so no salt displaces another.
 MOST_NODES, MOST_WAITING = 2**14, 2**20
@@ -54,16 +55,31 @@ class _Promoted:
 
 
 @dataclass(eq=False, slots=True)
+class _Asked:
+    """The requests for a node since it last lost its place, and the number of them before it is promoted."""
+
+    times: int = 0
+    needed: int = _AGAIN
+
+    @property
+    def enough(self) -> bool:
+        return self.times >= self.needed
+
+    def lost(self) -> None:
+        """Record that its promoted KV was dropped for other KV."""
+        self.times, self.needed = 0, min(2 * self.needed, _MOST_AGAIN)
+
+
+@dataclass(eq=False, slots=True)
 class _Table:
     """The state of one salt. Prefixes are dropped from their end, because a node is reachable only through the one
     before.
 
     ``asked`` counts requests per node key, least recent first. ``promoted`` has the same order. ``waiting`` is keyed by
-    the
-    last node. ``slots`` counts promoted nodes, and ``waiting_tokens`` counts waiting prefixes.
+    the last node. ``slots`` counts promoted nodes, and ``waiting_tokens`` counts waiting prefixes.
     """
 
-    asked: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
+    asked: OrderedDict[bytes, _Asked] = field(default_factory=OrderedDict)
     promoted: OrderedDict[bytes, _Promoted] = field(default_factory=OrderedDict)
     waiting: OrderedDict[bytes, Target] = field(default_factory=OrderedDict)
     slots: int = 0
@@ -107,12 +123,13 @@ class Popularity:
         """Record a request for a prefix. ``stored`` is the number of its first nodes that are stored."""
         table = self._table(salt)
         nodes = prefix.nodes
-        for node in nodes:
-            table.asked[node.key] = table.asked.get(node.key, 0) + 1
-        self._touch(table, nodes)
         for node in nodes[stored:]:
-            self._unmark(table, node.key)  # it was evicted
-        last = max((at for at, node in enumerate(nodes) if node.module and table.asked[node.key] >= _AGAIN), default=-1)
+            if self._unmark(table, node.key) is not None:  # it was evicted
+                self._lost(table, node.key)
+        for node in nodes:
+            table.asked.setdefault(node.key, _Asked()).times += 1
+        self._touch(table, nodes)
+        last = max((at for at, node in enumerate(nodes) if node.module and table.asked[node.key].enough), default=-1)
         if last >= stored:
             table.wait(Target(salt, prefix, last, sum(len(node.run.ids) for node in nodes)))
         self._trim()
@@ -133,8 +150,8 @@ class Popularity:
         self.done(target)
         table = self._tables.get(target.salt)
         for node in target.nodes if table is not None else ():
-            if table is not None and node.key not in table.promoted:
-                table.asked.pop(node.key, None)
+            if table is not None and node.key not in table.promoted and node.key in table.asked:
+                table.asked[node.key].times = 0
 
     def promoted(self, target: Target, node: Node, padding: int) -> None:
         """Record that a node of the prefix was encoded behind those before it.
@@ -161,7 +178,10 @@ class Popularity:
             if oldest is None:
                 return False
             slots -= table.promoted[oldest].slots
-            self._drop(table, oldest)
+            self._lost(table, oldest)
+            node = self._unmark(table, oldest)
+            assert node is not None, "it was promoted"
+            self._forget(node.run)
         return slots <= 0
 
     def forget_modules(self, keys: frozenset[bytes]) -> None:
@@ -208,6 +228,10 @@ class Popularity:
             for known in (table.asked, table.promoted):
                 if node.key in known:
                     known.move_to_end(node.key)
+
+    def _lost(self, table: _Table, key: bytes) -> None:
+        if key in table.asked:
+            table.asked[key].lost()
 
     def _drop(self, table: _Table, key: bytes) -> None:
         """Forget a node and its promoted KV."""
