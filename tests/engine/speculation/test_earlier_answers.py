@@ -84,3 +84,35 @@ def test_a_salt_without_answers_takes_no_memory():
         answers.add(f"salt {number}", [1, 2, 3, 4, 5], frozenset([b"x"]))
     answers.forget_modules(frozenset([b"x"]))
     assert (answers.salts, answers.tokens) == (0, 0)
+
+
+def test_an_answer_has_the_lifetime_of_its_prompt(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(earlier_answers.time, "monotonic", lambda: now[0])
+    answers = EarlierAnswers()
+    answers.add("", [1, 2, 3, 4], NONE, 60.0)
+    answers.add("", [5, 6, 7, 8], NONE)
+    assert found(answers, "", [1, 2, 3]) == [4]
+    now[0] += 61
+    assert found(answers, "", [1, 2, 3]) is None
+    assert found(answers, "", [5, 6, 7]) == [8]
+    answers.add("", [9, 9, 9, 9], NONE)
+    assert answers.tokens == 8
+
+
+@pytest.mark.parametrize("drop", ["forget", "forget_modules", "clear", "displace"])
+def test_a_dropped_answer_tells_those_that_copy_from_it(drop, monkeypatch):
+    monkeypatch.setattr(earlier_answers, "MOST_OF_SALT", 6)
+    answers = EarlierAnswers()
+    answers.add("", [1, 2, 3, 4], frozenset({b"key"}))
+    match = answers.find("", GrowingIndex([1, 2, 3]))
+    assert match is not None
+    assert not match[0].gone
+    match_of = {
+        "forget": lambda: answers.forget(""),
+        "forget_modules": lambda: answers.forget_modules(frozenset({b"key"})),
+        "clear": answers.clear,
+        "displace": lambda: answers.add("", [5, 6, 7, 8], NONE),
+    }
+    match_of[drop]()
+    assert match[0].gone

@@ -224,3 +224,19 @@ def test_answers_on_a_device_are_equal(monkeypatch):
     found, llm = answers("lookup")
     assert found == expected
     assert sum(dict(llm.stats().accepted_tokens).values()) > 0
+
+
+def test_a_running_answer_stops_copying_from_an_answer_that_was_erased(driver):
+    answer = driver.llm.encoder.text("He said: the captain of the seventh ship is called Adelaide, and left.")
+    driver.engine.speculator.earlier.add("mine", answer, frozenset())
+    request = driver.request(ids(20), 60, salt="mine")
+    driver.add(request)
+    while not request.token_ids:
+        driver.step()
+    said = driver.llm.encoder.text("I know that the captain of")
+    request.answer.token_ids[:] = said
+    speculator = driver.engine.speculator
+    assert " the seventh" in text_of(driver, speculator.drafts([request], 1, 100).get(request))
+    driver.engine.evict_texts("mine")
+    request.answer.token_ids[:] = [*said, answer[answer.index(said[-1]) + 1]]
+    assert request not in speculator.drafts([request], 1, 100)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,10 +19,24 @@ MOST_TOKENS = 2**16
 
 @dataclass(eq=False, slots=True)
 class EarlierAnswer:
-    """A finished answer. ``modules`` are the keys of the modules in its prompt."""
+    """A finished answer.
+
+    Attributes:
+        ids: its tokens.
+        modules: the keys of the modules in its prompt.
+        until: the end of its lifetime, on the clock of ``time.monotonic``. None for no end.
+        dropped: True once it was dropped, for answers that copy from it at that time.
+    """
 
     ids: tuple[int, ...]
     modules: frozenset[bytes]
+    until: float | None = None
+    dropped: bool = False
+
+    @property
+    def gone(self) -> bool:
+        """True if nothing may be copied from it any more."""
+        return self.dropped or (self.until is not None and time.monotonic() >= self.until)
 
 
 @dataclass(slots=True)
@@ -38,6 +53,7 @@ class _Answers:
         self.places.update((key, (answer, place)) for key, place in GrowingIndex(answer.ids).places.items())
 
     def drop(self, answer: EarlierAnswer) -> None:
+        answer.dropped = True
         self.answers.remove(answer)
         self.tokens -= len(answer.ids)
         for key in GrowingIndex(answer.ids).places:
@@ -52,19 +68,24 @@ class EarlierAnswers:
         self._salts: OrderedDict[str, _Answers] = OrderedDict()
         self.tokens = 0
 
-    def add(self, salt: str, ids: Sequence[int], modules: frozenset[bytes]) -> None:
-        """Keep an answer.
+    def add(self, salt: str, ids: Sequence[int], modules: frozenset[bytes], ttl_s: float | None = None) -> None:
+        """Keep an answer, and drop those of its salt that have expired.
 
         Args:
             salt: the cache salt of its request.
             ids: its tokens.
             modules: the keys of the modules in its prompt.
+            ttl_s: its lifetime in seconds. None for no end.
         """
         if len(ids) <= LEAST_MATCH:
             return
         own = self._salts.setdefault(salt, _Answers())
         self._salts.move_to_end(salt)
-        answer = EarlierAnswer(tuple(ids[-MOST_OF_ANSWER:]), modules)
+        for expired in [each for each in own.answers if each.gone]:
+            self._drop(own, expired)
+        answer = EarlierAnswer(
+            tuple(ids[-MOST_OF_ANSWER:]), modules, None if ttl_s is None else time.monotonic() + ttl_s
+        )
         own.add(answer)
         self.tokens += len(answer.ids)
         while own.tokens > MOST_OF_SALT:
@@ -81,7 +102,7 @@ class EarlierAnswers:
         """The last answer of a salt that contains the end of a text. None if none does."""
         own = self._salts.get(salt)
         found = None if own is None else own.places.get(text.key)
-        if found is None:
+        if found is None or found[0].gone:
             return None
         match = match_at(found[1], found[0].ids, text)
         return None if match is None else (found[0], match)
@@ -89,7 +110,10 @@ class EarlierAnswers:
     def forget(self, salt: str) -> None:
         """Drop the answers of a salt."""
         own = self._salts.pop(salt, None)
-        self.tokens -= 0 if own is None else own.tokens
+        if own is not None:
+            self.tokens -= own.tokens
+            for answer in own.answers:
+                answer.dropped = True
 
     def forget_modules(self, keys: frozenset[bytes]) -> None:
         """Drop the answers to prompts with any of these modules."""
@@ -101,8 +125,8 @@ class EarlierAnswers:
 
     def clear(self) -> None:
         """Drop all answers."""
-        self._salts.clear()
-        self.tokens = 0
+        for salt in [*self._salts]:
+            self.forget(salt)
 
     def _drop(self, own: _Answers, answer: EarlierAnswer) -> None:
         own.drop(answer)

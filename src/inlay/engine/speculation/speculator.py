@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from inlay.engine.pass_cost import RowCost
 from inlay.engine.request import Request
 from inlay.engine.speculation.draft_length import MOST_DRAFT, AcceptanceRates, Chance, choose_lengths
-from inlay.engine.speculation.earlier_answers import EarlierAnswers
+from inlay.engine.speculation.earlier_answers import EarlierAnswer, EarlierAnswers
 from inlay.engine.speculation.text_index import MOST_MATCH, GrowingIndex
 from inlay.sampling.row import Row
 from inlay.types import DRAFT_SOURCES
@@ -51,7 +51,10 @@ class _Finder:
         length: the length of the match; 0 if there is none.
     """
 
-    __slots__ = ("_answer", "_before", "_begin", "_earlier", "_index", "_place", "_text", "length", "rates", "request")
+    __slots__ = (
+        *("_answer", "_before", "_begin", "_earlier", "_from", "_index", "_place", "_text"),
+        *("length", "rates", "request"),
+    )
 
     def __init__(self, request: Request, earlier: EarlierAnswers) -> None:
         self.request = request
@@ -63,11 +66,14 @@ class _Finder:
         self.length = 0
         self._text: Sequence[int] = ()  # the text of the match, its place there, and the length of the answer then
         self._place = self._begin = 0
+        self._from: EarlierAnswer | None = None  # the earlier answer whose text that is
 
     def follow(self, answer: Sequence[int]) -> bool:
         """Take the answer's new tokens. Returns True if its end is found in a text that goes on behind it."""
         new = answer[len(self._answer.ids) - self._before :]
         self._answer.extend(new)
+        if self._from is not None and self._from.gone:  # it was erased, or its lifetime is over
+            self.length = 0
         if not (self.length and self._goes_on(answer[self._begin :])):
             self._find()
         self._begin = len(answer)
@@ -116,13 +122,14 @@ class _Finder:
     def _find(self) -> None:
         """Find the longest match in all texts. Of equal ones, the answer's own text counts, then the prompt."""
         answer = self._answer
-        best, self._text = answer.find(), answer.ids
+        best, self._text, self._from = answer.find(), answer.ids, None
         found = self._index.find(answer)
         if found is not None and (best is None or found.length > best.length):
             best, self._text = found, self._index.ids
         earlier = self._earlier.find(self.request.prompt.request.salt, answer)
         if earlier is not None and (best is None or earlier[1].length > best.length):
-            best, self._text = earlier[1], earlier[0].ids
+            self._from, best = earlier
+            self._text = self._from.ids
         self._place, self.length = (0, 0) if best is None else best
 
 
@@ -179,7 +186,8 @@ class Speculator:
         self._finders.pop(request, None)
         if keep and not request.sampling.forced:
             origin = request.prompt.origin(float("inf"))
-            self.earlier.add(origin.salt, request.token_ids, origin.modules)
+            lifetimes = [part.ttl_s for part in request.prompt.request.parts if part.ttl_s is not None]
+            self.earlier.add(origin.salt, request.token_ids, origin.modules, min(lifetimes, default=None))
 
     def _follow(self, request: Request) -> _Finder | None:
         """The finder of an answer with a match. None without one, and for an answer whose tokens are given."""
