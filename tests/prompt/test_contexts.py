@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from inlay import Schema
+from inlay import LLM, SamplingParams, Schema
 from inlay.kv.identity import KeyMaker, SegmentSpec, specify
 from inlay.models.shapes import bytes_tokenizer
 from inlay.policy import CONTEXTS
@@ -16,6 +16,7 @@ from inlay.prompt.chat import ChatTemplate
 from inlay.prompt.contexts import SchemaSpecs, in_encoding_order
 from inlay.prompt.layout import Hole, SchemaLayout, TextRun, lay_out_schema
 from inlay.prompt.tokens import TextEncoder
+from tests.conftest import tiny
 
 KEYS = KeyMaker(fingerprint=b"model", kv_dtype="float32", codec="none", salt=b"", positioned=True)
 UNK = 5
@@ -179,3 +180,15 @@ def test_threads_that_ask_at_the_same_time_get_the_same():
         sys.setswitchinterval(interval)
     alone = SchemaSpecs(layout, anchored=True, packed=True, movable=True, keys=KEYS)
     assert answers == [[alone.spec(entry, frozenset()).key for entry in layout.entries]] * 4
+
+
+@pytest.mark.parametrize(("tokens", "primed"), [(400, False), (1600, True)])
+def test_a_pool_without_room_for_the_primer_encodes_without_one(tokens, primed):
+    """Small pools serve under the default what they served before it had a primer."""
+    llm = LLM(tiny("llama"), kv_memory=tokens * 384, chunk_size=16, seed=0)
+    text = "This is a module of a small pool. " * 3
+    schema = Schema.from_string(f'<schema name="small"><module name="one">{text}</module></schema>')
+    llm.add_schema(schema)
+    (answer,) = llm.generate([schema.prompt().use("one").text("?")], SamplingParams(max_tokens=1), reuse="modular")
+    assert answer.usage.module_tokens > 0
+    assert (answer.usage.primed_tokens > 0) is primed

@@ -101,7 +101,7 @@ class InProcessClient:
             check_compiled(loaded.spec, runner, pool)
         check_adapters(self._adapters, loaded.spec, runner, pool)
         named = {name: adapter.digest for name, adapter in (adapters or {}).items()}
-        self._model = _model_info(loaded, config, pool.bytes_per_token, why_not_shift(loaded.spec, runner, pool), named)
+        self._model = _model_info(loaded, config, pool, why_not_shift(loaded.spec, runner, pool), named)
         policy = POLICIES[config.eviction]
         measures = config.eviction == "cost" and loaded.spec.unshared is None
         cost = measured_cost(loaded.spec, runner, pool) if measures else PassCost()
@@ -403,14 +403,14 @@ def tiers_of(config: EngineConfig, cost: PassCost) -> tuple[Tier, ...]:
 def _model_info(
     loaded: LoadedModel,
     config: EngineConfig,
-    size: int,
+    pool: KVPool,
     reason: str | None,
     adapters: Mapping[str, bytes],
 ) -> ModelInfo:
     """Return the published facts of a model.
 
     Args:
-        size: bytes of a token's KV.
+        pool: the KV pool.
         reason: see ModelInfo.why_not_shift.
     """
     kv_dtype = config.kv_cache_dtype if config.kv_cache_dtype in NARROW else dtype_name(loaded.model.dtype)
@@ -426,7 +426,7 @@ def _model_info(
     return ModelInfo(
         spec.vocab_size,
         spec.max_positions,
-        size,
+        pool.bytes_per_token,
         keys,
         reason,
         adapters,
@@ -434,4 +434,5 @@ def _model_info(
         limit=spec.limit,
         text_model=loaded.text_model,
         why_exact=spec.recurrent,
+        pool_tokens=pool.slots,
     )

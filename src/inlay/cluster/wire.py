@@ -14,7 +14,7 @@ from inlay.models.lora import AdapterInfo
 from inlay.prompt.model_info import ModelInfo
 from inlay.types import EngineStats, TierStats
 
-VERSION = 4
+VERSION = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Description:
 
 _INFO = (
     *("vocab_size", "max_positions", "bytes_per_token", "why_not_shift", "why_unshared", "why_exact", "limit"),
-    "text_model",
+    *("text_model", "pool_tokens"),
 )
 
 

@@ -75,6 +75,7 @@ class SchemaRegistry(Generic[T]):
 
 
 _PRIMER_SHARE = 8  # a primer takes at most this part of the context: one eighth
+_PRIMER_ROOM = 4  # a pool that holds fewer primers than this encodes without one
 _MOST_LIKELY = 64  # segments that a request names as likely to be read next
 
 
@@ -216,8 +217,13 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
         return known if known is not None and known.layout is layout else KnownSchema(layout, owner)
 
     def primer(self, policy: ReusePolicy) -> tuple[int, ...]:
-        """Return the primer's tokens under a policy; empty for none. A primer needs segments that are read shifted."""
-        return self._primer if policy.primed and self._model.why_not_shift is None else ()
+        """Return the primer's tokens under a policy; empty for none.
+
+        A primer needs segments that are read shifted, and a pool with room for it beside the modules.
+        """
+        pool = self._model.pool_tokens
+        fits = pool is None or len(self._primer) * _PRIMER_ROOM <= pool
+        return self._primer if policy.primed and fits and self._model.why_not_shift is None else ()
 
     def _encoded(self, known: KnownSchema, policy: ReusePolicy, adapter: bytes) -> SchemaSpecs:
         """Return the specs that are encoded if nothing of a schema is stored."""

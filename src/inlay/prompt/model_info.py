@@ -34,6 +34,7 @@ class ModelInfo:
         limit: the reason why the context is shorter than the configuration says, or None.
         text_model: a sentence about a model that is the text model of a multimodal checkpoint. None for other models.
         why_exact: the reason why requests reuse exact prefixes and no modules, or None.
+        pool_tokens: the tokens that its KV pool holds. None if that is not known.
     """
 
     vocab_size: int
@@ -46,6 +47,7 @@ class ModelInfo:
     limit: str | None = None
     text_model: str | None = None
     why_exact: str | None = None
+    pool_tokens: int | None = None
 
     @property
     def highest(self) -> str | None:
