@@ -174,9 +174,7 @@ def _structure(body: ResponsesBody) -> Mapping[str, Any] | None:
 
 def _repeated(body: ResponsesBody) -> dict[str, Any]:
     """Return the fields of a request that its response repeats."""
-    given = body.model_dump(
-        include={"instructions", "max_output_tokens", "metadata", "previous_response_id", "temperature", "top_p"}
-    )
+    given = body.model_dump(include={"instructions", "max_output_tokens", "metadata", "previous_response_id"})
     choice = body.tool_choice
     return {
         **given,
@@ -186,9 +184,17 @@ def _repeated(body: ResponsesBody) -> dict[str, Any]:
         "store": body.store is not False,
         "text": {"format": {"type": "text"}} if body.text is None or body.text.format is None else _dumped(body.text),
         "tool_choice": choice if isinstance(choice, str) else "auto" if choice is None else _dumped(choice),
-        "tools": [_dumped(tool) for tool in body.tools or ()],
+        "tools": [_tool(tool) for tool in body.tools or ()],
+        "prompt_cache_key": None,
+        "safety_identifier": None,
         "include_encrypted": "reasoning.encrypted_content" in (body.include or ()),
     }
+
+
+def _tool(tool: Any) -> dict[str, Any]:
+    """Return a tool as a response repeats it. A function has its optional fields, as OpenResponses requires."""
+    optional = dict.fromkeys(("description", "parameters", "strict")) if isinstance(tool, FunctionTool) else {}
+    return {**optional, **_dumped(tool)}
 
 
 def _dumped(form: Any) -> dict[str, Any]:
