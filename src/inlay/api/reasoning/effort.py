@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from inlay.api.failures import BodyError
 from inlay.api.reasoning.formats import SWITCHES, ModelReasoning
 
 USUAL = "medium"
@@ -34,9 +35,19 @@ def switch_on(model: ModelReasoning | None) -> dict[str, Any]:
     return dict.fromkeys(_switches(model)[:1], True)
 
 
-def supported_efforts(model: ModelReasoning | None) -> tuple[str, ...]:
-    """Return the efforts that every template without ``reasoning_effort`` supports, for errors."""
-    return (USUAL,) if reasons(model) and not _switches(model) else ("none", USUAL)
+def variables_for(effort: str | None, model: ModelReasoning | None, field: str) -> dict[str, Any]:
+    """Return the template variables for an effort. Raises BodyError if the template does not support it.
+
+    Args:
+        effort: see ``effort_variables``, as for ``model``.
+        field: the body's field that has the effort.
+    """
+    found = effort_variables(effort, model)
+    if found is not None:
+        return found
+    allowed = f'"{USUAL}"' if reasons(model) and not _switches(model) else f'"none" or "{USUAL}"'
+    message = f"{field} is {effort!r}, but this model's chat template does not support it; write {allowed}"
+    raise BodyError(f"{message}, or leave it out", param=field)
 
 
 def reasons(model: ModelReasoning | None) -> bool:
