@@ -1,4 +1,4 @@
-"""The properties of a family of models that inlay needs before it serves one. Each file in ``families/`` defines one.
+"""The properties of a family of models that inlay needs before it serves one. The files in ``families/`` define them.
 
 A family computes with its stock transformers code. The properties here cannot be read from that code. They are the
 shape of the KV, the frequencies that rotate it, and the modules that may be joined. They also name configurations that

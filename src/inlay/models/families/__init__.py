@@ -1,4 +1,4 @@
-"""The families with state reuse, one file each. Every file in this package is found automatically and has a ``FAMILY``.
+"""The families with state reuse. Every file in this package is found automatically; its ``SERVED`` names its families.
 
 Other causal models of transformers are served without reuse (``models/unshared.py``) or refused with a reason. State
 reuse would silently give wrong answers for a model that bypasses ``transformers``' AttentionInterface or ignores
@@ -64,4 +64,5 @@ def describe(model: PreTrainedModel) -> ModelSpec:
 
 
 for _module in iter_modules(__path__, f"{__name__}."):
-    register(import_module(_module.name).FAMILY)
+    for _family in import_module(_module.name).SERVED:
+        register(_family)
