@@ -254,7 +254,7 @@ def store_of(given: str | None, model: str) -> str:
     said = given if given is not None else os.environ.get("INLAY_STORE")
     if said or model.startswith("random:"):
         return said or "off"
-    from inlay.models.fingerprint_cache import cache_root
+    from inlay.models.fingerprint import cache_root
 
     root = cache_root()
     if root is None:

@@ -15,9 +15,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 from inlay.errors import ModelError
 from inlay.models.family import Family
 from inlay.models.multimodal import is_multimodal
-from inlay.models.refused import REFUSED
 from inlay.models.spec import ModelSpec
-from inlay.models.unshared import unshared_of
+from inlay.models.unshared import REFUSED, unshared_of
 
 _UNKNOWN = "transformers has no causal language model of that type"
 _WHOLE = "a multimodal model is no causal one; give its folder or its name, and its text model is loaded"

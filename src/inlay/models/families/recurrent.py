@@ -15,8 +15,8 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from inlay.attention.rope import UNTURNED
-from inlay.models.allows import Allows, windows_of
 from inlay.models.families.deepseek import DeepseekV3, absorb
+from inlay.models.family import Allows, windows_of
 from inlay.models.interface import carry
 from inlay.models.linear import MakeLinear
 from inlay.models.mixers.rebound import is_mixer, rebind
