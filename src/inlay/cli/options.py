@@ -243,7 +243,7 @@ def read_template(path: Path | None) -> str | None:
 
 def check_plot(path: Path | None) -> None:
     """Raise ParameterError if a plot could not be saved, before minutes of work."""
-    from inlay.authoring.plot.figure import check_plot_file
+    from inlay.authoring.plot import check_plot_file
 
     if path is not None:
         check_plot_file(path)

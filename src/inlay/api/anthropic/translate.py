@@ -11,7 +11,7 @@ from inlay.api.anthropic.bodies import CountBody, Endpoint
 from inlay.api.call import Call, StoredAnswer
 from inlay.api.failures import BodyError
 from inlay.api.reasoning import ModelReasoning, ReasoningUse
-from inlay.api.reasoning.effort import effort_variables, reasons, switch_on
+from inlay.api.reasoning.formats import effort_variables, reasons, switch_on
 from inlay.api.sampling import bounded_schema, policy_key, sampling_params
 from inlay.api.tools.call_ids import with_family_ids
 from inlay.api.tools.formats import ModelTools

@@ -8,7 +8,7 @@ from inlay.api.failures import BodyError
 from inlay.api.openai.bodies import ChatBody
 from inlay.api.openai.messages import Message
 from inlay.api.reasoning import ModelReasoning, ReasoningUse
-from inlay.api.reasoning.effort import effort_variables, supported_efforts
+from inlay.api.reasoning.formats import effort_variables, supported_efforts
 
 
 def reasoning_of(body: ChatBody, model: ModelReasoning | None) -> ReasoningUse | None:

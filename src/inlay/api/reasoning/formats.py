@@ -1,12 +1,13 @@
-"""The marks around a model's reasoning, one row per family, detected from the chat template.
+"""The marks around a model's reasoning, one row per family, detected from the chat template, and its effort.
 
-Formats have the names of vLLM's reasoning parsers.
+Formats have the names of vLLM's reasoning parsers. A request's effort becomes variables of the chat template.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -116,3 +117,45 @@ def model_reasoning(tokenizer: PreTrainedTokenizerBase, parser: str | None = Non
         decode,
         frozenset(special - set(marked)) if marked else frozenset(),
     )
+
+
+USUAL = "medium"
+"""Asks for the model's normal behavior."""
+
+
+def effort_variables(effort: str | None, model: ModelReasoning | None) -> dict[str, Any] | None:
+    """Return the template variables for an effort; None if the template does not support it.
+
+    Args:
+        effort: "none" for no reasoning, or a level such as "high". None for the template's own default.
+        model: the model's reasoning.
+    """
+    known = frozenset[str]() if model is None else model.variables
+    if effort is None:
+        return {}
+    if "reasoning_effort" in known:
+        return {"reasoning_effort": effort}
+    if effort == "none" and (found := _switches(model)):
+        return {found[0]: False}
+    if effort == USUAL or (effort == "none" and not reasons(model)):
+        return {}
+    return None
+
+
+def switch_on(model: ModelReasoning | None) -> dict[str, Any]:
+    """Return the template variables that ask for reasoning; empty for a template without a switch."""
+    return dict.fromkeys(_switches(model)[:1], True)
+
+
+def supported_efforts(model: ModelReasoning | None) -> tuple[str, ...]:
+    """Return the efforts that every template without ``reasoning_effort`` supports, for errors."""
+    return (USUAL,) if reasons(model) and not _switches(model) else ("none", USUAL)
+
+
+def reasons(model: ModelReasoning | None) -> bool:
+    """True if the model reasons before its answers."""
+    return model is not None and model.format is not None
+
+
+def _switches(model: ModelReasoning | None) -> list[str]:
+    return [] if model is None else [name for name in SWITCHES if name in model.variables]

@@ -12,7 +12,7 @@ from inlay.api.call import Call, StoredAnswer
 from inlay.api.failures import MAX_NAME, BodyError
 from inlay.api.reading import all_of
 from inlay.api.reasoning import ModelReasoning, ReasoningUse
-from inlay.api.reasoning.effort import effort_variables, reasons, supported_efforts
+from inlay.api.reasoning.formats import effort_variables, reasons, supported_efforts
 from inlay.api.responses.bodies import (
     AllowedTools,
     Endpoint,
