@@ -14,9 +14,8 @@ from inlay.api.openai.reasoning import reasoning_of, variables_of
 from inlay.api.openai.tools import offer_of
 from inlay.api.reasoning import ModelReasoning
 from inlay.api.sampling import bounded_schema, field_of, policy_key, sampling_params
-from inlay.api.tools.call_ids import with_family_ids
 from inlay.api.tools.formats import ModelTools
-from inlay.api.tools.offer import Offer
+from inlay.api.tools.offer import Offer, with_family_ids
 from inlay.errors import ParameterError
 from inlay.pml import Prompt
 from inlay.prompt.inputs import CHAT_OPTIONS, PromptInput, unwrap

@@ -24,9 +24,8 @@ from inlay.api.responses.bodies import (
 )
 from inlay.api.responses.items import AnyItem, FunctionCall, first_of_tools, form_of, problems_of, turns_of
 from inlay.api.sampling import bounded_schema, policy_key, sampling_params
-from inlay.api.tools.call_ids import with_family_ids
 from inlay.api.tools.formats import ModelTools
-from inlay.api.tools.offer import Function, Offer, ToolChoice, check_history, offer_tools
+from inlay.api.tools.offer import Function, Offer, ToolChoice, check_history, offer_tools, with_family_ids
 from inlay.wording import clip
 
 _FIELDS = {"max_tokens": "max_output_tokens"}
