@@ -243,7 +243,7 @@ def read_template(path: Path | None) -> str | None:
 
 def check_plot(path: Path | None) -> None:
     """Raise ParameterError if a plot could not be saved, before minutes of work."""
-    from inlay.authoring.plot.figure import check_plot_file
+    from inlay.authoring.plot import check_plot_file
 
     if path is not None:
         check_plot_file(path)
@@ -254,7 +254,7 @@ def store_of(given: str | None, model: str) -> str:
     said = given if given is not None else os.environ.get("INLAY_STORE")
     if said or model.startswith("random:"):
         return said or "off"
-    from inlay.models.fingerprint_cache import cache_root
+    from inlay.models.fingerprint import cache_root
 
     root = cache_root()
     if root is None:

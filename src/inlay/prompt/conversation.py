@@ -23,7 +23,7 @@ from inlay.prompt.chat import ChatTemplate, Cut, Tools, Trim, Turn
 from inlay.prompt.chat_options import ChatOptions
 from inlay.prompt.free_order import NOT_CUT_OUT, NOT_IN_PARTS, FreeSet, Member
 from inlay.prompt.inputs import Conversation, is_marked, ttl_of
-from inlay.prompt.placed import ContentPart, Placed, PromptLayout
+from inlay.prompt.placement import ContentPart, Placed, PromptLayout
 from inlay.prompt.request import PromptPart
 from inlay.prompt.tokens import TextEncoder, at_seams
 from inlay.prompt.tool_texts import ToolTexts

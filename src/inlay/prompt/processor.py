@@ -42,8 +42,7 @@ from inlay.prompt.inputs import (
 from inlay.prompt.known_schemas import PUBLIC, KnownSchemas, readable_adapters
 from inlay.prompt.layout import Hole, SchemaLayout, TextRun
 from inlay.prompt.model_info import ModelInfo, check_forced, check_prompt, check_tokens, check_weight
-from inlay.prompt.placed import ContentPart, Placed, PromptLayout, lay_out_ids
-from inlay.prompt.placement import lay_out_prompt
+from inlay.prompt.placement import ContentPart, Placed, PromptLayout, lay_out_ids, lay_out_prompt
 from inlay.prompt.request import EncodeRequest, EngineRequest, PromptPart, kept_to
 from inlay.prompt.seen_prompts import SeenPrompts
 from inlay.prompt.tokens import TextEncoder, at_seams

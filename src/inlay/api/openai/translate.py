@@ -13,11 +13,10 @@ from inlay.api.openai.messages import for_template
 from inlay.api.openai.reasoning import reasoning_of
 from inlay.api.openai.tools import offer_of
 from inlay.api.reasoning import ModelReasoning
-from inlay.api.reasoning.effort import variables_for
+from inlay.api.reasoning.formats import variables_for
 from inlay.api.sampling import answer_schema, bounded_schema, call_of, chat_prompt, field_of
-from inlay.api.tools.call_ids import with_family_ids
 from inlay.api.tools.formats import ModelTools
-from inlay.api.tools.offer import Offer
+from inlay.api.tools.offer import Offer, with_family_ids
 from inlay.errors import ParameterError
 from inlay.pml import Prompt
 from inlay.prompt.inputs import CHAT_OPTIONS, PromptInput, unwrap

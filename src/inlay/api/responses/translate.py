@@ -12,7 +12,7 @@ from inlay.api.call import Call, StoredAnswer
 from inlay.api.failures import MAX_NAME, BodyError
 from inlay.api.reading import all_of
 from inlay.api.reasoning import ModelReasoning, ReasoningUse
-from inlay.api.reasoning.effort import reasons, variables_for
+from inlay.api.reasoning.formats import reasons, variables_for
 from inlay.api.responses.bodies import (
     AllowedTools,
     Endpoint,
@@ -24,9 +24,8 @@ from inlay.api.responses.bodies import (
 )
 from inlay.api.responses.items import AnyItem, FunctionCall, first_of_tools, form_of, problems_of, turns_of
 from inlay.api.sampling import answer_schema, bounded_schema, call_of, chat_prompt
-from inlay.api.tools.call_ids import with_family_ids
 from inlay.api.tools.formats import ModelTools
-from inlay.api.tools.offer import Function, Offer, ToolChoice, check_history, offer_tools
+from inlay.api.tools.offer import Function, Offer, ToolChoice, check_history, offer_tools, with_family_ids
 from inlay.prompt.inputs import PromptInput
 from inlay.wording import clip
 
