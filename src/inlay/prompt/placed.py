@@ -27,6 +27,7 @@ class ContentPart:
         automatic: True if it is a module without a mark: a tool, or a block of the system prompt.
         message, index: the number of its message, and of the part in it.
         tool: the number of its tool. None for a part of a message.
+        found: True for a piece of text that was found by its content.
     """
 
     marked: bool
@@ -36,6 +37,7 @@ class ContentPart:
     message: int = field(default=0, compare=False)
     index: int = field(default=0, compare=False)
     tool: int | None = field(default=None, compare=False)
+    found: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,8 @@ class PromptLayout:
         anchor: for a conversation in parts, the text from position 0 that all conversations with its system turn
             share. The prompt itself may begin with other text.
         in_pieces: True if its tools or the blocks of its system prompt are modules without marks.
+        texts: its unmarked texts outside the chat template, as first and last-plus-one token. For a prompt without a
+            schema.
     """
 
     schema: SchemaLayout | None
@@ -87,6 +91,7 @@ class PromptLayout:
     sets: tuple[FreeSet, ...] = ()
     anchor: tuple[Placed, ...] = ()
     in_pieces: bool = False
+    texts: tuple[tuple[int, int], ...] = ()
 
     @cached_property
     def ids(self) -> tuple[int, ...]:
