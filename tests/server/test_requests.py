@@ -142,7 +142,7 @@ def test_a_repair_is_asked_for_like_any_policy(keyed):
         ("modular+linked:3", {"recompute": "linked:3"}),
         ("modular+linked:3+healing:off", {"reuse": "modular", "recompute": "linked:3", "promote": False}),
         ("isolated+across", {"reuse": "isolated", "across_adapters": True}),
-        ("modular+content+profiled:0.1", {"reuse": "modular", "find": "content"}),
+        ("modular+content+profiled:0.1", {"recompute": "profiled:0.1", "find": "content"}),
     ],
 )
 def test_a_policy_in_fields_is_the_one_of_its_deprecated_key(keyed, caplog, key, fields):

@@ -144,8 +144,8 @@ def test_plain_passages_are_found_by_their_content(folder):
     result = measure_reading(demo(), read_data(folder), policies=policies, passages=3, questions=3, marks=False)
     full, unmarked, found, recomputed = result["rows"]
     assert (full["read"], unmarked["read"]) == (0, 0)
-    assert found["read"] > 0.5
-    assert recomputed["recomputed"] > 0.5
+    assert found["read"] > 0.1
+    assert recomputed["recomputed"] > 0.1
     assert recomputed["kl"] < 1e-4
     with raises("parameter.conflict", ParameterError):
         measure_reading(demo(), read_data(folder), tasks=("choice",), marks=False)
