@@ -45,7 +45,7 @@ _PLAIN = (
 
 def policy_key(body: CommonBody) -> str | None:
     """Return the key of the policy that a body asks for, or None. Raises BodyError."""
-    given = PolicyFields(body.reuse, body.recompute, body.promote, body.across_adapters, body.tolerance)
+    given = PolicyFields(body.reuse, body.recompute, body.promote, body.across_adapters, body.tolerance, body.find)
     try:
         policy = given.policy(deprecated=log_deprecated)
     except PolicyError as error:

@@ -128,13 +128,14 @@ def policy_of(
     promote: bool | None,
     across_adapters: bool | None,
     tolerance: str = str(DEFAULT),
+    find: str | None = None,
 ) -> ReusePolicy | None:
     """Return the policy of a command's options, or None. A deprecated one is named on stderr. Raises PolicyError.
 
     ``tolerance`` is the default of every ``auto`` of the engine. It is not part of the policy.
     """
     Tolerance.parse(tolerance, f"--tolerance {clip(tolerance)}")
-    policy = PolicyFields(reuse, recompute, promote, across_adapters).policy(options=True, deprecated=_warn)
+    policy = PolicyFields(reuse, recompute, promote, across_adapters, find=find).policy(options=True, deprecated=_warn)
     if policy is not None and policy.auto and tolerance != str(DEFAULT):
         PolicyFields(reuse, tolerance=tolerance).policy(options=True, deprecated=_warn)  # refuses a second tolerance
     return policy

@@ -340,11 +340,13 @@ def tools_digest(prompt: Any) -> int:
 
 
 def module_name(part: Placed) -> str:
-    """Return the name of a marked part, a tool or a schema's module; "" for other text."""
+    """Return the name of a marked part, a tool, a found piece or a schema's module; "" for other text."""
     origin = part.origin
     if isinstance(origin, ContentPart):
         if origin.tool is not None:
             return f"tools[{origin.tool}]"
+        if origin.found:
+            return f"tokens[{part.start}:{part.end}]"
         return f"messages[{origin.message}].content[{origin.index}]" if origin.marked else ""
     return path_of(origin.owner) if isinstance(origin, TextRun | Hole) and origin.owner else ""
 

@@ -38,6 +38,7 @@ class ContentPart:
         automatic: True if it is a module without a mark: a tool, or a block of the system prompt.
         message, index: the number of its message, and of the part in it.
         tool: the number of its tool. None for a part of a message.
+        found: True for a piece of text that was found by its content.
     """
 
     marked: bool
@@ -47,6 +48,7 @@ class ContentPart:
     message: int = field(default=0, compare=False)
     index: int = field(default=0, compare=False)
     tool: int | None = field(default=None, compare=False)
+    found: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,8 @@ class PromptLayout:
             share. The prompt itself may begin with other text.
         anchor_own: the token ids of the caller's text in the anchor: contents, tools and template variables.
         in_pieces: True if its tools or the blocks of its system prompt are modules without marks.
+        texts: its unmarked texts outside the chat template, as first and last-plus-one token. For a prompt without a
+            schema.
     """
 
     schema: SchemaLayout | None
@@ -100,6 +104,7 @@ class PromptLayout:
     anchor: tuple[Placed, ...] = ()
     anchor_own: tuple[int, ...] = ()
     in_pieces: bool = False
+    texts: tuple[tuple[int, int], ...] = ()
 
     @cached_property
     def ids(self) -> tuple[int, ...]:

@@ -208,10 +208,15 @@ class TextEncoder:
 
     def template(self, text: str) -> tuple[int, ...]:
         """Return the ids of a piece of a chat template, special tokens included."""
-        (encoding,) = self.template_tokenizer.encode_batch(
-            [text], add_special_tokens=False
-        )  # unlike encode, this releases the GIL
-        return tuple(encoding.ids)
+        return tuple(self._template(text).ids)
+
+    def template_offsets(self, text: str) -> list[tuple[int, int]]:
+        """Return the characters of each token of ``template``, as first and last-plus-one."""
+        return self._template(text).offsets
+
+    def _template(self, text: str) -> Encoding:
+        # unlike encode, this releases the GIL
+        return self.template_tokenizer.encode_batch([text], add_special_tokens=False)[0]
 
     def name(self, token: int) -> str | None:
         """Return the tokenizer's name of a token; None for an unknown one."""
