@@ -50,10 +50,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(params=FILES, ids=str)
 def wren(request: pytest.FixtureRequest) -> Iterator[Family]:
     """The family that a file of the page makes, served for as long as a test runs."""
-    names: dict[str, Family] = {}
+    names: dict[str, tuple[Family]] = {}
     exec(compile(request.param.text, str(request.param), "exec", dont_inherit=True), names)
-    register(names["FAMILY"])
-    yield names["FAMILY"]
+    (family,) = names["SERVED"]
+    register(family)
+    yield family
     del FAMILIES["wren"]
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from inlay.cli.top import line
-from inlay.cli.top_sample import Rates, ServerSample
+from inlay.cli.top import Rates, ServerSample, line
 from inlay.server.traces import phases
 from inlay.types import RequestMetrics
 from tests.pages import DOCS, blocks, rows

@@ -20,8 +20,7 @@ from inlay.prompt.chat import ChatTemplate
 from inlay.prompt.composed import CachedSpan, compose_parts
 from inlay.prompt.contexts import SchemaSpecs
 from inlay.prompt.layout import TextRun, lay_out_schema
-from inlay.prompt.placed import lay_out_ids
-from inlay.prompt.placement import lay_out_prompt
+from inlay.prompt.placement import lay_out_ids, lay_out_prompt
 from inlay.prompt.prefix import Node
 from inlay.prompt.request import PromptPart
 from inlay.prompt.tokens import TextEncoder

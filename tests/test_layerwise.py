@@ -16,7 +16,7 @@ import inlay.kv.offload.host
 from inlay import LLM, SamplingParams
 from inlay.engine.forward import StepObserver
 from inlay.engine.request import Request
-from inlay.kv.offload.host_memory import aligned
+from inlay.kv.offload.host import aligned
 from tests.attention.devices import pretend
 from tests.kv.accounting import audit
 

@@ -285,6 +285,25 @@ def test_fields_without_reuse_refine_modular():
     assert str(PolicyFields(recompute="linked:3").policy()) == "modular+linked:3"
     assert str(PolicyFields(promote=False).policy()) == "modular+healing:off"
     assert str(PolicyFields(across_adapters=True).policy()) == "modular+across"
+    assert str(PolicyFields(find="content").policy()) == "modular+content+profiled:0.1"
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "isolated+content+profiled:0.1",
+        "modular+across+content+linked:3+healing:off",
+        "auto+content",
+        "auto:0.1+content",
+    ],
+)
+def test_a_policy_that_finds_text_has_a_key(key):
+    policy = ReusePolicy.parse(key)
+    assert policy.finds
+    assert str(policy) == key
+    assert re.fullmatch(KEY, key)
+    assert not policy.without_recompute().finds
+    assert not policy.alone().finds
 
 
 @pytest.mark.parametrize(

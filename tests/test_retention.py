@@ -9,7 +9,7 @@ import pytest
 from inlay import AsyncLLM, CapacityError, ParameterError, Schema
 from inlay.errors import PinError
 from inlay.kv import lifetimes
-from inlay.kv.pins import BY_KEY
+from inlay.kv.lifetimes import BY_KEY
 from tests.raising import raises
 
 from .test_store import BOTH, GREEDY, SCHEMA, Clock, answer, files, make

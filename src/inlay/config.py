@@ -151,6 +151,7 @@ class EngineConfig:
     across_adapters: bool | None = setting(
         None, f"Of the reuse policy: {PolicyFields.help('across_adapters')}.", commands=(*ANSWERING, BATCH)
     )
+    find: str | None = setting(None, f"Of the reuse policy: {PolicyFields.help('find')}.", commands=(*ANSWERING, BATCH))
     tolerance: float | str = setting(
         str(DEFAULT),
         'The tolerance of reuse "auto" without one: the largest divergence from full prefill in nats per token. A text '
@@ -373,7 +374,8 @@ class EngineConfig:
     @cached_property
     def policy(self) -> ReusePolicy | None:
         """The policy of requests without one. None for that of ``policy.default_policy``."""
-        return PolicyFields(self.reuse, self.recompute, self.promote, self.across_adapters).policy(self.positions)
+        given = PolicyFields(self.reuse, self.recompute, self.promote, self.across_adapters, find=self.find)
+        return given.policy(self.positions)
 
     def store_folder(self) -> Path | None:
         """Return the folder of the store on disk, or None."""

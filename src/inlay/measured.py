@@ -19,7 +19,7 @@ from typing import Any
 
 from inlay.config import EngineConfig
 from inlay.engine.background.policy_meter import PolicyMeter, suffices
-from inlay.models.fingerprint_cache import cache_root
+from inlay.models.fingerprint import cache_root
 from inlay.pml import Schema
 from inlay.policy import ReusePolicy
 from inlay.prompt.model_info import ModelInfo

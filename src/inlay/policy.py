@@ -26,6 +26,9 @@ CONTEXTS = ("isolated", "anchored", "primed")
 #: Where modules stand: at their schema's positions, or one right behind the other.
 POSITIONS = ("schema", "packed")
 
+#: How modules are found beside marks and schemas: repeated text by its content (prompt/found_pieces.py).
+FINDS = ("content",)
+
 #: Level and context of each word. A missing module is encoded primed under ``modular`` (docs/guides/which-policy.md).
 _WORDS: dict[str, tuple[str, str | None]] = {
     "off": ("off", None),
@@ -36,8 +39,8 @@ _WORDS: dict[str, tuple[str, str | None]] = {
     "modular": ("modular", "primed"),
 }
 _BEST, _AUTO = "modular", "auto"
-_ACROSS, _NOT_PROMOTED = "across", "healing:off"  # parts of a policy's key
-_NOT_GIVEN = (None,) * 5  # of the fields
+_ACROSS, _NOT_PROMOTED, _CONTENT = "across", "healing:off", FINDS[0]  # parts of a policy's key
+_NOT_GIVEN = (None,) * 6  # of the fields
 _PARSED = 256  # parsed policies that are remembered
 
 #: The values of ``reuse`` without ``auto``.
@@ -47,8 +50,9 @@ _USE = f"Use one of {', '.join(WORDS)}, {_AUTO}."
 #: A regular expression of a policy's key that is not one of the words: the deprecated form of ``reuse``.
 KEY = (
     f"^(?:(?:{'|'.join(word for word, (level, _) in _WORDS.items() if level == 'modular')})"
-    f"(?:\\+{_ACROSS})?(?:\\+{RECOMPUTE})?|{_BEST}(?:\\+{_ACROSS})?(?:\\+{RECOMPUTE})?\\+{_NOT_PROMOTED}"
-    f"|{_AUTO}(?::{WRITTEN})?)$"
+    f"(?:\\+{_ACROSS})?(?:\\+{_CONTENT})?(?:\\+{RECOMPUTE})?"
+    f"|{_BEST}(?:\\+{_ACROSS})?(?:\\+{_CONTENT})?(?:\\+{RECOMPUTE})?\\+{_NOT_PROMOTED}"
+    f"|{_AUTO}(?::{WRITTEN})?(?:\\+{_CONTENT})?)$"
 )
 
 #: The most approximation that a server may allow, from none to all.
@@ -59,6 +63,9 @@ WHOLE = Recompute("linked", 2**31 - 1)
 
 #: The recomputation for a policy with too large a divergence from full prefill (docs/guides/reuse-policies.md).
 _SAFER = Recompute("profiled", 0.15)
+
+#: The recomputation under ``find`` without another one. Unmarked text often depends on the text before it.
+_FOUND = Recompute("profiled", 0.1)
 
 #: Set after the first deprecated policy of this process was logged.
 LOGGED = threading.Event()
@@ -98,6 +105,12 @@ class PolicyFields:
         default=None,
         metadata=_help("of reuse auto: the largest divergence in nats a token, or like answers:0.98 of equal answers"),
     )
+    find: str | None = field(
+        default=None,
+        metadata=_help(
+            "content: also read unmarked text as modules if it comes again, recompute profiled:0.1 unless set"
+        ),
+    )
 
     @property
     def given(self) -> tuple[str, ...]:
@@ -121,7 +134,7 @@ class PolicyFields:
         Raises:
             PolicyError: for a wrong value, or for fields that exclude each other.
         """
-        given = (self.reuse, self.recompute, self.promote, self.across_adapters, self.tolerance)
+        given = (self.reuse, self.recompute, self.promote, self.across_adapters, self.tolerance, self.find)
         if given == _NOT_GIVEN:
             return None
         try:
@@ -189,6 +202,7 @@ class ReusePolicy:
         best: True if a module is read in the most exact form that is stored, not only as ``context`` has it.
         promote: of ``best``: False if the form must not depend on earlier requests.
         tolerance: of ``auto``, which ``resolved`` replaces by measurements. None for every other policy.
+        find: a word of FINDS. None if only marked text and schemas make modules.
         unprofiled: the recomputation of modules without a profile, under a profiled one. None for as many first tokens
             as the share says. Not part of the key.
     """
@@ -202,6 +216,7 @@ class ReusePolicy:
     promote: bool = True
     tolerance: Tolerance | None = None
     unprofiled: Recompute | None = None
+    find: str | None = None
 
     @classmethod
     def parse(cls, key: object, positions: object = None) -> ReusePolicy:
@@ -255,10 +270,12 @@ class ReusePolicy:
 
     def __str__(self) -> str:
         if self.tolerance is not None:
-            return f"{_AUTO}:{self.tolerance}" if self.tolerance.given else _AUTO
+            word = f"{_AUTO}:{self.tolerance}" if self.tolerance.given else _AUTO
+            return f"{word}+{self.find}" if self.find else word
         parts = (
             _BEST if self.best else self.context or self.level,
             _ACROSS if self.across_adapters else "",
+            self.find or "",
             "" if self.recompute is None else str(self.recompute),
             "" if self.promote else _NOT_PROMOTED,
         )
@@ -288,6 +305,11 @@ class ReusePolicy:
     def reads_promoted(self) -> bool:
         """True if a module is read in a more exact form than its encoding, if one is stored."""
         return self.best and self.promote
+
+    @property
+    def finds(self) -> bool:
+        """True if unmarked text that comes again is read as modules."""
+        return self.find is not None
 
     @property
     def moves_text(self) -> bool:
@@ -320,7 +342,7 @@ class ReusePolicy:
     @property
     def plain(self) -> bool:
         """True if no field beside ``reuse``, ``positions`` and ``tolerance`` is set."""
-        return self.recompute is None and not self.across_adapters and self.promote
+        return self.recompute is None and not self.across_adapters and self.promote and self.find is None
 
     def within(self, ceiling: ReusePolicy, measured: Sequence[Measured] = ()) -> bool:
         """Return True if the policy accepts no more approximation than the ceiling, by its level.
@@ -365,14 +387,14 @@ class ReusePolicy:
             if None in alike:
                 linked.append(Recompute("linked", 0))
             taken = replace(taken, unprofiled=min(linked, key=lambda recompute: recompute.amount, default=WHOLE))
-        return replace(taken, positions=self.positions)
+        return replace(taken, positions=self.positions, find=self.find if taken.modular else None)
 
     def row(self, measured: Sequence[Measured]) -> Measured | None:
         """Return the measurement of this policy at its settled positions, or None.
 
-        Without promotion a policy is the same as with it at worst.
+        Without promotion a policy is the same as with it at worst. Found text is measured like marked text.
         """
-        key = str(replace(self, promote=True))
+        key = str(replace(self, promote=True, find=None))
         return next((row for row in measured if row.policy == key and row.positions == self.positions), None)
 
     def settled(self, why_not_shift: str | None) -> ReusePolicy:
@@ -382,13 +404,16 @@ class ReusePolicy:
             why_not_shift: the reason why the model cannot read shifted segments, or None.
 
         Raises:
-            PolicyError: if the model cannot read modules at these positions.
+            PolicyError: if the model cannot read modules at these positions, or text that it finds.
         """
         assert self.tolerance is None, "resolve auto first"
         if self.modular and self.packed and why_not_shift is not None:
             wrong = f"positions 'packed' with reuse '{self}' reads segments at a shift, which this model does not allow"
             message = f"{wrong}: {why_not_shift}; use positions 'schema'"
             raise PolicyError(message, field="positions", code="policy.unsupported")
+        if self.finds and why_not_shift is not None:
+            wrong = f"find='{self.find}' reads segments at a shift, which this model does not allow: {why_not_shift}"
+            raise PolicyError(f"{wrong}; leave find out", field="find", code="policy.unsupported")
         if self.positions is not None:
             return self
         return replace(self, positions="schema" if self.modular and why_not_shift is not None else "packed")
@@ -431,7 +456,9 @@ class ReusePolicy:
 
     def without_recompute(self) -> ReusePolicy:
         """Return the part of this policy that modules are encoded for."""
-        return replace(self, recompute=None, across_adapters=False, best=False, promote=True, unprofiled=None)
+        return replace(
+            self, recompute=None, across_adapters=False, best=False, promote=True, unprofiled=None, find=None
+        )
 
     @property
     def _rank(self) -> float:
@@ -454,7 +481,7 @@ def check_schema_fields(given: Iterable[str], where: str) -> None:
         TypeError: for a name that no call has.
     """
     for name in given:
-        if name in ("recompute", "promote", "across_adapters"):
+        if name in ("recompute", "promote", "across_adapters", "find"):
             message = f"{name} has no effect on {where}. Give {name} with each request; leave it out here."
             raise PolicyError(message, field=name, code="policy.not_for_schemas")
         raise TypeError(f"{where} got an unexpected keyword argument '{name}'")
@@ -468,10 +495,12 @@ def _parsed(
     promote: bool | None,
     across_adapters: bool | None,
     tolerance: float | str | None,
+    find: str | None,
     positions: object,
     options: bool,
 ) -> tuple[ReusePolicy, str | None]:
-    return PolicyFields(reuse, recompute, promote, across_adapters, tolerance)._parse(positions, options)
+    given = PolicyFields(reuse, recompute, promote, across_adapters, tolerance, find)
+    return given._parse(positions, options)
 
 
 @lru_cache(maxsize=_PARSED, typed=True)
@@ -507,7 +536,7 @@ def _fields_of(key: object, options: bool = False) -> PolicyFields:
         raise PolicyError(f"{typed} is not a reuse policy. {remedy}", field="reuse", code="policy.unknown")
     found = PolicyFields(word, tolerance=tolerance if colon else None)
     for part in parts:
-        name = {_ACROSS: "across_adapters", _NOT_PROMOTED: "promote"}.get(part, "recompute")
+        name = {_ACROSS: "across_adapters", _NOT_PROMOTED: "promote", _CONTENT: "find"}.get(part, "recompute")
         if getattr(found, name) is not None:
             message = f"{typed} sets {name} twice. Write {found.written(options)}."
             raise PolicyError(message, field="reuse", code="policy.conflict")
@@ -532,19 +561,21 @@ def _policy(given: PolicyFields, typed: dict[str, str], options: bool = False) -
     for name in ("promote", "across_adapters"):
         if not isinstance(getattr(given, name), bool | None):
             raise refuse(name, "is not a switch. Write true or false.", f"policy.bad_{name}")
+    if given.find not in (None, *FINDS):
+        raise refuse("find", f"finds nothing. Use one of {', '.join(FINDS)}, or leave find out.", "policy.bad_find")
     recompute = None if given.recompute is None else Recompute.parse(given.recompute, typed["recompute"])
     if word == _AUTO:
         for name in ("recompute", "promote", "across_adapters"):
             if getattr(given, name) not in (None, name == "promote"):
                 raise refuse(name, f"excludes {reuse}, which chooses by measurement. Leave {name} out.")
         within = Tolerance() if given.tolerance is None else Tolerance.parse(given.tolerance, typed["tolerance"])
-        return ReusePolicy("modular", tolerance=within)
+        return ReusePolicy("modular", tolerance=within, find=given.find)
     if given.tolerance is not None:
         auto = _typed("reuse", _AUTO, options)
         raise refuse("tolerance", f"belongs to {auto}, not to {reuse}. Write {auto}, or leave tolerance out.")
     level, context = _WORDS[word]
     best = _typed("reuse", _BEST, options)
-    for name in ("recompute", "across_adapters"):
+    for name in ("recompute", "across_adapters", "find"):
         if getattr(given, name) not in (None, False) and level != "modular":
             raise refuse(name, f"needs modules, and {reuse} reads none. Leave {name} out, or write {best}.")
     if given.promote is False and word != _BEST:
@@ -552,10 +583,11 @@ def _policy(given: PolicyFields, typed: dict[str, str], options: bool = False) -
     return ReusePolicy(
         level,
         context,
-        recompute=recompute,
+        recompute=_FOUND if given.find and recompute is None else recompute,
         across_adapters=bool(given.across_adapters),
         best=word == _BEST,
         promote=given.promote is not False,
+        find=given.find,
     )
 
 

@@ -92,6 +92,8 @@ class Usage:
         reanchored_tokens: anchored tokens encoded behind an earlier version of this prompt's system turn.
         primed_tokens: anchored tokens encoded behind a sample text as well.
         moved_tokens: module tokens that are text of an earlier request, computed behind other text.
+        found_tokens: unmarked tokens that were found by their content in an earlier prompt. They are read as modules,
+            recomputed, or computed if they are not stored.
         promoted_tokens: exact tokens read in place of modules. ``modular`` found this prompt's prefix encoded exactly,
             in idle time or for an earlier request.
         shifted_tokens: cached tokens read at another offset, relative to their context, than at encoding.
@@ -141,6 +143,7 @@ class Usage:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     moved_tokens: int = 0
+    found_tokens: int = 0
 
     def __post_init__(self) -> None:
         assert min(self.cached_tokens, self.computed_tokens, self.exact_tokens, self.module_tokens) >= 0, self
@@ -154,6 +157,7 @@ class Usage:
         assert 0 <= self.lasting_tokens <= self.written_tokens <= self.computed_tokens, self
         assert 0 <= self.accepted_tokens <= self.drafted_tokens, self
         assert 0 <= self.across_tokens <= self.module_tokens, self
+        assert 0 <= self.found_tokens <= self.prompt_tokens, self
         assert 0 <= self.promoted_tokens <= self.exact_tokens, self
         assert 0 <= self.reanchored_tokens + self.primed_tokens <= self.anchored_tokens, self
         encoded = self.scaffold_tokens + self.anchored_tokens + self.isolated_tokens

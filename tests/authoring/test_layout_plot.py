@@ -11,9 +11,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from inlay.authoring.plot.figure import check_plot_file
-from inlay.authoring.plot.layout import MAX_ROWS, draw_layout, layout_figure
-from inlay.authoring.plot.rows import Bar, Box, rows_of
+from inlay.authoring.plot import MAX_ROWS, Bar, Box, check_plot_file, draw_layout, layout_figure, rows_of
 from inlay.errors import ParameterError
 from inlay.prompt.layout import SchemaLayout
 from tests.cli.test_cli import run

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from inlay.cli.cache_folder import FolderCache
+from inlay.cli.cache_source import FolderCache
 from inlay.kv.offload.disk import DiskTier
 from tests.kv.offload.segments import KEYS, filled, read, record_of, same, slabs_of, spec_of
 

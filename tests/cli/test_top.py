@@ -9,9 +9,8 @@ import pytest
 from rich.console import Console
 
 from inlay.cli import main as command_line
-from inlay.cli.cache_url import RunningCache
-from inlay.cli.top import line, view
-from inlay.cli.top_sample import Rates, ServerSample, read_metrics, tier_uses
+from inlay.cli.cache_source import RunningCache
+from inlay.cli.top import Rates, ServerSample, line, read_metrics, tier_uses, view
 from inlay.errors import ParameterError
 
 from ..server.conftest import COMPLETIONS, SCHEMA, running, small_model

@@ -10,8 +10,7 @@ import torch
 
 from inlay import LLM, ContextError, ParameterError, Prompt, SamplingParams, Schema
 from inlay.engine import factory
-from inlay.sampling.row import Row, adjust, seen_of
-from inlay.sampling.token_rules import BadWords, tokenized
+from inlay.sampling.row import BadWords, Row, adjust, seen_of, tokenized
 from tests.raising import raises
 from tests.sampling.rows import row
 

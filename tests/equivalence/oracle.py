@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from inlay.models.cache_keyword import with_cache
+from inlay.engine.unshared_runner import with_cache
 from inlay.models.interface import attention_implementation
 from inlay.models.load import LoadedModel
 

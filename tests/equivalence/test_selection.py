@@ -8,7 +8,7 @@ import torch
 from transformers import DynamicCache
 
 from inlay import SamplingParams, Schema
-from inlay.models.cache_keyword import with_cache
+from inlay.engine.unshared_runner import with_cache
 from inlay.models.interface import attention_implementation
 from inlay.prompt.composed import compose
 from inlay.prompt.recompute import choose_tokens

@@ -22,8 +22,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from inlay.cli.models import family_rows
 from inlay.models.families import FAMILIES
 from inlay.models.multimodal import MULTIMODAL
-from inlay.models.refused import REFUSED
-from inlay.models.unshared import Unshared
+from inlay.models.unshared import REFUSED, Unshared
 
 from .configs import RECURRENT, ROWS, UNSHARED, model_type, tiny_config
 from .recurrent import CHECKS as RECURRENT_CHECKS

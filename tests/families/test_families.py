@@ -9,8 +9,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from inlay.models.families import FAMILIES
 from inlay.models.interface import attention_implementation
 from inlay.models.load import as_loaded, load_model
-from inlay.models.refused import REASONS, REFUSED
 from inlay.models.shapes import bytes_tokenizer
+from inlay.models.unshared import REASONS, REFUSED
 
 from ..equivalence.recorder import Recorder, close
 from .configs import ROWS, stock_model

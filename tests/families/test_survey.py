@@ -9,7 +9,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from inlay.cli.main import main
 from inlay.cli.models import family_rows
 from inlay.models.multimodal import MULTIMODAL
-from inlay.models.refused import REFUSED
+from inlay.models.unshared import REFUSED
 
 from ..pages import blocks
 from .configs import UNSHARED

@@ -14,14 +14,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from inlay import LLM, AsyncLLM, CapacityError, ModelError, ParameterError, SamplingParams, Schema
 from inlay.engine import unshared_runner
-from inlay.engine.unshared_runner import CacheShape
-from inlay.models.cache_keyword import cache_keyword, returned_cache
+from inlay.engine.unshared_runner import CacheShape, cache_keyword, returned_cache
 from inlay.models.families import FAMILIES, family_of
 from inlay.models.load import load_model
 from inlay.models.multimodal import MULTIMODAL
-from inlay.models.refused import REFUSED
 from inlay.models.shapes import bytes_tokenizer
-from inlay.models.unshared import WHY
+from inlay.models.unshared import REFUSED, WHY
 from tests.raising import raises
 
 from ..server.conftest import running

@@ -7,7 +7,7 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.kv.spans import FreeSpans
+from inlay.kv.pool import FreeSpans
 from inlay.slots import SlotRange, join
 
 

@@ -24,7 +24,7 @@ from ..equivalence.recorder import Recorder, close
 from ..families.configs import RECURRENT, ROWS, model_type, tiny, tiny_config
 
 
-def test_every_file_is_a_family_and_every_family_has_tiny_models_to_be_compared_with():
+def test_every_file_has_a_family_and_every_family_has_tiny_models_to_be_compared_with():
     files = {file.stem for file in Path(families.__path__[0]).glob("*.py")} - {"__init__"}
     assert {type(family).__module__.rpartition(".")[2] for family in FAMILIES.values()} == files
     tiny_models = {*(model_type for model_type, _ in CONFIGS.values()), *map(model_type, ROWS), *RECURRENT}

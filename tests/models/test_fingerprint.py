@@ -15,9 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from inlay.models import fingerprint as hashing
-from inlay.models import fingerprint_cache, load
-from inlay.models.fingerprint import Fingerprint, fingerprint
-from inlay.models.fingerprint_cache import cache_root
+from inlay.models import load
+from inlay.models.fingerprint import Fingerprint, cache_root, fingerprint
 from inlay.models.load import load_model
 
 from ..conftest import tiny
@@ -97,7 +96,7 @@ def test_weights_of_all_forms(weight: torch.Tensor):
 def blocks(monkeypatch, tmp_path) -> list[int]:
     """The sizes of all weights that are hashed; with a cache directory of the test's own."""
     monkeypatch.setenv("INLAY_CACHE_ROOT", str(tmp_path / "cache"))
-    monkeypatch.setattr(fingerprint_cache, "SETTLED_S", -60)  # the files of these tests have been written just now
+    monkeypatch.setattr(hashing, "SETTLED_S", -60)  # the files of these tests have been written just now
     sizes: list[int] = []
     made = hashing.blocks_of
 
@@ -220,16 +219,16 @@ def test_files_that_change_while_they_are_read_leave_no_record(checkpoint, block
 
 
 def test_files_that_changed_just_now_leave_no_record(checkpoint, blocks, tmp_path, monkeypatch):
-    monkeypatch.setattr(fingerprint_cache, "SETTLED_S", 3600)
+    monkeypatch.setattr(hashing, "SETTLED_S", 3600)
     load_model(str(checkpoint))
     assert records(tmp_path / "cache") == []
 
 
 def test_weights_that_may_come_from_elsewhere_leave_no_record(checkpoint, blocks, tmp_path):
     config = load.read_config(str(checkpoint))
-    assert fingerprint_cache.Checkpoint.of(str(checkpoint), config) is not None
+    assert hashing.Checkpoint.of(str(checkpoint), config) is not None
     (checkpoint / "adapter_config.json").write_text("{}")
-    assert fingerprint_cache.Checkpoint.of(str(checkpoint), config) is None
+    assert hashing.Checkpoint.of(str(checkpoint), config) is None
 
 
 def test_models_that_are_no_checkpoints_leave_no_record(blocks, tmp_path):

@@ -26,8 +26,7 @@ from inlay.pml import Filled, NewText, Prompt, Schema, SchemaText, TurnEnd, Turn
 from inlay.pml.resolve import Item
 from inlay.prompt.chat import ChatTemplate
 from inlay.prompt.layout import Hole, SchemaLayout, TextRun, lay_out_schema
-from inlay.prompt.placed import Placed
-from inlay.prompt.placement import lay_out_prompt
+from inlay.prompt.placement import Placed, lay_out_prompt
 from inlay.prompt.tokens import TextEncoder
 from tests.pages import DOCS, Block, blocks
 

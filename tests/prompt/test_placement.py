@@ -11,8 +11,7 @@ from inlay.models.shapes import bytes_tokenizer
 from inlay.pml import Prompt, Schema, resolve
 from inlay.prompt.chat import ChatTemplate
 from inlay.prompt.layout import Hole, TextRun, lay_out_schema
-from inlay.prompt.placed import Placed, PromptLayout, lay_out_ids
-from inlay.prompt.placement import lay_out_prompt
+from inlay.prompt.placement import Placed, PromptLayout, lay_out_ids, lay_out_prompt
 from inlay.prompt.tokens import TextEncoder
 from tests.pml.helpers import sentences
 from tests.raising import raises

@@ -14,8 +14,7 @@ from inlay.models.shapes import bytes_tokenizer
 from inlay.pml import Prompt, Schema, TurnStart, resolve
 from inlay.prompt.chat import ChatTemplate
 from inlay.prompt.layout import Hole, SchemaLayout, TextRun, lay_out_schema
-from inlay.prompt.placed import PromptLayout
-from inlay.prompt.placement import lay_out_prompt
+from inlay.prompt.placement import PromptLayout, lay_out_prompt
 from inlay.prompt.tokens import TextEncoder
 from tests.generated import examples
 from tests.tokenizers_for_tests import family

@@ -16,7 +16,7 @@ from inlay.kv.identity import KeyMaker
 from inlay.policy import ReusePolicy
 from inlay.prompt.composed import CachedSpan
 from inlay.prompt.model_info import ModelInfo
-from inlay.prompt.placed import PromptLayout
+from inlay.prompt.placement import PromptLayout
 from inlay.prompt.processor import PromptProcessor
 from tests.api.tool_templates import tool_model, tool_tokenizer
 from tests.tokenizers_for_tests import with_template

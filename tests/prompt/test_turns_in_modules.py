@@ -9,7 +9,7 @@ from inlay.models.shapes import bytes_tokenizer
 from inlay.pml import Prompt, Schema, resolve
 from inlay.prompt.chat import ChatTemplate
 from inlay.prompt.layout import lay_out_schema
-from inlay.prompt.placed import PromptLayout
+from inlay.prompt.placement import PromptLayout
 from inlay.prompt.tokens import TextEncoder
 from tests.pml.helpers import sentences
 from tests.prompt.test_placement import END, A, S, U, place, shown

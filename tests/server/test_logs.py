@@ -23,8 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from inlay import SamplingParams
 from inlay.api.failures import Failure
-from inlay.server.log_format import configure
-from inlay.server.logs import Line, RequestLogMiddleware, current_line
+from inlay.server.logs import Line, RequestLogMiddleware, configure, current_line
 from inlay.server.metrics import Metrics
 
 from ..pages import DOCS, blocks

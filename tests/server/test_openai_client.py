@@ -69,6 +69,7 @@ EXTRA: dict[str, list[Any]] = {
     "recompute": ["linked:4"],
     "promote": [False],
     "across_adapters": [True],
+    "find": ["content"],
     "tolerance": [0.1],
     "positions": ["packed"],
     "diagnostics": [True],

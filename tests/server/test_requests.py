@@ -126,6 +126,8 @@ def test_a_repair_is_asked_for_like_any_policy(keyed):
         ({"reuse": "anchored+linked:3", "recompute": "linked:4"}, "policy.conflict", "recompute"),
         ({"reuse": "exact", "across_adapters": True}, "policy.conflict", "across_adapters"),
         ({"reuse": "anchored", "promote": False}, "policy.conflict", "promote"),
+        ({"reuse": "exact", "find": "content"}, "policy.conflict", "find"),
+        ({"find": "all"}, "policy.bad_find", "find"),
         ({"reuse": "modular", "tolerance": 0.1}, "policy.conflict", "tolerance"),
         ({"reuse": "auto", "tolerance": "x"}, "policy.bad_tolerance", "tolerance"),
     ):
@@ -140,6 +142,7 @@ def test_a_repair_is_asked_for_like_any_policy(keyed):
         ("modular+linked:3", {"recompute": "linked:3"}),
         ("modular+linked:3+healing:off", {"reuse": "modular", "recompute": "linked:3", "promote": False}),
         ("isolated+across", {"reuse": "isolated", "across_adapters": True}),
+        ("modular+content+profiled:0.1", {"recompute": "profiled:0.1", "find": "content"}),
     ],
 )
 def test_a_policy_in_fields_is_the_one_of_its_deprecated_key(keyed, caplog, key, fields):

@@ -195,7 +195,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Draw a panel for every model and part: tokens a second over the batch, a line for every column and the floor."""
     from matplotlib.figure import Figure
 
-    from inlay.authoring.plot.figure import save
+    from inlay.authoring.plot import save
 
     panels = list(dict.fromkeys((row["model"], row["part"]) for row in rows))
     figure = Figure(figsize=(5 * len(panels), 4), layout="constrained")

@@ -134,6 +134,23 @@ def test_recomputing_everything_changes_no_decision_and_no_summary(folder):
     assert "citation flips" in table(result)
 
 
+def test_plain_passages_are_found_by_their_content(folder):
+    long = {
+        name: f"# {name}\n{text} " + "It stands on the shore, and many people come to see it. " * 6
+        for name, text in PASSAGES.items()
+    }
+    write(folder / "passages.jsonl", [{"name": name, "text": text} for name, text in long.items()])
+    policies = ("modular", "modular+content+profiled:0", "modular+content+profiled:1")
+    result = measure_reading(demo(), read_data(folder), policies=policies, passages=3, questions=3, marks=False)
+    full, unmarked, found, recomputed = result["rows"]
+    assert (full["read"], unmarked["read"]) == (0, 0)
+    assert found["read"] > 0.1
+    assert recomputed["recomputed"] > 0.1
+    assert recomputed["kl"] < 1e-4
+    with raises("parameter.conflict", ParameterError):
+        measure_reading(demo(), read_data(folder), tasks=("choice",), marks=False)
+
+
 def test_an_unknown_task_is_refused(folder):
     with raises("parameter.unknown_choice", ParameterError):
         measure_reading(demo(), read_data(folder), tasks=("poem",))

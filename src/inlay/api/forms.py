@@ -132,6 +132,7 @@ class CommonBody(RequestForm):
     promote: bool | None = Field(None, description=f"{SWITCH}; {PolicyFields.help('promote')}")
     across_adapters: bool | None = Field(None, description=f"{SWITCH}; {PolicyFields.help('across_adapters')}")
     tolerance: float | str | None = Field(None, description=PolicyFields.help("tolerance"))
+    find: str | None = Field(None, description=PolicyFields.help("find"))
     positions: str | None = Field(None, description="schema or packed")
     order: Literal["any"] | None = Field(
         None, description='"any" where neighbouring modules, or marked parts of a message, may change places'

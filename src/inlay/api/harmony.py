@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 from inlay.api.reasoning.parser import Thought
-from inlay.api.tools.marks import Marks
+from inlay.api.tools.free_parser import Marks
 from inlay.api.tools.parsers import Delta
 from inlay.api.tools.readers import LONGEST_HEAD, Functions
 

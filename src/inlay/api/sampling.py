@@ -1,11 +1,12 @@
-"""Makes sampling parameters and a reuse policy from the common fields of a body, with errors that name its fields."""
+"""Makes a call from the common fields of a body: its sampling parameters, its reuse policy and its prompt."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from inlay.api.call import Call
 from inlay.api.failures import BodyError
 from inlay.api.forms import CommonBody
 from inlay.api.harmony import forced
@@ -14,6 +15,7 @@ from inlay.api.tools.offer import Offer
 from inlay.api.tools.schema import schema_problem
 from inlay.errors import ParameterError, PolicyError
 from inlay.policy import PolicyFields, log_deprecated
+from inlay.prompt.inputs import PromptInput
 from inlay.sampling.bounded_schemas import bounded_document
 from inlay.sampling.json_schemas import GrammarError, holdable
 from inlay.sampling.params import SamplingParams
@@ -43,7 +45,7 @@ _PLAIN = (
 
 def policy_key(body: CommonBody) -> str | None:
     """Return the key of the policy that a body asks for, or None. Raises BodyError."""
-    given = PolicyFields(body.reuse, body.recompute, body.promote, body.across_adapters, body.tolerance)
+    given = PolicyFields(body.reuse, body.recompute, body.promote, body.across_adapters, body.tolerance, body.find)
     try:
         policy = given.policy(deprecated=log_deprecated)
     except PolicyError as error:
@@ -51,32 +53,89 @@ def policy_key(body: CommonBody) -> str | None:
     return None if policy is None else str(policy)
 
 
-def sampling_params(
+def call_of(
     body: CommonBody,
     *,
+    endpoint: str,
+    prompts: tuple[PromptInput, ...],
     offer: Offer | None,
     reasoning: ReasoningUse | None,
     structure: Mapping[str, Any] | None,
     defaults: Mapping[str, Any],
+    given: Mapping[str, Any],
     names: Mapping[str, str] | None = None,
-    **given: Any,
-) -> SamplingParams:
-    """Return the sampling parameters of a body.
+    include_usage: bool = True,
+    running_usage: bool = False,
+    **more: Any,
+) -> Call:
+    """Return the call of a body. Raises BodyError if a value is out of range.
 
     Args:
         body: the checked body.
+        endpoint: see Call, as for ``prompts``, ``include_usage``, ``running_usage`` and ``more``.
         offer: its tools.
         reasoning: the form of reasoning in its answers.
         structure: the form of its answer, without tools.
         defaults: ``llm.sampling_defaults``.
+        given: sampling parameters that the body has under other names.
         names: parameter → the body's field, where they differ.
-        given: parameters that the body has under other names.
-
-    Raises:
-        BodyError: a value is out of range. It names the field.
     """
+    return Call(
+        endpoint=endpoint,
+        model=body.model,
+        prompts=prompts,
+        params=_sampling_params(body, offer, reasoning, structure, {**defaults, **given}, names),
+        reuse=policy_key(body),
+        positions=body.positions,
+        order=body.order,
+        diagnostics=body.diagnostics is True,
+        priority=body.priority or 0,
+        stream=body.stream is True,
+        include_usage=include_usage,
+        running_usage=running_usage,
+        tools=None if offer is None else offer.use,
+        reasoning=reasoning,
+        **more,
+    )
+
+
+def chat_prompt(
+    turns: Sequence[dict[str, Any]], offer: Offer | None, variables: Mapping[str, Any], **options: Any
+) -> PromptInput:
+    """Return the prompt of a conversation.
+
+    Args:
+        turns: its messages in the form of chat templates.
+        offer: its tools.
+        variables: of the template.
+        options: more options of the template.
+    """
+    if offer is not None:
+        options["tools"] = offer.tools
+    if variables:
+        options["chat_template_kwargs"] = variables
+    prompt: Any = {"messages": turns, **options} if options else turns
+    return prompt  # type: ignore[no-any-return]
+
+
+def answer_schema(structure: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return the JSON Schema that constrains an answer, if there is one."""
+    if structure is None:
+        return None
+    form: Mapping[str, Any] | None = structure.get("json", {"type": "object"} if "json_object" in structure else None)
+    return form
+
+
+def _sampling_params(
+    body: CommonBody,
+    offer: Offer | None,
+    reasoning: ReasoningUse | None,
+    structure: Mapping[str, Any] | None,
+    given: Mapping[str, Any],
+    names: Mapping[str, str] | None,
+) -> SamplingParams:
     plain = {name: value for name in _PLAIN if (value := getattr(body, name, None)) is not None}
-    params = {**defaults, **plain, **given}
+    params = {**given, **plain}
     if body.seed is not None:
         params["seed"] = body.seed % 2**64
     if body.logit_bias is not None:

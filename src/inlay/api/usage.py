@@ -80,8 +80,8 @@ def inlay_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
 
     The tokens are summed over all prompts (types.Usage). ``repaired_tokens`` is a deprecated name of
     ``recomputed_tokens``. ``reuse`` is the policy of the prompts; several are joined with commas. ``misses``,
-    ``across_tokens``, ``reanchored_tokens``, ``primed_tokens``, ``moved_tokens``, ``fallbacks``, ``order`` and
-    ``diagnostics`` are left out if empty. ``order`` lists the members of each set in their final order
+    ``across_tokens``, ``reanchored_tokens``, ``primed_tokens``, ``moved_tokens``, ``found_tokens``, ``fallbacks``,
+    ``order`` and ``diagnostics`` are left out if empty. ``order`` lists the members of each set in their final order
     (types.SetOrder). ``diagnostics`` has one entry for each prompt (diagnostics.Diagnostics). ``timing`` is in seconds
     (types.RequestMetrics). Unknown times are null, for example in a waiting request.
     """
@@ -94,6 +94,7 @@ def inlay_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
     reanchored = sum(output.usage.reanchored_tokens for output in outputs)
     primed = sum(output.usage.primed_tokens for output in outputs)
     moved = sum(output.usage.moved_tokens for output in outputs)
+    found = sum(output.usage.found_tokens for output in outputs)
     order = [each.told for output in outputs for each in output.order]
     fallbacks = dict.fromkeys(
         (output.fell_back_from, output.reuse) for output in outputs if output.fell_back_from is not None
@@ -107,6 +108,7 @@ def inlay_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         **({"reanchored_tokens": reanchored} if reanchored else {}),
         **({"primed_tokens": primed} if primed else {}),
         **({"moved_tokens": moved} if moved else {}),
+        **({"found_tokens": found} if found else {}),
         **({"misses": dict(misses)} if misses else {}),
         **({"order": order} if order else {}),
         **({"fallbacks": [{"asked": asked, "taken": taken} for asked, taken in fallbacks]} if fallbacks else {}),

@@ -9,11 +9,11 @@ import tarfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from inlay.cli.cache_source import CacheSource, RefusedFileError
+from inlay.cli.cache_source import CacheSource, FolderCache, RefusedFileError, RunningCache
 from inlay.cli.loading import told_loading
 from inlay.cli.options import AsJson, StoreBytes, announce_hub, schema_file, store_of
 from inlay.cli.output import check_outputs, token_progress
@@ -21,9 +21,6 @@ from inlay.cli.settings import Options, with_settings
 from inlay.errors import ParameterError
 from inlay.settings import WARM
 from inlay.wording import clip
-
-if TYPE_CHECKING:
-    from inlay.cli.cache_url import RunningCache
 
 _HELP = "Show and change what the store on disk holds, or the cache of a server that runs."
 app = typer.Typer(help=_HELP, no_args_is_help=True)
@@ -229,8 +226,6 @@ def _import(file: Path, cache: CacheSource) -> tuple[int, int]:
 
 def _running(store: str | None, url: str | None, api_key: str | None) -> RunningCache | None:
     """Return the server's cache; None for a folder. Raises ParameterError."""
-    from inlay.cli.cache_url import RunningCache
-
     if url is None:
         return None
     if store is not None:
@@ -267,7 +262,6 @@ def _opened(
     if running is not None:
         yield running
         return
-    from inlay.cli.cache_folder import FolderCache
     from inlay.kv.offload.disk import DiskTier
     from inlay.settings import parse_bytes
 

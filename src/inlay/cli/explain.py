@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inlay.cli.cache_url import RunningCache
+from inlay.cli.cache_source import RunningCache
 from inlay.cli.output import stdout_console
 from inlay.errors import InlayError, ParameterError
 from inlay.wording import counted

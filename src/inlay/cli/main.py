@@ -23,8 +23,8 @@ from inlay.cli.keys import app as keys_app
 from inlay.cli.lint_log import lint_log
 from inlay.cli.memory import memory
 from inlay.cli.models import app as models_app
+from inlay.cli.models import pull
 from inlay.cli.program import app as program_app
-from inlay.cli.pull import pull
 from inlay.cli.run import run
 from inlay.cli.schema import app as schema_app
 from inlay.cli.serve import serve

@@ -55,7 +55,7 @@ def memory(
         raise ParameterError(f"--tokens is {tokens}; it must be at least 1")
     number_format = codec_named(codec)
     if plot is not None:
-        from inlay.authoring.plot.figure import check_plot_file
+        from inlay.authoring.plot import check_plot_file
 
         check_plot_file(plot)
     if table2:
@@ -91,7 +91,7 @@ def _models_table(
             row["weights"] = _weights(row["model"])
     adapters = [_adapter(name, folder) for name, folder in folders.items()]
     if plot is not None:
-        from inlay.authoring.plot.figure import Sizes, draw_memory
+        from inlay.authoring.plot import Sizes, draw_memory
 
         draw_memory([Sizes(row["model"], row["mib_per_token"]) for row in rows], plot, kept=f"kept in {codec.name}")
     if as_json:
@@ -219,7 +219,7 @@ def _paper_table(codec: NumberFormat, plot: Path | None, as_json: bool) -> None:
         for name, one in ARCHITECTURES.items()
     ]
     if plot is not None:
-        from inlay.authoring.plot.figure import Sizes, draw_memory
+        from inlay.authoring.plot import Sizes, draw_memory
 
         sizes = [Sizes(row["model"], row["kept"], row["all_heads"]) for row in rows]
         draw_memory(sizes, plot, kept="kept at 16 bit", other="every head counted, as the paper does")

@@ -1,4 +1,4 @@
-"""``inlay models``: lists the supported families and the features of each."""
+"""``inlay models``: lists the supported families and the features of each. ``inlay pull`` downloads a model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import typer
 from inlay.cli.options import AsJson, announce_hub
 
 if TYPE_CHECKING:
-    from inlay.models.allows import Allows
+    from inlay.models.family import Allows
+
 
 app = typer.Typer(help="List the families of models that are served, and what may be asked of each.")
 
@@ -23,8 +24,7 @@ def models(context: typer.Context, as_json: AsJson = False) -> None:
     if context.invoked_subcommand is not None:
         return
     from inlay.models.multimodal import MULTIMODAL
-    from inlay.models.refused import REASONS
-    from inlay.models.unshared import WHY
+    from inlay.models.unshared import REASONS, WHY
 
     rows = family_rows()
     if as_json:
@@ -145,3 +145,13 @@ def _print_table(rows: list[Row]) -> None:
 
 def _yes(value: bool) -> str:
     return "yes" if value else ""
+
+
+def pull(
+    model: Annotated[str, typer.Argument(help="A name on the hub, such as Qwen/Qwen2.5-0.5B-Instruct.")],
+    revision: Annotated[str | None, typer.Option(help="A branch, tag or commit; main, if not given.")] = None,
+) -> None:
+    """Download a model, or what is missing of it, and print its folder. Every command takes its name from then on."""
+    from inlay.models.pull import pull as download
+
+    print(download(model, revision))

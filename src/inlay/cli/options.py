@@ -128,13 +128,14 @@ def policy_of(
     promote: bool | None,
     across_adapters: bool | None,
     tolerance: str = str(DEFAULT),
+    find: str | None = None,
 ) -> ReusePolicy | None:
     """Return the policy of a command's options, or None. A deprecated one is named on stderr. Raises PolicyError.
 
     ``tolerance`` is the default of every ``auto`` of the engine. It is not part of the policy.
     """
     Tolerance.parse(tolerance, f"--tolerance {clip(tolerance)}")
-    policy = PolicyFields(reuse, recompute, promote, across_adapters).policy(options=True, deprecated=_warn)
+    policy = PolicyFields(reuse, recompute, promote, across_adapters, find=find).policy(options=True, deprecated=_warn)
     if policy is not None and policy.auto and tolerance != str(DEFAULT):
         PolicyFields(reuse, tolerance=tolerance).policy(options=True, deprecated=_warn)  # refuses a second tolerance
     return policy
@@ -243,7 +244,7 @@ def read_template(path: Path | None) -> str | None:
 
 def check_plot(path: Path | None) -> None:
     """Raise ParameterError if a plot could not be saved, before minutes of work."""
-    from inlay.authoring.plot.figure import check_plot_file
+    from inlay.authoring.plot import check_plot_file
 
     if path is not None:
         check_plot_file(path)
@@ -254,7 +255,7 @@ def store_of(given: str | None, model: str) -> str:
     said = given if given is not None else os.environ.get("INLAY_STORE")
     if said or model.startswith("random:"):
         return said or "off"
-    from inlay.models.fingerprint_cache import cache_root
+    from inlay.models.fingerprint import cache_root
 
     root = cache_root()
     if root is None:

@@ -215,6 +215,7 @@ def _answer(
         **({"reanchored_tokens": reanchored} if (reanchored := output.usage.reanchored_tokens) else {}),
         **({"primed_tokens": primed} if (primed := output.usage.primed_tokens) else {}),
         **({"moved_tokens": moved} if (moved := output.usage.moved_tokens) else {}),
+        **({"found_tokens": found} if (found := output.usage.found_tokens) else {}),
         "promoted_tokens": output.usage.promoted_tokens,
         "shifted_tokens": output.usage.shifted_tokens,
         "recomputed_tokens": output.usage.recomputed_tokens,

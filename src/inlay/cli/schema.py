@@ -97,7 +97,7 @@ def show(
     tokenizer = load_tokenizer(model)
     layout = lay_out_schema(schema, TextEncoder(tokenizer), ChatTemplate(tokenizer))
     if plot is not None:
-        from inlay.authoring.plot.layout import draw_layout
+        from inlay.authoring.plot import draw_layout
 
         draw_layout(layout, plot)
     tree = _describe(layout)

@@ -71,7 +71,7 @@ def serve(
         if settings.keys_file is not None:
             Tenants.from_file(settings.keys_file)
         first = [schema_file(file) for file in options["schema"] or []]
-        from inlay.server.log_format import configure
+        from inlay.server.logs import configure
         from inlay.server.run import Server
         from inlay.server.starting import Loading, StartingApp
 

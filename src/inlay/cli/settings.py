@@ -59,7 +59,9 @@ class Options:
     @cached_property
     def policy(self) -> ReusePolicy | None:
         """The reuse policy, or None for the engine's default. Raises PolicyError."""
-        return policy_of(*(self[name] for name in ("reuse", "recompute", "promote", "across_adapters", "tolerance")))
+        return policy_of(
+            *(self[name] for name in ("reuse", "recompute", "promote", "across_adapters", "tolerance", "find"))
+        )
 
     @cached_property
     def template(self) -> str | None:
@@ -92,7 +94,7 @@ class Options:
         """
         given = self.fields_of(ModelSettings) | self.fields_of(EngineConfig)
         if "reuse" in given:
-            given = {name: value for name, value in given.items() if name not in ("recompute", "promote")}
+            given = {name: value for name, value in given.items() if name not in ("recompute", "promote", "find")}
             given |= {"reuse": self.policy, "across_adapters": None}
         if "chat_template" in given:
             given["chat_template"] = self.template

@@ -54,6 +54,7 @@ class AsyncLLM(CachedTextCalls):
         promote: bool | None = None,
         across_adapters: bool | None = None,
         tolerance: float | str | None = None,
+        find: str | None = None,
         positions: str | None = None,
         order: str | None = None,
         cache_salt: str | None = None,
@@ -70,7 +71,7 @@ class AsyncLLM(CachedTextCalls):
 
         Args:
             prompt, sampling_params, order, cache_salt, adapter: as in ``LLM.generate``.
-            reuse, recompute, promote, across_adapters, tolerance, positions: as in ``LLM.generate``.
+            reuse, recompute, promote, across_adapters, tolerance, find, positions: as in ``LLM.generate``.
             request_id: a name for ``abort``, unique among running requests. None for a random one.
             priority: a lower number is served first if not all requests can run.
             timeout_s: seconds until a DeadlineError. The time covers tokenization and grammar compilation.
@@ -91,7 +92,7 @@ class AsyncLLM(CachedTextCalls):
         timeout_s = None if timeout_s is None else check_seconds("timeout_s", timeout_s)
         prompt = in_any_order(prompt) if check_order(order) else prompt
         scope = Scope(check_salt(cache_salt), tenant, adapter, weight)
-        given = PolicyFields(reuse, recompute, promote, across_adapters, tolerance).policy()
+        given = PolicyFields(reuse, recompute, promote, across_adapters, tolerance, find).policy()
         policy = self._prompt_policy(prompt, given, positions, scope)
         began = time.perf_counter() if arrival is None else arrival
         name, under_way = self._begin(request_id)

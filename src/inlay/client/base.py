@@ -34,7 +34,7 @@ from inlay.prompt.contexts import in_encoding_order
 from inlay.prompt.inputs import check_salt, check_template, has_modules
 from inlay.prompt.known_schemas import check_modules
 from inlay.prompt.layout import SchemaLayout
-from inlay.prompt.placed import PromptLayout
+from inlay.prompt.placement import PromptLayout
 from inlay.prompt.processor import PromptProcessor
 from inlay.prompt.request import EncodeRequest
 from inlay.prompt.tokens import TextEncoder

@@ -94,6 +94,7 @@ class LLM(CachedTextCalls):
         promote: bool | None = None,
         across_adapters: bool | None = None,
         tolerance: float | str | None = None,
+        find: str | None = None,
         positions: str | None = None,
         order: str | None = None,
         cache_salt: str | None = None,
@@ -108,8 +109,8 @@ class LLM(CachedTextCalls):
                 of any of these.
             sampling_params: for all prompts, or one for each. None for ``get_default_sampling_params()``.
             use_tqdm: if True, show a progress bar of finished prompts.
-            reuse, recompute, promote, across_adapters, tolerance, positions: the policy of these requests, see
-                docs/reference/policies.md. None for the engine's defaults.
+            reuse, recompute, promote, across_adapters, tolerance, find, positions: the policy of these requests,
+                see docs/reference/policies.md. None for the engine's defaults.
             order: "any" if neighbouring imports, and neighbouring marked parts of messages, may change places, as in a
                 ``<set>``. None keeps the written order. ``RequestOutput.order`` has the chosen one.
             cache_salt: shares the requests' cached text only with requests of the same salt. None shares it with all.
@@ -132,6 +133,7 @@ class LLM(CachedTextCalls):
             promote=promote,
             across_adapters=across_adapters,
             tolerance=tolerance,
+            find=find,
             positions=positions,
             order=order,
             cache_salt=cache_salt,

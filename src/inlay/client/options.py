@@ -15,6 +15,7 @@ class PolicyOptions(TypedDict, total=False):
     promote: bool | None
     across_adapters: bool | None
     tolerance: float | str | None
+    find: str | None
 
 
 class RequestOptions(PolicyOptions, total=False):

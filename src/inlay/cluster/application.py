@@ -31,7 +31,7 @@ from inlay.cluster.wire import Description
 from inlay.errors import InlayError, ParameterError
 from inlay.pml import Schema
 from inlay.server.app import build_app
-from inlay.server.log_format import configure
+from inlay.server.logs import configure
 from inlay.server.schema_catalog import SchemaCatalog
 from inlay.server.service import Service
 from inlay.settings import parse_bytes

@@ -15,10 +15,9 @@ from inlay.kv.identity import SegmentSpec, fingerprint_under
 from inlay.models.load import LoadedModel, stop_ids
 from inlay.prompt.request import EngineRequest
 from inlay.sampling.params import SamplingParams
-from inlay.sampling.row import Row, Seen, seen_of
+from inlay.sampling.row import BadWords, Row, Seen, TokenRules, seen_of, tokenized
 from inlay.sampling.sampler import request_seed
 from inlay.sampling.structured import Grammars, Guide, LaterGuide, ends_with
-from inlay.sampling.token_rules import BadWords, TokenRules, tokenized
 
 
 class RequestFactory:

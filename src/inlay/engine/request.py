@@ -231,6 +231,7 @@ class Request:
                 misses=tuple(sorted(misses.items())),
                 selecting_tokens=self.prefill.selecting_tokens,
                 lasting_tokens=min(lasting, usage.written_tokens),
+                found_tokens=sum(len(part.ids) for part in self.prompt.request.parts if part.found),
             )
 
     def begin_selecting(self, lookup: Lookup, misses: Mapping[str, int]) -> None:

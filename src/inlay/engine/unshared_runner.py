@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from inlay.attention.backend import Backend
 from inlay.attention.plan import Plan
@@ -23,9 +23,30 @@ from inlay.engine.allocation import SequenceStates, Work
 from inlay.engine.probes import TOLERANCE, error_of, probe_ids
 from inlay.engine.runner import Runner
 from inlay.errors import CapacityError, ModelError
-from inlay.models.cache_keyword import cache_keyword, returned_cache
 from inlay.models.device import on_device
 from inlay.models.load import LoadedModel
+
+NAMES = ("cache", "past_key_values", "cache_params", "state")
+
+
+def cache_keyword(model: nn.Module) -> str | None:
+    """The keyword under which a model takes the cache of the text so far; None if it takes none."""
+    parameters = inspect.signature(model.forward).parameters
+    return next((name for name in NAMES if name in parameters), None)
+
+
+def with_cache(model: nn.Module, cache: Any) -> dict[str, Any]:
+    """The keyword argument that gives a model a cache. Raises TypeError if the model takes none."""
+    keyword = cache_keyword(model)
+    if keyword is None:
+        raise TypeError(f"{type(model).__name__} takes no cache")
+    return {keyword: cache}
+
+
+def returned_cache(output: Any) -> Any:
+    """The cache that a model's call has returned; None if it has returned none."""
+    return next((cache for name in NAMES if (cache := getattr(output, name, None)) is not None), None)
+
 
 #: The most tokens in one call, because its memory grows with them. Later tokens then run one by one.
 MOST_WHOLE = 8192

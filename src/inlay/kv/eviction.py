@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from inlay.kv.eviction_queue import EvictionQueue
+from inlay.kv.policies import EvictionQueue
 from inlay.kv.pool import KVPool
 from inlay.kv.segment import Segment
 

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Protocol
 
-from inlay.kv.eviction_queue import EvictionQueue
 from inlay.kv.identity import KeyMaker, SegmentSpec, TokenRun
-from inlay.kv.policies import PassCost, Policy, Use, lru
+from inlay.kv.policies import EvictionQueue, PassCost, Policy, Use, lru
 from inlay.kv.pool import KVPool
 from inlay.kv.segment import Origin, PrefixMatch, Segment, SegmentRange
 from inlay.kv.states import StatePool

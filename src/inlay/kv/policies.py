@@ -1,4 +1,4 @@
-"""Eviction policies: pure functions that rank a segment by its use.
+"""Eviction: policies that rank a segment by its use, and the queue of items in their order.
 
 The pool, the disk tier and ``inlay bench eviction`` use the same functions. Segments with references or pins are never
 ranked. Text behind a segment is always evicted before it, independent of rank.
@@ -7,8 +7,12 @@ ranked. Text behind a segment is always evicted before it, independent of rank.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
+from typing import Generic, Protocol, TypeVar
 
 
 @dataclass(slots=True)
@@ -107,3 +111,160 @@ POLICIES: Mapping[str, Policy] = {"lru": lru, "lru2": lru2, "lfu": lfu, "hybrid"
 
 #: The best policy on most traces of ``inlay bench eviction``.
 DEFAULT_EVICTION = "hybrid"
+
+
+#: Use is remembered for this many evicted items, so that a returning item keeps its rank.
+_MOST_GONE = 16_384
+#: Heap entries per live item before stale entries are dropped.
+_STALE = 2
+
+
+class Evictable(Protocol):
+    """An item with a use. ``listed`` is the number of its queue entry; None for none."""
+
+    use: Use
+    listed: int | None
+
+
+T = TypeVar("T", bound=Evictable)
+
+
+class EvictionQueue(Generic[T]):
+    """Items in the order of eviction.
+
+    The pool lists its segments here, and each tier its entries (``offload/entries.py``). Every item has one valid heap
+    entry, with its rank at that time. A use never lowers a rank, so a use only updates facts. An entry with an outdated
+    rank goes back into the heap when it is met. So the cost of the first items does not grow with their number.
+
+    Args:
+        behind: returns the items that are useless without a given item. None if there are no such items.
+
+    Attributes:
+        floor: the worth of evicted items; see Use.
+    """
+
+    def __init__(self, policy: Policy, cost: PassCost, behind: Callable[[T], Iterable[T]] | None = None) -> None:
+        self.floor = 0.0
+        self.policy = policy
+        self.cost = cost
+        self._behind = behind
+        self._heap: list[tuple[Rank, int, T]] = []
+        # By the hash of the name: frequency, returned, last, before.
+        self._gone: OrderedDict[int, tuple[int, int, float, float]] = OrderedDict()
+        self._now = self._numbers = self._live = 0
+
+    def __len__(self) -> int:
+        return self._live
+
+    def add(self, thing: T, name: Hashable = None, *, returns: bool = False) -> None:
+        """Add an item that is used now.
+
+        Args:
+            name: remembers its use after eviction.
+            returns: True if it only returns from a lower tier.
+        """
+        gone = None if name is None else self._gone.pop(hash(name), None)
+        if gone is not None:
+            thing.use.frequency, thing.use.returned, thing.use.last, thing.use.before = gone
+            thing.use.returned += returns
+        self.read(thing)
+        self.put(thing)
+
+    def put(self, thing: T) -> None:
+        """Add an item, or list it again, with the use that it has."""
+        self._live += thing.listed is None
+        self._push(thing)
+
+    def add_behind(self, thing: T, other: T) -> None:
+        """Add the second part of an item that was cut in two. It inherits the use of the first part."""
+        thing.use = replace(other.use, tokens=thing.use.tokens, context=thing.use.context)
+        self.put(thing)
+
+    def touch(self, thing: T) -> None:
+        """Record a lookup. Many lookups may precede a read."""
+        self._now += 1
+        thing.use.seen = self._now
+
+    def read(self, thing: T) -> None:
+        """Record a read."""
+        self._now += 1
+        thing.use.read(self._now, self.floor)
+
+    def remove(self, thing: T, name: Hashable = None) -> None:
+        """Remove an item and remember its use under its name."""
+        thing.listed = None
+        self._live -= 1
+        if name is not None:
+            use = thing.use
+            self._gone[hash(name)] = use.frequency, use.returned, use.last, use.before
+            if len(self._gone) > _MOST_GONE:
+                self._gone.popitem(last=False)
+        self._tidy()
+
+    def evicted(self, thing: T) -> None:
+        """Record an eviction. This raises the floor, so that items of less worth lose rank unless they are used
+        again.
+        """
+        self.floor = max(self.floor, self.policy(thing.use, self.cost)[1])
+
+    @contextmanager
+    def next(self) -> Iterator[Iterator[T]]:
+        """All items in the order of eviction. Nothing may change meanwhile."""
+        met: list[tuple[Rank, int, T]] = []
+        try:
+            with closing(self._ends_first(met)) as things:
+                yield things
+        finally:
+            for entry in met:
+                heappush(self._heap, entry)
+
+    def _push(self, thing: T) -> None:
+        self._numbers += 1
+        thing.listed = self._numbers
+        heappush(self._heap, (self.policy(thing.use, self.cost), self._numbers, thing))
+        self._tidy()
+
+    def _tidy(self) -> None:
+        if len(self._heap) > 64 + _STALE * self._live:
+            self._heap = [entry for entry in self._heap if entry[2].listed == entry[1]]
+            heapify(self._heap)
+
+    def _ends_first(self, met: list[tuple[Rank, int, T]]) -> Generator[T, None, None]:
+        done: set[int] = set()
+        waiting: dict[int, list[T]] = {}  # number of an item → the items that must come after it
+        left: dict[int, int] = {}  # number of an item → how many must come before it
+        while (entry := self._pop()) is not None:
+            met.append(entry)
+            todo = [entry[2]]
+            while todo:
+                thing = todo.pop()
+                number = thing.listed
+                assert number is not None, "what is removed has no entry"
+                if number not in left:
+                    others = () if self._behind is None else self._behind(thing)
+                    before = [n for other in others if (n := other.listed) is not None and n not in done]
+                    left[number] = len(before)
+                    for other in before:
+                        waiting.setdefault(other, []).append(thing)
+                if left[number]:
+                    continue
+                done.add(number)
+                yield thing
+                for other_thing in waiting.pop(number, ()):
+                    assert other_thing.listed is not None, "nothing changes meanwhile"
+                    left[other_thing.listed] -= 1
+                    if not left[other_thing.listed]:
+                        todo.append(other_thing)
+
+    def _pop(self) -> tuple[Rank, int, T] | None:
+        """The entry of lowest rank, with an up-to-date rank."""
+        while self._heap:
+            entry = heappop(self._heap)
+            rank, number, thing = entry
+            if thing.listed != number:
+                continue
+            now = self.policy(thing.use, self.cost)
+            if now == rank:
+                return entry
+            heappush(self._heap, (now, number, thing))
+        return None

@@ -59,7 +59,7 @@ class Segment:
         origin: the owner of its text, and the modules that the text contains or follows.
         evicted: True if it goes with its last reference. New requests do not find it.
         state: the recurrent state behind its last token. None if none is stored.
-        use, listed: its use, and its entry in the eviction queue; see eviction_queue.py.
+        use, listed: its use, and its entry in the eviction queue; see policies.py.
     """
 
     run: TokenRun

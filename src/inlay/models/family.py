@@ -1,4 +1,4 @@
-"""The properties of a family of models that inlay needs before it serves one. Each file in ``families/`` defines one.
+"""The properties of a family of models that inlay needs before it serves one. The files in ``families/`` define them.
 
 A family computes with its stock transformers code. The properties here cannot be read from that code. They are the
 shape of the KV, the frequencies that rotate it, and the modules that may be joined. They also name configurations that
@@ -10,17 +10,73 @@ Chat is not part of a family. Turns and the tool calls in answers follow the tok
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from inlay.errors import ModelError
-from inlay.models.allows import Allows, shifts_of, windows_of
 from inlay.models.linear import MakeLinear, joined
 from inlay.models.quantized import check_quantized, settings_of
 from inlay.models.spec import LayerSpec, ModelSpec
+
+#: Kind of positions of a layer → how its segments are read at a shift.
+_SHIFTS = {
+    "rotary": "turned query",
+    "alibi": "biased distance",
+    "none": "no positions",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Allows:
+    """The features that a model supports.
+
+    Args:
+        exact: Answers with and without exact reuse equal the stock model's.
+        modular: Modules may be read at the positions of their schema.
+        shifts: How segments are read at a shift, in words. None: not at all.
+        reason: Why there are no shifts. None if there are.
+        windows: The sliding window of each layer that has one.
+        sinks: Attention sinks take part in the softmax.
+        latent: One latent is stored for all heads.
+        joined: Products are joined, and each step between them is one call. False: layers are packed one by one.
+    """
+
+    exact: bool
+    modular: bool
+    shifts: str | None
+    reason: str | None
+    windows: tuple[int, ...]
+    sinks: bool
+    latent: bool
+    joined: bool
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        named = {name: getattr(self, name) for name in self.__slots__}
+        return named | {"windows": sorted(set(self.windows))}
+
+
+def shifts_of(positions: Sequence[str]) -> str | None:
+    """Return how segments are read at a shift with these positions of the layers. None: not at all."""
+    if any(each not in _SHIFTS for each in positions):
+        return None
+    return ", ".join(_SHIFTS[each] for each in dict.fromkeys(positions))
+
+
+def windows_of(config: PretrainedConfig) -> tuple[int, ...]:
+    """Return the sliding window of each layer that has one, from the configuration."""
+    declared = "sliding_window" in getattr(config, "__dataclass_fields__", {})  # else the stock code does not use it
+    window = getattr(config, "sliding_window", None)
+    if window is None or not declared:
+        return ()
+    kinds = getattr(config, "layer_types", None)
+    sliding = config.num_hidden_layers if kinds is None else list(kinds).count("sliding_attention")
+    return (int(window),) * sliding
+
 
 #: Rotary scalings with the same frequencies for all positions of a model.
 _SCALINGS = ("default", "linear", "llama3", "yarn", "dynamic", "longrope", "proportional")

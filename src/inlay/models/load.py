@@ -25,8 +25,8 @@ from inlay.models.device import check_form, check_placed, find_device, put_on
 from inlay.models.families import check_config, describe, family_of
 from inlay.models.family import note_of
 from inlay.models.fill import check_complete
+from inlay.models.fingerprint import Checkpoint
 from inlay.models.fingerprint import fingerprint as fingerprint
-from inlay.models.fingerprint_cache import Checkpoint
 from inlay.models.formats.gguf_file import GGUFFile
 from inlay.models.formats.mapped import mapped_files
 from inlay.models.formats.reading import ReadAhead, pieces_of, quiet_transformers, tensor_names

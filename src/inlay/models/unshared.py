@@ -1,8 +1,9 @@
-"""Models without reuse: each request runs through the stock code with transformers' own cache.
+"""Causal models of transformers without a family: served without reuse, or refused with a reason.
 
-Their states cannot be shared between requests, or not through inlay's attention. So they have no KV in the pool, and
-the only reuse policy is ``off``. A probe at load (engine/unshared_runner.py) verifies that a text in chunks gives the
-same result as in one pass.
+Without reuse, each request runs through the stock code with transformers' own cache. The states cannot be shared
+between requests, or not through inlay's attention. So these models have no KV in the pool, and the only reuse policy
+is ``off``. A probe at load (engine/unshared_runner.py) verifies that a text in chunks gives the same result as in one
+pass.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ from torch import nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig, PreTrainedModel
 
 from inlay.errors import ModelError, ParameterError
-from inlay.models.allows import Allows
-from inlay.models.family import Family
+from inlay.models.family import Allows, Family
 from inlay.models.linear import MakeLinear
 from inlay.models.quantized import settings_of
 from inlay.models.spec import LayerSpec, ModelSpec
@@ -105,3 +105,24 @@ def check_unquantized(spec: ModelSpec, quantization: str | None) -> None:
             f"quantization is '{quantization}', and {spec.unshared}; leave quantization out",
             code="model.unsupported_quantization",
         )
+
+
+#: Reason → model types.
+REASONS: dict[str, tuple[str, ...]] = {
+    "they are encoders or decoders of encoder-decoders, whose attention or positions are not those of a text alone": (
+        *("bart", "bert", "bert-generation", "big_bird", "bigbird_pegasus", "blenderbot", "blenderbot-small"),
+        *("camembert", "data2vec-text", "electra", "ernie", "marian", "mbart", "megatron-bert", "mvp", "pegasus"),
+        *("plbart", "prophetnet", "reformer", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer"),
+        *("trocr", "whisper", "xlm", "xlm-roberta", "xlm-roberta-xl", "xlnet", "xmod"),
+    ),
+    "they take images, sound or several streams beside the text, of which a text's states would not tell": (
+        *("blt", "emu3", "fuyu", "gemma4_assistant", "gemma4_unified_assistant", "git"),
+        *("got_ocr2", "mllama", "moshi", "moss_transcribe_diarize", "musicgen", "musicgen_melody"),
+        "phi4_multimodal",
+    ),
+    "they keep what they have read inside their modules, or nothing, so that requests cannot run side by side": (
+        *("cpmant", "openai-gpt", "recurrent_gemma"),
+    ),
+}
+
+REFUSED: dict[str, str] = {kind: reason for reason, kinds in REASONS.items() for kind in kinds}

@@ -11,8 +11,7 @@ from transformers import PreTrainedModel
 from inlay.errors import ParameterError
 from inlay.models.families import family_of
 from inlay.models.family import body_name
-from inlay.models.fingerprint import Fingerprint
-from inlay.models.fingerprint_cache import Checkpoint
+from inlay.models.fingerprint import Checkpoint, Fingerprint
 from inlay.models.formats.reading import Counter
 from inlay.models.formats.stored import has_stored, restore
 from inlay.models.linear import MakeLinear, note_paths

@@ -21,9 +21,10 @@ from inlay.pml.nodes import MAX_SET
 from inlay.prompt.anchors import Anchor
 from inlay.prompt.chat import ChatTemplate, Cut, Tools, Trim, Turn
 from inlay.prompt.chat_options import ChatOptions
+from inlay.prompt.found_pieces import content_ranges, token_ranges
 from inlay.prompt.free_order import NOT_CUT_OUT, NOT_IN_PARTS, FreeSet, Member
 from inlay.prompt.inputs import Conversation, is_marked, ttl_of
-from inlay.prompt.placed import ContentPart, Placed, PromptLayout
+from inlay.prompt.placement import ContentPart, Placed, PromptLayout
 from inlay.prompt.request import PromptPart
 from inlay.prompt.tokens import TextEncoder, at_seams
 from inlay.prompt.tool_texts import ToolTexts
@@ -45,6 +46,7 @@ def lay_out_conversation(
     *,
     in_pieces: bool = False,
     ttls: Sequence[float | None] = (),
+    find: bool = False,
 ) -> PromptLayout | None:
     """Place messages, some with contents that are lists of ``{"type": "text", "text": …, "cache_control"?: …}``.
 
@@ -53,6 +55,7 @@ def lay_out_conversation(
     Args:
         in_pieces: if True, each tool and each block of the system prompt is a module.
         ttls: the lifetime of each tool in seconds. None for no limit.
+        find: if True, the layout has its ``texts``.
 
     Returns:
         None if no body can be cut out.
@@ -71,7 +74,8 @@ def lay_out_conversation(
     leading = _leading(messages)
     blocks = _system_blocks(messages, leading) if in_pieces else _SystemBlocks()
     tools = _tools(bodies, template, messages.tools, ttls) if in_pieces and messages.tools else None
-    walk = _Walk(encoder, tools=tools)
+    rewritten = [_text(message) for number, message in enumerate(messages) if number not in bodies.parts]
+    walk = _Walk(encoder, tools=tools, rewritten=rewritten if find else ())
     for number, piece in zip(bodies.cut.order, bodies.cut.pieces, strict=False):
         walk.template(piece)
         for index, part in enumerate(bodies.parts[number]):
@@ -97,6 +101,7 @@ def lay_out_conversation(
         anchor=anchor,
         anchor_own=own,
         in_pieces=pieces,
+        texts=tuple(walk.unmarked) if find else (),
     )
 
 
@@ -420,11 +425,15 @@ class _Walk:
     """Places texts one after the other.
 
     ``known`` caches token ids. The first half of a key is True for text of messages. ``tools`` become parts.
+    ``rewritten`` are contents to find in the template's text. ``unmarked`` are the unmarked texts of messages, as
+    ranges of tokens.
     """
 
     encoder: TextEncoder
     known: dict[tuple[bool, str], tuple[int, ...]] = field(default_factory=dict)
     tools: ToolTexts | None = None
+    rewritten: Sequence[str] = ()
+    unmarked: list[tuple[int, int]] = field(default_factory=list)
     parts: list[Placed] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     at: int = 0
@@ -444,10 +453,15 @@ class _Walk:
 
     def _template(self, piece: str, origin: ContentPart | None) -> None:
         """Place a piece of the template. A piece with an origin is one part."""
-        encoded = []
+        encoded, at = [], self.at
         for text in at_seams(piece):
             self._say(text)
             encoded.append(self._encoded(text, self.encoder.template))
+            ranges = content_ranges(text, self.rewritten) if origin is None else []
+            if ranges:
+                offsets = self.encoder.template_offsets(text)
+                self.unmarked += [(at + first, at + end) for first, end in token_ranges(offsets, ranges)]
+            at += len(encoded[-1])
         for ids in encoded if origin is None else [tuple(chain.from_iterable(encoded))]:
             self._place(ids, origin)
 
@@ -466,6 +480,8 @@ class _Walk:
         found = marked or (part.whole and role not in _SYSTEM)
         origin = ContentPart(marked, part.ttl_s, leads, part.automatic, message, index) if found else None
         ids = self._encoded(part.text, self.encoder.text)
+        if not marked:
+            self.unmarked.append((self.at, self.at + len(ids)))
         self._place(ids, origin)
         return ids
 
@@ -660,7 +676,9 @@ class ContentSpecs:
         forms = [(spec.digest, self._form) for spec in exact] + [(spec.digest, "isolated") for spec in alone]
         forms += [(spec.digest, "reanchored") for spec in (*near, *bases)]
         others = tuple((digest, form) for digest, form in forms if digest not in here)
-        return PromptPart(ids, start, True, candidates, encode, form=form, ttl_s=origin.ttl_s, forms=others)
+        return PromptPart(
+            ids, start, True, candidates, encode, form=form, ttl_s=origin.ttl_s, forms=others, found=origin.found
+        )
 
     def _specs(
         self,

@@ -15,12 +15,24 @@ from inlay.diagnostics import Cause, Departure, Diagnostics, ModuleRead, SpanRea
 from inlay.pml.scopes import path_of
 from inlay.prompt.chat import ChatTemplate
 from inlay.prompt.conversation import as_turn
-from inlay.prompt.departure import Compared, Decode, Section, common, common_text, compare, depart, section_at
 from inlay.prompt.inputs import Conversation
 from inlay.prompt.layout import Hole, TextRun
-from inlay.prompt.placed import ContentPart, Placed, PromptLayout
+from inlay.prompt.placement import ContentPart, Placed, PromptLayout
 from inlay.prompt.request import EngineRequest
-from inlay.prompt.seen_prompts import Owner, SeenPrompt, SeenPrompts, packed
+from inlay.prompt.seen_prompts import (
+    Compared,
+    Decode,
+    Owner,
+    Section,
+    SeenPrompt,
+    SeenPrompts,
+    common,
+    common_text,
+    compare,
+    depart,
+    packed,
+    section_at,
+)
 
 _PIECE = 64  # tokens
 
@@ -328,11 +340,13 @@ def tools_digest(prompt: Any) -> int:
 
 
 def module_name(part: Placed) -> str:
-    """Return the name of a marked part, a tool or a schema's module; "" for other text."""
+    """Return the name of a marked part, a tool, a found piece or a schema's module; "" for other text."""
     origin = part.origin
     if isinstance(origin, ContentPart):
         if origin.tool is not None:
             return f"tools[{origin.tool}]"
+        if origin.found:
+            return f"tokens[{part.start}:{part.end}]"
         return f"messages[{origin.message}].content[{origin.index}]" if origin.marked else ""
     return path_of(origin.owner) if isinstance(origin, TextRun | Hole) and origin.owner else ""
 

@@ -18,7 +18,7 @@ from inlay.prompt.chat import ChatTemplate
 from inlay.prompt.contexts import SchemaSpecs, placeholder_id
 from inlay.prompt.layout import SchemaLayout, lay_out_schema
 from inlay.prompt.model_info import ModelInfo
-from inlay.prompt.placed import PromptLayout
+from inlay.prompt.placement import PromptLayout
 from inlay.prompt.primer import PRIMER
 from inlay.prompt.tokens import TextEncoder, beyond_vocabulary
 from inlay.prompt.turns import openings

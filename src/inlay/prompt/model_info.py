@@ -13,7 +13,7 @@ from inlay.errors import ContextError, ParameterError, Place, PMLError, Problem
 from inlay.kv.identity import ROUNDED, KeyMaker, fingerprint_under
 from inlay.pml.scopes import path_of
 from inlay.prompt.layout import SchemaLayout
-from inlay.prompt.placed import PromptLayout
+from inlay.prompt.placement import PromptLayout
 from inlay.prompt.tokens import beyond_vocabulary
 from inlay.sampling.params import SamplingParams
 from inlay.wording import listed, show

@@ -6,6 +6,7 @@ import logging
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -26,6 +27,7 @@ from inlay.prompt.conversation import (
     lay_out_conversation,
 )
 from inlay.prompt.diagnosis import Comparison, NotedPrompt, sections_of, seen_prompt, tools_digest
+from inlay.prompt.found_pieces import PieceFinder, content_ranges, token_ranges
 from inlay.prompt.free_order import FreeSet, check_count, why_not_free
 from inlay.prompt.inputs import (
     Conversation,
@@ -42,8 +44,7 @@ from inlay.prompt.inputs import (
 from inlay.prompt.known_schemas import PUBLIC, KnownSchemas, readable_adapters
 from inlay.prompt.layout import Hole, SchemaLayout, TextRun
 from inlay.prompt.model_info import ModelInfo, check_forced, check_prompt, check_tokens, check_weight
-from inlay.prompt.placed import ContentPart, Placed, PromptLayout, lay_out_ids
-from inlay.prompt.placement import lay_out_prompt
+from inlay.prompt.placement import ContentPart, Placed, PromptLayout, lay_out_ids, lay_out_prompt
 from inlay.prompt.request import EncodeRequest, EngineRequest, PromptPart, kept_to
 from inlay.prompt.seen_prompts import SeenPrompts
 from inlay.prompt.tokens import TextEncoder, at_seams
@@ -79,6 +80,7 @@ class PromptProcessor:
         self.encoder = TextEncoder(tokenizer, model.max_positions)
         self.template = ChatTemplate(tokenizer)
         self.schemas = KnownSchemas(model, self.encoder, self.template, placeholders)
+        self._pieces = PieceFinder(tokenizer)
 
     def process(
         self,
@@ -187,6 +189,8 @@ class PromptProcessor:
         needs_all = params.prompt_logprobs is not None or params.pooling == "mean"
         if needs_all:
             policy = policy.alone()  # cached tokens have neither logits nor hidden states
+        if policy.finds:
+            layout = self._pieces.find(layout, scope, made_with)
         base = self._changed_base(layout, policy, salt) if policy.modular and layout.anchor else None
         parts = self.parts(layout, policy, salt, made_with, base)
         if keep_marked_alone:
@@ -222,6 +226,7 @@ class PromptProcessor:
     def forget_texts(self, salt: str) -> None:
         """Drop the texts of earlier requests with this salt that are kept to explain or read later ones."""
         self._seen.forget(salt)
+        self._pieces.seen.forget(salt)
         self.seen_prompts.forget(salt)
 
     def segments_of(self, prompt: Any, policy: ReusePolicy, scope: Scope = EVERYONE) -> list[SegmentSpec]:
@@ -300,12 +305,13 @@ class PromptProcessor:
             prompt = unwrap(prompt)
         if isinstance(prompt, str):
             (prompt,) = self._bounded([prompt], kept)
-            return lay_out_ids(self.tokenizer.encode(prompt), prompt)
+            return _as_text(lay_out_ids(self.tokenizer.encode(prompt), prompt))
         if is_conversation(prompt):
             check_messages(prompt)
-            return self._lay_out_chat(prompt, kept, in_pieces=policy.modular and kept is None)
+            whole = kept is None
+            return self._lay_out_chat(prompt, kept, in_pieces=policy.modular and whole, find=policy.finds and whole)
         if isinstance(prompt, Sequence):
-            return lay_out_ids(check_ids(prompt, self.model.vocab_size), "")
+            return _as_text(lay_out_ids(check_ids(prompt, self.model.vocab_size), ""))
         raise ParameterError(
             f"a prompt is a {type(prompt).__name__}; give text, token ids, chat messages or an inlay.Prompt",
             code="prompt.unknown_form",
@@ -393,7 +399,7 @@ class PromptProcessor:
         return texts
 
     def _lay_out_chat(
-        self, messages: Sequence[Mapping[str, Any]], kept: int | None, *, in_pieces: bool
+        self, messages: Sequence[Mapping[str, Any]], kept: int | None, *, in_pieces: bool, find: bool
     ) -> PromptLayout:
         """Lay out chat messages as the template writes them, without a schema.
 
@@ -402,6 +408,7 @@ class PromptProcessor:
 
         Args:
             in_pieces: True if each tool, and each block of a system prompt, may be a module.
+            find: True if the layout has its ``texts``.
         """
         self.encoder.bound.check_count(len(messages), "messages")
         given = messages if isinstance(messages, Conversation) else Conversation(messages)
@@ -411,7 +418,7 @@ class PromptProcessor:
         in_pieces = in_pieces and self.model.why_not_shift is None and has_pieces(chat)
         if in_pieces or not all(isinstance(message["content"], str) for message in chat):
             ttls = tool_ttls(given.tools)
-            laid = lay_out_conversation(chat, self.encoder, template, in_pieces=in_pieces, ttls=ttls)
+            laid = lay_out_conversation(chat, self.encoder, template, in_pieces=in_pieces, ttls=ttls, find=find)
             if laid is not None:
                 return laid
             if has_modules(chat):
@@ -427,7 +434,23 @@ class PromptProcessor:
             ids = self.tokenizer.encode(texts[0], add_special_tokens=False)
         else:
             ids = [token for text in texts for token in self.encoder.template(text)]
-        return replace(lay_out_ids(ids, "".join(texts)), sets=fixed_sets(chat))
+        laid = replace(lay_out_ids(ids, "".join(texts)), sets=fixed_sets(chat))
+        if not find:
+            return laid
+        ranges = content_ranges(laid.text, [str(turn["content"]) for turn in said])
+        return replace(laid, texts=token_ranges(self._offsets(texts), ranges))
+
+    def _offsets(self, texts: Sequence[str]) -> list[tuple[int, int]]:
+        """Return the characters of each token of a rendering, as first and last-plus-one."""
+        if len(texts) == 1:
+            found = self.tokenizer(texts[0], add_special_tokens=False, return_offsets_mapping=True)
+            return list(found["offset_mapping"])
+        starts = accumulate(map(len, texts), initial=0)
+        return [
+            (start + first, start + end)
+            for text, start in zip(texts, starts, strict=False)
+            for first, end in self.encoder.template_offsets(text)
+        ]
 
     def _lay_out_pml(self, prompt: Prompt, policy: ReusePolicy, salt: str) -> PromptLayout:
         known = self.schemas.current(prompt.schema, salt)
@@ -490,6 +513,11 @@ class PromptProcessor:
             )
         kept = layout.ids[-most:]
         return lay_out_ids(kept, str(self.tokenizer.decode(list(kept))))
+
+
+def _as_text(layout: PromptLayout) -> PromptLayout:
+    """Return a prompt without a template: all of it is text."""
+    return replace(layout, texts=((0, len(layout.ids)),))
 
 
 def _marked_before(parts: tuple[PromptPart, ...], tokens: int) -> tuple[PromptPart, ...]:

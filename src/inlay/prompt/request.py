@@ -43,6 +43,7 @@ class PromptPart:
         ttl_s: the lifetime of the segment that they are read from, in seconds. None for no limit.
         marked: if True, later prompts may begin like this one up to its end. A recurrent model keeps its state there.
         forms: by context digest, the forms of candidates that differ from ``form``.
+        found: True for unmarked text that an earlier prompt had, too (found_pieces.py).
     """
 
     ids: tuple[int, ...]
@@ -55,6 +56,7 @@ class PromptPart:
     ttl_s: float | None = None
     forms: tuple[tuple[bytes, str], ...] = ()
     marked: bool = False
+    found: bool = False
 
     def form_of(self, spec: SegmentSpec | None) -> str:
         """The form of a candidate, one of FORMS."""
@@ -217,6 +219,8 @@ class EngineRequest:
             document["ttls"] = [None if part.ttl_s is None else str(part.ttl_s) for part in self.parts]
         if any(part.marked for part in self.parts):
             document["marked"] = [part.marked for part in self.parts]
+        if any(part.found for part in self.parts):
+            document["found"] = [part.found for part in self.parts]
         if any(part.forms for part in self.parts):
             document["forms"] = [[(digest.hex(), form) for digest, form in part.forms] for part in self.parts]
         if self.sets:
@@ -237,6 +241,7 @@ class EngineRequest:
             said = document.get("ttls") or [None] * len(document["parts"])
             ttls = [None if ttl is None else float(ttl) for ttl in said]
             marked = document.get("marked") or [False] * len(document["parts"])
+            found = document.get("found") or [False] * len(document["parts"])
             others = [
                 tuple((bytes.fromhex(digest), form) for digest, form in forms)
                 for forms in document.get("forms") or [()] * len(document["parts"])
@@ -253,9 +258,10 @@ class EngineRequest:
                     ttl,
                     forms,
                     mark,
+                    again,
                 )
-                for (ids, start, owned, candidates, encode, kept, form), ttl, forms, mark in zip(
-                    document["parts"], ttls, others, marked, strict=True
+                for (ids, start, owned, candidates, encode, kept, form), ttl, forms, mark, again in zip(
+                    document["parts"], ttls, others, marked, found, strict=True
                 )
             )
             sets = tuple(

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from inlay.attention.kernel import kernel
 from inlay.sampling.plain import Bits
-from inlay.sampling.row import SETTINGS, Row
+from inlay.sampling.row import SETTINGS, Ids, Row
 from inlay.sampling.structured import allowed_bits
-from inlay.sampling.token_rules import Ids
 
 Floats = npt.NDArray[np.float32]
 

@@ -26,8 +26,7 @@ import torch
 from torch import Tensor
 
 from inlay.models.device import upload
-from inlay.sampling.row import SETTINGS, Row, adjust
-from inlay.sampling.token_rules import Ids
+from inlay.sampling.row import SETTINGS, Ids, Row, adjust
 
 Bits = npt.NDArray[np.uint64]
 Settings = npt.NDArray[np.void]

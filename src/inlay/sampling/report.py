@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from inlay.sampling.plain import UNIT, tile_rows, weight_sums
-from inlay.sampling.token_rules import Ids
+from inlay.sampling.row import Ids
 
 #: So many tokens are packed as fast as they are searched.
 _FEW = 4096

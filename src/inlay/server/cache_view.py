@@ -22,11 +22,11 @@ from inlay.api.failures import BodyError
 from inlay.client.async_llm import AsyncLLM
 from inlay.client.local import InProcessClient
 from inlay.kv.identity import SegmentSpec, made_under
+from inlay.kv.lifetimes import BY_KEY
 from inlay.kv.offload.disk import DiskTier
 from inlay.kv.offload.files import new_draft, write_all
 from inlay.kv.offload.record import SegmentRecord
 from inlay.kv.offload.tier import TierMissError
-from inlay.kv.pins import BY_KEY
 from inlay.models.location import public_name
 from inlay.prompt.request import EncodeRequest
 from inlay.server.limits import Tenant

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from inlay.api.call import StoredAnswer
 from inlay.api.dialect import DIALECTS, AnswerStream
 from inlay.api.failures import INTERNAL_ERROR, Failure, failure_of
-from inlay.api.structures import structure_failure
+from inlay.api.tools.schema import structure_failure
 from inlay.errors import AbortedError, InlayError, StructureError
 from inlay.policy import ReusePolicy
 from inlay.server.connection import ClientGoneError, Connection, EventStream

@@ -18,7 +18,7 @@ from inlay.api.failures import BodyError
 from inlay.client.async_llm import AsyncLLM
 from inlay.errors import InlayError, ParameterError
 from inlay.kv.identity import SegmentSpec
-from inlay.kv.pins import BY_KEY
+from inlay.kv.lifetimes import BY_KEY
 from inlay.pml import Schema
 from inlay.policy import BEST
 from inlay.prompt.known_schemas import PUBLIC, SchemaRegistry

@@ -48,6 +48,7 @@ class ServerSettings:
     recompute: str | None = setting(None, "As of the engine.")
     promote: bool | None = setting(None, "As of the engine.")
     across_adapters: bool | None = setting(None, "As of the engine.")
+    find: str | None = setting(None, "As of the engine.")
     tolerance: float | str | None = setting(None, 'The tolerance of reuse "auto". None for the engine\'s.')
     max_reuse: str = setting(
         "modular", "The most reuse that a request may ask for.", commands=(SERVE,), choices=CEILINGS
@@ -206,7 +207,7 @@ class ServerSettings:
     @cached_property
     def policy(self) -> ReusePolicy | None:
         """The policy of requests without one. None for that of ``policy.default_policy``."""
-        given = PolicyFields(self.reuse, self.recompute, self.promote, self.across_adapters, self.tolerance)
+        given = PolicyFields(self.reuse, self.recompute, self.promote, self.across_adapters, self.tolerance, self.find)
         return given.policy(deprecated=log_deprecated)
 
     @property

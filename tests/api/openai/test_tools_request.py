@@ -17,9 +17,8 @@ from inlay import LLM
 from inlay.api.call import Call
 from inlay.api.failures import BodyError
 from inlay.api.openai import Endpoint, read_body, respond, translate
-from inlay.api.structures import structure_failure
 from inlay.api.tools.formats import ModelTools, model_tools
-from inlay.api.tools.schema import calls_schema, check_parameters
+from inlay.api.tools.schema import calls_schema, check_parameters, structure_failure
 from inlay.errors import StructureError
 from inlay.sampling.structured import Grammars
 from tests.api.tool_templates import tool_model, tool_tokenizer

@@ -11,8 +11,8 @@ import pytest
 from inlay.api.harmony import HarmonyParser
 from inlay.api.openai import read_body, translate
 from inlay.api.pieces import WholeAnswer
-from inlay.api.tools.call_ids import with_family_ids
 from inlay.api.tools.formats import model_tools, named_format
+from inlay.api.tools.offer import with_family_ids
 from inlay.prompt.chat import ChatTemplate
 from inlay.prompt.conversation import as_turn
 from tests.api.tool_templates import tool_tokenizer

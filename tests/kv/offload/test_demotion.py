@@ -10,8 +10,7 @@ import pytest
 from inlay.errors import CapacityError
 from inlay.kv.identity import SegmentSpec, specify
 from inlay.kv.offload.disk import DiskTier
-from inlay.kv.offload.host import HostTier
-from inlay.kv.offload.host_memory import PAGE
+from inlay.kv.offload.host import PAGE, HostTier
 from inlay.kv.offload.loader import Coming
 from inlay.kv.segment import PrefixMatch
 from tests.kv.accounting import audit

@@ -7,8 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from inlay.kv.offload.host import HostTier
-from inlay.kv.offload.host_memory import PAGE, HostMemory, checksum
+from inlay.kv.offload.host import PAGE, HostMemory, HostTier, checksum
 from inlay.kv.offload.tier import Miss, TierMissError
 from inlay.kv.policies import POLICIES
 from tests.kv.offload.segments import KEYS, read, record_of, same, slabs_of, spec_of

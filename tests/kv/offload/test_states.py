@@ -22,8 +22,7 @@ from hypothesis.stateful import (
 from inlay.errors import CapacityError
 from inlay.kv.offload import link, shared
 from inlay.kv.offload.disk import DiskTier
-from inlay.kv.offload.host import HostTier
-from inlay.kv.offload.host_memory import PAGE
+from inlay.kv.offload.host import PAGE, HostTier
 from inlay.kv.offload.loader import Coming
 from inlay.kv.offload.shared import SharedTier
 from tests.kv.accounting import audit

@@ -158,7 +158,7 @@ def test_the_fingerprint_is_of_the_file_and_of_how_it_is_kept(tmp_path):
 
 
 def test_a_fingerprint_that_is_known_is_not_taken_again(tmp_path, monkeypatch):
-    import inlay.models.fingerprint_cache as cache
+    import inlay.models.fingerprint as cache
 
     monkeypatch.setattr(cache, "SETTLED_S", -1.0)
     monkeypatch.setenv("INLAY_CACHE_ROOT", str(tmp_path / "cache"))

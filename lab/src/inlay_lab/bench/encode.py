@@ -21,8 +21,8 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from inlay.client.llm import LLM
+from inlay.engine.unshared_runner import with_cache
 from inlay.errors import ContextError, ParameterError
-from inlay.models.cache_keyword import with_cache
 from inlay.models.interface import attention_implementation
 from inlay.models.spec import dtype_name
 from inlay.pml import Schema

@@ -14,8 +14,7 @@ from itertools import accumulate
 from typing import Any
 
 from inlay.errors import ParameterError
-from inlay.kv.eviction_queue import EvictionQueue
-from inlay.kv.policies import POLICIES, PassCost, Use
+from inlay.kv.policies import POLICIES, EvictionQueue, PassCost, Use
 
 #: Called with the number of accesses done and their total.
 Progress = Callable[[int, int], None]

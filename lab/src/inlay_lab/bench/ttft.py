@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from inlay.authoring.plot.figure import save
+from inlay.authoring.plot import save
 from inlay.client.llm import LLM
 from inlay.errors import CapacityError, ContextError, ParameterError
 from inlay.models.spec import dtype_name

@@ -40,6 +40,10 @@ def reading(
     floor: Annotated[
         bool, typer.Option(help="Measure full prefill in bfloat16 as well: the noise floor. Loads the model twice.")
     ] = True,
+    marks: Annotated[
+        bool,
+        typer.Option(help="Mark the passages. --no-marks is for policies like modular+content, which find plain text."),
+    ] = True,
     report: Annotated[Path | None, typer.Option(help="Write the table and the JSON into this directory.")] = None,
     kv_memory: KVMemory = None,
     seed: Annotated[int, typer.Option(help="Of random weights, and of generated data.")] = 0,
@@ -81,6 +85,7 @@ def reading(
             questions=questions,
             tasks=words(tasks) if tasks else (),
             floor=other,
+            marks=marks,
             progress=progress,
         )
     if report is not None:

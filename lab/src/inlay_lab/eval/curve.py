@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inlay.authoring.plot.figure import save
+from inlay.authoring.plot import save
 from inlay_lab.eval.points import NOTICED, Point, counting, points
 
 if TYPE_CHECKING:

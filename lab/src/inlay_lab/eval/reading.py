@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -54,6 +54,7 @@ class Extracted:
     other: float
     computed: int
     prompt: int
+    read: int
 
     @property
     def chooses_gold(self) -> bool:
@@ -70,6 +71,7 @@ def measure_reading(
     questions: int = 100,
     tasks: Sequence[str] = (),
     floor: LLM | None = None,
+    marks: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Compare policies with full prefill. A KeyboardInterrupt keeps the questions so far.
@@ -82,6 +84,7 @@ def measure_reading(
         questions: The most questions.
         tasks: Names of reading_tasks.TASKS, measured beside the answers.
         floor: The same model in another rounding. Its full prefill is a row of its own: the noise floor.
+        marks: False to ask over plain text, for policies that find it by its content. Excludes ``tasks``.
         progress: Called with the number of finished questions and the total.
 
     Returns:
@@ -95,10 +98,14 @@ def measure_reading(
     for task in tasks:
         if task not in TASKS:
             raise ParameterError(f"there is no task {task!r}; use {', '.join(TASKS)}", code="parameter.unknown_choice")
+    if tasks and not marks:
+        raise ParameterError(
+            "tasks need marked passages; leave tasks out, or keep the marks", code="parameter.conflict"
+        )
     draws = any(not question.contexts for question in data.questions)
     if draws and passages > len(data.passages):
         raise ParameterError(f"passages is {passages} and there are {len(data.passages)}; give less")
-    run = _Run(llm, floor, ["off", *([_FLOOR] if floor is not None else []), *policies], passages, tasks)
+    run = _Run(llm, floor, ["off", *([_FLOOR] if floor is not None else []), *policies], passages, tasks, marks)
     chosen = data.questions[:questions]
     try:
         for first in range(0, len(chosen), AT_ONCE):
@@ -120,7 +127,10 @@ def measure_reading(
 class _Run:
     """The answers so far, by name of the row. All rows have the same questions."""
 
-    def __init__(self, llm: LLM, floor: LLM | None, names: Sequence[str], passages: int, tasks: Sequence[str]) -> None:
+    def __init__(
+        self, llm: LLM, floor: LLM | None, names: Sequence[str], passages: int, tasks: Sequence[str], marks: bool
+    ) -> None:
+        self._marks = marks
         self._llm, self._floor, self._names, self._passages, self._tasks = llm, floor, names, passages, tasks
         self.questions: list[Question] = []
         self._extracted: dict[str, list[Extracted]] = {name: [] for name in names}
@@ -130,7 +140,9 @@ class _Run:
     def ask(self, data: Data, batch: Sequence[tuple[int, Question]]) -> None:
         """Ask a batch of numbered questions in every way. The result counts only once all ways have ended."""
         questions = [question for _, question in batch]
-        messages = [messages_of(data, question, self._passages, number) for number, question in batch]
+        messages = [
+            messages_of(data, question, self._passages, number, marks=self._marks) for number, question in batch
+        ]
         asked = {
             task: [TASKS[task](data, question, self._passages, number) for number, question in batch]
             for task in self._tasks
@@ -139,8 +151,10 @@ class _Run:
         answered: dict[tuple[str, str], list[Answered]] = {}
         for name in self._names:
             llm, policy, salt = self._way(name, batch[0][0])
-            if policy != "exact":
+            if policy != "exact" and self._marks:
                 _encode(llm, messages, policy, salt)
+            elif policy != "exact":
+                self._find(data, batch, policy, salt)
             ids = None if name == "off" else [one.ids for one in extracted["off"]]
             extracted[name] = _extract(llm, messages, questions, policy, salt, ids)
             for task in self._tasks:
@@ -154,6 +168,16 @@ class _Run:
                 self._answered[name, task] += answered[name, task]
         for task in self._tasks:
             self._asked[task] += asked[task]
+
+    def _find(self, data: Data, batch: Sequence[tuple[int, Question]], policy: str, salt: str) -> None:
+        """Ask something else about the passages in other orders, until they are known, stored, and have profiles."""
+        once, reuse = SamplingParams(temperature=0, max_tokens=1), ReusePolicy.parse(policy)
+        for turn in (1, 2, 1, 2):
+            prompts = [
+                messages_of(data, question, self._passages, number, ask="Thank you.", marks=False, turn=turn)
+                for number, question in batch
+            ]
+            self._llm.generate(prompts, once, reuse=reuse, cache_salt=salt)
 
     def rows(self) -> list[Row]:
         """Return the figures of each row."""
@@ -179,7 +203,8 @@ class _Run:
             assert self._floor is not None, "the row has an engine"
             return self._floor, "exact", f"off {number}"
         # one copy of modules and profiles for all recomputations
-        return self._llm, name, f"reading {ReusePolicy.parse(name).without_recompute()}"
+        policy = ReusePolicy.parse(name)
+        return self._llm, name, f"reading {replace(policy.without_recompute(), find=policy.find)}"
 
 
 def _encode(llm: LLM, messages: Sequence[list[Row]], policy: str, salt: str) -> None:
@@ -216,7 +241,11 @@ def _extract(
         rows = taken[3 * number : 3 * number + 3]
         gold, other = (_per_token(row, tokens) for row, tokens in zip(rows[1:], three[1:], strict=True))
         usage, text = output.usage, output.outputs[0].text
-        found.append(Extracted(text, three[0], rows[0], gold, other, usage.recomputed_tokens, usage.prompt_tokens))
+        found.append(
+            Extracted(
+                text, three[0], rows[0], gold, other, usage.recomputed_tokens, usage.prompt_tokens, usage.module_tokens
+            )
+        )
     return found
 
 
@@ -257,6 +286,7 @@ def _row(name: str, reference: Sequence[Extracted], given: Sequence[Extracted], 
         "flips": flips / count,
         "flips_95": wilson_interval(flips, count),
         "recomputed": sum(one.computed for one in given) / sum(one.prompt for one in given),
+        "read": sum(one.read for one in given) / sum(one.prompt for one in given),
     }
 
 
@@ -266,15 +296,18 @@ def _interval(values: Sequence[float]) -> tuple[float, float]:
 
 def table(result: dict[str, Any]) -> str:
     """Return the result as a Markdown table."""
-    head = "| reuse | KL | gold log-likelihood | difference (95%) | contains | F1 | same | flips (95%) | recomputed |"
-    lines = [head, "|---" + "|---:" * 8 + "|"]
+    names = (
+        "reuse | KL | gold log-likelihood | difference (95%) | contains | F1 | same | flips (95%) | recomputed | read"
+    )
+    lines = [f"| {names} |", "|---" + "|---:" * 9 + "|"]
     for row in result["rows"]:
         low, high = row["gold_difference_95"]
         flip_low, flip_high = row["flips_95"]
         lines.append(
             f"| {row['reuse']} | {row['kl']:.3f} | {row['gold']:.2f} | {row['gold_difference']:+.2f} "
             f"({low:+.2f} to {high:+.2f}) | {row['contains']:.0%} | {row['f1']:.2f} | {row['same_answers']:.0%} | "
-            f"{row['flips']:.1%} ({flip_low:.1%} to {flip_high:.1%}) | {row['recomputed']:.0%} |"
+            f"{row['flips']:.1%} ({flip_low:.1%} to {flip_high:.1%}) | {row['recomputed']:.0%} | "
+            f"{row['read']:.0%} |"
         )
     tasks = result.get("tasks", [])
     return "\n".join([*lines, "", reading_tasks.table(result["rows"], tasks)] if tasks else lines)

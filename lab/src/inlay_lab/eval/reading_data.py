@@ -147,19 +147,25 @@ def messages_of(
     ask: str | None = None,
     system: str = SYSTEM,
     numbered: bool = False,
+    marks: bool = True,
+    turn: int = 0,
 ) -> list[Row]:
     """Return a chat of passages and a question. For ``count`` and ``number`` see Data.names.
 
     Args:
         ask: The text behind the passages. None for the question.
         numbered: Write "[1] ", "[2] " and so on in front of the passages.
+        marks: False for a user's message of one text.
+        turn: The number of first passages that go to the end.
     """
     parts: list[Row] = []
-    for place, name in enumerate(data.names(question, count, number), 1):
+    names = data.names(question, count, number)
+    for place, name in enumerate((*names[turn:], *names[:turn]), 1):
         parts += [{"type": "text", "text": f"[{place}] "}] if numbered else []
         parts.append({"type": "text", "text": f"{data.passages[name]}\n\n", **_MARK})
     last = f"Question: {question.text}" if ask is None else ask
+    content = [*parts, {"type": "text", "text": last}]
     return [
         {"role": "system", "content": system},
-        {"role": "user", "content": [*parts, {"type": "text", "text": last}]},
+        {"role": "user", "content": content if marks else "".join(part["text"] for part in content)},
     ]

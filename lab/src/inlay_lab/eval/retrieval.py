@@ -235,7 +235,7 @@ def draw_retrieval(result: dict[str, Any], path: Path) -> None:
     """Draw the share of found tokens, the time to the first token, and the right answers over epsilon."""
     from matplotlib.figure import Figure
 
-    from inlay.authoring.plot.figure import save
+    from inlay.authoring.plot import save
 
     rows = result["rows"]
     x = [row["epsilon"] for row in rows]

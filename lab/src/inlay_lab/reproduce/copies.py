@@ -9,7 +9,7 @@ import torch
 
 from inlay.attention.registry import get_backend
 from inlay.authoring.memory import ARCHITECTURES, codec_named
-from inlay.authoring.plot.figure import Sizes, draw_memory
+from inlay.authoring.plot import Sizes, draw_memory
 from inlay.models.load import DTYPES
 from inlay_lab.bench.attention.cases import Case, Content
 from inlay_lab.bench.attention.measure import step, store

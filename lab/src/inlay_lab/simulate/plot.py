@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inlay.authoring.plot.figure import save
+from inlay.authoring.plot import save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

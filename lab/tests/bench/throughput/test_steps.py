@@ -13,8 +13,8 @@ from transformers import DynamicCache
 
 from inlay.attention.plan import Item, Part
 from inlay.client.async_llm import AsyncLLM
+from inlay.engine.unshared_runner import with_cache
 from inlay.errors import DeadlineError
-from inlay.models.cache_keyword import with_cache
 from inlay.models.interface import attention_implementation
 from inlay.models.weights import WeightForm
 from inlay.slots import SlotRange as Slots

@@ -11,11 +11,10 @@ from inlay.api.anthropic.bodies import CountBody, Endpoint
 from inlay.api.call import Call, StoredAnswer
 from inlay.api.failures import BodyError
 from inlay.api.reasoning import ModelReasoning, ReasoningUse
-from inlay.api.reasoning.effort import effort_variables, reasons, switch_on
-from inlay.api.sampling import bounded_schema, policy_key, sampling_params
-from inlay.api.tools.call_ids import with_family_ids
+from inlay.api.reasoning.formats import effort_variables, reasons, switch_on
+from inlay.api.sampling import answer_schema, bounded_schema, call_of, chat_prompt
 from inlay.api.tools.formats import ModelTools
-from inlay.api.tools.offer import Function, Offer, ToolChoice, check_history, offer_tools
+from inlay.api.tools.offer import Function, Offer, ToolChoice, check_history, offer_tools, with_family_ids
 
 _FIELDS = {"stop": "stop_sequences"}
 
@@ -41,39 +40,19 @@ def translate(
     if reasons(reasoning):
         assert reasoning is not None, "a model that reasons has a form of it"
         use = ReasoningUse(reasoning, _shows_thinking(body), last)
-    prompt: dict[str, Any] = {"messages": turns}
-    if offer is not None:
-        prompt["tools"] = offer.tools
-    if variables:
-        prompt["chat_template_kwargs"] = variables
-    if last is not None:
-        prompt["continue_final_message"] = True
-    params = sampling_params(
+    options = {} if last is None else {"continue_final_message": True}
+    stop = {} if body.stop_sequences is None else {"stop": body.stop_sequences}
+    return call_of(
         body,
+        endpoint=Endpoint.MESSAGES,
+        prompts=(chat_prompt(turns, offer, variables, **options),),
         offer=offer,
         reasoning=use,
         structure=structure,
         defaults=defaults,
+        given={"max_tokens": body.max_tokens, **stop},
         names=_FIELDS,
-        max_tokens=body.max_tokens,
-        **({} if body.stop_sequences is None else {"stop": body.stop_sequences}),
-    )
-    return Call(
-        endpoint=Endpoint.MESSAGES,
-        model=body.model,
-        prompts=(turns if prompt.keys() == {"messages"} else prompt,),
-        params=params,
         said_max_tokens=True,
-        reuse=policy_key(body),
-        positions=body.positions,
-        order=body.order,
-        diagnostics=body.diagnostics is True,
-        priority=body.priority or 0,
-        stream=bool(body.stream),
-        include_usage=True,
-        running_usage=False,
-        tools=None if offer is None else offer.use,
-        reasoning=use,
         structure_field="output_config",
         ignored=tuple(sorted((*body.ignored, *ignored))),
     )
@@ -93,7 +72,7 @@ def _offer(body: CountBody, model: ModelTools | None, structure: Mapping[str, An
         )
         for number, tool in enumerate(body.tools or ())
     ]
-    return offer_tools(functions, _choice(body), model, None if structure is None else structure["json"])
+    return offer_tools(functions, _choice(body), model, answer_schema(structure))
 
 
 def _choice(body: CountBody) -> ToolChoice:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from inlay.api.failures import BodyError
 from inlay.api.openai.bodies import ChatBody
 from inlay.api.openai.messages import Message
 from inlay.api.reasoning import ModelReasoning, ReasoningUse
-from inlay.api.reasoning.effort import effort_variables, supported_efforts
 
 
 def reasoning_of(body: ChatBody, model: ModelReasoning | None) -> ReasoningUse | None:
@@ -17,17 +13,6 @@ def reasoning_of(body: ChatBody, model: ModelReasoning | None) -> ReasoningUse |
         return None
     last = _text(body.messages[-1]) if body.continue_final_message and body.messages else None
     return ReasoningUse(model, body.include_reasoning is not False, last)
-
-
-def variables_of(body: ChatBody, model: ModelReasoning | None) -> dict[str, Any]:
-    """Return the template variables for ``reasoning_effort``. Raises BodyError if the template does not support it."""
-    found = effort_variables(body.reasoning_effort, model)
-    if found is not None:
-        return found
-    allowed = " or ".join(f'"{effort}"' for effort in supported_efforts(model))
-    effort = body.reasoning_effort
-    message = f"reasoning_effort is {effort!r}, but this model's chat template does not support it; write {allowed}"
-    raise BodyError(f"{message}, or leave it out", param="reasoning_effort")
 
 
 def _text(message: Message) -> str:

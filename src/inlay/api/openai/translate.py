@@ -10,13 +10,13 @@ from inlay.api.call import Call, StoredAnswer
 from inlay.api.failures import BodyError
 from inlay.api.openai.bodies import MAX_TAGS, Body, ChatBody, CompletionBody, Endpoint, ResponseFormat
 from inlay.api.openai.messages import for_template
-from inlay.api.openai.reasoning import reasoning_of, variables_of
+from inlay.api.openai.reasoning import reasoning_of
 from inlay.api.openai.tools import offer_of
 from inlay.api.reasoning import ModelReasoning
-from inlay.api.sampling import bounded_schema, field_of, policy_key, sampling_params
-from inlay.api.tools.call_ids import with_family_ids
+from inlay.api.reasoning.formats import variables_for
+from inlay.api.sampling import answer_schema, bounded_schema, call_of, chat_prompt, field_of
 from inlay.api.tools.formats import ModelTools
-from inlay.api.tools.offer import Offer
+from inlay.api.tools.offer import Offer, with_family_ids
 from inlay.errors import ParameterError
 from inlay.pml import Prompt
 from inlay.prompt.inputs import CHAT_OPTIONS, PromptInput, unwrap
@@ -55,39 +55,30 @@ def translate(
         raise BodyError('stream_options needs a stream; write "stream": true', param="stream_options")
     said = _said_max_tokens(body)
     structure = _structure(body)
-    offer = offer_of(body, tools, _form(structure)) if isinstance(body, ChatBody) else None
+    offer = offer_of(body, tools, answer_schema(structure)) if isinstance(body, ChatBody) else None
     if offer is not None and structure is not None and "structural_tag" in structure:
         message = "response_format is a structural tag and tools are given; no answer can follow both, so leave one out"
         raise BodyError(message, param="response_format")
     use = reasoning_of(body, reasoning) if isinstance(body, ChatBody) else None
     usual = defaults.get("max_tokens") if isinstance(body, ChatBody) else _COMPLETION_TOKENS
-    return Call(
+    return call_of(
+        body,
         endpoint=Endpoint.CHAT if isinstance(body, ChatBody) else Endpoint.COMPLETIONS,
-        model=body.model,
         prompts=_prompts(body, offer, tools, reasoning),
-        params=sampling_params(
-            body,
-            offer=offer,
-            reasoning=use,
-            structure=structure,
-            defaults=defaults,
-            max_tokens=next((most for most in (said, default_max_tokens) if most is not None), usual),
-            logprobs=_logprobs(body),
-            prompt_logprobs=_prompt_logprobs(body),
-        ),
+        offer=offer,
+        reasoning=use,
+        structure=structure,
+        defaults=defaults,
+        given={
+            "max_tokens": next((most for most in (said, default_max_tokens) if most is not None), usual),
+            "logprobs": _logprobs(body),
+            "prompt_logprobs": _prompt_logprobs(body),
+        },
         said_max_tokens=said is not None,
-        reuse=policy_key(body),
-        positions=body.positions,
-        order=body.order,
-        diagnostics=bool(body.diagnostics),
-        priority=body.priority or 0,
-        stream=bool(body.stream),
         include_usage=include_usage,
         running_usage=include_usage and bool(options and options.continuous_usage_stats),
-        tools=None if offer is None else offer.use,
         echo=isinstance(body, CompletionBody) and bool(body.echo),
         scores=body.prompt_logprobs,
-        reasoning=use,
         ignored=body.ignored,
         structure_field="structured_outputs" if body.response_format is None else "response_format",
         keep_marked_alone=body.prompt_cache_options is not None and body.prompt_cache_options.mode == "explicit",
@@ -108,7 +99,7 @@ def _chat_prompt(
     conversation = body.messages or None  # clients that require messages send an empty list beside a prompt
     _require_one(body, {"messages": conversation, "prompt": body.prompt, "pml": body.pml})
     asked = {name: value for name in CHAT_OPTIONS if (value := getattr(body, name)) is not None}
-    if told := variables_of(body, reasoning):
+    if told := variables_for(body.reasoning_effort, reasoning, "reasoning_effort"):
         asked["chat_template_kwargs"] = {**told, **asked.get("chat_template_kwargs", {})}
     if conversation is None:
         if offer is not None:
@@ -118,11 +109,9 @@ def _chat_prompt(
         return _schema_prompt(body.prompt, body.pml)
     ttl = None if body.prompt_cache_options is None else body.prompt_cache_options.ttl
     messages = with_family_ids(for_template(conversation, ttl), tools)
-    if offer is not None:
-        asked["tools"] = offer.tools
-    if not asked:
-        return messages
-    prompt = {"messages": messages, **asked}
+    prompt = chat_prompt(messages, offer, asked.pop("chat_template_kwargs", {}), **asked)
+    if not isinstance(prompt, Mapping):
+        return prompt
     try:
         unwrap(prompt).options.check_last(messages)
     except ParameterError as error:
@@ -206,14 +195,6 @@ def _structure(body: Body) -> Mapping[str, Any] | None:
             "response_format and structured_outputs are both given; keep one of them", param="response_format"
         )
     return _format(body.response_format)
-
-
-def _form(structure: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return the JSON Schema that constrains an answer, if there is one."""
-    if structure is None:
-        return None
-    form: Mapping[str, Any] | None = structure.get("json", {"type": "object"} if "json_object" in structure else None)
-    return form
 
 
 def _format(wanted: ResponseFormat) -> Mapping[str, Any] | None:

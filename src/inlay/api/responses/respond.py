@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,6 +56,7 @@ def document(
         "id": f"resp_{name}",
         "object": "response",
         "created_at": created,
+        "completed_at": max(created, int(time.time())) if status == DONE else None,
         "status": status,
         "background": False,
         "error": None if failure is None else {"code": failure.code or failure.kind.value, "message": failure.message},
@@ -63,6 +65,13 @@ def document(
         "output": [],
         "truncation": "disabled",
         "usage": None,
+        "temperature": call.params.temperature,
+        "top_p": call.params.top_p,
+        "presence_penalty": call.params.presence_penalty,
+        "frequency_penalty": call.params.frequency_penalty,
+        "top_logprobs": 0,
+        "max_tool_calls": None,
+        "service_tier": "default",
         **repeated,
     }
 

@@ -12,7 +12,7 @@ from inlay.api.call import Call, StoredAnswer
 from inlay.api.failures import MAX_NAME, BodyError
 from inlay.api.reading import all_of
 from inlay.api.reasoning import ModelReasoning, ReasoningUse
-from inlay.api.reasoning.effort import effort_variables, reasons, supported_efforts
+from inlay.api.reasoning.formats import reasons, variables_for
 from inlay.api.responses.bodies import (
     AllowedTools,
     Endpoint,
@@ -23,10 +23,10 @@ from inlay.api.responses.bodies import (
     ToolName,
 )
 from inlay.api.responses.items import AnyItem, FunctionCall, first_of_tools, form_of, problems_of, turns_of
-from inlay.api.sampling import bounded_schema, policy_key, sampling_params
-from inlay.api.tools.call_ids import with_family_ids
+from inlay.api.sampling import answer_schema, bounded_schema, call_of, chat_prompt
 from inlay.api.tools.formats import ModelTools
-from inlay.api.tools.offer import Function, Offer, ToolChoice, check_history, offer_tools
+from inlay.api.tools.offer import Function, Offer, ToolChoice, check_history, offer_tools, with_family_ids
+from inlay.prompt.inputs import PromptInput
 from inlay.wording import clip
 
 _FIELDS = {"max_tokens": "max_output_tokens"}
@@ -51,35 +51,21 @@ def translate(
     structure = _structure(body)
     offer, hidden = _offer(body, items, len(past), tools, structure)
     use = ReasoningUse(reasoning) if reasoning is not None and reasons(reasoning) else None
-    prompt = _prompt(body, items, offer, tools, reasoning)
     ignored = [*body.ignored, *hidden]
     if use is not None and body.reasoning is not None and (body.reasoning.summary or body.reasoning.generate_summary):
         ignored.append("reasoning.summary")
     most = body.max_output_tokens if body.max_output_tokens is not None else default_max_tokens
-    return Call(
+    return call_of(
+        body,
         endpoint=Endpoint.RESPONSES,
-        model=body.model,
-        prompts=(prompt["messages"] if prompt.keys() == {"messages"} else prompt,),
-        params=sampling_params(
-            body,
-            offer=offer,
-            reasoning=use,
-            structure=structure,
-            defaults=defaults,
-            names=_FIELDS,
-            max_tokens=most if most is not None else defaults.get("max_tokens"),
-        ),
-        said_max_tokens=body.max_output_tokens is not None,
-        reuse=policy_key(body),
-        positions=body.positions,
-        order=body.order,
-        diagnostics=bool(body.diagnostics),
-        priority=body.priority or 0,
-        stream=bool(body.stream),
-        include_usage=True,
-        running_usage=False,
-        tools=None if offer is None else offer.use,
+        prompts=(_prompt(body, items, offer, tools, reasoning),),
+        offer=offer,
         reasoning=use,
+        structure=structure,
+        defaults=defaults,
+        given={} if most is None else {"max_tokens": most},
+        names=_FIELDS,
+        said_max_tokens=body.max_output_tokens is not None,
         structure_field="text",
         ignored=tuple(sorted(ignored)),
         keep_marked_alone=body.prompt_cache_options is not None and body.prompt_cache_options.mode == "explicit",
@@ -123,21 +109,13 @@ def _prompt(
     offer: Offer | None,
     tools: ModelTools | None,
     reasoning: ModelReasoning | None,
-) -> dict[str, Any]:
+) -> PromptInput:
     ttl = None if body.prompt_cache_options is None else body.prompt_cache_options.ttl
     turns = with_family_ids(turns_of(body.instructions, items, ttl), tools)
     if not turns:
         raise BodyError("input has no message; give a text, or a list of items", param="input")
-    prompt: dict[str, Any] = {"messages": turns}
-    if offer is not None:
-        prompt["tools"] = offer.tools
     effort = None if body.reasoning is None else body.reasoning.effort
-    variables = effort_variables(effort, reasoning)
-    if variables is None:
-        allowed = " or ".join(f'"{one}"' for one in supported_efforts(reasoning))
-        message = f"reasoning.effort is {effort!r}, but this model's chat template does not support it"
-        raise BodyError(f"{message}; write {allowed}, or leave it out", param="reasoning.effort")
-    return {**prompt, **({"chat_template_kwargs": variables} if variables else {})}
+    return chat_prompt(turns, offer, variables_for(effort, reasoning, "reasoning.effort"))
 
 
 def _offer(
@@ -160,7 +138,7 @@ def _offer(
             functions += [_function(one, f"tools[{number}].tools[{at}]", f"{tool.name}.") for at, one in inner]
         else:
             functions.append(_function(tool, f"tools[{number}]"))
-    return offer_tools(functions, _choice(body), model, _form(structure)), hidden
+    return offer_tools(functions, _choice(body), model, answer_schema(structure)), hidden
 
 
 def _function(tool: FunctionTool, place: str, prefix: str = "") -> Function:
@@ -193,19 +171,9 @@ def _structure(body: ResponsesBody) -> Mapping[str, Any] | None:
     return {"json_object": True} if wanted.type == "json_object" else None
 
 
-def _form(structure: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return the JSON Schema that constrains an answer, if there is one."""
-    if structure is None:
-        return None
-    found: Mapping[str, Any] = structure.get("json", {"type": "object"})
-    return found
-
-
 def _repeated(body: ResponsesBody) -> dict[str, Any]:
     """Return the fields of a request that its response repeats."""
-    given = body.model_dump(
-        include={"instructions", "max_output_tokens", "metadata", "previous_response_id", "temperature", "top_p"}
-    )
+    given = body.model_dump(include={"instructions", "max_output_tokens", "metadata", "previous_response_id"})
     choice = body.tool_choice
     return {
         **given,
@@ -215,9 +183,17 @@ def _repeated(body: ResponsesBody) -> dict[str, Any]:
         "store": body.store is not False,
         "text": {"format": {"type": "text"}} if body.text is None or body.text.format is None else _dumped(body.text),
         "tool_choice": choice if isinstance(choice, str) else "auto" if choice is None else _dumped(choice),
-        "tools": [_dumped(tool) for tool in body.tools or ()],
+        "tools": [_tool(tool) for tool in body.tools or ()],
+        "prompt_cache_key": None,
+        "safety_identifier": None,
         "include_encrypted": "reasoning.encrypted_content" in (body.include or ()),
     }
+
+
+def _tool(tool: Any) -> dict[str, Any]:
+    """Return a tool as a response repeats it. A function has its optional fields, as OpenResponses requires."""
+    optional = dict.fromkeys(("description", "parameters", "strict")) if isinstance(tool, FunctionTool) else {}
+    return {**optional, **_dumped(tool)}
 
 
 def _dumped(form: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import jsonschema_rs
 
+from inlay.api.call import Call
 from inlay.api.failures import MAX_NAME, BodyError
 from inlay.errors import StructureError
 from inlay.sampling.bounded_schemas import FREE, bounded, free_value
@@ -167,3 +168,16 @@ def schema_problem(schema: Mapping[str, Any]) -> str | None:
         place = clip(".".join(map(str, error.instance_path)), MAX_NAME)
         return f"{place}: {reason}" if place else reason
     return None
+
+
+def structure_failure(call: Call, error: StructureError) -> BodyError:
+    """Return the error for the client. It names the field and the place in its schema."""
+    if not error.reason:  # it came from another process
+        return BodyError(str(error).rstrip("."), param=call.structure_field)
+    schema = (call.params.structured_outputs or {}).get("json")
+    if call.tools is not None and call.tools.held and schema is not None:
+        return call_failure(error, schema)
+    at = f"at {place_of(error.place)}, " if error.place else ""
+    kind = next(iter(call.params.structured_outputs or ()), "json")
+    field = f"structured_outputs['{kind}']" if call.structure_field == "structured_outputs" else call.structure_field
+    return BodyError(f"{field} cannot be used: {at}{error.reason}", param=call.structure_field)

@@ -1,36 +1,421 @@
-"""Runs all rules over one laid-out schema."""
+"""Rules for schemas, on structure (order, scaffolds, parameters, unions) and on text (repetition, size, context)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
-from inlay.authoring.lint import structure_rules as order
-from inlay.authoring.lint import structure_rules as parameters
-from inlay.authoring.lint import structure_rules as unions
-from inlay.authoring.lint import text_rules as repeats
-from inlay.authoring.lint import text_rules as sizes
-from inlay.authoring.lint.checked import Checked, Finding, Passed
-from inlay.errors import ParameterError
-from inlay.pml import Filled, Prompt, resolve
-from inlay.prompt.layout import SchemaLayout
+import numpy as np
+
+from inlay.authoring.lint.checked import WORTH, Checked, Finding, Neighbours, Passed, has_parameter
+from inlay.errors import ParameterError, Place
+from inlay.pml import Filled, Module, Prompt, Text, Union, resolve
+from inlay.pml.scopes import names_of, path_of
+from inlay.pml.variables import template_variables
+from inlay.prompt.layout import Hole, Owner, SchemaLayout, TextRun
 from inlay.prompt.tokens import TextEncoder
+from inlay.prompt.turns import has_turns, speaks
+
+
+def _passed(layout: SchemaLayout, encoder: TextEncoder, prompt: Prompt) -> list[Passed]:
+    items = resolve(layout.schema, prompt, moves=True).items
+    return [
+        Passed(item.param, len(encoder.text(item.text)), item.is_default, item.place)
+        for item in items
+        if isinstance(item, Filled)
+    ]
+
+
+def _position(finding: Finding) -> tuple[str, int, int, str]:
+    return finding.place.source, finding.place.line or 0, finding.place.column or 0, finding.rule
+
+
+def late_text(checked: Checked) -> Iterator[Finding]:
+    """Report text after a module, because the module is encoded without it (``SchemaSpecs`` under ``anchored``).
+
+    A module's context is only the always-present text and its ancestors' text *before* it. Text after a module is
+    itself
+    encoded without the module. A prompt that imports the module reads this text at another distance from its context,
+    so
+    the text counts as displaced.
+    """
+    for level in checked.levels:
+        for child, first in _texts_behind_modules(level):
+            before = checked.schema.paths[first.order]
+            tokens = checked.tokens(child.order)
+            if tokens < WORTH:
+                continue
+            run = checked.layout.entries[checked.layout.run_of[child.order]]
+            whose = "always-present text" if level.module is None else f"the text of module '{level.module}'"
+            moved = ", and under 'packed' positions they are displaced wherever it is imported"
+            yield Finding(
+                "late-text",
+                child.place,
+                f"{tokens:,} tokens of {whose} stand behind module '{before}', which is encoded without them"
+                f"{moved if checked.displaced(run) else ''}; move them in front of it",
+            )
+
+
+def _texts_behind_modules(level: Neighbours) -> Iterator[tuple[Text, Module]]:
+    """Yield the texts after a module of their level, each with the first module of the level."""
+    first: Module | None = None
+    for child in level.children:
+        if isinstance(child, Text) and first is not None:
+            yield child, first
+        elif isinstance(child, Module | Union) and first is None:
+            first = child if isinstance(child, Module) else child.members[0]
+
+
+def hidden_scaffolds(checked: Checked) -> Iterator[Finding]:
+    """Report scaffolds that an earlier one hides.
+
+    A module is encoded in the first scaffold that names it and that the prompt completes (``SchemaSpecs``).
+    """
+    scaffolds = checked.schema.scaffolds
+    for number, scaffold in enumerate(scaffolds):
+        names = set(scaffold.modules)
+        hiding = [other for other in scaffolds[:number] if names.issuperset(other.modules)]
+        hidden = {name for other in hiding for name in other.modules}
+        if not hidden:
+            continue
+        line = hiding[0].place.line
+        if hidden == names:
+            what = f"the scaffold never applies: whenever it could, the one in line {line} does"
+            remedy = "delete one of them"
+        else:
+            listed = ", ".join(f"'{name}'" for name in scaffold.modules if name in hidden)
+            what = f"the scaffold never applies to {listed}: whenever it could, the one in line {line} does"
+            remedy = "put the longer scaffold first"
+        yield Finding("hidden-scaffold", scaffold.place, f"{what}; {remedy}")
+
+
+_SPARE = 16  # positions
+
+
+def long_arguments(checked: Checked) -> Iterator[Finding]:
+    """Report arguments of more tokens than ``len``, which ``placement.py`` refuses. Defaults are checked with the
+    schema.
+    """
+    for one in checked.passed:
+        if one.tokens > one.param.length:
+            yield Finding(
+                "long-argument",
+                one.place,
+                f"the argument '{one.param.name}' is {one.tokens} tokens long and its len is {one.param.length}, so "
+                f'this prompt fails; shorten it, or write len="{one.tokens}" in the schema',
+            )
+
+
+def wide_parameters(checked: Checked) -> Iterator[Finding]:
+    """Report parameters that are much longer than their arguments, because a hole always takes ``len`` positions."""
+    longest: dict[int, int] = {}
+    for one in checked.passed:
+        longest[one.param.order] = max(one.tokens, longest.get(one.param.order, 0))
+    for entry in checked.layout.entries:
+        if not isinstance(entry, Hole) or entry.param.order not in longest:
+            continue
+        most, length = longest[entry.param.order], entry.length
+        if length - most >= _SPARE and length >= 2 * most:
+            yield Finding(
+                "wide-parameter",
+                entry.param.place,
+                f"parameter '{entry.param.name}' has len {length} and the prompts given fill at most {most} of it: "
+                f"under 'schema' positions {length - most} or more stay unused each time; write "
+                f'len="{max(1, most)}", or a little more',
+            )
+
+
+def early_parameters(checked: Checked) -> Iterator[Finding]:
+    """Report text after a parameter of its module.
+
+    It is encoded without the argument, ``len`` positions after the text before the hole (``SchemaSpecs``). Under
+    ``packed``
+    positions a shorter argument displaces it towards that text.
+    """
+    for entry in checked.layout.entries:
+        if not isinstance(entry, Hole):
+            continue
+        name = path_of(entry.owner)
+        behind = checked.layout.extents[name].end - entry.start - entry.length
+        if behind >= WORTH:
+            moved = f", and under 'packed' positions one of fewer than {entry.length} tokens displaces them"
+            yield Finding(
+                "early-parameter",
+                entry.param.place,
+                f"{behind:,} positions of module '{name}' stand behind its parameter '{entry.param.name}': they are "
+                f"encoded without the argument{moved if checked.displaced(entry) else ''}; move the parameter to the "
+                "end of the module",
+            )
+
+
+def arguments_before_modules(checked: Checked) -> Iterator[Finding]:
+    """Report arguments before modules, because ``exact`` reuses text after an argument only behind the same
+    argument.
+    """
+    for level in checked.levels:
+        pieces = [child for child in level.children if isinstance(child, Module | Union)]
+        first = next((number for number, piece in enumerate(pieces) if has_parameter(piece)), None)
+        if first is None:
+            continue
+        later = [piece for piece in pieces[first + 1 :] if not has_parameter(piece)]
+        behind = sum(_longest(checked, piece) for piece in later)
+        if behind >= WORTH:
+            what = next(_parameterised(pieces[first]))
+            yield Finding(
+                "argument-first",
+                what.place,
+                f"module '{checked.schema.paths[what.order]}' takes an argument and stands before {behind:,} tokens of "
+                "modules that take none: under reuse 'exact' all that stands behind an argument is computed anew for "
+                "every other one; put it behind them",
+            )
+
+
+def _parameterised(piece: Module | Union) -> Iterator[Module]:
+    members = piece.members if isinstance(piece, Union) else (piece,)
+    return (member for member in members if has_parameter(member))
+
+
+def _longest(checked: Checked, piece: Module | Union) -> int:
+    members = piece.members if isinstance(piece, Union) else (piece,)
+    return max(_length(checked, member) for member in members)
+
+
+_SHARE = 0.25
+
+
+def unions_of_one(checked: Checked) -> Iterator[Finding]:
+    """Report unions of one member, because every module is optional."""
+    for union in checked.unions:
+        if len(union.members) == 1:
+            name = checked.schema.paths[union.members[0].order]
+            yield Finding(
+                "union-of-one",
+                union.place,
+                f"the union has one member, '{name}', and modules are optional without one; delete <union> around it",
+            )
+
+
+def uneven_unions(checked: Checked) -> Iterator[Finding]:
+    """Report unions whose members differ much in length.
+
+    Members start together, and the longest member gives the length of the union (``layout.py``). Shorter ones leave a
+    gap.
+    """
+    for union in checked.unions:
+        lengths = {checked.schema.paths[member.order]: _length(checked, member) for member in union.members}
+        longest = max(lengths, key=lambda name: lengths[name])
+        shortest = min(lengths, key=lambda name: lengths[name])
+        wasted = lengths[longest] - lengths[shortest]
+        if wasted >= WORTH and wasted > _SHARE * lengths[longest]:
+            yield Finding(
+                "uneven-union",
+                union.place,
+                f"the union is {lengths[longest]:,} positions long, as '{longest}' is, and '{shortest}' takes "
+                f"{lengths[shortest]:,}: under 'schema' positions {wasted:,} stay unused with it; use positions "
+                "'packed', or make the members more alike in length",
+            )
+
+
+def _length(checked: Checked, module: Module) -> int:
+    extent = checked.layout.extents[checked.schema.paths[module.order]]
+    return extent.end - extent.start
+
+
+def scaffolds_of_unions(checked: Checked) -> Iterator[Finding]:
+    """Report scaffolds of unions. Optional text is never context for other text, so no member must stand in for a
+    union.
+    """
+    for union in checked.unions:
+        if union.scaffold is not None:
+            yield Finding(
+                "union-scaffold",
+                union.place,
+                f"scaffold='{union.scaffold}' has no effect: no module is encoded behind a member of a union; leave it "
+                "out, or name modules that belong together in a <scaffold>",
+            )
+
+
+_ID_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Repeat:
+    """``length`` tokens of ``run`` from ``at`` on that repeat an earlier run from ``first_at`` on."""
+
+    first: TextRun
+    first_at: int
+    run: TextRun
+    at: int
+    length: int
+
+
+def repeated_text(checked: Checked) -> Iterator[Finding]:
+    """Report repeated text. Equal tokens share storage only if both runs begin with them after the same context."""
+    told: set[tuple[Owner, Owner]] = set()
+    for repeat in sorted(_repeats(list(checked.layout.runs)), key=lambda repeat: -repeat.length):
+        pair = (repeat.first.owner, repeat.run.owner)
+        if pair in told or _stored_once(checked, repeat):
+            continue
+        told.add(pair)
+        yield Finding("repeated-text", _place(checked, repeat.run, repeat.at), _message(checked, repeat))
+
+
+def _message(checked: Checked, repeat: _Repeat) -> str:
+    first, run = repeat.first, repeat.run
+    line = _place(checked, first, repeat.first_at).line
+    where = f"in module '{path_of(first.owner)}'" if first.owner else "in the always-present text"
+    what = f"{repeat.length:,} tokens of this text stand {where} as well (line {line}) and are stored twice"
+    if first.owner == run.owner[: len(first.owner)]:
+        remedy = "leave them out here: whoever imports this has them already"
+    else:
+        remedy = "make them a module of their own, which prompts import beside both"
+    return f"{what}; {remedy}"
+
+
+def _repeats(runs: list[TextRun]) -> Iterator[_Repeat]:
+    """Yield maximal stretches of at least ``WORTH`` tokens that repeat an earlier run of another owner."""
+    data = [np.asarray(run.ids, "<u4").tobytes() for run in runs]
+    seen: dict[bytes, tuple[int, int]] = {}  # window of tokens → run and place of its first occurrence
+    for number, run in enumerate(runs):
+        at = 0
+        while at + WORTH <= len(run.ids):
+            first, first_at = seen.setdefault(_window(data[number], at), (number, at))
+            length = 0
+            if runs[first].owner != run.owner:
+                length = _alike(runs[first].ids[first_at:], run.ids[at:])
+                yield _Repeat(runs[first], first_at, run, at, length)
+            at += max(1, length)
+
+
+def _window(data: bytes, at: int) -> bytes:
+    return data[at * _ID_BYTES : (at + WORTH) * _ID_BYTES]
+
+
+def _alike(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """Return the length of the common prefix."""
+    differ = (number for number, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(differ, min(len(one), len(other)))
+
+
+def _stored_once(checked: Checked, repeat: _Repeat) -> bool:
+    first, run = (checked.specs.spec(each, frozenset()) for each in (repeat.first, repeat.run))
+    return repeat.first_at == repeat.at == 0 and first.digest == run.digest
+
+
+def _place(checked: Checked, run: TextRun, at: int) -> Place:
+    """Return the place of the text node with this token of a run."""
+    for part in run.parts:
+        if at < len(part.ids) and part.node is not None:
+            return checked.texts[part.node].place
+        at -= len(part.ids)
+    return Place(checked.schema.source)
+
+
+def small_modules(checked: Checked) -> Iterator[Finding]:
+    """Report small modules: each is looked up and attended to separately, and saves only a few rows of a forward
+    pass.
+    """
+    for name, module in checked.schema.modules.items():
+        tokens = checked.layout.extents[name].tokens
+        if 0 < tokens < checked.small and not _has_modules(module):
+            yield Finding(
+                "small-module",
+                module.place,
+                f"module '{name}' has {_many(tokens, 'token')}, and is one more piece to find and to attend to for "
+                "every prompt that imports it; write it into the text beside it, or as new text in the prompts that "
+                "want it",
+            )
+
+
+def modules_without_text(checked: Checked) -> Iterator[Finding]:
+    """Report modules without text, because only text is cached and arguments are computed for each request."""
+    for name, module in checked.schema.modules.items():
+        entries = checked.layout.by_owner.get(names_of(name), ())
+        if _has_modules(module) or any(isinstance(entry, TextRun) for entry in entries):
+            continue
+        what = "holds parameters alone" if entries else "is empty"
+        yield Finding(
+            "no-text",
+            module.place,
+            f"module '{name}' {what}, so nothing of it can be reused; give it text, or delete it",
+        )
+
+
+def text_without_a_role(checked: Checked) -> Iterator[Finding]:
+    """Report text outside of turns, if its schema or module has turns. It stands between the turns without a role."""
+    beside = [checked.schema.children, *(module.children for module in checked.schema.modules.values())]
+    for children in filter(has_turns, beside):
+        loose = next((child for child in children if speaks(child) and not has_turns([child])), None)
+        if loose is not None:
+            what = "this text stands" if isinstance(loose, Text) else "this can stand"
+            yield Finding(
+                "no-role",
+                loose.place,
+                f"{what} between chat turns, without a role, and most chat templates know no such text; put it into "
+                "<system>, <user> or <assistant>",
+            )
+
+
+def variables_of_other_languages(checked: Checked) -> Iterator[Finding]:
+    """Text is taken as it is: nothing is filled into braces."""
+    for variable in template_variables(checked.schema):
+        yield Finding("template-variable", variable.place, variable.advice)
+
+
+def beyond_the_context(checked: Checked) -> Iterator[Finding]:
+    """Report modules that no prompt can import, because ``LLM`` refuses a prompt beyond the model's positions."""
+    layout, longest = checked.layout, checked.max_positions
+    if longest is None:
+        return
+    tokens = Counter[Owner]()
+    for run in layout.runs:
+        tokens[run.owner] += len(run.ids)
+    for name, module in checked.schema.modules.items():
+        owner = names_of(name)
+        needed = sum(tokens[owner[:depth]] for depth in range(len(owner) + 1))
+        if needed > longest:
+            yield Finding(
+                "beyond-context",
+                module.place,
+                f"module '{name}' and the text that it comes with are {needed:,} tokens and the model's context is "
+                f"{longest:,}, so no prompt can import it; split it",
+            )
+    if layout.length > longest and checked.schema.modules:
+        first = next(iter(checked.schema.modules.values()))
+        yield Finding(
+            "beyond-context",
+            first.place,
+            f"the schema takes {layout.length:,} positions and the model's context is {longest:,}, so under 'schema' "
+            "positions prompts that reach behind that fail; use positions 'packed', or put modules that exclude each "
+            "other into unions",
+        )
+
+
+def _has_modules(module: Module) -> bool:
+    return any(isinstance(child, Module | Union) for child in module.children)
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
 
 RULES: tuple[Callable[[Checked], Iterable[Finding]], ...] = (
-    sizes.small_modules,
-    sizes.modules_without_text,
-    sizes.beyond_the_context,
-    unions.unions_of_one,
-    unions.uneven_unions,
-    unions.scaffolds_of_unions,
-    parameters.long_arguments,
-    parameters.wide_parameters,
-    parameters.early_parameters,
-    parameters.arguments_before_modules,
-    order.late_text,
-    order.hidden_scaffolds,
-    repeats.text_without_a_role,
-    repeats.variables_of_other_languages,
-    repeats.repeated_text,
+    small_modules,
+    modules_without_text,
+    beyond_the_context,
+    unions_of_one,
+    uneven_unions,
+    scaffolds_of_unions,
+    long_arguments,
+    wide_parameters,
+    early_parameters,
+    arguments_before_modules,
+    late_text,
+    hidden_scaffolds,
+    text_without_a_role,
+    variables_of_other_languages,
+    repeated_text,
 )
 
 
@@ -64,16 +449,3 @@ def lint_schema(
     passed = [one for prompt in prompts for one in _passed(layout, encoder, prompt)]
     checked = Checked(layout, passed, max_positions, small)
     return sorted((finding for rule in RULES for finding in rule(checked)), key=_position)
-
-
-def _passed(layout: SchemaLayout, encoder: TextEncoder, prompt: Prompt) -> list[Passed]:
-    items = resolve(layout.schema, prompt, moves=True).items
-    return [
-        Passed(item.param, len(encoder.text(item.text)), item.is_default, item.place)
-        for item in items
-        if isinstance(item, Filled)
-    ]
-
-
-def _position(finding: Finding) -> tuple[str, int, int, str]:
-    return finding.place.source, finding.place.line or 0, finding.place.column or 0, finding.rule

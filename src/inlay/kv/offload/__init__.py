@@ -43,8 +43,8 @@ Modules:
 ``saver``: writes, removes and expires segments in the tiers, and promotes them to nearer tiers.
 ``demotion``: copies modules to HOST before the pool evicts them.
 ``tier``: the protocol of a tier. ``host``, ``disk``, ``shared``: the three tiers.
-``host_memory``: the pages of HOST. ``link``: the connection to the server.
+``link``: the connection to the server.
 ``disk_index``, ``files``: the rows and the files of DISK.
 ``record``, ``form``, ``codecs``: the description of a stored segment, its bytes, and their encodings.
-``entries``, ``counts``: the entries of HOST and DISK in their order of eviction, and the counters of every tier.
+``entries``: the entries of HOST and DISK in their order of eviction, and the counters of every tier.
 """

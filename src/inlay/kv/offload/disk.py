@@ -17,9 +17,8 @@ from pathlib import Path
 from inlay.errors import ParameterError
 from inlay.kv.identity import LOSSLESS
 from inlay.kv.offload.codecs.codec import Slab
-from inlay.kv.offload.counts import TierCounts
 from inlay.kv.offload.disk_index import DiskIndex
-from inlay.kv.offload.entries import TierEntries
+from inlay.kv.offload.entries import TierCounts, TierEntries
 from inlay.kv.offload.files import FileSource, remove_drafts, write_file
 from inlay.kv.offload.form import FORM, UnknownFormError, read_header, read_segment, read_slabs, size_of
 from inlay.kv.offload.record import SegmentRecord

@@ -4,6 +4,9 @@ It receives modules that the pool evicts (demotion.py), not computed segments. A
 while there is room. When room is needed, copies of modules in the pool are evicted first, so that the two hold more
 together.
 
+The memory is one block, divided into pages, and allocated at the start. Locking it for device copies takes long and
+stalls the device. Without locking, pages take no physical memory before they are written.
+
 The tier ends with the process, and no other process reads it. So it may hold private text, and the engine keeps
 lifetimes.
 """
@@ -12,8 +15,10 @@ from __future__ import annotations
 
 import logging
 import math
+import mmap
 import threading
 import time
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,18 +26,118 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
 from inlay.kv.identity import LOSSLESS
 from inlay.kv.offload.codecs import CODECS
 from inlay.kv.offload.codecs.codec import Slab
-from inlay.kv.offload.counts import TierCounts
-from inlay.kv.offload.entries import TierEntries
-from inlay.kv.offload.host_memory import PAGE, HostMemory, Lock, aligned, checksum, pages_for
+from inlay.kv.offload.entries import TierCounts, TierEntries
 from inlay.kv.offload.record import SegmentRecord
 from inlay.kv.offload.tier import Miss, TierEntry, TierMissError
 from inlay.kv.policies import PassCost, Policy, lru
+from inlay.kv.pool import FreeSpans
 from inlay.slots import SlotRange
 from inlay.types import TierStats
+
+PAGE = 16 << 10
+ALIGNED = 64  # alignment of slabs in bytes: fits every dtype and the words of the checksum
+_ROW = 1024  # words per row of the checksum
+
+Bytes = npt.NDArray[np.uint8]
+
+#: Locks memory for device copies. Returns a function that unlocks it, or None if locking is impossible.
+Lock = Callable[[Bytes], Callable[[], None] | None]
+
+
+class HostMemory:
+    """Pages for ``capacity`` bytes. Not thread-safe: one thread at a time may allocate or free.
+
+    Args:
+        lock: see Lock; None if no device copies from the memory.
+    """
+
+    def __init__(self, capacity: int, lock: Lock | None = None) -> None:
+        self.pages = max(1, capacity // PAGE)
+        self._free = FreeSpans(self.pages)
+        private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+        self.block = np.frombuffer(mmap.mmap(-1, self.pages * PAGE, **private), np.uint8)
+        self._unlock = None if lock is None else lock(self.block)
+
+    @property
+    def free_pages(self) -> int:
+        return self._free.chunks
+
+    @property
+    def free_bytes(self) -> int:
+        return self._free.chunks * PAGE
+
+    def allocate(self, size: int) -> tuple[SlotRange, ...] | None:
+        """Allocate pages for ``size`` bytes in few ranges; None if there is too little room."""
+        wanted = pages_for(size)
+        if wanted > self._free.chunks:
+            return None
+        taken = []
+        while wanted:
+            fitting = self._free.smallest(wanted)
+            best = self._free.largest() if fitting is None else SlotRange(fitting, wanted)
+            taken.append(self._free.take(best.first, best.length))
+            wanted -= best.length
+        return tuple(taken)
+
+    def free(self, ranges: Sequence[SlotRange]) -> None:
+        for each in ranges:
+            self._free.add(each.first, each.end)
+
+    def write(self, ranges: Sequence[SlotRange], at: int, data: Bytes) -> None:
+        """Write bytes at offset ``at`` of an allocation."""
+        done = 0
+        for part in self._parts(ranges, at, len(data)):
+            part[:] = data[done : done + len(part)]
+            done += len(part)
+
+    def read(self, ranges: Sequence[SlotRange], at: int, size: int) -> Bytes:
+        """Read bytes: a view if they are contiguous, else a copy."""
+        parts = self._parts(ranges, at, size)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def close(self) -> None:
+        """Unlock the memory. Views that were read stay valid."""
+        if self._unlock is not None:
+            self._unlock()
+            self._unlock = None
+
+    def _parts(self, ranges: Sequence[SlotRange], at: int, size: int) -> list[Bytes]:
+        parts = []
+        for each in ranges:
+            length = each.length * PAGE
+            begin, end = max(0, at), min(length, at + size)
+            if begin < end:
+                first = each.first * PAGE
+                parts.append(self.block[first + begin : first + end])
+            at -= length
+        return parts
+
+
+def pages_for(size: int) -> int:
+    return -(-size // PAGE)
+
+
+def aligned(size: int) -> int:
+    """A size rounded up to the alignment of slabs."""
+    return -(-size // ALIGNED) * ALIGNED
+
+
+def checksum(data: Bytes) -> int:
+    """A checksum of bytes in memory: the CRC of the sums of all rows and all columns of their words, modulo 2**64.
+
+    It runs at memory speed, unlike a CRC of all bytes. It detects any change within one word, and two swapped words.
+    """
+    words = data[: len(data) // 8 * 8].view("<u8")
+    whole = words[: len(words) // _ROW * _ROW].reshape(-1, _ROW)
+    sums = zlib.crc32(np.add.reduce(whole, axis=1, dtype=np.uint64).data)
+    sums = zlib.crc32(np.add.reduce(whole, axis=0, dtype=np.uint64).data, sums)
+    return zlib.crc32(np.ascontiguousarray(data[whole.size * 8 :]).data, sums)
+
 
 logger = logging.getLogger(__name__)
 

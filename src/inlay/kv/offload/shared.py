@@ -20,7 +20,7 @@ from typing import Any
 
 from inlay.kv.identity import LOSSLESS
 from inlay.kv.offload.codecs.codec import Slab
-from inlay.kv.offload.counts import TierCounts
+from inlay.kv.offload.entries import TierCounts
 from inlay.kv.offload.form import FORM, Encoded, UnknownFormError, read_segment, size_of
 from inlay.kv.offload.link import Link
 from inlay.kv.offload.record import SegmentRecord, is_finite, is_finite_state

@@ -1,4 +1,4 @@
-"""The families with state reuse, one file each. Every file in this package is found automatically and has a ``FAMILY``.
+"""The families with state reuse. Every file in this package is found automatically; its ``SERVED`` names its families.
 
 Other causal models of transformers are served without reuse (``models/unshared.py``) or refused with a reason. State
 reuse would silently give wrong answers for a model that bypasses ``transformers``' AttentionInterface or ignores
@@ -15,9 +15,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 from inlay.errors import ModelError
 from inlay.models.family import Family
 from inlay.models.multimodal import is_multimodal
-from inlay.models.refused import REFUSED
 from inlay.models.spec import ModelSpec
-from inlay.models.unshared import unshared_of
+from inlay.models.unshared import REFUSED, unshared_of
 
 _UNKNOWN = "transformers has no causal language model of that type"
 _WHOLE = "a multimodal model is no causal one; give its folder or its name, and its text model is loaded"
@@ -64,4 +63,5 @@ def describe(model: PreTrainedModel) -> ModelSpec:
 
 
 for _module in iter_modules(__path__, f"{__name__}."):
-    register(import_module(_module.name).FAMILY)
+    for _family in import_module(_module.name).SERVED:
+        register(_family)

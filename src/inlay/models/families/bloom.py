@@ -64,4 +64,4 @@ class Bloom(Standard):
                 module.inlay_slopes = slopes
 
 
-FAMILY = Bloom()
+SERVED = (Bloom(),)

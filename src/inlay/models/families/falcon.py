@@ -87,4 +87,4 @@ class Falcon(Standard):
                 module.register_buffer("inlay_slopes", slopes, persistent=False)
 
 
-FAMILY = Falcon()
+SERVED = (Falcon(),)

@@ -51,4 +51,4 @@ class GPT2(Family):
         return super().fuse(path, part, make)
 
 
-FAMILY = GPT2()
+SERVED = (GPT2(),)

@@ -1,4 +1,4 @@
-"""Llama, and the common code of similar families: grouped heads, rotary positions, RMSNorm, a gated MLP."""
+"""Llama, and families with its module names: grouped heads, rotary positions, RMSNorm, a gated MLP."""
 
 from __future__ import annotations
 
@@ -61,4 +61,41 @@ class Llama(Family):
         return FusedAttention(stock, make)
 
 
-FAMILY = Llama()
+class Qwen2(Llama):
+    """Qwen2: Llama with biases on query, key and value. Each layer has its own window, or None."""
+
+    model_types = ("qwen2",)
+
+    def fuse_attention(self, stock: Any, make: MakeLinear) -> nn.Module:
+        """Pass on the window of the stock module."""
+        return FusedAttention(stock, make, sliding_window=stock.sliding_window)
+
+
+class Qwen3(Llama):
+    """Qwen3: like Qwen2, with a norm over each head of query and key before the rotation, instead of biases."""
+
+    model_types = ("qwen3",)
+
+    def fuse_attention(self, stock: Any, make: MakeLinear) -> nn.Module:
+        """Pass on the norms and the window of the stock module."""
+        norms = (stock.q_norm, stock.k_norm)
+        return FusedAttention(stock, make, head_norms=norms, sliding_window=stock.sliding_window)
+
+
+class Mistral(Llama):
+    """Mistral. The configuration has one window for all layers, or None."""
+
+    model_types = ("mistral",)
+
+    def fuse_attention(self, stock: Any, make: MakeLinear) -> nn.Module:
+        """Pass on the window of the configuration, like the stock module."""
+        return FusedAttention(stock, make, sliding_window=getattr(stock.config, "sliding_window", None))
+
+
+class Ministral(Qwen2):
+    """Ministral. Each layer has its own window, or None."""
+
+    model_types = ("ministral",)
+
+
+SERVED = (Llama(), Mistral(), Ministral(), Qwen2(), Qwen3())

@@ -81,4 +81,4 @@ class Mpt(Standard):
                 module.__class__ = InlayMptModel
 
 
-FAMILY = Mpt()
+SERVED = (Mpt(),)

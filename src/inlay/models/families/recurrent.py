@@ -15,8 +15,10 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from inlay.attention.rope import UNTURNED
-from inlay.models.allows import Allows, windows_of
+from inlay.models.families.deepseek import DeepseekV3, absorb
+from inlay.models.family import Allows, windows_of
 from inlay.models.interface import carry
+from inlay.models.linear import MakeLinear
 from inlay.models.mixers.rebound import is_mixer, rebind
 from inlay.models.spec import LayerSpec, ModelSpec
 from inlay.models.standard import ROUTERS, Standard, head_dim
@@ -86,4 +88,82 @@ def _attends(module: nn.Module) -> bool:
     return keys and hasattr(module, "layer_idx") and not is_mixer(module)
 
 
-FAMILY = Recurrent()
+class Mamba(Recurrent):
+    """Mamba, Mamba-2 and Falcon Mamba. Stock code reads the dtype of the head's weight, so it stays unpacked."""
+
+    model_types: ClassVar[tuple[str, ...]] = ("falcon_mamba", "mamba", "mamba2")
+
+    def fuse(self, path: str, part: nn.Module, make: MakeLinear) -> nn.Module:
+        """See Family.fuse."""
+        return part if isinstance(part, nn.Linear) else super().fuse(path, part, make)
+
+
+class KimiLinear(Recurrent):
+    """Kimi Linear: delta attention, and latent attention whose latents are stored as DeepSeek's are."""
+
+    model_types = ("kimi_linear",)
+    latent = True
+    unpacked = DeepseekV3.unpacked
+
+    def layer(self, model: PreTrainedModel) -> LayerSpec:
+        """See Recurrent.layer. There is one head, and its values are its keys."""
+        config = model.config
+        return LayerSpec(1, config.qk_rope_head_dim + config.kv_lora_rank, UNTURNED, shared=True)
+
+    def patch(self, model: PreTrainedModel) -> None:
+        """See Family.patch."""
+        super().patch(model)
+        absorb(model)
+
+
+class SharedAttention(nn.Module):
+    """Base of attention that serves several layers. A call names its layer, which has KV of its own."""
+
+    layer_idx: int
+
+    def forward(self, hidden_states: Any, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        self.layer_idx = layer_idx
+        return super().forward(hidden_states, layer_idx, *args, **kwargs)
+
+
+class Zamba2(Recurrent):
+    """Zamba2: Mamba-2 layers, some with one of a few shared blocks, which learn their layer from the call."""
+
+    model_types = ("zamba2",)
+
+    def attending(self, model: PreTrainedModel) -> tuple[int, ...]:
+        """See Recurrent.attending."""
+        return tuple(layer for layer, kind in enumerate(model.config.layer_types) if kind == "hybrid")
+
+    def patch(self, model: PreTrainedModel) -> None:
+        """See Family.patch."""
+        super().patch(model)
+        for module in model.modules():
+            if hasattr(module, "layer_block_map") and not isinstance(module, SharedAttention):
+                stock = type(module)
+                module.__class__ = type(f"Inlay{stock.__name__}", (SharedAttention, stock), {})
+
+
+class Granite4Hybrid(Recurrent):
+    """Granite 4 with recurrent layers."""
+
+    model_types = ("granitemoehybrid",)
+
+
+class Granite4(Standard):
+    """Granite 4 if all layers attend, with rotary positions or none. Such models have the type of the hybrids."""
+
+    model_types = ("granitemoehybrid",)
+    otherwise = Granite4Hybrid()
+    typical: ClassVar[dict[str, object]] = {"layer_types": ["attention"] * 32, "position_embedding_type": "rope"}
+
+    def serves(self, config: PretrainedConfig) -> bool:
+        """See Family.serves."""
+        return set(config.layer_types) <= {"attention", "full_attention"}
+
+    def rotates(self, config: PretrainedConfig, layer: int) -> bool:
+        """See Standard.rotates."""
+        return bool(config.position_embedding_type == "rope")
+
+
+SERVED = (Recurrent(), Mamba(), KimiLinear(), Zamba2(), Granite4())

@@ -9,7 +9,7 @@ import numpy as np
 from transformers import AutoConfig, PretrainedConfig
 
 from inlay.errors import ModelError
-from inlay.models.formats.gguf_tokens import GGUFVocabulary
+from inlay.models.formats.gguf_tokenizer import GGUFVocabulary
 
 #: The factors of Llama 3's rotary scalings. A file holds only the resulting divisors.
 _LLAMA3_FACTORS = (8.0, 32.0)

@@ -24,8 +24,7 @@ from inlay.models.fill import Lazy, check_complete, fill, on_meta
 from inlay.models.formats.gguf_blocks import NARROW, stored_blocks
 from inlay.models.formats.gguf_config import config_of
 from inlay.models.formats.gguf_header import GGUFHeader, GGUFTensor, read_header
-from inlay.models.formats.gguf_tokenizer import make_tokenizer
-from inlay.models.formats.gguf_tokens import GGUFVocabulary
+from inlay.models.formats.gguf_tokenizer import GGUFVocabulary, make_tokenizer
 from inlay.models.formats.stored import StoredWeight
 
 #: llama.cpp's architectures that are tested against transformers' reader.

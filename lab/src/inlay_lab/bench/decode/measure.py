@@ -23,8 +23,8 @@ from inlay.attention.registry import get_backend
 from inlay.client.llm import LLM
 from inlay.engine import core as engine
 from inlay.engine import forward
+from inlay.engine.unshared_runner import with_cache
 from inlay.errors import ContextError, ParameterError
-from inlay.models.cache_keyword import with_cache
 from inlay.models.few_rows import FewRows
 from inlay.models.interface import attention_implementation
 from inlay.models.linear import FrozenLinear

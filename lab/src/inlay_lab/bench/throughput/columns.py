@@ -21,8 +21,8 @@ from torch import Tensor
 from transformers import ContinuousBatchingConfig, DynamicCache, GenerationConfig, PreTrainedModel
 
 from inlay.client.async_llm import AsyncLLM
+from inlay.engine.unshared_runner import with_cache
 from inlay.errors import DeadlineError, ModelError
-from inlay.models.cache_keyword import with_cache
 from inlay.models.interface import attention_implementation
 from inlay.pml import Prompt
 from inlay.prompt.inputs import PromptInput

@@ -97,4 +97,17 @@ class Gemma4(SharedKV):
                 setattr(module, _METHOD, MethodType(_wanted_rows, module))
 
 
-FAMILY = Gemma4()
+class Gemma3n(SharedKV):
+    """Gemma 3n. All layers have heads of one shape. The small products of its streams stay stock."""
+
+    model_types = ("gemma3n_text",)
+    unpacked = (*ROUTERS, "modality_router", "prediction_coefs", "correction_coefs")
+
+
+class Gemma4Unified(SharedKV):
+    """The text model of Gemma 4 Unified. Its passes compute all rows in all layers, unless they want no logits."""
+
+    model_types = ("gemma4_unified_text",)
+
+
+SERVED = (Gemma3n(), Gemma4(), Gemma4Unified())

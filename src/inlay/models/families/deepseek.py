@@ -89,4 +89,11 @@ def absorb(model: PreTrainedModel) -> None:
             module.__class__ = type(f"Inlay{stock.__name__}", (LatentAttention, stock), {})
 
 
-FAMILY = DeepseekV3()
+class DeepseekV2(DeepseekV3):
+    """DeepSeek-V2. Only the layout of the rotary part differs from V3."""
+
+    model_types = ("deepseek_v2",)
+    interleaved = True
+
+
+SERVED = (DeepseekV2(), DeepseekV3())
