@@ -190,5 +190,5 @@ def test_a_pool_without_room_for_the_primer_encodes_without_one(tokens, primed):
     schema = Schema.from_string(f'<schema name="small"><module name="one">{text}</module></schema>')
     llm.add_schema(schema)
     (answer,) = llm.generate([schema.prompt().use("one").text("?")], SamplingParams(max_tokens=1), reuse="modular")
-    assert answer.usage.module_tokens > 0
+    assert answer.usage.cached_tokens == answer.usage.prompt_tokens - 1
     assert (answer.usage.primed_tokens > 0) is primed
