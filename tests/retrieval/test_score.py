@@ -172,3 +172,24 @@ def test_the_scorer_asks_the_server_and_survives_its_absence(site):
     nobody = CacheScorer("http://127.0.0.1:9", timeout_s=0.5)
     assert nobody(DOCUMENTS) == [0.0] * 3
     assert nobody.error
+
+
+def test_texts_are_scored_together_as_alone():
+    """Many texts share a layout. Each has the segment that it would have in a message of two."""
+    llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0)
+    messages = [{"role": "system", "content": "Be brief."}]
+    texts = [f"Document {number} is about {number * number}. " * (1 + number % 3) for number in range(20)]
+    texts[3] = ""
+    texts[7] = texts[5]
+    together = llm.processor.marked_parts(texts, messages, llm.policy("modular"))
+    for text, part in zip(texts, together, strict=True):
+        (alone,) = llm.processor.marked_parts([text], messages, llm.policy("modular"))
+        assert (part is None) == (text == "")
+        assert part is None or [spec.key for spec in part.candidates] == [spec.key for spec in alone.candidates]
+
+
+def test_texts_that_exceed_the_context_together_are_scored_one_by_one():
+    llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0)
+    texts = [f"{number} " + "long text " * 120 for number in range(4)]
+    rated = llm.score_cached(texts, messages=[])
+    assert all(each.tokens > 1000 for each in rated)

@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from inlay.errors import ParameterError, Place, PMLError, Problem
+from inlay.errors import ContextError, ParameterError, Place, PMLError, Problem
 from inlay.kv.identity import SegmentSpec, fingerprint_under
 from inlay.pml import Prompt, PromptBuilder, resolve
 from inlay.policy import ReusePolicy
@@ -52,6 +52,9 @@ from inlay.sampling.params import SamplingParams
 from inlay.types import EVERYONE, Scope
 
 logger = logging.getLogger(__name__)
+
+#: The texts that ``marked_parts`` lays out together, since every layout renders the messages in front of them anew.
+_TOGETHER = 16
 
 
 class PromptProcessor:
@@ -252,18 +255,35 @@ class PromptProcessor:
         Raises:
             ParameterError: for wrong messages.
         """
-        salt, made_with = scope.cache_salt, self.model.adapter(scope.adapter)
+        # A part's segment depends on its place only where nothing can be read at a shift.
+        most = 1 if alone or self.model.why_not_shift is not None else _TOGETHER
         found: list[PromptPart | None] = []
-        for text in texts:
-            marked = {"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}
-            question = {"role": "user", "content": [marked, {"type": "text", "text": "?"}]}
-            layout = self.lay_out([*messages, question], policy, salt)
-            base = None
-            if policy.reads_promoted and layout.anchor:
-                base = self._seen.base_of(salt, anchor_of(layout), layout.anchor_own)
-            parts = self.parts(layout, policy, salt, made_with, base, alone=alone)
-            found.append(next((part for part in reversed(parts) if part.candidates), None) if text else None)
+        for some in (texts[first : first + most] for first in range(0, len(texts), most)):
+            try:
+                found += self._marked_parts(some, messages, policy, scope, alone=alone)
+            except ContextError:  # together they are longer than the context
+                found += [self._marked_parts([text], messages, policy, scope, alone=alone)[0] for text in some]
         return found
+
+    def _marked_parts(
+        self, texts: Sequence[str], messages: Sequence[Any], policy: ReusePolicy, scope: Scope, *, alone: bool
+    ) -> list[PromptPart | None]:
+        """See ``marked_parts``. All texts are parts of one message."""
+        salt, made_with = scope.cache_salt, self.model.adapter(scope.adapter)
+        marked = [{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}} for text in texts]
+        question = {"role": "user", "content": [*marked, {"type": "text", "text": "?"}]}
+        layout = self.lay_out([*messages, question], policy, salt)
+        base = None
+        if policy.reads_promoted and layout.anchor:
+            base = self._seen.base_of(salt, anchor_of(layout), layout.anchor_own)
+        parts = self.parts(layout, policy, salt, made_with, base, alone=alone)
+        by_start = {part.start: part for part in parts if part.candidates and part.ids}
+        numbers = {
+            each.origin.index: each.start
+            for each in layout.parts
+            if isinstance(each.origin, ContentPart) and each.origin.message == len(messages) and each.ids
+        }
+        return [None if (start := numbers.get(number)) is None else by_start.get(start) for number in range(len(texts))]
 
     def encoding(
         self, name: str, specs: Iterable[SegmentSpec], scope: Scope = EVERYONE, *, ttl_s: float | None = None
