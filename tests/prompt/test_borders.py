@@ -99,3 +99,13 @@ def test_a_piece_has_no_special_token(borders: Borders) -> None:
     assert all(not first <= at < last for first, last in pieces)
     assert any(last == at for _, last in pieces)
     assert any(first == at + 1 for first, _ in pieces)
+
+
+def test_ids_beyond_the_tokenizer_are_in_no_piece():
+    """A model may have more ids than its tokenizer, and a prompt of token ids may have any of them."""
+    tokenizer = tool_tokenizer("qwen")
+    ids = np.array(tokenizer.encode(prose(1, 40), add_special_tokens=False), np.uint32)
+    beyond = np.array([len(tokenizer), len(tokenizer) + 5], np.uint32)
+    pieces = Borders(tokenizer).pieces(np.concatenate((ids, beyond, ids)))
+    assert pieces
+    assert all(end <= len(ids) or first >= len(ids) + 2 for first, end in pieces)

@@ -55,7 +55,8 @@ class Borders:
 
         Text before a special token, and text behind it, are cut apart. Pieces of fewer than LEAST tokens are left out.
         """
-        outside = np.flatnonzero(self._special[np.minimum(ids, len(self._special) - 1)])
+        known = len(self._special)  # a model may have more ids than its tokenizer
+        outside = np.flatnonzero((ids >= known) | self._special[np.minimum(ids, known - 1)])
         edges = [-1, *outside.tolist(), len(ids)]
         found = []
         for before, end in pairwise(edges):
