@@ -135,7 +135,9 @@ async def read_request(service: Service, endpoint: str, scope: Scope, usage: Req
     )
     usage.took("read", read_s)
     usage.took("translate", translate_s)
-    check_name(call.model, service)
+    embedding = service.embedding_for(call)
+    if embedding is None:
+        check_name(call.model, service)
     _check_answers(call, service)
     _check_priority(call, tenant)
     check_schemas(call, service, tenant)
@@ -144,9 +146,9 @@ async def read_request(service: Service, endpoint: str, scope: Scope, usage: Req
         tenant=tenant,
         name=secrets.token_hex(12),
         created=int(time.time()),
-        model=call.model or settings.served_names[0],
+        model=call.model or (settings.served_names[0] if embedding is None else embedding.model.name),
         adapter=call.model if call.model in service.llm.adapters else None,
-        reuse=policy_of(call, tenant, service),
+        reuse=policy_of(call, tenant, service) if embedding is None else "off",
         arrival=state.get("arrival", began),
         timeout_s=_timeout(Headers(scope=scope).get(_TIMEOUT), settings),
     )
