@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -245,6 +246,37 @@ def test_a_pass_has_bounded_tokens() -> None:
 def test_a_late_request_gets_no_vectors(site: Site) -> None:
     status, error = site.refusal(EMBEDDINGS, {"input": ["ferry " * 30] * 2_000}, X_Request_Timeout="0.02")
     assert (status, error["code"]) == (504, "deadline_exceeded")
+
+
+def test_ignored_priority_is_named(site: Site) -> None:
+    heads = site.call("POST", EMBEDDINGS, {"input": "a", "priority": 3})[1]
+    assert heads["x-inlay-ignored-fields"] == "priority"
+    assert (
+        "x-inlay-ignored-fields" not in site.call("POST", EMBEDDINGS, {"input": "a", "model": "tiny", "priority": 3})[1]
+    )
+
+
+def test_a_stopping_server_ends_a_long_request(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    began, vectors = threading.Event(), EmbeddingModel.vectors
+
+    def slow(*given: Any) -> torch.Tensor:
+        began.set()
+        time.sleep(0.3)
+        return vectors(*given)
+
+    llm, results = small_model(), []
+    try:
+        with running(llm, embedding_model=str(folder), drain_s=0.1) as site:
+            monkeypatch.setattr(EmbeddingModel, "vectors", slow)  # tiny models are too fast to stop
+            body = {"input": ["ferry " * 30] * 2_000}
+            thread = threading.Thread(target=lambda: results.append(site.call("POST", EMBEDDINGS, body)))
+            thread.start()
+            assert began.wait(30)
+        thread.join(30)
+    finally:
+        llm.shutdown()
+    status, _, answer = results[0]
+    assert (status, answer["error"]["code"]) == (503, "server_stopping")
 
 
 def test_models_that_cannot_embed_are_refused(tmp_path: Path) -> None:
