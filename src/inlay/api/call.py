@@ -89,7 +89,7 @@ class Call:
         diagnostics: the answer says why prompt tokens were computed.
         order: "any" if neighboring modules may change places; None to keep the order.
         store: the input to keep with its answer; None if the answer is not kept.
-        repeated: fields of the request that the answer repeats, for dialects that do so.
+        repeated: fields of the request that its dialect needs for the answer.
     """
 
     endpoint: str

@@ -48,6 +48,8 @@ def serve(
     from inlay.server.run import listen, listen_unix, tls_context, url
 
     model = announce_hub(_one_model(name, options))
+    if options["embedding_model"] is not None:
+        announce_hub(options["embedding_model"])
     # Check everything before the model, which may take minutes to load.
     options.check()
     tls = tls_context(*(options[f"ssl_{name}"] for name in ("certfile", "keyfile", "ca_certs", "cert_reqs")))

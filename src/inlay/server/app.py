@@ -19,6 +19,7 @@ import inlay
 from inlay.api.failures import BodyError
 from inlay.client.async_llm import AsyncLLM
 from inlay.errors import InlayError
+from inlay.models.embedding import EmbeddingModel
 from inlay.models.location import public_name
 from inlay.pml import Schema
 from inlay.server import (
@@ -201,15 +202,18 @@ async def version() -> Response:
 
 @router.get("/v1/models", tags=["models"], **MODELS)
 async def models(request: Request) -> Response:
-    """All names of the model, and its adapters."""
+    """All names of the model, its adapters, and the embedding model."""
     service: Service = request.app.state.service
-    return JSONBytes({"object": "list", "data": [_model(service, name) for name in service.names]})
+    own = [] if service.embedding is None else [_embedding_model(service, service.embedding.model)]
+    return JSONBytes({"object": "list", "data": [*(_model(service, name) for name in service.names), *own]})
 
 
 @router.get("/v1/models/{name:path}", tags=["models"], **MODEL)
 async def model(request: Request, name: str) -> Response:
     """One model or adapter, by name."""
     service: Service = request.app.state.service
+    if service.embedding is not None and name == service.embedding.model.name:
+        return JSONBytes(_embedding_model(service, service.embedding.model))
     check_name(name, service)
     return JSONBytes(_model(service, name))
 
@@ -238,4 +242,18 @@ def _model(service: Service, name: str) -> dict[str, Any]:
         "parent": None if adapter is None else service.settings.served_names[0],
         "max_model_len": service.llm.client.model.max_positions,
         "default_sampling_params": service.llm.sampling_defaults,
+    }
+
+
+def _embedding_model(service: Service, model: EmbeddingModel) -> dict[str, Any]:
+    """Return the model object of the embedding model. See ``_model``."""
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "inlay",
+        "root": model.name,
+        "parent": None,
+        "max_model_len": model.max_tokens,
+        "default_sampling_params": {},
     }

@@ -103,7 +103,7 @@ class AnswerResponse(Response):
         usage.asked(request.call.params)
         try:
             with self._service.running(names):
-                async with aclosing(merge_streams(self._ask(request, names))) as updates:
+                async with aclosing(self._updates(request, names)) as updates:
                     if request.call.stream:
                         return await self._stream(request, updates, usage, admission, connection)
                     async for changed in updates:
@@ -185,8 +185,17 @@ class AnswerResponse(Response):
 
     def _reason(self, error: Exception) -> Exception:
         """Return the error of a request. A stopping server replaces its own abort with the stopping error."""
-        stops = isinstance(error, AbortedError) and self._service.in_flight.stopping
-        return stopping_error() if stops else error
+        ends = isinstance(error, AbortedError) or (isinstance(error, InlayError) and error.code == "engine.shut_down")
+        return stopping_error() if ends and self._service.in_flight.stopping else error
+
+    def _updates(self, request: ServerRequest, names: Sequence[str]) -> AsyncGenerator[Sequence[Update], None]:
+        """Return the updates of all prompts, from the engine or the embedding model."""
+        embedding = self._service.embedding_for(request.call)
+        if embedding is None:
+            return merge_streams(self._ask(request, names))
+        return embedding.answer(
+            request.call, names, owner=request.tenant.salt, arrival=request.arrival, timeout_s=request.timeout_s
+        )
 
     def _ask(self, request: ServerRequest, names: Sequence[str]) -> list[Outputs]:
         call = request.call

@@ -135,7 +135,11 @@ async def read_request(service: Service, endpoint: str, scope: Scope, usage: Req
     )
     usage.took("read", read_s)
     usage.took("translate", translate_s)
-    check_name(call.model, service)
+    embedding = service.embedding_for(call)
+    if embedding is None:
+        check_name(call.model, service)
+    elif call.priority:
+        call = replace(call, ignored=(*call.ignored, "priority"))  # passes have no order of priority
     _check_answers(call, service)
     _check_priority(call, tenant)
     check_schemas(call, service, tenant)
@@ -144,20 +148,25 @@ async def read_request(service: Service, endpoint: str, scope: Scope, usage: Req
         tenant=tenant,
         name=secrets.token_hex(12),
         created=int(time.time()),
-        model=call.model or settings.served_names[0],
+        model=call.model or (settings.served_names[0] if embedding is None else embedding.model.name),
         adapter=call.model if call.model in service.llm.adapters else None,
-        reuse=policy_of(call, tenant, service),
+        reuse=policy_of(call, tenant, service) if embedding is None else "off",
         arrival=state.get("arrival", began),
         timeout_s=_timeout(Headers(scope=scope).get(_TIMEOUT), settings),
     )
 
 
 def check_name(name: str | None, service: Service) -> None:
-    """Raise BodyError, status 404, if the server has no model of this name."""
+    """Raise BodyError, status 404, if the server has no model of this name that generates text."""
     known = service.names
     if name is not None and name not in known:
+        wrong = f"there is no model {clip(name, MAX_NAME)!r}"
+        if service.embedding is not None and name == service.embedding.model.name:
+            wrong = f"the model {clip(name, MAX_NAME)!r} answers /v1/embeddings and /v1/rerank only"
+        elif service.embedding is not None:
+            known = (*known, service.embedding.model.name)
         there = " or ".join(map(repr, known)) if len(known) < _MANY_NAMES else listed(map(repr, known))
-        message = f"there is no model {clip(name, MAX_NAME)!r}; this server has {there}"
+        message = f"{wrong}; this server has {there}"
         raise BodyError(message, param="model", code="model_not_found", status=404)
 
 

@@ -8,19 +8,23 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from typing import cast
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from inlay.api.call import system_fingerprint
+from inlay.api.call import Call, system_fingerprint
+from inlay.api.embeddings import is_embedding
 from inlay.api.failures import BodyError
 from inlay.api.reasoning import model_reasoning
 from inlay.api.tools.formats import model_tools
 from inlay.client.async_llm import AsyncLLM
+from inlay.models.embedding import EmbeddingModel, EmbeddingPooling
 from inlay.models.lora import check_names
 from inlay.pml import Schema
 from inlay.policy import ReusePolicy
 from inlay.sampling.params import SamplingParams
 from inlay.server.cache_view import CacheView
+from inlay.server.embedding import EmbeddingService
 from inlay.server.errors import refuse
 from inlay.server.limits import Meter
 from inlay.server.live_requests import LiveRequests
@@ -115,7 +119,8 @@ class Service:
     1970.
 
     Raises:
-        ParameterError: an adapter has the model's name.
+        ParameterError: an adapter has the name of a model.
+        ModelError: the embedding model cannot be loaded.
     """
 
     def __init__(
@@ -125,7 +130,9 @@ class Service:
         schemas: Sequence[Schema] = (),
         keeper: SchemaKeeper | None = None,
     ) -> None:
-        check_names(llm.adapters, settings.served_names)
+        self.embedding = _embedding(llm, settings)
+        own = () if self.embedding is None else (self.embedding.model.name,)
+        check_names(llm.adapters, (*settings.served_names, *own))
         self.llm = llm
         #: No request may ask for more than the model allows.
         self.settings = settings
@@ -165,6 +172,11 @@ class Service:
     def names(self) -> tuple[str, ...]:
         """The served names of the model, then its adapters. Answers use the first one."""
         return (*self.settings.served_names, *self.llm.adapters)
+
+    def embedding_for(self, call: Call) -> EmbeddingService | None:
+        """Return the embedding model if a call asks for embeddings by its name or without a name, else None."""
+        found = self.embedding
+        return found if found and is_embedding(call) and call.model in (None, found.model.name) else None
 
     def fingerprint(self, adapter: str | None) -> str:
         """Return the system fingerprint of an adapter, or of the model alone. See ``system_fingerprint``."""
@@ -217,18 +229,30 @@ class Service:
         try:
             await self._drain(in_flight)
         finally:
+            if self.embedding is not None:
+                self.embedding.close()
             if self.traces is not None:
                 await asyncio.to_thread(self.traces.close)
 
     async def _drain(self, in_flight: RunningRequests) -> None:
         if await in_flight.drained(self.settings.drain_s):
             return
+        if self.embedding is not None:
+            self.embedding.close()
         logger.warning("the server stops; the remaining requests end with an error")
         for _ in range(_LAST_WORDS):  # Repeated, because a request in layout cannot be aborted yet.
             for name in list(self._running):
                 self.llm.abort(name)
             if await in_flight.drained(_LAST_WORD_S):
                 return
+
+
+def _embedding(llm: AsyncLLM, settings: ServerSettings) -> EmbeddingService | None:
+    """Return the loaded embedding model; None if the served model answers requests for embeddings."""
+    if settings.embedding_model is None:
+        return None
+    model = EmbeddingModel(settings.embedding_model, cast("EmbeddingPooling | None", settings.embedding_pooling))
+    return EmbeddingService(model, llm.pools.prompts, llm.config.max_waiting)
 
 
 def _places(llm: AsyncLLM) -> int | None:

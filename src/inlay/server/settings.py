@@ -15,6 +15,7 @@ from inlay.policy import CEILINGS, PolicyFields, ReusePolicy, log_deprecated
 from inlay.settings import BATCH, SERVE, check_choice, check_seconds, check_settings, setting
 
 LOG_FORMATS = ("text", "json")
+EMBEDDING_POOLINGS = ("mean", "last", "cls")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -22,6 +23,12 @@ def _endpoint(_: str, endpoint: str | None) -> None:
     from inlay.server.traces import check_endpoint
 
     check_endpoint(endpoint)
+
+
+def _location(_: str, model: str) -> None:
+    from inlay.models.location import check_location, model_name
+
+    check_location(model_name(model))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +176,21 @@ class ServerSettings:
         option="stored_response",
         checked=check_seconds,
     )
+    embedding_model: str | None = setting(
+        None,
+        "A second model that answers /v1/embeddings and /v1/rerank: a folder or a hub name. Default: the served model "
+        "answers them.",
+        commands=(SERVE,),
+        checked=_location,
+        is_path=lambda text: text.startswith("."),
+    )
+    embedding_pooling: str | None = setting(
+        None,
+        "The vector of the embedding model's last hidden states: their mean, the last token's, or the first one's "
+        "(cls). Default: as the checkpoint declares, else last for decoders and mean for others.",
+        commands=(SERVE,),
+        choices=EMBEDDING_POOLINGS,
+    )
     page: bool = setting(True, 'Show the cache, requests and a playground at "/".', commands=(SERVE,))
     otlp_traces_endpoint: str | None = setting(
         None,
@@ -180,6 +202,7 @@ class ServerSettings:
     def __post_init__(self) -> None:
         from inlay.api.reasoning.formats import check_parser
         from inlay.api.tools.formats import FORMATS
+        from inlay.models.location import public_name
         from inlay.prompt.inputs import parse_ttl
         from inlay.server.tenants import check_api_key
 
@@ -200,6 +223,13 @@ class ServerSettings:
         if self.root_path and not re.fullmatch(r"(/[\w.~-]+)+", self.root_path):
             raise ParameterError(
                 f"root_path is {self.root_path!r:.80}; write it like '/llm', without a slash at the end"
+            )
+        if self.embedding_pooling is not None and self.embedding_model is None:
+            raise ParameterError("embedding_pooling needs an embedding model; give embedding_model, or leave it out")
+        if self.embedding_model is not None and public_name(self.embedding_model) in self.served_names:
+            raise ParameterError(
+                f"embedding_model is called {public_name(self.embedding_model)!r:.80} as is the served model; give "
+                "that one another name with served_model_name"
             )
         if not self.served_names or not all(self.served_names):
             raise ParameterError("served_names has no name, or an empty one; give the model one that clients can write")

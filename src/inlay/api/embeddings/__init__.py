@@ -3,12 +3,17 @@
 ``bodies`` declares and reads the requests. ``answers`` makes a call of each, and writes its response.
 """
 
-from inlay.api.call import AnswerRoute
+from inlay.api.call import AnswerRoute, Call
 from inlay.api.embeddings.answers import respond, stream, translate
 from inlay.api.embeddings.bodies import ROUTES, Endpoint, components, read_body
 from inlay.api.openai.respond import error_body, limit_headers
 
-__all__ = ["Embeddings", "Endpoint"]
+__all__ = ["Embeddings", "Endpoint", "is_embedding"]
+
+
+def is_embedding(call: Call) -> bool:
+    """True if a call asks for embeddings, or for a ranking by them."""
+    return call.params.pooling is not None
 
 
 class Embeddings:

@@ -67,6 +67,7 @@ def _of_embeddings(body: EmbeddingsBody) -> tuple[tuple[PromptInput, ...], dict[
         "encoding_format": body.encoding_format or "float",
         "dimensions": body.dimensions,
         "normalize": body.normalize is not False,
+        "pooling": body.pooling,
     }
 
 
@@ -76,7 +77,11 @@ def _of_ranking(body: PooledBody) -> tuple[tuple[PromptInput, ...], dict[str, An
     for field, given in (("query", [body.query]), ("documents", texts)):
         if not given or not all(given):
             raise BodyError(f"{field} is empty, or holds an empty text; give at least one token each", param=field)
-    return (body.query, *texts), {"top_n": body.top_n, "return_documents": bool(body.return_documents)}
+    return (body.query, *texts), {
+        "top_n": body.top_n,
+        "return_documents": bool(body.return_documents),
+        "pooling": body.pooling,
+    }
 
 
 def respond(
