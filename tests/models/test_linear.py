@@ -156,6 +156,23 @@ def test_widened_layers_share_the_weight_between_threads():
             assert all(close(each, right) for each in found)
 
 
+def test_widened_layers_run_in_inference_mode_and_outside_of_it():
+    """The first call in a thread makes the block. A user may then call the model through transformers' own code."""
+    layer, x = WidenedLinear(torch.randn(30, 20).bfloat16()), torch.randn(40, 20).bfloat16()
+
+    def both(first: bool) -> list[torch.Tensor]:
+        found = []
+        for mode in (first, not first):
+            with torch.inference_mode(mode):
+                found.append(layer(x))
+        return found
+
+    for first in (True, False):
+        with ThreadPoolExecutor(1) as fresh:  # a thread without a block
+            one, two = fresh.submit(both, first).result()
+        assert one.equal(two)
+
+
 def test_a_processor_without_products_of_bf16_widens(monkeypatch):
     monkeypatch.setattr(linear, "can_multiply", lambda weight: False)
     monkeypatch.setattr(linear, "can_pack", lambda dtype: False)

@@ -185,7 +185,8 @@ class WidenedLinear(FrozenLinear):
         """Return a block of the weight in fp32, in memory that the next block of this thread overwrites."""
         memory: Tensor | None = getattr(self._blocks, "memory", None)
         if memory is None or memory.numel() < part.numel():
-            memory = self._blocks.memory = torch.empty(max(part.numel(), _WIDEN_BYTES // 4))
+            with torch.inference_mode(False):  # later calls may come from outside of that mode
+                memory = self._blocks.memory = torch.empty(max(part.numel(), _WIDEN_BYTES // 4))
         return memory[: part.numel()].view(part.shape).copy_(part)
 
 
