@@ -137,7 +137,7 @@ def test_widened_layers_compute_what_linear_layers_do(rows, inputs, outputs, bia
     weight = torch.randn(outputs, inputs).bfloat16()
     bias = torch.randn(outputs).bfloat16() if biased else None
     layer = WidenedLinear(weight, bias)
-    layer._step = 64  # a block of real sizes is megabytes
+    layer.step = 64  # a block of real sizes is megabytes
     found = layer(x)
     assert found.shape == (rows, outputs)
     assert found.dtype == torch.bfloat16
@@ -146,9 +146,9 @@ def test_widened_layers_compute_what_linear_layers_do(rows, inputs, outputs, bia
 
 def test_widened_layers_share_the_weight_between_threads():
     """Each thread has a block of its own: the products of several threads at once are right."""
-    layers = [WidenedLinear(torch.randn(300, 96).bfloat16()) for _ in range(4)]
-    x = torch.randn(40, 96).bfloat16()
-    expected = [exact(x, layer._weight, None) for layer in layers]
+    weights = [torch.randn(300, 96).bfloat16() for _ in range(4)]
+    layers, x = [WidenedLinear(weight) for weight in weights], torch.randn(40, 96).bfloat16()
+    expected = [exact(x, weight, None) for weight in weights]
     with ThreadPoolExecutor(4) as threads:
         for found, right in zip(
             threads.map(lambda layer: [layer(x) for _ in range(20)], layers), expected, strict=True

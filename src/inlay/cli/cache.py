@@ -9,7 +9,7 @@ import tarfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +21,9 @@ from inlay.cli.settings import Options, with_settings
 from inlay.errors import ParameterError
 from inlay.settings import WARM
 from inlay.wording import clip
+
+if TYPE_CHECKING:
+    from inlay.client.llm import LLM
 
 _HELP = "Show and change what the store on disk holds, or the cache of a server that runs."
 app = typer.Typer(help=_HELP, no_args_is_help=True)
@@ -165,7 +168,9 @@ def import_(
 @app.command()
 @with_settings(WARM)
 def warm(
-    schema: Annotated[Path, typer.Argument(help="The schema file (PML or JSON); with --url also the name of one.")],
+    schema: Annotated[
+        Path | None, typer.Argument(help="The schema file (PML or JSON); with --url also the name of one.")
+    ] = None,
     reuse: Annotated[str, typer.Option(help="isolated, anchored, primed or modular.")] = "modular",
     ttl: Annotated[
         str | None,
@@ -173,27 +178,74 @@ def warm(
     ] = None,
     url: _Url = None,
     api_key: _ApiKey = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="In place of a schema: modules and documents by expected use, as JSON lines.")
+    ] = None,
+    budget: Annotated[str | None, typer.Option(help="For --plan: the most bytes of KV to encode, like 2GiB.")] = None,
+    as_json: AsJson = False,
     *,
     options: Options,
 ) -> None:
     """Encode a schema into the store, for a process that starts later, or in a server that runs."""
+    if plan is not None:
+        if schema is not None or url is not None:
+            given = "SCHEMA" if schema is not None else "--url"
+            raise ParameterError(f"--plan and {given} are both given; a plan names its schemas and warms a folder")
+        if budget is None:
+            raise ParameterError("--plan needs a bound; give --budget, like 2GiB")
+        _warm_plan(plan, budget, reuse, ttl, as_json, options)
+        return
+    if budget is not None or as_json:
+        raise ParameterError(
+            f"{'--json' if budget is None else '--budget'} is for --plan; leave it out, or give a plan"
+        )
+    if schema is None:
+        raise ParameterError("there is nothing to warm; give a schema file, or --plan FILE")
     running = _running(options.flag("store"), url, api_key)
     if running is not None:
         _warm_running(running, schema, reuse, ttl)
         return
     parsed = schema_file(schema)
+    llm = _loaded(options)
+    with token_progress("encoding modules") as progress:
+        llm.add_schema(parsed, reuse=reuse, progress=progress, ttl=ttl)
+    llm.shutdown()
+    done = llm.stats()
+    print(f"{done.encoded_tokens:,} tokens encoded, {done.disk_tokens:,} were there")
+
+
+def _loaded(options: Options) -> LLM:
+    """Return the model with the store of the options."""
     with told_loading("the libraries"):
         from inlay.client.llm import LLM
 
     model = announce_hub(options["model"])
     settings = options.llm_settings(model) | {"store": _folder(options["store"])}
     with told_loading(f"the model {clip(model)}"):
-        llm = LLM(model, **settings)
-    with token_progress("encoding modules") as progress:
-        llm.add_schema(parsed, reuse=reuse, progress=progress, ttl=ttl)
+        return LLM(model, **settings)
+
+
+def _warm_plan(file: Path, budget: str, reuse: str, ttl: str | None, as_json: bool, options: Options) -> None:
+    from inlay.settings import parse_bytes
+
+    parse_bytes("--budget", budget)
+    with told_loading("the libraries"):
+        from inlay.cli.warm_plan import as_rows, read_plan, show_plan
+    plan, schemas = read_plan(file)
+    llm = _loaded(options)
+    for schema in schemas.values():
+        llm.add_schema(schema, encode=False, reuse=reuse, ttl=ttl)
+    with token_progress("encoding the plan") as progress:
+        planned = llm.warm_plan(plan, budget, reuse=reuse, ttl=ttl, progress=progress)
     llm.shutdown()
-    done = llm.stats()
-    print(f"{done.encoded_tokens:,} tokens encoded, {done.disk_tokens:,} were there")
+    if as_json:
+        print(json.dumps(as_rows(planned)))
+        return
+    show_plan(planned)
+    encoded = [one for one in planned if one.state == "encoded"]
+    tokens, size = sum(one.tokens for one in encoded), sum(one.bytes for one in encoded)
+    left = sum(one.state == "left out" for one in planned)
+    print(f"{tokens:,} tokens encoded, {size / 2**20:,.1f} MiB of {budget}; {left:,} entries left out")
 
 
 def _pin(keys: list[str] | None, every: bool, opened: AbstractContextManager[CacheSource], *, pinned: bool) -> None:

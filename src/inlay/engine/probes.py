@@ -266,12 +266,12 @@ def _part(place: SlotRange, start: int, rows: int) -> Part:
 
 
 def _stock(loaded: LoadedModel, text: tuple[int, ...], device: torch.device) -> Tensor:
-    with _short_chunks(loaded.model), _WideConvolution(), on_device(device), torch.inference_mode():
+    with _short_chunks(loaded.model), WideConvolution(), on_device(device), torch.inference_mode():
         logits: Tensor = loaded.model(input_ids=torch.tensor([text], device=device), use_cache=False).logits[0]
     return logits
 
 
-class _WideConvolution(TorchFunctionMode):
+class WideConvolution(TorchFunctionMode):
     """Lets the convolutions of stock layers run in fp32 on a CPU. Some processors take seconds for one in bfloat16."""
 
     def __torch_function__(

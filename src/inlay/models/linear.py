@@ -156,6 +156,9 @@ class WidenedLinear(FrozenLinear):
     Args:
         weight: (out_features, in_features), bfloat16, contiguous. The layer shares it.
         bias: (out_features,) or None.
+
+    Attributes:
+        step: the outputs of a block.
     """
 
     _blocks = threading.local()  # the widened block of each thread
@@ -164,7 +167,7 @@ class WidenedLinear(FrozenLinear):
         super().__init__(weight.shape[1], weight.shape[0])
         self._weight = weight.detach()
         self._bias = None if bias is None else bias.detach().to(weight.dtype)
-        self._step = max(1, _WIDEN_BYTES // (4 * max(1, self.in_features)))
+        self.step = max(1, _WIDEN_BYTES // (4 * max(1, self.in_features)))
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., in_features), bfloat16. Returns (..., out_features)."""
@@ -173,12 +176,12 @@ class WidenedLinear(FrozenLinear):
             return nn.functional.linear(x, self._weight, self._bias)
         wide = rows.float()
         y = torch.empty(rows.shape[0], self.out_features, dtype=self._weight.dtype)
-        for first in range(0, self.out_features, self._step):
-            part = self._weight[first : first + self._step]
+        for first in range(0, self.out_features, self.step):
+            part = self._weight[first : first + self.step]
             found = wide @ self._widened(part).t()
             if self._bias is not None:
-                found += self._bias[first : first + self._step]
-            y[:, first : first + self._step] = found
+                found += self._bias[first : first + self.step]
+            y[:, first : first + self.step] = found
         return y.view(*x.shape[:-1], self.out_features)
 
     def _widened(self, part: Tensor) -> Tensor:

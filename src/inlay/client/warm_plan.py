@@ -1,0 +1,173 @@
+"""Warming by plan: of many texts, encode those that save most seconds per byte of KV."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inlay.client.base import Progress
+from inlay.client.cached_texts import CachedTextCalls
+from inlay.errors import ParameterError
+from inlay.kv.identity import SegmentSpec
+from inlay.policy import ReusePolicy
+from inlay.types import Scope
+
+#: The most entries of a plan, and the characters of their texts together.
+MOST_ENTRIES, MOST_PLAN_CHARACTERS = 10_000, 64_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class PlanEntry:
+    """A module of a schema, or a document, with its expected use.
+
+    Args:
+        expected: the number of later prompts that will read it, above 0.
+        text: of the document, as a marked part of a message will have it.
+        messages: the messages in front of the document, usually the system message.
+        schema: the name of a schema, in place of a text.
+        module: the path of one of its modules.
+    """
+
+    expected: float = 1.0
+    text: str | None = None
+    messages: Sequence[Any] = ()
+    schema: str = ""
+    module: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedText:
+    """The outcome for one entry of a plan.
+
+    Attributes:
+        entry: the entry.
+        tokens: its missing tokens before the plan ran, without those of entries chosen before it.
+        bytes: the KV bytes of these tokens.
+        state: "stored", "encoded" or "left out".
+        saved_s_per_byte: seconds that later prompts save for each byte. None if the engine has not run a prompt.
+    """
+
+    entry: PlanEntry
+    tokens: int
+    bytes: int
+    state: str
+    saved_s_per_byte: float | None
+
+
+def choose(entries: Sequence[tuple[float, Mapping[bytes, int]]], budget: int) -> list[tuple[int, int]]:
+    """Choose entries by seconds per byte, greedily: the best one that fits, then the next best.
+
+    Tokens take equal time and equal bytes, so seconds per byte are in proportion to the expected use. Among equals the
+    earlier entry goes first. A segment of several entries is counted once.
+
+    Args:
+        entries: for each, the expected use, and the size of each missing segment by key.
+        budget: the most size of the chosen segments together.
+
+    Returns:
+        The index and the size of each chosen entry, the best first.
+    """
+    taken: set[bytes] = set()
+    chosen, left = [], budget
+    for index in sorted(range(len(entries)), key=lambda index: -entries[index][0]):
+        missing = {key: size for key, size in entries[index][1].items() if key not in taken}
+        size = sum(missing.values())
+        if size <= left:
+            taken.update(missing)
+            left -= size
+            chosen.append((index, size))
+    return chosen
+
+
+class PlanCalls(CachedTextCalls):
+    """The call behind ``LLM.warm_plan``."""
+
+    async def _warm_plan(
+        self,
+        plan: Sequence[PlanEntry],
+        budget: int,
+        policy_of: Callable[[PlanEntry], ReusePolicy],
+        scope: Scope,
+        ttl_s: float | None,
+        progress: Progress | None,
+    ) -> list[PlannedText]:
+        check_plan(plan)
+        segments = [await self._segments(entry, policy_of(entry), scope) for entry in plan]
+        specs = list({spec.key: spec for several in segments for spec in several}.values())
+        stored = await self._resident(specs, scope) if specs else {}
+        per_token = self.client.model.bytes_per_token
+        missing = [
+            {
+                spec.key: len(spec.ids) * per_token
+                for spec in several
+                if sum(stored.get(spec.key, {}).values()) < len(spec.ids)
+            }
+            for several in segments
+        ]
+        chosen = choose([(entry.expected, sizes) for entry, sizes in zip(plan, missing, strict=True)], budget)
+        total, done = sum(size for _, size in chosen) // per_token, 0
+        for index, size in chosen:  # one by one, because the pool may be smaller than the budget
+            wanted = [spec for spec in segments[index] if size and spec.key in missing[index]]
+            if wanted:
+                await self._encode(self.processor.encoding(f"entry {index + 1}", wanted, scope, ttl_s=ttl_s), None)
+                done += size // per_token
+                if progress is not None:
+                    progress(done, total)
+        sizes = dict(chosen)
+        token_s = self.stats().token_s
+        rows = []
+        for index, entry in enumerate(plan):
+            size = sizes.get(index, sum(missing[index].values()))
+            state = "left out" if index not in sizes else "encoded" if size else "stored"
+            rate = None if token_s is None else entry.expected * token_s / per_token
+            rows.append(PlannedText(entry, size // per_token, size, state, rate))
+        return rows
+
+    async def _segments(self, entry: PlanEntry, policy: ReusePolicy, scope: Scope) -> list[SegmentSpec]:
+        """Return the segments of an entry, each behind those that it attends to."""
+        if entry.text is None:
+            modules = await self._laid_out(
+                lambda: self.processor.schemas.module_specs(entry.schema, policy, scope), scope
+            )
+            if entry.module not in modules:
+                raise ParameterError(
+                    f"schema '{entry.schema}' stores no module '{entry.module}'; name one of its modules",
+                    code="plan.unknown_module",
+                )
+            ends = modules[entry.module]
+        else:
+            text, messages = entry.text, entry.messages
+            find = lambda: self.processor.marked_parts([text], messages, policy, scope)  # noqa: E731
+            (part,) = await self._waiting.work(self.pools.prompts, find, scope.cache_salt or None)
+            ends = [] if part is None else [part.candidates[-1]]
+        found: dict[bytes, SegmentSpec] = {}
+        for spec in ends:
+            chain: list[SegmentSpec] = []
+            behind: SegmentSpec | None = spec
+            while behind is not None:
+                chain.append(behind)
+                behind = behind.parent
+            found.update((one.key, one) for one in reversed(chain))
+        return list(found.values())
+
+
+def check_plan(plan: Sequence[PlanEntry]) -> None:
+    """Raise ParameterError for a plan that is too long, or an expected use that is no number above 0."""
+    if len(plan) > MOST_ENTRIES:
+        raise ParameterError(
+            f"the plan has {len(plan):,} entries, and {MOST_ENTRIES:,} are allowed; give it in parts",
+            code="plan.too_long",
+        )
+    characters = sum(len(entry.text or "") for entry in plan)
+    if characters > MOST_PLAN_CHARACTERS:
+        raise ParameterError(
+            f"the plan has {characters:,} characters, and {MOST_PLAN_CHARACTERS:,} are allowed; give it in parts",
+            code="plan.too_long",
+        )
+    for number, entry in enumerate(plan, 1):
+        if not 0 < entry.expected < float("inf"):
+            raise ParameterError(
+                f"entry {number} of the plan: expected is {entry.expected!r}; give a number above 0",
+                code="plan.wrong_entry",
+            )
