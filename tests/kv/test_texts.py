@@ -55,11 +55,11 @@ def test_a_text_that_is_stored_twice_is_found_until_both_copies_go(site, gone):
 
 def test_what_is_cut_off_is_not_found_and_the_rest_is(site):
     text = ids_of(0, 128)
-    store(site, ids_of(1, 16) + text)
-    room = site.store.allocate(site.pool.free_chunks * site.pool.chunk_size + 1)  # evicts the last chunk of the text
-    assert found(site, ids_of(3, 5) + text) == (5, 128 - site.pool.chunk_size)
-    assert found(site, text[112:] + ids_of(4, 40)) is None
-    site.pool.free(room)
+    match = site.store.longest(store(site, ids_of(1, 16) + text))
+    with site.store.hold(match.part(0, 16 + 70)):
+        site.store.discard(match.segments)  # all but what is held
+    assert found(site, ids_of(3, 5) + text) == (5, 70)
+    assert found(site, text[80:]) is None
 
 
 def test_both_sides_of_a_cut_are_found(site):
