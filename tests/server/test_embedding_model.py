@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import threading
 import time
@@ -51,7 +52,7 @@ SIZES: dict[str, Any] = {
 
 def saved(folder: Path, kind: str) -> Path:
     """A checkpoint of this kind with random weights. Its tokenizer frames texts with two special tokens."""
-    tokenizer = gpt2()
+    tokenizer = copy.deepcopy(gpt2())  # other tests share it
     if kind != "llama":
         tokenizer.add_special_tokens({"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"})
         ends = [(token, tokenizer.convert_tokens_to_ids(token)) for token in ("[CLS]", "[SEP]")]
