@@ -562,7 +562,7 @@ def _policy(given: PolicyFields, typed: dict[str, str], options: bool = False) -
         if not isinstance(getattr(given, name), bool | None):
             raise refuse(name, "is not a switch. Write true or false.", f"policy.bad_{name}")
     if given.find not in (None, *FINDS):
-        raise refuse("find", f"finds nothing. Use one of {', '.join(FINDS)}, or leave find out.", "policy.bad_find")
+        raise refuse("find", f"is not known. Use {', '.join(FINDS)}, or leave find out.", "policy.bad_find")
     recompute = None if given.recompute is None else Recompute.parse(given.recompute, typed["recompute"])
     if word == _AUTO:
         for name in ("recompute", "promote", "across_adapters"):
