@@ -121,6 +121,16 @@ def test_wrong_requests(site: Site, path: str, body: dict[str, Any], param: str,
     assert (status, answer["error"]["param"], answer["error"]["code"]) == (404 if "model" in body else 400, param, code)
 
 
+def test_a_list_that_is_too_long_is_reported_once(site: Site) -> None:
+    for path, body in (
+        (RERANK, {"query": "a", "documents": ["a"] * 100_000}),
+        (EMBEDDINGS, {"input": ["a"] * 100_000}),
+    ):
+        status, _, answer = site.call("POST", path, body)
+        assert status == 400
+        assert "Also" not in answer["error"]["message"]
+
+
 def test_embeddings_are_counted_and_described(site: Site) -> None:
     site.post(EMBEDDINGS, input="counted")
     metrics = site.call("GET", "/metrics")[2]

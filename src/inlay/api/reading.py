@@ -99,7 +99,8 @@ def read_fields(raw: Any, endpoint: str, rules: BodyRules) -> tuple[RequestForm 
     try:
         body = form.model_validate(kept)
     except ValidationError as error:
-        problems += _wrong(error, kept, form, rules, members)
+        named = {field for field, _, _ in problems}  # a list that is too long was taken out, so it seems to be missing
+        problems += [each for each in _wrong(error, kept, form, rules, members) if each[0] not in named]
     made = {name: _members(name, value, problems, rules) for name, value in members.items()}
     if body is not None:
         body = body.model_copy(update=made) if made else body
