@@ -106,6 +106,7 @@ def test_who_waits_for_a_lower_tier_takes_nobodys_place_and_is_looked_up_once(tm
     assert hanging.looked == 0
     hanging.go_on.set()
     until(lambda: all(each.finished for each in waiting), engine)
+    assert [each.error for each in waiting] == [None] * 4
     assert all(each.usage.disk_tokens > 0 for each in waiting)
     llm.shutdown()
 

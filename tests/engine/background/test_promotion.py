@@ -325,7 +325,9 @@ def test_what_was_evicted_is_encoded_again_when_it_is_asked_for():
 
 
 def test_combinations_that_do_not_fit_together_stop_replacing_each_other():
-    driver = driver_for(kv_tokens=1000, promotion_memory=0.1)
+    driver = driver_for(kv_tokens=1000, promotion_memory=0.08)  # too small for a primer, so a first module is exact
+    both = (SECOND + THIRD) + (FIRST + SECOND)
+    assert both > 0.08 * 1000
     spent = []
     for _ in range(40):
         before = driver.llm.stats().promoted_tokens
@@ -334,8 +336,8 @@ def test_combinations_that_do_not_fit_together_stop_replacing_each_other():
             ask(driver, names, positions="packed")
             work_off(driver)
         spent.append(driver.llm.stats().promoted_tokens - before)
-    assert spent[0] == 2 * ALL
-    assert sum(spent[1:]) < 10 * ALL, "each of 39 rounds encoded them again"
+    assert spent[0] == both
+    assert sum(spent[1:]) < 7 * both, "each of 39 rounds encoded them again"
 
 
 def test_a_combination_that_is_evicted_each_time_is_encoded_ever_more_seldom():
