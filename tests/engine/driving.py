@@ -24,6 +24,11 @@ from ..equivalence.recorder import close
 from .observing import Observed, observed
 
 
+def step(llm: LLM) -> list[Request]:
+    """One step of an engine, under the lock that a tier's threads take when they report a finished load or copy."""
+    return llm.local.thread.run(llm.local.engine.step)
+
+
 class Driver:
     """Args:
     kv_tokens: the size of the pool.
@@ -104,7 +109,7 @@ class Driver:
         """Step, and check the books."""
         heard: list[Request] = []
         for _ in range(times):
-            heard += self.engine.step()
+            heard += step(self.llm)
             self.audit()
         return heard
 
@@ -122,7 +127,10 @@ class Driver:
         return [tuple(request.token_ids) for request in requests]
 
     def audit(self) -> None:
-        audit(self.store, [request.allocation for request in self.engine.scheduler.running])
+        def check() -> None:
+            audit(self.store, [request.allocation for request in self.engine.scheduler.running])
+
+        self.llm.local.thread.run(check)
         waiting = [request.allocation for request in self.engine.scheduler.waiting]
         assert not any(allocation.tail or allocation.modules for allocation in waiting)
 

@@ -31,7 +31,7 @@ from ..adapters import merged, write_adapter
 from ..equivalence.composed_oracle import ComposedOracle
 from ..equivalence.oracle import prefill
 from ..test_store import Clock
-from .driving import Driver, ids, placed_requests
+from .driving import Driver, ids, placed_requests, step
 from .reading import Read, lossy_of, said_of
 
 PUBLIC = Schema.from_string(
@@ -151,7 +151,7 @@ class Fuzz:
     def step(self) -> None:
         """One step of the engine, and at times something else between two."""
         draw, engine = self.random, self.driver.engine
-        engine.step()
+        step(self.driver.llm)
         if engine.stalled:
             engine.residency.wait(0.01)
         happens = draw.random()
@@ -237,15 +237,15 @@ class Fuzz:
 
     def settle(self) -> None:
         """With no request left and no load in progress, the accounting is right and only the store has chunks."""
-        engine = self.driver.engine
+        engine, run = self.driver.engine, self.driver.llm.local.thread.run
         while engine.busy:
-            self.driver.engine.step()
+            step(self.driver.llm)
         until = time.monotonic() + 20
         while not engine.residency.settled or engine.residency.moving:
-            engine.poll()
+            run(engine.poll)
             engine.residency.wait(0.005)
             assert time.monotonic() < until, "something is on its way for ever"
-        engine.poll()
+        run(engine.poll)
         for worker in (engine.profiler, engine.promoter, engine.shadow):
             if worker is not None:
                 worker.give_up()

@@ -18,7 +18,7 @@ from inlay import Schema
 from inlay.engine.request import Request
 from inlay.kv.segment import Segment
 
-from .driving import Driver, ids, placed_requests
+from .driving import Driver, ids, placed_requests, step
 
 SCHEMA = Schema.from_string(
     '<schema name="s">Front. <module name="a">First one.</module><module name="b">Another.</module>'
@@ -55,7 +55,7 @@ def alone(driver: Driver, how: dict[str, Any]) -> Request:
     driver.store.clear()
     driver.add(request)
     while driver.engine.busy:
-        driver.engine.step()
+        step(driver.llm)
     return request
 
 
@@ -63,9 +63,9 @@ def same(driver: Driver, how: dict[str, Any], answer: list[int], seen: Counter[s
     """Compare an answer, or the first part of one, with that of the request alone."""
     solo = alone(driver, how)
     rows = driver.logits.pop(solo)
-    for step, (token, expected) in enumerate(zip(answer, solo.token_ids, strict=False)):
+    for at, (token, expected) in enumerate(zip(answer, solo.token_ids, strict=False)):
         if token != expected:
-            best = rows[step].topk(2).values
+            best = rows[at].topk(2).values
             if solo.params.greedy:
                 assert best[0] - best[1] < 1e-3, (how, step)
             seen["close calls"] += 1
@@ -90,7 +90,7 @@ def soak(count: int, seed: int, compare_every: int) -> Counter[str]:
             alive.append((driver.request(**how), how))
             driver.add(alive[-1][0])
             made += 1
-        driver.engine.step()
+        step(driver.llm)
         if made % 16 == 0:
             driver.audit()
         if alive and randomly.random() < 0.08:

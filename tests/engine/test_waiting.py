@@ -15,6 +15,7 @@ from inlay.kv.offload.disk import DiskTier
 from inlay.types import Scope
 
 from ..conftest import tiny
+from .driving import step
 
 SCHEMAS = [
     Schema.from_string(
@@ -94,18 +95,18 @@ def test_who_waits_for_a_lower_tier_takes_nobodys_place_and_is_looked_up_once(tm
     for each in waiting:
         engine.add(each)
     for _ in range(4):
-        engine.step()
+        step(llm)
     other = request(llm, {"prompt_token_ids": [1, 2, 3]}, 40, tenant="two")
     engine.add(other)
-    engine.step()
+    step(llm)
     assert other.token_ids
     hanging.looked = 0
     for _ in range(30):
-        engine.step()
+        step(llm)
     assert not other.finished
     assert hanging.looked == 0
     hanging.go_on.set()
-    until(lambda: all(each.finished for each in waiting), engine)
+    until(lambda: all(each.finished for each in waiting), llm)
     assert [each.error for each in waiting] == [None] * 4
     assert all(each.usage.disk_tokens > 0 for each in waiting)
     llm.shutdown()
@@ -116,12 +117,12 @@ def test_what_is_too_much_to_bring_up_ahead_is_looked_up_once(tmp_path, hanging)
     engine = llm.local.engine
     running = request(llm, {"prompt_token_ids": [1, 2, 3]}, 60)
     engine.add(running)
-    engine.step()
+    step(llm)
     engine.add(request(llm, of_schema(0)))
-    engine.step()
+    step(llm)
     hanging.looked = 0
     for _ in range(30):
-        engine.step()
+        step(llm)
     assert not running.finished
     assert hanging.looked == 0
     llm.shutdown()
@@ -134,26 +135,26 @@ def test_what_fits_waits_while_a_late_read_holds_room(tmp_path, hanging, prompt)
     engine = llm.local.engine
     first = request(llm, of_schema(0))
     engine.add(first)
-    engine.step()
+    step(llm)
     time.sleep(0.2)
     second = request(llm, prompt)
     engine.add(second)
     for _ in range(20):
-        engine.step()
+        step(llm)
     assert (first.error, second.error) == (None, None)
     assert engine.stalled or engine.scheduler.running or first.finished
     hanging.go_on.set()
-    until(lambda: first.finished and second.finished, engine)
+    until(lambda: first.finished and second.finished, llm)
     assert (first.error, second.error) == (None, None)
     llm.shutdown()
 
 
-def until(done: Any, engine: Any) -> None:
+def until(done: Any, llm: LLM) -> None:
     began = time.monotonic()
     while not done():
         assert time.monotonic() < began + 60
-        engine.step()
-        engine.residency.wait(0.01)
+        step(llm)
+        llm.local.engine.residency.wait(0.01)
 
 
 def test_who_waits_for_others_prefixes_takes_nobodys_place():
@@ -165,17 +166,17 @@ def test_who_waits_for_others_prefixes_takes_nobodys_place():
         llm.local.prepare(llm.processor.process({"prompt_token_ids": [*head, at]}, params, policy)) for at in range(6)
     )
     engine.add(first)
-    engine.step()
+    step(llm)
     for each in waiting:
         engine.add(each)
-    engine.step()
+    step(llm)
     short = request(llm, {"prompt_token_ids": [7] * 8})
     engine.add(short)
     for _ in range(4):
-        engine.step()
+        step(llm)
     assert short.token_ids
     assert first.prompt_left
     while engine.busy:
-        engine.step()
+        step(llm)
     assert all(each.usage.cached_tokens >= 400 - 16 for each in waiting)
     llm.shutdown()
