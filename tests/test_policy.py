@@ -224,6 +224,20 @@ def test_a_repair_is_within_what_its_level_is_within():
         assert recomputed.within(ReusePolicy.parse(ceiling)) == plain.within(ReusePolicy.parse(ceiling))
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (PolicyFields("exact"), "exact"),
+        (PolicyFields("modular", "profiled:0.10", promote=False), "modular, recompute profiled:0.1, promote false"),
+        (PolicyFields("auto", tolerance=0.05, find="content"), "auto, tolerance 0.05, find content"),
+    ],
+)
+def test_people_read_a_policy_as_its_fields(fields, words):
+    policy = fields.policy()
+    assert policy is not None
+    assert policy.in_words() == words
+
+
 @given(
     st.sampled_from(["isolated", "anchored", "modular"]),
     st.sampled_from([None, "linked:8", "profiled:0.15"]),

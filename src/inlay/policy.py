@@ -281,6 +281,13 @@ class ReusePolicy:
         )
         return "+".join(filter(None, parts))
 
+    def in_words(self) -> str:
+        """Return the policy as its fields, for people: ``modular, recompute profiled:0.1``."""
+        fields_of = _fields_of(str(self))
+        return ", ".join(
+            [str(fields_of.reuse), *(f"{name} {getattr(fields_of, name)}".lower() for name in fields_of.given)]
+        )
+
     @property
     def reads_nothing(self) -> bool:
         """True if all of a prompt is computed."""

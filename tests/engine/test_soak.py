@@ -67,9 +67,9 @@ def same(driver: Driver, how: dict[str, Any], answer: list[int], seen: Counter[s
         if token != expected:
             best = rows[at].topk(2).values
             if solo.params.greedy:
-                assert best[0] - best[1] < 1e-3, (how, step)
+                assert best[0] - best[1] < 1e-3, (how, at)
             seen["close calls"] += 1
-            assert seen["close calls"] <= 1 + seen["answers"] // 200, (how, step)
+            assert seen["close calls"] <= 1 + seen["answers"] // 200, (how, at)
             return
     seen["answers"] += 1
 

@@ -83,6 +83,12 @@ def test_a_part_of_a_message_is_its_senders_alone(site):
         assert row["key"] not in {seen["key"] for seen in listed(site, other)}
 
 
+def test_the_text_that_modules_are_encoded_behind_has_a_name(site):
+    body = {"pml": TRIP.replace("trip", "journey"), "reuse": "modular", "public": True}
+    assert site.call("POST", SCHEMAS, body, key="root")[0] == 201
+    assert "primer" in {row["module"] for row in listed(site, "root") if row["schema"] is None}
+
+
 def test_pages(site):
     first = site.call("GET", f"{SEGMENTS}?limit=1", key="ann")[2]
     rest = site.call("GET", f"{SEGMENTS}?after={first['data'][0]['key']}", key="ann")[2]

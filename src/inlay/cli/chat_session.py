@@ -181,7 +181,7 @@ class ChatSession:
             policy = PolicyFields(words[0], words[1] if len(words) > 1 else None).policy(deprecated=self._note)
             self._llm.policy(policy, adapter=self._adapter)  # refuses a policy that the model does not support
             self._policy = policy
-        self._say(f"reuse: {self._llm.policy(self._policy, adapter=self._adapter)}")
+        self._say(f"reuse: {self._llm.policy(self._policy, adapter=self._adapter).in_words()}")
 
     async def _explain(self, words: list[str]) -> None:
         if self._last is None:
@@ -199,7 +199,7 @@ class ChatSession:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for name, tokens, cached, place in rows:
             self._say(f"{name:{widths[0]}}  {tokens:>{widths[1]}}  {cached:>{widths[2]}}  {place}".rstrip())
-        self._say(f"{usage_in_words(last.usage)}; reuse {last.policy}, {last.policy.positions}")
+        self._say(f"{usage_in_words(last.usage)}; reuse {last.policy.in_words()}; positions {last.policy.positions}")
 
     async def _stats(self, words: list[str]) -> None:
         stats = self._llm.stats()

@@ -238,6 +238,12 @@ def _unprofiled(answer: Row) -> str:
     return f", of which {linked:,} are the first ones of modules that have no profile yet" if linked else ""
 
 
+def _how(answer: Row) -> str:
+    from inlay.policy import ReusePolicy
+
+    return f"{ReusePolicy.parse(answer['reuse']).in_words()}, {answer['positions']}"
+
+
 def _why(order: Row) -> str:
     return f"; it was not free: {order['why_fixed']}" if "why_fixed" in order else ""
 
@@ -260,7 +266,7 @@ def _table(answers: Sequence[Row], stream: TextIO) -> None:
     for each in rows:
         cells = (each["cached_tokens"], each["computed_tokens"])
         table.add_row(
-            f"{each['adapter'] + ': ' if 'adapter' in each else ''}{each['reuse']}, {each['positions']}",
+            f"{each['adapter'] + ': ' if 'adapter' in each else ''}{_how(each)}",
             *(f"{cell:,}" for cell in cells),
             f"{each['ttft_ms']:,.1f} ms",
         )

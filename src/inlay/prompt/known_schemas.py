@@ -225,6 +225,10 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
         fits = pool is None or len(self._primer) * _PRIMER_ROOM <= pool
         return self._primer if policy.primed and fits and self._model.why_not_shift is None else ()
 
+    def is_primer(self, spec: SegmentSpec) -> bool:
+        """True if a segment holds the primer. Modules are encoded behind it, and no prompt reads it."""
+        return spec.ids == self._primer
+
     def _encoded(self, known: KnownSchema, policy: ReusePolicy, adapter: bytes) -> SchemaSpecs:
         """Return the specs that are encoded if nothing of a schema is stored."""
         return self.specs(known, policy, readable_adapters(policy, adapter)[-1])

@@ -36,6 +36,8 @@ from inlay.types import SegmentState
 PER_TURN = 200  # segments that are looked up between two steps of the engine
 _MOST_ROUNDS = 3  # rounds in which an eviction of everything looks for segments
 _MOST_NAMED = 10  # the most segments that an error counts for an ambiguous key
+#: The name of the primer in listings. It belongs to no schema.
+PRIMER = "primer"
 
 
 class _Seen(NamedTuple):
@@ -63,7 +65,7 @@ class StoredSegment:
         state: its place and size.
         spec: the lossless form of its specification.
         schema: its schema; None for a part of a message, or if the schema is gone.
-        module: its module, as above.
+        module: its module, as above. PRIMER for the text that modules are encoded behind.
         private: it is the tenant's own.
     """
 
@@ -125,7 +127,8 @@ class CacheView:
         pool = await asyncio.wrap_future(self._llm.admin.modules())
         pinned = await asyncio.wrap_future(self._llm.admin.pinned(tenant.name))
         own = await self._llm.pools.schemas.run(self._own, pool, pinned, tenant, owner=tenant.salt)
-        named = {spec.key: _Seen(spec) for spec in own}
+        primer = self._llm.processor.schemas.is_primer
+        named = {spec.key: _Seen(spec, module=PRIMER if primer(spec) else None) for spec in own}
         for record in self._schemas.visible(tenant):
             if record.reuse is not None:
                 for module, specs in (await self._schemas.segments(record)).items():
