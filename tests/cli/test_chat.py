@@ -83,13 +83,13 @@ def test_reuse_sets_the_policy_of_later_questions(capsys, monkeypatch, reuse, pl
     (table,) = cached(out)
     tokens, found, source = table["bravel.txt"]
     assert (found, source) == (tokens if reuse == "exact" else 0, place)
-    assert f"; reuse {reuse}, packed" in out
+    assert f"; reuse {reuse}; positions packed" in out
 
 
 def test_recomputation_is_counted(capsys, monkeypatch):
     _, out, _ = chat(capsys, monkeypatch, "/reuse modular linked:4", f"/add {BRAVEL} {SHIP}", "One?", "/explain")
     assert int(re.search(r"(\d+) recomputed", out)[1]) >= 4
-    assert "reuse modular+linked:4" in out
+    assert "reuse modular, recompute linked:4" in out
 
 
 def test_a_trailing_backslash_continues_a_question(capsys, monkeypatch):
