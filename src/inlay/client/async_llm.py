@@ -212,8 +212,9 @@ class AsyncLLM(CachedTextCalls):
 
     async def score_cached(
         self,
-        texts: Sequence[str],
+        texts: Sequence[str] = (),
         *,
+        hashes: Sequence[str] = (),
         messages: Sequence[Any] = (),
         reuse: str | ReusePolicy | None = None,
         cache_salt: str | None = None,
@@ -223,7 +224,7 @@ class AsyncLLM(CachedTextCalls):
         """See ``LLM.score_cached``."""
         scope = Scope(check_salt(cache_salt), adapter=adapter)
         policy = self.policy(reuse, modules=True, adapter=adapter)
-        return await self._score_cached(texts, messages, policy, scope, alone=alone)
+        return await self._score_cached(texts, hashes, messages, policy, scope, alone=alone)
 
     async def pin(
         self,
