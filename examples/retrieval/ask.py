@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--folder", type=Path, default=HERE / "documents")
     parser.add_argument("--index", type=Path, default=Path("build/retrieval-index"), help="where the index is kept")
-    parser.add_argument("--epsilon", type=float, default=0.05, help="the most cosine that a place may lose")
+    parser.add_argument("--epsilon", type=float, default=0.02, help="the most cosine that a place may lose")
     parser.add_argument("--most", type=int, default=3, help="chunks of a prompt")
     parser.add_argument("--least-characters", type=int, default=130, help="of a chunk")
     parser.add_argument("--most-characters", type=int, default=400, help="of a chunk")

@@ -259,7 +259,7 @@ class SegmentState:
 
 @dataclass(frozen=True, slots=True)
 class CachedText:
-    """The stored tokens of a text, as the only marked part of a message.
+    """The stored tokens of a text as a marked part of a message.
 
     Args:
         tokens: of the text.

@@ -33,7 +33,6 @@ from inlay.prompt.inputs import (
     check_salt,
     in_any_order,
     is_several,
-    parse_ttl,
 )
 from inlay.prompt.layout import SchemaLayout
 from inlay.sampling.params import SamplingParams
@@ -303,18 +302,7 @@ class LLM(PlanCalls):
             CapacityError: if an entry does not fit into the pool.
         """
         scope = Scope(check_salt(cache_salt), adapter=adapter)
-        policy = self.policy(reuse, modules=True, adapter=adapter)
-        if not policy.modular:
-            raise ParameterError(
-                f"reuse is '{policy}', which reads no modules; warm a plan under modular or primed",
-                code="policy.reads_no_modules",
-            )
-
-        def policy_of(entry: PlanEntry) -> ReusePolicy:
-            return policy if entry.text is not None else self._schema_policy(entry.schema, reuse, None, scope)
-
-        size, ttl_s = parse_bytes("budget", budget), None if ttl is None else parse_ttl(ttl)
-        return finish(self._warm_plan(plan, size, policy_of, scope, ttl_s, progress))
+        return finish(self._warm_plan(plan, budget, reuse, scope, ttl, progress))
 
     def score_cached(
         self,
