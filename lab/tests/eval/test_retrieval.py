@@ -60,19 +60,17 @@ def test_data_without_passages_of_its_questions_is_rejected():
 
 def test_more_candidates_than_documents_are_rejected():
     with pytest.raises(ParameterError):
-        measure_retrieval(lambda tokens: pytest.fail("nothing runs"), SMALL, data=passages(9))
+        measure_retrieval(lambda size: pytest.fail("nothing runs"), SMALL, data=passages(9))
 
 
 @pytest.mark.parametrize("data", [None, passages(30)], ids=["generated", "real"])
 def test_a_larger_epsilon_finds_more_and_loses_at_most_epsilon(tmp_path, data):
     made = []
 
-    def make(tokens: int) -> LLM:
-        made.append(tokens)
-        size = tokens * made_of.client.model.bytes_per_token
+    def make(size: int) -> LLM:
+        made.append(size)
         return LLM("demo", dtype="float32", store="off", promotion_memory=0, kv_memory=size)
 
-    made_of = LLM("demo", dtype="float32", store="off", promotion_memory=0, kv_memory="16MiB")
     result = measure_retrieval(make, SMALL, data=data)
     none, much = result["rows"]
     assert none["most_lost"] <= 1e-6 < much["most_lost"] <= 1.0

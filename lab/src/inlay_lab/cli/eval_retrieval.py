@@ -75,15 +75,10 @@ def retrieval(
         seed=seed,
     )
     found = None if data is None else read_data(data)
-    bytes_per_token = 0
 
-    def make(tokens: int) -> LLM:
-        nonlocal bytes_per_token
+    def make(size: int) -> LLM:
         with told_loading(f"the model {clip(model)}"):
-            size = tokens * bytes_per_token or 64 << 20
-            llm = LLM(model, dtype=dtype, weights=weights, store="off", promotion_memory=0, kv_memory=size)
-        bytes_per_token = llm.client.model.bytes_per_token
-        return llm
+            return LLM(model, dtype=dtype, weights=weights, store="off", promotion_memory=0, kv_memory=size)
 
     with token_progress("answers") as progress:
         result = measure_retrieval(make, setting, progress, data=found)

@@ -190,7 +190,7 @@ def measure_retrieval(
     """Answer the questions once for each epsilon, each with a pool that is empty at the start.
 
     Args:
-        make: makes the model with a pool of this many tokens.
+        make: makes the model with a pool of this many bytes.
         progress: called with the number of finished answers and the total.
         data: real passages and questions. None for generated ones.
 
@@ -203,9 +203,9 @@ def measure_retrieval(
     retriever = Retriever(found.texts)
     with ExitStack() as stack:
         rows: list[_Row] = []
-        tokens = _room(make, found.texts, setting)
+        size = _room(make, found.texts, setting)
         for epsilon in setting.epsilons:
-            llm = make(tokens)
+            llm = make(size)
             stack.callback(llm.shutdown)
             rows.append(_Row(llm, found, setting, epsilon))
         for number, ask in enumerate(found.asks):
@@ -224,12 +224,12 @@ def measure_retrieval(
 
 
 def _room(make: Callable[[int], LLM], texts: Sequence[str], setting: RetrievalSetting) -> int:
-    """Return the tokens of a pool with room for a share of the documents, in whole chunks, and for one prompt."""
-    sizer = make(4_096)
-    chunk = sizer.config.chunk_size
+    """Return the bytes of a pool with room for a share of the documents, in whole chunks, and for one prompt."""
+    sizer = make(64 << 20)
+    chunk, per_token = sizer.config.chunk_size, sizer.client.model.bytes_per_token
     sizes = sorted(math.ceil(len(sizer.encoder.text(text)) / chunk) * chunk for text in texts)
     sizer.shutdown()
-    return max(round(setting.share * sum(sizes)), sum(sizes[-setting.chosen :])) + _OWN
+    return per_token * (max(round(setting.share * sum(sizes)), sum(sizes[-setting.chosen :])) + _OWN)
 
 
 class _Row:
