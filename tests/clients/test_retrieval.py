@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,6 +72,8 @@ def test_the_commands_of_the_examples_readme(base: str, tmp_path: Path) -> None:
 
 
 def test_an_edit_embeds_and_computes_changed_chunks_only(base: str, tmp_path: Path) -> None:
+    evict = urllib.request.Request(f"{base}/cache/segments", method="DELETE")  # of earlier tests
+    urllib.request.urlopen(evict, timeout=60).close()
     folder, index = tmp_path / "documents", tmp_path / "index"
     shutil.copytree(EXAMPLE / "documents", folder)
     options = ("--folder", str(folder), "--index", str(index), "--most", "9")  # all chunks are in each prompt
