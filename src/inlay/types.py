@@ -259,13 +259,14 @@ class SegmentState:
 
 @dataclass(frozen=True, slots=True)
 class CachedText:
-    """The stored tokens of a text, as the only marked part of a message.
+    """The stored tokens of a text as a marked part of a message.
 
     Args:
         tokens: of the text.
         form: of its stored segment, else of the one that would be stored: "primed", "anchored" or "isolated".
-        resident: the tokens that are stored, by their nearest tier: "pool", "host", "disk", "shared". An engine of a
-            cluster reports "stored".
+            "unknown" for a hash without a known text.
+        resident: the tokens that are stored, by their nearest tier: "pool", "host", "disk", "shared". A cluster reports
+            "pool" and "below", the tiers of any replica.
         compute_s: seconds to compute the tokens that are not stored. None before the engine has measured a pass.
         saved_s: seconds that the stored tokens save, in the same way. Loading them from a lower tier is not counted.
     """
@@ -275,6 +276,11 @@ class CachedText:
     resident: Mapping[str, int]
     compute_s: float | None
     saved_s: float | None
+
+    @classmethod
+    def unknown(cls) -> CachedText:
+        """Return the score of a hash whose text the engine does not know."""
+        return cls(0, "unknown", {}, None, 0.0)
 
     @property
     def resident_tokens(self) -> int:

@@ -68,6 +68,9 @@ class Wire(SteppedEngine):
     def stored(self, request: EncodeRequest) -> Future[frozenset[bytes]]:
         return self._inner.stored(EncodeRequest.from_bytes(request.to_bytes(), self.model.keys))
 
+    def resident(self, request: EncodeRequest) -> Future[list[dict[str, int]]]:
+        return self._inner.resident(EncodeRequest.from_bytes(request.to_bytes(), self.model.keys))
+
     def forget(self, request: EncodeRequest | None = None) -> Future[int]:
         return self._inner.forget(request)
 

@@ -12,6 +12,8 @@ import pytest
 
 from inlay import AbortedError, AsyncLLM, DeadlineError, ParameterError, RequestOutput, SamplingParams, Schema
 from inlay.errors import EngineDeadError, InlayError
+from inlay.prompt.seen_texts import text_hash
+from inlay.retrieval import marked_parts
 from inlay.server.cache_view import CacheView
 from tests.raising import raises
 
@@ -328,5 +330,33 @@ def test_a_client_that_was_shut_down_refuses_with_the_reason():
         made.client.shutdown()
         with raises("engine.shut_down", InlayError):
             await last(made.llm, "Once")
+
+    with_cluster(test)
+
+
+def test_texts_are_scored_from_the_routers_map_without_a_call():
+    system = {"role": "system", "content": "Answer from the documents."}
+    texts = [
+        "Lima lies by the sea. " * 6 + "\n",
+        "Oslo lies to the north. " * 7 + "\n",
+        "Rome lies on a river. " * 5 + "\n",
+    ]
+    messages = [system, {"role": "user", "content": marked_parts(texts[:2], "Where?")}]
+
+    async def test(made: Cluster) -> None:
+        assert [one.resident for one in await made.llm.score_cached(texts, messages=[system])] == [{}] * 3
+        await last(made.llm, messages, reuse="modular", cache_salt="mine")
+        await made.follow()
+        made.transport.calls.clear()
+        first, second, third = await made.llm.score_cached(texts, messages=[system], reuse="modular", cache_salt="mine")
+        assert (first.resident, second.resident) == ({"pool": first.tokens}, {"pool": second.tokens})
+        assert third.resident == {}
+        hashes = [text_hash(text) for text in texts]
+        again = await made.llm.score_cached(hashes=hashes, messages=[system], reuse="modular", cache_salt="mine")
+        assert [one.resident for one in again] == [first.resident, second.resident, {}]
+        for foreign in (None, "other"):
+            scores = await made.llm.score_cached(texts, messages=[system], reuse="modular", cache_salt=foreign)
+            assert [one.resident for one in scores] == [{}] * 3
+        assert made.transport.calls == []
 
     with_cluster(test)

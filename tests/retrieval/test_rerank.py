@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay.errors import ParameterError
-from inlay.retrieval import rerank
+from inlay.retrieval import choose_cached, rerank
 
 NUMBERS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 5)), min_size=0, max_size=8)
 
@@ -34,6 +34,24 @@ def test_no_place_loses_more_than_epsilon_and_no_choice_within_it_is_worth_more(
         if all(loss <= epsilon for loss in losses(relevance, each))
     )
     assert sum(value[index] for index in chosen) == best
+
+
+@given(NUMBERS, st.integers(0, 4), st.integers(0, 8))
+def test_the_scorer_is_asked_about_open_choices_only(pairs, epsilon, most):
+    relevance, value = [float(one) for one, _ in pairs], [float(one) for _, one in pairs]
+    asked: list[str] = []
+
+    def scorer(texts):
+        asked.extend(texts)
+        return [value[int(text)] for text in texts]
+
+    texts = list(map(str, range(len(pairs))))
+    assert choose_cached(texts, relevance, scorer, epsilon=epsilon, most=most) == (
+        rerank(relevance, value, epsilon=epsilon, most=most)
+    )
+    least = min(sorted(relevance, reverse=True)[:most], default=float("inf")) - epsilon
+    possible = [text for text in texts if relevance[int(text)] >= least]
+    assert asked == (possible if len(possible) > min(most, len(pairs)) else [])
 
 
 def test_without_epsilon_the_value_decides_between_equal_texts_only():

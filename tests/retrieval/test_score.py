@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from inlay import LLM, SamplingParams
 from inlay.errors import ParameterError
+from inlay.prompt.seen_texts import text_hash
 from inlay.retrieval import CacheScorer
 from inlay.retrieval.parts import marked_parts
+from inlay.types import CachedText
 
 from ..conftest import tiny
 from ..server.site import CHAT, Site, with_keys
@@ -142,9 +144,76 @@ def test_a_tenant_scores_its_own_texts(site):
     assert [row["resident_tokens"] for row in theirs["data"]] == [0, 0]
 
 
+def test_hashes_are_scored_as_their_texts_once_these_were_seen():
+    llm = LLM(tiny("llama"), kv_memory="8MiB")
+    texts = [f"{text}\n" for text in DOCUMENTS]
+    hashes = list(map(text_hash, texts))
+    assert {one.form for one in llm.score_cached(hashes=hashes, messages=[SYSTEM])} == {"unknown"}
+    llm.chat(chat(*DOCUMENTS[:2]), SamplingParams(max_tokens=1))
+    by_hash = llm.score_cached(hashes=hashes, messages=[SYSTEM])
+    by_text = llm.score_cached(texts[:2], messages=[SYSTEM])
+    assert [(one.form, one.tokens, one.resident) for one in by_hash[:2]] == [
+        (one.form, one.tokens, one.resident) for one in by_text
+    ]
+    assert by_hash[0].resident_tokens > 0
+    assert by_hash[2] == CachedText.unknown()
+    llm.score_cached(texts[2:], messages=[SYSTEM])
+    (third,) = llm.score_cached(hashes=hashes[2:], messages=[SYSTEM])
+    assert third.tokens > 0 == third.resident_tokens
+
+
+def test_a_hash_of_another_salt_is_unknown_and_costs_no_work(monkeypatch):
+    llm = LLM(tiny("llama"), kv_memory="8MiB")
+    llm.chat(chat(*DOCUMENTS[:2]), SamplingParams(max_tokens=1), cache_salt="mine")
+    hashes = [text_hash(f"{DOCUMENTS[0]}\n"), text_hash("never seen")]
+    mine = llm.score_cached(hashes=hashes, messages=[SYSTEM], cache_salt="mine")
+    assert [one.form == "unknown" for one in mine] == [False, True]
+    monkeypatch.setattr(llm.processor, "marked_parts", lambda *_, **__: pytest.fail("a text is laid out"))
+    for salt in ("theirs", None):
+        theirs = llm.score_cached(hashes=hashes, messages=[SYSTEM], cache_salt=salt)
+        assert theirs == [CachedText.unknown()] * 2
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        ({"hashes": ["a"]}, "texts.wrong_hash"),
+        ({"hashes": "a" * 64}, "texts.wrong_hash"),
+        ({"hashes": ["A" * 64]}, "texts.wrong_hash"),
+        ({"hashes": ["a" * 64] * 1001}, "texts.too_many"),
+        ({"hashes": ["a" * 64], "texts": ["a"]}, "parameter.conflict"),
+    ],
+)
+def test_wrong_hashes_are_rejected(given, code):
+    llm = LLM(tiny("llama"), kv_memory="8MiB")
+    with pytest.raises(ParameterError) as error:
+        llm.score_cached(**given)
+    assert error.value.code == code
+
+
+def test_a_tenant_scores_hashes_of_its_own_texts(site):
+    body = {"messages": chat(*DOCUMENTS[:2]), "max_tokens": 1}
+    assert site.call("POST", CHAT, body, key="ann")[0] == 200
+    asked = {"hashes": [text_hash(f"{DOCUMENTS[0]}\n"), text_hash("else")], "messages": [SYSTEM]}
+    status, _, mine = site.call("POST", SCORE, asked, key="ann")
+    assert status == 200, mine
+    assert mine["data"][0]["resident"] == {"pool": mine["data"][0]["tokens"]}
+    assert mine["data"][1]["form"] == "unknown"
+    assert mine["compute_s"] == 0
+    _, _, theirs = site.call("POST", SCORE, asked, key="bob")
+    first, second = (row | {"index": 0} for row in theirs["data"])
+    assert first == second == mine["data"][1] | {"index": 0}
+    assert site.call("DELETE", "/v1/cache/segments", key="ann")[0] == 200
+    _, _, mine = site.call("POST", SCORE, asked, key="ann")
+    assert [row["form"] for row in mine["data"]] == ["unknown"] * 2
+
+
 @pytest.mark.parametrize(
     ("body", "field"),
     [
+        ({"hashes": []}, "hashes"),
+        ({"hashes": ["a"]}, "hashes"),
+        ({"hashes": ["a" * 64], "texts": ["a"]}, "hashes"),
         ({"texts": []}, "texts"),
         ({"texts": "one"}, "texts"),
         ({"texts": ["a"], "messages": "b"}, "messages"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from itertools import product
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay import LLM, SamplingParams, Schema
+from inlay import LLM, AsyncLLM, SamplingParams, Schema
 from inlay.client.warm_plan import PlanEntry, choose
 from inlay.errors import ParameterError
 from inlay.retrieval.parts import marked_parts
@@ -85,6 +86,20 @@ def test_prompts_read_the_chosen_texts(reuse):
     (output,) = llm.chat(chat, SamplingParams(max_tokens=1), reuse=reuse)
     scored = llm.score_cached(DOCUMENTS, messages=[SYSTEM], reuse=reuse)
     assert output.usage.cached_tokens >= scored[1].tokens + scored[2].tokens
+
+
+def test_an_async_engine_warms_a_plan_as_well():
+    async def warmed() -> None:
+        llm = AsyncLLM(tiny("llama"), kv_memory="8MiB")
+        plan = [PlanEntry(use, text=text, messages=[SYSTEM]) for use, text in zip((1, 3, 2), DOCUMENTS, strict=True)]
+        first = await llm.warm_plan(plan, 1)
+        planned = await llm.warm_plan(plan, first[1].bytes + first[2].bytes)
+        assert [one.state for one in planned] == ["left out", "encoded", "encoded"]
+        scores = await llm.score_cached(DOCUMENTS, messages=[SYSTEM])
+        assert [one.resident_tokens > 0 for one in scores] == [False, True, True]
+        await asyncio.to_thread(llm.shutdown)
+
+    asyncio.run(warmed())
 
 
 def test_modules_are_warmed_and_unknown_ones_refused():

@@ -6,7 +6,7 @@ import pytest
 
 from inlay.errors import ModelError, ParameterError
 from inlay_lab.reproduce.catalog import EXPERIMENTS
-from inlay_lab.reproduce.experiment import NotBuiltError, NotHereError, Scale
+from inlay_lab.reproduce.experiment import NotHereError, Scale
 from inlay_lab.reproduce.record import Record
 from inlay_lab.reproduce.run import Plan, Status, run_experiments, summary
 from inlay_lab.reproduce.worker import FailedError, in_own_process, in_this_process
@@ -66,7 +66,6 @@ def test_a_failing_experiment_ends_nothing_else(runs, capsys):
         experiment("broken", raising(ModelError("the model is not there"))),
         experiment("wrong", raising(ZeroDivisionError("by zero"))),
         experiment("elsewhere", raising(NotHereError("it needs a GPU"))),
-        experiment("later", raising(NotBuiltError("nobody has built it"))),
         experiment("light", raising(ValueError("odd")), light=True),
         experiment("fine"),
     ]
@@ -75,7 +74,6 @@ def test_a_failing_experiment_ends_nothing_else(runs, capsys):
         (Status.FAILED, "the model is not there"),
         (Status.FAILED, "ZeroDivisionError: by zero"),
         (Status.NOT_HERE, "it needs a GPU"),
-        (Status.NOT_BUILT, "nobody has built it"),
         (Status.FAILED, "ValueError: odd"),
         (Status.MEASURED, ""),
     ]

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard, Unpack
 
 from inlay.client.base import Progress, Served
-from inlay.client.cached_texts import CachedTextCalls
 from inlay.client.options import SchemaOptions, StreamOptions
 from inlay.client.waiting import Looping
+from inlay.client.warm_plan import PlanCalls, PlanEntry, PlannedText
 from inlay.errors import ParameterError
 from inlay.models.load import GivenModel
 from inlay.output.processor import RequestState
@@ -25,7 +25,7 @@ from inlay.settings import check_seconds
 from inlay.types import CachedText, RequestOutput, Scope
 
 
-class AsyncLLM(CachedTextCalls):
+class AsyncLLM(PlanCalls):
     """A language model with concurrent requests: each ``generate`` is a stream, and all of them share one batch.
 
     Arguments and errors as of LLM. One engine thread computes, and the event loop never waits for it.
@@ -210,10 +210,25 @@ class AsyncLLM(CachedTextCalls):
         """Encode the modules that a prompt will read: those of its schema, or marked parts of messages."""
         await self._warm(prompt, progress, **options)
 
+    async def warm_plan(
+        self,
+        plan: Sequence[PlanEntry],
+        budget: int | str,
+        *,
+        reuse: str | ReusePolicy | None = None,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
+        ttl: str | None = None,
+        progress: Progress | None = None,
+    ) -> list[PlannedText]:
+        """See ``LLM.warm_plan``. Segments are encoded one after another, in the same passes as running requests."""
+        return await self._warm_plan(plan, budget, reuse, Scope(check_salt(cache_salt), adapter=adapter), ttl, progress)
+
     async def score_cached(
         self,
-        texts: Sequence[str],
+        texts: Sequence[str] = (),
         *,
+        hashes: Sequence[str] = (),
         messages: Sequence[Any] = (),
         reuse: str | ReusePolicy | None = None,
         cache_salt: str | None = None,
@@ -223,7 +238,7 @@ class AsyncLLM(CachedTextCalls):
         """See ``LLM.score_cached``."""
         scope = Scope(check_salt(cache_salt), adapter=adapter)
         policy = self.policy(reuse, modules=True, adapter=adapter)
-        return await self._score_cached(texts, messages, policy, scope, alone=alone)
+        return await self._score_cached(texts, hashes, messages, policy, scope, alone=alone)
 
     async def pin(
         self,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from inlay.client.local import InProcessClient
 from inlay.client.schema_calls import SchemaCalls
 from inlay.errors import ParameterError
 from inlay.kv.identity import SegmentSpec
 from inlay.policy import ReusePolicy
 from inlay.prompt.request import PromptPart
+from inlay.prompt.seen_texts import is_hash
 from inlay.types import CachedText, Scope
 
 #: The most texts of one call, and their characters together.
@@ -21,8 +21,21 @@ class CachedTextCalls(SchemaCalls):
     """The call behind ``LLM.score_cached``."""
 
     async def _score_cached(
-        self, texts: Sequence[str], messages: Sequence[Any], policy: ReusePolicy, scope: Scope, *, alone: bool
+        self,
+        texts: Sequence[str],
+        hashes: Sequence[str],
+        messages: Sequence[Any],
+        policy: ReusePolicy,
+        scope: Scope,
+        *,
+        alone: bool,
     ) -> list[CachedText]:
+        check_hashes(texts, hashes)
+        if hashes:
+            known = self.processor.seen_texts.find(scope.cache_salt, hashes)
+            found = [text for text in known if text is not None]
+            scores = iter(await self._score_cached(found, (), messages, policy, scope, alone=alone) if found else ())
+            return [CachedText.unknown() if text is None else next(scores) for text in known]
         check_texts(texts)
         if not policy.modular:
             raise ParameterError(
@@ -39,11 +52,25 @@ class CachedTextCalls(SchemaCalls):
     async def _resident(self, specs: Sequence[SegmentSpec], scope: Scope) -> dict[bytes, dict[str, int]]:
         """Return the stored tokens of segments by tier, by key."""
         encoding = self.processor.encoding("the texts", specs, scope)
-        if isinstance(self.client, InProcessClient):
-            found = await self._waiting.result(self.admin.resident(encoding))
-            return {spec.key: tiers for spec, tiers in zip(specs, found, strict=True)}
-        keys = await self._waiting.result(self.client.stored(encoding))
-        return {spec.key: {"stored": len(spec.ids)} for spec in specs if spec.key in keys}
+        found = await self._waiting.result(self.client.resident(encoding))
+        return {spec.key: tiers for spec, tiers in zip(specs, found, strict=True)}
+
+
+def check_hashes(texts: Sequence[str], hashes: Sequence[str]) -> None:
+    """Raise ParameterError for texts beside hashes, for too many hashes, or for a wrong one."""
+    if texts and hashes:
+        raise ParameterError("texts and hashes are both given; give one of them", code="parameter.conflict")
+    if len(hashes) > MOST_TEXTS:
+        raise ParameterError(
+            f"hashes has {len(hashes):,} hashes, and {MOST_TEXTS:,} are scored at once; send them in parts",
+            code="texts.too_many",
+        )
+    if isinstance(hashes, str) or (wrong := next((one for one in hashes if not is_hash(one)), None)) is not None:
+        shown = hashes if isinstance(hashes, str) else wrong
+        raise ParameterError(
+            f"hashes has {shown!r:.80}; give a list of sha256 of the texts' UTF-8 bytes, 64 digits 0-9a-f each",
+            code="texts.wrong_hash",
+        )
 
 
 def check_texts(texts: Sequence[str]) -> None:

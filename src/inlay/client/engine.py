@@ -79,6 +79,10 @@ class Engine(Protocol):
         """Return the keys of its stored segments, as of the end of the current step."""
         ...
 
+    def resident(self, request: EncodeRequest) -> Future[list[dict[str, int]]]:
+        """Return the stored tokens of each of its segments by tier. A token counts in its nearest tier alone."""
+        ...
+
     def forget(self, request: EncodeRequest | None = None) -> Future[int]:
         """Evict the segments of an encoding, even pinned ones, and the text stored behind them.
 
@@ -119,10 +123,6 @@ class CacheAdmin(Protocol):
 
         Pins of ``owner`` (see ``pin``) are shown.
         """
-        ...
-
-    def resident(self, request: EncodeRequest) -> Future[list[dict[str, int]]]:
-        """Return the stored tokens of each of its segments by tier. A token counts in its nearest tier alone."""
         ...
 
     def modules(self) -> Future[tuple[SegmentSpec, ...]]:

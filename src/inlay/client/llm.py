@@ -33,7 +33,6 @@ from inlay.prompt.inputs import (
     check_salt,
     in_any_order,
     is_several,
-    parse_ttl,
 )
 from inlay.prompt.layout import SchemaLayout
 from inlay.sampling.params import SamplingParams
@@ -303,23 +302,13 @@ class LLM(PlanCalls):
             CapacityError: if an entry does not fit into the pool.
         """
         scope = Scope(check_salt(cache_salt), adapter=adapter)
-        policy = self.policy(reuse, modules=True, adapter=adapter)
-        if not policy.modular:
-            raise ParameterError(
-                f"reuse is '{policy}', which reads no modules; warm a plan under modular or primed",
-                code="policy.reads_no_modules",
-            )
-
-        def policy_of(entry: PlanEntry) -> ReusePolicy:
-            return policy if entry.text is not None else self._schema_policy(entry.schema, reuse, None, scope)
-
-        size, ttl_s = parse_bytes("budget", budget), None if ttl is None else parse_ttl(ttl)
-        return finish(self._warm_plan(plan, size, policy_of, scope, ttl_s, progress))
+        return finish(self._warm_plan(plan, budget, reuse, scope, ttl, progress))
 
     def score_cached(
         self,
-        texts: Sequence[str],
+        texts: Sequence[str] = (),
         *,
+        hashes: Sequence[str] = (),
         messages: Sequence[Any] = (),
         reuse: str | ReusePolicy | None = None,
         cache_salt: str | None = None,
@@ -332,17 +321,19 @@ class LLM(PlanCalls):
 
         Args:
             texts: candidates, such as retrieved documents. At most 1,000, with 4,000,000 characters.
+            hashes: in place of texts, the sha256 of their UTF-8 bytes in hexadecimal digits. A text is known if a
+                marked part or an earlier score of ``cache_salt`` had it. Else its score has the form "unknown".
             messages: the messages in front of them, usually the system message. Parts are stored behind it.
             reuse: a policy that reads modules; None for the default.
             alone: True if each will be the only marked part of its message, which has a form of its own under
                 ``modular``. False for one of several.
 
         Raises:
-            ParameterError: for wrong or too many texts, or a policy without modules.
+            ParameterError: for wrong or too many texts or hashes, or a policy without modules.
         """
         scope = Scope(check_salt(cache_salt), adapter=adapter)
         policy = self.policy(reuse, modules=True, adapter=adapter)
-        return finish(self._score_cached(texts, messages, policy, scope, alone=alone))
+        return finish(self._score_cached(texts, hashes, messages, policy, scope, alone=alone))
 
     def pin(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,8 @@ from inlay.client.cached_texts import CachedTextCalls
 from inlay.errors import ParameterError
 from inlay.kv.identity import SegmentSpec
 from inlay.policy import ReusePolicy
+from inlay.prompt.inputs import parse_ttl
+from inlay.settings import parse_bytes
 from inlay.types import Scope
 
 #: The most entries of a plan, and the characters of their texts together.
@@ -81,17 +83,28 @@ def choose(entries: Sequence[tuple[float, Mapping[bytes, int]]], budget: int) ->
 
 
 class PlanCalls(CachedTextCalls):
-    """The call behind ``LLM.warm_plan``."""
+    """The calls behind ``LLM.score_cached`` and ``LLM.warm_plan``."""
 
     async def _warm_plan(
         self,
         plan: Sequence[PlanEntry],
-        budget: int,
-        policy_of: Callable[[PlanEntry], ReusePolicy],
+        budget: int | str,
+        reuse: str | ReusePolicy | None,
         scope: Scope,
-        ttl_s: float | None,
+        ttl: str | None,
         progress: Progress | None,
     ) -> list[PlannedText]:
+        policy = self.policy(reuse, modules=True, adapter=scope.adapter)
+        if not policy.modular:
+            raise ParameterError(
+                f"reuse is '{policy}', which reads no modules; warm a plan under modular or primed",
+                code="policy.reads_no_modules",
+            )
+
+        def policy_of(entry: PlanEntry) -> ReusePolicy:
+            return policy if entry.text is not None else self._schema_policy(entry.schema, reuse, None, scope)
+
+        most, ttl_s = parse_bytes("budget", budget), None if ttl is None else parse_ttl(ttl)
         check_plan(plan)
         segments = [await self._segments(entry, policy_of(entry), scope) for entry in plan]
         specs = list({spec.key: spec for several in segments for spec in several}.values())
@@ -105,13 +118,13 @@ class PlanCalls(CachedTextCalls):
             }
             for several in segments
         ]
-        chosen = choose([(entry.expected, sizes) for entry, sizes in zip(plan, missing, strict=True)], budget)
-        total, done = sum(size for _, size in chosen) // per_token, 0
-        for index, size in chosen:  # one by one, because the pool may be smaller than the budget
-            wanted = [spec for spec in segments[index] if size and spec.key in missing[index]]
+        chosen = choose([(entry.expected, sizes) for entry, sizes in zip(plan, missing, strict=True)], most)
+        total, done = sum(each for _, each in chosen) // per_token, 0
+        for index, each in chosen:  # one by one, because the pool may be smaller than the budget
+            wanted = [spec for spec in segments[index] if each and spec.key in missing[index]]
             if wanted:
                 await self._encode(self.processor.encoding(f"entry {index + 1}", wanted, scope, ttl_s=ttl_s), None)
-                done += size // per_token
+                done += each // per_token
                 if progress is not None:
                     progress(done, total)
         sizes = dict(chosen)

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from inlay.client.async_llm import AsyncLLM
 from inlay.client.base import Served
 from inlay.client.engine import EncodeListener, Prepared, TokenListener
-from inlay.cluster.pieces import wanted_by
+from inlay.cluster.pieces import wanted_by, wanted_to_encode
 from inlay.cluster.remote_request import HomeEncoding, RemoteRequest
 from inlay.cluster.routing import Routing
 from inlay.cluster.transport import ReplicaLostError, Transport, next_item
@@ -99,6 +99,19 @@ class RemoteClient:
             return frozenset(key for keys in said for key in keys)
 
         return asyncio.run_coroutine_threadsafe(ask(), self._loop)
+
+    def resident(self, request: EncodeRequest) -> Future[list[dict[str, int]]]:
+        """Return "pool" or "below" for each segment that a replica holds, as the router's map has it."""
+        found: Future[list[dict[str, int]]] = Future()
+        try:
+            pieces = wanted_to_encode(request, self._model.keys)
+            tiers = self._routing.resident(pieces)
+            found.set_result(
+                [{} if tier is None else {tier: piece.tokens} for piece, tier in zip(pieces, tiers, strict=True)]
+            )
+        except Exception as error:  # it belongs to the caller who waits for the future
+            found.set_exception(error)
+        return found
 
     def forget(self, request: EncodeRequest | None = None) -> Future[int]:
         data = None if request is None else request.to_bytes()

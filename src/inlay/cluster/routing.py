@@ -249,6 +249,14 @@ class Routing:
         with self._lock:
             return self._affinity.homes(pieces, self._passed_by()) or self._affinity.homes(pieces)
 
+    def resident(self, pieces: Sequence[Piece]) -> list[str | None]:
+        """Return for each piece "pool" or "below" if a replica holds it there, else None."""
+        with self._lock:
+            residency = self._affinity.residency
+            pools = residency.masks([piece.keys[-1] for piece in pieces])
+            below = residency.masks_below([piece.below[-1] for piece in pieces])
+        return ["pool" if pool else "below" if lower else None for pool, lower in zip(pools, below, strict=True)]
+
     def snapshot(self) -> dict[str, float]:
         """Return the gauges of the router for metrics."""
         with self._lock:

@@ -36,6 +36,7 @@ from inlay.prompt.inputs import (
     check_messages,
     has_modules,
     is_conversation,
+    is_marked,
     tool_ttls,
     unwrap,
     with_marked_parts,
@@ -47,6 +48,7 @@ from inlay.prompt.model_info import ModelInfo, check_forced, check_prompt, check
 from inlay.prompt.placement import ContentPart, Placed, PromptLayout, lay_out_ids, lay_out_prompt
 from inlay.prompt.request import EncodeRequest, EngineRequest, PromptPart, kept_to
 from inlay.prompt.seen_prompts import SeenPrompts
+from inlay.prompt.seen_texts import SeenTexts
 from inlay.prompt.tokens import TextEncoder, at_seams
 from inlay.sampling.params import SamplingParams
 from inlay.types import EVERYONE, Scope
@@ -78,6 +80,8 @@ class PromptProcessor:
         self._seen = SeenAnchors()
         #: The latest prompts, for diagnostics.
         self.seen_prompts = SeenPrompts()
+        #: The texts of marked parts, for calls that name them by hash.
+        self.seen_texts = SeenTexts()
         self.tokenizer = tokenizer
         self.model = model
         self.encoder = TextEncoder(tokenizer, model.max_positions)
@@ -181,6 +185,8 @@ class PromptProcessor:
         salt, made_with = scope.cache_salt, self.model.adapter(scope.adapter)
         kept = self._kept(params)
         layout = self._cut(self.lay_out(prompt, policy, salt, kept), kept, params)
+        if policy.modular:
+            self._note_marked(prompt, salt)
         check_prompt(layout, self.model, self.tokenizer, answered=params.max_tokens != 0)
         check_tokens(params, self.model)
         check_forced(layout, self.model, forced)
@@ -226,16 +232,25 @@ class PromptProcessor:
         )
         return request, layout
 
+    def _note_marked(self, prompt: Any, salt: str) -> None:
+        """Record the texts of marked parts of chat messages."""
+        for message in self._conversation(prompt) or ():
+            if isinstance(message["content"], Sequence) and not isinstance(message["content"], str):
+                self.seen_texts.note(salt, (part["text"] for part in message["content"] if is_marked(part)))
+
     def forget_texts(self, salt: str) -> None:
         """Drop the texts of earlier requests with this salt that are kept to explain or read later ones."""
         self._seen.forget(salt)
         self._pieces.seen.forget(salt)
         self.seen_prompts.forget(salt)
+        self.seen_texts.forget(salt)
 
     def segments_of(self, prompt: Any, policy: ReusePolicy, scope: Scope = EVERYONE) -> list[SegmentSpec]:
         """Return the module segments that a prompt of any form reads. Raises ParameterError and PMLError."""
         salt, made_with = scope.cache_salt, self.model.adapter(scope.adapter)
         parts = self.parts(self.lay_out(prompt, policy, salt), policy, salt, made_with)
+        if policy.modular:
+            self._note_marked(prompt, salt)
         return [part.spec for part in open_end(compose_parts(parts, adapter=made_with)) if isinstance(part, CachedSpan)]
 
     def marked_parts(
@@ -263,6 +278,7 @@ class PromptProcessor:
                 found += self._marked_parts(some, messages, policy, scope, alone=alone)
             except ContextError:  # together they are longer than the context
                 found += [self._marked_parts([text], messages, policy, scope, alone=alone)[0] for text in some]
+            self.seen_texts.note(scope.cache_salt, some)
         return found
 
     def _marked_parts(

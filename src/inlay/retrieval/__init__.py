@@ -6,7 +6,7 @@ libraries, which must be installed.
 
 from inlay.retrieval.chunks import chunks
 from inlay.retrieval.parts import marked_parts
-from inlay.retrieval.rerank import rerank
+from inlay.retrieval.rerank import choose_cached, rerank
 from inlay.retrieval.score import CacheScorer, Scorer
 
-__all__ = ["CacheScorer", "Scorer", "chunks", "marked_parts", "rerank"]
+__all__ = ["CacheScorer", "Scorer", "choose_cached", "chunks", "marked_parts", "rerank"]

@@ -7,7 +7,7 @@ from typing import Any
 from haystack import Document, component
 
 from inlay.retrieval.parts import marked_parts
-from inlay.retrieval.rerank import rerank
+from inlay.retrieval.rerank import choose_cached
 from inlay.retrieval.score import Scorer
 
 
@@ -29,9 +29,9 @@ class CachedFirst:
     @component.output_types(documents=list[Document])
     def run(self, documents: list[Document]) -> dict[str, list[Document]]:
         """Return the chosen documents, the most relevant first."""
-        value = self.scorer([document.content or "" for document in documents])
+        texts = [document.content or "" for document in documents]
         relevance = [document.score or 0.0 for document in documents]
-        chosen = rerank(relevance, value, epsilon=self.epsilon, most=self.most)
+        chosen = choose_cached(texts, relevance, self.scorer, epsilon=self.epsilon, most=self.most)
         return {"documents": [documents[index] for index in chosen]}
 
 

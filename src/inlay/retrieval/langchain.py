@@ -11,7 +11,7 @@ from langchain_core.messages import HumanMessage
 from pydantic import ConfigDict
 
 from inlay.retrieval.parts import marked_parts
-from inlay.retrieval.rerank import rerank
+from inlay.retrieval.rerank import choose_cached
 from inlay.retrieval.score import Scorer
 
 
@@ -40,8 +40,9 @@ class CachedFirst(BaseDocumentCompressor):
         relevance = [
             float(document.metadata.get(self.relevance, -0.001 * place)) for place, document in enumerate(documents)
         ]
-        value = self.scorer([document.page_content for document in documents])
-        return [documents[index] for index in rerank(relevance, value, epsilon=self.epsilon, most=self.most)]
+        texts = [document.page_content for document in documents]
+        chosen = choose_cached(texts, relevance, self.scorer, epsilon=self.epsilon, most=self.most)
+        return [documents[index] for index in chosen]
 
 
 def marked_message(documents: Sequence[Document], question: str) -> HumanMessage:

@@ -9,7 +9,7 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 
 from inlay.retrieval.parts import marked_parts
-from inlay.retrieval.rerank import rerank
+from inlay.retrieval.rerank import choose_cached
 
 
 class CachedFirst(BaseNodePostprocessor):
@@ -28,8 +28,8 @@ class CachedFirst(BaseNodePostprocessor):
     def _postprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        value = self.scorer([_text(node) for node in nodes])
-        chosen = rerank([node.score or 0.0 for node in nodes], value, epsilon=self.epsilon, most=self.most)
+        relevance = [node.score or 0.0 for node in nodes]
+        chosen = choose_cached(list(map(_text, nodes)), relevance, self.scorer, epsilon=self.epsilon, most=self.most)
         return [nodes[index] for index in chosen]
 
 

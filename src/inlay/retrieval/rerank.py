@@ -6,6 +6,36 @@ from collections.abc import Sequence
 from math import isnan
 
 from inlay.errors import ParameterError
+from inlay.retrieval.score import Scorer
+
+
+def choose_cached(
+    texts: Sequence[str], relevance: Sequence[float], scorer: Scorer, *, epsilon: float, most: int
+) -> list[int]:
+    """Choose texts as ``rerank`` does, with their value from a scorer. It is asked about open choices only.
+
+    A text that is more than ``epsilon`` less relevant than the last place cannot be chosen. If no more texts than
+    places are left, the scorer is not asked.
+
+    Args:
+        texts: candidates, such as retrieved documents.
+        scorer: such as CacheScorer.
+        relevance, epsilon, most: see ``rerank``.
+
+    Returns:
+        Indices of the chosen texts, by falling relevance.
+
+    Raises:
+        ParameterError: see ``rerank``.
+    """
+    value = [0.0] * len(texts)
+    rerank(relevance, value, epsilon=epsilon, most=most)  # checks all
+    places = sorted(relevance, reverse=True)[:most]
+    open_to = [index for index, each in enumerate(relevance) if places and each >= places[-1] - epsilon]
+    if len(open_to) > len(places):
+        for index, scored in zip(open_to, scorer([texts[index] for index in open_to]), strict=True):
+            value[index] = scored
+    return rerank(relevance, value, epsilon=epsilon, most=most)
 
 
 def rerank(relevance: Sequence[float], value: Sequence[float], *, epsilon: float, most: int) -> list[int]:

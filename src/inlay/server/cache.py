@@ -16,6 +16,7 @@ from inlay.client.cached_texts import MOST_TEXTS
 from inlay.errors import PinError
 from inlay.models.location import public_name
 from inlay.policy import FIELDS as POLICY_FIELDS
+from inlay.prompt.seen_texts import is_hash
 from inlay.server.errors import JSONBytes
 from inlay.server.limits import Tenant
 from inlay.server.requests import check_name, policy_of, read_call
@@ -30,7 +31,7 @@ router = APIRouter(prefix="/v1/cache")
 _SLOW_S, _SLOW_BYTES_PER_S = 30.0, 2**20 / 64  # seconds for every file to arrive, and the rate for larger ones
 
 #: The fields of /v1/cache/score.
-SCORE_FIELDS = ("texts", "messages", "alone", "model", "reuse", "positions", *POLICY_FIELDS)
+SCORE_FIELDS = ("texts", "hashes", "messages", "alone", "model", "reuse", "positions", *POLICY_FIELDS)
 SCORE_BODY = {
     "requestBody": {
         "required": True,
@@ -39,8 +40,8 @@ SCORE_BODY = {
                 "schema": {
                     "type": "object",
                     "additionalProperties": False,
-                    "required": ["texts"],
-                    "properties": {name: {"type": ["string", "number", "boolean", "null"]} for name in SCORE_FIELDS[3:]}
+                    "oneOf": [{"required": ["texts"]}, {"required": ["hashes"]}],
+                    "properties": {name: {"type": ["string", "number", "boolean", "null"]} for name in SCORE_FIELDS[4:]}
                     | {
                         "texts": {
                             "type": "array",
@@ -48,6 +49,13 @@ SCORE_BODY = {
                             "maxItems": MOST_TEXTS,
                             "items": {"type": "string"},
                             "description": "candidates, such as retrieved documents",
+                        },
+                        "hashes": {
+                            "type": "array",
+                            "minItems": 1,
+                            "maxItems": MOST_TEXTS,
+                            "items": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
+                            "description": "in place of texts, the sha256 of their UTF-8 bytes",
                         },
                         "messages": {
                             "type": "array",
@@ -99,13 +107,14 @@ async def score(request: Request) -> Response:
     tenant: Tenant = request.state.tenant
     body = request.state.body
     async with service.meter.request(tenant, tokens=False):
-        texts, messages, chat = _score_request(body)
+        texts, hashes, messages, chat = _score_request(body)
         call = (
             await read_call(service, Endpoint.CHAT, chat, tenant=tenant, size=max(1, request.state.body_bytes))
         ).call
         check_name(call.model, service)
         found = await service.llm.score_cached(
             texts,
+            hashes=hashes,
             messages=messages,
             alone=body.get("alone", False),
             reuse=policy_of(call, tenant, service),
@@ -115,11 +124,16 @@ async def score(request: Request) -> Response:
     data = [
         {"index": number, **asdict(one), "resident_tokens": one.resident_tokens} for number, one in enumerate(found)
     ]
-    return JSONBytes({"object": "list", "data": data})
+    seconds = [one.compute_s for one in found if one.compute_s is not None]
+    return JSONBytes({"object": "list", "compute_s": sum(seconds) if seconds else None, "data": data})
 
 
-def _score_request(body: Any) -> tuple[list[str], list[Any], dict[str, Any]]:
-    """Return the texts, the messages in front of them, and a chat request with the other fields. Raises BodyError."""
+def _score_request(body: Any) -> tuple[list[str], list[str], list[Any], dict[str, Any]]:
+    """Return texts or hashes, the messages in front of them, and a chat request with the other fields.
+
+    Raises:
+        BodyError: for a wrong body.
+    """
     if not isinstance(body, Mapping):
         raise BodyError(f"the body is {shown(body)}; it must be an object")
     for name in body:
@@ -127,15 +141,25 @@ def _score_request(body: Any) -> tuple[list[str], list[Any], dict[str, Any]]:
             message = f"/v1/cache/score takes no field {shown(name)}; it takes {', '.join(SCORE_FIELDS)}"
             raise BodyError(message, param=str(name), code="unknown_field")
     texts, messages = body.get("texts"), body.get("messages") or []
-    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
-        raise BodyError(f"texts is {shown(texts)}; it must be a list of texts", param="texts")
+    if "hashes" in body:
+        hashes = body["hashes"]
+        if texts is not None:
+            raise BodyError("texts and hashes are both given; give one of them", param="hashes")
+        if not isinstance(hashes, list) or not hashes or not all(map(is_hash, hashes)):
+            message = f"hashes is {shown(hashes)}; it must be a list of sha256, 64 digits 0-9a-f each"
+            raise BodyError(message, param="hashes")
+        texts = []
+    else:
+        hashes = []
+        if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+            raise BodyError(f"texts is {shown(texts)}; it must be a list of texts", param="texts")
     if not isinstance(messages, list):
         raise BodyError(f"messages is {shown(messages)}; it must be a list", param="messages")
     if not isinstance(body.get("alone", False), bool):
         raise BodyError(f"alone is {shown(body['alone'])}; it must be true or false", param="alone")
     part = {"type": "text", "text": "a text", "cache_control": {"type": "ephemeral"}}
-    chat = {name: value for name, value in body.items() if name not in ("texts", "alone")}
-    return texts, messages, {**chat, "messages": [*messages, {"role": "user", "content": [part]}]}
+    chat = {name: value for name, value in body.items() if name not in ("texts", "hashes", "alone")}
+    return texts, hashes, messages, {**chat, "messages": [*messages, {"role": "user", "content": [part]}]}
 
 
 @router.get("/segments", responses=RESPONSES)

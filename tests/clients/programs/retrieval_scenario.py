@@ -7,6 +7,8 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any
 
+from inlay.retrieval import marked_parts
+
 SYSTEM = {"role": "system", "content": "Answer from the documents."}
 TEXTS = [f"{name} is a ship of {place}. Its captain is {captain}. " * 4 for name, place, captain in (
     ("Star", "Gamin", "Ada"), ("Moon", "Bravel", "Bo"), ("Sun", "Monar", "Cy"), ("Reef", "Tamor", "Di"),
@@ -27,12 +29,11 @@ def answer(base: str, message: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_answer(base: str, chosen: Callable[[float], list[str]]) -> None:
-    """Store the third text instead of the second, and check what is chosen for several epsilons."""
+    """Store the last two texts instead of the first two, and check what is chosen for several epsilons."""
     assert chosen(0.0) == TEXTS[:2]
     assert chosen(0.05) == TEXTS[:2]  # both are stored by the first chat
     evict(base)
-    parts = [{"type": "text", "text": TEXTS[2], "cache_control": {"type": "ephemeral"}}]
-    answer(base, {"role": "user", "content": [*parts, {"type": "text", "text": "Who?"}]})
+    answer(base, {"role": "user", "content": marked_parts(TEXTS[2:], "Who?")})
     assert chosen(0.0) == TEXTS[:2]
     assert chosen(0.05) == [TEXTS[0], TEXTS[2]]
     print(json.dumps({"scenario": "retrieval", "error": None}))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from inlay.cli.loading import told_loading
-from inlay.cli.options import AsJson, DType, Model, Threads, check_plot, words
+from inlay.cli.options import AsJson, DType, Model, Threads, Weights, check_plot, words
 from inlay.errors import ParameterError
 from inlay.wording import clip
 
@@ -20,18 +19,28 @@ if TYPE_CHECKING:
 
 def retrieval(
     model: Model = "demo",
-    documents: Annotated[int, typer.Option(help="Documents in the collection.")] = 2_000,
+    documents: Annotated[
+        int | None, typer.Option(help="Generated documents, 2,000 by default. Not with --data.", show_default=False)
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder with passages.jsonl (name, text) and questions.jsonl (passage, question, answers), in "
+            "place of generated documents."
+        ),
+    ] = None,
     questions: Annotated[int, typer.Option(help="Questions for each epsilon.")] = 400,
     chosen: Annotated[int, typer.Option(help="Documents of a prompt.")] = 4,
     candidates: Annotated[int, typer.Option(help="Documents that the retriever returns.")] = 40,
     epsilon: Annotated[str, typer.Option(help="Losses of relevance, with commas; relevance is 0 to 1.")] = (
         "0,0.01,0.02,0.05"
     ),
-    share: Annotated[float, typer.Option(help="The share of the documents that the pool holds.")] = 0.1,
+    share: Annotated[float, typer.Option(help="The share of the documents that the pool has room for.")] = 0.1,
     reuse: Annotated[str, typer.Option(help="A reuse policy that reads modules.")] = "modular",
     seed: Annotated[int, typer.Option(help="Of documents and questions.")] = 0,
     plot: Annotated[Path | None, typer.Option(help="Also draw it into this .png, .svg or .pdf file.")] = None,
     dtype: DType = "float32",
+    weights: Weights = None,
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
@@ -39,12 +48,15 @@ def retrieval(
     from inlay.cli.output import token_progress
 
     check_plot(plot)
+    if data is not None and documents is not None:
+        raise ParameterError("--documents counts generated ones; leave it out with --data", code="parameter.conflict")
     try:
         epsilons = tuple(float(word) for word in words(epsilon))
     except ValueError:
         raise ParameterError(f"--epsilon is {epsilon!r}; give numbers with commas, such as 0,0.02") from None
     with told_loading("the libraries"):
         from inlay.client.llm import LLM
+        from inlay_lab.eval.reading_data import read_data
         from inlay_lab.eval.retrieval import (
             RetrievalSetting,
             draw_retrieval,
@@ -53,7 +65,7 @@ def retrieval(
         )
 
     setting = RetrievalSetting(
-        documents=documents,
+        documents=2_000 if documents is None else documents,
         questions=questions,
         chosen=chosen,
         candidates=candidates,
@@ -62,17 +74,14 @@ def retrieval(
         reuse=reuse,
         seed=seed,
     )
+    found = None if data is None else read_data(data)
 
-    def make(tokens: float) -> LLM:
+    def make(size: int) -> LLM:
         with told_loading(f"the model {clip(model)}"):
-            probe = LLM(model, dtype=dtype, store="off", promotion_memory=0, kv_memory="64MiB")
-            size = int(tokens * probe.client.model.bytes_per_token)
-            probe.shutdown()
-            return LLM(model, dtype=dtype, store="off", promotion_memory=0, kv_memory=size)
+            return LLM(model, dtype=dtype, weights=weights, store="off", promotion_memory=0, kv_memory=size)
 
     with token_progress("answers") as progress:
-        result = measure_retrieval(make, setting, progress)
+        result = measure_retrieval(make, setting, progress, data=found)
     if plot is not None:
         draw_retrieval(result, plot)
-    result["setting"] = asdict(setting)
     print(json.dumps(result) if as_json else retrieval_table(result))

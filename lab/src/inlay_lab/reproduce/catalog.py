@@ -106,7 +106,18 @@ _ALL = (
         given=("stored",),
         light=True,
     ),
-    Experiment("retrieval", "Cache-driven retrieval", f"{PROMPT_CACHE}, §6", _NONE, stored.not_built, light=True),
+    Experiment(
+        "retrieval",
+        "Cache-driven retrieval",
+        f"{PROMPT_CACHE}, §6",
+        _scales(
+            {"documents": 60, "questions": 12, "chosen": 2, "candidates": 20},
+            {"documents": 2_000, "questions": 300, "chosen": 4, "candidates": 40},
+            {},
+        ),
+        answers.measure_cached_retrieval,
+        answers.draw_cached_retrieval,
+    ),
     Experiment(
         "roofline",
         "A layer's operations, bytes and times",

@@ -27,10 +27,6 @@ class NotHereError(Exception):
     """An experiment cannot run on this machine or without an input. The message has the reason and the remedy."""
 
 
-class NotBuiltError(NotHereError):
-    """An experiment needs a feature that inlay does not have."""
-
-
 @dataclass(frozen=True, slots=True)
 class Published:
     """A published figure.

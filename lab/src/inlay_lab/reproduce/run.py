@@ -12,7 +12,7 @@ from typing import Any
 from inlay.errors import ParameterError
 from inlay_lab.bench.machine import describe_machine
 from inlay_lab.reproduce.catalog import EXPERIMENTS
-from inlay_lab.reproduce.experiment import Data, Experiment, NotBuiltError, NotHereError, Outcome, Scale, Settings
+from inlay_lab.reproduce.experiment import Data, Experiment, NotHereError, Outcome, Scale, Settings
 from inlay_lab.reproduce.record import Kept, Record
 from inlay_lab.reproduce.worker import FailedError, in_own_process, in_this_process
 
@@ -27,7 +27,6 @@ class Status(StrEnum):
     KEPT = "kept"
     FAILED = "failed"
     NOT_HERE = "not runnable here"
-    NOT_BUILT = "not built"
     NOT_ASKED = "not asked for"
 
 
@@ -142,8 +141,6 @@ def _measured(experiment: Experiment, settings: Settings, record: Record, run: R
     conditions, started = describe_machine(), time.monotonic()
     try:
         outcome = in_this_process(experiment, settings) if experiment.light else run(experiment, settings, limit_s)
-    except NotBuiltError as error:
-        return Entry(experiment, Status.NOT_BUILT, reason=str(error))
     except NotHereError as error:
         return Entry(experiment, Status.NOT_HERE, reason=str(error))
     except FailedError as error:

@@ -14,7 +14,7 @@ from inlay.errors import ParameterError
 from inlay.strict_json import JSONError, read_json
 from inlay.wording import listed
 from inlay_lab.reproduce import published
-from inlay_lab.reproduce.experiment import NotBuiltError, NotHereError, Outcome, Published, Row, Settings, Table
+from inlay_lab.reproduce.experiment import NotHereError, Outcome, Published, Row, Settings, Table
 
 _MOST_BYTES = 64 * 2**20  # of a file
 
@@ -149,11 +149,3 @@ def _rows(path: Path, found: Mapping[str, Any]) -> list[dict[str, Any]]:
         if not isinstance(row, dict) or not row.keys() >= _FIELDS[path.stem]:
             raise ParameterError(f"{path}, row {number}: it lacks fields of a stored run; measure it again")
     return rows
-
-
-def not_built(_: Settings) -> Outcome:
-    """§6 of Prompt Cache: modules chosen by the request. Raises NotBuiltError."""
-    raise NotBuiltError(
-        "cache-driven retrieval, which the paper names as future work and has no figures of, is not built; prompts say "
-        "themselves which modules they import"
-    )

@@ -18,9 +18,9 @@ from typing import Any
 
 from inlay.errors import InlayError
 from inlay.whole_file import replace_file
-from inlay_lab.reproduce.experiment import Experiment, NotBuiltError, NotHereError, Outcome, Settings
+from inlay_lab.reproduce.experiment import Experiment, NotHereError, Outcome, Settings
 
-_CLASSES: dict[str, type[Exception]] = {"not built": NotBuiltError, "not here": NotHereError}
+_CLASSES: dict[str, type[Exception]] = {"not here": NotHereError}
 
 
 class FailedError(Exception):
@@ -74,7 +74,7 @@ def main(name: str, path: str) -> None:
     try:
         said: dict[str, Any] = {"outcome": in_this_process(EXPERIMENTS[name], settings).report()}
     except NotHereError as error:
-        said = {"what": "not built" if isinstance(error, NotBuiltError) else "not here", "reason": str(error)}
+        said = {"what": "not here", "reason": str(error)}
     except FailedError as error:
         said = {"what": "failed", "reason": str(error)}
     replace_file(Path(path), json.dumps(said).encode(), durable=False)
