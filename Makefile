@@ -8,6 +8,7 @@
 # make test-newest   short suites with the newest release of every dependency, in build/newest; before a release, as it downloads for minutes
 # make check  ruff and mypy
 # make test-cluster   clusters on a Ray Serve of their own, whose processes are killed; some minutes
+# make test-page   the page at / in Chromium (apt install chromium), of one server and of a cluster; a minute or two
 # make clients   the packages that make test-all tries against a server; without them it says which tests it skips
 # make docs   the documentation as a site in build/site; it downloads MkDocs into a venv of its own
 # make asan tsan   the kernel's own test under sanitizers, without Python
@@ -15,7 +16,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo test test-unit test-lab test-long test-triton test-families test-newest test-cluster test-all clients check format docs clean asan tsan
+.PHONY: install demo test test-unit test-lab test-long test-triton test-families test-newest test-cluster test-page test-all clients check format docs clean asan tsan
 
 install: $(VENV)/.installed
 
@@ -67,8 +68,12 @@ test-newest:
 test-cluster: install
 	$(BIN)/python -m pytest tests/cluster tests/test_docs_cluster.py
 
-test-all: check
-	$(BIN)/python -m pytest
+PAGE := tests/server/test_page.py tests/server/test_page_browser.py tests/cluster/test_page.py
+test-page: install
+	$(BIN)/python -m pytest $(PAGE)
+
+test-all: check test-page
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(PAGE))
 
 # Each in a directory of its own: they ask for versions of the same packages that exclude each other.
 clients: install

@@ -26,6 +26,7 @@ from inlay.settings import SERVE
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
+HADOLINT = Path(sys.executable).with_name("hadolint")
 
 
 def instructions() -> list[tuple[str, str]]:
@@ -82,6 +83,13 @@ def test_the_image_runs_without_root_and_compiler():
     assert words.index("USER") < words.index("ENTRYPOINT")
     assert not any("apt-get" in rest for _, rest in stage)
     assert all(":" in rest for word, rest in instructions() if word == "FROM"), "a base image has no tag"
+
+
+@pytest.mark.skipif(not HADOLINT.exists(), reason="hadolint is not installed")
+def test_hadolint_finds_nothing_in_the_dockerfiles():
+    files = [DEPLOY / "Dockerfile", ROOT / "examples/cluster/Dockerfile"]
+    checked = subprocess.run([HADOLINT, "--no-color", *files], capture_output=True, text=True, check=False)
+    assert (checked.returncode, checked.stdout) == (0, "")
 
 
 def test_the_variables_of_the_image_are_settings():

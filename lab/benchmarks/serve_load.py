@@ -23,9 +23,11 @@ import subprocess
 import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from inlay_lab.bench.serve.clients import HABITS, ask_alone, make_cases
-from inlay_lab.bench.serve.measure import Load, run_load
+from inlay_lab.bench.serve.collector import collecting
+from inlay_lab.bench.serve.measure import Load, run_in_turns, run_load
 from inlay_lab.bench.serve.process import serving
 
 
@@ -39,18 +41,44 @@ def main() -> None:
         only=options.only,
         seed=options.seed,
     )
+    if options.traces:
+        found = with_traces(options, load)
+    elif len(options.url) > 1:
+        found = asyncio.run(run_in_turns({url: url for url in options.url}, load, options.rounds, progress))
+    else:
+        found = one_server(options, load)
+    print(json.dumps(found))
+
+
+def progress(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def one_server(options: argparse.Namespace, load: Load) -> dict[str, Any]:
+    """The figures of one server, a running one with ``--url``."""
     began = time.perf_counter()
-    with nullcontext((None, options.url)) if options.url else started(options) as (process, url):
+    with nullcontext((None, options.url[0])) if options.url else started(options) as (process, url):
         asyncio.run(ask_alone(url, make_cases(1, 1, random.Random())[0]))
         first = round(time.perf_counter() - began, 2)
-        found = asyncio.run(run_load(url, load, lambda line: print(line, file=sys.stderr)))
+        found = asyncio.run(run_load(url, load, progress))
     about = {} if process is None else {"first_answer_s": first, "exit_status": process.returncode}
-    print(json.dumps({"model": options.model if process else url, **about, **found}))
+    return {"model": options.model if process else url, **about, **found}
+
+
+def with_traces(options: argparse.Namespace, load: Load) -> dict[str, Any]:
+    """The figures of a server without traces and of one with traces, in turns."""
+    with collecting() as collector:
+        sends = ["--otlp-traces-endpoint", collector.endpoint]
+        with started(options) as (_, plain), started(options, *sends) as (_, traced):
+            found = asyncio.run(run_in_turns({"off": plain, "on": traced}, load, options.rounds, progress))
+    return {"model": options.model, **found, "traces": collector.requests, "trace_bytes": collector.size}
 
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", help="of a server that runs already, such as http://127.0.0.1:8000")
+    parser.add_argument(
+        "--url", action="append", default=[], help="of a running server, such as http://127.0.0.1:8000; can be repeated"
+    )
     parser.add_argument("--model", default="demo")
     parser.add_argument("--kv-memory", default="256MiB")
     parser.add_argument("--clients", type=int, default=Load.clients)
@@ -59,13 +87,20 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=int, default=Load.max_tokens)
     parser.add_argument("--only", choices=tuple(HABITS), help="the one habit that all clients have")
     parser.add_argument("--seed", type=int, default=Load.seed)
-    return parser.parse_args()
+    parser.add_argument("--traces", action="store_true", help="compare a server that sends traces to one that does not")
+    parser.add_argument("--rounds", type=int, default=5, help="of --seconds each, when servers are compared")
+    options = parser.parse_args()
+    if options.traces and options.url:
+        parser.error("--traces starts its own servers; leave out --url")
+    if options.rounds < 1:
+        parser.error("--rounds must be 1 or more")
+    return options
 
 
-def started(options: argparse.Namespace) -> AbstractContextManager[tuple[subprocess.Popen[str], str]]:
-    """A server in a separate process, and its URL."""
+def started(options: argparse.Namespace, *more: str) -> AbstractContextManager[tuple[subprocess.Popen[str], str]]:
+    """A server in a separate process, and its URL. ``more``: options of ``inlay serve``."""
     command = [options.model, "--log-level", "warning", "--dtype", "float32", "--kv-memory", options.kv_memory]
-    return serving([*command, "--profile", "off", "--promotion-memory", "0"])  # no background computation
+    return serving([*command, "--profile", "off", "--promotion-memory", "0", *more])  # no background computation
 
 
 if __name__ == "__main__":

@@ -319,6 +319,21 @@ def test_checking_a_schema_does_not_wait_for_torch(files):
     assert time.perf_counter() - started < 30
 
 
+@pytest.mark.parametrize("command", [["chat", "./nowhere"], ["run", "./nowhere", "Who?"], ["chat", "./nowhere.gguf"]])
+def test_a_missing_model_is_reported_before_torch_is_loaded(files, command):
+    code = f"import sys; from inlay.cli.main import main; print(main({command}), 'torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=files, check=True)
+    assert result.stdout.splitlines()[-1] == "2 False"
+    assert "./nowhere" in result.stderr
+
+
+@pytest.mark.parametrize("command", [["run", "notes.txt", "Who?"], ["chat", "notes.txt"]])
+def test_a_document_in_place_of_the_model_is_reported(files, capsys, command):
+    (files / "notes.txt").write_text("Bravel is a town.")
+    status, _, err = run(capsys, *command)
+    assert (status, "--document notes.txt" in err) == (2, True)
+
+
 @pytest.mark.long
 def test_the_benchmark_file_is_the_command():
     file = Path(__file__).parents[2] / "lab" / "benchmarks" / "ttft.py"

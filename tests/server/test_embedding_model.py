@@ -287,6 +287,7 @@ def test_models_that_cannot_embed_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError) as caught:
         ServerSettings(embedding_model=str(tmp_path / "missing"))
     assert caught.value.code == "model.not_found"
+    assert str(caught.value).startswith("embedding_model: "), "it names the option"
 
 
 def test_wrong_settings_are_refused(folder: Path) -> None:

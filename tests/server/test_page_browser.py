@@ -1,12 +1,8 @@
-"""The page in Chromium: documents, schemas, the cache, requests, keys, and text that looks like HTML.
-
-The tests need the package ``playwright``, and Chromium of the system or of Playwright.
-"""
+"""The page in Chromium: documents, schemas, the cache, requests, keys, and text that looks like HTML."""
 
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,14 +12,13 @@ import pytest
 from inlay import AsyncLLM, Schema
 from inlay.server.keys import editing
 
+from ..browsing import PHONE, ask, chromium, expect, number, opened
 from ..pages import DOCS
 from .conftest import Site, running
 
-sync_api = pytest.importorskip("playwright.sync_api")
 pytestmark = pytest.mark.slow
 
 EVIL = "<img src=x onerror=\"document.title='broken'\">"
-DESKTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
 STORED = "[Object.values(sessionStorage), Object.values(localStorage), document.cookie]"
 EVIL_TEXT = '&lt;script&gt;document.title="broken"&lt;/script&gt; is a text.'
 EVIL_PML = f'<schema name="evil"><module name="a">{EVIL_TEXT}</module></schema>'
@@ -31,14 +26,8 @@ EVIL_PML = f'<schema name="evil"><module name="a">{EVIL_TEXT}</module></schema>'
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    with sync_api.sync_playwright() as playwright:
-        try:
-            browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        except sync_api.Error as error:
-            pytest.skip(f"there is no Chromium: {error.message.splitlines()[0]}")
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -58,45 +47,14 @@ def demo(llm: AsyncLLM) -> Iterator[Site]:
 
 @pytest.fixture
 def page(browser: Any, demo: Site) -> Iterator[Any]:
-    """A page of the server. Any error in its console fails the test."""
-    for page in opened(browser, f"http://127.0.0.1:{demo.port}/"):
+    with opened(browser, f"http://127.0.0.1:{demo.port}/") as page:
         page.locator("#question").wait_for()
         yield page
 
 
-def opened(browser: Any, url: str, allowed: tuple[str, ...] = (), **options: Any) -> Iterator[Any]:
-    context = browser.new_context(**{"viewport": DESKTOP, **options})
-    page = context.new_page()
-    page.set_default_timeout(30_000)
-    wrong: list[str] = []
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
-    asked: set[str] = set()
-    page.on("request", lambda request: asked.add(request.url.split("/")[2]))
-    page.goto(url)
-    yield page
-    context.close()
-    assert [text for text in wrong if not any(word in text for word in allowed)] == []
-    assert asked == {url.split("/")[2]}, "nothing comes from elsewhere"
-
-
-def ask(page: Any, question: str) -> Any:
-    """Ask, wait for the end of the answer, and return its turn."""
-    turns = page.locator(".turn").count()
-    page.fill("#question", question)
-    page.keyboard.press("Enter")
-    turn = page.locator(".turn").nth(turns)
-    sync_api.expect(turn).to_have_attribute("aria-busy", "false")
-    return turn
-
-
-def number(text: str) -> int:
-    return int(re.search(r"[\d,]+", text)[0].replace(",", ""))
-
-
 def test_documents_are_reused_after_they_change_places(page: Any):
     page.click("text=Examples")
-    sync_api.expect(page.locator(".chip")).to_have_count(3)
+    expect(page.locator(".chip")).to_have_count(3)
     first = ask(page, "Who is the captain of Star of Gamin?")
     assert "Rolan Fader" in first.locator(".answer .text").inner_text()
     page.click("text=Clear")
@@ -155,23 +113,23 @@ def test_the_cache_is_a_map_and_a_tile_is_pinned_and_evicted(page: Any, demo: Si
     tile = page.locator(".tile", has_text="rosa")
     tile.click()
     detail = page.locator(".detail")
-    sync_api.expect(detail.locator("pre")).to_contain_text("This is the record of Rosa Tilen.")
+    expect(detail.locator("pre")).to_contain_text("This is the record of Rosa Tilen.")
     detail.get_by_role("button", name="Pin").click()
     detail.get_by_role("button", name="Unpin").click()
     detail.get_by_role("button", name="Evict").click()
-    sync_api.expect(page.locator(".tile", has_text="rosa")).to_have_count(0)
+    expect(page.locator(".tile", has_text="rosa")).to_have_count(0)
     page.fill("input[type=search]", "bravel")
-    sync_api.expect(page.locator(".tile")).to_have_count(1)
+    expect(page.locator(".tile")).to_have_count(1)
     page.locator(".tile").focus()
     page.keyboard.press("Enter")
-    sync_api.expect(detail.locator("h2")).to_have_text("bravel")
+    expect(detail.locator("h2")).to_have_text("bravel")
 
 
 def test_requests_are_listed_with_their_tokens(page: Any, demo: Site):
     answer = demo.post("/v1/completions", prompt="The ferry leaves at noon.", max_tokens=3)
     page.keyboard.press("3")
     row = page.locator(".request").first
-    sync_api.expect(row).to_contain_text("completions")
+    expect(row).to_contain_text("completions")
     assert number(row.locator(".answer").inner_text()) == answer["usage"]["completion_tokens"]
 
 
@@ -179,18 +137,18 @@ def test_schemas_have_versions_and_advice(page: Any):
     page.keyboard.press("4")
     page.locator(".names button", has_text="trip").click()
     page.get_by_role("tab", name=re.compile("Advice")).click()
-    sync_api.expect(page.locator(".advice")).to_contain_text("argument-first")
+    expect(page.locator(".advice")).to_contain_text("argument-first")
     page.get_by_role("tab", name="Source").click()
-    sync_api.expect(page.locator("pre.source")).to_contain_text('"name": "trip"')
+    expect(page.locator("pre.source")).to_contain_text('"name": "trip"')
     page.get_by_role("tab", name=re.compile("Versions")).click()
-    sync_api.expect(page.locator("tbody tr").first).to_contain_text("1")
+    expect(page.locator("tbody tr").first).to_contain_text("1")
 
 
 def test_text_that_looks_like_html_stays_text(page: Any, tmp_path: Path):
     file = tmp_path / f"{EVIL[:20]}.txt".replace("/", "_")
     file.write_text(EVIL)
     page.set_input_files("input[type=file]", str(file))
-    sync_api.expect(page.locator(".chip .name")).to_have_text(file.name)
+    expect(page.locator(".chip .name")).to_have_text(file.name)
     ask(page, EVIL)
     assert page.locator(".question").inner_text() == EVIL
     page.keyboard.press("Tab")
@@ -200,14 +158,14 @@ def test_text_that_looks_like_html_stays_text(page: Any, tmp_path: Path):
     page.goto(page.url.split("#")[0] + "#/schemas")
     page.locator(".names button", has_text="evil").click()
     page.get_by_role("tab", name="Source").click()
-    sync_api.expect(page.locator("pre.source")).to_contain_text("<script>document.title")
+    expect(page.locator("pre.source")).to_contain_text("<script>document.title")
     assert page.title() == "demo · inlay"
     assert page.locator("main img, main script").count() == 0
 
 
 def test_the_policy_forbids_html_from_text(browser: Any, demo: Site):
     tried = "() => { try { document.body.innerHTML = '<b>x</b>'; return 'done' } catch (e) { return e.name } }"
-    for page in opened(browser, f"http://127.0.0.1:{demo.port}/", allowed=("TrustedHTML",)):
+    with opened(browser, f"http://127.0.0.1:{demo.port}/", allowed=("TrustedHTML",)) as page:
         assert page.evaluate(tried) == "TypeError"
 
 
@@ -217,14 +175,14 @@ def test_a_server_with_keys_asks_for_one(browser: Any, llm: AsyncLLM, tmp_path: 
         key = file.add("ann")[0]
     with running(llm, keys_file=path, served_names=("demo",)) as site:
         url = f"http://127.0.0.1:{site.port}/"
-        for page in opened(browser, url, allowed=("401",)):
+        with opened(browser, url, allowed=("401",)) as page:
             page.get_by_label("API key").fill("wrong")
             page.get_by_role("button", name="Use this key").click()
             page.get_by_label("API key").fill(key)
             page.get_by_role("button", name="Use this key").click()
             page.wait_for_selector("#question")
             page.keyboard.press("3")
-            sync_api.expect(page.locator("main")).to_contain_text("Running")
+            expect(page.locator("main")).to_contain_text("Running")
             stored = page.evaluate(STORED)
             assert key in stored[0]
             assert key not in str(stored[1:])
@@ -233,13 +191,20 @@ def test_a_server_with_keys_asks_for_one(browser: Any, llm: AsyncLLM, tmp_path: 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_needs_no_sideways_scrolling(browser: Any, demo: Site, scheme: str):
     url = f"http://127.0.0.1:{demo.port}/"
-    for page in opened(browser, url, viewport=PHONE, color_scheme=scheme, has_touch=True):
+    with opened(browser, url, viewport=PHONE, color_scheme=scheme, has_touch=True) as page:
         page.wait_for_selector("#question")
         for view in ("playground", "cache", "requests", "schemas"):
             page.click(f'nav a[href="#/{view}"]')
             page.locator(f".view.{view}").wait_for()
             page.wait_for_timeout(500)
             assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], view
+        page.click('nav a[href="#/playground"]')
+        page.click("text=Examples")
+        turn = ask(page, "Who is the mayor of Bravel?")
+        turn.locator("summary", has_text="Where the tokens came from").click()
+        table = turn.locator(".diagnosis .scroll")
+        expect(table.get_by_text("bravel.txt")).to_be_visible()
+        assert table.evaluate("each => each.scrollWidth <= each.clientWidth"), "the table is cut off"
         ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
         light = sum(map(int, re.findall(r"\d+", ground)[:3])) > 380
         assert light == (scheme == "light")

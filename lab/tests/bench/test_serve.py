@@ -17,7 +17,8 @@ from inlay.api.openai.stream import Chunks
 from inlay.types import RequestOutput
 from inlay_lab.bench.serve import clients
 from inlay_lab.bench.serve.clients import Case, Verdict
-from inlay_lab.bench.serve.measure import Load, run_load
+from inlay_lab.bench.serve.collector import collecting
+from inlay_lab.bench.serve.measure import Load, run_in_turns, run_load
 from tests.server.conftest import Site, running, small_model
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "serve_load.py"
@@ -41,7 +42,9 @@ def test_a_short_load(loaded: Site):
     assert (found["wrong"], found["errors"], found["problems"]) == (0, 0, [])
     assert found["equal"] + found["near_ties"] + found["habits"]["leave"] >= found["requests"] > 8
     assert found["equal"] > 0.8 * found["requests"] - found["habits"]["leave"]
-    assert set(found["overhead_us"]) == {"read", "translate", "lay_out", "respond", "write"}
+    assert set(found["overhead_us"]) == {"read", "translate", "lay_out", "respond", "write", "trace"}
+    assert found["overhead_us"]["trace"] == 0, "traces are off"
+    assert found["cpu_ms_per_request"] > 0
     assert found["cached_share"] > 0.5
     assert found["held_chunks_at_the_end"] == 0
     assert found["engine_steps"] > 0
@@ -68,6 +71,25 @@ def test_its_command_takes_a_server_that_runs(loaded: Site, monkeypatch: pytest.
     monkeypatch.setattr(sys, "argv", ["serve_load.py", *options])
     runpy.run_path(str(FILE), run_name="__main__")
     assert capsys.readouterr().out.startswith(f'{{"model": "{url}", "clients": 2, ')
+
+
+def test_servers_with_and_without_traces_are_compared_in_turns():
+    llm = small_model(max_num_seqs=6)
+    with (
+        collecting() as collector,
+        running(llm) as plain,
+        running(llm, otlp_traces_endpoint=collector.endpoint) as traced,
+    ):
+        urls = {name: f"http://127.0.0.1:{site.port}" for name, site in (("off", plain), ("on", traced))}
+        load, rounds = replace(SHORT, clients=2, seconds=0.5, only="stream"), []
+        found = asyncio.run(run_in_turns(urls, load, 3, rounds.append))
+    order = [line.rpartition(" ")[2] for line in rounds if line.startswith("round")]
+    assert order == ["off", "on", "on", "off", "off", "on"]
+    assert (found["off"]["wrong"], found["on"]["errors"]) == (0, 0)
+    assert found["ratio"]["on / off"].keys() >= {"requests_per_s", "cpu_ms_per_request", "overhead_us", "ttft_ms"}
+    assert found["off"]["trace_us"] == 0 < found["on"]["trace_us"]
+    llm.shutdown()
+    assert collector.requests >= found["on"]["requests"] > 0
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ from inlay.cli.declared import group_of, known_settings, use_threads
 from inlay.cli.loading import told_loading
 from inlay.cli.options import adapters_of, policy_of, read_template, store_of, told_device, told_store
 from inlay.config import EngineConfig, ModelSettings
+from inlay.errors import ModelError
+from inlay.models.location import check_place
 from inlay.policy import ReusePolicy
 from inlay.settings import Setting, settings_of
 from inlay.wording import clip
@@ -106,6 +108,7 @@ class Options:
 
     def load_llm(self, model: str) -> LLM:
         """Load a model for calls that step the engine themselves. Raises InlayError."""
+        _check_place(model)
         with told_loading("the libraries"):
             from inlay.client.llm import LLM
         settings = self._checked(model)
@@ -116,6 +119,7 @@ class Options:
 
     def load_async(self, model: str) -> AsyncLLM:
         """Load a model whose engine has a thread of its own. Raises InlayError."""
+        _check_place(model)
         with told_loading("the libraries"):
             from inlay.client.async_llm import AsyncLLM
         settings = self._checked(model)
@@ -140,6 +144,19 @@ class Options:
 
         SamplingParams(**self._sampling())
         return self.llm_settings(model)
+
+
+def _check_place(model: str) -> None:
+    """Raise ModelError if there are no files of a model, before torch is loaded. A document is no model."""
+    try:
+        check_place(model)
+    except ModelError as error:
+        if error.code != "model.not_a_folder":
+            raise
+        raise ModelError(
+            f"{clip(model)} is a file, and no model; write the model first, and the file as --document {clip(model)}",
+            code=error.code,
+        ) from error
 
 
 def _report(llm: LLM | AsyncLLM, store: str) -> None:

@@ -117,6 +117,18 @@ def check_location(name: str) -> None:
     check_pointers(path)
 
 
+def check_place(name: str | os.PathLike[str]) -> None:
+    """Raise ModelError if no files of a model are where a name points to.
+
+    It loads no libraries, so a command can call it first. Names on the hub, ``random:<shape>`` and ``demo`` pass.
+    """
+    name = model_name(name)
+    if name == "demo" or name.startswith("random:") or hub_file(name) is not None:
+        return
+    if gguf_at(name) is None:
+        check_location(name)
+
+
 def weight_files(place: str) -> tuple[Path, ...]:
     """Return the files of a model's weights, for a folder or a GGUF file."""
     path = Path(place)

@@ -78,9 +78,11 @@ class AnswerResponse(Response):
             raise reason from error.__cause__
         finally:
             usage.end(failure)
-            service.live.end(live, failure)
+            row = service.live.end(live, failure)
             if service.traces is not None:
-                service.traces.record(live, failure, Headers(scope=scope))
+                began = time.perf_counter()
+                service.traces.record(live, row, failure, Headers(scope=scope))
+                service.metrics.overhead("trace", time.perf_counter() - began)
 
     async def _hold(self, request: ServerRequest, admission: AdmittedRequest) -> ServerRequest:
         """Reserve the answers and tokens of the request in its tenant's limits. Raises BodyError."""

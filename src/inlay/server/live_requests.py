@@ -118,15 +118,20 @@ class LiveRequests:
         self._running[live] = None
         return live
 
-    def end(self, live: LiveRequest, failure: Failure | None) -> None:
-        """Move a request to the ended ones. ``failure`` is the error that replaced or ended its answer."""
+    def end(self, live: LiveRequest, failure: Failure | None) -> Row:
+        """Move a request to the ended ones; returns its row.
+
+        ``failure`` is the error that replaced or ended its answer.
+        """
         del self._running[live]
         owner = live.tenant.owner
         rows = self._ended.setdefault(owner, deque(maxlen=ENDED))
-        rows.append(live.row(failure, ended=True))
+        row = live.row(failure, ended=True)
+        rows.append(row)
         self._ended.move_to_end(owner)
         if len(self._ended) > TENANTS:
             self._ended.popitem(last=False)
+        return row
 
     def rows(self, tenant: Tenant) -> Iterator[Row]:
         """Yield the tenant's running requests, oldest first, then its ended ones, latest first.

@@ -44,9 +44,9 @@ IN_VLLM = frozenset(
         "request_params_max_tokens",
     )
 )  # fmt: skip
-STEPS = ("read", "translate", "lay_out", "respond", "write")
+STEPS = ("read", "translate", "lay_out", "respond", "write", "trace")
 REASONS = ("stop", "length", "abort", "error")
-Step = Literal["read", "translate", "lay_out", "respond", "write"]
+Step = Literal["read", "translate", "lay_out", "respond", "write", "trace"]
 
 _FIRST_TOKEN = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),

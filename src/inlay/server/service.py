@@ -18,6 +18,7 @@ from inlay.api.failures import BodyError
 from inlay.api.reasoning import model_reasoning
 from inlay.api.tools.formats import model_tools
 from inlay.client.async_llm import AsyncLLM
+from inlay.errors import ModelError
 from inlay.models.embedding import EmbeddingModel, EmbeddingPooling
 from inlay.models.lora import check_names
 from inlay.pml import Schema
@@ -251,7 +252,10 @@ def _embedding(llm: AsyncLLM, settings: ServerSettings) -> EmbeddingService | No
     """Return the loaded embedding model; None if the served model answers requests for embeddings."""
     if settings.embedding_model is None:
         return None
-    model = EmbeddingModel(settings.embedding_model, cast("EmbeddingPooling | None", settings.embedding_pooling))
+    try:
+        model = EmbeddingModel(settings.embedding_model, cast("EmbeddingPooling | None", settings.embedding_pooling))
+    except ModelError as error:
+        raise ModelError(f"embedding_model: {error}", code=error.code) from error
     return EmbeddingService(model, llm.pools.prompts, llm.config.max_waiting)
 
 

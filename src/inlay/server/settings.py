@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from inlay.errors import ParameterError
+from inlay.errors import ModelError, ParameterError
 from inlay.policy import CEILINGS, PolicyFields, ReusePolicy, log_deprecated
 from inlay.settings import BATCH, SERVE, check_choice, check_seconds, check_settings, setting
 
@@ -25,10 +25,13 @@ def _endpoint(_: str, endpoint: str | None) -> None:
     check_endpoint(endpoint)
 
 
-def _location(_: str, model: str) -> None:
+def _location(name: str, model: str) -> None:
     from inlay.models.location import check_location, model_name
 
-    check_location(model_name(model))
+    try:
+        check_location(model_name(model))
+    except ModelError as error:
+        raise ModelError(f"{name}: {error}", code=error.code) from error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,17 +63,17 @@ function Diagnosis({ found, name }) {
   return html`<details class="diagnosis">
     <summary>Where the tokens came from</summary>
     ${modules.length > 0 &&
-    html`<div class="scroll"><table>
+    html`<div class="scroll"><table class="stacked">
       <thead><tr><th>Module</th><th>Tokens</th><th>Form</th><th>From</th><th>Shift</th><th>Computed</th></tr></thead>
       <tbody>
         ${modules.map(
           (one) => html`<tr>
             <td>${name(one.name)}</td>
-            <td>${count(one.tokens)}</td>
-            <td>${one.form}</td>
-            <td>${one.tier ? html`<i class=${one.tier}></i>${TIERS[one.tier]}` : "–"}</td>
-            <td>${one.shift > 0 ? `+${count(one.shift)}` : count(one.shift)}</td>
-            <td>${count(one.computed_tokens + one.recomputed_tokens)}${one.reason ? html` <small>${one.reason}</small>` : ""}</td>
+            <td data-name="Tokens">${count(one.tokens)}</td>
+            <td data-name="Form">${one.form}</td>
+            <td data-name="From">${one.tier ? html`<i class=${one.tier}></i>${TIERS[one.tier]}` : "–"}</td>
+            <td data-name="Shift">${one.shift > 0 ? `+${count(one.shift)}` : count(one.shift)}</td>
+            <td data-name="Computed">${count(one.computed_tokens + one.recomputed_tokens)}${one.reason ? html` <small>${one.reason}</small>` : ""}</td>
           </tr>`,
         )}
       </tbody>

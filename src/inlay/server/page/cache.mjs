@@ -40,6 +40,7 @@ export function Cache() {
     return found.sort(ORDERS[order][1]);
   }, [segments.data, filter, order]);
   const groups = order === "group" ? Map.groupBy(rows, group) : new Map([["", rows]]);
+  const clustered = segments.error?.code === "cluster.not_available";
   const selected = rows.find((row) => row.key === chosen);
   return html`
     ${totals.data && html`<${Tiers} stats=${totals.data} />`}
@@ -51,7 +52,11 @@ export function Cache() {
         )}
       </div>
     </div>
-    ${segments.error && html`<${Problem} error=${segments.error} />`}
+    ${clustered
+      ? html`<${Empty} title="Each replica has its own cache">
+          This server is a cluster, and the map shows the cache of one engine only. The answers in the playground show the source of each token.
+        <//>`
+      : segments.error && html`<${Problem} error=${segments.error} />`}
     ${segments.data &&
     !rows.length &&
     html`<${Empty} title=${filter ? "No module matches" : "Nothing is cached yet"}>

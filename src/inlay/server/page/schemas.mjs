@@ -134,16 +134,16 @@ function Divergence({ found }) {
   return html`<section class="card">
     <h2>Divergence from full prefill</h2>
     ${found.data.length > 0 &&
-    html`<div class="scroll"><table>
+    html`<div class="scroll"><table class="stacked">
       <thead><tr><th>Schema</th><th>Policy</th><th>Answers</th><th>Nats per token</th><th>Same top token</th></tr></thead>
       <tbody>
         ${found.data.map(
           (row) => html`<tr>
             <td>${row.schema || "(messages)"}</td>
-            <td>${row.reuse}${row.taken ? ` → ${row.taken}` : ""}</td>
-            <td>${count(row.samples)}</td>
-            <td>${row.kl.toFixed(4)}</td>
-            <td>${percent(row.top1, 1)}</td>
+            <td data-name="Policy">${row.reuse}${row.taken ? ` → ${row.taken}` : ""}</td>
+            <td data-name="Answers">${count(row.samples)}</td>
+            <td data-name="Nats per token">${row.kl.toFixed(4)}</td>
+            <td data-name="Same top token">${percent(row.top1, 1)}</td>
           </tr>`,
         )}
       </tbody>

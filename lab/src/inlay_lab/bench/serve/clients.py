@@ -202,6 +202,10 @@ class Results:
     gaps: list[float] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
+    @property
+    def requests(self) -> int:
+        return sum(self.counts[habit] for habit in HABITS)
+
     def wrong(self, kind: str, what: str) -> None:
         self.counts[kind] += 1
         self.problems.append(what)

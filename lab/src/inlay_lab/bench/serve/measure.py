@@ -7,7 +7,7 @@ import random
 import re
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,11 +71,73 @@ async def run_clients(url: str, load: Load, cases: list[Case], progress: Progres
     took = time.perf_counter() - began
     after = await at_rest(url, load.key)
     sizes = [round(size / 2**20, 1) for size in (*memory, after[_RSS])]
-    return {"clients": load.clients, **_seen(results, took), **_said(before, after, took), "rss_mib": sizes}
+    cpu = (after[_CPU] - before[_CPU]) / max(1, results.requests)
+    return {
+        "clients": load.clients,
+        **_seen(results, took),
+        **_said(before, after, took),
+        "cpu_ms_per_request": round(cpu * 1000, 3),
+        "rss_mib": sizes,
+    }
+
+
+async def run_in_turns(urls: Mapping[str, str], load: Load, rounds: int, progress: Progress) -> dict[str, Any]:
+    """Run the same clients against several servers in turns, so that a busy machine slows all of them.
+
+    Args:
+        urls: Of the servers, by name. The first one is the baseline.
+        rounds: Runs of each server. Every second round has the reverse order.
+
+    Returns:
+        By name the medians of the rounds, and for each later server the median ratio to the baseline of its round.
+    """
+    cases = {name: await ask_all(url, load, progress) for name, url in urls.items()}
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in urls}
+    for number in range(rounds):
+        for name in list(urls)[:: -1 if number % 2 else 1]:
+            progress(f"round {number + 1}/{rounds}: {name}")
+            found[name].append(await run_clients(urls[name], load, cases[name], progress))
+    figures = {name: [_compared(run) for run in runs] for name, runs in found.items()}
+    baseline, *others = urls
+    medians = {name: _medians(rows) for name, rows in figures.items()}
+    ratios = {name: _medians(list(map(_ratios, figures[name], figures[baseline]))) for name in others}
+    counts = {
+        name: {kind: sum(run[kind] for run in runs) for kind in ("requests", "wrong", "errors")}
+        for name, runs in found.items()
+    }
+    return {
+        "clients": load.clients,
+        "rounds": rounds,
+        **{name: {**counts[name], **medians[name]} for name in urls},
+        "ratio": {f"{name} / {baseline}": ratio for name, ratio in ratios.items()},
+    }
+
+
+def _compared(run: Mapping[str, Any]) -> dict[str, float]:
+    """The figures of a run that servers are compared by."""
+    times = {name: run[name]["p50"] for name in ("ttft_ms", "between_events_ms") if run[name] is not None}
+    overhead = round(sum(run["overhead_us"].values()), 1)
+    return {
+        "requests_per_s": run["requests_per_s"],
+        "cpu_ms_per_request": run["cpu_ms_per_request"],
+        "overhead_us": overhead,
+        "trace_us": run["overhead_us"]["trace"],
+        **times,
+    }
+
+
+def _ratios(row: Mapping[str, float], of: Mapping[str, float]) -> dict[str, float]:
+    return {name: value / of[name] for name, value in row.items() if of.get(name)}
+
+
+def _medians(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = rows[0].keys() & set.intersection(*(set(row) for row in rows))
+    return {name: round(statistics.median(row[name] for row in rows), 3) for name in rows[0] if name in names}
 
 
 _LABELS_OF_ALL = re.compile(r'(?<=[{,])(model_name|engine)="[^"]*",?')
 _RSS = "process_resident_memory_bytes"
+_CPU = "process_cpu_seconds_total"
 
 
 async def numbers(url: str, key: str | None = None) -> dict[str, float]:
@@ -99,14 +161,13 @@ async def at_rest(url: str, key: str | None) -> dict[str, float]:
 
 def _seen(results: Results, took: float) -> dict[str, Any]:
     """The clients' figures."""
-    asked = sum(results.counts[habit] for habit in HABITS)
     return {
         "seconds": round(took, 1),
-        "requests": asked,
+        "requests": results.requests,
         "habits": {habit: results.counts[habit] for habit in HABITS},
         **{kind: results.counts[kind] for kind in ("equal", "near_ties", "wrong", "errors")},
         "problems": results.problems[:_PROBLEMS],
-        "requests_per_s": round(asked / took, 2),
+        "requests_per_s": round(results.requests / took, 2),
         "tokens_per_s": round(results.tokens / took, 1),
         "ttft_ms": _percentiles(results.ttft),
         "between_events_ms": _percentiles(results.gaps),
