@@ -61,7 +61,8 @@ class Connection:
     @property
     def request_id(self) -> str | None:
         """The id of the request, as its X-Request-Id says."""
-        return self._scope.get("state", {}).get("request_id")
+        found: str | None = self._scope.get("state", {}).get("request_id")
+        return found
 
     async def send(self, message: Message) -> None:
         """ASGI's send."""

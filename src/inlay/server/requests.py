@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _TIMEOUT = "X-Request-Timeout"
 #: Path → the field of its prompts. It is ``prompt`` for the others.
-_PROMPTS = {Embeddings.EMBEDDINGS: "input", Embeddings.RERANK: "documents"}
+_PROMPTS: dict[str, str] = {Embeddings.EMBEDDINGS: "input", Embeddings.RERANK: "documents"}
 _MANY_NAMES = 9  # a message with this many names lists only the first ones
 
 
