@@ -13,7 +13,7 @@ def test_its_example_prints_the_cause(capsys):
     (example,) = (block for block in blocks(PAGE) if block.language == "python")
     exec(compile(example.text, str(example), "exec"), {})
     first, *_ = capsys.readouterr().out.splitlines()
-    assert "template date messages[0] Put the date behind the marked part" in first
+    assert "date or number messages[0] Put the date or number behind the marked part" in first
 
 
 def test_its_table_has_every_kind():

@@ -29,6 +29,7 @@ from inlay.settings import (
     SERVE,
     WARM,
     always_path,
+    check_date,
     check_device,
     check_nats,
     check_seconds,
@@ -237,6 +238,13 @@ class EngineConfig:
         "The filling of a parameter's hole while a module is encoded.",
         commands=(SERVE,),
         choices=PLACEHOLDERS,
+    )
+    template_date: str | None = setting(
+        None,
+        "The date that the chat template writes, as YYYY-MM-DD, for templates that write today's. Default: today's, "
+        "so stored text behind it is computed again on the next day (docs/guides/agents.md).",
+        commands=(*ANSWERING, BATCH, WARM),
+        checked=check_date,
     )
     cache_salt: str = setting("", "Text that separates this engine's segments from those of other engines.")
     generation_config: str = setting(

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-TEMPLATE_DATE, SYSTEM, TOOLS, MOVED = "template date", "changed system text", "tool set", "moved document"
+TEMPLATE_DATE, DATE, SYSTEM = "template date", "date or number", "changed system text"
+TOOLS, MOVED = "tool set", "moved document"
 THINKING, MESSAGE = "dropped thinking", "changed message"
 EVICTED, EXPIRED, ADAPTER, POLICY = "evicted", "expired", "other adapter", "policy"
 STATE, NEW = "between states", "new"
@@ -16,8 +17,13 @@ _REPLICA = "Free memory of the host or the disk, or wait a little, and send the 
 #: Kind of cause → its message and its remedy. Beside these kinds, it has the reasons of misses (types.MISS_REASONS).
 CAUSES: Mapping[str, tuple[str, str]] = {
     TEMPLATE_DATE: (
+        "The chat template has written another date or number than into a stored prompt.",
+        "Set template_date, or give the template's own variable in chat_template_kwargs. Write the date into the last "
+        "message.",
+    ),
+    DATE: (
         "Only digits or names of days and months differ from a stored prompt, in front of the rest.",
-        "Put the date behind the marked part, or into the last message.",
+        "Put the date or number behind the marked part, or into the last message.",
     ),
     SYSTEM: (
         "The system text differs from that of a stored prompt.",

@@ -14,6 +14,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Mapping
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,16 @@ def check_seconds(name: str, value: object) -> float:
     if _is_positive(value):
         return float(value)  # type: ignore[arg-type]
     raise ParameterError(f"{name} is {value!r}; it must be a number of seconds above 0", code="parameter.out_of_range")
+
+
+def check_date(name: str, value: object) -> None:
+    """Raise ParameterError unless the value is a date as YYYY-MM-DD."""
+    try:
+        date.fromisoformat(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise ParameterError(
+            f"{name} is {show(value)}; write a date as YYYY-MM-DD, like 2026-01-31", code="parameter.invalid_date"
+        ) from None
 
 
 def check_nats(name: str, value: object) -> None:

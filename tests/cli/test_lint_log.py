@@ -47,7 +47,7 @@ def breaks(report: dict) -> dict[str, str]:
 
 def test_a_date_in_the_system_text(lint):
     report = lint(openai("3 May"), openai("4 May"), openai("5 May"))
-    assert breaks(report) == {"messages[0]": "template date"}
+    assert breaks(report) == {"messages[0]": "date or number"}
     (found,) = report["breaks"]
     assert found["requests"] == 2
     assert found["tokens"] == report["lost_tokens"] > 2 * len(RULES) // 8
@@ -64,7 +64,7 @@ def test_tools_in_another_order_and_a_new_tool(lint):
 
 def test_anthropic_names_the_block(lint):
     report = lint(anthropic("Stable. " * 8, "cch=1234; ", RULES), anthropic("Stable. " * 8, "cch=5678; ", RULES))
-    assert breaks(report) == {"system[1]": "template date"}
+    assert breaks(report) == {"system[1]": "date or number"}
     report = lint(anthropic(RULES, tools=("read", "write")), anthropic(RULES, tools=("read", "list", "write")))
     assert breaks(report) == {"tools": "tool set"}
 

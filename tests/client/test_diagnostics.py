@@ -67,7 +67,7 @@ def kinds(found: Diagnostics) -> list[str]:
 
 
 CHANGES = {
-    "template date": (asked("It is 25 November. " + RULES), asked("It is 4 December. " + RULES)),
+    "date or number": (asked("It is 25 November. " + RULES), asked("It is 4 December. " + RULES)),
     "changed system text": (asked("Be brief. " + RULES), asked("Be friendly and say more. " + RULES)),
     "moved document": (asked(text=ISLAND + BRIDGE), asked(text=BRIDGE + ISLAND)),
     "changed message": (asked(text="The first draft. " + ISLAND), asked(text="Another version. " + ISLAND)),
@@ -180,7 +180,7 @@ def test_a_prompt_kept_out_of_the_cache_is_explained(llm: LLM):
 def test_a_text_prompt_is_explained(llm: LLM):
     for day in (25, 26):
         found = explained(llm, f"Written on day {day}.\n{ISLAND}{BRIDGE}", "text")
-    assert kinds(found)[0] == "template date"
+    assert kinds(found)[0] == "date or number"
     assert found.causes[0].place == "prompt"
 
 

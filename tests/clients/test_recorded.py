@@ -10,6 +10,7 @@ import pytest
 
 from inlay import AsyncLLM
 from tests.clients.site import CLIENTS, RECORDED, model_with_tools
+from tests.pages import DOCS, rows
 from tests.server.conftest import Site, running
 
 
@@ -40,3 +41,14 @@ def test_what_a_client_sends_is_answered(site: Site, name: str) -> None:
             assert answer.endswith('data: {"type":"message_stop"}\n\n' if anthropic else "data: [DONE]\n\n")
         else:
             assert answer["content" if anthropic else "choices"]
+
+
+def test_the_matrix_names_the_clients_that_sent_tools_beside_a_schema() -> None:
+    header = ("client", "chats, streams", "tools, also streamed", "answers of a schema", "tools beside a schema")
+    said = {row[0].split()[0]: row[-1] for row in rows(DOCS / "guides" / "run-a-server.md", *header)}
+    assert {name: has_both(name) for name in said} == {name: cell == "yes" for name, cell in said.items()}
+
+
+def has_both(name: str) -> bool:
+    bodies = [one["body"] for one in recorded(name)]
+    return any(body.get("tools") and {"response_format", "output_config"} & body.keys() for body in bodies)

@@ -59,7 +59,7 @@ def test_schemas_follow_the_clock_and_say_so(clock, caplog):
     llm = LLM(replace(loaded, tokenizer=with_template(loaded.tokenizer, DATED)), kv_memory="16MiB", chunk_size=8)
     with caplog.at_level(logging.WARNING):
         llm.add_schema(SCHEMA)
-    assert any("the chat template writes the date or time" in record.getMessage() for record in caplog.records)
+    assert any("writes today's date in front of a schema" in record.getMessage() for record in caplog.records)
     prompt = SCHEMA.prompt().use("a").text("Well?")
     (today,) = llm.generate(prompt, GREEDY)
     assert "Today is 01 May. Rules." in (today.prompt or "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -26,6 +27,16 @@ def told(site: Site, path: str, body: Any, method: str = "POST") -> tuple[int, s
     assert len(error["param"] or "") <= 101
     assert "\n" not in error["message"]
     return status, error["message"]
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("mib", [9, 30])
+def test_a_client_that_reads_after_its_whole_body_gets_the_refusal_of_a_large_one(site: Site, mib: int, chunked: bool):
+    body = b"x" * mib * 2**20
+    with closing(site.open()) as connection:
+        connection.request("POST", CHAT, iter([body]) if chunked else body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        assert (response.status, json.load(response)["error"]["code"]) == (413, "body_too_large")
 
 
 @pytest.mark.parametrize(

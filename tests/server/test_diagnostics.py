@@ -43,7 +43,7 @@ def test_every_dialect_explains_its_requests(site: Site, path: str):
     assert found.keys() == {"modules", "departure", "causes"}
     assert found["departure"]["lost_tokens"] > 50
     first, *_ = found["causes"]
-    assert first["kind"] == ("template date" if path == COMPLETIONS else "changed message")
+    assert first["kind"] == ("date or number" if path == COMPLETIONS else "changed message")
     assert first.keys() == {"kind", "tokens", "place", "message", "remedy"}
     assert "diagnostics" not in site.post(path, **BODIES[path](27))["inlay"]
 

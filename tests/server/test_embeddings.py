@@ -140,3 +140,20 @@ def test_embeddings_are_counted_and_described(site: Site) -> None:
         reference = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
         assert reference.endswith(f"/{body}")
         assert body in document["components"]["schemas"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        (EMBEDDINGS, {"input": ["a"] * 9}, "input"),
+        (RERANK, {"query": "a", "documents": ["a"] * 9}, "documents"),
+    ],
+)
+def test_more_texts_than_the_queue_holds_are_refused_by_the_name_of_their_field(
+    path: str, body: dict[str, Any], field: str
+) -> None:
+    llm = AsyncLLM(tool_model("qwen"), kv_memory="16MiB", chunk_size=4, seed=1, max_waiting=8)
+    with running(llm) as site:
+        status, error = site.refusal(path, body)
+    llm.shutdown()
+    assert (status, error["code"], error["param"]) == (400, "invalid_value", field)

@@ -15,6 +15,7 @@ from tests.api.tool_templates import tool_model
 from .conftest import Site, running
 from .site import Site as Guarded
 from .site import with_keys
+from .test_completions import asking
 
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 ASKED = {"role": "user", "content": "Hello there"}
@@ -135,6 +136,21 @@ def test_the_start_of_an_answer_is_continued(tools_site: Site) -> None:
     start = whole[:5]
     rest = tools_site.post(MESSAGES, **{**body, "messages": [ASKED, {"role": "assistant", "content": start}]})
     assert (start + rest["content"][0]["text"]).startswith(whole)
+
+
+def test_an_error_that_ends_a_stream_has_the_request_id() -> None:
+    llm = AsyncLLM(tool_model("qwen"), kv_memory="16MiB", chunk_size=8, seed=1)
+    endless = {**BODY, "max_tokens": 1900, "ignore_eos": True, "stream": True}
+    text = b""
+    with running(llm, drain_s=0.1) as site, asking(site, endless, MESSAGES) as connection:
+        text += connection.recv(1000)
+        site.server.loop.call_soon_threadsafe(site.server.stop)
+        while part := connection.recv(65536):
+            text += part
+    llm.shutdown()
+    event = json.loads(text.split(b"data: ")[-1].split(b"\n\n")[0])
+    assert (event["type"], event["error"]["code"]) == ("error", "server_stopping")
+    assert f"x-request-id: {event['request_id']}".encode() in text
 
 
 def test_an_error_has_anthropics_envelope_and_the_request_id(tools_site: Site) -> None:

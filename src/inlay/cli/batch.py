@@ -76,7 +76,7 @@ def batch(
         | ({"adapters": adapters} if adapters else {})
         | {
             name: settings[name]
-            for name in ("kv_cache_dtype", "tolerance")
+            for name in ("kv_cache_dtype", "tolerance", "template_date")
             if settings[name] != settings_of(EngineConfig)[name].default
         },
     )

@@ -12,7 +12,7 @@ import typer
 
 from inlay.cli.explain import LoggedRequest, Row, call_of, diagnose, prompt_processor, read_requests
 from inlay.cli.output import stdout_console
-from inlay.diagnostics import CAUSES, MESSAGE, MOVED, TEMPLATE_DATE, TOOLS
+from inlay.diagnostics import CAUSES, MESSAGE, MOVED, TOOLS
 from inlay.errors import InlayError, ParameterError
 from inlay.wording import counted
 
@@ -28,9 +28,9 @@ _TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}"
     "{% for call in message.tool_calls or [] %}{{ call.function | tojson }}{% endfor %}\n{% endfor %}"
 )
-_CLOCK_REMEDY = (
-    "The chat template writes the date in front of the conversation, so all prompts change every day. If it takes a "
-    "date as a variable, set it with chat_template_kwargs, and write the date into the last message."
+_CLOCK = (
+    "The chat template writes today's date into conversations, so all prompts change every day. Set template_date, or "
+    "the template's own variable in chat_template_kwargs, and write the date into the last message."
 )
 
 
@@ -234,7 +234,7 @@ def _print(report: _Report) -> None:
         "cached"
     )
     if report.clock:
-        print(_CLOCK_REMEDY)
+        print(_CLOCK)
     if not report.breaks:
         print("no field breaks the cache")
         return
@@ -262,5 +262,3 @@ def _examples(report: _Report) -> Iterator[str]:
         if not each.detail:
             yield f"  stored  {json.dumps(each.stored_text, ensure_ascii=False)}"
             yield f"  new     {json.dumps(each.new_text, ensure_ascii=False)}"
-        if each.kind == TEMPLATE_DATE and each.field == "template":
-            yield f"  {_CLOCK_REMEDY}"

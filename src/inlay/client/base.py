@@ -124,7 +124,11 @@ class Base:
         self.divergence_log = DivergenceLog(None, profiles=False) if local is None else local.divergence_log
         #: Turns prompts into requests.
         self.processor = PromptProcessor(
-            tokenizer, client.model, self.config.placeholders, likely=self.config.prefetch == "likely"
+            tokenizer,
+            client.model,
+            self.config.placeholders,
+            self.config.template_date,
+            likely=self.config.prefetch == "likely",
         )
         #: Resolves ``auto`` by the measurements of this model.
         self.auto = AutoReuse(name, client.model, self.config, None if local is None else local.meter)

@@ -251,7 +251,7 @@ class ClusterSettings(_SettingsPart):
         """Return the options for preparing prompts. Slots and queue are those of all replicas together."""
         said: dict[str, Any] = {
             name: self.engine[name]
-            for name in ("reuse", "tolerance", "positions", "placeholders", "store_codec")
+            for name in ("reuse", "tolerance", "positions", "placeholders", "template_date", "store_codec")
             if name in self.engine
         }
         config = EngineConfig.of({**_plain(self.engine), "max_waiting": self.engine_settings()["max_waiting"]})

@@ -17,6 +17,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, datetime, time
 from functools import cached_property, lru_cache
 from itertools import accumulate, chain, combinations, pairwise, product
 from typing import Any
@@ -24,7 +25,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from inlay.errors import ModelError
-from inlay.prompt.chat_options import ChatOptions
+from inlay.prompt.chat_options import ChatOptions, free_variables
 from inlay.prompt.tokens import Seams, at_seams
 from inlay.prompt.tool_texts import ToolFinder, ToolTexts
 
@@ -102,6 +103,15 @@ _BEFORE, _AFTER = "\n\t\n", "\n \n"  # white space around a body shows what the 
 _STRIPPED = ("", "\n", None)
 _END = f"{secrets.randbelow(10**24):024d}"  # behind a continued message; the digits are secret
 _CLOCK = "strftime_now"  # transformers gives templates the time only under this name
+_DAYS = (date(2001, 2, 3), date(2014, 11, 25))  # they differ in each part of a date
+_DATE_CODES = [f"%-{code}" for code in "dmyHIMSj"] + [f"%{code}" for code in "aAbBcdDeFgGHIjmMpRSTuUVwWxXyYzZ"]
+#: Put in front of a template, because transformers gives templates no functions of a caller.
+_STOPPED_CLOCK = (
+    "{{% macro strftime_now(format) %}}{{% set found = namespace(text=format) %}}{{% for code, text in {shown} %}}"
+    "{{% set found.text = found.text.replace(code, text) %}}{{% endfor %}}{{{{ found.text }}}}{{% endmacro %}}\n"
+)
+_DATE_MARK = "7310946"
+_DATE_CHECKS = 64  # kinds of conversations
 _THINKING = re.compile(r"\.thinking\b|\[['\"]thinking['\"]\]")
 _ROLES_SHOWN = 20  # roles listed in a message
 _REMEMBERED_TURNS = 256  # longer conversations are not cached, because any client can send many
@@ -159,11 +169,16 @@ class Trim:
 class ChatTemplate:
     """The chat template of one tokenizer, as pieces around the bodies of turns.
 
-    ``variables`` are the template's variables beside messages and tools.
+    Args:
+        variables: the template's variables beside messages and tools.
+        day: the date that the template writes. None for today's.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any] | None = None, day: date | None = None
+    ) -> None:
         self._tokenizer = tokenizer
+        self._day = day
         added = tokenizer.added_tokens_decoder.values()
         self._seams = Seams(token.content for token in added)
         # Templates look for the model's own tokens, such as </think>, in past answers.
@@ -171,6 +186,8 @@ class ChatTemplate:
         self._variables: dict[str, Any] = {} if variables is None else self._seams.put(variables)
         #: The kinds of warnings that were logged: each is once.
         self.warned: set[str] = set()
+        #: The kinds of conversations that were checked for the date.
+        self._dated: set[tuple[object, ...]] = set()
         self._cuts = lru_cache(maxsize=1024)(self._find_cut)
         self._trims = lru_cache(maxsize=1024)(self._find_trims)
 
@@ -185,9 +202,12 @@ class ChatTemplate:
         if not variables:
             return self
         # Not cached: faster requests would reveal that another tenant uses these variables.
-        told = ChatTemplate(self._tokenizer, variables)
-        told.warned = self.warned
-        return told
+        return self._with(variables, self._day)
+
+    def _with(self, variables: Mapping[str, Any], day: date | None) -> ChatTemplate:
+        made = ChatTemplate(self._tokenizer, variables, day)
+        made.warned, made._dated = self.warned, self._dated
+        return made
 
     @property
     def source(self) -> str:
@@ -201,10 +221,57 @@ class ChatTemplate:
 
     @cached_property
     def tells_time(self) -> bool:
-        """True if the template asks for the time, so that its text may change from day to day."""
+        """True if the template asks for today's date or the time, so that its text may change from day to day."""
+        if self._day is not None:
+            return False
         templates = self._tokenizer.chat_template
         texts = templates.values() if isinstance(templates, Mapping) else [templates]
         return any(_CLOCK in str(text) for text in texts)
+
+    def warn_of_date(self, first: Mapping[str, Any], tools: Tools | None) -> None:
+        """Warn once if the template writes today's date into a conversation.
+
+        Args:
+            first: its first message. Templates write the date beside the system text.
+        """
+        if not self.tells_time:
+            return
+        system = first["role"] in ("system", "developer")
+        kind = (system, tools is not None, *sorted(self._variables))
+        if kind in self._dated or len(self._dated) >= _DATE_CHECKS:
+            return
+        self._dated.add(kind)
+        messages = [first, _QUESTION] if system else [_QUESTION]
+        try:
+            if not self._changes_daily(messages, tools, self._variables):
+                return
+        except ModelError:  # the real conversation tells why
+            return
+        name = self._date_variable(messages, tools)
+        given = "set template_date" if name is None else f"set template_date, or give {name} in chat_template_kwargs"
+        self.warn_once(
+            "the chat template writes today's date into the conversation, so the stored text behind it is of no use "
+            f"on the next day: {given}, and write the date into the last message"
+        )
+
+    def _date_variable(self, messages: Sequence[Mapping[str, Any]], tools: Tools | None) -> str | None:
+        """Return the variable that the template shows in place of the date. None without one."""
+        for name in free_variables(self._tokenizer):
+            given = {**self._variables, name: _DATE_MARK}
+            try:
+                shown = _DATE_MARK in self._with(given, None).render(messages, tools=tools)
+                if shown and not self._changes_daily(messages, tools, given):
+                    return name
+            except ModelError:  # the variable is no text
+                continue
+        return None
+
+    def _changes_daily(
+        self, messages: Sequence[Mapping[str, Any]], tools: Tools | None, variables: Mapping[str, Any]
+    ) -> bool:
+        """True if the rendering differs between two days."""
+        one, other = (self._with(variables, day).render(messages, tools=tools) for day in _DAYS)
+        return one != other
 
     @cached_property
     def _reads_thinking(self) -> bool:
@@ -527,10 +594,21 @@ class ChatTemplate:
             self._tokenizer.apply_chat_template(
                 given,
                 tools=[dict(tool) for tool in tools] if tools else None,
+                chat_template=self._with_clock(tools),
                 tokenize=False,
                 add_generation_prompt=generation,
                 **self._variables,
             )
+        )
+
+    def _with_clock(self, tools: Tools | None) -> str | None:
+        """Return the template with a clock that stands at the chosen date. None for the template as it is."""
+        if self._day is None:
+            return None
+        midnight = datetime.combine(self._day, time())
+        shown = [(code, midnight.strftime(code)) for code in _DATE_CODES]
+        return _STOPPED_CLOCK.format(shown=shown) + str(
+            self._tokenizer.get_chat_template(tools=[_TOOL] if tools else None)
         )
 
 

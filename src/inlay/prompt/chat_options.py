@@ -109,13 +109,22 @@ def _variables(template: str) -> frozenset[str]:
     return frozenset(meta.find_undeclared_variables(tree)) - set(environment.globals)
 
 
+def free_variables(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Return the names that ``chat_template_kwargs`` may have for a tokenizer's chat template."""
+    return _free(template_variables(tokenizer), tokenizer)
+
+
+def _free(known: frozenset[str], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    return sorted(known - _OWN - _reserved(tokenizer) - _FUNCTIONS)
+
+
 def _reserved(tokenizer: PreTrainedTokenizerBase) -> set[str]:
     """Return the names that transformers uses: special tokens, and its own parameters."""
     return {*tokenizer.special_tokens_map, *inspect.signature(tokenizer.apply_chat_template).parameters}
 
 
 def _offer(known: frozenset[str], tokenizer: PreTrainedTokenizerBase) -> str:
-    free = sorted(known - _OWN - _reserved(tokenizer) - _FUNCTIONS)
+    free = _free(known, tokenizer)
     if not free:
         return "this model's chat template takes none; leave it out"
     return f"this model's chat template takes {', '.join(free[:_NAMES_SHOWN])}; write one of these, or leave it out"

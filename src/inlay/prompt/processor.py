@@ -6,6 +6,7 @@ import logging
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import date
 from itertools import accumulate
 from typing import Any
 
@@ -65,6 +66,7 @@ class PromptProcessor:
     Args:
         tokenizer: a transformers tokenizer with a ``tokenizers`` backend. Prompts with turns need its chat template.
         placeholders: the filling of parameter holes while modules are encoded, "none" or "unk".
+        template_date: the date that the chat template writes, as YYYY-MM-DD. None for today's.
         likely: if True, requests name the modules that may be read next.
     """
 
@@ -73,6 +75,7 @@ class PromptProcessor:
         tokenizer: PreTrainedTokenizerBase,
         model: ModelInfo,
         placeholders: str = "none",
+        template_date: str | None = None,
         *,
         likely: bool = False,
     ) -> None:
@@ -85,7 +88,8 @@ class PromptProcessor:
         self.tokenizer = tokenizer
         self.model = model
         self.encoder = TextEncoder(tokenizer, model.max_positions)
-        self.template = ChatTemplate(tokenizer)
+        day = None if template_date is None else date.fromisoformat(template_date)
+        self.template = ChatTemplate(tokenizer, day=day)
         self.schemas = KnownSchemas(model, self.encoder, self.template, placeholders)
         self._pieces = PieceFinder(tokenizer)
 
@@ -451,6 +455,8 @@ class PromptProcessor:
         chat = Conversation(tuple(map(with_marked_parts, given)), without_marks(given.tools), given.options)
         chat.options.check_last(chat)
         template = self.template.told(chat.options)
+        if chat:
+            template.warn_of_date(as_turn(chat[0]), chat.tools)
         in_pieces = in_pieces and self.model.why_not_shift is None and has_pieces(chat)
         if in_pieces or not all(isinstance(message["content"], str) for message in chat):
             ttls = tool_ttls(given.tools)

@@ -265,7 +265,7 @@ def _kind(
         return diagnostics.NEW
     moved = _moved(earlier, ids, compared.first)
     if section in ("template", "system", "prompt") and not moved and _only_dates(old, new, at):
-        return diagnostics.TEMPLATE_DATE
+        return diagnostics.TEMPLATE_DATE if section == "template" else diagnostics.DATE
     if moved:
         return diagnostics.MOVED
     return diagnostics.SYSTEM if section in ("system", "template") else diagnostics.MESSAGE

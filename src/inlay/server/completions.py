@@ -164,7 +164,7 @@ class AnswerResponse(Response):
             failure = _failure(self._reason(error))
             if failure is INTERNAL_ERROR:
                 logger.exception("an unexpected exception ended a stream")
-            await events.end(stream.fail(failure))
+            await events.end(stream.fail(replace(failure, request_id=connection.request_id)))
             return failure
         return None
 

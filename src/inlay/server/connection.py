@@ -58,6 +58,12 @@ class Connection:
         if self._gone and self._task.uncancel() <= self._cancelled and kind is asyncio.CancelledError:
             raise ClientGoneError from error
 
+    @property
+    def request_id(self) -> str | None:
+        """The id of the request, as its X-Request-Id says."""
+        found: str | None = self._scope.get("state", {}).get("request_id")
+        return found
+
     async def send(self, message: Message) -> None:
         """ASGI's send."""
         if message["type"] == "http.response.body" and not message.get("more_body", False):

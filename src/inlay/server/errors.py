@@ -123,8 +123,10 @@ async def handle_validation_error(request: Request, error: Exception) -> Respons
     return failure_response(failure_of(BodyError(message, param=name)), request.scope)
 
 
-_LINGER_S = 1.0
-_LINGER_BYTES = 2**20
+# Bounds of the rest of a refused body, which is read and dropped.
+_LINGER_S = 30.0
+_SILENT_S = 1.0
+_LINGER_BYTES = 2**25
 _SMALL_BYTES = 2**16
 
 
@@ -132,8 +134,9 @@ async def refuse(error: BodyError, scope: Scope, receive: Receive, send: Send) -
     """Answer with an error while more of the body may follow.
 
     A small body is read and dropped, and the connection stays open. After a larger body the connection is closed. The
-    server reads a little of the body first, because an immediate close would reset the TCP connection, and a client
-    that is still sending would lose the answer.
+    server first drops up to 32 MiB of the body, until the client is silent for a second, for at most 30 seconds. An
+    earlier close would reset the TCP connection, and a client that reads only after its whole body would lose the
+    answer.
     """
     response = failure_response(failure_of(error), scope)
     if not has_body(scope) or await _small(scope, receive):
@@ -164,7 +167,8 @@ async def _thrown_away(receive: Receive, most: int) -> bool:
     with suppress(TimeoutError):
         async with asyncio.timeout(_LINGER_S):
             while most >= 0:
-                message = await receive()
+                async with asyncio.timeout(_SILENT_S):
+                    message = await receive()
                 most -= len(message.get("body", b""))
                 if not message.get("more_body", False):  # a client that has left sends no more either
                     return True

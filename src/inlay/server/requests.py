@@ -14,6 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from inlay.api.call import Call
+from inlay.api.embeddings.bodies import Endpoint as Embeddings
 from inlay.api.failures import MAX_NAME, BodyError, naming_text_model
 from inlay.pml import Prompt
 from inlay.policy import ReusePolicy, default_policy
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from inlay.server.usage import RequestUsage
 
 _TIMEOUT = "X-Request-Timeout"
+#: Path → the field of its prompts. It is ``prompt`` for the others.
+_PROMPTS: dict[str, str] = {Embeddings.EMBEDDINGS: "input", Embeddings.RERANK: "documents"}
 _MANY_NAMES = 9  # a message with this many names lists only the first ones
 
 
@@ -177,7 +180,7 @@ def _check_answers(call: Call, service: Service) -> None:
         message = (
             f"the request asks for {answers:,} answers, but the queue holds {most:,}; split it into several requests"
         )
-        raise BodyError(message, param="n" if len(call.prompts) == 1 else "prompt")
+        raise BodyError(message, param="n" if len(call.prompts) == 1 else _PROMPTS.get(call.endpoint, "prompt"))
 
 
 def _check_priority(call: Call, tenant: Tenant) -> None:

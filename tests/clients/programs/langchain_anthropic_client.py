@@ -7,7 +7,7 @@ from typing import Any
 
 from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import HumanMessage, ToolMessage
-from scenario import AGAIN, ASKED, BASE, CITY, MODEL, TOOLS, run
+from scenario import AGAIN, ASKED, BASE, CITY, FORM, MODEL, TOOLS, run
 
 
 def model(**more: Any) -> ChatAnthropic:
@@ -63,5 +63,16 @@ def structured() -> None:
     assert json.loads(json.dumps(found))["city"] in ("Oslo", "Rome")
 
 
+def tools_and_structured() -> None:
+    both = model(max_tokens=400).bind_tools(TOOLS, response_format=FORM)
+    messages: list[Any] = [HumanMessage(ASKED)]
+    for _ in range(2):
+        answered = both.invoke(messages)
+        messages += [answered, *(ToolMessage("Sunny.", tool_call_id=call["id"]) for call in answered.tool_calls)]
+        if not answered.tool_calls:
+            assert json.loads(str(answered.content))["city"] in ("Oslo", "Rome")
+            messages.append(HumanMessage(AGAIN))
+
+
 if __name__ == "__main__":
-    run(chat, stream, tools, streamed_tools, structured)
+    run(chat, stream, tools, streamed_tools, structured, tools_and_structured)
