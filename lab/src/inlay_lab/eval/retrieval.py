@@ -128,6 +128,12 @@ def collection(setting: RetrievalSetting) -> tuple[list[Document], list[Ask]]:
     return documents, asks
 
 
+def joined(documents: Sequence[Document], size: int) -> list[str]:
+    """Return longer documents: the texts of ``size`` documents each, as paragraphs without titles."""
+    firsts = range(0, len(documents) - size + 1, size)
+    return ["".join(f"{one.text}\n\n" for one in documents[first : first + size]) for first in firsts]
+
+
 def measure_retrieval(
     make: Callable[[float], LLM], setting: RetrievalSetting, progress: Callable[[int, int], None] | None = None
 ) -> dict[str, Any]:
