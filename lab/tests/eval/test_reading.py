@@ -10,7 +10,7 @@ import torch
 from inlay import LLM, ParameterError
 from inlay_lab.eval import reading as module
 from inlay_lab.eval.reading import measure_reading, table
-from inlay_lab.eval.reading_data import messages_of, read_data
+from inlay_lab.eval.reading_data import documents_data, messages_of, read_data
 from inlay_lab.eval.reading_tasks import choice, citation, rouge_l
 from tests.raising import raises
 
@@ -169,3 +169,16 @@ def test_bad_data_is_named_with_its_place(folder):
     (folder / "passages.jsonl").unlink()
     with pytest.raises(ParameterError, match=r"passages\.jsonl: cannot be read"):
         read_data(folder)
+
+
+def test_generated_documents_have_their_answers():
+    data = documents_data(questions=12, passages=3, paragraphs=2)
+    assert len(data.questions) == 12
+    with_answer = [question for question in data.questions if question.passage in question.contexts]
+    assert len(with_answer) >= 10  # the retriever found the document
+    for question in with_answer:
+        assert question.gold in question.passage
+        assert question.other != question.gold
+        assert len(data.names(question, 3, 0)) == 3
+    with raises("parameter.out_of_range", ParameterError):
+        documents_data(questions=12, passages=1, paragraphs=2)

@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
-#: The fewest and the most tokens of a piece. A shorter one is cheaper to compute than to read.
-LEAST, MOST = 64, 1024
+#: The fewest and the most tokens of a piece. Most paragraphs are longer than the fewest, so the borders of documents
+#: are found, even if all paragraphs look alike.
+LEAST, MOST = 32, 1024
 
 _WINDOW = 16  # tokens
 _FACTOR = 0x9E3779B97F4A7C15
@@ -27,7 +28,7 @@ _HASH_BITS = 48
 
 #: Of each kind of place, the tokens to both sides in which no other place has a higher rank. A narrow range makes more
 #: borders. Kinds: any place, the end of a line or sentence, a blank line, a heading or fence.
-_RANGES = (320, 192, 64, 64)
+_RANGES = (320, 192, 32, 32)
 _PLAIN, _LINE, _BLANK, _HEADING = range(4)
 
 #: Bits of a token. _ENDS_LINES counts line ends at its end, up to 2, in two bits.

@@ -26,6 +26,10 @@ def reading(
         str | None,
         typer.Option(help="Generated data in the manner of RULER: needle, multikey, variables or words."),
     ] = None,
+    documents: Annotated[
+        int | None,
+        typer.Option(help="Generated documents of this many paragraphs. The bundled model can answer from them."),
+    ] = None,
     model: Model = "demo",
     reuse: Annotated[
         str, typer.Option(help="Reuse policies, with commas; full prefill is always measured.")
@@ -59,15 +63,18 @@ def reading(
     with told_loading("the libraries"):
         from inlay.client.llm import LLM
         from inlay_lab.eval.reading import measure_reading, table
-        from inlay_lab.eval.reading_data import read_data
+        from inlay_lab.eval.reading_data import documents_data, read_data
         from inlay_lab.eval.ruler import ruler_data
 
-    if ruler is not None and data is None:
+    if sum(given is not None for given in (data, ruler, documents)) != 1:
+        raise ParameterError("give --data, --ruler or --documents, one of them", code="parameter.conflict")
+    if ruler is not None:
         found = ruler_data(ruler, questions=questions, passages=passages, seed=seed)
-    elif data is not None and ruler is None:
-        found = read_data(data)
+    elif documents is not None:
+        found = documents_data(questions=questions, passages=passages, paragraphs=documents, seed=seed)
     else:
-        raise ParameterError("give --data or --ruler, one of them", code="parameter.conflict")
+        assert data is not None, "one is given"
+        found = read_data(data)
     if report is not None:
         report_folder(report)
     settings: dict[str, Any] = {"store": "off", "promotion_memory": 0, "generation_config": "off", "seed": seed}

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from inlay.errors import ParameterError
+from inlay_lab.eval.retrieval import RetrievalSetting, Retriever, collection, joined
 
 SYSTEM = "Answer the question with a few words copied from the passages."
+_DOCUMENTS = 400  # in a collection of generated ones
 _MARK = {"cache_control": {"type": "ephemeral"}}
 
 Row = dict[str, Any]
@@ -73,12 +75,45 @@ def read_data(path: Path) -> Data:
     if len(asked) < 2 or len(passages) < 2:
         raise ParameterError(f"{path} has too little; give at least 2 passages and 2 questions with answers")
     draw = random.Random(0)
+    questions = list(_with_others(asked, draw))
+    draw.shuffle(questions)
+    return Data(passages, tuple(questions))
+
+
+def documents_data(*, questions: int, passages: int, paragraphs: int, seed: int = 0) -> Data:
+    """Return questions that the bundled model can answer, over generated documents that a retriever chose.
+
+    Args:
+        questions: their number, at least 2.
+        passages: documents of a prompt, at least 2. Few documents are in many prompts.
+        paragraphs: of a document.
+
+    Raises:
+        ParameterError: for too few of something.
+    """
+    for name, value, least in (("questions", questions, 2), ("passages", passages, 2), ("documents", paragraphs, 1)):
+        if value < least:
+            raise ParameterError(f"{name} is {value}; give at least {least}", code="parameter.out_of_range")
+    count = max(_DOCUMENTS, passages)
+    written, asks = collection(RetrievalSetting(documents=count * paragraphs, questions=questions, seed=seed))
+    texts = [text.strip() for text in joined(written, paragraphs)]
+    retriever, draw = Retriever(texts), random.Random(seed)
+    made = []
+    for ask in asks:
+        best, _ = retriever.best(ask.text, passages)
+        draw.shuffle(best)
+        gold = texts[ask.document // paragraphs]
+        made.append(Question(ask.text, gold, (ask.answer,), "", tuple(texts[index] for index in best)))
+    return Data({text: text for text in texts}, _with_others(made, draw))
+
+
+def _with_others(asked: Sequence[Question], draw: random.Random) -> tuple[Question, ...]:
+    """Return questions, each with an answer to another one."""
     questions = []
     for one in asked:
         others = [each.answers[0] for each in asked if not set(each.answers) & set(one.answers)]
         questions.append(replace(one, other=draw.choice(others or ["nothing"])))
-    draw.shuffle(questions)
-    return Data(passages, tuple(questions))
+    return tuple(questions)
 
 
 def _of_folder(folder: Path) -> tuple[dict[str, str], list[Question]]:

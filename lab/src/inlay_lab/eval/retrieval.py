@@ -180,6 +180,12 @@ def _popularity(count: int, setting: RetrievalSetting) -> list[float]:
     return [1 / (rank + 1) ** setting.zipf for rank in range(count)]
 
 
+def joined(documents: Sequence[Document], size: int) -> list[str]:
+    """Return longer documents: the texts of ``size`` documents each, as paragraphs without titles."""
+    firsts = range(0, len(documents) - size + 1, size)
+    return ["".join(f"{one.text}\n\n" for one in documents[first : first + size]) for first in firsts]
+
+
 def measure_retrieval(
     make: Callable[[int], LLM],
     setting: RetrievalSetting,
