@@ -314,7 +314,7 @@ class EngineConfig:
         None,
         "If true, marked parts of messages and private schemas are stored too; if false, none of them. Default: a "
         "folder stores marked parts of requests without a ``cache_salt``, in files that only this user may read. A "
-        "server with keys and a shared store keep none of them.",
+        "server with keys keeps none of them, and neither does a shared store.",
         commands=(SERVE,),
     )
     store_timeout_s: float = setting(

@@ -92,23 +92,29 @@ class PolicyFields:
     )
     recompute: str | None = field(
         default=None,
-        metadata=_help("module tokens to recompute: linked:16, or profiled, query, profiled*query or blend like :0.15"),
+        metadata=_help(
+            "module tokens to recompute: a number like linked:16, or a share like profiled:0.15 (also query, "
+            "profiled*query, blend)"
+        ),
     )
     promote: bool | None = field(
         default=None,
-        metadata=_help("false: under modular, never read modules in the exact form of earlier requests"),
+        metadata=_help("false: under modular, never read the exact KV of earlier requests in place of modules"),
     )
     across_adapters: bool | None = field(
         default=None, metadata=_help("true: also read modules that were encoded without the request's adapter")
     )
     tolerance: float | str | None = field(
         default=None,
-        metadata=_help("of reuse auto: the largest divergence in nats a token, or like answers:0.98 of equal answers"),
+        metadata=_help(
+            "of reuse auto: the largest divergence in nats per token, or the least share of equal answers, like "
+            "answers:0.98"
+        ),
     )
     find: str | None = field(
         default=None,
         metadata=_help(
-            "content: also read unmarked text as modules if it comes again, recompute profiled:0.1 unless set"
+            "content: also read unmarked text as modules if it repeats; recompute is then profiled:0.1 by default"
         ),
     )
 

@@ -76,7 +76,8 @@ def parse_line(data: bytes, *, first: bool = False) -> BatchLine:
 def _json(data: bytes, first: bool) -> Any:
     if len(data) > MAX_LINE_BYTES:
         raise LineError(
-            f"the line is longer than {MAX_LINE_BYTES:,} bytes; make several requests of it", code="batch.line_too_long"
+            f"the line is longer than {MAX_LINE_BYTES:,} bytes; split it into several requests",
+            code="batch.line_too_long",
         )
     try:
         return read_json(data.removeprefix(BOM_UTF8) if first else data)

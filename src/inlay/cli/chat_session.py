@@ -238,9 +238,9 @@ def rows_of(
 
     Args:
         documents: their names, in the order of the prompt.
-        diagnostics: of the request. Without a module for each document, all text is one row: the chat template rewrites
-            their messages, or the answer was stopped.
-        modular: True if the policy reads modules. Without them, a document is read within an exact prefix.
+        diagnostics: of the request. If they lack a module for each document, all text is one row. The chat template
+            rewrites the messages then, or the answer was stopped.
+        modular: True if the policy reads modules. If False, a document can only be part of an exact prefix.
     """
     modules = () if diagnostics is None else diagnostics.modules
     rows = []

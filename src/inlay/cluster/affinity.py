@@ -35,7 +35,7 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True)
 class RouterSettings:
-    """The weights of a router. Raises ParameterError.
+    """The weights of a router.
 
     Args:
         prefill_s: Seconds of prefill of one token, until it is measured.
@@ -43,10 +43,13 @@ class RouterSettings:
         credit_below: Credit of a token in a replica's own lower tier. A token in its pool has 1, a missing one 0.
         bound: Limit of the recent work of a replica, as a factor of the mean.
         memory_s: Time constant in seconds of the recent work, which fades exponentially.
-        home: Credit of a token of a piece without a holder, at the piece's home.
-        balance: Cost of having had the mean recent work, as a share of the request's prefill. It brings work to
-            replicas that hold little yet.
+        home: Credit of a token that no replica holds, at the replica that is the home of its piece.
+        balance: Cost of a replica whose recent work equals the mean, as a share of the prefill of the whole prompt. It
+            steers requests to replicas that had little work.
         stalled_s: Seconds without news after which a replica with work is avoided.
+
+    Raises:
+        ParameterError: a weight is out of range.
     """
 
     prefill_s: float = 1e-4

@@ -53,8 +53,11 @@ class OutputProcessor:
 class TokenTexts(dict[int, str]):
     """A cache of the texts of tokens within a text, decoded on first use.
 
-    Decoders of SentencePiece drop the leading space of a text, which belongs to its first token. The log-probabilities
-    of a long prompt need hundreds of thousands of texts, with many repeats, while all other requests wait.
+    SentencePiece decoders drop the space at the front of a text, although it belongs to the first token. So a token is
+    decoded behind a copy of itself.
+
+    The log-probabilities of a long prompt need hundreds of thousands of texts, and many are equal. Without the cache,
+    all other requests would wait for them longer.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -1,4 +1,4 @@
-"""Places of other template languages, such as ``{{ name }}``, in the text of a schema: PML fills none of them."""
+"""Finds variables of other template languages, such as ``{{ name }}``, in a schema. PML does not replace them."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def check_prompt_logprobs(call: Call, llm: AsyncLLM, tenant: Tenant) -> None:
     if tokens * wide > MAX_LOGPROBS:
         raise BodyError(
             f"the request asks for about {tokens * wide:,} log-probabilities of its prompts (tokens × alternatives), "
-            f"and one may have {MAX_LOGPROBS:,}; make several requests of it, or ask for fewer alternatives",
+            f"and one may have {MAX_LOGPROBS:,}; split it into several requests, or ask for fewer alternatives",
             param="prompt_logprobs" if call.scores is not None else "logprobs",
         )
 

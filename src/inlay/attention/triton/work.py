@@ -103,7 +103,7 @@ class DeviceTables:
 
     @classmethod
     def of(cls, plan: Plan, device: torch.device) -> DeviceTables:
-        """Return tables of a plan in its present state, for no kind of layer yet."""
+        """Upload the positions and slots of a plan. ``kind`` adds the tables for each kind of layer on first use."""
         positions, slots = upload(device, plan.positions.astype(np.int32), plan.slots.astype(np.int32))
         return cls(positions, slots, torch.zeros(1, dtype=torch.int32, device=device), plain=plain_parts(plan))
 

@@ -358,7 +358,7 @@ def text_without_a_role(checked: Checked) -> Iterator[Finding]:
 
 
 def variables_of_other_languages(checked: Checked) -> Iterator[Finding]:
-    """Text is taken as it is: nothing is filled into braces."""
+    """Report variables of other template languages, like ``{{ name }}``, because PML does not replace them."""
     for variable in template_variables(checked.schema):
         yield Finding("template-variable", variable.place, variable.advice)
 

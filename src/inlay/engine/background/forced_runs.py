@@ -254,7 +254,10 @@ class ForcedRuns(IdleWorker):
             for kl, agreeing in zip(begun.kl, begun.agreeing, strict=True)
         ]
         if not all(math.isfinite(each.kl) for each in found):
-            raise InlayError("the model's logits are no numbers to compare", code="model.invalid_numbers")
+            raise InlayError(
+                "the logits to compare hold NaN or inf; the model's weights or inputs are damaged",
+                code="model.invalid_numbers",
+            )
         self._compared(begun.sample, found)
         self.give_up()
         self._begun = None

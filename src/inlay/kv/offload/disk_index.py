@@ -149,7 +149,10 @@ class DiskIndex:
         return [bytes(row[0]) for row in self._ask("SELECT key FROM lifetimes WHERE ends <= ?", (now,))]
 
     def add_profile(self, key: bytes, lossless: bytes, deviations: bytes) -> None:
-        """Store a segment's profile, or nothing if the segment has no row. It goes with the row."""
+        """Store a segment's deviation profile. Does nothing if the segment has no row.
+
+        Deleting the row deletes the profile.
+        """
         row = (key, lossless, deviations, zlib.crc32(lossless + deviations), key)
         self._tell(
             "INSERT OR REPLACE INTO profiles SELECT ?, ?, ?, ? WHERE EXISTS (SELECT 1 FROM segments WHERE key = ?)",

@@ -119,7 +119,7 @@ class TierStack:
         return self.host is not None and self.host.holds(key)
 
     def record(self, spec: SegmentSpec) -> SegmentRecord:
-        """The record of a segment in the tiers. The segment is remembered for ``known``."""
+        """The record of a segment in the tiers. ``known`` lists the segment from now on."""
         self._know(spec.lossless)
         state = () if self.states is None else self.states.layout
         return SegmentRecord.of(spec, self.store.keys, self.memory.layers, self._model, state)

@@ -67,7 +67,7 @@ class Qwen2(Llama):
     model_types = ("qwen2",)
 
     def fuse_attention(self, stock: Any, make: MakeLinear) -> nn.Module:
-        """Pass on the window of the stock module."""
+        """Return fused attention with the window of the stock module."""
         return FusedAttention(stock, make, sliding_window=stock.sliding_window)
 
 
@@ -77,7 +77,7 @@ class Qwen3(Llama):
     model_types = ("qwen3",)
 
     def fuse_attention(self, stock: Any, make: MakeLinear) -> nn.Module:
-        """Pass on the norms and the window of the stock module."""
+        """Return fused attention with the head norms and the window of the stock module."""
         norms = (stock.q_norm, stock.k_norm)
         return FusedAttention(stock, make, head_norms=norms, sliding_window=stock.sliding_window)
 
@@ -88,7 +88,7 @@ class Mistral(Llama):
     model_types = ("mistral",)
 
     def fuse_attention(self, stock: Any, make: MakeLinear) -> nn.Module:
-        """Pass on the window of the configuration, like the stock module."""
+        """Return fused attention with the window of the configuration, like the stock module."""
         return FusedAttention(stock, make, sliding_window=getattr(stock.config, "sliding_window", None))
 
 
