@@ -6,29 +6,22 @@ import pytest
 
 from inlay.client.llm import LLM
 from inlay.errors import ParameterError
+from inlay_lab.eval.collection import Retriever, generated
 from inlay_lab.eval.reading_data import Data, Question
-from inlay_lab.eval.retrieval import (
-    RetrievalSetting,
-    Retriever,
-    draw_retrieval,
-    generated,
-    measure_retrieval,
-    of_data,
-    retrieval_table,
-)
+from inlay_lab.eval.retrieval import RetrievalSetting, draw_retrieval, measure_retrieval, of_data, retrieval_table
 
 SMALL = RetrievalSetting(documents=60, questions=8, chosen=2, candidates=20, epsilons=(0.0, 1.0), share=0.2)
 
 
 def test_the_retriever_finds_the_document_of_a_question():
-    found = generated(SMALL)
+    found = generated(60, 8)
     retriever = Retriever(found.texts)
     first = [retriever.best(ask.text, 2)[0] for ask in found.asks]
     assert sum(ask.document in best for ask, best in zip(found.asks, first, strict=True)) >= len(found.asks) - 1
 
 
 def test_popular_documents_are_asked_about_more_often():
-    found = generated(RetrievalSetting(documents=100, questions=300))
+    found = generated(100, 300)
     assert len(set(found.texts)) == 100
     popular = sum(ask.document < 10 for ask in found.asks)
     assert popular > 100

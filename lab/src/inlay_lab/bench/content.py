@@ -73,9 +73,9 @@ def measure_content(setting: ContentSetting, progress: Progress | None = None) -
     try:
         for number, messages in enumerate(prompts):
             turn = number % len(names)
-            outputs = {name: _ask(engines[name], name, messages) for name in (*names[turn:], *names[:turn])}
-            for name, output in outputs.items():
-                asked[name].append(output)
+            answers = {name: _ask(engines[name], name, messages) for name in (*names[turn:], *names[:turn])}
+            for name, answer in answers.items():
+                asked[name].append(answer)
             if progress is not None:
                 progress(number + 1, len(prompts))
     except KeyboardInterrupt:

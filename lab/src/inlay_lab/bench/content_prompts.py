@@ -18,7 +18,7 @@ from typing import Any
 
 from inlay.errors import ParameterError
 from inlay.retrieval.parts import marked_parts
-from inlay_lab.eval.retrieval import SYSTEM, RetrievalSetting, Retriever, collection, joined
+from inlay_lab.eval.collection import SYSTEM, Retriever, generated, joined
 
 WORKLOADS = ("rag", "agent", "repeat")
 
@@ -95,12 +95,10 @@ def _text(content: str | Sequence[dict[str, Any]]) -> str:
 
 
 def _rag(sizes: Sizes) -> Iterator[Messages]:
-    paragraphs, asks = collection(
-        RetrievalSetting(documents=sizes.documents * sizes.paragraphs, questions=sizes.prompts, seed=sizes.seed)
-    )
-    texts = joined(paragraphs, sizes.paragraphs)
+    found = generated(sizes.documents * sizes.paragraphs, sizes.prompts, seed=sizes.seed)
+    texts = joined(found.texts, sizes.paragraphs)
     retriever, draw = Retriever(texts), random.Random(sizes.seed)
-    for ask in asks:
+    for ask in found.asks:
         best, _ = retriever.best(ask.text, sizes.chosen)
         draw.shuffle(best)
         yield _chat(SYSTEM, marked_parts([texts[index] for index in best], ask.text))
@@ -108,13 +106,12 @@ def _rag(sizes: Sizes) -> Iterator[Messages]:
 
 def _repeat(sizes: Sizes) -> Iterator[Messages]:
     texts = -(-sizes.prompts // SIGHTINGS)
-    setting = RetrievalSetting(documents=max(40, texts * sizes.paragraphs), questions=texts, seed=sizes.seed)
-    paragraphs, asks = collection(setting)
-    written = joined(paragraphs, sizes.paragraphs)
+    found = generated(max(40, texts * sizes.paragraphs), texts, seed=sizes.seed)
+    written = joined(found.texts, sizes.paragraphs)
     for number in range(sizes.prompts):
         text, sighting = divmod(number, SIGHTINGS)
         first = {"type": "text", "text": f"Read this for the {sighting + 1}. time, in round {text + 1}.\n\n"}
-        parts = marked_parts([written[text]], asks[text].text)
+        parts = marked_parts([written[text]], found.asks[text].text)
         yield _chat(SYSTEM, [first, *parts])
 
 

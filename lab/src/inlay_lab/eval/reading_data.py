@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from inlay.errors import ParameterError
-from inlay_lab.eval.retrieval import RetrievalSetting, Retriever, collection, joined
+from inlay_lab.eval.collection import Retriever, generated, joined
 
 SYSTEM = "Answer the question with a few words copied from the passages."
 _DOCUMENTS = 400  # in a collection of generated ones
@@ -95,15 +95,15 @@ def documents_data(*, questions: int, passages: int, paragraphs: int, seed: int 
         if value < least:
             raise ParameterError(f"{name} is {value}; give at least {least}", code="parameter.out_of_range")
     count = max(_DOCUMENTS, passages)
-    written, asks = collection(RetrievalSetting(documents=count * paragraphs, questions=questions, seed=seed))
-    texts = [text.strip() for text in joined(written, paragraphs)]
+    written = generated(count * paragraphs, questions, seed=seed)
+    texts = [text.strip() for text in joined(written.texts, paragraphs)]
     retriever, draw = Retriever(texts), random.Random(seed)
     made = []
-    for ask in asks:
+    for ask in written.asks:
         best, _ = retriever.best(ask.text, passages)
         draw.shuffle(best)
         gold = texts[ask.document // paragraphs]
-        made.append(Question(ask.text, gold, (ask.answer,), "", tuple(texts[index] for index in best)))
+        made.append(Question(ask.text, gold, ask.answers, "", tuple(texts[index] for index in best)))
     return Data({text: text for text in texts}, _with_others(made, draw))
 
 

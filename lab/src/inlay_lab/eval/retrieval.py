@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import math
 import random
-import re
 import statistics
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -28,15 +26,11 @@ from inlay.retrieval.parts import marked_parts
 from inlay.retrieval.rerank import choose_cached
 from inlay.sampling.params import SamplingParams
 from inlay.types import CachedText
-from inlay_lab.eval.documents import Document, write_documents
+from inlay_lab.eval.collection import Ask, Collection, Retriever, generated, popularity
 from inlay_lab.eval.longbench.metrics import f1
-from inlay_lab.eval.questions import Asker
 from inlay_lab.eval.reading_data import SYSTEM as SYSTEM_OF_DATA
 from inlay_lab.eval.reading_data import Data
-from inlay_lab.eval.words import Split, Words
 
-SYSTEM = "Answer from the documents."
-_WORD = re.compile(r"\w+")
 _TOKENS = 24  # of an answer
 _OWN = 512  # tokens of a prompt beside its documents, with those of its answer, generously
 
@@ -71,88 +65,6 @@ class RetrievalSetting:
             raise ParameterError("share is above 0 and at most 1, and no epsilon is negative")
 
 
-@dataclass(frozen=True)
-class Ask:
-    """A question about one document of the collection, and right answers."""
-
-    document: int
-    text: str
-    answers: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Collection:
-    """Documents, and questions about them by popularity.
-
-    Attributes:
-        contains: True if an answer is right that contains a right one. False if it must equal one.
-    """
-
-    texts: list[str]
-    asks: list[Ask]
-    system: str
-    contains: bool = False
-
-    def is_right(self, answer: str, ask: Ask) -> bool:
-        """True if an answer is right."""
-        if self.contains:
-            return any(each.lower() in answer.lower() for each in ask.answers)
-        return answer.strip() in ask.answers
-
-
-class Retriever:
-    """Ranks documents by the cosine of TF-IDF vectors. ``texts`` are the documents."""
-
-    def __init__(self, texts: Sequence[str]) -> None:
-        counts = [Counter(_WORD.findall(text.lower())) for text in texts]
-        seen = Counter(word for each in counts for word in each)
-        self._columns = {word: column for column, word in enumerate(seen)}
-        self._weights = np.array([math.log(len(texts) / number) for number in seen.values()], np.float32)
-        self._rows = np.zeros((len(texts), len(seen)), np.float32)
-        for row, each in enumerate(counts):
-            for word, number in each.items():
-                self._rows[row, self._columns[word]] = number
-        self._rows = _unit(self._rows * self._weights)
-
-    def best(self, question: str, count: int) -> tuple[list[int], list[float]]:
-        """Return the most relevant documents and their relevance."""
-        row = np.zeros(len(self._weights), np.float32)
-        for word in _WORD.findall(question.lower()):
-            if word in self._columns:
-                row[self._columns[word]] += 1
-        relevance = self._rows @ _unit(row * self._weights)
-        order = np.argsort(-relevance, kind="stable")[:count]
-        return order.tolist(), relevance[order].tolist()
-
-
-def _unit(rows: np.ndarray) -> np.ndarray:
-    length: np.ndarray = np.linalg.norm(rows, axis=-1, keepdims=True)
-    result: np.ndarray = rows / np.maximum(length, 1e-9)
-    return result
-
-
-def generated(setting: RetrievalSetting) -> Collection:
-    """Return generated documents, and questions about them by popularity."""
-    draw = random.Random(setting.seed)
-    words = Words(draw, Split.FIRST)
-    documents: list[Document] = []
-    names: set[str] = set()
-    while len(documents) < setting.documents:
-        for one in write_documents(words, 12):
-            if one.name not in names and len(documents) < setting.documents:
-                names.add(one.name)
-                documents.append(one)
-    draw.shuffle(documents)
-    weights = _popularity(len(documents), setting)
-    asks: list[Ask] = []
-    while len(asks) < setting.questions:
-        (index,) = draw.choices(range(len(documents)), weights)
-        question = Asker(words, [documents[index]]).single()
-        if question is not None:
-            asks.append(Ask(index, question.text, (question.answer,)))
-    return Collection([f"{document.text}\n" for document in documents], asks, SYSTEM)
-
-
 def of_data(data: Data, setting: RetrievalSetting) -> Collection:
     """Return the passages of real data, and questions about them by popularity.
 
@@ -171,19 +83,9 @@ def of_data(data: Data, setting: RetrievalSetting) -> Collection:
         raise ParameterError("the data names no passages of its questions; give a folder with questions.jsonl")
     popular = sorted(about)
     draw.shuffle(popular)
-    drawn = draw.choices(popular, _popularity(len(popular), setting), k=setting.questions)
+    drawn = draw.choices(popular, popularity(len(popular), setting.zipf), k=setting.questions)
     texts = [f"{text}\n\n" for text in data.passages.values()]
     return Collection(texts, [draw.choice(about[name]) for name in drawn], SYSTEM_OF_DATA, contains=True)
-
-
-def _popularity(count: int, setting: RetrievalSetting) -> list[float]:
-    return [1 / (rank + 1) ** setting.zipf for rank in range(count)]
-
-
-def joined(documents: Sequence[Document], size: int) -> list[str]:
-    """Return longer documents: the texts of ``size`` documents each, as paragraphs without titles."""
-    firsts = range(0, len(documents) - size + 1, size)
-    return ["".join(f"{one.text}\n\n" for one in documents[first : first + size]) for first in firsts]
 
 
 def measure_retrieval(
@@ -203,7 +105,11 @@ def measure_retrieval(
     Raises:
         ParameterError: for fewer documents than candidates.
     """
-    found = generated(setting) if data is None else of_data(data, setting)
+    found = (
+        generated(setting.documents, setting.questions, zipf=setting.zipf, seed=setting.seed)
+        if data is None
+        else of_data(data, setting)
+    )
     if len(found.texts) < setting.candidates:
         raise ParameterError(f"candidates is {setting.candidates} of {len(found.texts)} documents; give less")
     retriever = Retriever(found.texts)
