@@ -130,8 +130,8 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
                 known.ttl_s = ttl_s
         if self._template.tells_time and layout.schema.has_turns:
             self._template.warn_once(
-                "the chat template writes the date or time in front of what schemas hold: when that changes, it and "
-                "modules that were encoded behind it are computed anew; with reuse='isolated', that text alone"
+                "the chat template writes the date or time in front of the text of schemas: when that changes, it and "
+                "modules that were encoded behind it are recomputed; with reuse='isolated', that text alone"
             )
 
     def layout(self, name: str, salt: str = "") -> SchemaLayout | None:
