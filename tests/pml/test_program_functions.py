@@ -209,7 +209,7 @@ def test_source_that_is_not_what_is_running(tmp_path: Path) -> None:
     names: dict[str, Any] = {}
     exec(code, names)
     (found,) = sentences(lambda: program(names["q"]))
-    assert found == f"{file}:1: program q: its source is not what is running; load the file anew"
+    assert found == f"{file}:1: program q: its source does not match the running function; reload the file"
 
 
 def test_constants_are_read_when_the_program_is_decorated() -> None:

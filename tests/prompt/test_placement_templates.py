@@ -183,7 +183,7 @@ def test_a_template_that_changes_a_turn_when_others_follow(caplog: pytest.LogCap
     (record,) = caplog.records
     assert record.getMessage() == (
         "the chat template writes the schema's turns differently when turns follow: what it puts before turn 2 is "
-        "computed anew for each prompt"
+        "recomputed for each prompt"
     )
     fixed = place(schema, "<a/><b/>Why?", "schema", tokenizer, template)
     assert fixed.parts[3].origin is not None

@@ -118,7 +118,7 @@ class PassGraphs:
             raise
         except RuntimeError as error:
             self._works = False
-            logger.warning("passes of this model cannot be recorded (%s); each is launched anew", error)
+            logger.warning("passes of this model cannot be recorded (%s); they run without recordings", error)
             return None
         known.append(made)
         with torch.inference_mode():

@@ -131,7 +131,7 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
         if self._template.tells_time and layout.schema.has_turns:
             self._template.warn_once(
                 "the chat template writes today's date in front of a schema's text, so that text and the modules that "
-                "were encoded behind it are of no use on the next day: set template_date, or use reuse='isolated'"
+                "were encoded behind it are recomputed on the next day: set template_date, or use reuse='isolated'"
             )
 
     def layout(self, name: str, salt: str = "") -> SchemaLayout | None:

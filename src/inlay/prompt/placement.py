@@ -443,7 +443,7 @@ class _PromptWalk:
             return part.ids
         self.template.warn_once(
             "the chat template writes the schema's turns differently when turns follow: "
-            f"{what} is computed anew for each prompt"
+            f"{what} is recomputed for each prompt"
         )
         return self.encoder.template(piece)
 
@@ -455,7 +455,7 @@ class _PromptWalk:
             return part.ids
         self.template.warn_once(
             "the chat template strips the ends of turns: text of the schema that stands at one in some prompts only is "
-            f"computed anew for those, first {part.text[-20:]!r}"
+            f"recomputed for those, first {part.text[-20:]!r}"
         )
         return self.encoder.text(text)
 

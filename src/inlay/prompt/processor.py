@@ -56,7 +56,7 @@ from inlay.types import EVERYONE, Scope
 
 logger = logging.getLogger(__name__)
 
-#: The texts that ``marked_parts`` lays out together, since every layout renders the messages in front of them anew.
+#: The texts that ``marked_parts`` lays out together, since every layout renders the messages in front of them again.
 _TOGETHER = 16
 
 

@@ -118,7 +118,7 @@ class Families:
 
 
 def families(registry: CollectorRegistry, model: str, longest: int) -> Families:
-    """Make the metrics of a model that is called so. longest: tokens of its context."""
+    """Make the metrics of a model with this name. longest: the length of its context in tokens."""
     made = _Maker(registry, model)
     count, time, sizes = made.counter, made.histogram, partial(made.histogram, buckets=token_buckets(longest))
     success = made.labelled(Counter, "request_success", "Answers by how they ended.", "finished_reason")

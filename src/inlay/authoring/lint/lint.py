@@ -166,8 +166,8 @@ def arguments_before_modules(checked: Checked) -> Iterator[Finding]:
                 "argument-first",
                 what.place,
                 f"module '{checked.schema.paths[what.order]}' takes an argument and stands before {behind:,} tokens of "
-                "modules that take none: under reuse 'exact' all that stands behind an argument is computed anew for "
-                "every other one; put it behind them",
+                "modules that take none: under reuse 'exact', all text behind an argument is recomputed when the "
+                "argument changes; put it behind them",
             )
 
 

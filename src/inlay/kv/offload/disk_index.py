@@ -221,7 +221,7 @@ class DiskIndex:
                 if not damaged or attempt:
                     logger.warning("the index of %s cannot be used (%s); one in memory is", self._path.parent, error)
                     break
-                logger.warning("the index of %s is damaged (%s); it is made anew", self._path.parent, error)
+                logger.warning("the index of %s is damaged (%s); a new one is made", self._path.parent, error)
                 for suffix in ("", "-wal", "-shm"):
                     with suppress(OSError):
                         Path(f"{self._path}{suffix}").unlink()

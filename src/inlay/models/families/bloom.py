@@ -19,7 +19,7 @@ _MAX_POSITIONS = 2048
 
 
 class InlayBloomAttention(BloomAttention):
-    """BloomAttention through inlay. It behaves like the stock module if no pass is carried."""
+    """BloomAttention through inlay. Outside a pass of the engine it behaves like the stock module."""
 
     inlay_slopes: Tensor
 

@@ -122,7 +122,7 @@ def _check_sizes(file: Metadata, sizes: dict[str, int | None]) -> None:
     for key in _NEEDED:
         if sizes[key] is None:
             raise ModelError(
-                f"{file.name}: does not say {file.architecture}.{key}; download it again", code="model.damaged_file"
+                f"{file.name}: lacks {file.architecture}.{key}; download it again", code="model.damaged_file"
             )
     width, rows = file.tensors["token_embd.weight"].shape[:2]
     last = (sizes["block_count"] or 0) - 1

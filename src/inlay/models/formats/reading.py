@@ -45,7 +45,7 @@ def weights_progress(report: Callable[[int, int], None]) -> Iterator[None]:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Hide transformers' progress bars. They count what is mapped, before anything is read."""
+    """Hide transformers' progress bars. They count mapped weights, of which nothing is read yet."""
     shown = is_progress_bar_enabled()
     disable_progress_bar()
     try:

@@ -171,12 +171,12 @@ def _read(file: Path) -> Mapping[str, Any]:
         ) from None
     except JSONError:
         raise ModelError(
-            f"{CONFIG_FILE} is no JSON; copy it again, or save the adapter anew with PEFT",
+            f"{CONFIG_FILE} is no JSON; copy it again, or save the adapter again with PEFT",
             code="adapter.invalid_config",
         ) from None
     if not isinstance(said, Mapping):
         raise ModelError(
-            f"{CONFIG_FILE} is {shown(said)}, not an object; save the adapter anew with PEFT",
+            f"{CONFIG_FILE} is {shown(said)}, not an object; save the adapter again with PEFT",
             code="adapter.invalid_config",
         )
     return said
@@ -210,7 +210,7 @@ class _Reader:
 
     def _wrong(self, name: str, value: Any, what: str) -> ModelError:
         return ModelError(
-            f"{CONFIG_FILE} says {name} {shown(value)}, which must be {what}; save the adapter anew",
+            f"{CONFIG_FILE} says {name} {shown(value)}, which must be {what}; save the adapter again",
             code="adapter.invalid_config",
         )
 
@@ -228,7 +228,7 @@ def _try_patterns(config: LoRAConfig) -> None:
     """Raise ModelError for an invalid pattern or layer number."""
     if config.layers is not None and not all(isinstance(layer, int) for layer in config.layers):
         raise ModelError(
-            f"{CONFIG_FILE} says layers_to_transform that are no whole numbers; save the adapter anew",
+            f"{CONFIG_FILE} says layers_to_transform that are no whole numbers; save the adapter again",
             code="adapter.invalid_config",
         )
     whole = [each for each in (config.targets, config.excluded) if isinstance(each, str)]

@@ -47,7 +47,7 @@ def read_source(function: FunctionType) -> tuple[ProgramSource, ast.FunctionDef]
         raise _unreadable(function, file, reason) from None
     definition = next(_definitions(tree, function), None)
     if definition is None:
-        raise _unreadable(function, file, "its source is not what is running; load the file anew")
+        raise _unreadable(function, file, "its source does not match the running function; reload the file")
     return ProgramSource(file, lines), definition
 
 
