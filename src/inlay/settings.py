@@ -174,7 +174,7 @@ def check_date(name: str, value: object) -> None:
         date.fromisoformat(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise ParameterError(
-            f"{name} is {show(value)}; write a date as YYYY-MM-DD, like 2026-01-31", code="parameter.invalid_date"
+            f"{name} is {show(value)}; write a date as text, like '2026-01-31'", code="parameter.invalid_date"
         ) from None
 
 
