@@ -18,7 +18,8 @@ from typing import Any
 
 from inlay.errors import ParameterError
 from inlay.retrieval.parts import marked_parts
-from inlay_lab.eval.retrieval import SYSTEM, RetrievalSetting, Retriever, collection, joined
+from inlay_lab.eval.documents import Document
+from inlay_lab.eval.retrieval import SYSTEM, Ask, RetrievalSetting, Retriever, collection, joined
 
 WORKLOADS = ("rag", "agent", "repeat")
 
@@ -95,9 +96,7 @@ def _text(content: str | Sequence[dict[str, Any]]) -> str:
 
 
 def _rag(sizes: Sizes) -> Iterator[Messages]:
-    paragraphs, asks = collection(
-        RetrievalSetting(documents=sizes.documents * sizes.paragraphs, questions=sizes.prompts, seed=sizes.seed)
-    )
+    paragraphs, asks = _written(sizes, sizes.documents, sizes.prompts)
     texts = joined(paragraphs, sizes.paragraphs)
     retriever, draw = Retriever(texts), random.Random(sizes.seed)
     for ask in asks:
@@ -108,14 +107,21 @@ def _rag(sizes: Sizes) -> Iterator[Messages]:
 
 def _repeat(sizes: Sizes) -> Iterator[Messages]:
     texts = -(-sizes.prompts // SIGHTINGS)
-    setting = RetrievalSetting(documents=max(40, texts * sizes.paragraphs), questions=texts, seed=sizes.seed)
-    paragraphs, asks = collection(setting)
+    paragraphs, asks = _written(sizes, texts, texts)
     written = joined(paragraphs, sizes.paragraphs)
     for number in range(sizes.prompts):
         text, sighting = divmod(number, SIGHTINGS)
         first = {"type": "text", "text": f"Read this for the {sighting + 1}. time, in round {text + 1}.\n\n"}
         parts = marked_parts([written[text]], asks[text].text)
         yield _chat(SYSTEM, [first, *parts])
+
+
+def _written(sizes: Sizes, documents: int, questions: int) -> tuple[list[Document], list[Ask]]:
+    """Return the paragraphs of so many documents, and questions about them."""
+    count = max(2, documents * sizes.paragraphs)
+    return collection(
+        RetrievalSetting(documents=count, questions=max(2, questions), chosen=2, candidates=2, seed=sizes.seed)
+    )
 
 
 def _agent(sizes: Sizes) -> Iterator[Messages]:
