@@ -69,6 +69,18 @@ def test_documents_in_any_order_are_found_after_a_few_prompts() -> None:
             assert sum(map(len, texts)) >= 0.8 * sum(map(len, DOCUMENTS))
 
 
+def test_documents_of_two_short_paragraphs_without_a_title_are_found() -> None:
+    made, rng = processor("qwen"), random.Random(0)
+    paragraphs = [prose(200 + n, 1).strip(". \n")[:55].ljust(50, "y") + ".\n\n" for n in range(24)]
+    documents = ["".join(paragraphs[at : at + 2]) for at in range(0, 24, 2)]
+    shares = []
+    for number in range(24):
+        chosen = rng.sample(documents, 4)
+        texts = found(made, chat("".join(chosen) + f"Question {number}: why?"))
+        shares.append(sum(map(len, texts)) / sum(map(len, chosen)))
+    assert sum(shares[-8:]) / 8 >= 0.8
+
+
 def test_a_prompt_that_begins_alike_is_left_to_the_prefix() -> None:
     made = processor("qwen")
     for question in ("Why?", "When?", "Where?"):

@@ -106,7 +106,7 @@ def _rag(sizes: Sizes) -> Iterator[Messages]:
 
 def _repeat(sizes: Sizes) -> Iterator[Messages]:
     texts = -(-sizes.prompts // SIGHTINGS)
-    found = generated(max(40, texts * sizes.paragraphs), texts, seed=sizes.seed)
+    found = generated(max(2, texts * sizes.paragraphs), texts, seed=sizes.seed)
     written = joined(found.texts, sizes.paragraphs)
     for number in range(sizes.prompts):
         text, sighting = divmod(number, SIGHTINGS)
