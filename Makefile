@@ -39,7 +39,7 @@ test: check
 	$(BIN)/python -m pytest tests -n 2 --dist loadfile -m "not long and not slow and not triton" --hypothesis-profile ci
 
 test-unit: install
-	$(BIN)/python -m pytest tests --unit -n 2 --dist loadfile -m "not long and not slow and not triton" --hypothesis-profile ci
+	$(BIN)/python -m pytest tests/unit -n 2 --dist loadfile -m "not long and not slow and not triton" --hypothesis-profile ci
 
 test-lab: install
 	$(BIN)/python -m pytest lab/tests -n 2 --dist loadfile -m "not long and not slow and not triton" --hypothesis-profile ci
@@ -51,7 +51,7 @@ test-triton: install
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m triton --hypothesis-profile ci
 
 test-families: install
-	$(BIN)/python -m pytest -n 2 --dist worksteal tests/families tests/authoring/memory/test_families.py
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/model/families tests/model/authoring/memory/test_families.py
 
 # pip gets the names alone, so that it looks beyond the ranges of pyproject.toml. torch stays what it is pinned to, the
 # build for the CPU.
@@ -63,12 +63,12 @@ test-newest:
 	$(NEWEST)/bin/pip install --disable-pip-version-check --no-deps .
 	$(NEWEST)/bin/python -m pip freeze > $(NEWEST)/tried.txt
 	$(NEWEST)/bin/python -m pytest -n 2 --dist loadfile --hypothesis-profile ci -m "not long and not slow and not triton" \
-		tests/newest.py tests/models tests/families tests/server/test_completions.py tests/server/test_starting.py tests/client/test_llm.py
+		tests/newest.py tests/model/models tests/model/families tests/server/server/test_completions.py tests/server/server/test_starting.py tests/model/client/test_llm.py
 
 test-cluster: install
-	$(BIN)/python -m pytest tests/cluster tests/test_docs_cluster.py
+	$(BIN)/python -m pytest tests/system/cluster tests/system/test_docs_cluster.py
 
-PAGE := tests/server/test_page.py tests/server/test_page_browser.py tests/cluster/test_page.py
+PAGE := tests/server/server/test_page.py tests/server/server/test_page_browser.py tests/unit/cluster/test_page.py
 test-page: install
 	$(BIN)/python -m pytest $(PAGE)
 
@@ -79,8 +79,8 @@ test-all: check test-page
 clients: install
 	while read -r name packages; do \
 		$(BIN)/pip install --disable-pip-version-check --upgrade --target build/clients/$$name $$packages || exit 1; \
-	done < tests/clients/packages.txt
-	if command -v npm > /dev/null; then npm install --prefix build/clients/agents $$(cat tests/clients/programs.txt); fi
+	done < tests/server/clients/packages.txt
+	if command -v npm > /dev/null; then npm install --prefix build/clients/agents $$(cat tests/server/clients/programs.txt); fi
 
 format: install
 	$(BIN)/ruff check --fix .

@@ -96,7 +96,7 @@ def generate() -> list[str]:
 
 def chat() -> list[str]:
     """The files of one POST to /v1/chat/completions, whose prompt is stored."""
-    from tests.server.conftest import CHAT, running, small_model
+    from tests.server.server.conftest import CHAT, running, small_model
 
     with Recorder().watching() as recorder:
         llm = small_model()

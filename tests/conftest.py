@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
 
 from inlay.kv.offload import link, loader, shared
-from tests.unit import NoModels, is_left_out, no_process
 
 if TYPE_CHECKING:  # the libraries take seconds to load, and the unit tests need none of them
     from inlay.models.load import LoadedModel
@@ -26,26 +23,6 @@ os.environ["INLAY_STORE"] = "off"  # a test that wants a store says so
 
 # Targets that try the same examples every time learn nothing from many; see tests/generated.py.
 settings.register_profile("ci", settings.get_profile("ci"), max_examples=25)
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--unit", action="store_true", help="run the tests that need no model and no process")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--unit", default=False):
-        sys.meta_path.insert(0, NoModels())
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    return True if config.getoption("--unit", default=False) and is_left_out(collection_path) else None
-
-
-@pytest.fixture(autouse=True)
-def alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A unit test starts no process."""
-    if request.config.getoption("--unit", default=False):
-        monkeypatch.setattr(subprocess, "Popen", no_process)
 
 
 def pytest_collection_finish() -> None:

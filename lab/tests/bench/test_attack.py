@@ -12,7 +12,7 @@ import pytest
 from inlay.engine.core import EngineCore
 from inlay_lab.bench.serve.attacks import Attack, Send, attacks, rounds_of
 from inlay_lab.bench.serve.under_attack import Keys, Seen, run_attack
-from tests.server.conftest import Site, running, small_model
+from tests.server.server.conftest import Site, running, small_model
 
 pytestmark = pytest.mark.long
 

@@ -19,7 +19,7 @@ from inlay_lab.bench.serve import clients
 from inlay_lab.bench.serve.clients import Case, Verdict
 from inlay_lab.bench.serve.collector import collecting
 from inlay_lab.bench.serve.measure import Load, run_in_turns, run_load
-from tests.server.conftest import Site, running, small_model
+from tests.server.server.conftest import Site, running, small_model
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "serve_load.py"
 SHORT = Load(clients=8, seconds=1.5, prompts=5, max_tokens=24)

@@ -17,7 +17,7 @@ from inlay.errors import ParameterError
 from inlay_lab.bench.serve.soak import Soak, judged
 from inlay_lab.bench.serve.traffic import Seen, Tenant
 from inlay_lab.bench.serve.under_attack import memory_of
-from tests.server.conftest import running, small_model
+from tests.server.server.conftest import running, small_model
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "serve_soak.py"
 SHORT = Soak(minutes=5, settle=2)

@@ -33,7 +33,7 @@ COMMANDS = {
 
 @pytest.fixture(autouse=True)
 def quick_model(monkeypatch) -> None:
-    """A tiny model in memory replaces any named model; tests/cli/test_cli.py runs a command with a real one."""
+    """A tiny model in memory replaces any named model; tests/system/cli/test_cli.py runs a command with a real one."""
     for module in ("inlay.models.load", "inlay_lab.bench.stock", "inlay_lab.bench.throughput.measure"):
         monkeypatch.setattr(f"{module}.load_model", lambda *arguments, **keywords: tiny("llama"))
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from inlay_lab.reproduce.catalog import EXPERIMENTS
-from tests.cli.test_cli import run
+from tests.system.cli.test_cli import run
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,7 @@ from inlay_lab.eval.modular_qa import MAX_TOKENS
 from inlay_lab.eval.questions import TASKS, Asker, Question
 from inlay_lab.eval.words import Split, Value, Words
 from inlay_lab.train.lessons import Encoder
-from tests.check.models import small_tokenizer
+from tests.model.check.models import small_tokenizer
 
 SPLITS = pytest.mark.parametrize("split", list(Split), ids=lambda split: split.value)
 

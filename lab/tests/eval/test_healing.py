@@ -13,7 +13,7 @@ from inlay_lab.eval.healing import measure_healing
 from inlay_lab.eval.modular_qa import measure_modular_qa
 from inlay_lab.eval.report import write_report
 from inlay_lab.eval.setting import Setting
-from tests.check.models import save, small_model
+from tests.model.check.models import save, small_model
 
 pytestmark = pytest.mark.long
 

@@ -17,7 +17,7 @@ from inlay_lab.eval.modular_cases import Case, Round, draw_rounds
 from inlay_lab.eval.questions import KIND_COUNTS, TASKS, Form, Question
 from inlay_lab.eval.words import held_out
 from inlay_lab.train.lessons import Encoder
-from tests.check.models import small_model, small_tokenizer
+from tests.model.check.models import small_model, small_tokenizer
 
 
 def draw(questions: int = 100, documents: int = 4, spare: int = 4, seed: int = 0) -> list[Round]:

@@ -17,8 +17,8 @@ from inlay_lab.eval.modular_cases import draw_rounds
 from inlay_lab.eval.modular_qa import measure_modular_qa
 from inlay_lab.eval.questions import TASKS
 from inlay_lab.eval.setting import Setting
-from tests.check.models import small_model
 from tests.conftest import tiny
+from tests.model.check.models import small_model
 
 pytestmark = pytest.mark.long
 

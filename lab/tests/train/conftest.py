@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from inlay_lab.train.lessons import Encoder
 from inlay_lab.train.train import Training
 from lab.tests.train.short_training import SHORT, shorten
-from tests.check.models import small_tokenizer
+from tests.model.check.models import small_tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from inlay_lab.bench.throughput.workload import (
     user_workload,
 )
 from tests.conftest import tiny
-from tests.equivalence.oracle import PromptCacheOracle, prefill
+from tests.model.equivalence.oracle import PromptCacheOracle, prefill
 
 pytestmark = pytest.mark.long
 

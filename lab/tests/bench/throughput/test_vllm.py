@@ -15,7 +15,7 @@ from inlay.errors import DeadlineError, ModelError
 from inlay_lab.bench.throughput.vllm import Vllm
 from inlay_lab.bench.throughput.workload import shared_prefix
 from tests.conftest import tiny
-from tests.equivalence.oracle import prefill
+from tests.model.equivalence.oracle import prefill
 
 pytestmark = pytest.mark.long
 

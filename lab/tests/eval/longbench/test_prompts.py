@@ -12,7 +12,7 @@ from inlay import LLM, ParameterError
 from inlay_lab.eval.longbench.data import Sample, Template, open_suite
 from inlay_lab.eval.longbench.datasets import DATASETS
 from inlay_lab.eval.longbench.prompts import Case, fitted, has_turns
-from tests.check.models import small_model, small_tokenizer
+from tests.model.check.models import small_model, small_tokenizer
 
 from .test_data import EXAMPLE
 

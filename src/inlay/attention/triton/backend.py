@@ -6,8 +6,8 @@ increments one number on the device.
 
 Launch settings are chosen for a shape and a tile. Shared memory holds a tile of queries, and ``stages`` blocks of keys
 and of values. The limit is that of the smallest supported GPUs. Registers hold a tile of outputs and of scores, so
-tiles are limited to the heights that compile without spilling (checked by tests/attention/triton/compiled.py). These
-settings were not tuned on a device.
+tiles are limited to the heights that compile without spilling, which tests/model/attention/triton/compiled.py checks.
+These settings were not tuned on a device.
 """
 
 from __future__ import annotations
@@ -317,7 +317,7 @@ def _is_wide(query: Tensor, keys: Tensor) -> bool:
     """Return True if products must be in fp32.
 
     They are if the queries are, because narrower products would lose precision. The interpreter multiplies the bits of
-    bf16 numbers as integers (tests/attention/triton/test_interpreter.py), so it uses fp32 for them too.
+    bf16 numbers as integers (tests/model/attention/triton/test_interpreter.py), so it uses fp32 for them too.
     """
     return query.dtype == torch.float32 or (INTERPRETED and torch.bfloat16 in (query.dtype, keys.dtype))
 

@@ -1,8 +1,7 @@
 """Computes the KV of one token, in bytes, from a model's configuration. Needs no weights.
 
-It counts only families that a test compares with the cache of a real transformers model
-(``tests/authoring/memory/test_families.py``). Other families are refused, because a wrong guess would look like any
-other number.
+It counts only families that ``tests/model/authoring/memory/test_families.py`` compares with the cache of a real
+transformers model. Other families are refused, because a wrong guess would look like any other number.
 """
 
 from __future__ import annotations

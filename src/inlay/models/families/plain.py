@@ -1,7 +1,7 @@
 """Families whose stock attention goes through the interface; each class states how it differs from the plain case.
 
 The plain case has rotary positions in halves of a head. A model type is listed here after its unchanged stock code
-passes the suite in ``tests/families``.
+passes the suite in ``tests/model/families``.
 """
 
 from __future__ import annotations

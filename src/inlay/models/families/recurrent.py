@@ -4,7 +4,7 @@ Such a layer folds the text before a token into a state of fixed size. The state
 that begins like an earlier one continues from there. A module has no state of its own: the state behind it depends on
 all text before it. So these families reuse exact prefixes and no modules.
 
-A model type is listed here after it passes ``tests/families/recurrent.py``.
+A model type is listed here after it passes ``tests/model/families/recurrent.py``.
 """
 
 from __future__ import annotations

@@ -1,0 +1,77 @@
+"""The lengths of drafts: what pays by the measured time of a pass."""
+
+from __future__ import annotations
+
+import pytest
+
+from inlay.engine.pass_cost import RowCost, measured_rows
+from inlay.engine.speculation.draft_length import AcceptanceRates, Chance, choose_lengths
+from tests.conftest import tiny
+from tests.model.engine.driving import Driver
+
+FLAT = RowCost({1: 1.0})
+LINEAR = RowCost({1: 1.0, 2: 2.0})
+
+
+def test_the_time_between_measured_passes_is_interpolated():
+    cost = RowCost({1: 1.0, 4: 4.0, 16: 10.0})
+    assert [cost.seconds(rows) for rows in (1, 2, 4, 10, 16, 32)] == [1.0, 2.0, 4.0, 7.0, 10.0, 18.0]
+
+
+def test_more_rows_never_take_less_time():
+    cost = RowCost({1: 2.0, 4: 1.0, 8: 3.0})
+    assert [cost.seconds(rows) for rows in (1, 3, 4, 8)] == [2.0, 2.0, 2.0, 3.0]
+
+
+def test_free_rows_are_all_used():
+    assert choose_lengths(FLAT, [Chance(0.9, 7), Chance(0.5, 3)], 2, 2) == [7, 3]
+    assert choose_lengths(FLAT, [Chance(0.9, 7), Chance(0.5, 3)], 2, 2, most=4) == [4, 0]
+
+
+def test_rows_at_the_full_price_are_not_used():
+    assert choose_lengths(LINEAR, [Chance(0.9, 7)], 1, 1) == [0]
+
+
+def test_the_likeliest_drafts_are_the_longest():
+    cost = RowCost({1: 1.0, 101: 11.0})  # a row costs a tenth of the first one
+    few, many = choose_lengths(cost, [Chance(0.5, 16), Chance(0.95, 16)], 2, 2)
+    assert 0 <= few < many <= 16
+
+
+def test_a_large_batch_leaves_less_room():
+    cost = RowCost({1: 1.0, 8: 1.1, 64: 5.0})
+    alone = choose_lengths(cost, [Chance(0.7, 16)], 1, 1)
+    crowded = choose_lengths(cost, [Chance(0.7, 16)] * 48, 48, 48)
+    assert alone[0] > max(crowded)
+    assert choose_lengths(cost, [Chance(0.05, 16)] * 48, 48, 48) == [0] * 48
+
+
+def test_planning_anew_must_pay_too():
+    chances = [Chance(0.5, 2)]
+    assert choose_lengths(FLAT, chances, 1, 1) == [2]
+    assert choose_lengths(RowCost({1: 1.0}, plan_s=0.5), chances, 1, 1) == [0]
+    costly = RowCost({1: 1.0}, plan_s=0.01, plan_more_s=0.1)
+    assert choose_lengths(costly, chances, 1, 1) == [2]
+    assert choose_lengths(costly, chances * 4, 4, 4) == [2] * 4
+    assert choose_lengths(costly, chances + [Chance(0, 0)] * 9, 10, 10) == [0] * 10
+
+
+def test_rates_follow_the_answer():
+    rates = AcceptanceRates()
+    before = rates.rate(5)
+    for _ in range(40):
+        rates.count(5, 3, 0)
+    assert rates.rate(5) > 0.95 > before
+    assert rates.rate(3) < before, "other lengths keep their own rate"
+    for _ in range(60):
+        rates.count(4, 0, 1)
+    assert rates.rate(5) < 0.1
+
+
+def test_the_time_of_rows_is_measured_and_gives_its_slots_back():
+    driver = Driver(speculation="off")
+    ticks = iter(range(1000))
+    pool = driver.store.pool
+    cost = measured_rows(tiny("llama").spec, driver.engine.runner, pool, clock=lambda: next(ticks))
+    assert pool.free_chunks == pool.chunks
+    assert cost.seconds(1) == pytest.approx(cost.seconds(16)) == 1.0

@@ -1,0 +1,241 @@
+"""Where drafts come from, and which answers get none."""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from inlay import LLM, SamplingParams, Schema
+from inlay.engine.request import Request
+from inlay.engine.speculation.draft_length import AcceptanceRates
+from inlay.engine.speculation.speculator import Draft, Speculator
+from inlay.errors import ParameterError
+from inlay.sampling import sampler
+from tests.conftest import tiny
+from tests.model.engine.driving import Driver, ids
+from tests.model.engine.speculation.planted import FREE
+from tests.model.families.configs import RECURRENT
+from tests.model.families.configs import tiny as tiny_family
+from tests.raising import raises
+
+WORDS = "the captain of the seventh ship is called Adelaide"
+MODULE = Schema.from_string(f'<schema name="m"><module name="a">Log: {WORDS}.</module></schema>')
+
+
+class Noted(Speculator):
+    """Keeps the drafts that it makes."""
+
+    def __init__(self) -> None:
+        super().__init__(FREE)
+        self.made: list[Draft] = []
+
+    def drafts(self, requests: Sequence[Request], rows: int, most: int) -> dict[Request, Draft]:
+        found = super().drafts(requests, rows, most)
+        self.made += found.values()
+        return found
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    monkeypatch.setattr(AcceptanceRates, "rate", lambda *_: 0.9)  # drafts are tried, however often they are wrong
+    made = Driver(speculation="lookup", record=False, chunk_size=16)
+    assert made.engine.speculator is not None
+    speculator = Noted()
+    speculator.earlier = made.engine.speculator.earlier  # evictions forget answers there
+    made.engine.speculator = speculator
+    return made
+
+
+def noted(driver: Driver) -> Noted:
+    assert isinstance(driver.engine.speculator, Noted)
+    return driver.engine.speculator
+
+
+def first_draft(driver: Driver, prompt: Any, said: str, **given: Any) -> Draft | None:
+    """The draft behind the first tokens of an answer, which are set."""
+    request = driver.request(prompt, 60, **given)
+    driver.add(request)
+    while not request.token_ids:
+        driver.step()
+    request.answer.token_ids[:] = driver.llm.encoder.text(said)
+    assert driver.engine.speculator is not None
+    found = driver.engine.speculator.drafts([request], 1, 100)
+    driver.engine.release(request)
+    return found.get(request)
+
+
+def text_of(driver: Driver, draft: Draft | None) -> str:
+    assert draft is not None
+    return driver.llm.loaded.tokenizer.decode(list(draft.tokens))
+
+
+def test_a_module_is_continued(driver):
+    driver.schema(MODULE)
+    draft = first_draft(driver, MODULE.prompt().use("a").text("Who?"), "It says: seventh", reuse="modular")
+    assert text_of(driver, draft) == " ship is called "
+    assert draft is not None
+    assert draft.source == "module"
+
+
+def test_the_request_s_own_text_is_continued(driver):
+    draft = first_draft(driver, f"Say that {WORDS}.", "So: the capt")
+    assert text_of(driver, draft) == "ain of the seven"
+    assert draft is not None
+    assert draft.source == "text"
+
+
+def test_an_answer_that_repeats_itself_is_continued(driver):
+    draft = first_draft(driver, "Count.", "one two one two one")
+    assert text_of(driver, draft) == " two one two one"
+    assert draft is not None
+    assert draft.source == "text"
+
+
+def test_the_longest_match_counts(driver):
+    draft = first_draft(driver, "big red dog. one red cat.", "a big red")
+    assert text_of(driver, draft).startswith(" dog")
+
+
+def test_an_earlier_answer_is_continued_under_its_salt_alone(driver):
+    tokens = driver.llm.encoder.text(f"Answer: {WORDS}.")
+    noted(driver).earlier.add("a", tokens, frozenset())
+    draft = first_draft(driver, "Well?", "The seventh", salt="a")
+    assert text_of(driver, draft) == " ship is called "
+    assert draft is not None
+    assert draft.source == "answer"
+    assert first_draft(driver, "Well?", "The seventh", salt="b") is None
+    assert first_draft(driver, "Well?", "The seventh") is None
+
+
+def test_finished_answers_are_kept_and_evicted_with_their_text(driver):
+    request = driver.request(ids(9), 20, salt="a")
+    driver.run(request)
+    earlier = noted(driver).earlier
+    assert earlier.tokens == 20
+    driver.engine.evict_texts("b")
+    assert earlier.tokens == 20
+    driver.engine.evict_texts("a")
+    assert earlier.tokens == 0
+
+
+def test_answers_go_with_the_modules_of_their_prompt(driver):
+    driver.schema(MODULE)
+    request = driver.request(MODULE.prompt().use("a").text("Who?"), 20, reuse="modular")
+    driver.run(request)
+    assert noted(driver).earlier.tokens == 20
+    specs = [spec for part in request.prompt.request.parts for spec in part.candidates]
+    driver.engine.evict(specs)
+    assert noted(driver).earlier.tokens == 0
+
+
+def test_an_answer_that_failed_or_left_is_not_kept(driver):
+    request = driver.request(ids(9), 20)
+    driver.add(request)
+    driver.step(5)
+    driver.engine.release(request)
+    assert noted(driver).earlier.tokens == 0
+
+
+def test_an_answer_past_its_deadline_is_forgotten(driver):
+    request = driver.request(ids(9), 60, deadline=time.perf_counter() + 0.05)
+    driver.add(request)
+    driver.step(5)
+    time.sleep(0.06)
+    assert driver.step() == [request]
+    left = weakref.ref(request)
+    del request
+    gc.collect()
+    assert left() is None
+    assert noted(driver).earlier.tokens == 0
+
+
+def test_a_draft_ends_where_the_grammar_does(driver):
+    prompt = "abcabc-abcabd-abcabc"
+    draft = first_draft(driver, prompt, "abc", structured_outputs={"regex": "[a-c]{9}"})
+    assert draft is not None
+    assert set(text_of(driver, draft)) <= set("abc")
+
+
+def test_given_answers_get_no_drafts(driver):
+    request = driver.request("the same the same the same", forced="the same the same the same")
+    driver.run(request)
+    assert noted(driver).made == []
+    assert request.answer.drafted == 0
+
+
+def test_a_draft_leaves_room_for_one_more_token(driver):
+    request = driver.request("the same the same the same", 12)
+    driver.run(request)
+    assert len(request.token_ids) == 12
+    assert all(len(draft.tokens) <= 10 for draft in noted(driver).made)
+
+
+def test_answers_of_a_recurrent_model_get_no_drafts():
+    llm = LLM(tiny_family(next(iter(RECURRENT))), kv_memory="16MiB", speculation="lookup")
+    (output,) = llm.generate("the same the same the same", SamplingParams(temperature=0, max_tokens=20))
+    assert output.usage.drafted_tokens == output.usage.accepted_tokens == 0
+    assert llm.stats().drafted_tokens == ()
+
+
+def test_usage_and_statistics_count_drafts():
+    llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0, speculation="lookup")
+    llm.local.engine.speculator = Speculator(FREE)
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    prompts = ["One prompt.", "Another one."]
+    outputs = [output for _ in range(2) for output in llm.generate(prompts, params)]  # then answers are known
+    drafted, accepted = dict(llm.stats().drafted_tokens), dict(llm.stats().accepted_tokens)
+    assert sum(output.usage.drafted_tokens for output in outputs) == sum(drafted.values()) > 0
+    assert sum(output.usage.accepted_tokens for output in outputs) == sum(accepted.values()) > 0
+    assert accepted["answer"] > 60
+    assert llm.stats().steps < 100, "accepted tokens save passes"
+
+
+def test_speculation_is_off_if_asked():
+    llm = LLM(tiny("llama"), kv_memory="16MiB", speculation="off")
+    (output,) = llm.generate("abcabcabc", SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
+    assert output.usage.drafted_tokens == 0
+    assert llm.stats().drafted_tokens == ()
+
+
+def test_an_unknown_way_is_rejected():
+    with raises("parameter.unknown_choice", ParameterError, names="speculation"):
+        LLM(tiny("llama"), speculation="yes")
+
+
+def test_answers_on_a_device_are_equal(monkeypatch):
+    """A step with a draft waits for the tokens of the one before it. Other steps are launched ahead."""
+    params = [SamplingParams(temperature=0.7 * (number % 2), seed=number, max_tokens=40) for number in range(4)]
+    prompts = [f"Prompt {number}: {'abc' * number}" for number in range(4)]
+
+    def answers(way: str) -> tuple[list[tuple[int, ...]], LLM]:
+        llm = LLM(tiny("llama"), kv_memory="16MiB", chunk_size=4, seed=0, speculation=way)
+        if way == "lookup":
+            llm.local.engine.speculator = Speculator(FREE)
+        return [output.outputs[0].token_ids for _ in range(2) for output in llm.generate(prompts, params)], llm
+
+    expected, _ = answers("off")
+    monkeypatch.setattr(sampler, "on_device", lambda logits: True)
+    found, llm = answers("lookup")
+    assert found == expected
+    assert sum(dict(llm.stats().accepted_tokens).values()) > 0
+
+
+def test_a_running_answer_stops_copying_from_an_answer_that_was_erased(driver):
+    answer = driver.llm.encoder.text("He said: the captain of the seventh ship is called Adelaide, and left.")
+    driver.engine.speculator.earlier.add("mine", answer, frozenset())
+    request = driver.request(ids(20), 60, salt="mine")
+    driver.add(request)
+    while not request.token_ids:
+        driver.step()
+    said = driver.llm.encoder.text("I know that the captain of")
+    request.answer.token_ids[:] = said
+    speculator = driver.engine.speculator
+    assert " the seventh" in text_of(driver, speculator.drafts([request], 1, 100).get(request))
+    driver.engine.evict_texts("mine")
+    request.answer.token_ids[:] = [*said, answer[answer.index(said[-1]) + 1]]
+    assert request not in speculator.drafts([request], 1, 100)

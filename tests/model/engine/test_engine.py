@@ -1,0 +1,93 @@
+"""The loop: packed encoding, plans that advance, chunks of prompts, and chunks of the pool."""
+
+from __future__ import annotations
+
+import pytest
+
+from inlay import LLM, SamplingParams, Schema
+from inlay.attention.plan import Part
+from inlay.engine import forward
+from inlay.engine.allocation import Work
+from inlay.slots import SlotRange
+from tests.conftest import tiny
+from tests.model.engine.observing import observed
+
+MODULES = Schema.from_string(
+    '<schema name="s">Always here. '
+    + "".join(f'<module name="m{n}">{n} is a module that holds a few words.</module>' for n in range(6))
+    + "</schema>"
+)
+
+
+def work(length: int, slot: int = 0) -> Work:
+    return Work(tuple(range(length)), Part.of(0, length, (), (SlotRange(slot, length),)))
+
+
+@pytest.mark.parametrize("reuse", ["isolated", "anchored"])
+def test_modules_are_encoded_in_one_pass(monkeypatch, reuse):
+    llm = LLM(tiny("llama"), kv_memory="16MiB", max_pass_s=None, reuse=reuse)
+    sizes = observed(llm).tokens
+    llm.add_schema(MODULES)
+    assert sizes == [llm.store.tokens]
+
+
+def test_encoding_keeps_to_the_budget(monkeypatch):
+    llm = LLM(tiny("llama"), kv_memory="16MiB", max_pass_s=None, max_num_batched_tokens=50)
+    sizes = observed(llm).tokens
+    llm.add_schema(MODULES)
+    assert sizes[:-1] == [50] * (len(sizes) - 1)
+    assert sum(sizes) == llm.store.tokens
+
+
+def test_a_second_request_computes_new_text_alone(monkeypatch):
+    llm = LLM(tiny("llama"), kv_memory="16MiB", max_pass_s=None)
+    llm.add_schema(MODULES)
+    sizes = observed(llm).tokens
+    prompt = MODULES.prompt().use("m1").use("m4").text("And?")
+    llm.generate(prompt, SamplingParams(max_tokens=3, temperature=0, ignore_eos=True))
+    assert sizes == [len("And?"), 1, 1]
+
+
+def test_a_prompt_of_several_fresh_parts_takes_one_pass(monkeypatch):
+    schema = Schema.from_string(
+        '<schema name="s"><module name="a">Go <param name="p" len="9"/> and <param name="q" len="9"/>.</module>'
+        "</schema>"
+    )
+    llm = LLM(tiny("llama"), kv_memory="16MiB", max_pass_s=None)
+    llm.add_schema(schema)
+    sizes = observed(llm).tokens
+    llm.generate(schema.prompt().use("a", p="here", q="there").text("OK?"), SamplingParams(max_tokens=1))
+    assert sizes == [len("here") + len("there") + len("OK?")]
+
+
+def test_plans_are_built_when_the_batch_changes_and_advanced_otherwise(monkeypatch):
+    llm = LLM(tiny("llama"), kv_memory="16MiB", max_pass_s=None, speculation="off")
+    built = []
+    build = forward.build_plan
+    monkeypatch.setattr(forward, "build_plan", lambda spans: built.append(len(spans)) or build(spans))
+    params = [SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True) for tokens in (30, 10)]
+    llm.generate(["Hello", "Good morning"], params)
+    # the prompts; decoding of both; decoding of the one that is left
+    assert built == [2, 2, 1]
+
+
+def test_a_request_that_joins_leaves_the_parts_of_others_alone(monkeypatch):
+    """A decoding request's table is made once, whatever other requests do, and across chunks of the pool."""
+    llm = LLM(tiny("llama"), kv_memory="16MiB", chunk_size=4, max_num_seqs=2, max_num_batched_tokens=6)
+    made: list[int] = []
+    at = Part.at
+    monkeypatch.setattr(Part, "at", lambda positions, *rest: made.append(len(positions)) or at(positions, *rest))
+    params = [SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True) for tokens in (5, 30, 9, 9)]
+    llm.generate(["Hello", "Good morning", "A third one", "Yet a fourth"], params)
+    assert sorted(made) == [1] * 4 + [5, 11, 12, 12]
+
+
+def test_every_chunk_comes_back():
+    llm = LLM(tiny("llama"), kv_memory="16MiB", chunk_size=4)
+    llm.add_schema(MODULES)
+    prompts = [MODULES.prompt().use(f"m{n}").text("And?") for n in range(6)]
+    llm.generate(prompts, [SamplingParams(max_tokens=1 + 3 * n, ignore_eos=True) for n in range(6)])
+    assert not llm.stats().busy
+    assert not any(segment.holds for segment in llm.store)
+    llm.store.clear()
+    assert llm.store.pool.free_chunks == llm.store.pool.chunks

@@ -1,0 +1,209 @@
+"""Evictions as erasure: no later request reads evicted text, held or computed as it may be at that moment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from inlay import Schema
+from inlay.engine.encoder import Encoding
+from inlay.kv.identity import SegmentSpec
+from tests.model.engine.driving import Driver
+
+MODULES = {name: f"The text of module {name} has {number} words more. " for number, name in enumerate("abcd")}
+SHARED = len("The text of module ")  # tokens of their common prefix
+SCHEMA = Schema.from_string(
+    '<schema name="s">'
+    + "".join(f'<module name="{name}">{text}</module>' for name, text in MODULES.items())
+    + "</schema>"
+)
+
+
+def driver_for(**settings: Any) -> Driver:
+    return Driver(record=False, **({"promotion_memory": 0.25, "profile": "off"} | settings))
+
+
+def asked(driver: Driver, names: str, question: str = "What?", tokens: int = 2, reuse: str = "modular") -> Any:
+    prompt = SCHEMA.prompt()
+    for name in names:
+        prompt = prompt.use(name)
+    return driver.request(prompt.text(question), tokens, reuse=reuse)
+
+
+def ask(driver: Driver, *args: Any, **asks: Any) -> Any:
+    request = asked(driver, *args, **asks)
+    driver.run(request)
+    return request
+
+
+def specs_of(driver: Driver, names: str = "", reuse: str = "modular") -> list[SegmentSpec]:
+    """All forms of some modules that prompts may be read from. Without names, also the primers."""
+    policy = driver.llm.policy(reuse)
+    return driver.llm.processor.schemas.every_spec("s", policy, modules=tuple(names))
+
+
+def listed(driver: Driver) -> set[bytes]:
+    return {spec.key for spec in driver.engine.kv_manager.retention.modules()}
+
+
+def stored(driver: Driver) -> int:
+    return driver.llm.stats().stored_tokens
+
+
+def test_modules_that_begin_alike_are_all_listed_and_evicted_one_by_one_in_any_order():
+    driver = driver_for()
+    driver.schema(SCHEMA, reuse="isolated")
+    specs = specs_of(driver, reuse="isolated")
+    assert {spec.key for spec in specs} <= listed(driver)
+    for number, spec in enumerate(sorted(specs, key=lambda spec: spec.key)):
+        driver.engine.evict([spec])
+        assert spec.key not in listed(driver)
+        assert len(listed(driver)) == len(specs) - number - 1
+    assert stored(driver) == 0
+    assert driver.all_free()
+
+
+def test_a_module_is_evicted_though_others_are_encoded_behind_it():
+    driver = driver_for()
+    driver.schema(Schema.from_string(SCHEMA.to_pml().replace('name="s">', 'name="s">Always here. ')), reuse="anchored")
+    first, *others = sorted(specs_of(driver, "", reuse="anchored"), key=lambda spec: spec.before.tokens)
+    assert all(first in spec.context for spec in others)
+    driver.engine.evict([first])
+    assert driver.store.longest(first).tokens == 0
+    assert all(driver.store.get(spec) for spec in others)
+    driver.engine.evict(others)
+    assert stored(driver) == 0
+
+
+def test_what_is_left_of_a_module_is_listed_and_evicted():
+    driver = driver_for()
+    driver.schema(SCHEMA, reuse="isolated")
+    spec = specs_of(driver, "a", reuse="isolated")[0]
+    (*_, last) = driver.store.longest(spec).segments
+    driver.store.discard([last])
+    for other in specs_of(driver, "bcd", reuse="isolated"):
+        driver.engine.evict([other])
+    driver.engine.evict([spec])
+    assert (stored(driver), listed(driver)) == (0, set())
+
+
+def test_text_behind_several_modules_goes_with_each_of_them():
+    driver = driver_for(promotion_memory=0)
+    driver.schema(SCHEMA)
+    ask(driver, "abc", "What do all of these say?")
+    driver.engine.evict(specs_of(driver, "b"))
+    again = ask(driver, "abc", "What do all of these say?")
+    assert again.usage.exact_tokens <= len(specs_of(driver, "a")[0].ids), "the question is computed again"
+    driver.engine.evict(specs_of(driver))
+    assert stored(driver) == 0
+
+
+@pytest.mark.parametrize("ttl", [None, "1h"])
+def test_readers_of_an_evicted_module_keep_it_from_later_requests_and_store_nothing(ttl):
+    """One request reads the module when it is evicted; others come while it still runs, one behind the other."""
+    driver = driver_for(promotion_memory=0)
+    driver.llm.add_schema(SCHEMA, ttl=ttl)
+    reading = asked(driver, "a", "x?", tokens=60)
+    driver.add(reading)
+    driver.step()
+    driver.engine.evict(specs_of(driver, "a"))
+    later = ask(driver, "a", "y?")
+    assert later.usage.module_tokens <= SHARED, "no new request reads what was evicted"
+    overlapping = asked(driver, "a", "z?", tokens=90)
+    driver.add(overlapping)
+    while not reading.finished:
+        driver.step()
+    assert driver.store.longest(specs_of(driver, "a")[0]).tokens <= SHARED
+    driver.finish()
+    driver.engine.evict(specs_of(driver))
+    assert stored(driver) == 0
+    assert driver.all_free()
+
+
+def test_a_module_that_is_being_computed_when_it_is_evicted_is_not_stored():
+    driver = driver_for(max_num_batched_tokens=16, prefill_chunk=16)
+    driver.schema(SCHEMA, encode=False)
+    request = asked(driver, "ab")
+    driver.add(request)
+    driver.step()
+    assert request.prompt_left
+    driver.engine.evict(specs_of(driver))
+    driver.finish()
+    assert stored(driver) == 0
+    assert ask(driver, "ab").usage.cached_tokens == 0
+
+
+def test_a_request_that_waited_when_its_module_was_evicted_does_not_store_it():
+    driver = driver_for(max_num_seqs=1)
+    driver.schema(SCHEMA)
+    first, second = driver.request("Once", 8, reuse="off"), asked(driver, "abc")
+    driver.add(first)
+    driver.add(second)
+    driver.step()
+    driver.engine.evict(specs_of(driver))
+    driver.finish()
+    assert second.finished
+    assert stored(driver) == 0
+    ask(driver, "abc")
+    assert stored(driver) > 0, "a later request sends the text anew"
+
+
+def test_a_schema_that_is_being_encoded_when_it_is_evicted_stays_evicted():
+    driver = driver_for(max_num_batched_tokens=16, prefill_chunk=16)
+    _, specs = driver.llm.schemas.add(SCHEMA, driver.llm.policy())
+    encoding = Encoding("a schema", tuple(specs))
+    driver.engine.add(encoding)
+    driver.step()
+    driver.engine.evict(specs_of(driver))
+    while not encoding.finished:
+        driver.step()
+    assert stored(driver) == 0
+
+
+def test_a_promoted_combination_that_is_read_goes_when_its_reader_ends():
+    driver = driver_for()
+    driver.schema(SCHEMA)
+    for question in "xy":
+        ask(driver, "abc", question)
+    while driver.engine.idle_step(whole=True):
+        pass
+    reading = asked(driver, "abc", "z", tokens=30)
+    driver.add(reading)
+    driver.step()
+    assert reading.usage.promoted_tokens > 0
+    driver.engine.evict(specs_of(driver, "abc"))
+    driver.finish()
+    while driver.engine.idle_step(whole=True):
+        pass
+    driver.engine.evict(specs_of(driver))
+    assert stored(driver) == 0, "and what was asked for before is not encoded again"
+
+
+def test_recomputed_tokens_and_profiles_go_with_their_module():
+    driver = driver_for(profile="auto", promotion_memory=0)
+    driver.schema(SCHEMA)
+    driver.llm.local.profile(specs_of(driver, "abcd"))
+    while driver.engine.idle_step(whole=True):
+        pass
+    assert len(driver.engine.kv_manager.profiles) > 0
+    ask(driver, "abcd", reuse="modular+profiled:0.3")
+    driver.engine.evict(specs_of(driver))
+    assert stored(driver) == 0
+    assert len(driver.engine.kv_manager.profiles) == 0
+
+
+def test_all_text_of_a_salt_is_evicted_and_nothing_of_others():
+    driver = driver_for()
+    for salt in ("ann", "bob"):
+        driver.run(driver.request("Some words that are no module at all", 2, reuse="exact", salt=salt))
+    running = driver.request("Some more words that are no module", 20, reuse="exact", salt="ann")
+    driver.add(running)
+    driver.step()
+    before = stored(driver)
+    assert 0 < driver.engine.evict_texts("ann") < before
+    driver.finish()
+    for salt, known in (("ann", False), ("bob", True)):
+        request = driver.request("Some words that are no module at all", 2, reuse="exact", salt=salt)
+        driver.run(request)
+        assert (request.usage.cached_tokens > 0) == known

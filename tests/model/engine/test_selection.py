@@ -1,0 +1,242 @@
+"""The token selection pass: it runs among other requests, and can be preempted and restarted like them."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from inlay import Prompt, SamplingParams
+from inlay.engine import kv_manager
+from inlay.engine.jobs import Step
+from inlay.engine.prompt_state import PromptState
+from inlay.errors import DeadlineError
+from inlay.types import Scope
+from tests.model.engine.driving import Driver, check_stock
+from tests.model.engine.test_repair import SCHEMA, driver_for, prompt
+
+KINDS = ["query", "profiled*query", "blend"]
+REUSES = [f"anchored+{kind}:0.3" for kind in KINDS]
+
+
+@pytest.mark.parametrize("reuse", REUSES)
+def test_the_answer_follows_from_the_choice_alone(reuse):
+    """In passes of few tokens, beside others, given up on the way: the choice and the answer are the same."""
+    alone = driver_for()
+    first = alone.request(prompt("abc"), 8, reuse=reuse)
+    alone.run(first)
+    driver = driver_for(max_num_batched_tokens=8)
+    others = [driver.request(prompt("cab", "Why?"), 8, reuse=other) for other in ("off", "anchored", *REUSES)]
+    again = driver.request(prompt("abc"), 8, reuse=reuse)
+    driver.run(*others, again)
+    assert again.prompt.recomputed == first.prompt.recomputed
+    assert again.token_ids == first.token_ids
+    assert driver.all_free()
+
+
+@pytest.mark.parametrize("reuse", REUSES)
+def test_what_new_text_chooses_is_its_owners_alone(reuse):
+    driver, counts = driver_for(), []
+    for salt in ("one", "two", "one"):
+        policy = driver.llm.policy(reuse)
+        prepared = driver.llm.processor.process(prompt("abc"), SamplingParams(max_tokens=1), policy, Scope(salt))
+        request = driver.llm.local.prepare(prepared)
+        driver.run(request)
+        counts.append(request.usage.computed_tokens)
+    assert counts == [counts[0], counts[0], 1]
+
+
+@pytest.mark.parametrize("reuse", REUSES)
+def test_others_find_what_is_read_without_repair_and_nothing_else(reuse):
+    """Invariant 3: the layers that the selection pass computed stay private."""
+    driver = driver_for()
+    driver.run(driver.request(prompt("abc"), reuse=reuse))
+    exact = driver.request(prompt("abc"), reuse="exact")
+    driver.run(exact)
+    check_stock(driver, exact)
+    plain, apart = driver.request(prompt("abc"), 8, reuse="anchored"), driver_for()
+    driver.run(plain)
+    assert plain.usage.computed_tokens == len("Well?")
+    assert apart.run(apart.request(prompt("abc"), 8, reuse="anchored")) == [tuple(plain.token_ids)]
+
+
+@pytest.mark.parametrize("reuse", REUSES)
+def test_modules_that_the_pass_computes_were_not_stored(reuse):
+    driver = Driver()
+    driver.schema(SCHEMA, encode=False)
+    cold, warm = (driver.request(prompt("abc"), reuse=reuse) for _ in range(2))
+    driver.run(cold)
+    assert cold.usage.cached_tokens == 0
+    assert sum(tokens for _, tokens in cold.usage.misses) > 0
+    driver.run(warm)
+    assert (warm.usage.computed_tokens, warm.usage.misses) == (1, ())
+    assert warm.usage.recomputed_tokens == cold.usage.recomputed_tokens > 0
+
+
+@pytest.mark.parametrize("reuse", REUSES)
+def test_one_pass_chooses_for_several_answers(reuse):
+    driver = driver_for()
+    request = driver.request(prompt("abc"), 6, reuse=reuse, n=3, temperature=1.0, seed=1)
+    driver.run(request)
+    alone = driver_for()
+    one = alone.request(prompt("abc"), 6, reuse=reuse, n=1, temperature=1.0, seed=1)
+    alone.run(one)
+    assert request.token_ids == one.token_ids
+    assert [member.usage.selecting_tokens > 0 for member in request.family] == [True, False, False]
+    assert driver.all_free()
+
+
+@pytest.mark.parametrize("reuse", REUSES)
+def test_a_pass_that_is_given_up_leaves_nothing_behind(reuse):
+    driver, sampled = driver_for(max_num_batched_tokens=3), {"temperature": 1.0, "seed": 1, "n": 2}
+    request = driver.request(prompt("abc"), 4, reuse=reuse, **sampled)
+    driver.add(request)
+    driver.step()
+    assert request.selection is not None
+    driver.engine.release(request)  # the other answer has another pass made
+    driver.finish()
+    alone = driver_for()
+    expected = alone.request(prompt("abc"), 4, reuse=reuse, **sampled)
+    alone.run(expected)
+    assert request.followers[0].token_ids == expected.followers[0].token_ids != []
+    assert driver.all_free()
+
+
+@pytest.mark.parametrize("reuse", REUSES)
+def test_the_wait_for_a_place_ends_before_the_pass(reuse, monkeypatch):
+    """The time to read again behind the wait, however long, does not count as time in the queue."""
+    laid, real = [], kv_manager.allocation_of
+
+    def slow(*asked):
+        laid.append(asked)
+        time.sleep(0.05 * (len(laid) > 1))
+        return real(*asked)
+
+    driver = driver_for()
+    monkeypatch.setattr(kv_manager, "allocation_of", slow)
+    (output,) = driver.llm.generate([prompt("abc")], SamplingParams(max_tokens=1), reuse=reuse)
+    assert len(laid) == 2
+    assert output.metrics.queue_s >= 0
+
+
+@pytest.mark.parametrize("reuse", REUSES)
+def test_a_pass_that_is_preempted_begins_again(reuse):
+    driver = driver_for(max_num_batched_tokens=3)
+    request = driver.request(prompt("abc"), 4, reuse=reuse)
+    driver.add(request)
+    driver.step()
+    driver.engine.scheduler.preempt(request, Step())
+    assert request.selection is None
+    driver.finish()
+    alone = driver_for()
+    assert alone.run(alone.request(prompt("abc"), 4, reuse=reuse)) == [tuple(request.token_ids)]
+    assert driver.all_free()
+
+
+@pytest.mark.parametrize("reuse", REUSES)
+def test_a_pass_past_its_deadline_ends(reuse):
+    driver = driver_for(max_num_batched_tokens=3)
+    request = driver.request(prompt("abc"), 4, reuse=reuse, deadline=time.perf_counter() + 0.2)
+    driver.add(request)
+    driver.step()
+    time.sleep(max(0.0, request.deadline - time.perf_counter()))
+    driver.finish()
+    assert isinstance(request.error, DeadlineError)
+    assert driver.all_free()
+
+
+def test_a_tiny_pool_gives_the_same_answers_as_a_large_one():
+    texts = ["Well?", "And then?", "Why, so?", "Who?"]
+
+    def made(driver):
+        reuses = ["anchored", *REUSES]
+        return [driver.request(prompt("abc", text), 25, reuse=reuse) for text, reuse in zip(texts, reuses, strict=True)]
+
+    large = driver_for()
+    expected = large.run(*made(large))
+    small = driver_for(kv_tokens=240)
+    requests = made(small)
+    assert small.run(*requests) == expected
+    assert sum(request.preemptions for request in requests)
+    assert small.all_free()
+
+
+@pytest.mark.parametrize("reuse", REUSES)
+def test_parts_of_messages_and_content_found_again(reuse):
+    texts = ["The first document of all, which is here.", "Another one that follows the first, of course."]
+    driver = Driver()
+
+    def asked(marked, order):
+        mark = {"cache_control": {"type": "ephemeral"}} if marked else {}
+        parts = [{"type": "text", "text": texts[at], **mark} for at in order]
+        return driver.request([{"role": "user", "content": [*parts, {"type": "text", "text": "Well?"}]}], reuse=reuse)
+
+    first = asked(True, (0, 1))
+    driver.run(first)
+    assert first.usage.recomputed_tokens > 0 < first.usage.selecting_tokens
+    found = asked(False, (1, 0))  # not marked by a request
+    driver.run(found)
+    assert found.usage.recomputed_tokens > 0 < found.usage.module_tokens
+    assert driver.all_free()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_less_text_asks_than_is_new(kind, monkeypatch):
+    """The last tokens of a long text are the query; stored text before them is found as usual."""
+    monkeypatch.setattr("inlay.prompt.recompute.MOST_ROWS", 4)
+    driver = driver_for()
+    text, counts = "A long question, is it not?", []
+    for _ in range(2):
+        request = driver.request(prompt("abc", text), reuse=f"anchored+{kind}:0.3")
+        driver.run(request)
+        counts.append(request.usage.selecting_tokens)
+    if kind != "blend":  # the text after the selected tokens is recomputed, and found the second time
+        assert counts == [len(text), 4]
+    else:
+        assert counts[0] == counts[1] > 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("where", ["select", "run_to_check"])
+def test_a_fault_in_a_choice_ends_its_request_alone(kind, where, monkeypatch):
+    def fault(*_):
+        raise MemoryError
+
+    apart, driver = driver_for(), driver_for()
+    policies = ("anchored", "exact")
+    alone = [apart.run(apart.request(prompt("cab", "Why?"), 12, reuse=reuse)) for reuse in policies]
+    others = [driver.request(prompt("cab", "Why?"), 12, reuse=reuse) for reuse in policies]
+    for other in others:
+        driver.add(other)
+    driver.step()
+    failing = driver.request(prompt("abc"), 4, reuse=f"anchored+{kind}:0.3")
+    driver.add(failing)
+    monkeypatch.setattr(PromptState if where == "select" else driver.engine.runner, where, fault)
+    driver.finish()
+    fails = where == "select" or kind == "blend"
+    assert (failing.error is not None) == fails
+    assert [other.error for other in others] == [None, None]
+    assert [[tuple(other.token_ids)] for other in others] == alone
+    assert driver.all_free()
+
+
+def test_keys_are_compared_block_by_block(monkeypatch):
+    driver = driver_for()
+    first = driver.request(prompt("abc"), reuse="anchored+blend:0.3")
+    driver.run(first)
+    monkeypatch.setattr("inlay.engine.runner.BLOCK_BYTES", 1)
+    again = driver_for()
+    request = again.request(prompt("abc"), reuse="anchored+blend:0.3")
+    again.run(request)
+    assert request.prompt.recomputed == first.prompt.recomputed
+
+
+def test_text_that_is_computed_once_counts_once():
+    """The prefix before all recomputed tokens is the same in both passes."""
+    driver = driver_for()
+    request = driver.request(
+        Prompt.from_string('<prompt schema="s">Now. <a/><b/>Well?</prompt>'), reuse="anchored+query:0.3"
+    )
+    driver.run(request)
+    assert request.usage.selecting_tokens == len("Well?")
+    assert request.usage.computed_tokens == len("Now. ") + request.usage.recomputed_tokens + len("Well?")

@@ -1,0 +1,104 @@
+"""Random requests over few state slots and a small pool: each answer is the stock model's, and no slot is left over."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from inlay.engine.request import Request
+from tests.model.engine.driving import ids
+from tests.model.engine.test_states import StateDriver
+
+TRUNKS = [ids(30, seed) for seed in range(3)]
+
+
+class Fuzz:
+    """A sequence of requests, cancellations and preemptions."""
+
+    def __init__(self, seed: int, name: str) -> None:
+        self.random, self.seen = random.Random(seed), Counter[str]()
+        pick = self.random.choice
+        self.driver = StateDriver(
+            name,
+            slots=pick([5, 8, 20]),
+            tokens=pick([200, 300, 600]),
+            chunk_size=pick([1, 4, 8]),
+            max_num_seqs=pick([2, 4]),
+            max_num_batched_tokens=pick([8, 24, 64]),
+            prefill_chunk=pick([5, 16]),
+        )
+        self.requests: list[Request] = []
+
+    def prompt(self) -> list[int]:
+        """A trunk or a part of it with something behind it, an earlier prompt, or an earlier prompt with its answer."""
+        draw = self.random
+        earlier = [request for request in self.requests if request.finished and request.error is None]
+        kind = draw.choice(["trunk", "trunk", "again", "turn", "short"])
+        if earlier and kind in ("again", "turn"):
+            request = draw.choice(earlier)
+            said = [*request.token_ids, *ids(4, draw.randrange(9))] if kind == "turn" else []
+            return [*request.ids, *said][:110]
+        if kind == "short":
+            return ids(draw.randint(1, 4), draw.randrange(9))
+        trunk = draw.choice(TRUNKS)
+        return trunk[: draw.randint(1, len(trunk))] + ids(draw.randint(1, 25), draw.randrange(5))
+
+    def act(self) -> None:
+        """Add, cancel or preempt a request, or forget texts; then take a few steps."""
+        draw, driver = self.random, self.driver
+        kind = draw.choice(["add", "add", "add", "cancel", "preempt", "forget", "step"])
+        running = [task for task in driver.engine.scheduler.running if isinstance(task, Request)]
+        if kind == "add":
+            several = {"n": 2, "temperature": 1, "top_k": 1} if draw.random() < 0.2 else {}
+            request = driver.request(
+                self.prompt(),
+                tokens=draw.randint(1, 9),
+                salt=draw.choice(["", "", "one"]),
+                reuse=draw.choice(["exact", "exact", "exact", "off"]),
+                **several,
+            )
+            driver.add(request)
+            self.requests += request.family
+        elif kind == "cancel" and running:
+            task = draw.choice(running)
+            driver.engine.release(task)
+            self.requests.remove(task)
+        elif kind == "preempt" and running:
+            driver.engine.scheduler.requeue(draw.choice(running))
+        elif kind == "forget":
+            driver.engine.evict_texts("one")
+        self.seen[kind] += 1
+        driver.step(draw.randint(0, 4))
+
+    def run(self, actions: int) -> None:
+        """Act, finish, and check every answer and every slot."""
+        driver = self.driver
+        for _ in range(actions):
+            self.act()
+        driver.finish()
+        for request in self.requests:
+            driver.check(request)
+            usage = request.usage
+            self.seen["hit"] += bool(usage and usage.cached_tokens)
+        self.seen["evicted"] += driver.states.evicted
+        assert driver.all_free()
+        assert driver.states.free_slots == driver.states.slots - 1
+
+
+@pytest.mark.parametrize("name", ["qwen3_5_text", "falcon_h1", "mamba2"])
+def test_random_requests(name):
+    seen = Counter[str]()
+    for seed in range(3):
+        fuzz = Fuzz(seed, name)
+        fuzz.run(40)
+        seen += fuzz.seen
+    assert min(seen[kind] for kind in ("add", "cancel", "preempt", "hit", "evicted")) > 0, seen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(30))
+def test_more_random_requests(seed):
+    names = ["qwen3_next", "granitemoehybrid", "lfm2", "jamba", "mamba", "kimi_linear", "olmo_hybrid", "zamba2"]
+    Fuzz(seed, names[seed % len(names)]).run(80)

@@ -1,0 +1,396 @@
+"""Access to the engine: calls from inside a step, from other threads, and after the end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from inlay import LLM, AsyncLLM, EngineDeadError, InlayError, SamplingParams, Schema
+from inlay.engine import core as engine_module
+from inlay.engine.inbox import Command, Inbox
+from inlay.engine.kv_manager import KVCacheManager
+from inlay.engine.runner import Runner
+from inlay.events import TokenEvent
+from inlay.types import Scope
+from tests.conftest import tiny
+from tests.model.engine.driving import Driver, ids
+from tests.raising import raises
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+LONG = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
+SCHEMA = Schema.from_string(
+    '<schema name="s">In front. <module name="a">The first module.</module><module name="b">Another.</module></schema>'
+)
+
+
+@pytest.fixture
+def llm() -> LLM:
+    return LLM(tiny("llama"), kv_memory="16MiB", seed=0)
+
+
+def abandon(llm: LLM, prompt: str) -> None:
+    """Begin a stream and leave it in a cycle, where only the garbage collector finds it."""
+    stream = llm.stream(prompt, LONG)
+    next(stream)
+    cell: list[Any] = [stream]
+    cell.append(cell)
+
+
+def inside(monkeypatch: pytest.MonkeyPatch, moment: str, do: Callable[[], object]) -> None:
+    """Have something happen once, in the middle of the next step: at admission, before or behind the model, or behind
+    sampling."""
+    owner, name = {
+        "admission": (KVCacheManager, "admit"),
+        "before the model": (Runner, "run"),
+        "behind the model": (Runner, "run"),
+        "sampling": (engine_module, "begin"),
+    }[moment]
+    real, left = getattr(owner, name), [do]
+
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        if moment == "before the model" and left:
+            left.pop()()
+        result = real(*args, **kwargs)
+        if left:
+            left.pop()()
+        return result
+
+    monkeypatch.setattr(owner, name, hooked)
+
+
+def answer(llm: LLM, prompt: str) -> tuple[int, ...]:
+    return llm.generate(prompt, GREEDY)[0].outputs[0].token_ids
+
+
+def check_nothing_held(llm: LLM) -> None:
+    stats = llm.stats()
+    assert (stats.running, stats.waiting, stats.held_chunks) == (0, 0, 0)
+    llm.store.clear()
+    assert llm.store.pool.free_chunks == llm.store.pool.chunks
+
+
+# Calls from inside a step
+
+
+@pytest.mark.parametrize("moment", ["admission", "before the model", "behind the model", "sampling"])
+def test_streams_that_the_garbage_collector_ends_inside_a_step_harm_nobody(llm, monkeypatch, moment):
+    expected = [answer(llm, prompt) for prompt in ("Hello", "Another prompt")]
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(2):
+            abandon(llm, f"an answer that nobody reads on, number {number}")
+        assert llm.stats().running == 2
+        inside(monkeypatch, moment, gc.collect)
+        outputs = llm.generate(["Hello", "Another prompt"], GREEDY)
+    finally:
+        gc.enable()
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+    check_nothing_held(llm)
+
+
+def test_streams_left_in_cycles_harm_nobody_whenever_they_are_collected(llm):
+    expected = answer(llm, "Hello")
+    thresholds = gc.get_threshold()
+    gc.set_threshold(97, 1, 1)  # at any line
+    try:
+        for number in range(12):
+            abandon(llm, f"an answer that nobody reads on, number {number}")
+            assert answer(llm, "Hello") == expected
+    finally:
+        gc.set_threshold(*thresholds)
+    gc.collect()
+    check_nothing_held(llm)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda llm: llm.generate("From inside", GREEDY),
+        lambda llm: next(llm.stream("From inside", GREEDY)),
+        lambda llm: llm.add_schema(SCHEMA),
+        lambda llm: llm.warm(SCHEMA.prompt().use("a").text("?")),
+    ],
+    ids=["generate", "stream", "add_schema", "warm"],
+)
+def test_a_call_from_inside_a_step_is_refused_and_waits_for_nobody(llm, monkeypatch, call):
+    expected = answer(llm, "Hello")
+    llm.add_schema(SCHEMA, encode=False)
+    refused: list[BaseException] = []
+
+    def from_inside() -> None:
+        with raises("engine.inside") as caught:
+            call(llm)
+        refused.append(caught.value)
+
+    inside(monkeypatch, "behind the model", from_inside)
+    assert answer(llm, "Hello") == expected
+    assert len(refused) == 1
+    check_nothing_held(llm)
+
+
+def test_a_shutdown_from_inside_a_step_ends_the_engine_behind_it(llm, monkeypatch):
+    inside(monkeypatch, "behind the model", llm.shutdown)
+    with raises("engine.shut_down"):
+        llm.generate("Hello", GREEDY)
+    with raises("engine.shut_down"):
+        llm.generate("Hello", GREEDY)
+    check_nothing_held(llm)
+
+
+def test_who_hears_of_progress_may_ask_the_model(llm):
+    """Between two passes of an encoding others may run."""
+    llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0, max_num_batched_tokens=16)
+    expected, answers = answer(llm, "Hello"), []
+    llm.add_schema(SCHEMA, progress=lambda done, total: answers.append(answer(llm, "Hello")))
+    assert answers
+    assert set(answers) == {expected}
+    llm.store.clear()
+    check_nothing_held(llm)
+
+
+# Other threads
+
+
+def test_giving_up_does_not_wait_for_a_step_on_another_thread(llm, monkeypatch):
+    expected = answer(llm, "Hello")
+    stream = llm.stream("Quite another prompt", LONG)
+    next(stream)
+    computing, go_on, answers = threading.Event(), threading.Event(), []
+
+    def wait() -> None:
+        computing.set()
+        assert go_on.wait(20), "whoever gave up waits for the step to end"
+
+    inside(monkeypatch, "before the model", wait)
+    other = threading.Thread(target=lambda: answers.append(answer(llm, "Hello")))
+    other.start()
+    assert computing.wait(20)
+    stream.close()
+    go_on.set()
+    other.join()
+    assert answers == [expected]
+    check_nothing_held(llm)
+
+
+def test_callers_on_several_threads_get_their_answers():
+    llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0)
+    prompts = [f"Prompt number {number}" for number in range(6)]
+    expected = [answer(llm, prompt) for prompt in prompts]
+    answers: dict[int, tuple[int, ...]] = {}
+
+    def ask(number: int) -> None:
+        answers[number] = answer(llm, prompts[number])
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert [answers.get(number) for number in range(len(prompts))] == expected
+    check_nothing_held(llm)
+
+
+# Inbox
+
+
+def command(done: list[object], name: object) -> Command:
+    return Command(lambda: done.append(name), lambda error: done.append((name, str(error))))
+
+
+def test_orders_are_carried_out_in_order():
+    inbox, done = Inbox(interruptible=False), []
+    for name in ("a", "b"):
+        inbox.put(command(done, name))
+    assert inbox.waiting
+    inbox.carry_out()
+    assert done == ["a", "b"]
+    assert not inbox.waiting
+
+
+def test_an_order_that_comes_behind_the_end_fails_at_once():
+    inbox, done = Inbox(interruptible=False), []
+    inbox.put(command(done, "done"))
+    inbox.carry_out()
+    inbox.put(command(done, "left"))
+    inbox.refuse(lambda: InlayError("it is over"))
+    inbox.close(InlayError("it ends"))
+    inbox.put(command(done, "late"))  # its sender had looked before
+    assert done == ["done", ("left", "it ends"), ("late", "it is over")]
+    with pytest.raises(InlayError, match="it is over"):
+        inbox.check_open()
+
+
+def test_an_order_with_a_fault_fails_alone():
+    inbox, done = Inbox(interruptible=False), []
+
+    def broken() -> None:
+        raise BaseException("broken")
+
+    inbox.put(Command(broken, lambda error: done.append(repr(error))))
+    inbox.put(command(done, "next"))
+    inbox.carry_out()
+    assert done == ["RuntimeError('BaseException: broken')", "next"]
+
+
+def test_what_stops_a_caller_is_raised_when_its_order_has_failed():
+    inbox, done = Inbox(interruptible=True), []
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    inbox.put(Command(interrupted, lambda error: done.append(repr(error))))
+    inbox.put(command(done, "next"))
+    with pytest.raises(KeyboardInterrupt):
+        inbox.carry_out()
+    inbox.carry_out()
+    assert done == ["RuntimeError('KeyboardInterrupt: ')", "next"]
+
+
+# Time
+
+
+class Clock:
+    """A clock that goes when the model computes: 20 ms a pass and 1 ms a token."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        self.passes: list[float] = []
+        monkeypatch.setattr("time.perf_counter", lambda: self.now)
+        run = Runner.run
+
+        def timed(runner: Runner, work: Any, rows: Any, plan: Any = None) -> Any:
+            took = 0.02 + 0.001 * sum(one.part.rows for one in work)
+            self.passes.append(took)
+            self.now += took
+            return run(runner, work, rows, plan)
+
+        monkeypatch.setattr(Runner, "run", timed)
+
+
+def test_nobody_waits_for_a_long_pass(monkeypatch):
+    """A deadline behind a prompt of nearly 2,000 tokens is kept to a pass, whose time is bounded."""
+    free = Driver(max_num_seqs=1)
+    (expected,) = free.run(free.request(ids(1900), 3))
+    driver = Driver(max_num_seqs=1, max_pass_s=0.25)
+    clock = Clock(monkeypatch)
+    long, late = driver.request(ids(1900), 3), driver.request(ids(9, 1), 3, deadline=0.6)
+    driver.add(long, late)
+    told: list[float] = []
+    for _ in range(100):
+        if told:
+            break
+        driver.engine.step(on_leave=lambda request: told.append(clock.now))
+    assert "its deadline has passed" in str(late.error)
+    assert told[0] <= 0.6 + 0.25
+    assert long.prompt_left > 1000
+    driver.finish()
+    assert max(clock.passes) <= 0.25
+    assert len(clock.passes) < 15
+    assert tuple(long.token_ids) == expected, "an answer depends on how its prompt was cut"
+
+
+def test_an_encoding_is_cut_into_passes_of_bounded_time(monkeypatch):
+    texts = "".join(f'<module name="m{n}">{n} is a module. {"It goes on. " * n}</module>' for n in range(16))
+    llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0, reuse="anchored")
+    clock = Clock(monkeypatch)
+    told: list[tuple[int, int]] = []
+    llm.add_schema(Schema.from_string(f'<schema name="s">{texts}</schema>'), progress=lambda *news: told.append(news))
+    assert told[-1][0] == told[-1][1] > 1000
+    assert llm.store.tokens > 1000
+    assert len(clock.passes) == sum(done > 0 for done, _ in told)
+    assert max(clock.passes) <= 0.25
+    assert clock.passes[3] > 0.2
+
+
+def test_who_was_put_out_of_the_line_and_given_up_ends_nobody_who_goes_by_its_name():
+    driver = Driver(record=False, max_num_seqs=1, max_waiting=3)
+    client, llm = driver.llm.client, driver.llm
+    heard: dict[str, list[TokenEvent]] = {}
+
+    def submit(name: str, request_id: str, tenant: str) -> None:
+        params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+        made = llm.processor.process([1, 2, 3], params, llm.policy(), Scope(tenant=tenant), request_id=request_id)
+        client.submit(client.prepare(made), heard.setdefault(name, []).extend)
+
+    for n in range(3):
+        submit(f"a{n}", f"a{n}", "a")
+    submit("b", "b", "b")  # puts out the last one of a
+    client.cancel("a2")
+    client.cancel("a1")
+    submit("again", "a2", "b")
+    while driver.engine.busy:
+        client.pump()
+    assert heard["a2"] == []
+    assert [event.error for event in heard["again"]] == [None] * 3
+
+
+def test_a_listener_that_fails_before_a_pass_ends_nobody_who_is_in_it(monkeypatch):
+    """One answer of several leaves at its deadline while the others are scheduled; its listener fails at that once."""
+    driver = Driver(record=False)
+    request = driver.request("Tell me something.", 12, n=3, temperature=1.0)
+    faults, heard = [RuntimeError("no telling")], []
+
+    def listener(events):
+        if any(event.error for event in events) and faults:
+            raise faults.pop()
+        heard.extend(events)
+
+    request.family[2].deadline = 1e12
+    driver.llm.client.submit(request, listener)
+    for _ in range(4):
+        driver.llm.client.pump()
+    monkeypatch.setattr("inlay.engine.core.time", SimpleNamespace(perf_counter=lambda: 1e12))
+    while not request.answered:
+        driver.llm.client.pump()
+        driver.audit()
+    assert not faults
+    assert [len(member.token_ids) for member in request.family[:2]] == [12, 12]
+    assert [event.index for event in heard if event.error] == [2]
+    assert driver.all_free()
+
+
+@pytest.mark.parametrize("kind", [LLM, AsyncLLM])
+def test_an_engine_says_so_in_a_process_that_was_forked_from_its_own(kind):
+    """The engine's threads do not exist in the fork, so waiting for them would hang. The end of the fork must not
+    hang either.
+    """
+    llm = kind(tiny("llama"), kv_memory="4MiB")
+
+    async def last() -> None:
+        async for _ in llm.generate("Once", SamplingParams(max_tokens=1)):
+            pass
+
+    def ask() -> None:
+        if kind is LLM:
+            llm.generate("Once", SamplingParams(max_tokens=1))
+        else:
+            asyncio.run(last())
+
+    ask()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        signal.alarm(30)
+        try:
+            ask()
+        except EngineDeadError as error:
+            llm.shutdown()
+            os.write(writing, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    assert os.waitpid(child, 0)[1] == 0
+    said = os.read(reading, 1000).decode()
+    assert f"made in process {os.getpid()}" in said
+    assert f"process {child} is a fork of that" in said
+    ask()
+    llm.shutdown()

@@ -1,0 +1,100 @@
+"""The store on disk for models with recurrent layers: a new process continues the state behind a schema's text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from inlay import LLM, ParameterError, Schema
+from tests.model.equivalence.recorder import Recorder, close
+from tests.model.families.configs import tiny
+from tests.model.families.suite import _steps as steps_of
+
+SCHEMA = Schema.from_string(
+    '<schema name="s">Always here. <module name="a">One module, of a few tokens more than a chunk.</module>'
+    '<module name="b">And another one, which is of some more tokens than that.</module></schema>'
+)
+MODELS = ("qwen3_5_text", "mamba2", "lfm2")
+
+
+class Process:
+    """A process over a folder, which ends with the block."""
+
+    def __init__(self, name: str, folder: Path, **settings: object) -> None:
+        self.name = name
+        self.recorder = Recorder(tiny(name), store=folder, **settings)
+        self.recorder.llm.add_schema(SCHEMA)
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.recorder.llm.shutdown()
+
+    def cached(self, text: str, **asked: object) -> int:
+        """Ask with both modules, check the logits, and return how many tokens came from the store."""
+        prompt = SCHEMA.prompt().use("a").use("b").text(text)
+        ((output, logits),) = self.recorder.greedy([prompt], 3, **asked)
+        close(logits, steps_of(self.name, list(output.prompt_token_ids), output))
+        self.disk_tokens = output.usage.disk_tokens
+        return int(output.usage.cached_tokens)
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("v1/*.safetensors"))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_new_process_continues_the_state_that_an_earlier_one_has_written(name, tmp_path):
+    with Process(name, tmp_path) as first:
+        assert first.cached("What then?") == 0
+        found = first.cached("And now?")
+        assert first.disk_tokens == 0
+    assert found > 100
+    (file,) = files(tmp_path)
+    with safe_open(file, "numpy") as read:
+        assert any(key.startswith("state.") for key in read.keys())  # noqa: SIM118  (it is no dictionary)
+    with Process(name, tmp_path) as second:
+        assert second.cached("Is it far?") == found
+        assert second.disk_tokens == found
+        stats = second.recorder.llm.stats()
+        assert stats.disk_tokens == found
+        assert stats.states
+        assert (stats.state_hits, stats.state_hit_tokens) == (1, found)
+        assert stats.states <= stats.used_state_slots < stats.state_slots
+        assert stats.state_bytes % stats.state_slots == 0 < stats.state_bytes
+
+
+@pytest.mark.parametrize("name", MODELS[:2])
+def test_a_damaged_state_is_a_miss_and_changes_no_answer(name, tmp_path):
+    with Process(name, tmp_path) as first:
+        first.cached("What then?")
+    (file,) = files(tmp_path)
+    data = bytearray(file.read_bytes())
+    data[-4096] ^= 1  # the first byte of the last page, which is a state's
+    file.write_bytes(data)
+    with Process(name, tmp_path) as second:
+        assert second.cached("Is it far?") == 0
+        assert second.recorder.llm.stats().disk_tokens == 0
+
+
+def test_text_of_requests_is_not_written(tmp_path):
+    with Process("qwen3_5_text", tmp_path) as process:
+        process.recorder.greedy(["A text without a schema, which is long enough to be kept."] * 2, 3)
+    assert not files(tmp_path)
+
+
+def test_a_private_schema_is_not_written(tmp_path):
+    llm = LLM(tiny("qwen3_5_text"), kv_memory="16MiB", store=tmp_path)
+    llm.add_schema(SCHEMA, cache_salt="mine")
+    llm.generate([SCHEMA.prompt().use("a").text("What then?")], cache_salt="mine")
+    llm.shutdown()
+    assert not files(tmp_path)
+
+
+def test_a_lossy_codec_is_refused(tmp_path):
+    with pytest.raises(ParameterError) as refused:
+        LLM(tiny("qwen3_5_text"), kv_memory="16MiB", store=tmp_path, store_codec="int8")
+    assert refused.value.code == "model.no_reuse"

@@ -1,0 +1,110 @@
+"""Connections that bring no request, half of a head, or a head with two meanings do not stay."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import uvicorn
+
+from inlay.server.run import PromptHeads
+from tests.server.server.asgi import Echo
+
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+class Quick(PromptHeads):
+    head_s = 0.3
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    config = uvicorn.Config(Echo(), port=0, http=Quick, log_config=None, lifespan="off", timeout_keep_alive=30)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield server.servers[0].sockets[0].getsockname()[1]
+    server.should_exit = True
+    thread.join()
+
+
+def ended(port: int, *pieces: bytes) -> tuple[bool, bytes]:
+    """Send these pieces a little apart. Returns whether the server ended the connection, and its response."""
+    answer = b""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        try:
+            for piece in pieces:
+                client.sendall(piece)
+                time.sleep(0.1)
+            while more := client.recv(2**16):
+                answer += more
+        except TimeoutError:
+            return False, answer
+        except OSError:  # it was while we sent
+            pass
+    return True, answer
+
+
+@pytest.mark.parametrize("pieces", [(), (GET[:5],), [bytes([byte]) for byte in GET]])
+def test_half_a_head_is_not_waited_for(port: int, pieces):
+    assert ended(port, *pieces) == (True, b"")
+
+
+def test_neither_is_half_of_a_second_one(port: int):
+    closed, answer = ended(port, GET, GET[:5])
+    assert closed
+    assert answer.count(b"HTTP/1.1 200") == 1
+
+
+def test_quiet_between_requests_is_left_alone(port: int):
+    last = GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    closed, answer = ended(port, GET[:5], GET[5:], b"", b"", b"", b"", b"", last)
+    assert closed
+    assert answer.count(b"HTTP/1.1 200") == 2
+
+
+def _post(*heads: str, body: str = "") -> bytes:
+    return "\r\n".join(("POST / HTTP/1.1", "Host: x", *heads, "", body)).encode()
+
+
+CHUNKED = "2\r\n{}\r\n0\r\n\r\n"
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize(
+    "heads",
+    [
+        ("Content-Length: 12", "Transfer-Encoding: chunked"),
+        ("Transfer-Encoding: chunked", "content-length: 12"),
+        ("TRANSFER-ENCODING: Chunked", "Content-Length: 0", "Connection: keep-alive"),
+    ],
+)
+def test_two_lengths_of_one_body_end_the_connection(port: int, heads: tuple[str, ...], together: bool):
+    """The second request could be the text of another user, which a proxy sent as a body."""
+    pieces = (_post(*heads, body=CHUNKED), GET)
+    closed, answer = ended(port, *([b"".join(pieces)] if together else pieces))
+    assert closed
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"connection: close" in answer.lower()
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
+def test_two_lengths_behind_a_whole_request_end_the_connection(port: int):
+    closed, answer = ended(port, GET + _post("Content-Length: 3", "Transfer-Encoding: chunked", body=CHUNKED) + GET)
+    assert closed
+    assert (answer.count(b"HTTP/1.1 200"), answer.count(b"HTTP/1.1 400"), answer.count(b"HTTP/1.1 ")) == (1, 1, 2)
+
+
+@pytest.mark.parametrize(
+    "post", [_post("Content-Length: 2", body="{}"), _post("Transfer-Encoding: chunked", body=CHUNKED)]
+)
+def test_one_length_keeps_it(port: int, post: bytes):
+    last = GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    closed, answer = ended(port, post + last)
+    assert closed
+    assert answer.count(b"HTTP/1.1 200") == 2

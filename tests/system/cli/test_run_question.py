@@ -1,0 +1,65 @@
+"""``inlay run MODEL QUESTION``: one question about text files, from the command line or a pipe."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.system.cli.test_cli import PROMPT, SCHEMA, run
+
+DOCUMENTS = Path("examples/folder/documents").resolve()
+BRAVEL, MONAR = DOCUMENTS / "bravel.txt", DOCUMENTS / "monar.txt"
+TINY = ("run", "random:tiny", "--max-tokens", "2")
+
+
+def test_a_question_about_documents_prints_the_answer_alone(capsys):
+    documents = ("--document", str(BRAVEL), "--document", str(MONAR))
+    status, out, err = run(capsys, "run", "demo", "Who is the mayor of Monar?", *documents, "--store", "off")
+    assert (status, out) == (0, "Pavel Brinos\n")
+    assert "tokens cached" in err
+
+
+@pytest.mark.parametrize("question", [("-",), ()])
+def test_a_question_comes_from_standard_input(capsys, monkeypatch, question):
+    monkeypatch.setattr("sys.stdin", io.StringIO("Well?\n"))
+    status, out, _ = run(capsys, *TINY, *question, "--json")
+    piped = json.loads(out)
+    status, out, _ = run(capsys, *TINY, "Well?", "--json")
+    assert status == 0
+    assert piped["token_ids"] == json.loads(out)["token_ids"]
+
+
+def test_documents_are_modules_and_can_be_compared_with_no_reuse(capsys):
+    status, out, _ = run(capsys, *TINY, "Well?", "--document", str(BRAVEL), "--compare", "--json")
+    row = json.loads(out)
+    assert status == 0
+    assert row["module_tokens"] + row["exact_tokens"] >= len(BRAVEL.read_text())
+    assert row["baseline"]["cached_tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ("run s.xml", "s.xml is taken as a schema"),
+        ("run s.xml Well?", "s.xml is taken as a schema"),
+        ("run s.xml Well? --prompt p.xml", "s.xml is taken as a schema"),
+        ("run s.xml --prompt p.xml --document p.xml", "--document"),
+        ("run none.xml Well?", "none.xml: no such file"),
+        ("run random:tiny Well? --model demo", "random:tiny is taken as a model"),
+        ("run random:tiny Well? --document none.txt", "none.txt"),
+        ("run random:tiny -", "question"),
+        ("run ./nowhere Well?", "./nowhere"),
+    ],
+)
+def test_a_mistake_tells_the_meaning_of_the_first_argument(tmp_path, monkeypatch, capsys, arguments, named):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    (tmp_path / "s.xml").write_text(SCHEMA)
+    (tmp_path / "p.xml").write_text(PROMPT)
+    status, out, err = run(capsys, *arguments.split())
+    assert (status, out) == (2, "")
+    (sentence,) = err.splitlines()
+    assert named in sentence
