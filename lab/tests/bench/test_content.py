@@ -37,7 +37,7 @@ def test_documents_in_new_combinations_are_read_without_marks() -> None:
 def test_files_that_other_sessions_read_are_read_without_marks() -> None:
     rows = asked("agent", Sizes(prompts=4 * STEPS, characters=400))
     assert rows["exact"]["recomputed"] == 0 < rows["content"]["recomputed"]  # modules, not prefixes alone
-    assert 0.75 * rows["marks"]["read"] <= rows["content"]["read"] <= rows["marks"]["read"]
+    assert 0.75 * rows["marks"]["read"] <= rows["content"]["read"]
 
 
 def test_a_text_is_read_from_its_third_sighting_on() -> None:

@@ -84,10 +84,10 @@ def measure_content(setting: ContentSetting, progress: Progress | None = None) -
     finally:
         for llm in engines.values():
             llm.shutdown()
-    rows = {name: _row(outputs) for name, outputs in asked.items()}
+    rows = {name: _row(of_way) for name, of_way in asked.items()}
     if setting.workload == "repeat":
-        for name, outputs in asked.items():
-            rows[name]["sightings_ms"] = [_median_ms(outputs[n::SIGHTINGS]) for n in range(SIGHTINGS)]
+        for name, of_way in asked.items():
+            rows[name]["sightings_ms"] = [_median_ms(of_way[n::SIGHTINGS]) for n in range(SIGHTINGS)]
     read = {name: row["read"] for name, row in rows.items()}
     return {
         "setting": asdict(setting),
