@@ -59,12 +59,12 @@ class _ProfiledModule:
     """A module that is partly computed: behind its sample for a profile, or alone to be stored.
 
     Attributes:
-        found: the segment's place in the pool; None if it is to be stored.
+        stored: the slots of the stored segment, which may be cut in two meanwhile. None if it is to be stored.
         slots: the new slots.
     """
 
     spec: SegmentSpec
-    found: PrefixMatch | None
+    stored: tuple[SlotRange, ...] | None
     hold: Hold
     slots: tuple[SlotRange, ...]
     left: Work | None
@@ -200,7 +200,7 @@ class Profiler(IdleWorker):
                 undo.callback(self._store.pool.free, slots)
                 part = Part.of(start, len(spec.ids), context, slots)
                 work = Work(spec.ids, part, adapter=spec.before.adapter)
-                self._begun = _ProfiledModule(spec, own, hold, slots, work)
+                self._begun = _ProfiledModule(spec, None if own is None else own.slots, hold, slots, work)
                 self._store.lent += len(spec.ids)
                 undo.pop_all()
             return True
@@ -273,11 +273,11 @@ class Profiler(IdleWorker):
         self._run([work])
         if begun.left is None:
             new = cut(begun.slots, 0, len(begun.spec.ids))
-            if begun.found is None:
+            if begun.stored is None:
                 self._store.insert(begun.spec, new)
                 self.give_up()
                 return
-            found = deviation(self._runner.storage, begun.found.slots, new)
+            found = deviation(self._runner.storage, begun.stored, new)
             self.profiles.add(begun.spec.key, found)
             if self._residency is not None:
                 self._residency.add_profile(begun.spec, found.astype("<f2").tobytes())

@@ -386,6 +386,26 @@ def test_a_request_that_needs_the_room_of_a_profile_gets_it():
     assert (large.error, len(large.token_ids)) == (None, 4)
 
 
+def test_a_module_that_is_cut_in_two_between_the_passes_of_its_profile_gets_it(caplog):
+    """Other modules that begin alike are stored meanwhile, and the store keeps the common beginnings once."""
+    driver = driver_for(record=False)
+    assert driver.engine.profiler.step(3)
+    other = Schema.from_string(
+        '<schema name="t">In front of all. <module name="a">The first other.</module>'
+        '<module name="b">The second other.</module><module name="c">A third other.</module></schema>'
+    )
+    _, specs = driver.llm.schemas.add(other, driver.llm.policy("anchored"))
+    before = len(list(driver.store))
+    for spec in specs:
+        slots = driver.store.allocate(len(spec.ids))
+        driver.store.insert(spec, slots)
+        driver.store.pool.free(slots)
+    assert len(list(driver.store)) > before + len(specs) - 1, "none was cut"
+    work_off(driver)
+    assert set(profiles_of(driver.llm)) == {"a", "b", "c"}
+    assert "could not be made" not in caplog.text
+
+
 def begun_again(folder, **settings) -> tuple[LLM, dict]:
     """A new process over one folder, and the profiles that it knows at its start."""
     llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0, reuse="anchored", store=str(folder), **settings)
