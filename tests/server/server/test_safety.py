@@ -153,7 +153,7 @@ def test_a_huge_body_is_cut_off(site: Site, framing: str, key: str, code: str):
     assert head.startswith(b"HTTP/1.1 413 " if key == "ann" else b"HTTP/1.1 401 ")
     assert b"connection: close" in head.lower()
     assert json.loads(body)["error"]["code"] == code
-    assert sent < 48 * MIB  # the bytes that are read, thrown away, or buffered by the system
+    assert sent < 60 * MIB  # the bytes that are read, thrown away, or buffered by the system
 
 
 def test_a_client_that_asks_first_sends_nothing(site: Site):
