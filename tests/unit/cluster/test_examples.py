@@ -93,7 +93,7 @@ def test_the_image_is_made_of_what_there_is():
     lines = (EXAMPLES / "Dockerfile").read_text()
     assert "/src[cluster]" in lines
     assert "--constraint /src/constraints.txt" in lines
-    assert "USER inlay" in lines
+    assert "USER 10001" in lines
 
 
 def _command(name: str) -> Any:
