@@ -173,8 +173,8 @@ def test_a_model_that_cannot_be_recorded_is_computed(caplog):
     for _ in range(2):
         assert steps(runner, build_plan(decoding(2)), 2).isfinite().all()
     assert [record.getMessage() for record in caplog.records] == [
-        "passes of this model cannot be recorded (operation not permitted when stream is capturing); each is launched "
-        "anew"
+        "passes of this model cannot be recorded (operation not permitted when stream is capturing); they run without "
+        "recordings"
     ]
 
 
