@@ -68,7 +68,7 @@ test-newest:
 test-cluster: install
 	$(BIN)/python -m pytest tests/system/cluster tests/system/test_docs_cluster.py
 
-PAGE := tests/server/server/test_page.py tests/server/server/test_page_browser.py tests/unit/cluster/test_page.py
+PAGE := tests/server/server/test_page.py tests/server/server/test_page_browser.py tests/system/cluster/test_page.py
 test-page: install
 	$(BIN)/python -m pytest $(PAGE)
 
