@@ -88,7 +88,7 @@ def test_its_command_finds_the_tests() -> None:
     run = [sys.executable, *command[1:], "--collect-only", "-q"]
     done = subprocess.run(run, cwd=DOCS.parent, capture_output=True, text=True, check=True)
     for file in ("models/test_fused.py", "equivalence/test_exact.py", "engine/test_sharing.py"):
-        assert f"tests/{file}" in done.stdout
+        assert f"tests/model/{file}" in done.stdout
 
 
 def test_the_files_it_names_are_there() -> None:

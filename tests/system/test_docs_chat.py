@@ -47,7 +47,7 @@ def test_one_question(block: Block, monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 def test_the_pipe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(DOCS.parent)
-    (block,) = [block for block in BLOCKS if "printf" in block.text]
+    (block,) = [block for block in BLOCKS if "printf" in block.text and block.language == "sh"]
     printed, _, command = block.text.partition(" | ")
     monkeypatch.setattr("sys.stdin", io.StringIO(shlex.split(printed)[1].replace("\\n", "\n")))
     assert main([*shlex.split(command)[1:], "--store", "off"]) == 0
