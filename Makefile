@@ -1,6 +1,6 @@
 # make demo   install and answer a prompt from cached modules
 # make test   what to run before a commit, the same examples every time; under 8 minutes
-# make test-unit   the tests that need no model and no process; under a minute on two cores
+# make test-unit   the tests that need no model and no process; about a minute on two cores
 # make test-lab   the same for the lab (lab/): benchmarks, evaluations, reproduction, simulation, training
 # make test-long   what takes long of the rest: commands of the docs, benchmarks, short soaks; CI runs it behind make test
 # make test-triton   the GPU's kernels in Triton's interpreter, at length; make test has a part of it; no GPU is needed
