@@ -260,7 +260,7 @@ def _table(answers: Sequence[Row], stream: TextIO) -> None:
 
     table = Table(box=None, pad_edge=False)
     rows = [row for answer in answers for row in (answer, answer.get("baseline")) if row is not None]
-    table.add_column("reuse, positions", no_wrap=True)
+    table.add_column("reuse, positions")  # a long policy takes several lines
     for name in ("tokens cached", "tokens computed", "time to first token"):
         table.add_column(name, justify="right", no_wrap=True)
     for each in rows:

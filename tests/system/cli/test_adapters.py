@@ -41,7 +41,8 @@ def test_run_answers_with_each_adapter(capsys):
     status, out, _ = run(capsys, *words, "--reuse", "modular+across", "--compare")
     assert status == 0
     assert out.index("— x —") < out.index("— without reuse —") < out.index("— y —")
-    assert "y: modular, across_adapters true, packed" in out
+    assert "y: modular," in out
+    assert "across_adapters" in out
 
 
 @pytest.mark.usefixtures("files")
