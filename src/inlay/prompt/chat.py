@@ -605,11 +605,13 @@ class ChatTemplate:
         """Return the template with a clock that stands at the chosen date. None for the template as it is."""
         if self._day is None:
             return None
-        midnight = datetime.combine(self._day, time())
-        shown = [(code, midnight.strftime(code)) for code in _DATE_CODES]
-        return _STOPPED_CLOCK.format(shown=shown) + str(
-            self._tokenizer.get_chat_template(tools=[_TOOL] if tools else None)
-        )
+        return _stopped_clock(self._day) + str(self._tokenizer.get_chat_template(tools=[_TOOL] if tools else None))
+
+
+@lru_cache(maxsize=4)  # a server writes one date, and a check for today's two others
+def _stopped_clock(day: date) -> str:
+    midnight = datetime.combine(day, time())
+    return _STOPPED_CLOCK.format(shown=[(code, midnight.strftime(code)) for code in _DATE_CODES])
 
 
 def _with_thinking(message: Mapping[str, Any]) -> Mapping[str, Any]:
