@@ -68,11 +68,14 @@ def test_a_cluster_answers_as_one_engine_does():
     wanted = expected(*prompts)
 
     async def test(made: Cluster) -> None:
-        found = await asyncio.gather(*(last(made.llm, prompt) for prompt in prompts))
-        assert [one.outputs[0].token_ids for one in found] == [one.outputs[0].token_ids for one in wanted]
-        assert [one.outputs[0].text for one in found] == [one.outputs[0].text for one in wanted]
-        assert all(one.finished and one.outputs[0].finish_reason == "length" for one in found)
-        assert set(made.transport.answered) == {"r0", "r1"}
+        for replica, other in (("r0", "r1"), ("r1", "r0")):
+            made.transport.gone = {other}
+            found = await asyncio.gather(*(last(made.llm, prompt) for prompt in prompts))
+            assert [one.outputs[0].token_ids for one in found] == [one.outputs[0].token_ids for one in wanted]
+            assert [one.outputs[0].text for one in found] == [one.outputs[0].text for one in wanted]
+            assert all(one.finished and one.outputs[0].finish_reason == "length" for one in found)
+            assert set(made.transport.answered) == {replica}
+            made.transport.answered.clear()
 
     with_cluster(test)
 
