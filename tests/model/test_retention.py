@@ -371,12 +371,56 @@ def test_what_is_evicted_is_nowhere_and_the_schema_stays(tmp_path):
     llm = make(tmp_path)
     llm.add_schema(SCHEMA)
     expected = answer(llm).outputs[0].token_ids
-    assert llm.evict("s") == llm.stats().encoded_tokens
+    assert llm.evict("s") == llm.stats().encoded_tokens + len("What then?") + GREEDY.max_tokens - 1
     output = answer(llm)
     assert (set(dict(output.usage.misses)), output.outputs[0].token_ids) == ({"evicted"}, expected)
     llm.evict("s")
     llm.shutdown()
     assert files(tmp_path) == []
+
+
+SCAFFOLD = Schema.from_string(
+    '<schema name="s">In front. <module name="a">The first module, which is long enough for a few chunks.</module>'
+    '<module name="b">A second module, which the first one stands in front of.</module>'
+    '<scaffold modules="a b"/></schema>'
+)
+
+
+@pytest.mark.parametrize("reuse", ["exact", "modular", "isolated"])
+@pytest.mark.parametrize("modules", [(), ["a"]])
+def test_text_of_a_schema_is_evicted_under_any_policy_and_in_any_form(reuse, modules):
+    """Whatever policy stored it: a prompt reads no token of an evicted module, nor of text behind it."""
+    llm = make("off")
+    llm.add_schema(SCAFFOLD, encode=False)
+    prompt = SCAFFOLD.prompt().use("a").use("b").text("What then?")
+    for asked in (prompt, SCAFFOLD.prompt().use("a").text("What then?")):
+        for _ in range(2):
+            answer(llm, asked, reuse=reuse)
+            answer(llm, asked, reuse=reuse, cache_salt="whose")
+    assert answer(llm, prompt, reuse=reuse).usage.cached_tokens > 60
+    assert llm.evict("s", modules=modules) > 60
+    others = SCAFFOLD.prompt().use("b").text("")
+    left = len(answer(llm, others, reuse="off").prompt_token_ids) if modules else 0
+    for salt in (None, "whose"):
+        assert answer(llm, prompt, reuse=reuse, cache_salt=salt).usage.cached_tokens <= left
+        llm.evict("s", modules=modules)
+    llm.shutdown()
+
+
+def test_a_module_that_is_evicted_leaves_text_without_it():
+    llm = make("off", reuse="exact")
+    schema = Schema.from_string(
+        '<schema name="s"><module name="a">One of two modules.</module><module name="b">The other one.</module></schema>'
+    )
+    llm.add_schema(schema, encode=False)
+    with_a, with_b = (schema.prompt().use(module).text("What then?") for module in "ab")
+    for prompt in (with_a, with_b):
+        answer(llm, prompt)
+    whole = answer(llm, with_b).usage
+    llm.evict("s", modules=["a"])
+    assert answer(llm, with_b).usage.cached_tokens == whole.cached_tokens > 10
+    assert answer(llm, with_a).usage.cached_tokens == 0
+    llm.shutdown()
 
 
 def test_one_module_alone_is_evicted_and_pins_hold_nothing_against_it():

@@ -98,3 +98,22 @@ def test_a_lossy_codec_is_refused(tmp_path):
     with pytest.raises(ParameterError) as refused:
         LLM(tiny("qwen3_5_text"), kv_memory="16MiB", store=tmp_path, store_codec="int8")
     assert refused.value.code == "model.no_reuse"
+
+
+@pytest.mark.parametrize("known", ["written", "found", "loaded"])
+def test_an_evicted_schema_leaves_no_state_in_the_pool_or_on_disk(known, tmp_path):
+    with Process("qwen3_5_text", tmp_path) as first:
+        whole = first.cached("What then?") or first.cached("And now?")
+        if known == "written":
+            assert first.recorder.llm.evict("s") >= whole > 100
+            assert first.cached("Is it far?") == 0
+            first.recorder.llm.evict("s")
+    if known != "written":
+        assert files(tmp_path)
+        with Process("qwen3_5_text", tmp_path) as second:
+            if known == "loaded":
+                assert second.cached("Is it far?") == whole
+            second.recorder.llm.evict("s")
+            assert second.cached("And back?") == 0
+            second.recorder.llm.evict("s")
+    assert files(tmp_path) == []

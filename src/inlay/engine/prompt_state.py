@@ -117,10 +117,11 @@ class PromptState:
 
     def origin(self, end: float) -> Origin:
         """The origin of its text up to position ``end``."""
-        modules = [part.candidates for part in self.request.parts if part.candidates and part.start < end]
+        modules = [part for part in self.request.parts if (part.candidates or part.copies) and part.start < end]
         found = self._origins.get(len(modules))
         if found is None:
-            keys = frozenset(spec.key for candidates in modules for spec in candidates) | self._moved
+            read = frozenset(spec.key for part in modules for spec in part.candidates)
+            keys = read.union(self._moved, *(part.copies for part in modules))
             found = self._origins[len(modules)] = Origin(self.request.salt, keys, self.request.moves_text)
         return found
 

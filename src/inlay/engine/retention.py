@@ -126,12 +126,10 @@ class Retention:
             oldest: the send time of the oldest running request; None without one.
 
         Returns:
-            The number of the segments' tokens that were in the pool or below.
+            The number of tokens removed, of segments and text in the pool, and of segments that were below it alone.
         """
-        tokens = 0
-        for form in (form for spec in specs for form in self._residency.forms(spec)):
-            below = bool(self._residency.holders(form.key))
-            tokens += len(form.ids) if below else self._store.longest(form).tokens
+        below = (form for spec in specs for form in self._residency.forms(spec) if self._residency.holders(form.key))
+        tokens = sum(len(form.ids) - begun(self._store, form).tokens for form in below)
         forms = [form for spec in specs for form in self._every_form(spec)]
         keys = frozenset(form.key for form in forms)
         _note(self._evicted, keys, oldest)
@@ -139,18 +137,18 @@ class Retention:
         for form in forms:
             self.pins.release(form)
             self._lifetimes.forget(form)
-        self._store.evict_modules(forms)
+        tokens += self._store.evict_modules(forms)
         for form in forms:
             self._residency.misses.failed(form, EVICTED)
             self._residency.forget(form.key)
+        if any(not spec.before.private for spec in specs):
+            self._residency.forget_prefixes()
         return tokens
 
     def evict_texts(self, salt: str, oldest: float | None = None) -> int:
         """Evict all request text of a salt. Returns its number of tokens. oldest: see ``evict``."""
         _note(self._evicted_texts, [salt], oldest)
-        found = self._store.texts(salt)
-        self._store.evict(found)
-        return sum(segment.tokens for segment in found)
+        return self._store.evict(self._store.texts(salt))
 
     def may_keep(self, task: Request | Encoding, run: TokenRun) -> bool:
         """True if no token of a run that a task has computed was evicted since the task was sent."""

@@ -276,29 +276,36 @@ class SegmentStore:
             segment.specs.pop(spec.key, None)
             segment.parts.pop(spec.key, None)
 
-    def evict_modules(self, specs: Sequence[SegmentSpec]) -> None:
+    def evict_modules(self, specs: Sequence[SegmentSpec]) -> int:
         """Evict modules with all text that contains or follows them, except parts that other modules or texts share.
 
         New requests do not find them. Referenced segments are removed after their release; see ``purge``.
+
+        Returns:
+            The number of tokens evicted.
         """
         keys = frozenset(spec.key for spec in specs)
-        for spec in specs:
-            self.evict(self._ends_of_module(spec))
-        self.evict(segment for segment in self._index if segment.origin and not keys.isdisjoint(segment.origin.modules))
+        tokens = sum(self.evict(self._ends_of_module(spec)) for spec in specs)
+        texts = ((segment, segment.origin) for segment in self._index)
+        tokens += self.evict(text for text, origin in texts if origin and not keys.isdisjoint(origin.modules))
         for segment in [segment for segment in self._index if not keys.isdisjoint(segment.parts)]:
             for key in keys:
                 segment.parts.pop(key, None)
                 segment.specs.pop(key, None)
             # If its prefix is gone, it would be found again once the prefix is recomputed.
             if not segment.parts and segment.origin is None:
-                self.evict([segment])
+                tokens += self.evict([segment])
+        return tokens
 
-    def evict(self, segments: Iterable[Segment]) -> None:
-        """Evict segments: at once without references, otherwise after their release."""
-        for segment in list(segments):
+    def evict(self, segments: Iterable[Segment]) -> int:
+        """Evict segments: at once without references, otherwise after their release. Returns their tokens."""
+        chosen = [segment for segment in segments if not segment.evicted]
+        tokens = sum(segment.tokens for segment in chosen)
+        for segment in chosen:
             segment.evicted = True
             self._index.evicted.add(segment)
         self.purge()
+        return tokens
 
     def purge(self) -> None:
         """Remove the evicted segments without references."""

@@ -106,6 +106,18 @@ class SchemaSpecs:
                 found.setdefault(path_of(entry.owner), []).append(self.spec(entry, frozenset()))
         return found
 
+    def every(self) -> dict[str, list[SegmentSpec]]:
+        """Return the segments of ``by_module``, and those that prompts with one scaffold read in their place."""
+        found = self.by_module()
+        for scaffold in self.layout.schema.scaffolds:
+            imported = frozenset(scaffold.modules)
+            for owner in map(names_of, scaffold.modules):
+                entries = [] if owner in self.layout.uncached else self.layout.by_owner.get(owner, ())
+                found.setdefault(path_of(owner), []).extend(
+                    self.spec(entry, imported) for entry in entries if isinstance(entry, TextRun) or entry.default
+                )
+        return found
+
     def primers(self) -> list[SegmentSpec]:
         """Return the primers that segments returned so far were specified behind. No prompt reads them."""
         return list(self._primers.values())

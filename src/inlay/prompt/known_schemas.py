@@ -76,6 +76,7 @@ class SchemaRegistry(Generic[T]):
 
 _PRIMER_SHARE = 8  # a primer takes at most this part of the context: one eighth
 _PRIMER_ROOM = 4  # a pool that holds fewer primers than this encodes without one
+_COPIED = ReusePolicy.parse("modular")
 _MOST_LIKELY = 64  # segments that a request names as likely to be read next
 
 
@@ -151,9 +152,7 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
 
         Empty under a policy without modules. Raises ParameterError for an unknown schema.
         """
-        known = self.find(name, scope.cache_salt)
-        if known is None:
-            raise ParameterError(f"schema '{name}' is not known; add it with add_schema first", code="schema.unknown")
+        known = self._named(name, scope)
         return self._encoded(known, policy, self._model.adapter(scope.adapter)).by_module() if policy.modular else {}
 
     def every_spec(
@@ -161,20 +160,22 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
     ) -> list[SegmentSpec]:
         """Return the segments of some modules of a schema, or of all, under this policy and all policies used so far.
 
-        With the text outside modules, named "", come the primers that modules are encoded behind.
+        With the text outside modules, named "", come the primers that modules are encoded behind. A policy without
+        modules gives the segments whose keys its text has (``copied``).
 
         Raises ParameterError for an unknown schema or module.
         """
-        chosen = self.module_specs(name, policy, scope)
-        known = self.find(name, scope.cache_salt)
-        assert known is not None, "it has modules"
+        known = self._named(name, scope)
         check_modules(known.layout, modules)
+        if policy.modular:
+            self._encoded(known, policy, self._model.adapter(scope.adapter))
+        else:
+            self.copied(known)
         used = list(known.specs.values())
-        others = [specs.by_module() for specs in used]
         found = {
             spec.key: spec
-            for each in (chosen, *others)
-            for module, specs in each.items()
+            for each in used
+            for module, specs in each.every().items()
             if not modules or module in modules
             for spec in specs
         }
@@ -228,6 +229,19 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
     def is_primer(self, spec: SegmentSpec) -> bool:
         """True if a segment holds the primer. Modules are encoded behind it, and no prompt reads it."""
         return spec.ids == self._primer
+
+    def copied(self, known: KnownSchema) -> SchemaSpecs:
+        """Return the specs whose keys a schema's text has where it is read from no segment; see PromptPart.
+
+        They are those of the default policy, without an adapter.
+        """
+        return self.specs(known, _COPIED, b"")
+
+    def _named(self, name: str, scope: Scope) -> KnownSchema:
+        known = self.find(name, scope.cache_salt)
+        if known is None:
+            raise ParameterError(f"schema '{name}' is not known; add it with add_schema first", code="schema.unknown")
+        return known
 
     def _encoded(self, known: KnownSchema, policy: ReusePolicy, adapter: bytes) -> SchemaSpecs:
         """Return the specs that are encoded if nothing of a schema is stored."""

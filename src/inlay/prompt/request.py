@@ -20,7 +20,7 @@ from inlay.recompute import Recompute
 from inlay.sampling.params import SamplingParams
 from inlay.types import EVERYONE, Scope
 
-_VERSION = 8
+_VERSION = 9
 
 #: The forms of modules: encoded with the others of their scaffold, or in an encoding context (policy.CONTEXTS).
 #: "reanchored" is anchored behind an earlier version of the prompt's anchor. "moved" is text of an earlier request, as
@@ -44,6 +44,8 @@ class PromptPart:
         marked: if True, later prompts may begin like this one up to its end. A recurrent model keeps its state there.
         forms: by context digest, the forms of candidates that differ from ``form``.
         found: True for unmarked text that an earlier prompt had, too (found_pieces.py).
+        copies: for text of a schema that is read from no segment, the keys of its segments. Evicting one of them evicts
+            the request's text as well.
     """
 
     ids: tuple[int, ...]
@@ -57,6 +59,7 @@ class PromptPart:
     forms: tuple[tuple[bytes, str], ...] = ()
     marked: bool = False
     found: bool = False
+    copies: tuple[bytes, ...] = ()
 
     def form_of(self, spec: SegmentSpec | None) -> str:
         """The form of a candidate, one of FORMS."""
@@ -221,6 +224,8 @@ class EngineRequest:
             document["marked"] = [part.marked for part in self.parts]
         if any(part.found for part in self.parts):
             document["found"] = [part.found for part in self.parts]
+        if any(part.copies for part in self.parts):
+            document["copies"] = [[key.hex() for key in part.copies] for part in self.parts]
         if any(part.forms for part in self.parts):
             document["forms"] = [[(digest.hex(), form) for digest, form in part.forms] for part in self.parts]
         if self.sets:
@@ -242,6 +247,9 @@ class EngineRequest:
             ttls = [None if ttl is None else float(ttl) for ttl in said]
             marked = document.get("marked") or [False] * len(document["parts"])
             found = document.get("found") or [False] * len(document["parts"])
+            copies = [
+                tuple(map(bytes.fromhex, keys)) for keys in document.get("copies") or [()] * len(document["parts"])
+            ]
             others = [
                 tuple((bytes.fromhex(digest), form) for digest, form in forms)
                 for forms in document.get("forms") or [()] * len(document["parts"])
@@ -259,9 +267,10 @@ class EngineRequest:
                     forms,
                     mark,
                     again,
+                    keys,
                 )
-                for (ids, start, owned, candidates, encode, kept, form), ttl, forms, mark, again in zip(
-                    document["parts"], ttls, others, marked, found, strict=True
+                for (ids, start, owned, candidates, encode, kept, form), ttl, forms, mark, again, keys in zip(
+                    document["parts"], ttls, others, marked, found, copies, strict=True
                 )
             )
             sets = tuple(

@@ -70,7 +70,8 @@ def requests(draw) -> EngineRequest:
             candidates = (spec,)
         form = draw(st.sampled_from(FORMS)) if candidates else ""
         encode, ttl_s = kind == "module", draw(ttls)
-        parts.append(PromptPart(tokens, at, owned, candidates, encode=encode, form=form, ttl_s=ttl_s))
+        copies = () if candidates else draw(st.sampled_from([(), (bytes(range(32)),)]))
+        parts.append(PromptPart(tokens, at, owned, candidates, encode=encode, form=form, ttl_s=ttl_s, copies=copies))
         at += len(tokens)
     return EngineRequest(
         request_id="r",
@@ -153,8 +154,8 @@ def test_salts_of_others_are_not_in_a_request():
         (lambda data: b"\x80", "request.damaged"),
         (lambda data: pickle.dumps(1), "request.damaged"),
         (lambda data: b"[]", "request.damaged"),
-        (lambda data: data.replace(b'"version":8', b'"version":4'), "request.other_version"),
-        (lambda data: b'{"version":8}', "request.damaged"),
+        (lambda data: data.replace(b'"version":9', b'"version":4'), "request.other_version"),
+        (lambda data: b'{"version":9}', "request.damaged"),
         (lambda data: data.replace(b'"parts":[[[1,2],', b'"parts":[[7,'), "request.damaged"),
         (lambda data: data.replace(KEYS.fingerprint.hex().encode(), b"00"), "request.other_model"),
         (lambda data: data.replace(b'"off"', b'"often"'), "policy.unknown"),

@@ -23,7 +23,7 @@ from inlay.kv.offload.record import SlabMemory, StateMemory
 from inlay.kv.offload.saver import Saver
 from inlay.kv.offload.stack import TierStack
 from inlay.kv.offload.tier import Tier
-from inlay.kv.segment import PrefixMatch
+from inlay.kv.segment import LOADED, PrefixMatch
 from inlay.kv.store import SegmentStore
 from inlay.types import TierStats
 
@@ -227,6 +227,21 @@ class Residency:
         if self.tiers:
             self._loader.forget(key)
             self._saver.forget(key)
+
+    def forget_prefixes(self) -> None:
+        """Forget all public prefixes of a model with recurrent layers in the tiers, whatever modules they hold.
+
+        Those that were just loaded leave the pool as well. A shared tier keeps those that this process has neither
+        written nor read.
+        """
+        if self._stack.states is None:
+            return
+        texts = self._store.texts(LOADED.salt)
+        self._store.evict([one for one in texts if one.origin is not None and one.origin.modules & LOADED.modules])
+        model = self._store.keys.fingerprint
+        listed = (entry for tier in self.tiers for entry in tier.iterate())
+        for key in {entry.key for entry in listed if entry.fingerprint == model and not entry.private}:
+            self.forget(key)
 
     def clear_host(self) -> None:
         """Clear the host tier and discard loads from it. Other tiers keep their segments."""
