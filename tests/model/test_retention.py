@@ -410,7 +410,8 @@ def test_text_of_a_schema_is_evicted_under_any_policy_and_in_any_form(reuse, mod
 def test_a_module_that_is_evicted_leaves_text_without_it():
     llm = make("off", reuse="exact")
     schema = Schema.from_string(
-        '<schema name="s"><module name="a">One of two modules.</module><module name="b">The other one.</module></schema>'
+        '<schema name="s"><module name="a">One of two modules.</module>'
+        '<module name="b">The other one.</module></schema>'
     )
     llm.add_schema(schema, encode=False)
     with_a, with_b = (schema.prompt().use(module).text("What then?") for module in "ab")
