@@ -85,7 +85,7 @@ def tile_rows(device: torch.device, width: int) -> int:
     return max(1, (HOST_TILE if device.type == "cpu" else DEVICE_TILE) // width)
 
 
-class _Kept(NamedTuple):
+class _KeptTokens(NamedTuple):
     """Token ids in drawing order, (rows, tokens), and their weights, 0 for filtered tokens. No ids: all, in order."""
 
     ids: Tensor | None
@@ -106,7 +106,7 @@ class _RowParams(NamedTuple):
     ``limited``, ``ranked`` and ``typical`` are True if any row has a top-k, a top-k or top-p, or a typical-p.
     """
 
-    path: Callable[[Tensor, Tensor, _RowParams], _Kept]
+    path: Callable[[Tensor, Tensor, _RowParams], _KeptTokens]
     rows: Tensor
     draws: Tensor
     top_k: Tensor
@@ -135,7 +135,7 @@ def _asked(rows: Sequence[Row], vocabulary: int, bits: Bits, device: torch.devic
 
 
 def _uploaded(
-    path: Callable[[Tensor, Tensor, _RowParams], _Kept],
+    path: Callable[[Tensor, Tensor, _RowParams], _KeptTokens],
     places: Ids,
     settings: Settings,
     bits: Bits,
@@ -161,18 +161,18 @@ def _uploaded(
     )
 
 
-def _free(scores: Tensor, best: Tensor, asked: _RowParams) -> _Kept:
+def _free(scores: Tensor, best: Tensor, asked: _RowParams) -> _KeptTokens:
     """Keep tokens in order of id. ``scores``, (rows, width), are overwritten; ``best`` is (rows, 1)."""
-    return _Kept(None, _weights(_scaled(scores, best, asked), asked))
+    return _KeptTokens(None, _weights(_scaled(scores, best, asked), asked))
 
 
-def _ranked(scores: Tensor, best: Tensor, asked: _RowParams) -> _Kept:
+def _ranked(scores: Tensor, best: Tensor, asked: _RowParams) -> _KeptTokens:
     """Keep tokens by falling score."""
     ids, _, weights = _by_rank(*sorted_rows(scores), best, asked)
-    return _Kept(ids, weights)
+    return _KeptTokens(ids, weights)
 
 
-def _typical(scores: Tensor, best: Tensor, asked: _RowParams) -> _Kept:
+def _typical(scores: Tensor, best: Tensor, asked: _RowParams) -> _KeptTokens:
     """Keep the tokens that pass top-k and top-p, the most typical first."""
     if asked.ranked:
         ids, logs, weights = _by_rank(*sorted_rows(scores), best, asked)
@@ -192,7 +192,7 @@ def _typical(scores: Tensor, best: Tensor, asked: _RowParams) -> _Kept:
         nearness, ids = sorted_rows(nearness)
     weights = weights.gather(1, ids)
     _keep_first(weights, asked.typical_p, totals, ties=nearness)
-    return _Kept(ids, weights)
+    return _KeptTokens(ids, weights)
 
 
 def _short_list(values: Tensor) -> Tensor | None:

@@ -14,7 +14,7 @@ from inlay.api.reasoning import ModelReasoning, ReasoningUse
 from inlay.api.reasoning.formats import effort_variables, reasons, switch_on
 from inlay.api.sampling import answer_schema, bounded_schema, call_of, chat_prompt
 from inlay.api.tools.formats import ModelTools
-from inlay.api.tools.offer import Function, Offer, ToolChoice, check_history, offer_tools, with_family_ids
+from inlay.api.tools.offer import Offer, OfferedFunction, ToolChoice, check_history, offer_tools, with_family_ids
 
 _FIELDS = {"stop": "stop_sequences"}
 
@@ -61,7 +61,7 @@ def translate(
 def _offer(body: CountBody, model: ModelTools | None, structure: Mapping[str, Any] | None) -> Offer | None:
     check_history(first_of_tools(body.messages), "messages", model)
     functions = [
-        Function(
+        OfferedFunction(
             tool.name,
             tool.description,
             tool.input_schema,
