@@ -262,8 +262,7 @@ class Schema:
     """A schema in document order. Each node has a unique ``order``, counted from 0.
 
     A caller that builds a schema from nodes must meet three conditions. Module names are unique in their scope.
-    Scaffolds
-    name modules by their paths. The children have passed through ``nodes.numbered``.
+    Scaffolds name modules by their paths. The children have passed through ``nodes.numbered``.
     """
 
     name: str
