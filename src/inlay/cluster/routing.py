@@ -325,22 +325,22 @@ _BUCKETS = (25e-6, 50e-6, 100e-6, 200e-6, 400e-6, 800e-6, 2e-3, 10e-3)
 #: Fields of RouterCounts and their help texts.
 _COUNTERS = {
     "requests": "Requests that were sent to a replica.",
-    "predicted_tokens": "Prompt tokens that were thought to be found where the request was sent.",
-    "found_tokens": "Prompt tokens that were found there.",
-    "prompt_tokens": "Prompt tokens of the requests that found_tokens is of.",
-    "homeless_tokens": "Prompt tokens of modules and prefixes that no replica was thought to have.",
-    "moves": "Requests that went elsewhere than where most of them was.",
-    "second_homes": "Requests by which pieces got another home: all who held them had more than their share to do.",
-    "retries": "Requests that were sent again, since their replica went or stalled before it had said anything.",
-    "lost": "Replicas that went away with requests under way.",
-    "resyncs": "Times that a replica's news had a gap and all that it holds was asked for.",
+    "predicted_tokens": "Prompt tokens that the router expected at the chosen replica.",
+    "found_tokens": "Prompt tokens that the chosen replica found.",
+    "prompt_tokens": "Prompt tokens of the requests that found_tokens counts.",
+    "homeless_tokens": "Prompt tokens of modules and prefixes that the router expected at no replica.",
+    "moves": "Requests that were not sent to the replica with most of their tokens.",
+    "second_homes": "Requests that gave pieces another home, because every replica with these pieces was overloaded.",
+    "retries": "Requests that were sent again, because their replica was lost or stalled before its first event.",
+    "lost": "Replicas that were lost while they had requests.",
+    "resyncs": "Times that a replica's changes had a gap, so that all its keys were fetched.",
 }
 _GAUGES = {
     "replicas": "Replicas that may be chosen.",
-    "stalled": "Replicas that are passed by: nothing is heard of them, or their engine comes no further.",
-    "keys": "Keys of modules and prefixes that the router knows some replica to hold.",
-    "dropped_keys": "Keys that were forgotten since there was no room for more.",
-    "imbalance": "Work given of late to the replica that got most, beside the mean.",
+    "stalled": "Replicas that get no requests: they do not report, or their engine makes no progress.",
+    "keys": "Keys of modules and prefixes that the router expects at a replica.",
+    "dropped_keys": "Keys that were dropped because the table was full.",
+    "imbalance": "Recent work of the busiest replica, divided by the mean.",
 }
 
 
@@ -359,7 +359,7 @@ class RouterCounts:
         self.lost = 0
         self.resyncs = 0
         self.registry = CollectorRegistry()
-        says = "Time that the choice of a replica took, the wait for its lock included."
+        says = "Seconds that the choice of a replica took, with the wait for the lock."
         self.decision_s = Histogram(f"{_PREFIX}decision_seconds", says, buckets=_BUCKETS, registry=self.registry)
 
     def routed(self, decision: Decision) -> None:
