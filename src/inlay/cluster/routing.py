@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from inlay.cluster.affinity import Affinity, Decision, RouterSettings
 from inlay.cluster.loads import RequestLoad
-from inlay.cluster.pieces import Piece, Wanted
+from inlay.cluster.pieces import Wanted, WantedPiece
 from inlay.cluster.residency_map import ResidencyMap
 from inlay.kv.changes import StoreChanges
 from inlay.types import EngineStats, RequestMetrics, Usage
@@ -248,12 +248,12 @@ class Routing:
                     asked.tried.add(asked.decision.replica)
                 self.counts.retries += 1
 
-    def homes(self, pieces: Sequence[Piece]) -> list[str]:
+    def homes(self, pieces: Sequence[WantedPiece]) -> list[str]:
         """Return the replica that is to hold each piece. Empty without replicas."""
         with self._lock:
             return self._affinity.homes(pieces, self._passed_by()) or self._affinity.homes(pieces)
 
-    def resident(self, pieces: Sequence[Piece]) -> list[str | None]:
+    def resident(self, pieces: Sequence[WantedPiece]) -> list[str | None]:
         """Return for each piece "pool" or "below" if a replica holds it there, else None."""
         with self._lock:
             residency = self._affinity.residency

@@ -23,7 +23,7 @@ from inlay.api.reasoning import ModelReasoning, ReasoningUse
 from inlay.api.reasoning.formats import variables_for
 from inlay.api.sampling import answer_schema, bounded_schema, call_of, chat_prompt, field_of
 from inlay.api.tools.formats import ModelTools
-from inlay.api.tools.offer import Offer, OfferedFunction, ToolChoice, check_history, offer_tools, with_family_ids
+from inlay.api.tools.offer import Offer, OfferChoice, OfferedFunction, check_history, offer_tools, with_family_ids
 from inlay.errors import ParameterError
 from inlay.pml import Prompt
 from inlay.prompt.inputs import CHAT_OPTIONS, PromptInput, unwrap
@@ -271,14 +271,14 @@ def _functions(body: ChatBody) -> list[OfferedFunction]:
     ]
 
 
-def _choice(body: ChatBody) -> ToolChoice:
+def _choice(body: ChatBody) -> OfferChoice:
     choice, one = body.tool_choice or "auto", body.parallel_tool_calls is False
     if isinstance(choice, NamedTool):
-        return ToolChoice(must=True, names=(choice.function.name,), one=True)
+        return OfferChoice(must=True, names=(choice.function.name,), one=True)
     if isinstance(choice, AllowedTools):
         names = tuple(tool.function.name for tool in choice.allowed_tools.tools)
-        return ToolChoice(must=choice.allowed_tools.mode == "required", names=names, one=one)
-    return ToolChoice(must=choice == "required", never=choice == "none", one=one)
+        return OfferChoice(must=choice.allowed_tools.mode == "required", names=names, one=one)
+    return OfferChoice(must=choice == "required", never=choice == "none", one=one)
 
 
 def _check_alone(body: ChatBody) -> None:

@@ -119,7 +119,7 @@ class ToolName(StrictForm):
     namespace: str | None = None
 
 
-class AllowedTools(StrictForm):
+class AllowedToolList(StrictForm):
     """The tools that may be called, among those that the model sees. ``mode`` says if one of them must be called."""
 
     type: Literal["allowed_tools"]
@@ -176,7 +176,7 @@ class ResponsesBody(CommonBody):
     tools: Annotated[list[FunctionTool | Namespace | OptionalTool], Field(max_length=MAX_TOOLS)] | None = Field(
         None, description=f"a list of at most {MAX_TOOLS} tools {_FUNCTION}"
     )
-    tool_choice: Literal["none", "auto", "required"] | ToolName | AllowedTools | None = Field(
+    tool_choice: Literal["none", "auto", "required"] | ToolName | AllowedToolList | None = Field(
         None,
         description='"none", "auto", "required", {"type": "function", "name": "…"}, or '
         '{"type": "allowed_tools", "mode": "auto" or "required", "tools": [{"type": …}]}',

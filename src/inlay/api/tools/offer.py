@@ -42,7 +42,7 @@ class OfferedFunction:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolChoice:
+class OfferChoice:
     """The tools that an answer may or must call.
 
     Args:
@@ -75,7 +75,7 @@ class Offer:
 
 def offer_tools(
     functions: Sequence[OfferedFunction],
-    choice: ToolChoice,
+    choice: OfferChoice,
     model: ModelTools | None,
     form: Mapping[str, Any] | None = None,
 ) -> Offer | None:
@@ -134,7 +134,7 @@ def _check_functions(functions: Sequence[OfferedFunction]) -> None:
         check_parameters(function.parameters or _NOTHING, function.described)
 
 
-def _chosen(functions: Sequence[OfferedFunction], choice: ToolChoice) -> list[OfferedFunction]:
+def _chosen(functions: Sequence[OfferedFunction], choice: OfferChoice) -> list[OfferedFunction]:
     """Return the functions that may be called, in their order among the tools."""
     if choice.names is None:
         return list(functions)
