@@ -311,7 +311,7 @@ class ReusePolicy:
 
     @property
     def primed(self) -> bool:
-        """True if a module is encoded behind a sample text as well (prompt/primer.py)."""
+        """True if a module is encoded behind a sample text as well (prompt/known_schemas.py)."""
         return self.context == "primed"
 
     @property

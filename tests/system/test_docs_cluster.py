@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from inlay.cli.main import main
-from inlay.cluster.router_metrics import RouterCollector, RouterCounts
+from inlay.cluster.routing import RouterCollector, RouterCounts
 from inlay.cluster.settings import ClusterSettings, RouterPart
 from tests.pages import DOCS, blocks, rows
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from inlay.cli.main import main
-from inlay.cluster.pieces import Piece, Wanted
+from inlay.cluster.pieces import Wanted, WantedPiece
 from inlay.errors import ParameterError
 from inlay_lab.simulate.costs import Costs
 from inlay_lab.simulate.replica import Job, Replica, TokenStore
@@ -19,7 +19,7 @@ from inlay_lab.simulate.traces import SimulatedRequest, ZipfTraffic, arrivals, r
 COSTS = Costs(prefill_s=1e-3, pass_s=0.01, decode_s=1e-3, chunk=1000, pool=10_000)
 
 
-def request(at: float, *pieces: Piece, new: int = 100, answer: int = 10) -> SimulatedRequest:
+def request(at: float, *pieces: WantedPiece, new: int = 100, answer: int = 10) -> SimulatedRequest:
     return SimulatedRequest(at, Wanted(pieces, sum(piece.tokens for piece in pieces) + new), answer)
 
 
@@ -53,7 +53,7 @@ def test_a_prompt_takes_its_passes_and_an_answer_one_each():
 
 
 def test_what_was_computed_is_found():
-    module = Piece((1,), 1000)
+    module = WantedPiece((1,), 1000)
     first, second = alone(request(0, module), request(10, module))[0]
     assert (first.found, first.ttft_s) == (0, pytest.approx(1.1 + 2 * 0.01))
     assert (second.found, second.ttft_s) == (1000, pytest.approx(0.1 + 0.01))
@@ -85,22 +85,22 @@ def test_a_prompt_that_takes_part_of_a_pass_leaves_the_rest_of_it_to_the_next_on
 
 
 def test_what_a_prompt_ahead_computes_is_found():
-    module = Piece((1,), 500)
+    module = WantedPiece((1,), 500)
     _, second, third = alone(request(0, new=10), request(0.001, module), request(0.002, module))[0]
     assert (second.found, third.found) == (0, 500)
     assert second.ttft_s + 0.001 == pytest.approx(third.ttft_s + 0.002)
 
 
 def test_a_chain_is_found_up_to_its_first_gap():
-    chain = tuple(Piece((key,), 100, chained=key > 1) for key in (1, 2, 3))
-    broken = (chain[0], Piece((9,), 100, chained=True), chain[2])
+    chain = tuple(WantedPiece((key,), 100, chained=key > 1) for key in (1, 2, 3))
+    broken = (chain[0], WantedPiece((9,), 100, chained=True), chain[2])
     jobs, _ = alone(request(0, *chain), request(10, *broken), request(20, *chain))
     assert [job.found for job in jobs] == [0, 100, 300]
 
 
 def test_tiers_below_are_read_in_less_time_than_computing_takes():
     small = Costs(prefill_s=1e-3, pass_s=0.01, decode_s=1e-3, chunk=1000, pool=1_000, below=10_000, below_s=1e-4)
-    one, other = Piece((1,), 900), Piece((2,), 900)
+    one, other = WantedPiece((1,), 900), WantedPiece((2,), 900)
     jobs, _ = alone(request(0, one), request(10, other), request(20, one), costs=small)
     assert (jobs[2].found, jobs[2].read) == (0, 900)
     assert jobs[0].ttft_s / 3 > jobs[2].ttft_s > 0.1

@@ -10,8 +10,8 @@ from pydantic.json_schema import models_json_schema
 from inlay.api.forms import CommonBody, StrictForm
 from inlay.policy import KEY, POSITIONS, WORDS
 
-TEXT = {"type": "string"}
-COUNT = {"type": "integer", "minimum": 0}
+STRING = {"type": "string"}
+INTEGER = {"type": "integer", "minimum": 0}
 
 
 def of_object(**properties: dict[str, Any]) -> dict[str, Any]:

@@ -98,8 +98,7 @@ class Backend(Protocol):
 
         Returns:
             (keys,), fp32: the softmax weights summed over rows and heads, for the keys of ``part.items`` in their
-            order.
-            A key that no row sees has 0.
+            order. A key that no row sees has 0.
         """
         ...
 

@@ -58,8 +58,7 @@ class PlanContext:
     """The items before the next tokens of a request, as a growing table in the layout of ``Part.items``.
 
     A prompt of a thousand segments has a thousand parts, and each part sees all items before it. The tables of the
-    parts
-    are prefixes of this one table, not copies.
+    parts are prefixes of this one table, not copies.
     """
 
     __slots__ = ("_columns", "_table")
@@ -326,8 +325,7 @@ def _settled(items: Table, positions: Table) -> Table:
     """Normalize items for these rows.
 
     Keys after the last row are cut, and an item is masked only if that hides a key. Adjacent items at the same shift
-    are
-    joined, so a prompt of many short segments costs no more than one long segment.
+    are joined, so a prompt of many short segments costs no more than one long segment.
     """
     items = items.copy()
     seen = items[POSITION] + items[SHIFT]

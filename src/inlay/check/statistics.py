@@ -93,8 +93,7 @@ def permutation_test(differences: Sequence[float]) -> float:
     """Return the two-sided p-value of a paired permutation test of the mean difference.
 
     If both were equally good, each pair would differ equally often in both directions. Up to 16 non-zero differences,
-    all
-    choices of directions are counted. Beyond that, 20,000 random choices are drawn from a fixed seed.
+    all choices of directions are counted. Beyond that, 20,000 random choices are drawn from a fixed seed.
 
     Args:
         differences: Differences of the two, pair by pair, at least one.
@@ -139,8 +138,7 @@ def mean_bound(groups: Sequence[Sequence[float]]) -> float:
     """Return the upper 95% bound of a mean of grouped values, such as values grouped by schema.
 
     Values of one group vary together, so the bound uses the means of the groups. It is the larger of Student's t over
-    the
-    groups and the bootstrap, which is larger for skewed values.
+    the groups and the bootstrap, which is larger for skewed values.
 
     Args:
         groups: Values, at least one in each group. A single group is treated value by value. The bound of a single

@@ -77,8 +77,8 @@ def from_prompts(
 
 
 def _name(file: str, name: str | None) -> str:
-    from inlay.authoring.extract.arrange import schema_name
     from inlay.authoring.extract.corpus import carried_by_xml
+    from inlay.authoring.extract.proposal import schema_name
 
     if name is None:
         return schema_name("prompts" if file == "-" else Path(file).name.partition(".")[0])

@@ -70,7 +70,7 @@ class _Break:
 
 
 @dataclass(frozen=True, slots=True)
-class _Report:
+class _LogReport:
     """The result for one log.
 
     Args:
@@ -133,7 +133,7 @@ def lint_log(
     return 1 if strict and report.breaks else 0
 
 
-def _lint(file: str, model: str | None, path: str | None) -> _Report:
+def _lint(file: str, model: str | None, path: str | None) -> _LogReport:
     processor = _processor(model)
     requests = tokens = cached = 0
     tools: Any = None
@@ -157,7 +157,7 @@ def _lint(file: str, model: str | None, path: str | None) -> _Report:
         tools = new_tools or tools
     ordered = tuple(sorted(breaks.values(), key=lambda each: -each.tokens))
     rate = None if model is None or not ordered else _rate(model)
-    return _Report(requests, tokens, cached, ordered, rate, processor.template.tells_time)
+    return _LogReport(requests, tokens, cached, ordered, rate, processor.template.tells_time)
 
 
 def _processor(model: str | None) -> PromptProcessor:
@@ -225,7 +225,7 @@ def _rate(model: str) -> float:
     return tokens / min(seconds for seconds in times if seconds)
 
 
-def _print(report: _Report) -> None:
+def _print(report: _LogReport) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -256,7 +256,7 @@ def _print(report: _Report) -> None:
         print(line)
 
 
-def _examples(report: _Report) -> Iterator[str]:
+def _examples(report: _LogReport) -> Iterator[str]:
     for each in report.breaks:
         yield f"\n{each.field}, request {each.line}: {each.detail or each.kind}"
         if not each.detail:

@@ -8,13 +8,14 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from transformers import PreTrainedTokenizerBase
 
 from inlay.attention.storage import KVStorage
 from inlay.client.engine import CacheAdmin, Engine, Prepared, SteppedEngine
 from inlay.client.local import InProcessClient
+from inlay.client.options import OwnedPromptOptions, scope_of
 from inlay.client.schemas import SchemaManager
 from inlay.client.waiting import Mailbox, Waiting
 from inlay.config import EngineConfig, ModelSettings
@@ -29,14 +30,14 @@ from inlay.models.load import GivenModel, adjusted, as_loaded
 from inlay.models.lora import AdapterInfo, load_adapters
 from inlay.output.processor import OutputProcessor, RequestState
 from inlay.pml import Prompt, PromptBuilder, Schema
-from inlay.policy import ReusePolicy, check_positions, default_policy
+from inlay.policy import PolicyFields, ReusePolicy, check_positions, default_policy
 from inlay.prompt.contexts import in_encoding_order
-from inlay.prompt.inputs import check_salt, check_template, has_modules
+from inlay.prompt.inputs import check_order, check_salt, check_template, has_modules, in_any_order
 from inlay.prompt.known_schemas import check_modules
 from inlay.prompt.layout import SchemaLayout
 from inlay.prompt.placement import PromptLayout
 from inlay.prompt.processor import PromptProcessor
-from inlay.prompt.request import EncodeRequest
+from inlay.prompt.request import EncodeRequest, RequestFields
 from inlay.prompt.tokens import TextEncoder
 from inlay.sampling.defaults import sampling_defaults
 from inlay.sampling.params import SamplingParams
@@ -369,19 +370,37 @@ class Base:
         self.pools.close()
         self._end()
 
+    def _placed(
+        self, prompts: Sequence[Any], adapters: Sequence[str | None], **options: Unpack[OwnedPromptOptions]
+    ) -> list[tuple[Any, ReusePolicy, Scope]]:
+        """Return prompts in a free order if the options say so, each with its resolved policy and its owner.
+
+        Args:
+            adapters: one for each prompt.
+            options: without ``adapter``.
+
+        Raises:
+            TypeError: for an unknown option.
+            ParameterError: for a wrong one.
+        """
+        fields: dict[str, Any] = dict(options)
+        order, positions = fields.pop("order", None), fields.pop("positions", None)
+        owner = {name: fields.pop(name) for name in ("cache_salt", "tenant", "weight") if name in fields}
+        reuse = PolicyFields(**fields).policy()
+        free = check_order(order)
+        made = []
+        for prompt, adapter in zip(prompts, adapters, strict=True):
+            ordered, scope = in_any_order(prompt) if free else prompt, scope_of(adapter=adapter, **owner)
+            made.append((ordered, self._prompt_policy(ordered, reuse, positions, scope), scope))
+        return made
+
     async def _ask(
         self,
         prompt: Any,
         params: SamplingParams,
         policy: ReusePolicy,
         scope: Scope = EVERYONE,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        deadline: float | None = None,
-        forced: Sequence[int] = (),
-        keep_marked_alone: bool = False,
-        diagnostics: bool = False,
+        **fields: Unpack[RequestFields],
     ) -> PreparedRequest:
         """Turn a prompt into a request. Arguments and errors as of PromptProcessor.process_noted.
 
@@ -389,24 +408,14 @@ class Base:
             DeadlineError: at the deadline.
         """
         work, owner, grammar = self._waiting.work, scope.cache_salt or None, None
+        deadline = fields.get("deadline")
         if params.structured_outputs is not None:
             compiled = partial(self.client.compile_grammar, params, scope.cache_salt)
             grammar = await work(self.pools.grammars, compiled, owner, deadline)
 
         def made() -> PreparedRequest:
-            taken = policy if forced else self.policy_taken(prompt, policy, scope.cache_salt)
-            request, noted = self.processor.process_noted(
-                prompt,
-                params,
-                taken,
-                scope,
-                request_id=request_id,
-                priority=priority,
-                deadline=deadline,
-                forced=forced,
-                keep_marked_alone=keep_marked_alone,
-                diagnostics=diagnostics,
-            )
+            taken = policy if fields.get("forced") else self.policy_taken(prompt, policy, scope.cache_salt)
+            request, noted = self.processor.process_noted(prompt, params, taken, scope, **fields)
             state = self.outputs.begin(request, None if taken == policy else str(policy), noted)
             return PreparedRequest(self.client.prepare(request, grammar), state)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
+from inlay.client.options import OwnerOptions, scope_of
 from inlay.client.schema_calls import SchemaCalls
 from inlay.errors import ParameterError
 from inlay.kv.identity import SegmentSpec
@@ -25,17 +26,25 @@ class CachedTextCalls(SchemaCalls):
         texts: Sequence[str],
         hashes: Sequence[str],
         messages: Sequence[Any],
-        policy: ReusePolicy,
-        scope: Scope,
         *,
         alone: bool,
+        reuse: str | ReusePolicy | None = None,
+        positions: str | None = None,
+        **owner: Unpack[OwnerOptions],
     ) -> list[CachedText]:
+        scope = scope_of(**owner)
+        policy = self.policy(reuse, positions, adapter=scope.adapter)
         check_hashes(texts, hashes)
         if hashes:
             known = self.processor.seen_texts.find(scope.cache_salt, hashes)
             found = [text for text in known if text is not None]
-            scores = iter(await self._score_cached(found, (), messages, policy, scope, alone=alone) if found else ())
+            scores = iter(await self._scores(found, messages, policy, scope, alone=alone) if found else ())
             return [CachedText.unknown() if text is None else next(scores) for text in known]
+        return await self._scores(texts, messages, policy, scope, alone=alone)
+
+    async def _scores(
+        self, texts: Sequence[str], messages: Sequence[Any], policy: ReusePolicy, scope: Scope, *, alone: bool
+    ) -> list[CachedText]:
         check_texts(texts)
         if not policy.modular:
             raise ParameterError(

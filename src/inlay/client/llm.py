@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import count
 from typing import Any, Unpack
@@ -14,7 +14,14 @@ from tqdm import tqdm
 
 from inlay.client.base import PreparedRequest, Progress
 from inlay.client.engine import SteppedEngine
-from inlay.client.options import PolicyOptions, RequestOptions, SchemaOptions
+from inlay.client.options import (
+    ChatRequestOptions,
+    ModuleOptions,
+    OwnerOptions,
+    PromptOptions,
+    RequestOptions,
+    scope_of,
+)
 from inlay.client.waiting import Mailbox, Stepping, finish
 from inlay.client.warm_plan import PlanCalls, PlanEntry, PlannedText
 from inlay.errors import InlayError, ParameterError
@@ -22,22 +29,11 @@ from inlay.events import TokenEvent
 from inlay.models.load import GivenModel
 from inlay.output.processor import RequestState
 from inlay.pml import Schema
-from inlay.policy import PolicyFields, ReusePolicy
-from inlay.prompt.inputs import (
-    Message,
-    PromptInput,
-    chat_prompts,
-    check_ids,
-    check_order,
-    check_params,
-    check_salt,
-    in_any_order,
-    is_several,
-)
+from inlay.policy import ReusePolicy
+from inlay.prompt.inputs import Message, PromptInput, chat_prompts, check_ids, check_params, is_several
 from inlay.prompt.layout import SchemaLayout
 from inlay.sampling.params import SamplingParams
-from inlay.settings import parse_bytes
-from inlay.types import CachedText, RequestOutput, Scope
+from inlay.types import CachedText, RequestOutput
 
 
 class LLM(PlanCalls):
@@ -89,17 +85,8 @@ class LLM(PlanCalls):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = False,
-        reuse: str | ReusePolicy | None = None,
-        recompute: str | None = None,
-        promote: bool | None = None,
-        across_adapters: bool | None = None,
-        tolerance: float | str | None = None,
-        find: str | None = None,
-        positions: str | None = None,
-        order: str | None = None,
-        cache_salt: str | None = None,
         adapter: str | Sequence[str | None] | None = None,
-        diagnostics: bool = False,
+        **options: Unpack[RequestOptions],
     ) -> list[RequestOutput]:
         """Answer one prompt or several, as one batch.
 
@@ -109,13 +96,9 @@ class LLM(PlanCalls):
                 of any of these.
             sampling_params: for all prompts, or one for each. None for ``get_default_sampling_params()``.
             use_tqdm: if True, show a progress bar of finished prompts.
-            reuse, recompute, promote, across_adapters, tolerance, find, positions: the policy of these requests,
-                see docs/reference/policies.md. None for the engine's defaults.
-            order: "any" if neighbouring imports, and neighbouring marked parts of messages, may change places, as in a
-                ``<set>``. None keeps the written order. ``RequestOutput.order`` has the chosen one.
-            cache_salt: shares the requests' cached text only with requests of the same salt. None shares it with all.
             adapter: the name of an adapter for all prompts, or one for each. None for the model alone.
-            diagnostics: if True, ``RequestOutput.diagnostics`` says why prompt tokens were computed.
+            options: reuse and the other fields of a policy, positions, order, cache_salt and diagnostics, see
+                RequestOptions.
 
         Returns:
             Outputs in the order of the prompts.
@@ -124,21 +107,7 @@ class LLM(PlanCalls):
             InlayError: for a wrong prompt, before any runs. If a request fails, after all have ended, with the other
                 outputs in the error's ``outputs``.
         """
-        asked = self._asked(
-            prompts,
-            sampling_params,
-            adapter,
-            reuse=reuse,
-            recompute=recompute,
-            promote=promote,
-            across_adapters=across_adapters,
-            tolerance=tolerance,
-            find=find,
-            positions=positions,
-            order=order,
-            cache_salt=cache_salt,
-            diagnostics=diagnostics,
-        )
+        asked = self._asked(prompts, sampling_params, adapter, **options)
         with tqdm(total=len(asked), disable=not use_tqdm, desc="prompts") as bar:
             for _ in self._run(asked):
                 bar.update()
@@ -162,47 +131,29 @@ class LLM(PlanCalls):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        documents: Sequence[Mapping[str, str]] | None = None,
-        add_generation_prompt: bool | None = None,
-        continue_final_message: bool = False,
         adapter: str | Sequence[str | None] | None = None,
-        **options: Unpack[RequestOptions],
+        **options: Unpack[ChatRequestOptions],
     ) -> list[RequestOutput]:
         """Answer one conversation or several: lists of ``{"role": …, "content": …}``.
 
         Args:
-            tools: the tools that the model may call.
-            chat_template_kwargs: values for variables of the chat template, such as ``{"enable_thinking": False}``.
-            documents: for templates that support them.
-            add_generation_prompt: True if the prompt opens an answer. None for True unless the last message is
-                continued.
-            continue_final_message: True if the answer continues the last message, an assistant's.
-            sampling_params, use_tqdm, adapter, options: as in ``generate``.
+            options: tools, chat_template_kwargs, documents, add_generation_prompt and continue_final_message, see
+                TemplateOptions, and those of ``generate``.
+            sampling_params, use_tqdm, adapter: as in ``generate``.
 
         Raises:
             ParameterError: for a variable that the template does not know.
         """
-        prompts = chat_prompts(
-            messages,
-            tools=tools,
-            chat_template_kwargs=chat_template_kwargs,
-            documents=documents,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-        )
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, adapter=adapter, **options)
+        prompts, others = chat_prompts(messages, options)
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, adapter=adapter, **others)
 
     def distributions(
         self,
         prompts: Sequence[PromptInput],
         continuations: Sequence[Sequence[int]],
         *,
-        positions: str | None = None,
-        cache_salt: str | None = None,
         adapter: str | Sequence[str | None] | None = None,
-        **policy: Unpack[PolicyOptions],
+        **options: Unpack[PromptOptions],
     ) -> list[Tensor]:
         """Return the model's distribution at every token of given continuations (teacher forcing through the engine).
 
@@ -211,7 +162,7 @@ class LLM(PlanCalls):
         Args:
             prompts: a list of prompts, each as in ``generate``.
             continuations: token ids for each prompt, at least one. End-of-sequence tokens have no special role.
-            positions, cache_salt, adapter, policy: as in ``generate``.
+            adapter, options: as in ``generate``.
 
         Returns:
             For each prompt, natural log-probabilities (tokens, vocabulary), fp32. Row i is for the token behind the
@@ -229,9 +180,7 @@ class LLM(PlanCalls):
             raise ParameterError("a continuation is empty; give at least one token id", code="prompt.empty")
         forced = [check_ids(ids, self.vocab_size, what="a continuation") for ids in continuations]
         params = [SamplingParams(temperature=0, max_tokens=len(ids), ignore_eos=True) for ids in forced]
-        asked = self._asked(
-            prompts, params, adapter, forced=forced, positions=positions, cache_salt=cache_salt, **policy
-        )
+        asked = self._asked(prompts, params, adapter, forced, **options)
         for _ in self._run(asked):
             pass
         return [_as_tensor(state.answers[0].distributions) for _, state in asked]
@@ -245,7 +194,7 @@ class LLM(PlanCalls):
         progress: Progress | None = None,
         ttl: str | None = None,
         tolerance: float | str | None = None,
-        **options: Unpack[SchemaOptions],
+        **options: Unpack[ModuleOptions],
     ) -> SchemaLayout:
         """Register a schema under its name, and encode its modules in packed passes.
 
@@ -256,7 +205,7 @@ class LLM(PlanCalls):
             ttl: the lifetime of encoded segments since encoding or the last read, like "5m", "1h" or "inf". None for no
                 limit. The schema itself stays.
             tolerance: of ``reuse="auto"``. Other fields of a request's policy are refused.
-            options: reuse, positions, cache_salt and adapter, see SchemaOptions. ``cache_salt`` makes the schema
+            options: reuse, positions, cache_salt and adapter, see ModuleOptions. ``cache_salt`` makes the schema
                 private to requests with this salt. It hides a public one of the same name.
 
         Raises:
@@ -269,7 +218,7 @@ class LLM(PlanCalls):
             )
         )
 
-    def warm(self, prompt: Any, *, progress: Progress | None = None, **options: Unpack[SchemaOptions]) -> None:
+    def warm(self, prompt: Any, *, progress: Progress | None = None, **options: Unpack[ModuleOptions]) -> None:
         """Encode the modules that a prompt will read: those of its schema, or marked parts of messages."""
         finish(self._warm(prompt, progress, **options))
 
@@ -278,21 +227,18 @@ class LLM(PlanCalls):
         plan: Sequence[PlanEntry],
         budget: int | str,
         *,
-        reuse: str | ReusePolicy | None = None,
-        cache_salt: str | None = None,
-        adapter: str | None = None,
         ttl: str | None = None,
         progress: Progress | None = None,
+        **options: Unpack[ModuleOptions],
     ) -> list[PlannedText]:
         """Encode the modules and documents of a plan that save most seconds per byte. The choice is greedy.
 
         Args:
             plan: at most 10,000 entries. Their schemas must be known.
             budget: the most KV bytes to encode, as a number or like "2GiB". Stored segments cost nothing.
-            reuse: a policy that reads modules; None for the default.
-            cache_salt, adapter: as in ``generate``.
             ttl: as in ``add_schema``.
             progress: called with the encoded tokens and those to encode.
+            options: see ModuleOptions. ``reuse`` reads modules.
 
         Returns:
             The outcome for each entry, in the order of the plan.
@@ -301,8 +247,7 @@ class LLM(PlanCalls):
             ParameterError: for a wrong plan or budget, or a policy without modules. Nothing is encoded then.
             CapacityError: if an entry does not fit into the pool.
         """
-        scope = Scope(check_salt(cache_salt), adapter=adapter)
-        return finish(self._warm_plan(plan, budget, reuse, scope, ttl, progress))
+        return finish(self._warm_plan(plan, budget, ttl, progress, **options))
 
     def score_cached(
         self,
@@ -310,10 +255,8 @@ class LLM(PlanCalls):
         *,
         hashes: Sequence[str] = (),
         messages: Sequence[Any] = (),
-        reuse: str | ReusePolicy | None = None,
-        cache_salt: str | None = None,
-        adapter: str | None = None,
         alone: bool = False,
+        **options: Unpack[ModuleOptions],
     ) -> list[CachedText]:
         """Return what each text would find in the cache as a marked part of a message, in the order given.
 
@@ -324,16 +267,14 @@ class LLM(PlanCalls):
             hashes: in place of texts, the sha256 of their UTF-8 bytes in hexadecimal digits. A text is known if a
                 marked part or an earlier score of ``cache_salt`` had it. Else its score has the form "unknown".
             messages: the messages in front of them, usually the system message. Parts are stored behind it.
-            reuse: a policy that reads modules; None for the default.
             alone: True if each will be the only marked part of its message, which has a form of its own under
                 ``modular``. False for one of several.
+            options: see ModuleOptions. ``reuse`` reads modules.
 
         Raises:
             ParameterError: for wrong or too many texts or hashes, or a policy without modules.
         """
-        scope = Scope(check_salt(cache_salt), adapter=adapter)
-        policy = self.policy(reuse, modules=True, adapter=adapter)
-        return finish(self._score_cached(texts, hashes, messages, policy, scope, alone=alone))
+        return finish(self._score_cached(texts, hashes, messages, alone=alone, **options))
 
     def pin(
         self,
@@ -341,7 +282,7 @@ class LLM(PlanCalls):
         *,
         modules: Sequence[str] = (),
         max_bytes: int | str | None = None,
-        **options: Unpack[SchemaOptions],
+        **options: Unpack[ModuleOptions],
     ) -> int:
         """Pin a schema's segments in the pool, and encode missing ones.
 
@@ -353,7 +294,7 @@ class LLM(PlanCalls):
             modules: the paths of modules to pin. Empty for all, with the text outside modules.
             max_bytes: the most bytes of all pins under this salt, as a number or like "64MiB". None for no bound but
                 ``pin_memory``, a share of the pool for all pins.
-            options: reuse, positions, cache_salt and adapter, see SchemaOptions.
+            options: reuse, positions, cache_salt and adapter, see ModuleOptions.
 
         Returns:
             The bytes of all pins under this salt, counted in whole chunks for every segment.
@@ -363,14 +304,13 @@ class LLM(PlanCalls):
             PinError: if the budget is too small; earlier pins stay. If encoding fails, nothing of the schema stays
                 pinned.
         """
-        budget = None if max_bytes is None else parse_bytes("max_bytes", max_bytes)
-        return finish(self._pin(name, modules, budget, **options))
+        return finish(self._pin(name, modules, max_bytes, **options))
 
     def unpin(self, name: str, *, cache_salt: str | None = None) -> bool:
         """Remove the pin of a schema under this salt; returns False if there was none."""
         return finish(self._unpin(name, cache_salt=cache_salt))
 
-    def evict(self, name: str, *, modules: Sequence[str] = (), **options: Unpack[SchemaOptions]) -> int:
+    def evict(self, name: str, *, modules: Sequence[str] = (), **options: Unpack[ModuleOptions]) -> int:
         """Evict a schema's segments from the pool and the store, with the text stored behind them. The schema stays.
 
         Covers this policy and all policies of earlier prompts, pinned modules included. Segments in use go when their
@@ -384,7 +324,7 @@ class LLM(PlanCalls):
         """
         return finish(self._evict(name, modules, **options))
 
-    def stored(self, name: str, **options: Unpack[SchemaOptions]) -> dict[str, tuple[int, int]]:
+    def stored(self, name: str, **options: Unpack[ModuleOptions]) -> dict[str, tuple[int, int]]:
         """Return module → its tokens, and its stored tokens; "" stands for text outside modules.
 
         Empty under a policy without modules. Raises ParameterError for an unknown schema.
@@ -401,17 +341,15 @@ class LLM(PlanCalls):
         *,
         reuse: str | ReusePolicy | None = None,
         positions: str | None = None,
-        cache_salt: str | None = None,
-        adapter: str | None = None,
+        **owner: Unpack[OwnerOptions],
     ) -> dict[str, float]:
         """Return the deviation of each module of a schema behind other text; "" stands for text outside modules.
 
         The deviation is relative to the size of the tokens' values, as a mean over them: 0 for none. Modules without
-        encoded segments are left out. Other arguments as in ``add_schema``. Raises ParameterError.
+        encoded segments are left out. Raises ParameterError.
         """
-        scope = Scope(check_salt(cache_salt), adapter=adapter)
-        policy = self._schema_policy(name, reuse, positions, scope)
-        modules = self.processor.schemas.module_specs(name, policy, scope)
+        scope = scope_of(**owner)
+        modules = self.processor.schemas.module_specs(name, self._schema_policy(name, reuse, positions, scope), scope)
         self.local.finish_profiles()
         known = self.admin.profiles(spec for specs in modules.values() for spec in specs).result()
         found = {module: [known[spec.key] for spec in specs if spec.key in known] for module, specs in modules.items()}
@@ -424,20 +362,13 @@ class LLM(PlanCalls):
         prompts: Any,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         adapter: str | Sequence[str | None] | None,
-        *,
         forced: Sequence[Sequence[int]] | None = None,
-        positions: str | None = None,
-        order: str | None = None,
-        cache_salt: str | None = None,
+        *,
         diagnostics: bool = False,
-        **policy: Unpack[PolicyOptions],
+        **options: Unpack[PromptOptions],
     ) -> list[PreparedRequest]:
         """Prepare all prompts, before any of them runs. Raises InlayError."""
-        reuse = PolicyFields(**policy).policy()
         several = list(prompts) if is_several(prompts) else [prompts]
-        if check_order(order):
-            several = list(map(in_any_order, several))
-        salt = check_salt(cache_salt)
         params = sampling_params if sampling_params is not None else self.get_default_sampling_params()
         each = list(params) if isinstance(params, Sequence) else [params] * len(several)
         for one in each:
@@ -449,15 +380,22 @@ class LLM(PlanCalls):
                     f"there are {len(several)} prompts and {len(given)} {what}; give one for each",
                     code="parameter.wrong_count",
                 )
-        scopes = [Scope(salt, adapter=named) for named in adapters]
-        pairs = list(zip(several, scopes, strict=True))
-        policies = [self._prompt_policy(prompt, reuse, positions, scope) for prompt, scope in pairs]
-        if any(self.policy_taken(one, taken, salt).profiled for one, taken in zip(several, policies, strict=True)):
+        placed = self._placed(several, adapters, **options)
+        if any(self.policy_taken(prompt, policy, scope.cache_salt).profiled for prompt, policy, scope in placed):
             self.local.finish_profiles()  # callers' threads have no idle time
-        rows = zip(several, each, policies, scopes, forced or [()] * len(several), strict=True)
         return [
-            finish(self._ask(*row, request_id=str(next(self._numbers)), forced=ids, diagnostics=diagnostics))
-            for *row, ids in rows
+            finish(
+                self._ask(
+                    prompt,
+                    chosen,
+                    policy,
+                    scope,
+                    request_id=str(next(self._numbers)),
+                    forced=ids,
+                    diagnostics=diagnostics,
+                )
+            )
+            for (prompt, policy, scope), chosen, ids in zip(placed, each, forced or [()] * len(placed), strict=True)
         ]
 
     def _run(self, requests: Sequence[PreparedRequest]) -> Iterator[RequestState]:

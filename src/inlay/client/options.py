@@ -1,10 +1,13 @@
-"""Keyword arguments that several calls of LLM and AsyncLLM share. ``generate`` documents them."""
+"""Keyword arguments that several calls of LLM and AsyncLLM share. Each is described here, and nowhere else."""
 
 from __future__ import annotations
 
-from typing import TypedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
 
 from inlay.policy import ReusePolicy
+from inlay.prompt.inputs import check_salt
+from inlay.types import Scope
 
 
 class PolicyOptions(TypedDict, total=False):
@@ -18,48 +21,111 @@ class PolicyOptions(TypedDict, total=False):
     find: str | None
 
 
-class RequestOptions(PolicyOptions, total=False):
-    """The options of a request that LLM and AsyncLLM have in common, beside its adapter."""
+class PromptOptions(PolicyOptions, total=False):
+    """The policy of a prompt, and the cache that it reads.
+
+    Attributes:
+        positions: a part of the policy, too. None for the engine's default.
+        order: "any" if neighbouring imports, and neighbouring marked parts of messages, may change places, as in a
+            ``<set>``. None keeps the written order. ``RequestOutput.order`` has the chosen one.
+        cache_salt: shares the request's cached text only with requests of the same salt. None shares it with all.
+    """
 
     positions: str | None
     order: str | None
     cache_salt: str | None
+
+
+class RequestOptions(PromptOptions, total=False):
+    """The options of a request to LLM, beside its adapter.
+
+    Attributes:
+        diagnostics: if True, ``RequestOutput.diagnostics`` says why prompt tokens were computed. Of a stream, the last
+            output has them.
+    """
+
     diagnostics: bool
 
 
-class StreamOptions(RequestOptions, total=False):
-    """The options of ``AsyncLLM.generate``."""
+class OwnerOptions(TypedDict, total=False):
+    """The owner of a request or of cached text. See ``Scope``.
 
+    Attributes:
+        cache_salt: the salt of the requests that read the text. None for all requests.
+        adapter: the name of an adapter that computes it. None for the model alone.
+        tenant: tenants share passes, slots and the queue (docs/guides/many-requests.md).
+        weight: the size of the tenant's share relative to others.
+    """
+
+    cache_salt: str | None
     adapter: str | None
+    tenant: str
+    weight: float
+
+
+class OwnedPromptOptions(PromptOptions, OwnerOptions, total=False):
+    """The policy, the cache and the owner of a request to AsyncLLM."""
+
+
+class AsyncRequestOptions(OwnedPromptOptions, RequestOptions, total=False):
+    """The options of a request to AsyncLLM.
+
+    Attributes:
+        request_id: a name for ``abort``, unique among running requests. None for a random one.
+        priority: a lower number is served first if not all requests can run.
+        timeout_s: seconds until a DeadlineError. The time covers tokenization and grammar compilation.
+        arrival: the start of that time, on the clock of ``time.perf_counter``. None for now.
+        stream_interval: the number of new tokens between outputs, over all answers. None for the final output only.
+            Larger values wake the event loop less often. The first token and the end are never delayed.
+        keep_marked_alone: if True, the text behind the last module or marked part is neither stored nor looked up.
+            That is the whole prompt if it has none.
+    """
+
     request_id: str | None
     priority: int
     timeout_s: float | None
     arrival: float | None
     stream_interval: int | None
-    tenant: str
-    weight: float
     keep_marked_alone: bool
 
 
-class OwnerOptions(TypedDict, total=False):
-    """The owner of cached text. See ``Scope``."""
+class TemplateOptions(TypedDict, total=False):
+    """What a chat template shows beside the messages.
 
-    cache_salt: str | None
-    adapter: str | None
-    tenant: str
-    weight: float
+    Attributes:
+        tools: the tools that the model may call.
+        chat_template_kwargs: values for variables of the chat template, such as ``{"enable_thinking": False}``.
+        documents: for templates that support them.
+        add_generation_prompt: True if the prompt opens an answer. None for True unless the last message is continued.
+        continue_final_message: True if the answer continues the last message, an assistant's.
+    """
+
+    tools: Sequence[Mapping[str, Any]] | None
+    chat_template_kwargs: Mapping[str, Any] | None
+    documents: Sequence[Mapping[str, str]] | None
+    add_generation_prompt: bool | None
+    continue_final_message: bool
 
 
-class SchemaOptions(TypedDict, total=False):
+class ChatRequestOptions(RequestOptions, TemplateOptions, total=False):
+    """The options of ``LLM.chat``."""
+
+
+class AsyncChatOptions(AsyncRequestOptions, TemplateOptions, total=False):
+    """The options of ``AsyncLLM.chat``."""
+
+
+class ModuleOptions(OwnerOptions, total=False):
     """The policy and the owner of encoded modules, for calls about a schema or a prompt's modules.
 
     Attributes:
         reuse, positions: the policy that the modules are encoded for. None for the engine's defaults.
-        cache_salt: the salt of the requests that read them. None for all requests.
-        adapter: the adapter that they are encoded for. None for the model alone.
     """
 
     reuse: str | ReusePolicy | None
     positions: str | None
-    cache_salt: str | None
-    adapter: str | None
+
+
+def scope_of(cache_salt: str | None = None, adapter: str | None = None, tenant: str = "", weight: float = 1.0) -> Scope:
+    """Return the owner that these options name. Raises ParameterError for a wrong salt."""
+    return Scope(check_salt(cache_salt), tenant, adapter, weight)

@@ -10,23 +10,19 @@ from typing import Any, TypeVar, Unpack
 
 from inlay.client.base import Base, Progress
 from inlay.client.engine import EncodeListener
-from inlay.client.options import OwnerOptions
+from inlay.client.options import OwnerOptions, scope_of
 from inlay.client.schemas import removed
 from inlay.errors import AbortedError, InlayError
 from inlay.events import EncodeEvent
 from inlay.pml import Schema
 from inlay.policy import PolicyFields, ReusePolicy, check_schema_fields
-from inlay.prompt.inputs import check_salt, parse_ttl
+from inlay.prompt.inputs import parse_ttl
 from inlay.prompt.layout import SchemaLayout
 from inlay.prompt.request import EncodeRequest
+from inlay.settings import parse_bytes
 from inlay.types import Scope
 
 T = TypeVar("T")
-
-
-def scope_of(cache_salt: str | None = None, adapter: str | None = None, tenant: str = "", weight: float = 1.0) -> Scope:
-    """Return the owner of cached text. Raises ParameterError for a wrong salt."""
-    return Scope(check_salt(cache_salt), tenant, adapter, weight)
 
 
 class SchemaCalls(Base):
@@ -43,15 +39,12 @@ class SchemaCalls(Base):
         tolerance: float | str | None,
         reuse: str | ReusePolicy | None = None,
         positions: str | None = None,
-        cache_salt: str | None = None,
-        adapter: str | None = None,
-        tenant: str = "",
-        weight: float = 1.0,
-        **of_requests: object,
+        **options: Any,
     ) -> SchemaLayout:
-        check_schema_fields(of_requests, "add_schema")
-        scope = scope_of(cache_salt, adapter, tenant, weight)
-        policy = self._policy_of(schema, PolicyFields(reuse, tolerance=tolerance).policy(), positions, adapter)
+        owner = {name: options.pop(name) for name in OwnerOptions.__annotations__ if name in options}
+        check_schema_fields(options, "add_schema")
+        scope = scope_of(**owner)
+        policy = self._policy_of(schema, PolicyFields(reuse, tolerance=tolerance).policy(), positions, scope.adapter)
         ttl_s = None if ttl is None else parse_ttl(ttl)
         add = partial(self.schemas.add, schema, policy, scope, replace=replace, ttl_s=ttl_s)
         layout, specs = await self._laid_out(add, scope)
@@ -78,13 +71,14 @@ class SchemaCalls(Base):
         self,
         name: str,
         modules: Sequence[str],
-        budget: int | None,
+        max_bytes: int | str | None,
         *,
         reuse: str | ReusePolicy | None = None,
         positions: str | None = None,
         **owner: Unpack[OwnerOptions],
     ) -> int:
         admin, scope = self.admin, scope_of(**owner)
+        budget = None if max_bytes is None else parse_bytes("max_bytes", max_bytes)
         segments = await self._laid_out(lambda: self.segments_of(name, modules, reuse, positions, scope), scope)
         try:
             taken = await self._waiting.result(self.schemas.pin(admin, segments, name, budget))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 from inlay.client.base import Progress
 from inlay.client.cached_texts import CachedTextCalls
+from inlay.client.options import OwnerOptions, scope_of
 from inlay.errors import ParameterError
 from inlay.kv.identity import SegmentSpec
 from inlay.policy import ReusePolicy
@@ -89,12 +90,15 @@ class PlanCalls(CachedTextCalls):
         self,
         plan: Sequence[PlanEntry],
         budget: int | str,
-        reuse: str | ReusePolicy | None,
-        scope: Scope,
         ttl: str | None,
         progress: Progress | None,
+        *,
+        reuse: str | ReusePolicy | None = None,
+        positions: str | None = None,
+        **owner: Unpack[OwnerOptions],
     ) -> list[PlannedText]:
-        policy = self.policy(reuse, modules=True, adapter=scope.adapter)
+        scope = scope_of(**owner)
+        policy = self.policy(reuse, positions, adapter=scope.adapter)
         if not policy.modular:
             raise ParameterError(
                 f"reuse is '{policy}', which reads no modules; warm a plan under modular or primed",
@@ -102,7 +106,7 @@ class PlanCalls(CachedTextCalls):
             )
 
         def policy_of(entry: PlanEntry) -> ReusePolicy:
-            return policy if entry.text is not None else self._schema_policy(entry.schema, reuse, None, scope)
+            return policy if entry.text is not None else self._schema_policy(entry.schema, reuse, positions, scope)
 
         most, ttl_s = parse_bytes("budget", budget), None if ttl is None else parse_ttl(ttl)
         check_plan(plan)

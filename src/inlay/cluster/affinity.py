@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from inlay.cluster.loads import Floats, Loads, RequestLoad, Words
-from inlay.cluster.pieces import Piece, Wanted
+from inlay.cluster.pieces import Wanted, WantedPiece
 from inlay.cluster.residency_map import ResidencyMap
 from inlay.errors import ParameterError
 
@@ -167,7 +167,7 @@ class Affinity:
             second_home=second_home,
         )
 
-    def homes(self, pieces: Sequence[Piece], without: Collection[str] = ()) -> list[str]:
+    def homes(self, pieces: Sequence[WantedPiece], without: Collection[str] = ()) -> list[str]:
         """Return for each piece the replica that is to hold it, or an empty list without replicas.
 
         This is a replica that holds the piece, else its home. New pieces go to no replica beyond its share if that is
@@ -194,7 +194,7 @@ class Affinity:
             return np.arange(len(names))
         return np.array([at for at, name in enumerate(names) if name not in without], np.intp)
 
-    def _held(self, pieces: Sequence[Piece], places: Places) -> tuple[Bools, Floats]:
+    def _held(self, pieces: Sequence[WantedPiece], places: Places) -> tuple[Bools, Floats]:
         """For each piece: whether any replica holds it, and each replica's credit, (pieces, replicas)."""
         residency, slots = self.residency, self._map_slots()[places]
         masks = _chained(pieces, residency.masks([key for piece in pieces for key in piece.keys]), "keys")
@@ -213,7 +213,7 @@ class Affinity:
         return self._slots
 
     def _homes(
-        self, pieces: Sequence[Piece], sizes: Floats, held: Bools, found: Floats, allowed: Bools, places: Places
+        self, pieces: Sequence[WantedPiece], sizes: Floats, held: Bools, found: Floats, allowed: Bools, places: Places
     ) -> tuple[Floats, bool]:
         """The tokens that each replica gets as a home of pieces, and whether some of these pieces had another home
         before.
@@ -232,11 +232,11 @@ class Affinity:
         return bonus, lost
 
 
-def _last_keys(pieces: Sequence[Piece]) -> Words:
+def _last_keys(pieces: Sequence[WantedPiece]) -> Words:
     return np.array([piece.keys[-1] for piece in pieces], np.uint64)
 
 
-def _chained(pieces: Sequence[Piece], flat: Sequence[int], what: Literal["keys", "below"]) -> list[int]:
+def _chained(pieces: Sequence[WantedPiece], flat: Sequence[int], what: Literal["keys", "below"]) -> list[int]:
     """The mask of the holders of each piece. flat: the masks of all keys of all pieces, in order."""
     masks: list[int] = []
     at = 0

@@ -23,8 +23,7 @@ from inlay.cluster.loads import HELD, WAITING, QueueAndKVPolicy
 from inlay.cluster.ray_router import ModuleAffinityRouter
 from inlay.cluster.ray_transport import LINKS, IngressLink, RayTransport
 from inlay.cluster.remote_client import ClusterLLM, RemoteClient, tokenizer_of
-from inlay.cluster.router_metrics import RouterCollector
-from inlay.cluster.routing import Routing
+from inlay.cluster.routing import RouterCollector, Routing
 from inlay.cluster.schema_folder import SchemaFolder
 from inlay.cluster.settings import ClusterSettings
 from inlay.cluster.wire import Description

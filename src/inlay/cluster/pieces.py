@@ -16,7 +16,7 @@ from inlay.prompt.request import EncodeRequest, EngineRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class WantedPiece:
     """Tokens that are found together.
 
     Args:
@@ -41,7 +41,7 @@ class Wanted:
         answer: Upper bound of the generated tokens. None: unknown.
     """
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[WantedPiece, ...]
     tokens: int
     answer: int | None = None
 
@@ -58,7 +58,7 @@ def wanted_by(request: EngineRequest, keys: KeyMaker) -> Wanted:
     if request.policy.reads_nothing:
         return Wanted((), len(request.ids), answer)
     candidates = {part.start: part.candidates for part in request.parts}
-    pieces: list[Piece] = []
+    pieces: list[WantedPiece] = []
     for part in compose(request):
         if isinstance(part, CachedSpan):
             pieces.append(_module((*candidates.get(part.start, ()), part.spec), part.length, keys))
@@ -67,12 +67,12 @@ def wanted_by(request: EngineRequest, keys: KeyMaker) -> Wanted:
     return Wanted(tuple(pieces), len(request.ids), answer)
 
 
-def wanted_to_encode(request: EncodeRequest, keys: KeyMaker) -> list[Piece]:
+def wanted_to_encode(request: EncodeRequest, keys: KeyMaker) -> list[WantedPiece]:
     """Return one piece for each segment to be encoded."""
     return [_module((spec,), len(spec.ids), keys) for spec in request.specs]
 
 
-def _open_parts(part: NewSpan, request: EngineRequest, keys: KeyMaker) -> Iterator[Piece]:
+def _open_parts(part: NewSpan, request: EngineRequest, keys: KeyMaker) -> Iterator[WantedPiece]:
     """The pieces of a run of text that the request computes, or of the open parts in it that may be stored as
     segments.
     """
@@ -85,16 +85,16 @@ def _open_parts(part: NewSpan, request: EngineRequest, keys: KeyMaker) -> Iterat
         yield from _run(part.run, keys)
 
 
-def _module(specs: tuple[SegmentSpec, ...], tokens: int, keys: KeyMaker) -> Piece:
+def _module(specs: tuple[SegmentSpec, ...], tokens: int, keys: KeyMaker) -> WantedPiece:
     unique = tuple(dict.fromkeys(specs))
     ends = tuple(end_key(spec, keys) for spec in unique)
-    return Piece(ends, tokens, tuple(short_key(spec.key) for spec in unique))
+    return WantedPiece(ends, tokens, tuple(short_key(spec.key) for spec in unique))
 
 
-def _run(run: TokenRun, keys: KeyMaker) -> Iterator[Piece]:
+def _run(run: TokenRun, keys: KeyMaker) -> Iterator[WantedPiece]:
     before, chained = 0, False
     for tokens, key in border_keys(run, keys):
-        yield Piece((key,), tokens - before, chained=chained)
+        yield WantedPiece((key,), tokens - before, chained=chained)
         before, chained = tokens, True
     if before < len(run.ids):
-        yield Piece((end_key(run, keys),), len(run.ids) - before, chained=chained)
+        yield WantedPiece((end_key(run, keys),), len(run.ids) - before, chained=chained)

@@ -1,6 +1,7 @@
 """The state of an ingress's replicas and running requests, and the choice of replicas.
 
-Ray's router calls from its own thread and the client from the event loop. One lock protects everything.
+Ray's router calls from its own thread and the client from the event loop. One lock protects everything. The most
+important metrics compare predicted with found tokens.
 """
 
 from __future__ import annotations
@@ -8,14 +9,17 @@ from __future__ import annotations
 import threading
 import time
 from array import array
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from inlay.cluster.affinity import Affinity, Decision, RouterSettings
 from inlay.cluster.loads import RequestLoad
-from inlay.cluster.pieces import Piece, Wanted
+from inlay.cluster.pieces import Wanted, WantedPiece
 from inlay.cluster.residency_map import ResidencyMap
-from inlay.cluster.router_metrics import RouterCounts
 from inlay.kv.changes import StoreChanges
 from inlay.types import EngineStats, RequestMetrics, Usage
 
@@ -244,12 +248,12 @@ class Routing:
                     asked.tried.add(asked.decision.replica)
                 self.counts.retries += 1
 
-    def homes(self, pieces: Sequence[Piece]) -> list[str]:
+    def homes(self, pieces: Sequence[WantedPiece]) -> list[str]:
         """Return the replica that is to hold each piece. Empty without replicas."""
         with self._lock:
             return self._affinity.homes(pieces, self._passed_by()) or self._affinity.homes(pieces)
 
-    def resident(self, pieces: Sequence[Piece]) -> list[str | None]:
+    def resident(self, pieces: Sequence[WantedPiece]) -> list[str | None]:
         """Return for each piece "pool" or "below" if a replica holds it there, else None."""
         with self._lock:
             residency = self._affinity.residency
@@ -313,3 +317,75 @@ def _parts(changes: StoreChanges) -> Sequence[StoreChanges]:
         )
         for at, (some, gone) in enumerate(rows)
     ]
+
+
+_PREFIX = "inlay:router_"
+_BUCKETS = (25e-6, 50e-6, 100e-6, 200e-6, 400e-6, 800e-6, 2e-3, 10e-3)
+
+#: Fields of RouterCounts and their help texts.
+_COUNTERS = {
+    "requests": "Requests that were sent to a replica.",
+    "predicted_tokens": "Prompt tokens that the router expected at the chosen replica.",
+    "found_tokens": "Prompt tokens that the chosen replica found.",
+    "prompt_tokens": "Prompt tokens of the requests that found_tokens counts.",
+    "homeless_tokens": "Prompt tokens of modules and prefixes that the router expected at no replica.",
+    "moves": "Requests that were not sent to the replica with most of their tokens.",
+    "second_homes": "Requests that gave pieces another home, because every replica with these pieces was overloaded.",
+    "retries": "Requests that were sent again, because their replica was lost or stalled before its first event.",
+    "lost": "Replicas that were lost while they had requests.",
+    "resyncs": "Times that a replica's changes had a gap, so that all its keys were fetched.",
+}
+_GAUGES = {
+    "replicas": "Replicas that may be chosen.",
+    "stalled": "Replicas that get no requests: they do not report, or their engine makes no progress.",
+    "keys": "Keys of modules and prefixes that the router expects at a replica.",
+    "dropped_keys": "Keys that were dropped because the table was full.",
+    "imbalance": "Recent work of the busiest replica, divided by the mean.",
+}
+
+
+class RouterCounts:
+    """Counts of one router. Its lock protects them."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.predicted_tokens = 0
+        self.found_tokens = 0
+        self.prompt_tokens = 0
+        self.homeless_tokens = 0
+        self.moves = 0
+        self.second_homes = 0
+        self.retries = 0
+        self.lost = 0
+        self.resyncs = 0
+        self.registry = CollectorRegistry()
+        says = "Seconds that the choice of a replica took, with the wait for the lock."
+        self.decision_s = Histogram(f"{_PREFIX}decision_seconds", says, buckets=_BUCKETS, registry=self.registry)
+
+    def routed(self, decision: Decision) -> None:
+        self.requests += 1
+        self.homeless_tokens += decision.homeless
+        self.moves += decision.moved
+        self.second_homes += decision.second_home
+
+    def found(self, predicted: int, found: int, prompt: int) -> None:
+        """Count a request with a computed prompt: predicted tokens, found tokens, all tokens."""
+        self.predicted_tokens += predicted
+        self.found_tokens += found
+        self.prompt_tokens += prompt
+
+
+class RouterCollector(Collector):
+    """A router's counts as metrics. state: returns the gauges."""
+
+    def __init__(self, counts: RouterCounts, state: Callable[[], Mapping[str, float]]) -> None:
+        self._counts = counts
+        self._state = state
+
+    def collect(self) -> Iterator[Metric]:
+        for name, says in _COUNTERS.items():
+            yield CounterMetricFamily(_PREFIX + name, says, value=getattr(self._counts, name))
+        state = self._state()
+        for name, says in _GAUGES.items():
+            yield GaugeMetricFamily(_PREFIX + name, says, value=state[name])
+        yield from self._counts.registry.collect()

@@ -107,8 +107,7 @@ def crowded_out(counts: dict[str, tuple[int, float]], tenant: str, weight: float
     """The tenant that must give up a slot to ``tenant`` when all slots are taken; None if ``tenant`` has its share.
 
     The slot comes from the tenant with the most slots for its weight. It moves only if that tenant still has at least
-    as
-    many for its weight afterwards.
+    as many for its weight afterwards.
 
     Args:
         counts: (slots, weight) of each tenant with slots.

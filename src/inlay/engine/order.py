@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from inlay.engine.background.popularity import Counts
+from inlay.engine.background.popularity import RequestCounts
 from inlay.kv.index import Cursor
 from inlay.kv.store import SegmentStore
 from inlay.prompt.composed import InPlace, NewSpan, compose_parts
@@ -52,7 +52,7 @@ class OrderChooser:
 
     def __init__(self, store: SegmentStore) -> None:
         self._store = store
-        self.counts = Counts()
+        self.counts = RequestCounts()
 
     @property
     def version(self) -> tuple[int, int]:
@@ -101,7 +101,7 @@ class _Search:
     ``looks`` counts the lookups.
     """
 
-    def __init__(self, store: SegmentStore, counts: Counts, request: EngineRequest) -> None:
+    def __init__(self, store: SegmentStore, counts: RequestCounts, request: EngineRequest) -> None:
         self._store = store
         self._counts = counts
         self._request = request

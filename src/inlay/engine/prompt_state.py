@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from inlay.diagnostics import SpanRead
 from inlay.engine.background.profiles import KnownProfiles
 from inlay.engine.order import OrderChooser, OrderEffort, Orders
-from inlay.engine.speculation.text_index import TextIndex
+from inlay.engine.speculation.text_index import DraftIndex
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.segment import Origin
 from inlay.prompt.composed import CachedSpan, ComposedPrompt, InPlace, NewSpan, StoredTexts, compose
@@ -87,7 +87,7 @@ class PromptState:
         self._known: tuple[frozenset[bytes], int, int, int] | None = None
         self._public: frozenset[bytes] | None = None
         self._origins: dict[int, Origin] = {}  # by the number of modules before the text
-        self._index: TextIndex | None = None
+        self._index: DraftIndex | None = None
         self._composed: ComposedPrompt | None = None
         self.recomputed = RecomputedTokens({})
         if self._settled:
@@ -125,10 +125,10 @@ class PromptState:
             found = self._origins[len(modules)] = Origin(self.request.salt, keys, self.request.moves_text)
         return found
 
-    def text_index(self) -> TextIndex:
+    def text_index(self) -> DraftIndex:
         """The index of the prompt's tokens, made on first use for all its answers."""
         if self._index is None:
-            self._index = TextIndex(self.request.ids)
+            self._index = DraftIndex(self.request.ids)
         return self._index
 
     def in_module(self, place: int) -> bool:

@@ -30,8 +30,7 @@ def victims(
     """Segments to shorten so that ``chunks`` chunks become free, each with the number of tokens to keep.
 
     Empty if that many chunks cannot be freed. Tokens with references stay. A chunk is free when all its owners are
-    gone,
-    so a segment stays if other owners keep its chunks.
+    gone, so a segment stays if other owners keep its chunks.
 
     Args:
         segments: the eviction queue. Its order decides, except for the two rules in the module docstring.

@@ -108,8 +108,7 @@ class Lifetimes:
     """Claims on one monotonic clock. Of several claims on one thing, the latest end counts.
 
     Text without a claim never expires. If there are too many claims, the oldest of the largest salt are dropped, and
-    their
-    text no longer expires. So no tenant displaces the claims of another.
+    their text no longer expires. So no tenant displaces the claims of another.
 
     Attributes:
         tokens: the tokens of all claimed runs, each run counted once, plus CLAIM_TOKENS per claim.
@@ -212,8 +211,8 @@ class Pins:
     """The pins of one store. Call with the engine lock held.
 
     A segment may be pinned before it is stored. It counts as the whole chunks of its tokens, once per owner and once
-    for
-    the pool. An owner may have several reasons and remove each by itself: BY_KEY, or the name of one pin of a schema.
+    for the pool. An owner may have several reasons and remove each by itself: BY_KEY, or the name of one pin of a
+    schema.
 
     Args:
         forms: a segment and its forms that may replace it in the pool, most exact first.

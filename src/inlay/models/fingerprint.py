@@ -41,9 +41,8 @@ class Fingerprint:
     """sha256 over the configuration and over the name, shape, dtype and bytes of every weight.
 
     The bytes of a weight are hashed in blocks by PyTorch's number of threads, and the digests of the blocks are hashed
-    in
-    order. So the fingerprint does not depend on the threads. Weights may be added part by part, in any order, so a part
-    can be packed or dropped before the next one is loaded.
+    in order. So the fingerprint does not depend on the threads. Weights may be added part by part, in any order, so a
+    part can be packed or dropped before the next one is loaded.
 
     Args:
         weights: The digest of the weights, if it is known. Then no weights need to be added.

@@ -97,8 +97,7 @@ def padded_rows(rows: int) -> int:
 
     oneDNN compiles code for every number of rows and every weight shape, and keeps it: 0.8 ms and half a megabyte each.
     Passes have any number of rows, so they are padded to about 60 sizes. The padding is at most a quarter of the rows
-    up
-    to 128, where reading the weights takes most of the time, and an eighth beyond.
+    up to 128, where reading the weights takes most of the time, and an eighth beyond.
     """
     octave = (rows - 1).bit_length()
     step = max(1, 1 << octave >> 3) if rows <= 64 else max(16, 1 << octave >> 4)

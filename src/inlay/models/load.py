@@ -237,8 +237,7 @@ def check_model(name: str | os.PathLike[str]) -> PretrainedConfig:
     """Check a model as far as ``load_model`` does before it reads weights.
 
     Checks the tensors and the tokenizer of a GGUF file. Checks the weight files and the tokenizer of a folder with
-    weights.
-    Checks only the configuration of a model on the hub.
+    weights. Checks only the configuration of a model on the hub.
 
     Args:
         name: a directory, a GGUF file, or a hub name.

@@ -22,8 +22,7 @@ def weight_bytes(config: PretrainedConfig, dtype: torch.dtype, quantization: str
     """Return the bytes of all weights after a load, with tied ones counted once. No weights are read or allocated.
 
     A tied head is a copy of the embedding if it is quantized. It is a copy too if oneDNN packs it, because our own
-    kernel
-    is not available; that case is not counted.
+    kernel is not available; that case is not counted.
 
     Args:
         quantization: As in ``load_model``.

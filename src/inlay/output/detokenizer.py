@@ -26,8 +26,7 @@ class TextStream:
 
     At the end, ``text`` is ``decode(tail + ids)[len(decode(tail)):]``, where ``tail`` is the end of the prompt, without
     clean-up of white space. So a space at the start of the answer is kept, even if the tokenizer strips it at the start
-    of
-    a text.
+    of a text.
 
     The text ends at the stop string that is completed first, however the text is split into tokens. If one character
     completes several stop strings, the longest counts. Stop strings that the first ``min_tokens`` tokens complete are
@@ -116,10 +115,8 @@ class _Detokenizer:
     """Decodes a window over the last tokens and finds the text that is new and settled.
 
     Unlike ``tokenizers.decoders.DecodeStream`` it accepts any tokens. DecodeStream raises an error if byte tokens that
-    form
-    a character become invalid with the next byte token. A decoder with byte fallback renders a run of byte tokens as
-    text
-    only if the whole run is valid UTF-8. So no byte token is settled before the run ends.
+    form a character become invalid with the next byte token. A decoder with byte fallback renders a run of byte tokens
+    as text only if the whole run is valid UTF-8. So no byte token is settled before the run ends.
     """
 
     def __init__(self, backend: Tokenizer, prompt_ids: Sequence[int], skip_special: bool) -> None:

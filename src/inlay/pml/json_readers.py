@@ -15,7 +15,7 @@ from inlay.pml import nodes as limits
 from inlay.pml.json_document import JSONObject, parse_json
 from inlay.pml.nodes import Meta
 from inlay.pml.parser import Attribute, Element, Run
-from inlay.pml.problems import JSONPlace, Problems
+from inlay.pml.problems import JSONPlace, Problems, StopReadingError
 from inlay.pml.readers import PromptParts, PromptReader, SchemaReader
 from inlay.pml.rules import SchemaParts, Words
 from inlay.pml.sources import Folder
@@ -47,7 +47,7 @@ def read_schema_json(data: bytes, source: str, folder: Folder | None) -> SchemaP
         raise PMLError([Problem(place, message, code="pml.wrong_document")])
     schema = forms.validated(root, forms.Schema, source)
     parts = None
-    with suppress(_StopError):
+    with suppress(StopReadingError):
         parts = SchemaReader(folder, problems, _WORDS).read(_Elements(problems).schema(schema, place))
     problems.raise_any()
     assert parts is not None  # a reading that stops leaves a problem
@@ -64,7 +64,7 @@ def read_prompt_json(data: bytes, source: str) -> PromptParts:
         raise PMLError([Problem(place, message, code="pml.wrong_document")])
     prompt = forms.validated(root, forms.Prompt, source)
     parts = None
-    with suppress(_StopError):
+    with suppress(StopReadingError):
         parts = PromptReader(problems).read(_Elements(problems).prompt(prompt, place))
     problems.raise_any()
     assert parts is not None  # a reading that stops leaves a problem
@@ -76,10 +76,6 @@ def _root(data: bytes, place: JSONPlace, expected: str) -> JSONObject:
     if not isinstance(root, JSONObject):
         raise PMLError([Problem(place, f"this is {shown(root, kind=True)}; {expected}", code="pml.wrong_type")])
     return root
-
-
-class _StopError(Exception):
-    """Ends the reading after a problem that has been reported."""
 
 
 class _Elements:
@@ -185,7 +181,7 @@ class _Elements:
         return [self._element(tag, form, place, depth)]
 
     def _count(self, place: JSONPlace, depth: int = 1) -> None:
-        """Count an object or a scaffold; raises _StopError if a limit is exceeded."""
+        """Count an object or a scaffold; raises StopReadingError if a limit is exceeded."""
         self._elements += 1
         if depth > limits.MAX_DEPTH:
             self._stop(
@@ -200,7 +196,7 @@ class _Elements:
 
     def _stop(self, place: Place, message: str, *, code: str) -> None:
         self._problems.add(place, message, code=code)
-        raise _StopError
+        raise StopReadingError
 
 
 def _attributes(form: forms.Form, place: JSONPlace) -> dict[str, Attribute]:

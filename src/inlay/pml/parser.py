@@ -17,7 +17,7 @@ from xml.parsers import expat
 from inlay.errors import Place
 from inlay.pml import nodes as limits
 from inlay.pml.nodes import Meta
-from inlay.pml.problems import Problems
+from inlay.pml.problems import Problems, StopReadingError
 from inlay.wording import clip
 
 WHITE = " \t\r\n"
@@ -115,10 +115,6 @@ class Element:
     meta: tuple[Meta, ...] = ()
 
 
-class _StopError(Exception):
-    """Ends the parse after a problem that has been recorded."""
-
-
 def parse(data: bytes, problems: Problems, *, declaration_counts: bool = False) -> Element | None:
     """Parse a document in UTF-8 and report its errors to ``problems``.
 
@@ -138,7 +134,7 @@ def parse(data: bytes, problems: Problems, *, declaration_counts: bool = False) 
     builder = _TreeBuilder(data, problems, declaration_counts)
     try:
         builder.parser.Parse(data, True)
-    except _StopError:
+    except StopReadingError:
         pass
     except expat.ExpatError as error:
         builder.report(error)
@@ -320,7 +316,7 @@ class _TreeBuilder:
 
     def _stop(self, place: Place, message: str, *, code: str) -> NoReturn:
         self._problems.add(place, message, code=code)
-        raise _StopError
+        raise StopReadingError
 
 
 def _moved(place: Place, lines: list[str]) -> Place:

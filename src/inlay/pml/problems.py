@@ -16,6 +16,10 @@ _KEPT = 1_000  # enough to sort the ones that are shown; the rest is only counte
 _CANDIDATES = 2_000  # comparing names is slow, and a suggestion is optional
 
 
+class StopReadingError(Exception):
+    """Ends the reading of a document after a problem that has been reported."""
+
+
 @dataclass(frozen=True, slots=True)
 class JSONPlace(Place):
     """A place in JSON, as in ``trip.json: content[1].user.content[0].module "plan".len``."""

@@ -9,7 +9,7 @@ from inlay.errors import Place
 from inlay.pml import resolve_problems as sentences
 from inlay.pml.nodes import MAX_SET, Argument, Import, ImportSet, Module, Param, PromptTurn, Text, Turn, Union
 from inlay.pml.problems import Problems
-from inlay.pml.rules import Border, Level, Slot
+from inlay.pml.rules import Border, NestingLevel, Slot
 from inlay.pml.schema import Prompt, Schema
 from inlay.pml.scopes import names_of, opened, path_of
 
@@ -362,7 +362,9 @@ class _Resolver:
                     node.place, sentences.out_of_order(node.name, last[1].name, movable), code="pml.out_of_order"
                 )
 
-    def _merge(self, level: Level, placed: list[_Placed], owner: tuple[str, ...], arguments: _Arguments) -> list[Item]:
+    def _merge(
+        self, level: NestingLevel, placed: list[_Placed], owner: tuple[str, ...], arguments: _Arguments
+    ) -> list[Item]:
         """Return the level's fixed pieces, with the imports of each zone before the piece that ends the zone."""
         zones: dict[int, list[Item]] = {}
         for zone in {one.slot.zone: None for one in placed}:
@@ -384,7 +386,7 @@ class _Resolver:
             self._problems.add(node.place, sentences.turns_in_set(node.name), code="pml.turns_in_set")
         return items
 
-    def _arguments(self, node: Import, level: Level) -> _Arguments:
+    def _arguments(self, node: Import, level: NestingLevel) -> _Arguments:
         arguments: dict[str, Argument] = {}
         for argument in node.arguments:
             if argument.name not in level.params:

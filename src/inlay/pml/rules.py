@@ -238,7 +238,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class NestingLevel:
     """The top level of a schema or the inside of a module, with turns replaced by their borders and content.
 
     Attributes:
@@ -254,14 +254,14 @@ class Level:
 
 def levels_of(
     children: Iterable[Text | Module | Union | Turn], modules: Mapping[str, Module]
-) -> dict[str | None, Level]:
+) -> dict[str | None, NestingLevel]:
     """Return the levels of a schema: the top level under None, and each module's inside under its path."""
-    levels: dict[str | None, Level] = {path: _level(module.children) for path, module in modules.items()}
+    levels: dict[str | None, NestingLevel] = {path: _level(module.children) for path, module in modules.items()}
     levels[None] = _level(children)
     return levels
 
 
-def _level(children: Iterable[Text | Param | Module | Union | Turn]) -> Level:
+def _level(children: Iterable[Text | Param | Module | Union | Turn]) -> NestingLevel:
     fixed: list[Text | Param | Border] = []
     slots: dict[str, Slot] = {}
     for index, node in enumerate(_opened(children)):
@@ -271,7 +271,7 @@ def _level(children: Iterable[Text | Param | Module | Union | Turn]) -> Level:
         else:
             fixed.append(node)
     params = {node.name: node for node in fixed if isinstance(node, Param)}
-    return Level(tuple(fixed), slots, params)
+    return NestingLevel(tuple(fixed), slots, params)
 
 
 def _opened(

@@ -35,7 +35,7 @@ from inlay.pml.nodes import (
     Union,
 )
 from inlay.pml.readers import read_prompt, read_schema
-from inlay.pml.rules import Level, levels_of
+from inlay.pml.rules import NestingLevel, levels_of
 from inlay.pml.scopes import ByPath, opened, path_of
 from inlay.pml.sources import Folder, document_from_file, document_from_string, is_json
 from inlay.pml.writer import write_prompt, write_schema
@@ -262,8 +262,7 @@ class Schema:
     """A schema in document order. Each node has a unique ``order``, counted from 0.
 
     A caller that builds a schema from nodes must meet three conditions. Module names are unique in their scope.
-    Scaffolds
-    name modules by their paths. The children have passed through ``nodes.numbered``.
+    Scaffolds name modules by their paths. The children have passed through ``nodes.numbered``.
     """
 
     name: str
@@ -354,7 +353,7 @@ class Schema:
         return {module.order: path for path, module in self.modules.items()}
 
     @cached_property
-    def levels(self) -> Mapping[str | None, Level]:
+    def levels(self) -> Mapping[str | None, NestingLevel]:
         """The direct content of each module by its path, and the top level under None."""
         return levels_of(self.children, self.modules)
 

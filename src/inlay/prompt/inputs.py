@@ -37,6 +37,8 @@ CHAT_OPTIONS = {
     "add_generation_prompt": "generation",
     "continue_final_message": "continues",
 }
+#: Options of ``chat`` for its template.
+TEMPLATE_OPTIONS = frozenset({"tools", *CHAT_OPTIONS})
 
 
 def check_ids(ids: Sequence[Any], vocabulary: int, *, what: str = "a prompt") -> list[int]:
@@ -238,26 +240,15 @@ def as_conversations(messages: Any) -> list[Any]:
     )
 
 
-def chat_prompts(
-    messages: Any,
-    *,
-    tools: Sequence[Mapping[str, Any]] | None,
-    chat_template_kwargs: Mapping[str, Any] | None,
-    documents: Sequence[Mapping[str, str]] | None,
-    add_generation_prompt: bool | None,
-    continue_final_message: bool,
-) -> list[Any]:
-    """Return the arguments of ``chat`` as prompts of ``generate``. Raises ParameterError."""
-    options = {
-        "tools": tools,
-        "chat_template_kwargs": chat_template_kwargs,
-        "documents": documents,
-        "add_generation_prompt": add_generation_prompt,
-        "continue_final_message": continue_final_message or None,
-    }
-    given = {name: value for name, value in options.items() if value is not None}
+def chat_prompts(messages: Any, options: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments of ``chat`` as prompts of ``generate``, and the options that are not the template's.
+
+    Raises ParameterError.
+    """
+    shown = {name: value for name, value in options.items() if name in TEMPLATE_OPTIONS and value is not None}
+    others = {name: value for name, value in options.items() if name not in TEMPLATE_OPTIONS}
     conversations = as_conversations(messages)
-    return [{"messages": one, **given} for one in conversations] if given else conversations
+    return [{"messages": one, **shown} for one in conversations] if shown else conversations, others
 
 
 def has_modules(prompt: Any) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from transformers import PreTrainedTokenizerBase
 
@@ -48,7 +48,7 @@ from inlay.prompt.known_schemas import PUBLIC, KnownSchemas, readable_adapters
 from inlay.prompt.layout import Hole, SchemaLayout, TextRun
 from inlay.prompt.model_info import ModelInfo, check_forced, check_prompt, check_tokens, check_weight
 from inlay.prompt.placement import ContentPart, Placed, PromptLayout, lay_out_ids, lay_out_prompt
-from inlay.prompt.request import EncodeRequest, EngineRequest, PromptPart, kept_to
+from inlay.prompt.request import EncodeRequest, EngineRequest, PromptPart, RequestFields, kept_to
 from inlay.prompt.seen_prompts import SeenPrompts
 from inlay.prompt.seen_texts import SeenTexts
 from inlay.prompt.tokens import TextEncoder, at_seams
@@ -59,6 +59,14 @@ logger = logging.getLogger(__name__)
 
 #: The texts that ``marked_parts`` lays out together, since every layout renders the messages in front of them again.
 _TOGETHER = 16
+
+
+class _QueueFields(TypedDict, total=False):
+    """The fields of EngineRequest that the prompt does not change."""
+
+    priority: int
+    deadline: float | None
+    diagnostics: bool
 
 
 class PromptProcessor:
@@ -100,36 +108,19 @@ class PromptProcessor:
         params: SamplingParams,
         policy: ReusePolicy,
         scope: Scope = EVERYONE,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        deadline: float | None = None,
-        forced: Sequence[int] = (),
-        keep_marked_alone: bool = False,
+        **fields: Unpack[RequestFields],
     ) -> EngineRequest:
         """Return a prompt as a request, after all checks that are possible before it runs.
 
         Args:
             policy: a settled policy.
-            request_id: None for a random one.
-            scope, priority, deadline, forced: see EngineRequest.
-            keep_marked_alone: if True, the text behind the last module or marked part is neither stored nor looked up.
+            fields: without ``diagnostics``, which ``process_noted`` takes.
 
         Raises:
             ParameterError, PMLError, ModelError: for a wrong argument or prompt.
             ContextError: if the prompt leaves no room for an answer.
         """
-        return self._process(
-            prompt,
-            params,
-            policy,
-            scope,
-            request_id=request_id,
-            priority=priority,
-            deadline=deadline,
-            forced=forced,
-            keep_marked_alone=keep_marked_alone,
-        )[0]
+        return self._process(prompt, params, policy, scope, **fields)[0]
 
     def process_noted(
         self,
@@ -137,28 +128,19 @@ class PromptProcessor:
         params: SamplingParams,
         policy: ReusePolicy,
         scope: Scope = EVERYONE,
-        *,
-        diagnostics: bool = False,
-        **given: Any,
+        **fields: Unpack[RequestFields],
     ) -> tuple[EngineRequest, NotedPrompt]:
-        """Return ``process`` with the prompt's entry in the table of seen prompts.
-
-        Args:
-            diagnostics: if True, the entry makes the diagnostics of the request.
-            given: as of ``process``. Errors, too.
-        """
-        request, layout = self._process(prompt, params, policy, scope, **given)
+        """Return ``process`` with the prompt's entry in the table of seen prompts. Errors as of ``process``."""
+        request, layout = self._process(prompt, params, policy, scope, **fields)
         chat = self._conversation(prompt)
         owner = scope.tenant, scope.cache_salt
         seen = seen_prompt(request, tools_digest(chat))
         earlier = self.seen_prompts.note(owner, seen)
         noted = NotedPrompt(self.seen_prompts, owner, seen)
-        if not diagnostics:
-            return request, noted
-        request = replace(request, diagnostics=True)
-        sections = sections_of(chat, layout, self.template, self._text_of)
-        recurrent = self.model.why_exact is not None
-        noted.compare(Comparison(request, seen, earlier, layout, sections, self._text_of, recurrent=recurrent))
+        if request.diagnostics:
+            sections = sections_of(chat, layout, self.template, self._text_of)
+            recurrent = self.model.why_exact is not None
+            noted.compare(Comparison(request, seen, earlier, layout, sections, self._text_of, recurrent=recurrent))
         return request, noted
 
     def _text_of(self, ids: Sequence[int]) -> str:
@@ -180,10 +162,9 @@ class PromptProcessor:
         scope: Scope,
         *,
         request_id: str | None = None,
-        priority: int = 0,
-        deadline: float | None = None,
         forced: Sequence[int] = (),
         keep_marked_alone: bool = False,
+        **fields: Unpack[_QueueFields],
     ) -> tuple[EngineRequest, PromptLayout]:
         """Return a prompt as a request, with its layout. Arguments as of ``process``."""
         check_weight(scope.weight)
@@ -227,13 +208,12 @@ class PromptProcessor:
             fingerprint=fingerprint_under(self.model.keys.fingerprint, made_with),
             scope=scope,
             adapter=made_with,
-            priority=priority,
-            deadline=deadline,
             schema="" if layout.schema is None else layout.schema.schema.name,
             schema_digest="" if layout.schema is None else layout.schema.digest,
             forced=tuple(forced),
             likely=self.schemas.siblings(layout, policy, salt, made_with) if self._likely else (),
             moves_text=layout.in_pieces and policy.moves_text,
+            **fields,
         )
         return request, layout
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, TypedDict
 
 from inlay.errors import ParameterError
 from inlay.kv.identity import KeyMaker, SegmentSpec, fingerprint_under, specify
@@ -91,6 +91,24 @@ def kept_to(parts: Iterable[PromptPart], end: int) -> tuple[PromptPart, ...]:
         part if part.start < end else replace(part, candidates=(), encode=False, kept=False, form="", forms=())
         for part in parts
     )
+
+
+class RequestFields(TypedDict, total=False):
+    """The fields of a request beside its prompt, parameters, policy and owner.
+
+    Attributes:
+        request_id: None for a random one.
+        priority, deadline, forced: see EngineRequest.
+        keep_marked_alone: if True, the text behind the last module or marked part is neither stored nor looked up.
+        diagnostics: if True, the request's entry in the table of seen prompts makes its diagnostics.
+    """
+
+    request_id: str | None
+    priority: int
+    deadline: float | None
+    forced: Sequence[int]
+    keep_marked_alone: bool
+    diagnostics: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,7 @@
 
 The adjustments apply to greedy rows too, in vLLM's order (vllm/v1/sample/sampler.py). First come forbidden tokens
 (``allowed_token_ids``, grammars, ``min_tokens``, ``bad_words``), then ``logit_bias``, then the repetition, frequency
-and
-presence penalties.
+and presence penalties.
 """
 
 from __future__ import annotations
@@ -239,8 +238,7 @@ class Seen:
     """The tokens that penalties apply to, each once, and how often the answer contains them.
 
     A list of tokens is short, so a step reads and changes only their logits. All answers of a prompt share its part of
-    the
-    list.
+    the list.
     """
 
     def __init__(self, prompt_ids: Sequence[int]) -> None:

@@ -48,11 +48,11 @@ def _as_limits(value: object) -> Limits:
     return Limits(**value)
 
 
-class _Entry(BaseModel):
+class _StrictEntry(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class TenantEntry(_Entry):
+class TenantEntry(_StrictEntry):
     """A tenant. ``salt`` is its hexadecimal cache_salt, chosen once, so that all its keys share one cache."""
 
     salt: _Salt
@@ -63,7 +63,7 @@ class TenantEntry(_Entry):
         return {name: value for name, value in asdict(limits).items() if value is not None}
 
 
-class KeyEntry(_Entry):
+class KeyEntry(_StrictEntry):
     """A key of a tenant.
 
     Args:
@@ -81,7 +81,7 @@ class KeyEntry(_Entry):
     created: str
 
 
-class KeyFile(_Entry):
+class KeyFile(_StrictEntry):
     """The content of a keys file: tenants by name, and keys by id. ``version`` is the version of the format."""
 
     version: Literal[1]

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from inlay.api.anthropic import Endpoint as Anthropic
 from inlay.api.call import AnswerRoute
 from inlay.api.dialect import ANTHROPIC, DIALECTS, OPENAI, RESPONSES, Dialect
-from inlay.api.responses.openapi import ANSWER as RESPONSE
+from inlay.api.responses.bodies import ANSWER as RESPONSE
 from inlay.policy import FIELDS as POLICY_FIELDS
 
 

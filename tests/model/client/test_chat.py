@@ -12,7 +12,8 @@ from typing import Any, get_type_hints
 import pytest
 
 from inlay import LLM, AsyncLLM, ParameterError, SamplingParams
-from inlay.client.options import RequestOptions, StreamOptions
+from inlay.client.options import AsyncChatOptions, AsyncRequestOptions, ChatRequestOptions, RequestOptions
+from inlay.prompt.inputs import TEMPLATE_OPTIONS
 from inlay.types import RequestOutput
 from tests.conftest import tiny
 from tests.raising import raises
@@ -45,13 +46,17 @@ def engine(kind: type[LLM | AsyncLLM]) -> Any:
     return kind(tiny("llama"), kv_memory="16MiB", chunk_size=8, seed=0)
 
 
-@pytest.mark.parametrize(("kind", "shared"), [(LLM, RequestOptions), (AsyncLLM, StreamOptions)])
-def test_chat_has_every_option_of_generate(kind: type[LLM | AsyncLLM], shared: type[RequestOptions]):
+@pytest.mark.parametrize(
+    ("kind", "shared", "more"),
+    [(LLM, RequestOptions, ChatRequestOptions), (AsyncLLM, AsyncRequestOptions, AsyncChatOptions)],
+)
+def test_chat_has_every_option_of_generate(kind: type[LLM | AsyncLLM], shared: type, more: type):
     generate, chat = (inspect.signature(call).parameters for call in (kind.generate, kind.chat))
-    options = {name for name, one in generate.items() if one.kind is one.KEYWORD_ONLY}
-    assert chat["options"].annotation == f"Unpack[{shared.__name__}]"
-    assert options == set(get_type_hints(shared)) | (set(chat) & options)
-    assert len(options) > 8
+    assert generate["options"].annotation == f"Unpack[{shared.__name__}]"
+    assert chat["options"].annotation == f"Unpack[{more.__name__}]"
+    assert [*chat][2:] == [*generate][2:], "messages stand for prompts"
+    assert set(get_type_hints(more)) == set(get_type_hints(shared)) | TEMPLATE_OPTIONS
+    assert len(get_type_hints(shared)) > 8
 
 
 def test_an_unknown_option_is_refused():

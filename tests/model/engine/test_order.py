@@ -9,7 +9,7 @@ import pytest
 
 from inlay import LLM, SamplingParams, Schema, any_order, use
 from inlay.engine import order as order_module
-from inlay.engine.background.popularity import MOST_NODES, Counts
+from inlay.engine.background.popularity import MOST_NODES, RequestCounts
 from inlay.engine.order import OrderChooser
 from inlay.errors import ParameterError
 from inlay.prompt.free_order import MAX_SETS
@@ -441,7 +441,7 @@ def test_a_prompt_has_so_many_sets():
 
 
 def test_counts_are_bounded_and_apart():
-    counts = Counts()
+    counts = RequestCounts()
     counts.ask("one", [b"x", b"x", b"y"])
     assert (counts.of("one", b"x"), counts.of("one", b"y"), counts.of("two", b"x")) == (2, 1, 0)
     counts.ask("two", [str(number).encode() for number in range(MOST_NODES + 10)])

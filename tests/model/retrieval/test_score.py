@@ -32,19 +32,21 @@ def chat(*texts: str) -> list[dict]:
     return [SYSTEM, {"role": "user", "content": marked_parts(texts, "Where?")}]
 
 
+@pytest.mark.parametrize("positions", ["packed", "schema"])
 @pytest.mark.parametrize("reuse", ["modular", "primed", "isolated"])
-def test_stored_texts_are_found_in_the_form_they_would_be_read(reuse):
+def test_stored_texts_are_found_in_the_form_they_would_be_read(reuse, positions):
     llm = LLM(tiny("llama"), kv_memory="8MiB")
+    policy = {"reuse": reuse, "positions": positions}
     texts = [f"{text}\n" for text in DOCUMENTS]
-    assert [one.resident_tokens for one in llm.score_cached(texts, messages=[SYSTEM], reuse=reuse)] == [0, 0, 0]
-    llm.chat(chat(DOCUMENTS[0], DOCUMENTS[2]), SamplingParams(max_tokens=1), reuse=reuse)
-    first, second, third = llm.score_cached(texts, messages=[SYSTEM], reuse=reuse)
+    assert [one.resident_tokens for one in llm.score_cached(texts, messages=[SYSTEM], **policy)] == [0, 0, 0]
+    llm.chat(chat(DOCUMENTS[0], DOCUMENTS[2]), SamplingParams(max_tokens=1), **policy)
+    first, second, third = llm.score_cached(texts, messages=[SYSTEM], **policy)
     assert first.resident == {"pool": first.tokens}
     assert second.resident == {}
     assert third.resident == {"pool": third.tokens}
     assert first.saved_s > 0 == first.compute_s
     assert second.compute_s > 0 == second.saved_s
-    (output,) = llm.chat(chat(DOCUMENTS[2], DOCUMENTS[1]), SamplingParams(max_tokens=1), reuse=reuse)
+    (output,) = llm.chat(chat(DOCUMENTS[2], DOCUMENTS[1]), SamplingParams(max_tokens=1), **policy)
     assert output.usage.cached_tokens >= third.tokens
 
 

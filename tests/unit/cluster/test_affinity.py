@@ -9,7 +9,7 @@ import pytest
 
 from inlay.cluster.affinity import Affinity, RouterSettings
 from inlay.cluster.loads import RequestLoad
-from inlay.cluster.pieces import Piece, Wanted
+from inlay.cluster.pieces import Wanted, WantedPiece
 from inlay.cluster.residency_map import ResidencyMap
 from inlay.errors import ParameterError
 from inlay.kv.changes import StoreChanges
@@ -27,11 +27,11 @@ def hold(affinity: Affinity, replica: str, *keys: int, below: tuple[int, ...] = 
     affinity.residency.apply(replica, changes)
 
 
-def modules(*keys: int, tokens: int = 1000) -> tuple[Piece, ...]:
-    return tuple(Piece((key,), tokens, (key + 1000,)) for key in keys)
+def modules(*keys: int, tokens: int = 1000) -> tuple[WantedPiece, ...]:
+    return tuple(WantedPiece((key,), tokens, (key + 1000,)) for key in keys)
 
 
-def wanted(*pieces: Piece, new: int = 10) -> Wanted:
+def wanted(*pieces: WantedPiece, new: int = 10) -> Wanted:
     return Wanted(pieces, sum(piece.tokens for piece in pieces) + new, 1)
 
 
@@ -48,14 +48,14 @@ def test_overlap_is_the_sum_over_modules_in_any_order():
 def test_any_form_of_a_piece_counts_once():
     affinity = made(home=0.0)
     hold(affinity, "r1", 1, 2)
-    decision = affinity.choose(wanted(Piece((1, 2), 500)), 0.0)
+    decision = affinity.choose(wanted(WantedPiece((1, 2), 500)), 0.0)
     assert decision is not None
     assert (decision.replica, decision.overlap) == ("r1", 500)
 
 
 def test_a_prefix_counts_up_to_its_first_gap():
     affinity = made(home=0.0)
-    chain = (Piece((1,), 64), Piece((2,), 64, chained=True), Piece((3,), 64, chained=True))
+    chain = (WantedPiece((1,), 64), WantedPiece((2,), 64, chained=True), WantedPiece((3,), 64, chained=True))
     hold(affinity, "r0", 1, 3)
     hold(affinity, "r2", 1, 2)
     decision = affinity.choose(wanted(*chain), 0.0)

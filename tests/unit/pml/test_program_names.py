@@ -5,8 +5,8 @@ import pytest
 from inlay.pml import Schema
 from inlay.pml.program.cases import (
     Case,
+    CaseQuestion,
     Names,
-    Question,
     argument_label,
     both,
     holds,
@@ -147,8 +147,8 @@ def test_the_parts() -> None:
     assert len(given) == 8
 
 
-def question(name: str, answers: int) -> Question:
-    return Question(name, None, tuple(range(answers)), "", tuple(map(str, range(answers))))
+def question(name: str, answers: int) -> CaseQuestion:
+    return CaseQuestion(name, None, tuple(range(answers)), "", tuple(map(str, range(answers))))
 
 
 A, B, C = question("a", 2), question("b", 3), question("c", 2)

@@ -307,8 +307,8 @@ def test_extreme_temperatures_stay_finite(temperature):
     torch.testing.assert_close(found, (logits.double() / temperature).softmax(dim=-1), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("changes", [{"top_p": 0.9}, {"top_k": 50}, {"top_k": 50, "top_p": 0.5}], ids=str)
-def test_the_host_does_not_sort_a_large_vocabulary(monkeypatch, changes):
+@pytest.mark.parametrize("changes", [{"typical_p": 0.5}, {"typical_p": 0.2}], ids=str)
+def test_the_host_does_not_sort_a_large_vocabulary_for_typical_p(monkeypatch, changes):
     logits = normal(LARGE, scale=6.0)
     sizes = []
     stock = plain.sorted_rows

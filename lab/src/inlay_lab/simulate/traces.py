@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from inlay.cluster.pieces import Piece, Wanted
+from inlay.cluster.pieces import Wanted, WantedPiece
 from inlay.errors import ParameterError
 
 _MOST_LINES = 5_000_000
@@ -76,7 +76,7 @@ class ZipfTraffic:
                 more = np.searchsorted(sums, draws.random(2 * self.each), side="right")
                 chosen.update(dict.fromkeys(min(int(one), self.modules - 1) for one in more))
             order = list(chosen)[: self.each]
-            pieces = tuple(Piece((keys[one],), int(sizes[one])) for one in order)
+            pieces = tuple(WantedPiece((keys[one],), int(sizes[one])) for one in order)
             tokens = sum(piece.tokens for piece in pieces) + self.new_tokens
             answer = max(1, int(draws.uniform(2 / 3, 4 / 3) * self.answer_tokens))
             made.append(SimulatedRequest(float(number), Wanted(pieces, tokens), answer))
@@ -133,7 +133,7 @@ def _requests(path: Path, lines: Iterator[str], block_tokens: int) -> Iterator[S
 
 
 def _of_ours(row: Mapping[str, Any]) -> SimulatedRequest:
-    pieces = tuple(Piece((_key(str(name)),), _count(tokens, "tokens", 1)) for name, tokens in row["modules"])
+    pieces = tuple(WantedPiece((_key(str(name)),), _count(tokens, "tokens", 1)) for name, tokens in row["modules"])
     new = _count(row["new"], "new", 1)
     wanted = Wanted(pieces, sum(piece.tokens for piece in pieces) + new)
     return SimulatedRequest(_seconds(row["at"], "at"), wanted, _count(row["answer"], "answer", 1))
@@ -143,7 +143,7 @@ def _of_mooncake(row: Mapping[str, Any], block_tokens: int) -> SimulatedRequest:
     tokens = _count(row["input_length"], "input_length", 1)
     sizes = [min(block_tokens, tokens - 1 - at) for at in range(0, tokens - 1, block_tokens)]
     pieces = tuple(
-        Piece((_key(f"block {one}"),), size, chained=number > 0)
+        WantedPiece((_key(f"block {one}"),), size, chained=number > 0)
         for number, (one, size) in enumerate(zip(row["hash_ids"], sizes, strict=False))
     )
     answer = max(1, _count(row["output_length"], "output_length", 0))

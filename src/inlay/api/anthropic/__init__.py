@@ -5,10 +5,9 @@ creates the call. ``respond`` writes a message or an error, and ``stream`` write
 routes.
 """
 
-from inlay.api.anthropic.bodies import Endpoint, read_body
-from inlay.api.anthropic.openapi import ROUTES, components
+from inlay.api.anthropic.bodies import ROUTES, Endpoint, components, read_body
 from inlay.api.anthropic.respond import error_body, limit_headers, respond
-from inlay.api.anthropic.stream import Events
+from inlay.api.anthropic.stream import MessageEvents
 from inlay.api.anthropic.translate import translate
 from inlay.api.call import AnswerRoute
 
@@ -23,6 +22,6 @@ class Anthropic:
     read = staticmethod(read_body)
     translate = staticmethod(translate)
     respond = staticmethod(respond)
-    stream = Events
+    stream = MessageEvents
     error_body = staticmethod(error_body)
     limit_headers = staticmethod(limit_headers)

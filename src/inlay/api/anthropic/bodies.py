@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -19,6 +20,8 @@ from inlay.api.anthropic.blocks import (
     form_of,
     problems_of,
 )
+from inlay.api.call import AnswerRoute
+from inlay.api.describing import INTEGER, STRING, described, of_object
 from inlay.api.foreign import IGNORED
 from inlay.api.foreign import REFUSED as FOREIGN
 from inlay.api.forms import (
@@ -215,3 +218,38 @@ def read_body(raw: Any, endpoint: str) -> CountBody:
     if problems or body is None:
         raise all_of(problems)
     return body
+
+
+_PREFIX = "Anthropic"
+_ERROR = of_object(type={"const": "error"}, error=of_object(type=STRING, message=STRING))
+_ANSWER = of_object(
+    id=STRING,
+    type={"const": "message"},
+    role=STRING,
+    model=STRING,
+    content={"type": "array"},
+    usage=of_object(input_tokens=INTEGER, output_tokens=INTEGER),
+    inlay=of_object(exact_tokens=INTEGER),
+)
+
+ROUTES = (
+    AnswerRoute(
+        Endpoint.MESSAGES,
+        "messages",
+        "The next turn of a conversation, in the form of Anthropic's Messages API.",
+        body=f"{_PREFIX}MessagesBody",
+        error=f"{_PREFIX}Error",
+        answer=_ANSWER,
+    ),
+)
+
+
+def components(names: Sequence[str]) -> dict[str, Any]:
+    """Return the schemas of both bodies, their parts, and errors.
+
+    Args:
+        names: of the served model.
+    """
+    bodies = [MessagesBody, CountBody]
+    made = described(bodies, names, no_effect=NO_EFFECT, ignored=IGNORED, prefix=_PREFIX)
+    return {**made, f"{_PREFIX}Error": _ERROR}

@@ -20,7 +20,7 @@ from inlay.types import RequestOutput
 _PING = {"type": "ping"}
 
 
-class Events:
+class MessageEvents:
     """The events of one message.
 
     Args:

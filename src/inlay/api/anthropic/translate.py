@@ -14,7 +14,7 @@ from inlay.api.reasoning import ModelReasoning, ReasoningUse
 from inlay.api.reasoning.formats import effort_variables, reasons, switch_on
 from inlay.api.sampling import answer_schema, bounded_schema, call_of, chat_prompt
 from inlay.api.tools.formats import ModelTools
-from inlay.api.tools.offer import Function, Offer, ToolChoice, check_history, offer_tools, with_family_ids
+from inlay.api.tools.offer import Offer, OfferChoice, OfferedFunction, check_history, offer_tools, with_family_ids
 
 _FIELDS = {"stop": "stop_sequences"}
 
@@ -61,7 +61,7 @@ def translate(
 def _offer(body: CountBody, model: ModelTools | None, structure: Mapping[str, Any] | None) -> Offer | None:
     check_history(first_of_tools(body.messages), "messages", model)
     functions = [
-        Function(
+        OfferedFunction(
             tool.name,
             tool.description,
             tool.input_schema,
@@ -75,14 +75,14 @@ def _offer(body: CountBody, model: ModelTools | None, structure: Mapping[str, An
     return offer_tools(functions, _choice(body), model, answer_schema(structure))
 
 
-def _choice(body: CountBody) -> ToolChoice:
+def _choice(body: CountBody) -> OfferChoice:
     given = body.tool_choice
     if given is None:
-        return ToolChoice()
+        return OfferChoice()
     if (given.type == "tool") != (given.name is not None):
         message = "tool_choice has a name exactly if its type is 'tool'"
         raise BodyError(f'{message}; write {{"type": "tool", "name": "…"}}', param="tool_choice")
-    return ToolChoice(
+    return OfferChoice(
         must=given.type in ("any", "tool"),
         never=given.type == "none",
         names=None if given.name is None else (given.name,),

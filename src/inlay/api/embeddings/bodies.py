@@ -10,7 +10,7 @@ from pydantic import Field, PlainValidator
 from pydantic.json_schema import models_json_schema
 
 from inlay.api.call import AnswerRoute
-from inlay.api.describing import COUNT, TEXT, of_object
+from inlay.api.describing import INTEGER, STRING, of_object
 from inlay.api.failures import BodyError
 from inlay.api.foreign import IGNORED
 from inlay.api.forms import SWITCH, WHOLE, PartForms, RequestForm, StrictForm
@@ -120,19 +120,19 @@ def read_body(raw: Any, endpoint: str) -> PooledBody:
 
 _NUMBERS = {"type": "array", "items": {"type": "number"}}
 _EMBEDDING = of_object(
-    object=TEXT, index=COUNT, embedding={"anyOf": [_NUMBERS, {"type": "string", "description": "base64 of fp32"}]}
+    object=STRING, index=INTEGER, embedding={"anyOf": [_NUMBERS, {"type": "string", "description": "base64 of fp32"}]}
 )
 _LIST = of_object(
-    object=TEXT,
+    object=STRING,
     data={"type": "array", "items": _EMBEDDING},
-    model=TEXT,
-    usage=of_object(prompt_tokens=COUNT, total_tokens=COUNT),
+    model=STRING,
+    usage=of_object(prompt_tokens=INTEGER, total_tokens=INTEGER),
 )
 _RANKED = of_object(
-    id=TEXT,
-    model=TEXT,
-    results={"type": "array", "items": of_object(index=COUNT, relevance_score={"type": "number"})},
-    usage=of_object(prompt_tokens=COUNT, total_tokens=COUNT),
+    id=STRING,
+    model=STRING,
+    results={"type": "array", "items": of_object(index=INTEGER, relevance_score={"type": "number"})},
+    usage=of_object(prompt_tokens=INTEGER, total_tokens=INTEGER),
 )
 ROUTES = (
     AnswerRoute(

@@ -6,8 +6,7 @@ events, and ``logprobs`` serves both. ``openapi`` describes the routes.
 """
 
 from inlay.api.call import AnswerRoute
-from inlay.api.openai.bodies import Endpoint
-from inlay.api.openai.openapi import ROUTES, components
+from inlay.api.openai.bodies import ROUTES, Endpoint, components
 from inlay.api.openai.read import read_body
 from inlay.api.openai.respond import error_body, limit_headers, respond
 from inlay.api.openai.stream import Chunks

@@ -1,18 +1,21 @@
 """Request bodies as pydantic models: OpenAI's fields, vLLM's, and inlay's own.
 
 An error for a wrong value quotes the description of its field. ``null`` means absent, as at OpenAI, and is removed
-before these models check a body.
+before these models check a body. Routes and bodies are described for the OpenAPI document at the end.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator
 
 from inlay.api import forms
-from inlay.api.foreign import REFUSED
+from inlay.api.call import AnswerRoute
+from inlay.api.describing import INTEGER, STRING, described, of_object
+from inlay.api.foreign import IGNORED, REFUSED
 from inlay.api.forms import (
     MARKS,
     MAX_LOGPROBS,
@@ -264,3 +267,43 @@ class CompletionBody(Body):
     logprobs: int | None = Field(None, description=f"{WHOLE} from 0 to {MAX_LOGPROBS}", ge=0, le=MAX_LOGPROBS)
     echo: bool | None = Field(None, description=SWITCH)
     max_tokens: int | None = Field(None, description=f"{POSITIVE}, or 0 with echo or prompt_logprobs", ge=0)
+
+
+ERROR = of_object(error=of_object(message=STRING, type=STRING, param={}, code={}))
+_ANSWER = of_object(
+    object=STRING,
+    id=STRING,
+    created=INTEGER,
+    model=STRING,
+    choices={"type": "array", "minItems": 1},
+    usage=of_object(prompt_tokens=INTEGER),
+    inlay=of_object(exact_tokens=INTEGER),
+)
+
+ROUTES = (
+    AnswerRoute(
+        Endpoint.CHAT,
+        "chat_completions",
+        "The next turn of a conversation, or the answer to a prompt of a schema.",
+        body="ChatBody",
+        error="Error",
+        answer=_ANSWER,
+    ),
+    AnswerRoute(
+        Endpoint.COMPLETIONS,
+        "text_completions",
+        "What comes behind a text.",
+        body="CompletionBody",
+        error="Error",
+        answer=_ANSWER,
+    ),
+)
+
+
+def components(names: Sequence[str]) -> dict[str, Any]:
+    """Return the schemas of both bodies, their parts, and errors.
+
+    Args:
+        names: of the served model.
+    """
+    return {**described([ChatBody, CompletionBody], names, no_effect=NO_EFFECT, ignored=IGNORED), "Error": ERROR}

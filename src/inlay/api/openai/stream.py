@@ -14,8 +14,16 @@ from typing import Any
 from inlay.api.call import Call
 from inlay.api.failures import Failure
 from inlay.api.openai.bodies import Endpoint
-from inlay.api.openai.logprobs import chat_logprobs, completion_logprobs, echoed_logprobs
-from inlay.api.openai.respond import as_delta, error_body, finish_reason, told_reasoning, usage_of
+from inlay.api.openai.respond import (
+    as_delta,
+    chat_logprobs,
+    completion_logprobs,
+    echoed_logprobs,
+    error_body,
+    finish_reason,
+    told_reasoning,
+    usage_of,
+)
 from inlay.api.pieces import AnswerPieces, Piece
 from inlay.api.reasoning import Thought
 from inlay.api.usage import inlay_of

@@ -1,4 +1,4 @@
-"""Translates a checked body into a call: prompts, sampling parameters and a reuse policy."""
+"""Translates a checked body into a call: prompts, tools, reasoning, sampling parameters and a reuse policy."""
 
 from __future__ import annotations
 
@@ -8,15 +8,22 @@ from typing import Any, cast
 
 from inlay.api.call import Call, StoredAnswer
 from inlay.api.failures import BodyError
-from inlay.api.openai.bodies import MAX_TAGS, Body, ChatBody, CompletionBody, Endpoint, ResponseFormat
-from inlay.api.openai.messages import for_template
-from inlay.api.openai.reasoning import reasoning_of
-from inlay.api.openai.tools import offer_of
-from inlay.api.reasoning import ModelReasoning
+from inlay.api.openai.bodies import (
+    MAX_TAGS,
+    AllowedTools,
+    Body,
+    ChatBody,
+    CompletionBody,
+    Endpoint,
+    NamedTool,
+    ResponseFormat,
+)
+from inlay.api.openai.messages import Message, first_of_tools, for_template
+from inlay.api.reasoning import ModelReasoning, ReasoningUse
 from inlay.api.reasoning.formats import variables_for
 from inlay.api.sampling import answer_schema, bounded_schema, call_of, chat_prompt, field_of
 from inlay.api.tools.formats import ModelTools
-from inlay.api.tools.offer import Offer, with_family_ids
+from inlay.api.tools.offer import Offer, OfferChoice, OfferedFunction, check_history, offer_tools, with_family_ids
 from inlay.errors import ParameterError
 from inlay.pml import Prompt
 from inlay.prompt.inputs import CHAT_OPTIONS, PromptInput, unwrap
@@ -217,3 +224,66 @@ def _format(wanted: ResponseFormat) -> Mapping[str, Any] | None:
     if wanted.json_schema is not None:
         return {"json": bounded_schema(wanted.json_schema.schema_, "response_format")}
     return {"json_object": True} if wanted.type == "json_object" else None
+
+
+def reasoning_of(body: ChatBody, model: ModelReasoning | None) -> ReasoningUse | None:
+    """Return the form of reasoning in the answers to a body; None for a model without reasoning."""
+    if model is None or model.format is None:
+        return None
+    last = _text(body.messages[-1]) if body.continue_final_message and body.messages else None
+    return ReasoningUse(model, body.include_reasoning is not False, last)
+
+
+def _text(message: Message) -> str:
+    if isinstance(message.content, list):
+        return "".join(getattr(part, "text", "") for part in message.content)
+    return message.content or ""
+
+
+def offer_of(body: ChatBody, model: ModelTools | None, form: Mapping[str, Any] | None = None) -> Offer | None:
+    """Return the tools that a request offers to its model; None for no tools. Raises BodyError.
+
+    Args:
+        body: the request.
+        model: the model's format of tool calls; None for a model without tools.
+        form: the schema of an answer without calls, if response_format asks for one.
+    """
+    functions = _functions(body)
+    check_history(first_of_tools(body.messages or ()), "messages", model)
+    offer = offer_tools(functions, _choice(body), model, form)
+    if offer is not None:
+        _check_alone(body)
+    return offer
+
+
+def _functions(body: ChatBody) -> list[OfferedFunction]:
+    return [
+        OfferedFunction(
+            tool.function.name,
+            tool.function.description,
+            tool.function.parameters,
+            bool(tool.function.strict),
+            f"tools[{number}].function.name",
+            f"tools[{number}].function.parameters",
+            None if (mark := tool.cache_control or tool.function.cache_control) is None else mark.mark,
+        )
+        for number, tool in enumerate(body.tools or ())
+    ]
+
+
+def _choice(body: ChatBody) -> OfferChoice:
+    choice, one = body.tool_choice or "auto", body.parallel_tool_calls is False
+    if isinstance(choice, NamedTool):
+        return OfferChoice(must=True, names=(choice.function.name,), one=True)
+    if isinstance(choice, AllowedTools):
+        names = tuple(tool.function.name for tool in choice.allowed_tools.tools)
+        return OfferChoice(must=choice.allowed_tools.mode == "required", names=names, one=one)
+    return OfferChoice(must=choice == "required", never=choice == "none", one=one)
+
+
+def _check_alone(body: ChatBody) -> None:
+    """Refuse structured_outputs beside tools, because a call is JSON and structured_outputs may ask for any form."""
+    if body.structured_outputs is not None:
+        remedy = 'write response_format, leave structured_outputs out, or write "tool_choice": "none"'
+        message = f"structured_outputs and tools are both given, and no answer can follow both; {remedy}"
+        raise BodyError(message, param="structured_outputs")

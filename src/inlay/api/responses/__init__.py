@@ -7,10 +7,9 @@ responses.
 
 from inlay.api.call import AnswerRoute
 from inlay.api.openai.respond import error_body, limit_headers
-from inlay.api.responses.bodies import Endpoint, read_body
-from inlay.api.responses.openapi import ROUTES, components
+from inlay.api.responses.bodies import ROUTES, Endpoint, components, read_body
 from inlay.api.responses.respond import respond
-from inlay.api.responses.stream import Events
+from inlay.api.responses.stream import ResponseEvents
 from inlay.api.responses.translate import translate
 
 __all__ = ["Endpoint", "Events", "Responses", "read_body", "respond", "translate"]
@@ -24,6 +23,6 @@ class Responses:
     read = staticmethod(read_body)
     translate = staticmethod(translate)
     respond = staticmethod(respond)
-    stream = Events
+    stream = ResponseEvents
     error_body = staticmethod(error_body)
     limit_headers = staticmethod(limit_headers)

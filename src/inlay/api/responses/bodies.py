@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
 from inlay.api import forms
+from inlay.api.call import AnswerRoute
+from inlay.api.describing import INTEGER, STRING, described, of_object
 from inlay.api.foreign import IGNORED
 from inlay.api.foreign import REFUSED as FOREIGN
 from inlay.api.forms import (
@@ -26,7 +28,7 @@ from inlay.api.forms import (
 from inlay.api.openai.bodies import NO_EFFECT as CHATS_NO_EFFECT
 from inlay.api.openai.messages import CacheOptions
 from inlay.api.reading import BodyRules, Members, all_of, read_fields
-from inlay.api.responses.items import NAME, NAMED, REFUSED, AnyItem, MessageItem, form_of
+from inlay.api.responses.items import FORMS, NAME, NAMED, REFUSED, AnyItem, MessageItem, form_of
 from inlay.wording import shown
 
 
@@ -117,7 +119,7 @@ class ToolName(StrictForm):
     namespace: str | None = None
 
 
-class AllowedTools(StrictForm):
+class AllowedToolList(StrictForm):
     """The tools that may be called, among those that the model sees. ``mode`` says if one of them must be called."""
 
     type: Literal["allowed_tools"]
@@ -174,7 +176,7 @@ class ResponsesBody(CommonBody):
     tools: Annotated[list[FunctionTool | Namespace | OptionalTool], Field(max_length=MAX_TOOLS)] | None = Field(
         None, description=f"a list of at most {MAX_TOOLS} tools {_FUNCTION}"
     )
-    tool_choice: Literal["none", "auto", "required"] | ToolName | AllowedTools | None = Field(
+    tool_choice: Literal["none", "auto", "required"] | ToolName | AllowedToolList | None = Field(
         None,
         description='"none", "auto", "required", {"type": "function", "name": "…"}, or '
         '{"type": "allowed_tools", "mode": "auto" or "required", "tools": [{"type": …}]}',
@@ -291,3 +293,42 @@ def _of_refused(items: list[Any], problem: tuple[str | None, str | None, str]) -
             said = f"input[{number}] is of type {shown(kind)}, which is not supported: {REFUSED[kind]}"
             return place, "unsupported_content", said
     return problem
+
+
+PREFIX = "Responses"
+ANSWER = of_object(
+    id=STRING,
+    object={"const": "response"},
+    created_at=INTEGER,
+    model=STRING,
+    status=STRING,
+    output={"type": "array"},
+    usage=of_object(input_tokens=INTEGER, output_tokens=INTEGER),
+    inlay=of_object(exact_tokens=INTEGER),
+)
+
+ROUTES = (
+    AnswerRoute(
+        Endpoint.RESPONSES,
+        "responses",
+        "The answer to a text or to items of a conversation, in the form of OpenAI's Responses API.",
+        body=f"{PREFIX}ResponsesBody",
+        error="Error",
+        answer=ANSWER,
+    ),
+)
+
+
+def components(names: Sequence[str]) -> dict[str, Any]:
+    """Return the schemas of the body and its parts.
+
+    Args:
+        names: of the served model.
+    """
+    made = described([ResponsesBody], names, no_effect=NO_EFFECT, ignored=IGNORED, prefix=PREFIX, others=FORMS.values())
+    items = [{"$ref": f"#/components/schemas/{PREFIX}{form.__name__}"} for form in FORMS.values()]
+    fields = made[f"{PREFIX}ResponsesBody"]["properties"]
+    for choice in fields["input"]["anyOf"]:
+        if choice.get("type") == "array":
+            choice["items"] = {"anyOf": items}
+    return made

@@ -85,14 +85,14 @@ _Part = Annotated[InputText | OutputText | Refusal, Field(discriminator="type")]
 _PARTS: PartForms = {"content": {"input_text": InputText, "output_text": OutputText, "refusal": Refusal}}
 
 
-class Item(StrictForm):
+class ItemForm(StrictForm):
     """The fields of every item. Clients send back ``id`` and ``status`` of past answers, without effect."""
 
     id: Any = Field(None, description=_UNUSED)
     status: Any = Field(None, description=_UNUSED)
 
 
-class MessageItem(Item):
+class MessageItem(ItemForm):
     """A message of any role. inlay's own: a mark beside the content marks all of it, and ``order``."""
 
     inside: ClassVar[PartForms] = _PARTS
@@ -109,7 +109,7 @@ class MessageItem(Item):
     )
 
 
-class Answered(Item):
+class Answered(ItemForm):
     """An item of a past answer. Clients send back answers with extra fields, so unknown ones are ignored."""
 
     model_config = ConfigDict(extra="ignore")
@@ -131,7 +131,7 @@ class FunctionCall(Answered):
     namespace: str | None = Field(None, description=f"the name of a namespace, of {NAMED}", pattern=NAME)
 
 
-class FunctionCallOutput(Item):
+class FunctionCallOutput(ItemForm):
     """The result of a call."""
 
     inside: ClassVar[PartForms] = {"output": {"input_text": InputText}}
@@ -175,7 +175,7 @@ class ReasoningItem(Answered):
 
 AnyItem = MessageItem | FunctionCall | FunctionCallOutput | ReasoningItem
 
-FORMS: Mapping[str, type[Item]] = {
+FORMS: Mapping[str, type[ItemForm]] = {
     "message": MessageItem,
     "function_call": FunctionCall,
     "function_call_output": FunctionCallOutput,
@@ -183,7 +183,7 @@ FORMS: Mapping[str, type[Item]] = {
 }
 
 
-def form_of(item: Any) -> type[Item] | None:
+def form_of(item: Any) -> type[ItemForm] | None:
     """Return the class of an item by its type; None for an unknown type."""
     kind = item.get("type", "message") if isinstance(item, Mapping) else "message"
     if kind == "message" and isinstance(item, Mapping) and item.get("role") == "assistant":

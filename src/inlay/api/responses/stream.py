@@ -28,7 +28,7 @@ from inlay.types import RequestOutput
 _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
-class Events:
+class ResponseEvents:
     """The events of one response.
 
     Args:

@@ -14,7 +14,7 @@ from inlay.api.reading import all_of
 from inlay.api.reasoning import ModelReasoning, ReasoningUse
 from inlay.api.reasoning.formats import reasons, variables_for
 from inlay.api.responses.bodies import (
-    AllowedTools,
+    AllowedToolList,
     Endpoint,
     FunctionTool,
     Namespace,
@@ -25,7 +25,7 @@ from inlay.api.responses.bodies import (
 from inlay.api.responses.items import AnyItem, FunctionCall, first_of_tools, form_of, problems_of, turns_of
 from inlay.api.sampling import answer_schema, bounded_schema, call_of, chat_prompt
 from inlay.api.tools.formats import ModelTools
-from inlay.api.tools.offer import Function, Offer, ToolChoice, check_history, offer_tools, with_family_ids
+from inlay.api.tools.offer import Offer, OfferChoice, OfferedFunction, check_history, offer_tools, with_family_ids
 from inlay.prompt.inputs import PromptInput
 from inlay.wording import clip
 
@@ -128,7 +128,7 @@ def _offer(
     """Return the tools that a request offers to its model, and the places of those that the model does not see."""
     first = first_of_tools(items)
     check_history(first if first is None else max(0, first - past), "input", model)
-    functions: list[Function] = []
+    functions: list[OfferedFunction] = []
     hidden = []
     for number, tool in enumerate(body.tools or ()):
         if isinstance(tool, OptionalTool):
@@ -141,18 +141,18 @@ def _offer(
     return offer_tools(functions, _choice(body), model, answer_schema(structure)), hidden
 
 
-def _function(tool: FunctionTool, place: str, prefix: str = "") -> Function:
+def _function(tool: FunctionTool, place: str, prefix: str = "") -> OfferedFunction:
     named, described = f"{place}.name", f"{place}.parameters"
-    return Function(prefix + tool.name, tool.description, tool.parameters, bool(tool.strict), named, described)
+    return OfferedFunction(prefix + tool.name, tool.description, tool.parameters, bool(tool.strict), named, described)
 
 
-def _choice(body: ResponsesBody) -> ToolChoice:
+def _choice(body: ResponsesBody) -> OfferChoice:
     choice, one = body.tool_choice or "auto", body.parallel_tool_calls is False
     if isinstance(choice, ToolName):
-        return ToolChoice(must=True, names=(_named(choice),), one=True)
-    if isinstance(choice, AllowedTools):
-        return ToolChoice(must=choice.mode == "required", names=tuple(map(_named, choice.tools)), one=one)
-    return ToolChoice(must=choice == "required", never=choice == "none", one=one)
+        return OfferChoice(must=True, names=(_named(choice),), one=True)
+    if isinstance(choice, AllowedToolList):
+        return OfferChoice(must=choice.mode == "required", names=tuple(map(_named, choice.tools)), one=one)
+    return OfferChoice(must=choice == "required", never=choice == "none", one=one)
 
 
 def _named(tool: ToolName) -> str:

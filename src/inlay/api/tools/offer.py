@@ -19,7 +19,7 @@ _NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalPrope
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class OfferedFunction:
     """A function that a model may call.
 
     Args:
@@ -42,7 +42,7 @@ class Function:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolChoice:
+class OfferChoice:
     """The tools that an answer may or must call.
 
     Args:
@@ -74,8 +74,8 @@ class Offer:
 
 
 def offer_tools(
-    functions: Sequence[Function],
-    choice: ToolChoice,
+    functions: Sequence[OfferedFunction],
+    choice: OfferChoice,
     model: ModelTools | None,
     form: Mapping[str, Any] | None = None,
 ) -> Offer | None:
@@ -124,7 +124,7 @@ def check_history(number: int | None, field: str, model: ModelTools | None) -> N
         raise BodyError(f"{message}; leave it out", param=place, code="unsupported_field")
 
 
-def _check_functions(functions: Sequence[Function]) -> None:
+def _check_functions(functions: Sequence[OfferedFunction]) -> None:
     names: dict[str, int] = {}
     for number, function in enumerate(functions):
         if function.name in names:
@@ -134,7 +134,7 @@ def _check_functions(functions: Sequence[Function]) -> None:
         check_parameters(function.parameters or _NOTHING, function.described)
 
 
-def _chosen(functions: Sequence[Function], choice: ToolChoice) -> list[Function]:
+def _chosen(functions: Sequence[OfferedFunction], choice: OfferChoice) -> list[OfferedFunction]:
     """Return the functions that may be called, in their order among the tools."""
     if choice.names is None:
         return list(functions)
@@ -146,7 +146,7 @@ def _chosen(functions: Sequence[Function], choice: ToolChoice) -> list[Function]
 
 
 def _structure(
-    functions: Sequence[Function], model: ModelTools, *, several: bool, instead: Mapping[str, Any] | None
+    functions: Sequence[OfferedFunction], model: ModelTools, *, several: bool, instead: Mapping[str, Any] | None
 ) -> Mapping[str, Any]:
     named = [(function.name, function.parameters or _NOTHING) for function in functions]
     strict = frozenset(function.name for function in functions if function.strict)
@@ -157,7 +157,7 @@ def _structure(
     return {"structural_tag": forced(held, instead)}
 
 
-def _for_template(function: Function) -> dict[str, Any]:
+def _for_template(function: OfferedFunction) -> dict[str, Any]:
     """Return a tool in the form of templates. Some templates fail without parameters."""
     described = {} if function.description is None else {"description": function.description}
     parameters = function.parameters or {"type": "object", "properties": {}}

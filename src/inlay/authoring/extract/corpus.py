@@ -8,9 +8,8 @@ joined, are the text.
 
 Repeated windows of a fixed number of words are found exactly, without a hash. They are named by doubling (Karp, Miller,
 Rosenberg 1972). Words have numbers, and a window of 2 n words is named by the names of its halves. Equal pairs are
-found
-by sorting, so equal names mean equal words. A window that occurs too seldom loses its name, and so do all windows that
-contain it. This keeps the arrays short if little repeats.
+found by sorting, so equal names mean equal words. A window that occurs too seldom loses its name, and so do all windows
+that contain it. This keeps the arrays short if little repeats.
 """
 
 from __future__ import annotations

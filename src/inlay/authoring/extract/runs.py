@@ -96,8 +96,7 @@ def _alignments(names: Ints, groups: Ints, example: Ints, size: int) -> Longs:
     """Return pairs of groups that are one, [pairs, 2].
 
     Only windows with different successors are examined. Where the same window always follows, its alignment gives the
-    same
-    pairs.
+    same pairs.
     """
     branching = np.zeros(len(example), np.bool_)
     named = np.flatnonzero(names != NONE)
@@ -169,8 +168,7 @@ def join_runs(runs: Runs, breaks: Bools, size: int, least: int) -> Runs:
     """Join neighbouring runs, pair by pair.
 
     Two short runs join if they meet at ``least`` places. Other pairs must meet at nine in ten places of either long
-    run. A
-    short run must also add more words than are lost at the other places.
+    run. A short run must also add more words than are lost at the other places.
 
     Args:
         runs: The runs to join.

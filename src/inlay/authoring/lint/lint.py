@@ -35,10 +35,8 @@ def late_text(checked: Checked) -> Iterator[Finding]:
     """Report text after a module, because the module is encoded without it (``SchemaSpecs`` under ``anchored``).
 
     A module's context is only the always-present text and its ancestors' text *before* it. Text after a module is
-    itself
-    encoded without the module. A prompt that imports the module reads this text at another distance from its context,
-    so
-    the text counts as displaced.
+    itself encoded without the module. A prompt that imports the module reads this text at another distance from its
+    context, so the text counts as displaced.
     """
     for level in checked.levels:
         for child, first in _texts_behind_modules(level):
@@ -130,8 +128,7 @@ def early_parameters(checked: Checked) -> Iterator[Finding]:
     """Report text after a parameter of its module.
 
     It is encoded without the argument, ``len`` positions after the text before the hole (``SchemaSpecs``). Under
-    ``packed``
-    positions a shorter argument displaces it towards that text.
+    ``packed`` positions a shorter argument displaces it towards that text.
     """
     for entry in checked.layout.entries:
         if not isinstance(entry, Hole):

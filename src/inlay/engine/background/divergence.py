@@ -62,7 +62,7 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class AnswerComparison:
     """One answer compared with full prefill. ``kl`` is in nats per token; ``agreeing`` counts steps with equal top
     tokens.
     """
@@ -82,7 +82,7 @@ class _Record:
     agreeing: int = 0
     taken: ReusePolicy | None = None
 
-    def add(self, comparison: Comparison) -> None:
+    def add(self, comparison: AnswerComparison) -> None:
         self.latest.append(comparison.kl)
         self.samples += 1
         self.steps += comparison.steps
@@ -106,7 +106,7 @@ class _Total:
     agreeing: int = 0
     at_most: list[int] = field(default_factory=lambda: [0] * len(DIVERGENCE_BOUNDS))
 
-    def add(self, comparison: Comparison) -> None:
+    def add(self, comparison: AnswerComparison) -> None:
         self.kl += comparison.kl
         self.samples += 1
         self.steps += comparison.steps
@@ -130,7 +130,7 @@ class DivergenceLog:
         self._totals: dict[tuple[str, str], _Total] = {}
         self._lock = Lock()
 
-    def add(self, subject: Subject, comparison: Comparison, tenant: str = "") -> None:
+    def add(self, subject: Subject, comparison: AnswerComparison, tenant: str = "") -> None:
         """Count an answer. ``tenant`` is its name in the log."""
         with self._lock:
             record = self._records.setdefault(subject, _Record())

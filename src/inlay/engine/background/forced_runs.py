@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from inlay.engine.allocation import SequenceAllocation, allocation_of
-from inlay.engine.background.divergence import Comparison, divergences
+from inlay.engine.background.divergence import AnswerComparison, divergences
 from inlay.engine.background.idle import IdleWorker
 from inlay.engine.lookup import look_up, tail_tokens
 from inlay.engine.runner import Runner
@@ -123,7 +123,7 @@ class ForcedRuns(IdleWorker):
         """Return the composed prompts to compare, at least one. Empty if the sample is of no use."""
 
     @abstractmethod
-    def _compared(self, sample: ForcedAnswer, found: Sequence[Comparison]) -> None:
+    def _compared(self, sample: ForcedAnswer, found: Sequence[AnswerComparison]) -> None:
         """Take the comparisons of these composed prompts."""
 
     def _add(self, request: EngineRequest, composed: ComposedPrompt, token_ids: Sequence[int]) -> None:
@@ -250,7 +250,7 @@ class ForcedRuns(IdleWorker):
             begun.tries = 0
             return
         found = [
-            Comparison(kl / begun.steps, begun.steps, agreeing)
+            AnswerComparison(kl / begun.steps, begun.steps, agreeing)
             for kl, agreeing in zip(begun.kl, begun.agreeing, strict=True)
         ]
         if not all(math.isfinite(each.kl) for each in found):

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from inlay.engine.background.divergence import Comparison
+from inlay.engine.background.divergence import AnswerComparison
 from inlay.engine.background.forced_runs import ForcedAnswer, ForcedRuns
 from inlay.engine.background.profiler import Profiler
 from inlay.engine.request import Request
@@ -99,7 +99,7 @@ class PolicyMeter(ForcedRuns):
         open_ones = sample.request.open_segments()
         return frozenset(spec.key for spec in open_ones if self._store.get(spec) is not None)
 
-    def _compared(self, sample: ForcedAnswer, found: Sequence[Comparison]) -> None:
+    def _compared(self, sample: ForcedAnswer, found: Sequence[AnswerComparison]) -> None:
         positions = str(sample.request.policy.positions)
         modules = inexact_modules(self._plain(sample))
         tokens = sum(part.length for part in modules)

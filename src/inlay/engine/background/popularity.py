@@ -248,7 +248,7 @@ class Popularity:
         return known.node
 
 
-class Counts:
+class RequestCounts:
     """Request counts, separately for each salt. The least recently requested keys are dropped first."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from inlay.engine.background.divergence import Comparison, DivergenceLog, Subject
+from inlay.engine.background.divergence import AnswerComparison, DivergenceLog, Subject
 from inlay.engine.background.forced_runs import ForcedAnswer, ForcedRuns
 from inlay.engine.request import Request
 from inlay.engine.runner import Runner
@@ -63,7 +63,7 @@ class ShadowSampler(ForcedRuns):
     def _prompts(self, sample: ForcedAnswer) -> tuple[ComposedPrompt, ...]:
         return (sample.composed,)
 
-    def _compared(self, sample: ForcedAnswer, found: Sequence[Comparison]) -> None:
+    def _compared(self, sample: ForcedAnswer, found: Sequence[AnswerComparison]) -> None:
         (one,), asked = found, sample.request
         subject = Subject(asked.salt, asked.schema, asked.schema_digest, asked.policy)
         self.divergence.add(subject, one, asked.scope.tenant)

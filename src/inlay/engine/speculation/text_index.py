@@ -38,7 +38,7 @@ class TextMatch(NamedTuple):
     length: int
 
 
-class TextIndex:
+class DraftIndex:
     """An index of a text that does not change. ``ids`` are its tokens."""
 
     def __init__(self, ids: Sequence[int]) -> None:

@@ -30,7 +30,7 @@ _CASES = 8  # spelled out one by one in a name
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class CaseQuestion:
     """A question that every call answers, about an argument or about one element of a set.
 
     Attributes:
@@ -52,7 +52,7 @@ class Question:
         return frozenset(range(len(self.answers)))
 
 
-Case = Mapping[Question, frozenset[int]]
+Case = Mapping[CaseQuestion, frozenset[int]]
 """By question, the numbers of the answers with which the case holds. A missing question does not matter."""
 
 Cases = tuple[Case, ...]
@@ -65,7 +65,7 @@ NEVER: Cases = ()
 class Undecided(PortableError):  # noqa: N818  # no error: a question to the caller
     """The result depends on a question that has several answers here."""
 
-    def __init__(self, question: Question) -> None:
+    def __init__(self, question: CaseQuestion) -> None:
         self.question = question
 
 
@@ -73,7 +73,7 @@ class TooManyCasesError(Exception):
     """A statement depends on too many combinations of answers."""
 
 
-def possible(known: Case, question: Question) -> frozenset[int]:
+def possible(known: Case, question: CaseQuestion) -> frozenset[int]:
     """Return the answers that remain possible under ``known``."""
     return known.get(question, question.all)
 
@@ -128,7 +128,7 @@ def merged(cases: Sequence[Case], known: Case) -> Cases:
     return tuple(boxes)
 
 
-def _merged_by(question: Question, boxes: list[Case], known: Case) -> list[Case]:
+def _merged_by(question: CaseQuestion, boxes: list[Case], known: Case) -> list[Case]:
     answers: dict[Hashable, frozenset[int]] = {}
     rests: dict[Hashable, Case] = {}
     for box in boxes:
@@ -151,7 +151,7 @@ def _met(case: Case, other: Case) -> Case | None:
     return {**case, **answers} if all(answers.values()) else None
 
 
-def holds(cases: Cases, answers: Mapping[Question, int]) -> bool:
+def holds(cases: Cases, answers: Mapping[CaseQuestion, int]) -> bool:
     """Return True if one of the cases matches the answers of a call."""
     return any(all(answers[question] in picked for question, picked in case.items()) for case in cases)
 
@@ -247,7 +247,7 @@ def _case_label(case: Case) -> str:
     return "-and-".join(_answer_label(question, picked) for question, picked in case.items())
 
 
-def _answer_label(question: Question, picked: frozenset[int]) -> str:
+def _answer_label(question: CaseQuestion, picked: frozenset[int]) -> str:
     """Return ``place.miami-or-tokyo``, or ``place.not-miami`` if that is shorter."""
     others = question.all - picked
     few, negation = (picked, "") if len(picked) <= max(len(others), 1) else (others, "not-")

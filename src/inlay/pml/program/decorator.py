@@ -29,7 +29,7 @@ from inlay.pml.nodes import MAX_DEPTH, MAX_ELEMENTS, Module, Param, Text, Turn, 
 from inlay.pml.problems import Problems
 from inlay.pml.program.cases import Names, argument_label, path_label
 from inlay.pml.program.inputs import Definition, TextArgument, read_inputs
-from inlay.pml.program.paths import Piece, Said, Section, Spoken, says_anything
+from inlay.pml.program.paths import Piece, Said, SectionPlan, Spoken, says_anything
 from inlay.pml.program.runtime import ModuleCall, P, Program
 from inlay.pml.program.source import Outside, check_grammar, read_source
 from inlay.pml.program.translate import translate
@@ -191,7 +191,7 @@ class _Level:
         elif isinstance(piece, Spoken):
             self._turn(piece)
         elif says_anything(piece):
-            sections = [piece] if isinstance(piece, Section) else list(filter(says_anything, piece.sections))
+            sections = [piece] if isinstance(piece, SectionPlan) else list(filter(says_anything, piece.sections))
             deeper = self._depth + (len(sections) > 1)
             modules = tuple(self._module(section, deeper) for section in sections)
             self.nodes.append(modules[0] if len(modules) == 1 else Union(modules, piece.place))
@@ -208,7 +208,7 @@ class _Level:
         else:
             self.nodes.append(Text(part, place))
 
-    def _module(self, section: Section, depth: int) -> Module:
+    def _module(self, section: SectionPlan, depth: int) -> Module:
         name = self._shared.names.unique(path_label(self._prefix, section.label))
         self._check_size(section.place, depth + 1)
         inside = _Level(self._shared, f"{name}." if section.is_call else self._prefix, depth + 1)

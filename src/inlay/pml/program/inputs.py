@@ -17,7 +17,7 @@ from typing import Any
 from inlay.errors import ParameterError
 from inlay.pml.nodes import MAX_PARAM_LENGTH
 from inlay.pml.problems import Problems
-from inlay.pml.program.cases import Question, value_words, word
+from inlay.pml.program.cases import CaseQuestion, value_words, word
 from inlay.pml.program.source import Outside, ProgramSource
 from inlay.wording import lone_surrogate, shown_python
 
@@ -51,11 +51,11 @@ class ChoiceArgument:
     values: tuple[Any, ...]
 
     @cached_property
-    def question(self) -> Question:
+    def question(self) -> CaseQuestion:
         """The question which value the argument has."""
         if self.is_flag:
             return _yes_or_no(self.name)
-        return Question(self.name, None, self.values, f"{word(self.name)}.", value_words(self.values))
+        return CaseQuestion(self.name, None, self.values, f"{word(self.name)}.", value_words(self.values))
 
     @property
     def is_flag(self) -> bool:
@@ -70,7 +70,7 @@ class ChoiceArgument:
         """Return the reason why the argument cannot have this value, or None if it can."""
         return None if position(self.values, value) is not None else f"it must be {self.allowed}"
 
-    def answers(self, value: object) -> Mapping[Question, int]:
+    def answers(self, value: object) -> Mapping[CaseQuestion, int]:
         """Return the answers of a call with this value."""
         number = position(self.values, value)
         return {} if number is None else {self.question: number}
@@ -84,17 +84,17 @@ class SetArgument:
     values: tuple[Any, ...]
 
     @cached_property
-    def questions(self) -> tuple[Question, ...]:
+    def questions(self) -> tuple[CaseQuestion, ...]:
         """For each value, the question whether the set contains it."""
         labels = value_words(self.values)
         prefix = f"{word(self.name)}."
         return tuple(
-            Question(self.name, number, (True, False), prefix, (label, f"not-{label}"))
+            CaseQuestion(self.name, number, (True, False), prefix, (label, f"not-{label}"))
             for number, label in enumerate(labels)
         )
 
     @cached_property
-    def any(self) -> Question:
+    def any(self) -> CaseQuestion:
         """The question whether the set contains any value."""
         return _yes_or_no(self.name)
 
@@ -109,7 +109,7 @@ class SetArgument:
         wrong = [element for element in value if position(self.values, element) is None]
         return f"it must be {self.allowed}, without {shown_python(wrong[0])}" if wrong else None
 
-    def answers(self, value: Collection[object]) -> Mapping[Question, int]:
+    def answers(self, value: Collection[object]) -> Mapping[CaseQuestion, int]:
         """Return the answers of a call with this value."""
         held = {position(self.values, element) for element in value}
         elements = {question: 0 if question.element in held else 1 for question in self.questions}
@@ -125,7 +125,7 @@ class TextArgument:
     default: str | None
 
     @cached_property
-    def question(self) -> Question:
+    def question(self) -> CaseQuestion:
         """The question whether the text is not empty, the only one that a program can ask about it."""
         return _yes_or_no(self.name)
 
@@ -140,7 +140,7 @@ class TextArgument:
         found = lone_surrogate(value)
         return f"it holds {found}" if found else None
 
-    def answers(self, value: str) -> Mapping[Question, int]:
+    def answers(self, value: str) -> Mapping[CaseQuestion, int]:
         """Return the answers of a call with this value."""
         return {self.question: 0 if value else 1}
 
@@ -162,8 +162,8 @@ class Template:
     parts: tuple[str | TextArgument, ...]
 
 
-def _yes_or_no(name: str) -> Question:
-    return Question(name, None, (True, False), "", (word(name), f"not-{word(name)}"))
+def _yes_or_no(name: str) -> CaseQuestion:
+    return CaseQuestion(name, None, (True, False), "", (word(name), f"not-{word(name)}"))
 
 
 def position(values: tuple[Any, ...], value: object) -> int | None:

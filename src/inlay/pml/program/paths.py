@@ -51,7 +51,7 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class SectionPlan:
     """A future module.
 
     Attributes:
@@ -71,7 +71,7 @@ class Section:
 class Either:
     """Sections that exclude each other: a future union."""
 
-    sections: tuple[Section, ...]
+    sections: tuple[SectionPlan, ...]
     place: Place
 
 
@@ -84,7 +84,7 @@ class Spoken:
     body: list[Piece] = field(default_factory=list)
 
 
-Piece = Said | Section | Either | Spoken
+Piece = Said | SectionPlan | Either | Spoken
 
 
 def says_anything(piece: Piece) -> bool:
@@ -119,7 +119,7 @@ class Path:
     where: Where
     alive: Cases = ALWAYS
 
-    def inside(self, section: Section) -> Path:
+    def inside(self, section: SectionPlan) -> Path:
         """Return a path that begins here, in a section."""
         return Path(section.body, self.frame, narrowed(self.known, section.cases), Where.MODULE)
 
@@ -148,13 +148,13 @@ def fork(path: Path, branches: Sequence[Branch]) -> None:
     if len(branches) == 1:
         branches[0].run(path)
         return
-    sections: list[Section] = []
+    sections: list[SectionPlan] = []
     ends: list[Path] = []
     asked: list[Case] = []
     for branch in branches:
         cases = short_cases(branch.cases, [] if branch.is_else else asked, path.known)
         asked += cases
-        section = Section(case_label(cases), branch.place, branch.cases)
+        section = SectionPlan(case_label(cases), branch.place, branch.cases)
         end = path.inside(section)
         branch.run(end)
         sections.append(section)
@@ -188,7 +188,7 @@ def _meet(path: Path, branches: Sequence[Branch], ends: Sequence[Path]) -> None:
 def _go_on_in_section(path: Path, alive: Cases, ends: Sequence[Path], place: Place) -> None:
     """Put the following pieces into a section for the cases in which one of the paths reaches its end."""
     if ends and alive:
-        section = Section(case_label(short_cases(alive, [], path.known)), place, alive)
+        section = SectionPlan(case_label(short_cases(alive, [], path.known)), place, alive)
         path.sink.append(section)
         path.go_on(Path(section.body, _common_frame(ends), joined([end.known for end in ends]), Where.MODULE))
 

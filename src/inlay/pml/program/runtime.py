@@ -15,7 +15,7 @@ from typing import Any, Generic, ParamSpec
 
 from inlay.errors import ParameterError, Place
 from inlay.pml.nodes import Argument, Import
-from inlay.pml.program.cases import Cases, Question, holds
+from inlay.pml.program.cases import CaseQuestion, Cases, holds
 from inlay.pml.program.inputs import Definition, TextArgument
 from inlay.pml.schema import Prompt, PromptBuilder, Schema
 from inlay.wording import shown_python
@@ -80,7 +80,7 @@ class ModuleCall:
 
 
 def imports(
-    parts: Iterable[ModuleCall], answers: Mapping[Question, int], texts: Mapping[str, str], place: Place
+    parts: Iterable[ModuleCall], answers: Mapping[CaseQuestion, int], texts: Mapping[str, str], place: Place
 ) -> tuple[Import, ...]:
     """Return the imports of a call.
 
@@ -132,7 +132,7 @@ class Program(Generic[P]):
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> ProgramPrompt:
         """Return the prompt for these arguments. Raises ParameterError for invalid arguments."""
         bound = self._bound(args, kwargs)
-        answers: dict[Question, int] = {}
+        answers: dict[CaseQuestion, int] = {}
         for name, one in self.definition.inputs.items():
             answers.update(one.answers(bound.arguments[name]))
         place = self.schema.prompt().place

@@ -19,7 +19,7 @@ from inlay.pml.program.cases import (
     MAX_CASES,
     NEVER,
     Case,
-    Question,
+    CaseQuestion,
     TooManyCasesError,
     argument_label,
     grouped,
@@ -32,7 +32,7 @@ from inlay.pml.program.paths import (
     Path,
     Piece,
     Said,
-    Section,
+    SectionPlan,
     Spoken,
     Where,
     assign,
@@ -173,7 +173,7 @@ class _Translator:
         arguments = [part.name for part in parts if isinstance(part, TextArgument)]
         if arguments and path.where is not Where.MODULE:
             # only modules hold parameters, so this one is always imported
-            section = Section(argument_label(arguments), place)
+            section = SectionPlan(argument_label(arguments), place)
             section.body.append(said)
             path.sink.append(section)
         else:
@@ -204,7 +204,7 @@ class _Translator:
             remedy = "write the turns here, and yield from a program without turns in each"
             refuse(node, path, f"program {definition.name} has chat turns, which stand in no module; {remedy}")
         scope = bind_call(program, node, path.frame, path.known)
-        section = Section(argument_label([definition.name]), path.frame.source.place(node), is_call=True)
+        section = SectionPlan(argument_label([definition.name]), path.frame.source.place(node), is_call=True)
         inside = path.inside(section)
         inside.frame = Frame(definition.source, definition.outside, definition.local_names, scope)
         self._block(definition.body, inside)
@@ -300,9 +300,11 @@ class _Translator:
             refuse(statement, path, "a return with a value, which is no text; yield it, and return nothing")
         path.alive = NEVER
 
-    def _leaves(self, path: Path, compute: Callable[[Evaluator], _T]) -> tuple[list[tuple[Case, _T]], set[Question]]:
+    def _leaves(
+        self, path: Path, compute: Callable[[Evaluator], _T]
+    ) -> tuple[list[tuple[Case, _T]], set[CaseQuestion]]:
         """Compute a result in all cases, and return it with the questions that it depends on."""
-        asked: set[Question] = set()
+        asked: set[CaseQuestion] = set()
         return leaves(lambda known: compute(Evaluator(path.frame, known, asked)), path.known), asked
 
     def _check_turns(self, pieces: Iterable[Piece]) -> None:

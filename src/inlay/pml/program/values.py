@@ -15,7 +15,7 @@ from typing import Any
 
 from inlay.errors import Place, PortableError
 from inlay.pml.program import constants
-from inlay.pml.program.cases import Case, Question, Undecided, possible
+from inlay.pml.program.cases import Case, CaseQuestion, Undecided, possible
 from inlay.pml.program.constants import Unusable, is_symbolic, kind
 from inlay.pml.program.inputs import ChoiceArgument, Input, Selected, SetArgument, Template, TextArgument
 from inlay.pml.program.runtime import Program
@@ -90,7 +90,7 @@ class Evaluator:
 
     frame: Frame
     known: Case
-    asked: set[Question]
+    asked: set[CaseQuestion]
 
     def value(self, node: ast.expr) -> Any:
         """Return the value of an expression."""
@@ -213,7 +213,7 @@ class Evaluator:
             case _:
                 raise Unusable(f"{name} has no value here; assign it above")
 
-    def _answer(self, question: Question) -> Any:
+    def _answer(self, question: CaseQuestion) -> Any:
         self.asked.add(question)
         answers = possible(self.known, question)
         if len(answers) != 1:
@@ -298,7 +298,7 @@ class Evaluator:
         if not isinstance(given, ChoiceArgument):
             return
         for node in answers:
-            hangs_on: set[Question] = set()
+            hangs_on: set[CaseQuestion] = set()
             try:
                 value = Evaluator(self.frame, self.known, hangs_on).value(node)
             except Undecided:

@@ -10,7 +10,7 @@ import torch
 
 from inlay import LLM, Schema
 from inlay.engine.background import divergence
-from inlay.engine.background.divergence import LOOK, Comparison, DivergenceLog, Subject, divergences
+from inlay.engine.background.divergence import LOOK, AnswerComparison, DivergenceLog, Subject, divergences
 from inlay.policy import ReusePolicy
 from inlay.types import DIVERGENCE_BOUNDS
 from tests.conftest import tiny
@@ -26,7 +26,7 @@ def subject(policy: ReusePolicy = MODULAR, salt: str = "one", schema: str = "tri
 
 def count(log: DivergenceLog, kl: float, times: int, of: Subject | None = None) -> None:
     for _ in range(times):
-        log.add(of or subject(), Comparison(kl, 4, 3), "ann")
+        log.add(of or subject(), AnswerComparison(kl, 4, 3), "ann")
 
 
 def taken(
@@ -120,12 +120,12 @@ def test_what_is_lifted_begins_anew():
 
 def test_figures_are_those_of_one_salt_and_totals_of_all():
     log = DivergenceLog(0.1, profiles=True)
-    log.add(subject(), Comparison(0.05, 4, 4))
+    log.add(subject(), AnswerComparison(0.05, 4, 4))
     (one,) = log.of("one")
     assert (one.schema, one.reuse, one.positions) == ("trip", "modular", "packed")
     assert (one.samples, one.kl, one.low, one.high, one.top1, one.taken) == (1, 0.05, 0.0, None, 1.0, None)
-    log.add(subject(), Comparison(0.15, 4, 1))
-    log.add(subject(salt="two"), Comparison(0.002, 6, 6))
+    log.add(subject(), AnswerComparison(0.15, 4, 1))
+    log.add(subject(salt="two"), AnswerComparison(0.002, 6, 6))
     (one,) = log.of("one")
     assert one.kl == pytest.approx(0.1)
     assert one.high == pytest.approx(0.1 + 1.96 * 0.05)
@@ -146,7 +146,7 @@ def test_what_is_known_is_bounded_and_nobody_brings_back_anothers_policy(monkeyp
     log = DivergenceLog(0.1, profiles=True)
     count(log, 5.0, LOOK)
     for number in range(500):
-        log.add(subject(salt="two", schema=f"s{number}"), Comparison(0.1, 1, 1))
+        log.add(subject(salt="two", schema=f"s{number}"), AnswerComparison(0.1, 1, 1))
     assert taken(log) == RECOMPUTED
     assert len(log.of("two")) == 5
     assert len(log.totals()) <= 258
@@ -159,7 +159,7 @@ def test_chance_seldom_replaces_a_policy():
     for salt in map(str, range(100)):
         for _ in range(500):
             kl = randomly.lognormvariate(0.0, 1.5) * 0.05 / 3.0802  # the mean of that is exp(1.125)
-            log.add(subject(salt=salt), Comparison(kl, 1, 1))
+            log.add(subject(salt=salt), AnswerComparison(kl, 1, 1))
     assert sum(taken(log, salt=str(salt)) != MODULAR for salt in range(100)) <= 1
 
 

@@ -13,7 +13,7 @@ from inlay import LLM, AsyncLLM, ParameterError, SamplingParams, Schema
 from inlay.check.run import divergence
 from inlay.engine.background import divergence as divergence_log
 from inlay.engine.background import forced_runs
-from inlay.engine.background.divergence import Comparison
+from inlay.engine.background.divergence import AnswerComparison
 from inlay.engine.request import Request
 from inlay.types import DROP_REASONS, ShadowStats
 from inlay_lab.eval.setting import Setting
@@ -67,9 +67,9 @@ def dropped(driver: Driver) -> dict[str, int]:
 
 
 @pytest.fixture
-def compared(monkeypatch) -> list[Comparison]:
+def compared(monkeypatch) -> list[AnswerComparison]:
     """The list that receives each later comparison."""
-    found: list[Comparison] = []
+    found: list[AnswerComparison] = []
     monkeypatch.setattr(
         divergence_log.DivergenceLog, "add", lambda self, subject, comparison, tenant="": found.append(comparison)
     )

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay.engine.speculation import text_index
-from inlay.engine.speculation.text_index import MOST_MATCH, GrowingIndex, TextIndex
+from inlay.engine.speculation.text_index import MOST_MATCH, DraftIndex, GrowingIndex
 
 TOKENS = st.lists(st.sampled_from([1, 2, 3, 2**21 + 1, 2**22 - 1]), max_size=60)
 
@@ -20,7 +20,7 @@ def agreeing(ids: list[int], place: int, text: list[int]) -> int:
 
 @given(TOKENS, TOKENS)
 def test_the_longest_match_is_found(ids, text):
-    found = TextIndex(ids).find(GrowingIndex(text))
+    found = DraftIndex(ids).find(GrowingIndex(text))
     lengths = {place: agreeing(ids, place, text) for place in range(1, len(ids))}
     known = [place for place, length in lengths.items() if length >= 3][-8:]
     if not known:
@@ -47,15 +47,15 @@ def test_a_growing_text_finds_its_last_match(ids):
 
 
 def test_the_end_of_a_text_predicts_nothing():
-    assert TextIndex([1, 2, 3]).find(GrowingIndex([1, 2, 3])) is None
-    assert TextIndex([1, 2, 3, 4]).find(GrowingIndex([1, 2, 3])) == (3, 3)
+    assert DraftIndex([1, 2, 3]).find(GrowingIndex([1, 2, 3])) is None
+    assert DraftIndex([1, 2, 3, 4]).find(GrowingIndex([1, 2, 3])) == (3, 3)
     assert GrowingIndex([1, 2, 3]).find() is None
 
 
 def test_a_long_text_is_indexed_at_its_end(monkeypatch):
     monkeypatch.setattr(text_index, "MOST_INDEXED", 10)
     ids = list(range(100))
-    index = TextIndex(ids)
+    index = DraftIndex(ids)
     assert index.find(GrowingIndex([91, 92, 93])) == (94, 3)
     assert index.find(GrowingIndex([90, 91, 92, 93])) == (94, 4)
     assert index.find(GrowingIndex([50, 51, 52])) is None

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.api.anthropic import Endpoint, Events, error_body, read_body, respond, translate
+from inlay.api.anthropic import Endpoint, MessageEvents, error_body, read_body, respond, translate
 from inlay.api.call import Call
 from inlay.api.failures import Failure
 from inlay.api.reasoning import ModelReasoning
@@ -39,7 +39,7 @@ def output(text: str, end: str | None = "stop", stop_reason: str | int | None = 
 
 
 def streamed(call: Call, outputs: Sequence[RequestOutput]) -> list[dict[str, Any]]:
-    stream = Events(call, **NAMED)
+    stream = MessageEvents(call, **NAMED)
     said = [event for one in outputs for event in stream.update(0, one)]
     told = []
     for event in (*said, *stream.end()):
@@ -150,7 +150,7 @@ def test_errors_have_anthropics_types(status: int, kind: str) -> None:
 
 
 def test_a_failed_stream_ends_with_an_error_event() -> None:
-    (event,) = Events(asked(), **NAMED).fail(Failure(504, "too late", code="deadline_exceeded"))
+    (event,) = MessageEvents(asked(), **NAMED).fail(Failure(504, "too late", code="deadline_exceeded"))
     kind, data, *_ = event.split("\n")
     assert kind == "event: error"
     assert json.loads(data.removeprefix("data: "))["error"]["code"] == "deadline_exceeded"

@@ -16,7 +16,7 @@ from inlay.api.call import Call
 from inlay.api.failures import Failure
 from inlay.api.reasoning import ModelReasoning
 from inlay.api.reasoning.formats import FORMATS
-from inlay.api.responses import Endpoint, Events, read_body, respond, translate
+from inlay.api.responses import Endpoint, ResponseEvents, read_body, respond, translate
 from inlay.api.tools.formats import FORMATS as TOOL_FORMATS
 from inlay.api.tools.formats import ModelTools
 from inlay.types import CompletionOutput, RequestMetrics, RequestOutput, Usage
@@ -43,7 +43,7 @@ def output(text: str, end: str | None = "stop") -> RequestOutput:
 
 
 def streamed(call: Call, outputs: Sequence[RequestOutput]) -> list[dict[str, Any]]:
-    stream = Events(call, **NAMED)
+    stream = ResponseEvents(call, **NAMED)
     said = [event for one in outputs for event in stream.update(0, one)]
     told = []
     for event in (*said, *stream.end()):
@@ -116,7 +116,7 @@ def test_a_response_repeats_the_request() -> None:
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_failed_stream_ends_with_a_failed_response(begun: bool) -> None:
-    stream = Events(asked(), **NAMED)
+    stream = ResponseEvents(asked(), **NAMED)
     before = list(stream.update(0, output("Hi", None))) if begun else []
     (event,) = stream.fail(Failure(504, "too late", code="deadline_exceeded"))
     told = json.loads(event.split("\ndata: ")[1])

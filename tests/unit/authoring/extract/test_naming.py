@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.authoring.extract.arrange import names_for, schema_name
+from inlay.authoring.extract.proposal import names_for, schema_name
 from inlay.pml.attributes import TAGS, objection
 
 
