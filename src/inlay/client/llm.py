@@ -452,7 +452,8 @@ class LLM(PlanCalls):
         scopes = [Scope(salt, adapter=named) for named in adapters]
         pairs = list(zip(several, scopes, strict=True))
         policies = [self._prompt_policy(prompt, reuse, positions, scope) for prompt, scope in pairs]
-        if any(self.policy_taken(one, taken, salt).profiled for one, taken in zip(several, policies, strict=True)):
+        taken = [self.policy_taken(one, policy, salt) for one, policy in zip(several, policies, strict=True)]
+        if any(policy.profiled or policy.finds for policy in taken):
             self.local.finish_profiles()  # callers' threads have no idle time
         rows = zip(several, each, policies, scopes, forced or [()] * len(several), strict=True)
         return [
