@@ -2,8 +2,8 @@
 
 It has a hash of each piece and a tag of the text before it, no text. Its token ids are compared where its KV is found.
 
-The first two texts before a piece are told apart from all later ones. So a conversation that continues reads the piece
-as its earlier turns did, from the stored prefix.
+A piece behind one of its first two texts does not count again, until a third text comes. So a conversation that
+continues reads the piece as its earlier turns did, from the stored prefix.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Seen(Enum):
     """How often a piece has come behind different texts, this time included.
 
     Attributes:
-        ONCE: it is new, or it comes again behind one of its first two texts.
+        ONCE: it is new, or it comes again behind one of its first two texts and has had no third one.
         TWICE: it comes behind a second text.
         OFTEN: it came behind two other texts before.
     """
