@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 import torch
 
 from inlay import LLM, ParameterError
 from inlay_lab.eval import reading as module
-from inlay_lab.eval.reading import measure_reading, table
+from inlay_lab.eval.reading import expected_flips, measure_reading, table
 from inlay_lab.eval.reading_data import documents_data, messages_of, read_data
 from inlay_lab.eval.reading_tasks import choice, citation, rouge_l
 from tests.raising import raises
@@ -67,6 +68,8 @@ def test_full_prefill_is_the_stock_model_and_recomputing_everything_equals_it(fo
     )
     full, anchored, recomputed = result["rows"]
     assert (full["kl"], full["same_answers"], full["flips"]) == (pytest.approx(0, abs=1e-6), 1, 0)
+    assert full["margin_change"] == full["expected_flips"] == 0
+    assert anchored["margin_change"] > 0.01 > recomputed["margin_change"]
     assert anchored["kl"] > 1e-4 > abs(recomputed["gold_difference"])
     assert recomputed["recomputed"] > 0.3 > anchored["recomputed"]
     assert done == [(2, 2)]
@@ -100,10 +103,26 @@ def test_an_interruption_keeps_the_questions_so_far(folder, monkeypatch):
     def interrupt(done, of):
         raise KeyboardInterrupt
 
+    partial = []
     result = measure_reading(
-        demo(), read_data(folder), policies=("anchored",), passages=2, questions=3, progress=interrupt
+        demo(),
+        read_data(folder),
+        policies=("anchored",),
+        passages=2,
+        questions=3,
+        progress=interrupt,
+        partial=partial.append,
     )
     assert (result["questions"], len(result["rows"])) == (1, 2)
+    assert partial == [result]
+
+
+def test_expected_flips_are_those_of_normal_noise():
+    draw = random.Random(0)
+    margins = [draw.uniform(-2, 2) for _ in range(4000)]
+    flips = [(margin >= 0) != (margin + draw.gauss(0, 0.3) >= 0) for margin in margins]
+    assert expected_flips(margins, 0.3) == pytest.approx(sum(flips) / len(flips), abs=0.01)
+    assert expected_flips(margins, 0.0) == 0
 
 
 def test_tasks_ask_for_the_gold_passage_and_answer(folder):

@@ -381,7 +381,8 @@ class LLM(PlanCalls):
                     code="parameter.wrong_count",
                 )
         placed = self._placed(several, adapters, **options)
-        if any(self.policy_taken(prompt, policy, scope.cache_salt).profiled for prompt, policy, scope in placed):
+        taken = [self.policy_taken(prompt, policy, scope.cache_salt) for prompt, policy, scope in placed]
+        if any(policy.profiled or policy.finds for policy in taken):
             self.local.finish_profiles()  # callers' threads have no idle time
         return [
             finish(

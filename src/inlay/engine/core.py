@@ -262,6 +262,8 @@ class EngineCore:
         """Remove the text outside modules of all requests with a cache salt. Returns the number of tokens removed."""
         if self.promoter is not None:
             self.promoter.forget_salt(salt)
+        if self.profiler is not None:
+            self.profiler.forget_salt(salt)
         if self.speculator is not None:
             self.speculator.earlier.forget(salt)
         return self.kv_manager.retention.evict_texts(salt, self.scheduler.oldest())
@@ -304,6 +306,7 @@ class EngineCore:
             return
         if self.profiler is not None:
             self.profiler.miss(*request.prompt.unprofiled())
+            self.profiler.encode(*request.prompt.to_encode(), salt=request.prompt.request.salt)
         prefix = request.prompt.prefix
         if self.promoter is not None and prefix is not None and request.leader is None:
             self.promoter.asked(request.prompt.request.salt, prefix)

@@ -204,6 +204,16 @@ class PromptState:
             return [], []
         return self.profiled_modules()
 
+    def to_encode(self) -> tuple[list[SegmentSpec], list[SegmentSpec]]:
+        """Return the segments to encode in idle time, of text found a second time, and those of all found text.
+
+        If the request has a cache salt, both lists contain only modules that are private.
+        """
+        found = [(part, part.candidates[-1].lossless) for part in self.request.parts if part.found and part.candidates]
+        own = [(part, spec) for part, spec in found if spec.before.private or not self.request.salt]
+        new = [spec for part, spec in own if not part.encode and part.segment(self._stored) is None]
+        return new, [spec for _, spec in own]
+
     def profiled_modules(self) -> tuple[list[SegmentSpec], list[SegmentSpec]]:
         """Return modules that may have a deviation profile, and the modules of the prompt that serve as samples for it.
 

@@ -656,7 +656,9 @@ class ContentSpecs:
     def _part(self, part: Placed) -> PromptPart:
         """Return a part as a segment if it is marked. An unmarked part is read from a segment if one is stored."""
         origin = part.origin
-        if not isinstance(origin, ContentPart) or not (origin.marked or len(part.ids) >= _WORTH_FINDING):
+        if not isinstance(origin, ContentPart) or not (
+            origin.marked or origin.found or len(part.ids) >= _WORTH_FINDING
+        ):
             return PromptPart(part.ids, part.start)
         return self._module(part.ids, part.start, origin, encode=origin.marked)
 
@@ -667,10 +669,11 @@ class ContentSpecs:
         alone = self._specs(self._alone, ids, start, origin)
         primed = any(self._is_primed(anchor, len(ids), origin) for anchor in self._anchors)
         form = "primed" if primed else self._form
-        only = primed and start == self._only_at
+        later = origin.found and not encode  # encoded in idle time, for prompts with other documents
+        only = primed and start == self._only_at and not later
         exact = self._specs(self._anchors, ids, start, origin, primed=False) if only else ()
         near = self._specs(self._bases, ids, start, origin, primed=False) if only else ()
-        encoded = (near or exact or bases) if encode else ()  # the last one is encoded if none is stored
+        encoded = (near or exact or bases) if encode or later else ()  # the last one is encoded if none is stored
         candidates = (*exact, *specs, *near, *bases, *alone, *encoded)
         here = {spec.digest for spec in specs}
         forms = [(spec.digest, self._form) for spec in exact] + [(spec.digest, "isolated") for spec in alone]

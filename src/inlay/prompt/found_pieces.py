@@ -1,7 +1,9 @@
 """Makes modules of unmarked text that comes again: ``find="content"`` of a reuse policy.
 
 The unmarked texts of a prompt are cut by their content (borders.py). A piece that came before behind other text
-(seen_pieces.py) becomes a part like a marked one. Token ids and positions of the prompt stay as they are.
+(seen_pieces.py) becomes a part of its own. The second time it is computed in place, unless it is stored, and the engine
+stores it in idle time. From the third time on it is a part like a marked one. Token ids and positions of the prompt
+stay as they are.
 """
 
 from __future__ import annotations
@@ -16,10 +18,8 @@ from transformers import PreTrainedTokenizerBase
 
 from inlay.prompt.borders import LEAST, Borders, Ids
 from inlay.prompt.placement import ContentPart, Placed, PromptLayout
-from inlay.prompt.seen_pieces import SeenPieces, Sighting
+from inlay.prompt.seen_pieces import TAGS, Seen, SeenPieces, Sighting
 from inlay.types import Scope
-
-_TAGS = 255  # of the text before a piece
 
 Range = tuple[int, int]
 """First and last-plus-one."""
@@ -56,8 +56,8 @@ class PieceFinder:
         ]
         if not pieces:
             return layout
-        known = self.seen.note(scope.tenant, scope.cache_salt, list(_sightings(ids, pieces, adapter)))
-        found = [piece for piece, is_known in zip(pieces, known, strict=True) if is_known]
+        seen = self.seen.note(scope.tenant, scope.cache_salt, list(_sightings(ids, pieces, adapter)))
+        found = [each for each in zip(pieces, seen, strict=True) if each[1] is not Seen.ONCE]
         return replace(layout, parts=tuple(_split(layout.parts, found))) if found else layout
 
 
@@ -66,21 +66,21 @@ def _sightings(ids: Ids, pieces: Sequence[Range], adapter: bytes) -> Iterator[Si
     before, at = 0, 0
     for first, end in pieces:
         before = hash((before, ids[at:first].tobytes()))
-        yield hash((adapter, ids[first:end].tobytes())), before % _TAGS
+        yield hash((adapter, ids[first:end].tobytes())), before % TAGS
         at = first
 
 
-def _split(parts: Sequence[Placed], found: Sequence[Range]) -> Iterator[Placed]:
+def _split(parts: Sequence[Placed], found: Sequence[tuple[Range, Seen]]) -> Iterator[Placed]:
     """Yield parts, with pieces cut out of them as parts of their own. Each piece lies in one part."""
     left = list(reversed(found))
     for part in parts:
         at = part.start
-        while left and left[-1][1] <= part.end:
-            first, end = left.pop()
+        while left and left[-1][0][1] <= part.end:
+            (first, end), seen = left.pop()
             if first > at:
                 yield _between(part, at, first)
             origin = part.origin if isinstance(part.origin, ContentPart) else ContentPart(True)
-            origin = replace(origin, marked=True, leads=False, automatic=True, found=True)
+            origin = replace(origin, marked=seen is Seen.OFTEN, leads=False, automatic=True, found=True)
             yield Placed(part.ids[first - part.start : end - part.start], first, origin, part.kept)
             at = end
         if at == part.start:

@@ -38,7 +38,7 @@ class ContentPart:
         automatic: True if it is a module without a mark: a tool, or a block of the system prompt.
         message, index: the number of its message, and of the part in it.
         tool: the number of its tool. None for a part of a message.
-        found: True for a piece of text that was found by its content.
+        found: True for a piece of text that was found by its content. It is marked from its third time on.
     """
 
     marked: bool

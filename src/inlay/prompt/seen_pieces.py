@@ -1,7 +1,9 @@
 """A table of the pieces of earlier prompts, to find text that comes again behind other text.
 
-It has a hash of each piece and a tag of the text before it, no text. A piece that comes a second time behind other text
-is known from then on. Its token ids are compared where its KV is found.
+It has a hash of each piece and a tag of the text before it, no text. Its token ids are compared where its KV is found.
+
+A piece behind one of its first two texts does not count again, until a third text comes. So a conversation that
+continues reads the piece as its earlier turns did, from the stored prefix.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from itertools import islice
 
 #: The size of the table. A test measures the size of an entry.
@@ -19,8 +22,24 @@ _SALT_BYTES = 1024  # of the bookkeeping of a salt
 _KNOWN_SHARE = 3 / 4  # of a tenant's entries, at most, for known pieces while the table is full
 _DROPPED = 64  # entries that are dropped at a time
 
-#: The hash of a piece with its adapter, and a tag of one byte of the text before it.
+#: The hash of a piece with its adapter, and a tag of the text before it, from 0 up to TAGS.
 Sighting = tuple[int, int]
+TAGS = 255
+_MANY = -1  # in place of the tags of a known piece
+
+
+class Seen(Enum):
+    """How often a piece has come behind different texts, this time included.
+
+    Attributes:
+        ONCE: it is new, or it comes again behind one of its first two texts and has had no third one.
+        TWICE: it comes behind a second text.
+        OFTEN: it came behind two other texts before.
+    """
+
+    ONCE = 1
+    TWICE = 2
+    OFTEN = 3
 
 
 @dataclass(eq=False, slots=True)
@@ -29,11 +48,11 @@ class _Pieces:
 
     Attributes:
         once: hash → tag of the text before the piece.
-        known: hashes of pieces that came behind two texts.
+        known: hash → both tags of a piece that came behind two texts, or _MANY.
     """
 
     once: dict[int, int] = field(default_factory=dict)
-    known: dict[int, None] = field(default_factory=dict)
+    known: dict[int, int] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
@@ -70,12 +89,8 @@ class SeenPieces:
         """The size of the table's contents."""
         return self._bytes
 
-    def note(self, tenant: str, salt: str, sightings: Sequence[Sighting]) -> list[bool]:
-        """Record the pieces of a prompt.
-
-        Returns:
-            For each piece, True if it is known: it stood behind another text in an earlier prompt, or stands so here.
-        """
+    def note(self, tenant: str, salt: str, sightings: Sequence[Sighting]) -> list[Seen]:
+        """Record the pieces of a prompt, in order. Returns how often each one was seen, here or in earlier prompts."""
         with self._lock:
             mine = self._tenants.setdefault(tenant, _Tenant())
             pieces = mine.salts.get(salt)
@@ -94,19 +109,20 @@ class SeenPieces:
             for name in list(self._tenants):
                 self._drop_salt(name, salt)
 
-    def _sees(self, mine: _Tenant, pieces: _Pieces, piece: int, tag: int) -> bool:
-        if piece in pieces.known:
-            del pieces.known[piece]
-            pieces.known[piece] = None  # the most recent one
-            return True
+    def _sees(self, mine: _Tenant, pieces: _Pieces, piece: int, tag: int) -> Seen:
+        both = pieces.known.pop(piece, None)
+        if both is not None:
+            again = both != _MANY and tag in divmod(both, TAGS)
+            pieces.known[piece] = both if again else _MANY  # the most recent one
+            return Seen.ONCE if again else Seen.OFTEN
         before = pieces.once.pop(piece, None)
         if before is not None and before != tag:
-            pieces.known[piece] = None
+            pieces.known[piece] = before * TAGS + tag
             mine.known_bytes += ENTRY_BYTES
-            return True
+            return Seen.TWICE
         pieces.once[piece] = tag
         self._grow(mine, ENTRY_BYTES if before is None else 0)
-        return False
+        return Seen.ONCE
 
     def _grow(self, mine: _Tenant, size: int) -> None:
         mine.bytes += size
@@ -138,7 +154,7 @@ class SeenPieces:
             del self._tenants[name]
 
 
-def _drop(entries: dict[int, int] | dict[int, None]) -> int:
+def _drop(entries: dict[int, int]) -> int:
     """Drop the least recent entries. Returns their number."""
     old = list(islice(entries, _DROPPED))
     for each in old:

@@ -14,7 +14,7 @@ from inlay.prompt.found_pieces import content_ranges, token_ranges
 from inlay.prompt.model_info import ModelInfo
 from inlay.prompt.processor import PromptProcessor
 from inlay.prompt.request import EngineRequest
-from inlay.types import EVERYONE, Scope
+from inlay.types import EVERYONE, Scope, Usage
 from tests.model.api.tool_templates import tool_tokenizer
 from tests.model.prompt.test_borders import prose
 
@@ -193,7 +193,7 @@ def test_found_text_is_recomputed_in_part_unless_the_request_says_otherwise() ->
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM("demo", kv_memory="64MiB", seed=0)
+    return LLM("demo", kv_memory="256MiB", seed=0)
 
 
 def test_usage_and_diagnostics_tell_found_read_and_recomputed_tokens_apart(llm: LLM) -> None:
@@ -214,16 +214,67 @@ def test_usage_and_diagnostics_tell_found_read_and_recomputed_tokens_apart(llm: 
     assert sum(module.recomputed_tokens for module in pieces) == third.recomputed_tokens
 
 
-def test_reuse_does_not_decay_after_100_new_prompts(llm: LLM) -> None:
-    def asked(front: str, text: str):
-        return llm.generate([front + text], ONE, reuse="modular", find="content", cache_salt="decay")[0].usage
+def asked(llm: LLM, prompt: object, salt: str, **given: object) -> Usage:
+    """Return the usage of a prompt whose repeated text may be found."""
+    return llm.generate([prompt], ONE, reuse="modular", find="content", cache_salt=salt, **given)[0].usage
 
+
+def test_the_second_prompt_computes_no_more_than_full_prefill_and_the_third_one_reads(llm: LLM) -> None:
+    fronts = ("One.\n\n", "Two two.\n\n", "Three three three.\n\n")
+    text = prose(21, 40)
+    first, second = (asked(llm, chat(front + text), "sightings") for front in fronts[:2])
+    full = llm.generate([chat(fronts[1] + text)], ONE, reuse="off")[0].usage
+    assert second.computed_tokens <= full.computed_tokens
+    assert second.computed_tokens + second.cached_tokens == full.prompt_tokens
+    third = asked(llm, chat(fronts[2] + text), "sightings")
+    assert first.found_tokens == 0 < second.found_tokens
+    assert third.computed_tokens <= full.computed_tokens - 0.85 * third.found_tokens
+    assert third.linked_tokens == 0  # each piece has a deviation profile
+
+
+@pytest.mark.parametrize("recompute", ["profiled:0.1", "linked:4"])
+def test_without_idle_time_the_third_prompt_encodes_and_the_next_one_reads(llm: LLM, recompute: str) -> None:
+    salt, text = f"busy {recompute}", prose(22, 40)
+    prompts = [chat(f"{front}\n\n{text}") for front in ("One.", "Two two.", "Three three three.", "Four.")]
+    given = {"reuse": "modular", "find": "content", "recompute": recompute, "cache_salt": salt}
+    outputs = llm.generate(prompts[:3], ONE, **given)  # no idle time between them
+    assert [output.usage.module_tokens for output in outputs] == [0, 0, 0]
+    before = llm.stats().profiled_tokens
+    llm.local.engine.profiler.forget_salt(salt)
+    (fourth,) = llm.generate(prompts[3:], ONE, **given)
+    assert fourth.usage.module_tokens > 0.8 * fourth.usage.found_tokens > 0
+    if recompute == "linked:4":
+        assert llm.stats().profiled_tokens == before
+
+
+def test_new_text_and_continued_conversations_leave_nothing_to_encode(llm: LLM) -> None:
+    before = llm.stats().profiled_tokens
+    for number in range(20):
+        asked(llm, prose(7000 + number, 20), "new")
+    turns = [f"Hello.\n\n{prose(23, 20)}", "Yes.", "Why?", "So.", "When?"]
+    for count in (1, 3, 5):
+        asked(llm, chat(*turns[:count]), "new")
+    assert llm.stats().profiled_tokens == before
+
+
+def test_a_conversation_with_text_found_a_second_time_continues_from_its_own_prefix(llm: LLM) -> None:
+    text = prose(24, 40)
+    asked(llm, chat(f"One.\n\n{text}"), "turns")
+    turns = [f"Two two.\n\n{text}", "Yes.", "Why?"]
+    first = asked(llm, chat(*turns[:1]), "turns")
+    again = asked(llm, chat(*turns), "turns")  # the pieces are stored as modules by now
+    assert first.found_tokens > 0
+    assert (again.module_tokens, again.recomputed_tokens) == (0, 0)
+    assert again.computed_tokens <= again.prompt_tokens - first.prompt_tokens + 16
+
+
+def test_reuse_does_not_decay_after_100_new_prompts(llm: LLM) -> None:
     text = prose(11, 40)
     for front in ("One.\n\n", "Two two.\n\n"):
-        asked(front, text)
-    before = asked("Three.\n\n", text)
+        asked(llm, front + text, "decay")
+    before = asked(llm, "Three.\n\n" + text, "decay")
     for number in range(100):
-        asked(f"New {number}.\n\n", prose(5000 + number, 20))
-    after = asked("Four.\n\n", text)
+        asked(llm, f"New {number}.\n\n" + prose(5000 + number, 20), "decay")
+    after = asked(llm, "Four.\n\n" + text, "decay")
     assert before.module_tokens > 0
     assert after.module_tokens >= before.module_tokens

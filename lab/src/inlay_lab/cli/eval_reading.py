@@ -48,7 +48,10 @@ def reading(
         bool,
         typer.Option(help="Mark the passages. --no-marks is for policies like modular+content, which find plain text."),
     ] = True,
-    report: Annotated[Path | None, typer.Option(help="Write the table and the JSON into this directory.")] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Write the table and the JSON into this directory, anew after every eight questions."),
+    ] = None,
     kv_memory: KVMemory = None,
     seed: Annotated[int, typer.Option(help="Of random weights, and of generated data.")] = 0,
     threads: Threads = None,
@@ -83,6 +86,12 @@ def reading(
     with told_loading(f"the model {clip(model)}"):
         llm = LLM(model, dtype=dtype, quantization=quantization, weights=weights, **settings)
         other = LLM(model, dtype="bfloat16", weights=weights, **settings) if floor else None
+
+    def write(result: dict[str, Any]) -> None:
+        if report is not None:
+            (report / "reading.json").write_text(json.dumps(result) + "\n", encoding="utf-8")
+            (report / "reading.md").write_text(table(result) + "\n", encoding="utf-8")
+
     with token_progress("questions") as progress:
         result = measure_reading(
             llm,
@@ -94,8 +103,6 @@ def reading(
             floor=other,
             marks=marks,
             progress=progress,
+            partial=write,
         )
-    if report is not None:
-        (report / "reading.json").write_text(json.dumps(result) + "\n", encoding="utf-8")
-        (report / "reading.md").write_text(table(result) + "\n", encoding="utf-8")
     print(json.dumps(result) if as_json else table(result))

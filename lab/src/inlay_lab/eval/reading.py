@@ -57,9 +57,9 @@ class Extracted:
     read: int
 
     @property
-    def chooses_gold(self) -> bool:
-        """True if the gold answer is more probable, per token, than the answer to another question."""
-        return self.gold >= self.other
+    def margin(self) -> float:
+        """How much more likely the gold answer is than the answer to another question, in nats a token."""
+        return self.gold - self.other
 
 
 def measure_reading(
@@ -73,6 +73,7 @@ def measure_reading(
     floor: LLM | None = None,
     marks: bool = True,
     progress: Callable[[int, int], None] | None = None,
+    partial: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Compare policies with full prefill. A KeyboardInterrupt keeps the questions so far.
 
@@ -86,6 +87,7 @@ def measure_reading(
         floor: The same model in another rounding. Its full prefill is a row of its own: the noise floor.
         marks: False to ask over plain text, for policies that find it by its content. Excludes ``tasks``.
         progress: Called with the number of finished questions and the total.
+        partial: Called with the result so far, after each batch of questions.
 
     Returns:
         The setting, and a row for each policy with intervals.
@@ -110,18 +112,14 @@ def measure_reading(
     try:
         for first in range(0, len(chosen), AT_ONCE):
             run.ask(data, list(enumerate(chosen))[first : first + AT_ONCE])
+            if partial is not None:
+                partial(run.result())
             if progress is not None:
                 progress(len(run.questions), len(chosen))
     except KeyboardInterrupt:
         if not run.questions:
             raise
-    return {
-        "model": llm.model_name,
-        "passages": passages,
-        "questions": len(run.questions),
-        "tasks": list(tasks),
-        "rows": run.rows(),
-    }
+    return run.result()
 
 
 class _Run:
@@ -170,17 +168,28 @@ class _Run:
             self._asked[task] += asked[task]
 
     def _find(self, data: Data, batch: Sequence[tuple[int, Question]], policy: str, salt: str) -> None:
-        """Ask something else about the passages in other orders, until they are known, stored, and have profiles."""
+        """Ask something else about the passages behind two other texts, so that they are stored with profiles."""
         once, reuse = SamplingParams(temperature=0, max_tokens=1), ReusePolicy.parse(policy)
-        for turn in (1, 2, 1, 2):
+        for turn, front in ((1, ""), (2, "Once more.\n\n")):
             prompts = [
-                messages_of(data, question, self._passages, number, ask="Thank you.", marks=False, turn=turn)
+                messages_of(
+                    data, question, self._passages, number, ask="Thank you.", marks=False, turn=turn, front=front
+                )
                 for number, question in batch
             ]
             self._llm.generate(prompts, once, reuse=reuse, cache_salt=salt)
 
-    def rows(self) -> list[Row]:
-        """Return the figures of each row."""
+    def result(self) -> dict[str, Any]:
+        """Return the setting and the figures of each row, for the questions so far."""
+        return {
+            "model": self._llm.model_name,
+            "passages": self._passages,
+            "questions": len(self.questions),
+            "tasks": list(self._tasks),
+            "rows": self._rows(),
+        }
+
+    def _rows(self) -> list[Row]:
         return [
             _row(name, self._extracted["off"], self._extracted[name], self.questions)
             | {
@@ -268,7 +277,8 @@ def _row(name: str, reference: Sequence[Extracted], given: Sequence[Extracted], 
     scores = [_score(one.text, question) for one, question in zip(given, questions, strict=True)]
     kl = [divergence(full.own, one.own) for full, one in pairs]
     gold = [one.gold - full.gold for full, one in pairs]
-    flips = sum(full.chooses_gold != one.chooses_gold for full, one in pairs)
+    flips = sum((full.margin >= 0) != (one.margin >= 0) for full, one in pairs)
+    change = math.sqrt(statistics.fmean((one.margin - full.margin) ** 2 for full, one in pairs))
     same = sum(full.text == one.text for full, one in pairs)
     held = sum(contains for _, _, contains in scores)
     return {
@@ -285,9 +295,22 @@ def _row(name: str, reference: Sequence[Extracted], given: Sequence[Extracted], 
         "same_answers": same / count,
         "flips": flips / count,
         "flips_95": wilson_interval(flips, count),
+        "margin_change": change,
+        "expected_flips": expected_flips([full.margin for full in reference], change),
         "recomputed": sum(one.computed for one in given) / sum(one.prompt for one in given),
         "read": sum(one.read for one in given) / sum(one.prompt for one in given),
     }
+
+
+def expected_flips(margins: Sequence[float], change: float) -> float:
+    """Return the share of margins that change their sign if normal noise of this standard deviation is added.
+
+    All questions count in it, so it has a narrower interval than the few flips themselves.
+    """
+    if not change:
+        return 0.0
+    noise = statistics.NormalDist(0, change)
+    return statistics.fmean(noise.cdf(-abs(margin)) for margin in margins)
 
 
 def _interval(values: Sequence[float]) -> tuple[float, float]:
@@ -297,17 +320,18 @@ def _interval(values: Sequence[float]) -> tuple[float, float]:
 def table(result: dict[str, Any]) -> str:
     """Return the result as a Markdown table."""
     names = (
-        "reuse | KL | gold log-likelihood | difference (95%) | contains | F1 | same | flips (95%) | recomputed | read"
+        "reuse | KL | gold log-likelihood | difference (95%) | contains | F1 | same | flips (95%) | margin change | "
+        "expected flips | recomputed | read"
     )
-    lines = [f"| {names} |", "|---" + "|---:" * 9 + "|"]
+    lines = [f"| {names} |", "|---" + "|---:" * 11 + "|"]
     for row in result["rows"]:
         low, high = row["gold_difference_95"]
         flip_low, flip_high = row["flips_95"]
         lines.append(
             f"| {row['reuse']} | {row['kl']:.3f} | {row['gold']:.2f} | {row['gold_difference']:+.2f} "
             f"({low:+.2f} to {high:+.2f}) | {row['contains']:.0%} | {row['f1']:.2f} | {row['same_answers']:.0%} | "
-            f"{row['flips']:.1%} ({flip_low:.1%} to {flip_high:.1%}) | {row['recomputed']:.0%} | "
-            f"{row['read']:.0%} |"
+            f"{row['flips']:.1%} ({flip_low:.1%} to {flip_high:.1%}) | {row['margin_change']:.3f} | "
+            f"{row['expected_flips']:.1%} | {row['recomputed']:.0%} | {row['read']:.0%} |"
         )
     tasks = result.get("tasks", [])
     return "\n".join([*lines, "", reading_tasks.table(result["rows"], tasks)] if tasks else lines)

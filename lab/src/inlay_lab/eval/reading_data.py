@@ -184,6 +184,7 @@ def messages_of(
     numbered: bool = False,
     marks: bool = True,
     turn: int = 0,
+    front: str = "",
 ) -> list[Row]:
     """Return a chat of passages and a question. For ``count`` and ``number`` see Data.names.
 
@@ -192,8 +193,9 @@ def messages_of(
         numbered: Write "[1] ", "[2] " and so on in front of the passages.
         marks: False for a user's message of one text.
         turn: The number of first passages that go to the end.
+        front: Text in front of the passages.
     """
-    parts: list[Row] = []
+    parts: list[Row] = [{"type": "text", "text": front}] if front else []
     names = data.names(question, count, number)
     for place, name in enumerate((*names[turn:], *names[:turn]), 1):
         parts += [{"type": "text", "text": f"[{place}] "}] if numbered else []

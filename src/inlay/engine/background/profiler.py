@@ -1,4 +1,4 @@
-"""Deviation profiles of modules, computed in idle time.
+"""Deviation profiles of modules, and modules of text found a second time, computed in idle time.
 
 Each module is computed once more behind a sample of other modules, which are read as stored, at a shift. So a profile
 costs as many tokens as its module has. It holds the deviation of each token's values from those of its segment: the
@@ -8,13 +8,14 @@ their positions, add nothing to values. Earlier layers and further samples add l
 No request waits for a profile: when a request arrives, the current profile is dropped and restarted later. Profiles
 that a request would have used continue beside requests, in a bounded share of the engine's time (idle.py). In a full
 pool, a profile evicts the least recently used segments, up to an eighth of the pool. A longer module waits until there
-is room. A missing module, and the text that it attends to, is encoded first if requests have asked for it twice.
+is room. A missing module, and the text that it attends to, is encoded first if requests have asked for it twice, or if
+it is a piece of text that a prompt has repeated (prompt/found_pieces.py).
 """
 
 from __future__ import annotations
 
 import random
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ from inlay.slots import SlotRange, cut
 _SAMPLE_TOKENS, _SAMPLE_MODULES = 1024, 64
 #: The most segments that wait for their profile, and the most tokens of them and their samples. The oldest go first.
 _MOST_WAITING, MOST_WAITING_TOKENS = 2**14, 2**20
+MOST_FOUND_TOKENS = 2**16  # of these, of found text of one salt; further text of it is not encoded in idle time
 _MOST_TURNED_AWAY = 16  # modules without room per step; each needs a lookup of its context
 #: The divisor of the pool's size: in a full pool, profiles may evict that share.
 POOL_SHARE = 8
@@ -47,10 +49,17 @@ POOL_SHARE = 8
 
 @dataclass(eq=False, slots=True)
 class _Group:
-    """Segments to draw samples from. waiting: how many modules wait with it; tokens: of all segments kept for them."""
+    """Segments to draw samples from.
+
+    Attributes:
+        tokens: of all segments that are kept for the waiting modules.
+        salt: of found text that is to be encoded. None for modules.
+        waiting: how many modules wait with it.
+    """
 
     specs: Sequence[SegmentSpec]
     tokens: int
+    salt: str | None = None
     waiting: int = 0
 
 
@@ -101,6 +110,7 @@ class Profiler(IdleWorker):
         self._begun: _ProfiledModule | None = None
         self._wanted: set[bytes] = set()  # the waiting ones that requests would have used
         self._asked: OrderedDict[bytes, None] = OrderedDict()  # the keys of segments that requests missed
+        self._found_tokens: Counter[str] = Counter()  # the waiting tokens of found text, by salt
 
     @property
     def wanted(self) -> bool:
@@ -118,23 +128,38 @@ class Profiler(IdleWorker):
         while len(self._asked) > _MOST_WAITING:
             self._asked.popitem(last=False)
         self.add(again, others)
-        for spec in again:
+        self._want(again)
+
+    def encode(self, specs: Sequence[SegmentSpec], others: Sequence[SegmentSpec], salt: str) -> None:
+        """Store found text that a request has computed in place, with profiles behind some of the ``others``.
+
+        Does nothing if too much text of this salt waits. The next request with it then encodes it.
+        """
+        tokens = {spec.key: len(spec.ids) for spec in (*specs, *others)}
+        if specs and self._found_tokens[salt] + sum(tokens.values()) <= MOST_FOUND_TOKENS:
+            self.add(specs, others, salt)
+            self._want(specs[::-1])  # the first one goes first
+
+    def _want(self, specs: Sequence[SegmentSpec]) -> None:
+        for spec in specs:
             if spec.key in self._waiting:
                 self._wanted.add(spec.key)
                 self._waiting.move_to_end(spec.key, last=False)
 
-    def add(self, specs: Sequence[SegmentSpec], others: Sequence[SegmentSpec] | None = None) -> None:
+    def add(
+        self, specs: Sequence[SegmentSpec], others: Sequence[SegmentSpec] | None = None, salt: str | None = None
+    ) -> None:
         """Make profiles of these segments, each behind some of the others, or behind some of these if ``others`` is
-        None.
+        None. salt: of found text.
         """
         new = [spec for spec in specs if spec.key not in self.profiles and spec.key not in self._waiting]
         kept = {id(spec): len(spec.ids) for spec in (*new, *(specs if others is None else others))}
-        group = _Group(specs if others is None else others, sum(kept.values()))
+        group = _Group(specs if others is None else others, sum(kept.values()), salt)
         for spec in new:
             if spec.key not in self._waiting:
                 self._waiting[spec.key] = spec, group
                 group.waiting += 1
-        self._waiting_tokens += group.tokens if group.waiting else 0
+        self._count(group, group.tokens if group.waiting else 0)
         while len(self._waiting) > _MOST_WAITING or self._waiting_tokens > MOST_WAITING_TOKENS:
             key, (_, of) = next(iter(self._waiting.items()))
             if of is group and len(self._waiting) <= _MOST_WAITING:  # one schema may exceed the limit
@@ -148,6 +173,12 @@ class Profiler(IdleWorker):
             self._asked.pop(key, None)
             if key in self._waiting:
                 self._stop_waiting(key)
+
+    def forget_salt(self, salt: str) -> None:
+        """Drop the found text of a salt that waits."""
+        self.give_up()
+        for key in [key for key, (_, group) in self._waiting.items() if group.salt == salt]:
+            self._stop_waiting(key)
 
     def give_up(self) -> None:
         """Return the slots that the pool has lent, because requests need the time. The current profile restarts later.
@@ -166,7 +197,14 @@ class Profiler(IdleWorker):
         self._wanted.discard(key)
         _, group = self._waiting.pop(key)
         group.waiting -= 1
-        self._waiting_tokens -= 0 if group.waiting else group.tokens
+        self._count(group, 0 if group.waiting else -group.tokens)
+
+    def _count(self, group: _Group, tokens: int) -> None:
+        self._waiting_tokens += tokens
+        if group.salt is not None:
+            self._found_tokens[group.salt] += tokens
+            if not self._found_tokens[group.salt]:
+                del self._found_tokens[group.salt]
 
     def _begin(self) -> bool:
         """Find room and a sample for the next module. Modules that are no longer stored are skipped."""

@@ -16,6 +16,7 @@ from inlay import LLM, AsyncLLM, ParameterError, SamplingParams, Schema
 from inlay.engine import core
 from inlay.engine.background import idle
 from inlay.engine.background import profiler as profiler_module
+from inlay.kv.identity import SegmentSpec
 from tests.conftest import tiny
 from tests.model.engine.driving import Driver
 from tests.model.equivalence.oracle import PromptCacheOracle
@@ -255,6 +256,46 @@ def test_one_schema_may_be_longer_than_those_that_wait(monkeypatch):
     assert sum(len(spec.ids) for spec in specs) >= MOVABLE
     work_off(driver)
     assert all(spec.key in driver.engine.kv_manager.profiles for spec in specs)
+
+
+def repeated(driver: Driver, number: int) -> list[SegmentSpec]:
+    """Return segments of three texts that are not stored."""
+    written = "".join(f'<module name="{name}">{words[:-1]}{number}</module>' for name, words in WORDS.items() if name)
+    schema = Schema.from_string(f'<schema name="r{number}">{written}</schema>')
+    return driver.llm.schemas.add(schema, driver.llm.policy("anchored"))[1]
+
+
+def test_found_text_is_stored_with_profiles_in_idle_time(monkeypatch):
+    monkeypatch.setattr(profiler_module, "MOST_FOUND_TOKENS", 3 * MOVABLE)
+    driver = Driver()
+    profiler, texts = driver.engine.profiler, [repeated(driver, number) for number in range(4)]
+    for specs in texts[:3]:
+        profiler.encode(specs, specs, "a")
+    profiler.encode(texts[3], texts[3], "a")  # too much of this salt waits
+    work_off(driver)
+    for specs, stored in zip(texts, (True, True, True, False), strict=True):
+        assert [driver.store.get(spec) is not None for spec in specs] == [stored] * 3
+        assert [spec.key in profiler.profiles for spec in specs] == [stored] * 3
+    profiler.encode(texts[3], texts[3], "a")  # the others wait no more
+    work_off(driver)
+    assert all(driver.store.get(spec) is not None for spec in texts[3])
+    assert driver.all_free()
+
+
+def test_found_text_of_a_salt_waits_no_more_once_its_texts_are_evicted(monkeypatch):
+    monkeypatch.setattr(profiler_module, "MOST_FOUND_TOKENS", MOVABLE)
+    driver = Driver()
+    profiler, texts = driver.engine.profiler, [repeated(driver, number) for number in range(3)]
+    for specs, salt in zip(texts, ("a", "b"), strict=False):
+        profiler.encode(specs, specs, salt)
+    assert profiler.step(3)  # text of one of them is partly computed
+    driver.engine.evict_texts("a")
+    driver.engine.evict_texts("c")
+    profiler.encode(texts[2], texts[2], "a")  # its queue has room again
+    work_off(driver)
+    assert [driver.store.get(specs[0]) is not None for specs in texts] == [False, True, True]
+    assert not profiler.wanted
+    assert driver.all_free()
 
 
 class Panic(BaseException):
