@@ -14,10 +14,7 @@ from typing import Any
 import psutil
 
 from inlay.errors import CapacityError, ParameterError, PolicyError
-from inlay.kv.identity import ROUNDED
-from inlay.kv.offload.codecs import CODECS
-from inlay.kv.offload.link import check_address
-from inlay.kv.offload.tier import Kept
+from inlay.kv.choices import CODEC_NAMES, ROUNDED, Kept, check_address
 from inlay.kv.policies import DEFAULT_EVICTION, POLICIES
 from inlay.policy import PolicyFields, ReusePolicy, check_positions
 from inlay.settings import (
@@ -329,7 +326,7 @@ class EngineConfig:
         'The form of stored segments. "none" for lossless; "int8" or "fp8" for about half the bytes (of bf16). '
         "Requests under ``exact`` never read these approximations.",
         commands=(*ANSWERING, WARM),
-        choices=tuple(CODECS),
+        choices=CODEC_NAMES,
     )
     measure: str = setting(
         "off",

@@ -171,7 +171,8 @@ def check_seconds(name: str, value: object) -> float:
 def check_date(name: str, value: object) -> None:
     """Raise ParameterError unless the value is a date as YYYY-MM-DD."""
     try:
-        date.fromisoformat(value)  # type: ignore[arg-type]
+        if date.fromisoformat(value).isoformat() != value:  # type: ignore[arg-type]
+            raise ValueError("another form, like 20260131 or 2026-W05-6")
     except (TypeError, ValueError):
         raise ParameterError(
             f"{name} is {show(value)}; write a date as text, like '2026-01-31'", code="parameter.invalid_date"

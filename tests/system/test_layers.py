@@ -23,7 +23,7 @@ SOURCE = Path(inlay.__file__).parent
 LAYERS = (
     ("errors", "slots", "wording", "distribution", "logprobs", "diagnostics"),
     ("tolerance", "recompute", "retrieval", "settings", "workpool"),
-    ("types", "sampling.params", "policy", "strict_json", "whole_file", "kv.identity"),
+    ("types", "sampling.params", "policy", "strict_json", "whole_file", "kv.identity", "kv.choices"),
     ("pml", "kv", "events"),
     ("prompt", "attention"),
     ("models", "config", "output"),
@@ -42,9 +42,9 @@ ROWS = {part: row for row, parts in enumerate(LAYERS) for part in parts}
 
 #: Rules beyond the rows: the model's side imports nothing of prompts, and prompts import only the store's identities.
 APART = {
-    **dict.fromkeys(("kv", "kv.identity", "attention", "models"), ("pml", "prompt")),
+    **dict.fromkeys(("kv", "kv.identity", "kv.choices", "attention", "models"), ("pml", "prompt")),
     "engine": ("output",),
-    "output": ("pml", "kv", "kv.identity", "attention"),
+    "output": ("pml", "kv", "kv.identity", "kv.choices", "attention"),
     "prompt": ("kv", "attention"),
 }
 
@@ -59,6 +59,7 @@ LIGHT = (
     "strict_json",
     "whole_file",
     "kv.identity",
+    "kv.choices",
     "pml",
     "pml.json_readers",
     "pml.json_writer",

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
-from inlay.errors import ContextError, ParameterError
-from inlay_lab.bench.agent import AgentSetting, AgentTurn, first_tokens_of_llama, measure_agent
+from inlay.errors import ContextError, ModelError, ParameterError
+from inlay_lab.bench.agent import AgentSetting, measure_agent
 
 SMALL = AgentSetting(model="random:tiny", turns=4, tools=3, tokens=450, new=40, added_at=2, moved_at=4)
 
@@ -30,18 +34,65 @@ def test_an_agent_whose_tools_and_files_change():
     assert all(turn["ttft_s"] > 0 for turn in result["runs"]["changed"]["modular"])
 
 
-class Recorder:
-    """Stands for a process of llama.cpp."""
+FAKE = '''#!{python}
+"""Stands for llama.cpp's server: says how many tokens of a prompt differ from the last one."""
+import json, os, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
-    def meters(self, cached: int, new: int):
-        return {"llama_held_ms": lambda: cached + new / 1000}
+last = []
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.answer({{"status": "ok"}})
+
+    def do_POST(self):
+        global last
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert body["cache_prompt"] and body["n_predict"] in (0, 1)
+        ids = body["prompt"]
+        shared = next((n for n, (a, b) in enumerate(zip(last, ids)) if a != b), min(len(last), len(ids)))
+        last = ids
+        new = len(ids) - min(shared, len(ids) - 1)
+        self.answer({{"timings": {{"prompt_n": new, "prompt_ms": 2.0 * new}}}})
+
+    def answer(self, value):
+        data = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+words = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+assert open(words["-m"], "rb").read(4) == b"GGUF" and int(words["-c"]) > {least}
+HTTPServer((words["--host"], int(words["--port"])), Handler).serve_forever()
+'''
 
 
-def test_llama_reads_the_prefix_of_the_last_prompt_and_answer():
-    turns = [AgentTurn({}, "", ids, (9,)) for ids in ((1, 2, 3), (1, 2, 3, 9, 4, 5), (1, 2, 7), (1, 2, 7))]
-    rows = list(first_tokens_of_llama(Recorder(), iter(turns)))
-    assert [row["computed_tokens"] for row in rows] == [3, 2, 1, 1]
-    assert rows[1]["ttft_s"] == 4.002
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    pytest.importorskip("gguf")
+    path = tmp_path / "llama-server"
+    path.write_text(FAKE.format(python=sys.executable, least=SMALL.tokens))
+    path.chmod(0o755)
+    return path
+
+
+def test_llama_reads_the_prefix_of_the_last_prompt_and_answer(program: Path):
+    result = measure_agent(replace(SMALL, dtype="bfloat16", llama_server=program))
+    assert result["without_llama"] is None
+    for run in ("same", "changed"):
+        new, exact = computed(result, run, "llama-server"), computed(result, run, "exact")
+        assert new[0] == exact[0] == result["prompt_tokens"][run][0]
+        assert all(abs(ours - theirs) <= 64 for ours, theirs in zip(exact, new, strict=True)), "a chunk at most"
+        assert [turn["ttft_s"] for turn in result["runs"][run]["llama-server"]] == [each / 500 for each in new]
+
+
+def test_a_server_that_is_missing_or_ends_is_named(tmp_path: Path, program: Path):
+    with pytest.raises(ParameterError, match="--llama-server"):
+        measure_agent(replace(SMALL, llama_server=tmp_path / "none"))
+    program.write_text("#!/bin/sh\necho no such model\nexit 1\n")
+    with pytest.raises(ModelError, match="no such model"):
+        measure_agent(replace(SMALL, dtype="bfloat16", llama_server=program))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from inlay.cli.loading import told_loading
-from inlay.cli.options import announce_hub, schema_file
+from inlay.cli.options import announce_hub
 from inlay.cli.settings import Options, with_settings
 from inlay.config import EngineConfig
 from inlay.errors import ParameterError
@@ -110,6 +110,8 @@ def batch(
 
 def _schemas(files: Sequence[Path]) -> list[Schema]:
     """Read schemas with distinct names. Raises PMLError and ParameterError."""
+    from inlay.cli.pml_files import schema_file
+
     found: dict[str, Path] = {}
     schemas = []
     for file in files:

@@ -32,7 +32,9 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 @with_settings(CHAT)
 def chat(
-    model: Annotated[str, typer.Argument(help="A directory, a GGUF file, a hub name, random:<shape>, or demo.")],
+    model: Annotated[
+        str | None, typer.Argument(help="A directory, a GGUF file, a hub name, random:<shape>, or demo.")
+    ] = None,
     document: Annotated[
         list[str] | None, typer.Option("--document", metavar="FILE", help="Begin with this text file; repeatable.")
     ] = None,
@@ -44,6 +46,8 @@ def chat(
 
     Without a terminal, it reads one question or command a line from standard input.
     """
+    if model is None:
+        raise ParameterError("there is no model; write its name, or inlay chat demo for the one that comes with inlay")
     options.check()
     if is_schema(model):
         raise ParameterError(

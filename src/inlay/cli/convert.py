@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from inlay.cli.options import kind_of
 from inlay.cli.output import check_outputs, output_file
+from inlay.cli.pml_files import kind_of
 from inlay.errors import ParameterError
 from inlay.pml import Prompt, Schema
 from inlay.pml.sources import is_json

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inlay.cli.options import schema_file
 from inlay.errors import InlayError, ParameterError
 
 if TYPE_CHECKING:
@@ -47,6 +46,8 @@ def deploy(
     if dry_run:
         print(serve_config(settings), end="")
         return 0
+    from inlay.cli.pml_files import schema_file
+
     for file in settings.schemas.files:
         schema_file(file)  # fail here, not in a replica
     if detach and address is None:

@@ -1,4 +1,4 @@
-"""The ``inlay`` command. Each subcommand has its own file, and errors are one sentence."""
+"""The ``inlay`` command. Each subcommand has its own file and imports no other's. Errors are one sentence."""
 
 from __future__ import annotations
 
@@ -6,29 +6,12 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from inlay.cli.batch import batch
-from inlay.cli.cache import app as cache_app
-from inlay.cli.chat import chat
-from inlay.cli.check import check
-from inlay.cli.config import app as config_app
-from inlay.cli.convert import convert, print_json_schema
-from inlay.cli.deploy import deploy
-from inlay.cli.explain import explain
-from inlay.cli.keys import app as keys_app
-from inlay.cli.lint_log import lint_log
-from inlay.cli.memory import memory
-from inlay.cli.models import app as models_app
-from inlay.cli.models import pull
-from inlay.cli.program import app as program_app
-from inlay.cli.run import run
-from inlay.cli.schema import app as schema_app
-from inlay.cli.serve import serve
-from inlay.cli.top import top
 from inlay.distribution import other_project
 from inlay.errors import InlayError, ParameterError
 
@@ -40,24 +23,110 @@ LAB = {
     "reproduce": "Run the experiments of both papers (inlay-lab).",
     "simulate": "Simulate the routing of a cluster (inlay-lab).",
 }
+#: The commands of this package: where each is defined, and its help.
+COMMANDS = {
+    "run": (
+        "inlay.cli.run:run",
+        "Answer a prompt of a schema, or a question about text files: the answer, then its reuse and times.",
+    ),
+    "chat": (
+        "inlay.cli.chat:chat",
+        "Talk to a model, about text files that are computed once and read from the cache.",
+    ),
+    "serve": ("inlay.cli.serve:serve", "Serve a model over HTTP, in the way of OpenAI's API."),
+    "deploy": (
+        "inlay.cli.deploy:deploy",
+        "Run replicas of a model behind one address, routed by what each has cached.",
+    ),
+    "batch": (
+        "inlay.cli.batch:batch",
+        "Answer a file of requests, those that share text together; every text is computed once.",
+    ),
+    "check": (
+        "inlay.cli.check:check",
+        "Compare reuse policies with full prefill on a model itself, and recommend one.",
+    ),
+    "explain": (
+        "inlay.cli.explain:explain",
+        "Explain why prompt tokens are computed: inlay explain --url URL REQUEST.json, or inlay explain MODEL "
+        "LOG.jsonl.",
+    ),
+    "lint": (
+        "inlay.cli.lint_log:lint_log",
+        "Find the fields of logged requests that break the cache: inlay lint --log requests.jsonl --model MODEL.",
+    ),
+    "top": (
+        "inlay.cli.top:top",
+        "Watch a server: requests, tokens per second, the cache by tier, hits, and misses by reason.",
+    ),
+    "memory": (
+        "inlay.cli.memory:memory",
+        "Megabytes (MiB, 2^20 bytes) of keys and values for each cached token, and of weights.",
+    ),
+    "pull": (
+        "inlay.cli.models:pull",
+        "Download a model, or what is missing of it, and print its folder. Every command takes its name from then on.",
+    ),
+    "convert": (
+        "inlay.cli.convert:convert",
+        "Write a schema or a prompt in the other form: PML as JSON, JSON as PML. Text from src files goes in.",
+    ),
+    "schema": ("inlay.cli.schema:app", "Check and show schemas."),
+    "program": ("inlay.cli.program:app", "Show prompt programs: Python functions that are schemas."),
+    "models": (
+        "inlay.cli.models:app",
+        "List the families of models that are served, and what may be asked of each.",
+    ),
+    "keys": ("inlay.cli.keys:app", "Make, list and revoke the API keys of a server."),
+    "cache": (
+        "inlay.cli.cache:app",
+        "Show and change what the store on disk holds, or the cache of a server that runs.",
+    ),
+    "config": ("inlay.cli.config:app", "Show settings and where they come from."),
+}
 _ANY_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
+# Typer has its own copy of click and exports only this one of its errors. Its base class is found from it.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
-def add_plugins(app: typer.Typer) -> None:
-    """Add every command of the group ``inlay.commands``.
 
-    An entry names a ``typer.Typer`` (a group of commands) or a function (one command). Missing commands of inlay-lab
-    answer with the line that installs them.
+class _LazyGroup(typer.core.TyperGroup):
+    """A group that imports a command when it runs or is completed. A list of commands needs only their help."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] in self.commands:
+            self.commands[args[0]] = load_command(args[0])
+        return super().resolve_command(ctx, args)
+
+
+def load_command(name: str) -> Any:
+    """Import a command and return it as an object of click.
+
+    Args:
+        name: One of ``COMMANDS`` or of the group ``inlay.commands``, or a command of inlay-lab.
     """
-    found = {entry.name: entry for entry in entry_points(group=GROUP)}
-    for name in sorted(found):
-        command = found[name].load()
-        if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name)
-        else:
-            app.command(name=name)(command)
-    for name in LAB.keys() - found.keys():
-        app.command(name=name, help=LAB[name], context_settings=_ANY_ARGUMENTS)(_missing(name))
+    if name in COMMANDS:
+        module, _, attribute = COMMANDS[name][0].partition(":")
+        found = getattr(import_module(module), attribute)
+    else:
+        found = next((entry.load() for entry in entry_points(group=GROUP) if entry.name == name), None)
+    alone = typer.Typer(add_completion=False)
+    if isinstance(found, typer.Typer):
+        alone.add_typer(found, name=name)
+    elif found is not None:
+        alone.command(name=name)(found)
+    else:
+        alone.command(name=name, context_settings=_ANY_ARGUMENTS)(_missing(name))
+    return typer.main.get_group(alone).commands[name]
+
+
+def list_commands() -> dict[str, str]:
+    """Return the help of every command by name. Commands of unknown packages are loaded for it."""
+    found = {name: text for name, (_, text) in COMMANDS.items()} | LAB
+    for entry in entry_points(group=GROUP):
+        if entry.name not in found:
+            found[entry.name] = (load_command(entry.name).help or "").partition("\n\n")[0]
+    return found
 
 
 def _missing(name: str) -> Callable[[], None]:
@@ -71,37 +140,6 @@ def _missing(name: str) -> Callable[[], None]:
     return command
 
 
-# Typer has its own copy of click and exports only this one of its errors. Its base class is found from it.
-_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-
-app = typer.Typer(
-    name="inlay",
-    help="Serve language models and compute the attention states of every piece of text once.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
-app.command()(run)
-app.command()(chat)
-app.command()(serve)
-app.command()(deploy)
-app.command()(batch)
-app.command()(check)
-app.command()(explain)
-app.command(name="lint")(lint_log)
-app.command()(top)
-app.command()(memory)
-app.command()(pull)
-app.command()(convert)
-schema_app.command(name="json-schema")(print_json_schema)
-app.add_typer(schema_app, name="schema")
-app.add_typer(program_app, name="program")
-app.add_typer(models_app, name="models")
-app.add_typer(keys_app, name="keys")
-app.add_typer(cache_app, name="cache")
-app.add_typer(config_app, name="config")
-add_plugins(app)
-
-
 def _print_version(asked: bool) -> None:
     if asked:
         from inlay import __version__
@@ -110,12 +148,26 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit()
 
 
-@app.callback()
 def _options(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None: ...
+
+
+def command_line() -> typer.Typer:
+    """Return the command line with every command of ``list_commands``."""
+    app = typer.Typer(
+        name="inlay",
+        cls=_LazyGroup,
+        help="Serve language models and compute the attention states of every piece of text once.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_options)
+    for name, text in list_commands().items():
+        app.command(name=name, help=text)(_options)
+    return app
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -131,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         given = [_at_home(argument) for argument in (sys.argv[1:] if arguments is None else arguments)]
         _check_filled(given)
-        status = typer.main.get_command(app).main(args=given, prog_name="inlay", standalone_mode=False)
+        status = typer.main.get_command(command_line()).main(args=given, prog_name="inlay", standalone_mode=False)
         return status if isinstance(status, int) else 0
     except _UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # the help has been printed

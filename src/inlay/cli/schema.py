@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from inlay.cli.convert import print_json_schema
 from inlay.cli.from_prompts import from_prompts
 from inlay.cli.lint import lint
 from inlay.cli.loading import told_loading
-from inlay.cli.options import Plot, Profile, Tokenizer, check_plot, deviations_of, schema_file
+from inlay.cli.options import Plot, Profile, Tokenizer, check_plot, deviations_of
+from inlay.cli.pml_files import schema_file
 from inlay.errors import PMLError, Problem
 from inlay.pml import Module, Param, Schema, Text, Turn, Union
 from inlay.pml.variables import params_of, template_variables
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Check and show schemas.", no_args_is_help=True)
 app.command()(lint)
 app.command("from-prompts")(from_prompts)
+app.command("json-schema")(print_json_schema)
 Node = dict[str, Any]
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from inlay.cli.loading import LoadingLines
-from inlay.cli.options import announce_hub, schema_file, told_device, told_store
+from inlay.cli.options import announce_hub, told_device, told_store
 from inlay.cli.settings import Options, with_settings
 from inlay.errors import ParameterError
 from inlay.settings import SERVE
@@ -72,6 +72,8 @@ def serve(
             engine["store_private"] = False
         if settings.keys_file is not None:
             Tenants.from_file(settings.keys_file)
+        from inlay.cli.pml_files import schema_file
+
         first = [schema_file(file) for file in options["schema"] or []]
         from inlay.server.logs import configure
         from inlay.server.run import Server

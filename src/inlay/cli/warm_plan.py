@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from inlay.cli.options import schema_file
+from inlay.cli.pml_files import schema_file
 from inlay.errors import ParameterError
 from inlay.pml import Schema
 from inlay.strict_json import JSONError, read_json

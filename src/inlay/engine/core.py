@@ -27,9 +27,9 @@ from inlay.engine.runner import Runner
 from inlay.engine.scheduler import Scheduler
 from inlay.engine.speculation.speculator import Draft, Speculator, counts
 from inlay.errors import AbortedError, DeadlineError, QueueFullError
+from inlay.kv.choices import Kept
 from inlay.kv.identity import SegmentSpec
 from inlay.kv.offload.residency import Residency
-from inlay.kv.offload.tier import Kept
 from inlay.kv.store import SegmentStore
 from inlay.sampling.sampler import begin
 from inlay.types import EngineStats
@@ -213,12 +213,16 @@ class EngineCore:
         if not made.owners:
             return ended + settled
         self._steps += 1
+        before = 0 if self.speculator is None else sum(self.speculator.accepted.values())
         try:
             advanced = self._compute(made, interruptible)
         except BaseException as error:  # a failed pass ends only its own requests
             return ended + settled + self._fail(made.owners, error, interruptible)
         seconds = time.perf_counter() - began - made.waited_s
         self._budget.took(sum(tokens for _, tokens in step.prefill) - self._unrun(made), seconds)
+        if self.speculator is not None and made.decode and not step.prefill:
+            accepted = sum(self.speculator.accepted.values()) - before
+            self.speculator.took(len(made.decode), len(made.decode) + accepted, bool(made.drafts), seconds)
         self._idle_time.busy_for(seconds)
         for observer in self.observers:
             observer.stepped(seconds)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from inlay.engine.allocation import Prefill, SequenceAllocation, Wait
 from inlay.engine.request import Request
 from inlay.events import EncodeEvent, Fault
+from inlay.kv.choices import Kept
 from inlay.kv.identity import SegmentSpec
-from inlay.kv.offload.tier import Kept
 
 
 @dataclass(eq=False)

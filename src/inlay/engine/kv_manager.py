@@ -36,10 +36,10 @@ from inlay.engine.request import Request
 from inlay.engine.retention import DerivedData, Retention
 from inlay.engine.waits import AdmissionWaits, PendingPrefills
 from inlay.errors import CapacityError
+from inlay.kv.choices import Kept
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.offload.arrivals import Arrival
 from inlay.kv.offload.residency import Residency
-from inlay.kv.offload.tier import Kept
 from inlay.kv.segment import PrefixMatch, Segment
 from inlay.kv.store import SegmentStore
 from inlay.prompt.composed import CachedSpan, ComposedPrompt

@@ -8,11 +8,11 @@ from inlay.engine.encoder import Task
 from inlay.engine.jobs import Admission
 from inlay.engine.lookup import Lookup
 from inlay.engine.request import Request
+from inlay.kv.choices import Kept
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.offload.arrivals import Arrival
 from inlay.kv.offload.loader import Coming
 from inlay.kv.offload.residency import Residency
-from inlay.kv.offload.tier import Kept
 from inlay.kv.segment import PrefixMatch
 from inlay.kv.store import SegmentStore
 from inlay.prompt.contexts import in_encoding_order

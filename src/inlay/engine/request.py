@@ -16,8 +16,8 @@ from inlay.engine.prompt_state import PrefillRecord, PromptState, lasting_tokens
 from inlay.engine.token_selection import Selection, place_of
 from inlay.errors import CapacityError, InlayError, ParameterError
 from inlay.events import Fault, TokenEvent
+from inlay.kv.choices import Kept
 from inlay.kv.identity import SegmentSpec, TokenRun
-from inlay.kv.offload.tier import Kept
 from inlay.kv.segment import PrefixMatch
 from inlay.prompt.composed import CachedSpan, ComposedPrompt, NewSpan, RecomputedSpan
 from inlay.sampling.params import SamplingParams

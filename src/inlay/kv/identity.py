@@ -22,7 +22,6 @@ from inlay.errors import ParameterError
 
 EMPTY = b""
 LOSSLESS = "none"  # the codec of KV as it was computed
-ROUNDED = ("int8", "fp8")  # KV dtypes that count as another model
 
 _VERSION = 1  # of the hash and of the byte format; other versions never give the same digests
 _GROUP, _BREAK, _SALT, _RECOMPUTE, _CODEC, _DIGEST, _BYTES, _ADAPTER, _MODEL = (

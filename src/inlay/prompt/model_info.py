@@ -10,7 +10,8 @@ from hashlib import sha256
 from transformers import PreTrainedTokenizerBase
 
 from inlay.errors import ContextError, ParameterError, Place, PMLError, Problem
-from inlay.kv.identity import ROUNDED, KeyMaker, fingerprint_under
+from inlay.kv.choices import ROUNDED
+from inlay.kv.identity import KeyMaker, fingerprint_under
 from inlay.pml.scopes import path_of
 from inlay.prompt.layout import SchemaLayout
 from inlay.prompt.placement import PromptLayout

@@ -164,7 +164,7 @@ def _middlewares(service: Service) -> list[Middleware]:
         Middleware(RateLimitMiddleware, meter=service.meter),
         Middleware(
             BodyMiddleware,
-            max_body_bytes=settings.max_body_bytes,
+            max_body_bytes=settings.body_bytes,
             max_nesting=settings.max_nesting,
             workers=service.body_workers,
         ),

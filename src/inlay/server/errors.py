@@ -127,6 +127,7 @@ async def handle_validation_error(request: Request, error: Exception) -> Respons
 _LINGER_S = 30.0
 _SILENT_S = 1.0
 _LINGER_BYTES = 2**25
+_LINGER_BYTES_PER_S = 2**14
 _SMALL_BYTES = 2**16
 
 
@@ -134,9 +135,9 @@ async def refuse(error: BodyError, scope: Scope, receive: Receive, send: Send) -
     """Answer with an error while more of the body may follow.
 
     A small body is read and dropped, and the connection stays open. After a larger body the connection is closed. The
-    server first drops up to 32 MiB of the body, until the client is silent for a second, for at most 30 seconds. An
-    earlier close would reset the TCP connection, and a client that reads only after its whole body would lose the
-    answer.
+    server first drops up to 32 MiB of the body, for at most 30 seconds. It stops when the client is silent for a second
+    or sends less than 16 KiB/s. An earlier close would reset the TCP connection, and a client that reads only after its
+    whole body would lose the answer.
     """
     response = failure_response(failure_of(error), scope)
     if not has_body(scope) or await _small(scope, receive):
@@ -163,13 +164,18 @@ async def _small(scope: Scope, receive: Receive) -> bool:
 
 
 async def _thrown_away(receive: Receive, most: int) -> bool:
-    """Read and drop at most this many bytes of a body, for a limited time. Returns True if the body ended."""
+    """Read and drop at most this many bytes of a body. Returns True if the body ended.
+
+    The client must send at ``_LINGER_BYTES_PER_S``, without a pause of ``_SILENT_S``, and for ``_LINGER_S`` at most.
+    """
+    now = asyncio.get_running_loop().time
+    began, dropped = now(), 0
     with suppress(TimeoutError):
-        async with asyncio.timeout(_LINGER_S):
-            while most >= 0:
-                async with asyncio.timeout(_SILENT_S):
-                    message = await receive()
-                most -= len(message.get("body", b""))
-                if not message.get("more_body", False):  # a client that has left sends no more either
-                    return True
+        while dropped <= most:
+            allowed_s = min(_LINGER_S, _SILENT_S + dropped / _LINGER_BYTES_PER_S)
+            async with asyncio.timeout_at(min(now() + _SILENT_S, began + allowed_s)):
+                message = await receive()
+            dropped += len(message.get("body", b""))
+            if not message.get("more_body", False):  # a client that has left sends no more either
+                return True
     return False

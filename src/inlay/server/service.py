@@ -145,7 +145,7 @@ class Service:
         self.reasoning = model_reasoning(llm.tokenizer, settings.reasoning_parser)
         self.meter = Meter(places=_places(llm) if settings.keys_file is not None else None)
         self.trimmer = MemoryTrimmer()
-        self.body_workers = BodyWorkers(16 * settings.max_body_bytes, self.trimmer, llm.pacer)
+        self.body_workers = BodyWorkers(16 * settings.body_bytes, self.trimmer, llm.pacer)
         self.stored = StoredAnswers(
             Bounds(
                 settings.max_stored_responses,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from inlay.errors import ModelError, ParameterError
 from inlay.policy import CEILINGS, PolicyFields, ReusePolicy, log_deprecated
-from inlay.settings import BATCH, SERVE, check_choice, check_seconds, check_settings, setting
+from inlay.settings import BATCH, SERVE, check_choice, check_seconds, check_settings, parse_bytes, setting
 
 LOG_FORMATS = ("text", "json")
 EMBEDDING_POOLINGS = ("mean", "last", "cls")
@@ -85,8 +85,12 @@ class ServerSettings:
         commands=(SERVE,),
         option="cors_origin",
     )
-    max_body_bytes: int = setting(
-        8 * 2**20, "The largest body of a request, in bytes.", commands=(SERVE,), option="max_body", least=1
+    max_body_bytes: int | str = setting(
+        "8MiB",
+        'The largest body of a request, in bytes or like "8MiB".',
+        commands=(SERVE,),
+        option="max_body",
+        checked=parse_bytes,
     )
     max_nesting: int = setting(64, "The most levels of lists and objects in a body.", commands=(SERVE,), least=1)
     timeout_s: float | None = setting(
@@ -236,6 +240,11 @@ class ServerSettings:
             )
         if not self.served_names or not all(self.served_names):
             raise ParameterError("served_names has no name, or an empty one; give the model one that clients can write")
+
+    @property
+    def body_bytes(self) -> int:
+        """``max_body_bytes`` as a number."""
+        return parse_bytes("max_body_bytes", self.max_body_bytes)
 
     @cached_property
     def policy(self) -> ReusePolicy | None:

@@ -223,6 +223,13 @@ def test_bad_json_is_refused(data: bytes, sentence: str):
     assert refused(400, "invalid_json", [data], closed=False).startswith(sentence)
 
 
+def test_a_refused_body_that_drips_does_not_hold_the_connection():
+    headers = {"content-type": "text/plain", "content-length": "1000000"}
+    found, _ = guarded([b"x"] * 200, headers=headers, pause_s=0.1)
+    assert (found.status, found.headers["connection"]) == (415, "close")
+    assert found.taken < 20, "it was not read for longer than a second"
+
+
 def test_a_small_body_that_is_refused_does_not_cost_the_connection():
     headers = {"content-type": "text/plain", "content-length": "65536"}
     found, _ = guarded([b"x" * 2**15] * 2, headers=headers)

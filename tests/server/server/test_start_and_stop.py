@@ -150,7 +150,7 @@ def test_a_model_that_cannot_answer_ends_it():
         ({"timeout_s": -1.0}, "parameter.out_of_range", "timeout_s"),
         ({"drain_s": float("nan")}, "parameter.out_of_range", "drain_s"),
         ({"drain_s": None}, "parameter.out_of_range", "drain_s"),
-        ({"max_body_bytes": 0}, "parameter.out_of_range", "max_body_bytes"),
+        ({"max_body_bytes": 0}, "parameter.invalid_size", "max_body_bytes"),
         ({"default_max_tokens": 0}, "parameter.out_of_range", "default_max_tokens"),
         ({"log_format": "xml"}, "parameter.unknown_choice", "log_format"),
         ({"log_level": "loud"}, "parameter.unknown_choice", "log_level"),

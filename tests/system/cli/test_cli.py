@@ -327,6 +327,11 @@ def test_a_missing_model_is_reported_before_torch_is_loaded(files, command):
     assert "./nowhere" in result.stderr
 
 
+def test_chat_without_a_model_names_the_one_that_comes_with_inlay(capsys):
+    status, _, err = run(capsys, "chat")
+    assert (status, "inlay chat demo" in err) == (2, True)
+
+
 @pytest.mark.parametrize("command", [["run", "notes.txt", "Who?"], ["chat", "notes.txt"]])
 def test_a_document_in_place_of_the_model_is_reported(files, capsys, command):
     (files / "notes.txt").write_text("Bravel is a town.")

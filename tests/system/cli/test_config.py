@@ -216,9 +216,11 @@ def test_no_two_settings_of_a_command_share_an_option() -> None:
 
 def test_a_server_gets_every_option(file: Path) -> None:
     """Options arrive in the fields of their dataclass, under the field's name."""
-    options = Options(values_of("serve", {"slow_client": 3.0, "max_body": 9, "api_key": ["k"], "timeout": 0.0}, None))
+    options = Options(
+        values_of("serve", {"slow_client": 3.0, "max_body": "9KiB", "api_key": ["k"], "timeout": 0.0}, None)
+    )
     settings = ServerSettings(**options.fields_of(ServerSettings) | {"served_names": ("m",)})
-    assert (settings.slow_client_s, settings.max_body_bytes, settings.api_keys) == (3.0, 9, ("k",))
+    assert (settings.slow_client_s, settings.body_bytes, settings.api_keys) == (3.0, 9 * 2**10, ("k",))
     assert settings.timeout_s is None
     given = options.llm_settings("random:tiny")
     assert set(given) <= {*settings_of(ModelSettings), *settings_of(EngineConfig)}
@@ -238,7 +240,21 @@ def test_shells_complete_options_and_words() -> None:
     assert {"run", "serve", "config"} <= completed("inlay ")
 
 
-def test_the_command_line_starts_without_heavy_libraries() -> None:
-    heavy = ("torch", "transformers", "fastapi", "pydantic_settings")
-    script = f"import sys, inlay.cli.main; print([name for name in {heavy} if name in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"
+@pytest.mark.parametrize(
+    ("command", "also"),
+    [
+        ([], ("rich.console", "pydantic", "inlay.config")),
+        (["--help"], ("inlay.config",)),
+        (["chat", "--help"], ("inlay.pml",)),
+        (["serve", "--help"], ("inlay.pml",)),
+        (["chat", "./nowhere"], ("inlay.pml",)),
+    ],
+)
+def test_a_command_starts_without_the_libraries_that_it_does_not_use(command: list[str], also: tuple[str, ...]) -> None:
+    heavy = {"torch", "transformers", "fastapi", "numpy", "jinja2", "prometheus_client", *also}
+    if "./nowhere" not in command:
+        heavy.add("pydantic_settings")
+    run = f"inlay.cli.main.main({command})" if command else "pass"
+    script = f"import sys, inlay.cli.main; {run}; print(sorted({heavy} & sys.modules.keys()))"
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert said.splitlines()[-1] == "[]"

@@ -5,10 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import typer
-
 from inlay.cli import main as command_line
-from inlay.cli.from_prompts import from_prompts
 
 PAGE = (Path(__file__).parents[3] / "docs/guides/schema-from-a-log.md").read_text(encoding="utf-8")
 
@@ -21,11 +18,6 @@ def block(prefix: str) -> str:
 
 
 def test_the_worked_example(tmp_path, monkeypatch, capsys):
-    app, schema = typer.Typer(), typer.Typer()
-    schema.command("from-prompts")(from_prompts)
-    schema.command("other")(lambda: None)
-    app.add_typer(schema, name="schema")
-    monkeypatch.setattr(command_line, "app", app)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     Path("ferry.jsonl").write_text(block("```jsonl\n"), encoding="utf-8")

@@ -15,9 +15,7 @@ from inlay.cli.main import main
 @pytest.fixture
 def without_lab(monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
     monkeypatch.setattr(plugins, "entry_points", lambda group: [])
-    app = typer.Typer()
-    plugins.add_plugins(app)
-    return app
+    return plugins.command_line()
 
 
 @pytest.mark.parametrize("arguments", [("bench", "ttft", "--model", "demo"), ("eval", "--help"), ("simulate",)])
@@ -37,10 +35,17 @@ def test_the_commands_of_an_installed_lab_run(capsys: pytest.CaptureFixture[str]
 def test_another_distribution_adds_a_command(monkeypatch: pytest.MonkeyPatch):
     entry = EntryPoint("shout", f"{__name__}:shout", plugins.GROUP)
     monkeypatch.setattr(plugins, "entry_points", lambda group: [entry])
-    app = typer.Typer()
-    plugins.add_plugins(app)
-    assert CliRunner().invoke(app, ["shout", "hey"]).output == "HEY\n"
+    runner = CliRunner()
+    assert runner.invoke(plugins.command_line(), ["shout", "hey"]).output == "HEY\n"
+    assert "Say it loudly." in runner.invoke(plugins.command_line(), ["--help"]).output
+
+
+@pytest.mark.parametrize("name", plugins.COMMANDS)
+def test_the_list_of_commands_has_the_help_of_each(name: str):
+    text = plugins.load_command(name).help
+    assert plugins.list_commands()[name] == " ".join(text.partition("\n\n")[0].split())
 
 
 def shout(word: str) -> None:
+    """Say it loudly."""
     print(word.upper())

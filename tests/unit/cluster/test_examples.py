@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 import yaml
 
 import inlay.cluster
-from inlay.cli.main import app
+from inlay.cli.main import load_command
 from inlay.cluster.settings import ClusterSettings
 
 EXAMPLES = Path(__file__).parents[3] / "examples/cluster"
@@ -54,7 +53,7 @@ def test_the_composition_is_one():
     (called,) = re.findall(r"inlay (deploy .*?)\"", head["command"])
     _, path, *options = shlex.split(called)
     assert f"./compose-cluster.yaml:{path}:ro" in head["volumes"]
-    known = {name for each in _command("deploy").params for name in each.opts}
+    known = {name for each in load_command("deploy").params for name in each.opts}
     assert {one for one in options if one.startswith("--")} <= known
 
 
@@ -94,7 +93,3 @@ def test_the_image_is_made_of_what_there_is():
     assert "/src[cluster]" in lines
     assert "--constraint /src/constraints.txt" in lines
     assert "USER 10001" in lines
-
-
-def _command(name: str) -> Any:
-    return typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]

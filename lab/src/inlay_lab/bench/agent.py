@@ -3,8 +3,8 @@
 Answers are scripted, because a small model cannot drive an agent. Each is forced behind its prompt, so it is stored as
 a generated answer is. In the second run a tool is added and a file changes its place in the middle.
 
-llama.cpp, where it is installed, keeps one conversation and reads the prefix that a prompt shares with the last one, as
-its server does. It runs a random model of the same shape.
+llama.cpp's server, where there is one, gets the same token ids, and each answer behind its prompt. It reads the prefix
+that a prompt shares with the last one. It runs a random model of the same shape.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from inlay import LLM, SamplingParams
 from inlay.errors import ContextError, ParameterError
 from inlay.models.spec import dtype_name
 from inlay_lab.bench.decode.llama import why_not
+from inlay_lab.bench.llama_server import LlamaServer, find_server, llama_server
 from inlay_lab.bench.machine import Progress, describe_machine
-from inlay_lab.bench.ttft_llama import LlamaFirstTokens, llama_first_tokens
 
 #: The structure of Qwen's template: the system text, then each tool on a line of its own.
 TEMPLATE = """\
@@ -54,6 +54,7 @@ class AgentSetting:
         new: tokens of each question, and half as many of each answer.
         added_at: the turn, from 1, at which the second run adds a tool.
         moved_at: the turn at which it moves the first file to the end.
+        llama_server: llama.cpp's server. None for the one on PATH.
     """
 
     model: str
@@ -65,6 +66,7 @@ class AgentSetting:
     moved_at: int = 15
     dtype: str = "auto"
     quantization: str | None = None
+    llama_server: Path | None = None
 
     def __post_init__(self) -> None:
         for name, least in {"turns": 1, "tools": 1, "tokens": 100 * self.tools, "new": 16}.items():
@@ -84,29 +86,31 @@ class AgentTurn:
 
 def measure_agent(setting: AgentSetting, progress: Progress | None = None) -> dict[str, Any]:
     """Return computed tokens and seconds to the first token, for each turn and column of both runs."""
+    program = find_server(setting.llama_server)
     llm = LLM(setting.model, dtype=setting.dtype, quantization=setting.quantization, chat_template=TEMPLATE, seed=0)
     try:
         runs = {name: _turns(llm, setting, changes=name == "changed") for name in ("same", "changed")}
         _check_fits(llm, runs["changed"])
         config, dtype = llm.loaded.model.config, dtype_name(llm.loaded.model.dtype)
-        why = why_not(config, dtype, setting.quantization)
+        why = why_not(config, dtype, setting.quantization, ["gguf"])
+        if program is None:
+            why = "there is no llama-server on PATH; give one with --llama-server PATH"
         steps = _Steps(progress, (len(POLICIES) + (why is None)) * sum(map(len, runs.values())))
         tables: dict[str, dict[str, Any]] = {name: {} for name in runs}
         for name, turns in runs.items():
             for policy in POLICIES:
                 llm.reset_prefix_cache()
                 tables[name][policy] = [_played(llm, turn, policy) for turn in steps(turns)]
-        with ExitStack() as stack:
-            if why is None:
-                longest = max(len(turn.prompt_ids) + len(turn.answer_ids) for turns in runs.values() for turn in turns)
-                worker = stack.enter_context(llama_first_tokens(config, longest + 1, setting.quantization))
-                for name, turns in runs.items():
-                    tables[name]["llama.cpp"] = list(first_tokens_of_llama(worker, steps(turns)))
+        if program is not None and why is None:
+            longest = max(len(turn.prompt_ids) + len(turn.answer_ids) for turns in runs.values() for turn in turns)
+            for name, turns in runs.items():  # a new server for each, because it keeps earlier prompts
+                with llama_server(program, config, longest + 1, setting.quantization) as server:
+                    tables[name]["llama-server"] = [_asked(server, turn) for turn in steps(turns)]
         lengths = {name: [len(turn.prompt_ids) for turn in turns] for name, turns in runs.items()}
     finally:
         llm.shutdown()
     return {
-        "setting": asdict(setting),
+        "setting": asdict(setting) | {"llama_server": None if program is None else str(program)},
         "prompt_tokens": lengths,
         "runs": tables,
         "without_llama": why,
@@ -136,15 +140,11 @@ def _played(llm: LLM, turn: AgentTurn, policy: str) -> dict[str, float]:
     return {"computed_tokens": output.usage.computed_tokens, "ttft_s": output.metrics.ttft_s or 0.0}
 
 
-def first_tokens_of_llama(worker: LlamaFirstTokens, turns: Iterator[AgentTurn]) -> Iterator[dict[str, float]]:
-    stored: tuple[int, ...] = ()
-    for turn in turns:
-        pairs = zip(stored, turn.prompt_ids, strict=False)
-        shared = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(stored), len(turn.prompt_ids)))
-        shared = min(shared, len(turn.prompt_ids) - 1)
-        new = len(turn.prompt_ids) - shared
-        yield {"computed_tokens": new, "ttft_s": worker.meters(shared, new)["llama_held_ms"]()}
-        stored = turn.prompt_ids + turn.answer_ids
+def _asked(server: LlamaServer, turn: AgentTurn) -> dict[str, float]:
+    """Ask for the first token, and give the answer."""
+    found = server.first_token(turn.prompt_ids)
+    server.keep(turn.prompt_ids + turn.answer_ids)
+    return {"computed_tokens": found.computed_tokens, "ttft_s": found.seconds}
 
 
 def _turns(llm: LLM, setting: AgentSetting, *, changes: bool) -> list[AgentTurn]:

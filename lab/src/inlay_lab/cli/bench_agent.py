@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -27,17 +28,18 @@ def agent(
     threads: Threads = None,
     dtype: DType = "auto",
     quantization: Quantization = None,
+    llama_server: Annotated[Path | None, typer.Option(help="llama.cpp's server. Default: the one on PATH.")] = None,
     quick: Quick = False,
     as_json: AsJson = False,
 ) -> None:
-    """Play an agent with scripted answers, under exact and modular reuse, and on llama.cpp if it is installed."""
+    """Play an agent with scripted answers, under exact and modular reuse, and on llama.cpp's server if there is one."""
     from inlay.cli.output import stdout_console, token_progress
     from inlay_lab.bench.agent import AgentSetting, measure_agent
 
     sizes = {"turns": turns, "tools": tools, "tokens": tokens, "added_at": added_at, "moved_at": moved_at, "new": new}
     if quick:
         sizes = {"turns": 4, "tools": 3, "tokens": 600, "added_at": 2, "moved_at": 3, "new": 40}
-    setting = AgentSetting(model=model, dtype=dtype, quantization=quantization, **sizes)
+    setting = AgentSetting(model=model, dtype=dtype, quantization=quantization, llama_server=llama_server, **sizes)
     with token_progress("turns") as progress:
         result = measure_agent(setting, progress) | {"quick": quick}
     if as_json:
@@ -48,7 +50,7 @@ def agent(
         console.print(f"\n[bold]{_TITLES[name]}[/bold]", highlight=False)
         console.print(_table(result["prompt_tokens"][name], columns))
     if result["without_llama"]:
-        console.print(f"\nllama.cpp: {result['without_llama']}", highlight=False, soft_wrap=True)
+        console.print(f"\nllama-server: {result['without_llama']}", highlight=False, soft_wrap=True)
 
 
 def _table(lengths: list[int], columns: dict[str, Any]) -> Table:

@@ -18,7 +18,7 @@ from inlay.check.run import divergence
 from inlay.check.statistics import difference_interval, mcnemar, mean_bound, wilson_interval
 from inlay.client.llm import LLM
 from inlay.errors import ModelError
-from inlay.kv.identity import ROUNDED
+from inlay.kv.choices import ROUNDED
 from inlay.models.spec import dtype_name
 from inlay.pml.schema import Prompt
 from inlay.policy import ReusePolicy

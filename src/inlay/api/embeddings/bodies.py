@@ -19,7 +19,7 @@ from inlay.api.reading import BodyRules, all_of, read_fields
 from inlay.api.values import all_of as all_are
 from inlay.wording import shown
 
-MAX_INPUTS = 2_048
+MAX_INPUTS = 1_024  # as many as the queue of a server holds by default
 MAX_DIMENSIONS = 65_536
 _POOLING = '"last" or "mean"'
 

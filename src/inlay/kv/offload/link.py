@@ -13,18 +13,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
-from urllib.parse import urlsplit, urlunsplit
 
 from inlay.errors import ParameterError
+from inlay.kv.choices import SCHEMES, check_address, without_password
 from inlay.kv.offload.tier import Miss, TierMissError
-from inlay.wording import show
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-#: URL schemes and their names in redis-py. Valkey speaks the same protocol.
-SCHEMES = {"redis": "redis", "rediss": "rediss", "unix": "unix", "valkey": "redis", "valkeys": "rediss"}
 CONNECT_S = 1.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
 # after this long without a failure, the pause starts small again; needed where some calls work while others stall
@@ -32,36 +29,6 @@ _CALM_S = 60.0
 AGAIN_S = 0.05  # between repeated cuts of a late call
 MOST_ANSWERED = 8 << 20  # bound for the answer to one request: part of a value, or many small answers
 _NEVER_S = 120.0  # for redis-py's own timeouts, which should never trigger
-
-
-def check_address(name: str, address: object) -> None:
-    """Check the form of a server address. Raises ParameterError."""
-    try:
-        parts = urlsplit(address) if isinstance(address, str) else None
-        right = (
-            parts is not None
-            and parts.scheme in SCHEMES
-            and bool(parts.path if parts.scheme == "unix" else parts.hostname)
-        )
-        right = right and parts is not None and (parts.port is None or parts.port > 0)
-    except ValueError:
-        right = False
-    if not right:
-        said = without_password(address) if isinstance(address, str) else address
-        raise ParameterError(
-            f"{name} is {show(said)}; give an address like 'redis://host:6379/0', or None for none",
-            code="cache.invalid_address",
-        )
-
-
-def without_password(address: str) -> str:
-    """An address without its password, for messages."""
-    with suppress(ValueError):
-        parts = urlsplit(address)
-        if "@" in parts.netloc:
-            address = urlunsplit(parts._replace(netloc="…@" + parts.netloc.rpartition("@")[2]))
-        return address.partition("?")[0]
-    return "…"
 
 
 class Link:

@@ -22,14 +22,6 @@ class Miss(Enum):
     FAILED = "failed"  # an error of the operating system or server
 
 
-class Kept(Enum):
-    """Which segments the tiers below the pool may hold. Host memory may hold all: it ends with the process."""
-
-    SCHEMAS = "schemas"  # those of public schemas
-    UNSALTED = "unsalted"  # parts of messages, too, of requests without a cache_salt
-    ALL = "all"  # private schemas, and parts of messages of requests with a cache_salt, too
-
-
 class TierMissError(PortableError):
     """A tier could not deliver a segment. The caller tries another tier or recomputes the segment."""
 

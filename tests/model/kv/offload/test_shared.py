@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from inlay.errors import ParameterError
+from inlay.kv.choices import check_address, without_password
 from inlay.kv.offload import link, shared
 from inlay.kv.offload.disk import DiskTier
 from inlay.kv.offload.shared import SharedTier
@@ -467,14 +468,14 @@ def test_what_is_written_again_is_not_what_was_to_go(fake):
 @pytest.mark.parametrize("address", ["", "host", "http://host:1", "redis://", "redis://host:port", 3, "unix://"])
 def test_what_is_no_address_is_an_error(address):
     with raises("cache.invalid_address", ParameterError, names="store_shared"):
-        link.check_address("store_shared", address)
+        check_address("store_shared", address)
 
 
 def test_passwords_are_not_shown():
     with pytest.raises(ParameterError) as error:
-        link.check_address("store_shared", "http://user:secret@host/0?password=secret")
+        check_address("store_shared", "http://user:secret@host/0?password=secret")
     assert "secret" not in str(error.value)
-    assert link.without_password("redis://:secret@host:6379/1") == "redis://…@host:6379/1"
+    assert without_password("redis://:secret@host:6379/1") == "redis://…@host:6379/1"
 
 
 def test_without_the_package_the_error_names_the_extra(monkeypatch):

@@ -30,17 +30,22 @@ FORMATS = {None: "BF16", "int8": "Q8_0", "int4": "Q4_0"}
 _BLOCK = 32  # numbers that share one scale in these formats
 
 
-def write_gguf(config: PretrainedConfig, path: Path, quantization: str | None = None) -> None:
+def write_gguf(config: PretrainedConfig, path: Path, quantization: str | None = None, words: bool = False) -> None:
     """Write the file. The output head has 8 bits in both quantizations, as ours; llama.cpp's own files use 6 or 8.
 
     Args:
         config: Its model type is in ARCHITECTURES.
         quantization: Of the matrices; a key of FORMATS.
+        words: Give each token a text. llama.cpp's server needs one.
     """
     import gguf
 
     writer = gguf.GGUFWriter(path, ARCHITECTURES[config.model_type])
     _describe(writer, config)
+    if words:
+        _add_words(writer, config.vocab_size)
+    else:
+        writer.add_tokenizer_model("no_vocab")  # token ids in, token ids out
     shapes = dict(_tensors(config))
     fp32 = gguf.GGMLQuantizationType.F32
     kinds = {name: gguf.GGMLQuantizationType[_format(config, name, quantization)] for name in shapes}
@@ -103,7 +108,23 @@ def _describe(writer: Any, config: PretrainedConfig) -> None:
     writer.add_rope_dimension_count(_head_dim(config))
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("no_vocab")  # token ids in, token ids out
+
+
+def _add_words(writer: Any, count: int) -> None:
+    """Add a vocabulary of SentencePiece: the bytes, and other tokens by number."""
+    import gguf
+
+    control, byte, normal = gguf.TokenType.CONTROL, gguf.TokenType.BYTE, gguf.TokenType.NORMAL
+    texts = ["<unk>", "<s>", "</s>", *(f"<0x{value:02X}>" for value in range(256))]
+    texts += [f"w{number}" for number in range(len(texts), count)]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(texts[:count])
+    writer.add_token_scores([0.0] * count)
+    writer.add_token_types([control if n < 3 else byte if n < 259 else normal for n in range(count)])
+    writer.add_unk_token_id(0)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_add_bos_token(False)
 
 
 def _tensors(config: PretrainedConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -132,14 +153,21 @@ def _head_dim(config: PretrainedConfig) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-def why_not(config: PretrainedConfig, dtype: str, quantization: str | None = None) -> str | None:
+def why_not(
+    config: PretrainedConfig,
+    dtype: str,
+    quantization: str | None = None,
+    packages: Sequence[str] = ("llama-cpp-python", "gguf"),
+) -> str | None:
     """The reason that llama.cpp cannot be measured here, or None.
 
     Args:
         dtype, quantization: Of our model.
+        packages: That the measurement needs, by their names on PyPI.
     """
-    if any(importlib.util.find_spec(package) is None for package in ("llama_cpp", "gguf")):
-        return "not installed; run: pip install llama-cpp-python gguf"
+    modules = (package.removesuffix("-python").replace("-", "_") for package in packages)
+    if any(importlib.util.find_spec(module) is None for module in modules):
+        return f"not installed; run: pip install {' '.join(packages)}"
     if config.model_type not in ARCHITECTURES:
         return f"this benchmark writes no GGUF of type '{config.model_type}'"
     if dtype != "bfloat16" and quantization is None:

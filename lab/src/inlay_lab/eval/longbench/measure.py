@@ -11,7 +11,7 @@ from typing import Any
 from inlay.check.statistics import mean_interval, permutation_test
 from inlay.client.llm import LLM
 from inlay.errors import ParameterError
-from inlay.kv.identity import ROUNDED
+from inlay.kv.choices import ROUNDED
 from inlay.models.spec import dtype_name
 from inlay.policy import ReusePolicy
 from inlay.sampling.params import SamplingParams
