@@ -117,7 +117,7 @@ def table(results: dict[str, Any]) -> str:
 
 def _cached(row: dict[str, Any]) -> str:
     kept = "one latent" if row["latent"] else "keys and values"
-    return kept if row["modular"] else f"states; {kept} of layers that attend"
+    return f"states; {kept} of layers that attend" if row["family"] in RECURRENT else kept
 
 
 def reasons(results: dict[str, Any]) -> str:
