@@ -25,7 +25,7 @@ class Process:
     def __init__(self, name: str, folder: Path, **settings: object) -> None:
         self.name = name
         self.recorder = Recorder(tiny(name), store=folder, **settings)
-        self.recorder.llm.add_schema(SCHEMA)
+        self.recorder.llm.add_schema(SCHEMA, encode=False)
 
     def __enter__(self) -> Process:
         return self
@@ -33,10 +33,10 @@ class Process:
     def __exit__(self, *_: object) -> None:
         self.recorder.llm.shutdown()
 
-    def cached(self, text: str, **asked: object) -> int:
+    def cached(self, text: str) -> int:
         """Ask with both modules, check the logits, and return how many tokens came from the store."""
         prompt = SCHEMA.prompt().use("a").use("b").text(text)
-        ((output, logits),) = self.recorder.greedy([prompt], 3, **asked)
+        ((output, logits),) = self.recorder.greedy([prompt], 3, reuse="exact")
         close(logits, steps_of(self.name, list(output.prompt_token_ids), output))
         self.disk_tokens = output.usage.disk_tokens
         return int(output.usage.cached_tokens)
@@ -78,6 +78,19 @@ def test_a_damaged_state_is_a_miss_and_changes_no_answer(name, tmp_path):
     with Process(name, tmp_path) as second:
         assert second.cached("Is it far?") == 0
         assert second.recorder.llm.stats().disk_tokens == 0
+
+
+def test_a_new_process_reads_modules_with_their_states(tmp_path):
+    asked = SCHEMA.prompt().use("b").use("a").text("Is it far?")
+    with Process("lfm2", tmp_path) as first:
+        ((_, logits),) = first.recorder.greedy([asked], 3, reuse="isolated")
+    assert len(files(tmp_path)) >= 2
+    with Process("lfm2", tmp_path) as second:
+        ((output, again),) = second.recorder.greedy([asked], 3, reuse="isolated")
+        assert not output.usage.misses
+        assert output.usage.disk_tokens == output.usage.cached_tokens > 80
+        assert second.recorder.llm.store.modules()
+        close(again, logits)
 
 
 def test_text_of_requests_is_not_written(tmp_path):

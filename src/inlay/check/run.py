@@ -19,7 +19,7 @@ from inlay.check.prompts import KINDS, Batch, draw_batches, draw_prompts
 from inlay.check.statistics import mean_bound, wilson_interval
 from inlay.client.llm import LLM
 from inlay.engine.background.divergence import divergences
-from inlay.errors import InlayError, ModelError, ParameterError
+from inlay.errors import InlayError, ModelError, ParameterError, PolicyError
 from inlay.pml import Prompt, Schema
 from inlay.policy import EXACT, ReusePolicy
 from inlay.prompt.chat import ChatTemplate
@@ -301,10 +301,19 @@ def _is_random(llm: LLM) -> bool:
 
 
 def _modes(llm: LLM, policies: Sequence[str]) -> tuple[list[Mode], tuple[Refused, ...]]:
-    """Return the policies with their positions, and the modular policies that a model without shifts refuses."""
-    modes = [REFERENCE if name == REFERENCE.reuse else Mode(name, llm.positions_for(name)) for name in policies]
+    """Return the policies with their positions, and those that the model refuses. Raises PolicyError if it has none."""
+    modes: list[Mode] = []
+    refused: list[Refused] = []
     why = llm.client.model.why_not_shift
-    refused = [Refused(name, "packed", why) for name in policies if why is not None and ReusePolicy.parse(name).modular]
+    for name in policies:
+        if why is not None and ReusePolicy.parse(name).modular:
+            refused.append(Refused(name, "packed", why))
+        try:
+            modes.append(REFERENCE if name == REFERENCE.reuse else Mode(name, llm.positions_for(name)))
+        except PolicyError as error:
+            if len(policies) == 1:
+                raise
+            refused.append(Refused(name, "packed", str(error)))
     return modes, tuple(refused)
 
 

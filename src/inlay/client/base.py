@@ -214,7 +214,8 @@ class Base:
         placed = check_positions(positions) or asked.positions or check_positions(self.config.positions)
         asked = replace(default_policy(modules=False) if asked.auto and not modules else asked, positions=placed)
         resolved = asked if model.why_unshared else self.auto.resolve(asked, schema, adapter, new=new)
-        return resolved.settled(model.why_not_shift).check_allowed(model.highest, model.why_limited)
+        settled = resolved.settled(model.why_not_shift).check_allowed(model.highest, model.why_limited)
+        return settled.with_states() if model.recurrent else settled
 
     def _default(self, modules: bool, schema: Schema | None, adapter: str | None) -> ReusePolicy:
         """Return the policy of a request without one."""

@@ -309,7 +309,7 @@ def _make_runner(
             size = max(1, unshared.shape.bytes_per_token)
             return unshared, KVPool(tokens * size, size, config.chunk_size), None, requests
         kv_dtype = NARROW.get(config.kv_cache_dtype, loaded.model.dtype)
-        if loaded.spec.recurrent is not None:
+        if loaded.spec.recurrent:
             return _make_recurrent(loaded, backend, config, adapters, budget, kv_dtype)
         pool = KVPool(budget, bytes_per_token(loaded.spec.shapes, kv_dtype), config.chunk_size)
         runner = Runner(loaded, backend, pool.slots, adapters=adapters, kv_dtype=kv_dtype, compile=config.compile)
@@ -342,9 +342,9 @@ def _owner(device: torch.device) -> str:
 
 def _check_states(loaded: LoadedModel, config: EngineConfig) -> None:
     """Raise ParameterError for settings that do not fit a model with, or without, recurrent layers."""
-    why = loaded.spec.recurrent
+    spec = loaded.spec
     for name, value in (("state_memory", config.state_memory), ("state_interval", config.state_interval)):
-        if why is None and value not in (None, 0):
+        if not spec.recurrent and value not in (None, 0):
             raise ParameterError(
                 f"{name} is {value!r}, and {loaded.name} has no recurrent layers; leave it out",
                 code="parameter.conflict",
@@ -354,8 +354,9 @@ def _check_states(loaded: LoadedModel, config: EngineConfig) -> None:
         f"shadow is {config.shadow:g}": bool(config.shadow),
         f"store_codec is '{config.store_codec}'": config.store_codec != LOSSLESS,  # exact reuse reads no lossy form
     }
+    why = spec.whole or f"models of type '{spec.family}' have recurrent layers, whose states it does not know"
     for what, so in asked.items():
-        if why is not None and so:
+        if spec.recurrent and so:
             raise ParameterError(f"{what}, and {why}; leave that out", code="model.no_reuse")
 
 
@@ -434,6 +435,7 @@ def _model_info(
         spec.unshared,
         limit=spec.limit,
         text_model=loaded.text_model,
-        why_exact=spec.recurrent,
+        why_exact=spec.whole,
+        recurrent=spec.recurrent,
         pool_tokens=pool.slots,
     )

@@ -62,7 +62,7 @@ class Description:
 
 _INFO = (
     *("vocab_size", "max_positions", "bytes_per_token", "why_not_shift", "why_unshared", "why_exact", "limit"),
-    *("text_model", "pool_tokens"),
+    *("text_model", "recurrent", "pool_tokens"),
 )
 
 

@@ -14,13 +14,13 @@ from torch import Tensor
 from inlay.attention.mass import AttentionMass
 from inlay.attention.plan import Item, Part, PlanContext, Table, items_at, table_of
 from inlay.engine.lookup import Lookup
-from inlay.engine.recurrent_state import RecurrentState
+from inlay.engine.recurrent_state import RecurrentState, StateStart
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.offload.arrivals import Arrival
 from inlay.kv.pool import KVPool
-from inlay.kv.segment import Hold, PrefixMatch
+from inlay.kv.segment import Hold, PrefixMatch, StoredState
 from inlay.models.mixers.states import StateSpan
-from inlay.prompt.composed import ComposedPrompt, NewSpan, RecomputedSpan
+from inlay.prompt.composed import CachedSpan, ComposedPrompt, NewSpan, RecomputedSpan
 from inlay.slots import SlotRange, cut, join, total
 
 
@@ -81,6 +81,8 @@ class Prefill:
         keep: the run to store, in ``slots``, when this is computed. None for none.
         pending: the part of ``keep`` that is computed here.
         key: the module's key; empty for the request's own text.
+        begins: the recurrent state in front of ``left``. None if it continues the tokens computed before it, or for a
+            model without recurrent layers.
     """
 
     left: Work | None
@@ -88,6 +90,7 @@ class Prefill:
     slots: tuple[SlotRange, ...]
     pending: TokenRun | None
     key: bytes = b""
+    begins: StateStart | None = None
 
     @property
     def module(self) -> bool:
@@ -185,26 +188,39 @@ class SequenceAllocation:
         """Take the prompt's next tokens. Returns the work, and the parts that it completes."""
         modules: list[Work] = []
         own: list[list[Work]] = []  # groups that are computed in one piece
+        starts: list[StateStart | None] = []  # of these groups
         completed: list[Prefill] = []
+        making: list[StoredState] = []  # the states of modules that this pass computes
+        if self.state is not None:
+            self.state.release_read()
         for prefill in self.prefill:
-            if tokens <= 0:
+            begins, prefill.begins = prefill.begins, None
+            if tokens <= 0 or (begins is not None and begins.state in making):  # no pass reads a state that it makes
+                prefill.begins = begins
                 break
             if prefill.left is None:
                 continue
             work = prefill.take(tokens)
             tokens -= work.part.rows
             if prefill.module:
+                if self.state is not None:
+                    making.append(self.state.modules[prefill.key])
+                    work = replace(work, state=self.state.advance_module(prefill.key, begins))
                 modules.append(work)
-            elif own and own[-1][-1].goes_on_in(work):
+            elif own and begins is None and own[-1][-1].goes_on_in(work):
                 own[-1].append(work)
             else:
                 own.append([work])
+                starts.append(begins)
             if prefill.left is None:
                 completed.append(prefill)
-        works = [*modules, *map(_as_one, own)]
+        works = list(map(_as_one, own))
         if self.state is not None:
-            works = [replace(work, state=self.state.advance(work.part.rows)) for work in works]
-        return works, completed
+            works = [
+                replace(work, state=self.state.advance(work.part.rows, start))
+                for work, start in zip(works, starts, strict=True)
+            ]
+        return [*modules, *works], completed
 
     def extend(self, ranges: tuple[SlotRange, ...]) -> None:
         """Append slots to the tail."""
@@ -302,9 +318,15 @@ def allocation_of(
     tail: tuple[SlotRange, ...],
     hold: Hold,
     adapter: bytes,
+    state: RecurrentState | None = None,
 ) -> SequenceAllocation:
-    """The allocation of a composed prompt: the KV it reads and the work to compute. ``adapter`` is for its own text."""
-    allocation = SequenceAllocation(modules=modules, tail=tail, hold=hold)
+    """The allocation of a composed prompt: the KV it reads and the work to compute.
+
+    Args:
+        adapter: for its own text.
+        state: its recurrent state. None for a model without recurrent layers.
+    """
+    allocation = SequenceAllocation(modules=modules, tail=tail, hold=hold, state=state)
     encoded = _lay_modules(lookup, modules, allocation)
     for part, found in zip(composed, lookup.prefixes, strict=True):
         if isinstance(part, NewSpan):
@@ -314,7 +336,36 @@ def allocation_of(
         else:
             read = _module_pieces(part.spec, lookup, encoded, part.start, part.first, part.length)
             allocation.context.extend(without(read, [offset - part.first for offset in part.left_out]))
+    if state is not None:
+        _begin(composed, lookup, allocation.prefill, state)
     return allocation
+
+
+def _begin(composed: ComposedPrompt, lookup: Lookup, prefills: Sequence[Prefill], state: RecurrentState) -> None:
+    """Give each prefill the recurrent state in front of it: of the stored tokens before it, or of a module."""
+
+    def behind(spec: SegmentSpec) -> StoredState | None:
+        return state.modules.get(spec.key) or lookup.modules[spec.key][1].state
+
+    own = iter([prefill for prefill in prefills if not prefill.module])
+    for prefill in prefills:
+        if prefill.module:
+            spec, found = lookup.modules[prefill.key]
+            before = behind(spec.parent) if spec.parent is not None and not found.tokens else found.state
+            prefill.begins = state.begin(spec.before.tokens + found.tokens, before)
+    at, last, computed = 0, None, False  # the state behind the parts so far, unless their last token is computed
+    for part, prefix in zip(composed, lookup.prefixes, strict=True):
+        if isinstance(part, CachedSpan):
+            at, last, computed = at + part.length, behind(part.spec), False
+            continue
+        done = 0 if prefix is None else prefix.tokens
+        if prefix is not None and done:
+            last, computed = prefix.state, False
+        if done < len(part.ids):
+            prefill = next(own)
+            prefill.begins = None if computed else state.begin(at + done, last)
+            computed = True
+        at += len(part.ids)
 
 
 def _lay_modules(

@@ -94,15 +94,20 @@ class Encoding:
         """The fault that ended it early."""
         return self.error
 
-    def batch(self, stored: Callable[[SegmentSpec], bool], tokens: int) -> list[SegmentSpec]:
-        """The next segments that are not stored, of at most ``tokens`` tokens together; at least one if any is left."""
+    def batch(self, stored: Callable[[SegmentSpec], bool], tokens: int, most: int | None = None) -> list[SegmentSpec]:
+        """The next segments that are not stored; at least one if any is left.
+
+        Args:
+            tokens: the most tokens of all together.
+            most: the most segments. None for any number.
+        """
         chosen: list[SegmentSpec] = []
         for key, spec in list(self.left.items()):
             if stored(spec):
                 del self.left[key]
                 continue
             tokens -= len(spec.ids)
-            if chosen and tokens < 0:
+            if chosen and (tokens < 0 or len(chosen) == most):
                 break
             chosen.append(spec)
         return chosen

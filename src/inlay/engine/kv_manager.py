@@ -48,7 +48,8 @@ from inlay.slots import SlotRange, cut
 
 logger = logging.getLogger(__name__)
 
-#: The share of the pool that encodings may hold while they compute. A single module with its context may exceed it.
+#: The share of the pool, and of the slots for states, that encodings may hold while they compute. A single module with
+#: its context may exceed it.
 _ENCODING_SHARE = 1 / 8
 
 
@@ -142,7 +143,9 @@ class KVCacheManager:
         if self._still_waits(encoding):
             return Admission.LATER
         pool = self._store.pool
-        batch = encoding.batch(self._lower.is_whole, int(pool.chunks * _ENCODING_SHARE) * pool.chunk_size)
+        states = self._store.states
+        most = None if states is None else max(1, int(states.slots * _ENCODING_SHARE))
+        batch = encoding.batch(self._lower.is_whole, int(pool.chunks * _ENCODING_SHARE) * pool.chunk_size, most)
         if not batch:
             self.retention.claim_encoded(encoding)
             return Admission.DONE
@@ -276,8 +279,8 @@ class KVCacheManager:
             # the segments to read must not be evicted for the allocation
             hold = undo.enter_context(self._store.hold(*lookup.found))
             state = None
-            if self._store.states is not None and composed:
-                state = begin_state(self._store.states, lookup)
+            if self._store.states is not None:
+                state = begin_state(self._store.states, lookup, own=bool(composed))
                 if state is None:
                     return None
                 undo.callback(state.close)
@@ -286,12 +289,12 @@ class KVCacheManager:
                 return None
             for own in slots:
                 undo.callback(self._store.pool.free, own)
-            allocation = allocation_of(composed, lookup, *slots, hold, adapter)
-            allocation.state = state
+            allocation = allocation_of(composed, lookup, *slots, hold, adapter, state)
             undo.pop_all()
         self._store.read(*lookup.found)
-        if state is not None and lookup.state is not None and self._store.states is not None:
-            self._store.states.hit(lookup.state_tokens)
+        tokens = sum(found.tokens for found in lookup.found)
+        if state is not None and composed and tokens:
+            state.pool.hit(tokens)
         return allocation
 
     def grow(self, task: Task) -> bool:
@@ -350,13 +353,20 @@ class KVCacheManager:
         if isinstance(task, Request):
             self._keep_answer(task, allocation)
 
-    def _keep_states(self, allocation: SequenceAllocation, run: TokenRun, *, last: bool = False) -> None:
+    def _keep_states(
+        self, allocation: SequenceAllocation, run: TokenRun, *, module: bool = False, last: bool = False
+    ) -> None:
         """Store the recurrent states within a stored run.
 
         Args:
+            module: True if the run is a module, with the state behind it.
             last: True if the task computes no further token, so that its own state is stored too.
         """
-        if allocation.state is not None:
+        if allocation.state is None:
+            return
+        if module and isinstance(run, SegmentSpec):
+            allocation.state.store_module(self._store, run)
+        else:
             allocation.state.store(self._store, run)
             if last:
                 allocation.state.donate(self._store, run)
@@ -419,7 +429,7 @@ class KVCacheManager:
         if prefill.keep is not None:
             self.pending.remove(prefill)
             kept = self._insert(task, prefill.keep, prefill.slots)
-            self._keep_states(allocation, prefill.keep)
+            self._keep_states(allocation, prefill.keep, module=prefill.module)
             prefix = self._prefix(task, task.compose_now()) if isinstance(task, Request) else None
             if prefix is not None:
                 self._lower.write_prefix(prefix)
@@ -441,15 +451,16 @@ class KVCacheManager:
         return self._store.longest(run, most=tokens).tokens == tokens
 
     def _stored_tokens(self, run: TokenRun) -> int:
-        """The length of a run's stored prefix, in tokens."""
-        return self._store.longest(run).tokens
+        """The length of a run's stored prefix that ends with its state if there are states, in tokens."""
+        found = self._store.longest(run)
+        return found.tokens if self._store.states is None else found.to_state().tokens
 
     def _somebody_computes(self, task: Task, composed: ComposedPrompt, lookup: Lookup) -> bool:
         for run, done, most in wanted_runs(composed, lookup):
             for prefill, common in self.pending.computing(run, done, most):
                 if prefill.computed < common and prefill.pending is not None:
                     state = self._computing[prefill].allocation.state
-                    if state is not None:
+                    if state is not None and not prefill.module:
                         state.mark(prefill.pending.before.tokens + common)
                     task.waits_for = Wait(prefill, prefill.pending, common)
                     return True
@@ -477,7 +488,8 @@ class KVCacheManager:
             if begun is not None and prefill.keep is not None:
                 owner = self._computing[prefill]
                 self._insert(owner, *begun)
-                self._keep_states(owner.allocation, begun[0])
+                if not prefill.module:
+                    self._keep_states(owner.allocation, begun[0])
                 self.pending.remove(prefill)
                 prefill.pending = prefill.keep.rest(len(begun[0].ids))
                 self.pending.add([prefill])

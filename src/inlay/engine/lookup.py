@@ -9,7 +9,7 @@ from inlay.errors import CapacityError
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.offload.residency import Residency
 from inlay.kv.pool import KVPool
-from inlay.kv.segment import PrefixMatch, StoredState
+from inlay.kv.segment import PrefixMatch
 from inlay.kv.store import SegmentStore
 from inlay.prompt.composed import CachedSpan, ComposedPrompt, NewSpan, RecomputedSpan
 from inlay.prompt.contexts import in_encoding_order
@@ -22,17 +22,13 @@ class Lookup:
     Attributes:
         modules: by key, every module that it reads or needs as context, with the stored prefix.
         prefixes: per part, the stored prefix of the request's own run. None for modules. For a model with recurrent
-            layers they end where a state is stored.
-        state: the state behind the stored prefix of a recurrent model. None if none was found.
-        state_tokens: the tokens of the prompt up to that state.
-        stored_tokens: the tokens of the prompt's stored prefix, with or without a state.
+            layers they end where a state is stored, unless a module follows.
+        beyond: for such a model, the tokens of the prompt up to the ends of KV that is stored behind the last state.
     """
 
     modules: dict[bytes, tuple[SegmentSpec, PrefixMatch]]
     prefixes: tuple[PrefixMatch | None, ...]
-    state: StoredState | None = None
-    state_tokens: int = 0
-    stored_tokens: int = 0
+    beyond: tuple[int, ...] = ()
 
     @property
     def found(self) -> list[PrefixMatch]:
@@ -57,28 +53,30 @@ def look_up(store: SegmentStore, composed: ComposedPrompt, *, find: bool = True)
         for part, most in zip(composed, readable_tokens(composed), strict=True)
     ]
     lookup = Lookup(look_up_modules(store, specs, find=find).modules, tuple(prefixes))
-    return lookup if store.states is None else _up_to_state(composed, lookup)
+    return lookup if store.states is None else _up_to_states(composed, lookup)
 
 
-def _up_to_state(composed: ComposedPrompt, lookup: Lookup) -> Lookup:
-    """Shorten the prefix matches to the last stored state that has all of its KV."""
-    state, state_tokens, stored = None, 0, 0
-    for part, found in zip(composed, lookup.prefixes, strict=True):
-        if found is None or isinstance(part, CachedSpan):
-            break
-        for each in found.ranges:
-            stored += each.tokens
-            if each.end == each.segment.tokens and each.segment.state is not None:
-                state, state_tokens = each.segment.state, stored
-        if found.tokens < len(part.ids):
-            break
-    left = state_tokens
+def _up_to_states(composed: ComposedPrompt, lookup: Lookup) -> Lookup:
+    """Shorten each prefix match to its last stored state, if the first token behind the match needs a state."""
+    at = sum(map(_length, composed))
     prefixes: list[PrefixMatch | None] = []
-    for found in lookup.prefixes:
-        short = None if found is None else found.part(0, left)
-        left -= 0 if short is None else short.tokens
-        prefixes.append(short)
-    return Lookup(lookup.modules, tuple(prefixes), state, state_tokens, stored)
+    beyond: list[int] = []
+    needed = True  # a token behind this part needs the state behind it
+    for part, found in zip(reversed(composed), reversed(lookup.prefixes), strict=True):
+        at -= _length(part)
+        if isinstance(part, CachedSpan):
+            needed = False  # a module has a state of its own
+        elif needed or found is None or found.tokens < len(part.ids):
+            short = None if found is None else found.to_state()
+            if found is not None and short is not None and short.tokens < found.tokens:
+                beyond.append(at + found.tokens)
+            found, needed = short, short is None or not short.tokens
+        prefixes.append(found)
+    return Lookup(lookup.modules, tuple(reversed(prefixes)), tuple(reversed(beyond)))
+
+
+def _length(part: CachedSpan | RecomputedSpan | NewSpan) -> int:
+    return part.length if isinstance(part, CachedSpan) else len(part.ids)
 
 
 def look_up_modules(store: SegmentStore, specs: Sequence[SegmentSpec], *, find: bool = True) -> Lookup:
@@ -93,9 +91,10 @@ def look_up_modules(store: SegmentStore, specs: Sequence[SegmentSpec], *, find: 
 def begun(store: SegmentStore, spec: SegmentSpec) -> PrefixMatch:
     """The stored prefix of a module.
 
-    A partial match shorter than a chunk is ignored. It would reference a chunk that other segments share.
+    A partial match shorter than a chunk is ignored. It would reference a chunk that other segments share. For a model
+    with recurrent layers the prefix ends where a state is stored.
     """
-    found = store.longest(spec)
+    found = store.longest(spec) if store.states is None else store.longest(spec).to_state()
     return found if found.tokens >= min(store.pool.chunk_size, len(spec.ids)) else PrefixMatch(())
 
 

@@ -31,7 +31,7 @@ from inlay.kv.states import LEAST_SLOTS
 from inlay.models.device import on_device
 from inlay.models.load import LoadedModel
 from inlay.models.lora import Adapters
-from inlay.models.mixers.states import StateShape, StateSpan, StateStorage
+from inlay.models.mixers.states import SCRATCH, StateShape, StateSpan, StateStorage
 from inlay.models.spec import ModelSpec
 from inlay.slots import SlotRange, cut
 
@@ -157,7 +157,8 @@ def _shifted(ids: tuple[int, ...], runner: Runner, runs: tuple[SlotRange, ...]) 
     runner.run([Work(ids[:_HEAD], Part.of(_START, _HEAD, (), head))], [])
     context = items_at(head, _START, _SHIFT)
     span = Part.of(_START + _SHIFT + _HEAD, _TAIL, context, tail)
-    return runner.run([Work(ids[_HEAD:], span)], [_TAIL - 1])
+    state = None if runner.states is None else StateSpan(SCRATCH)  # the head has written it
+    return runner.run([Work(ids[_HEAD:], span, state=state)], [_TAIL - 1])
 
 
 def error_of(logits: Tensor, expected: Tensor) -> float:

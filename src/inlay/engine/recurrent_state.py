@@ -1,24 +1,29 @@
 """The recurrent state of a running request: its slots, and the tokens behind which a state is kept.
 
-A request owns one slot, which it overwrites in every pass. Its first pass may read a stored state instead. States are
-kept within a pass at marks: at the ends of modules and marked parts, before the generation prompt, one token before the
-prompt's end, and where the store has KV of this prompt but no state. Their slots go to the store with the KV.
+A request owns one slot, which it overwrites in every pass. A part of its prompt may begin with a stored state instead.
+States are kept within a pass at marks: at the ends of modules and marked parts, before the generation prompt, one token
+before the prompt's end, and where the store has KV of this prompt but no state. Their slots go to the store with the
+KV.
+
+A module that the request computes has a slot of its own. The state behind the module's last token goes to the store
+with the module, and the text behind the module begins with it.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import takewhile
 
 from inlay.engine.lookup import Lookup
+from inlay.errors import CapacityError
 from inlay.kv.identity import KeyMaker, SegmentSpec, TokenRun
 from inlay.kv.segment import StoredState
 from inlay.kv.states import StatePool
 from inlay.kv.store import SegmentStore
 from inlay.models.mixers.states import StateSpan
-from inlay.prompt.composed import ComposedPrompt, NewSpan
+from inlay.prompt.composed import CachedSpan, ComposedPrompt, NewSpan
 from inlay.prompt.request import PromptPart
 
 #: The most states that one prompt keeps at the ends of its parts. Later parts count first.
@@ -31,13 +36,27 @@ _SHARE = 8
 LEAST_TOKENS = 16
 
 
-@dataclass(eq=False, slots=True)
-class RecurrentState:
-    """The slots of a running request.
+@dataclass(frozen=True, slots=True)
+class StateStart:
+    """The state in front of some tokens of a prompt.
 
     Attributes:
-        slot: its own slot. None once it belongs to the store.
-        source: the stored state that it continues. None once its first passes have read it, or if there is none.
+        tokens: the number of tokens in front of them.
+        state: the state behind those. None if there are none.
+    """
+
+    tokens: int
+    state: StoredState | None
+
+
+@dataclass(eq=False, slots=True)
+class RecurrentState:
+    """The slots of a running request or encoding.
+
+    Attributes:
+        slot: its own slot. None once it belongs to the store, and for an encoding.
+        modules: by key, the states of the modules that it computes. Each is acquired until its module is stored.
+        held: the states that it has acquired, once for each use to come.
         tokens: the number of tokens that its state covers, counting those of the pass in preparation.
         marks: the numbers of tokens behind which a state will be kept, increasing.
         kept: (tokens, slot) of the states that its passes have kept and the store does not hold yet.
@@ -46,12 +65,21 @@ class RecurrentState:
 
     pool: StatePool
     slot: int | None
-    source: StoredState | None = None
+    modules: dict[bytes, StoredState] = field(default_factory=dict)
+    held: list[StoredState] = field(default_factory=list)
     tokens: int = 0
     marks: list[int] = field(default_factory=list)
     kept: list[tuple[int, int]] = field(default_factory=list)
     stored: list[StoredState] = field(default_factory=list)
+    _read: list[StoredState] = field(default_factory=list)
     _begun: bool = False
+
+    def begin(self, tokens: int, state: StoredState | None) -> StateStart:
+        """Return the start of work behind ``tokens`` tokens, and acquire its state until a pass has read it."""
+        if state is not None:
+            self.pool.acquire(state)
+            self.held.append(state)
+        return StateStart(tokens, state)
 
     def mark(self, tokens: int) -> None:
         """Keep the state behind the first ``tokens`` tokens, unless they are computed already."""
@@ -59,9 +87,24 @@ class RecurrentState:
         if tokens > max(self.tokens, LEAST_TOKENS - 1) and self.marks[place : place + 1] != [tokens]:
             self.marks.insert(place, tokens)
 
-    def advance(self, rows: int) -> StateSpan:
-        """Return the span of the next ``rows`` tokens. A mark without a free slot is left out."""
+    def release_read(self) -> None:
+        """Release the states that earlier passes have read."""
+        for state in self._read:
+            self._release(state)
+        self._read.clear()
+
+    def advance(self, rows: int, start: StateStart | None = None) -> StateSpan:
+        """Return the span of the next ``rows`` tokens. A mark without a free slot is left out.
+
+        Args:
+            start: the state in front of them. None to continue the tokens before.
+        """
         assert self.slot is not None, "a running request has a slot"
+        source: int | None = self.slot
+        if start is not None:
+            source = self._source(start)
+            self.tokens = start.tokens
+            del self.marks[: bisect_right(self.marks, start.tokens)]
         end, marks = self.tokens + rows, []
         while self.marks and self.marks[0] <= end:
             at = self.marks.pop(0)
@@ -69,14 +112,21 @@ class RecurrentState:
             if slot is not None:
                 marks.append((at - self.tokens, slot))
                 self.kept.append((at, slot))
-        source = self.slot if self.tokens else None
-        if self.source is not None and not self._begun:
-            source = self.source.slot
-        elif self.source is not None:  # the pass before this one has read it
-            self.pool.release(self.source)
-            self.source = None
         self._begun, self.tokens = True, end
         return StateSpan(source, self.slot, tuple(marks))
+
+    def advance_module(self, key: bytes, start: StateStart | None) -> StateSpan:
+        """Return the span of the next tokens of a module that it computes. Arguments as of ``advance``."""
+        slot = self.modules[key].slot
+        return StateSpan(slot if start is None else self._source(start), slot)
+
+    def store_module(self, store: SegmentStore, spec: SegmentSpec) -> None:
+        """Give the state behind a module that it has computed to the store."""
+        state = self.modules.pop(spec.key)
+        store.adopt_state(spec, state)
+        if state.segment is not None:
+            self.stored.append(state)
+        self._release(state)
 
     def store(self, store: SegmentStore, run: TokenRun) -> None:
         """Give the kept states within a stored run to the store."""
@@ -97,14 +147,26 @@ class RecurrentState:
         for state in self.stored:
             if damaged and state.segment is not None:
                 self.pool.drop(state.segment)
-        if self.source is not None:
-            self.pool.release(self.source)
+        for state in self.held:
+            self.pool.release(state)
         for _, slot in self.kept:
             self.pool.free(slot)
         if self.slot is not None:
             self.pool.free(self.slot)
-        self.slot, self.source = None, None
-        self.kept.clear()
+        self.slot = None
+        for each in (self.kept, self.held, self.modules, self._read):
+            each.clear()
+
+    def _source(self, start: StateStart) -> int | None:
+        """Return the slot in front of the next tokens. The next pass releases it."""
+        if start.state is None:
+            return None
+        self._read.append(start.state)
+        return start.state.slot
+
+    def _release(self, state: StoredState) -> None:
+        self.held.remove(state)
+        self.pool.release(state)
 
     def _give(self, store: SegmentStore, run: TokenRun, tokens: int, slot: int) -> None:
         state = store.keep_state(run, tokens, slot)
@@ -112,16 +174,37 @@ class RecurrentState:
             self.stored.append(state)
 
 
-def begin_state(pool: StatePool, lookup: Lookup) -> RecurrentState | None:
-    """Return the state of a request that continues the state found. None if requests use all slots."""
-    if lookup.state is not None:
-        pool.acquire(lookup.state)
-    slot = pool.allocate()
-    if slot is None:
-        if lookup.state is not None:
-            pool.release(lookup.state)
+def begin_state(pool: StatePool, lookup: Lookup, *, own: bool) -> RecurrentState | None:
+    """Return the slots for what a lookup has not found. None if requests use all slots.
+
+    Args:
+        own: True for a request. False for an encoding, which computes modules alone.
+
+    Raises:
+        CapacityError: the pool can never hold the states of all its modules.
+    """
+    found = [state for each in lookup.found if (state := each.state) is not None]
+    needed = len({*found}) + len(lookup.missing) + own
+    if lookup.modules and needed > pool.slots - 1:
+        raise CapacityError(
+            f"a prompt needs {needed} states with those of its modules, and state_memory holds {pool.slots - 1}; "
+            f"give state_memory at least {(needed + 1) * pool.slot_bytes} bytes",
+            code="cache.too_many_states",
+        )
+    for state in found:  # they must not be evicted for the others
+        pool.acquire(state)
+    begun = RecurrentState(pool, pool.allocate() if own else None)
+    for spec, _ in lookup.missing:
+        new = pool.new()
+        if new is not None:
+            begun.modules[spec.key] = new
+            begun.held.append(new)
+    for state in found:
+        pool.release(state)
+    if (own and begun.slot is None) or len(begun.modules) < len(lookup.missing):
+        begun.close()
         return None
-    return RecurrentState(pool, slot, lookup.state, lookup.state_tokens)
+    return begun
 
 
 def public_prefix(parts: Iterable[PromptPart], composed: ComposedPrompt, keys: KeyMaker) -> SegmentSpec | None:
@@ -132,7 +215,8 @@ def public_prefix(parts: Iterable[PromptPart], composed: ComposedPrompt, keys: K
         return None
     run = first.run.prefix(tokens)
     key = keys.key(run.digest, run.ids, run.start)
-    return SegmentSpec(run.ids, run.start, run.before, run.continues, parent=None, key=key, record=run.after(tokens))
+    record = run.after(tokens)
+    return SegmentSpec(run.ids, run.start, run.before, run.continues, parent=None, key=key, record=record, text=True)
 
 
 def mark_prompt(
@@ -151,9 +235,9 @@ def mark_prompt(
     share = max(1, state.pool.slots // _SHARE)
     for tokens in ends[-min(MOST_MARKS, share) :]:
         state.mark(tokens)
-    if lookup.stored_tokens > lookup.state_tokens:
-        state.mark(lookup.stored_tokens)
-    end = sum(len(part.ids) for part in composed if isinstance(part, NewSpan))
+    for tokens in lookup.beyond:
+        state.mark(tokens)
+    end = sum(part.length if isinstance(part, CachedSpan) else len(part.ids) for part in composed)
     if interval:
         for tokens in range(interval, end, interval)[-share:]:
             state.mark(tokens)

@@ -269,7 +269,10 @@ class Request:
         ids = (0 if ahead else self.token_ids[-1], *draft)
         state = self.allocation.state
         assert not draft or state is None, "a recurrent state cannot go back behind a rejected draft"
-        span = None if state is None else state.advance(1)
+        span = None
+        if state is not None:
+            state.release_read()
+            span = state.advance(1)
         return Work(ids, row, adapter=self.adapter, states=self.allocation.states, state=span)
 
     def decoded(self) -> None:

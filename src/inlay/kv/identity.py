@@ -291,6 +291,7 @@ class SegmentSpec(TokenRun):
         record: the flattened context behind its last token.
         codec: the codec that its KV has passed through.
         source: for a lossy form, the segment as it was computed; see ``through``.
+        text: True for the text of a prompt, which is read up to any token. False for a module, which is read whole.
     """
 
     parent: SegmentSpec | None
@@ -298,6 +299,7 @@ class SegmentSpec(TokenRun):
     record: Context
     codec: str = LOSSLESS
     source: SegmentSpec | None = None
+    text: bool = False
     _forms: dict[str, SegmentSpec] = field(default_factory=dict, repr=False)
 
     @property

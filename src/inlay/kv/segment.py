@@ -39,7 +39,7 @@ class StoredState:
 
     Attributes:
         slot: its slot.
-        segment: its segment. None once it is dropped, while requests still read it.
+        segment: its segment. None before it is stored, and once it is dropped while requests still read it.
         readers: the number of requests that read it.
     """
 
@@ -158,6 +158,14 @@ class PrefixMatch:
     def state(self) -> StoredState | None:
         """The recurrent state behind its last token. None if none is stored."""
         return self.ranges[-1].segment.state if self.ranges and not self.ends_within else None
+
+    def to_state(self) -> PrefixMatch:
+        """The longest prefix of the match with a recurrent state behind its last token."""
+        for number in range(len(self.ranges), 0, -1):
+            found = PrefixMatch(self.ranges[:number])
+            if found.state is not None:
+                return found
+        return PrefixMatch(())
 
     @property
     def ends_within(self) -> bool:

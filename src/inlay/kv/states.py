@@ -90,9 +90,20 @@ class StatePool:
             self.free(slot)
             self._stored.move_to_end(segment.state)
             return None
-        segment.state = StoredState(slot, segment)
-        self._stored[segment.state] = None
-        return segment.state
+        state = StoredState(slot, None)
+        self.adopt(segment, state)
+        return state
+
+    def new(self) -> StoredState | None:
+        """Return a state that no segment has yet, acquired once. None if requests use all slots."""
+        slot = self.allocate()
+        return None if slot is None else StoredState(slot, None, readers=1)
+
+    def adopt(self, segment: Segment, state: StoredState) -> None:
+        """Store a state as the one behind a segment. Does nothing if the segment has one already."""
+        if segment.state is None:
+            segment.state, state.segment = state, segment
+            self._stored[state] = None
 
     def move(self, state: StoredState, segment: Segment) -> None:
         """Give a state to the segment that ends where its former segment ended."""
@@ -112,7 +123,8 @@ class StatePool:
     def acquire(self, state: StoredState) -> None:
         """Keep a state from eviction until it is released. This counts as a use."""
         state.readers += 1
-        self._stored.move_to_end(state)
+        if state.segment is not None:
+            self._stored.move_to_end(state)
 
     def release(self, state: StoredState) -> None:
         """Let a state go after ``acquire``."""

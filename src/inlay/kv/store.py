@@ -87,9 +87,10 @@ class SegmentStore:
         self.demotion = demotion
 
     def get(self, spec: SegmentSpec) -> PrefixMatch | None:
-        """The prefix match of a whole segment. None unless all of it is stored."""
+        """The prefix match of a whole segment. None unless all of it is stored, with its state if there are states."""
         found = self.longest(spec)
-        return found if found.tokens == len(spec.ids) else None
+        whole = found.tokens == len(spec.ids) and (self.states is None or found.state is not None)
+        return found if whole else None
 
     def peek(self, spec: SegmentSpec) -> PrefixMatch | None:
         """Like ``get``, but does not count as a lookup."""
@@ -162,11 +163,23 @@ class SegmentStore:
         Returns None, and frees the slot, if these tokens are not stored or have a state already.
         """
         assert self.states is not None, "this model has no states"
-        segment = self._index.ending_at(run, tokens)
-        if segment is None or segment.evicted:
+        segment = self._ending_at(run, tokens)
+        if segment is None:
             self.states.free(slot)
             return None
         return self.states.keep(segment, slot)
+
+    def adopt_state(self, run: TokenRun, state: StoredState) -> None:
+        """Store a state as the one behind a run, if the run is stored without one."""
+        assert self.states is not None, "this model has no states"
+        segment = self._ending_at(run, len(run.ids))
+        if segment is not None:
+            self.states.adopt(segment, state)
+
+    def _ending_at(self, run: TokenRun, tokens: int) -> Segment | None:
+        """The segment that ends behind the first ``tokens`` tokens of a run. None if they are not stored."""
+        segment = self._index.ending_at(run, tokens)
+        return None if segment is None or segment.evicted else segment
 
     def allocate(self, tokens: int, *, after: SlotRange | None = None, urgent: bool = False) -> tuple[SlotRange, ...]:
         """Slots for tokens. Evicts segments without references if the pool is full.

@@ -301,7 +301,7 @@ def _checkpoint(name: str, dtype: str, form: WeightForm, *, keep: bool = True) -
             files = None  # changed while loading, so the digest is not cached
         model.eval()
         spec = describe(model)
-        notes = [spec.unshared or spec.recurrent or note_of(config)]
+        notes = [spec.unshared or spec.whole or note_of(config)]
         if text is not None:
             notes.insert(0, text.note(tensor_names(weight_files(place))))
         check_unquantized(spec, form.quantization)

@@ -44,8 +44,8 @@ class ModelSpec:
         sources: By ``layer_idx``, the entry of ``layers`` that the layer reads. Empty: each layer reads its own.
         keeps_rows: True if the layers behind the last one with keys of its own take the rows of ``PassContext.kept``.
         limit: The reason why the context is shorter than the configuration says. None: it is not.
-        recurrent: The reason against modules, for a model with recurrent layers. Such a model has states beside its KV
-            and reuses exact prefixes alone. None: no such layers.
+        recurrent: True for a model with recurrent layers. It has states beside its KV.
+        whole: The reason against modules, for a model that reuses exact prefixes alone. None: it reads modules.
         attending: The ``layer_idx`` of each of ``layers``, if only some layers attend. None: all attend.
     """
 
@@ -58,7 +58,8 @@ class ModelSpec:
     sources: tuple[int, ...] = ()
     keeps_rows: bool = False
     limit: str | None = None
-    recurrent: str | None = None
+    recurrent: bool = False
+    whole: str | None = None
     attending: tuple[int, ...] | None = None
 
     def source(self, layer_idx: int) -> int:

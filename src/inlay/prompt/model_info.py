@@ -35,6 +35,7 @@ class ModelInfo:
         limit: the reason why the context is shorter than the configuration says, or None.
         text_model: a sentence about a model that is the text model of a multimodal checkpoint. None for other models.
         why_exact: the reason why requests reuse exact prefixes and no modules, or None.
+        recurrent: True if the model has recurrent layers. Its text is then read only up to stored states.
         pool_tokens: the tokens that its KV pool holds. None if that is not known.
     """
 
@@ -48,6 +49,7 @@ class ModelInfo:
     limit: str | None = None
     text_model: str | None = None
     why_exact: str | None = None
+    recurrent: bool = False
     pool_tokens: int | None = None
 
     @property

@@ -139,7 +139,7 @@ class PromptProcessor:
         noted = NotedPrompt(self.seen_prompts, owner, seen)
         if request.diagnostics:
             sections = sections_of(chat, layout, self.template, self._text_of)
-            recurrent = self.model.why_exact is not None
+            recurrent = self.model.recurrent
             noted.compare(Comparison(request, seen, earlier, layout, sections, self._text_of, recurrent=recurrent))
         return request, noted
 
@@ -190,8 +190,8 @@ class PromptProcessor:
         parts = self.parts(layout, policy, salt, made_with, base)
         if keep_marked_alone:
             parts = kept_to(parts, layout.marked_end)
-        if self.model.why_exact is not None:
-            parts = _marked_before(parts, self._opening_tokens(prompt, layout))
+        if self.model.recurrent:
+            parts = _marked_before(_computed_end(parts), self._opening_tokens(prompt, layout))
         sets = self._sets(layout, policy, scored=needs_all)
         text = layout.text
         if params.prompt_logprobs is not None and not text:
@@ -552,6 +552,13 @@ def _copies(part: Placed, copied: SchemaSpecs | None) -> tuple[bytes, ...]:
 def _as_text(layout: PromptLayout) -> PromptLayout:
     """Return a prompt without a template: all of it is text."""
     return replace(layout, texts=((0, len(layout.ids)),))
+
+
+def _computed_end(parts: tuple[PromptPart, ...]) -> tuple[PromptPart, ...]:
+    """Compute the last part in place. A stored module has no state in front of its last token."""
+    number = max((number for number, part in enumerate(parts) if part.ids), default=0)
+    own = replace(parts[number], candidates=(), encode=False, form="", forms=())
+    return (*parts[:number], own, *parts[number + 1 :])
 
 
 def _marked_before(parts: tuple[PromptPart, ...], tokens: int) -> tuple[PromptPart, ...]:

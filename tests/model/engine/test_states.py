@@ -63,7 +63,7 @@ class StateDriver(Driver):
         running = [each.allocation.state for each in self.engine.scheduler.running]
         used = {segment.state.slot for segment in self.store if segment.state is not None}
         used |= {slot for each in running if each for slot in (each.slot, *(slot for _, slot in each.kept))}
-        used |= {each.source.slot for each in running if each and each.source}
+        used |= {state.slot for each in running if each for state in each.held}
         free = [slot for slot in range(self.states.slots) if slot not in used]
         assert self.engine.runner.states is not None
         for tensor in self.engine.runner.states.tensors.values():

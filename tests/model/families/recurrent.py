@@ -9,6 +9,9 @@ import pytest
 from inlay import LLM, SamplingParams, Schema
 from inlay.errors import PolicyError
 from tests.model.equivalence.recorder import Recorder, close
+from tests.model.equivalence.test_modules import PROMPTS
+from tests.model.equivalence.test_modules import SCHEMA as WORDS
+from tests.model.equivalence.test_repair import check, recorder_for
 from tests.model.families.configs import tiny
 from tests.model.families.suite import _ids as ids_of
 from tests.model.families.suite import _steps as steps_of
@@ -87,16 +90,40 @@ def schemas(name: str) -> None:
     both = schema.prompt().use("sea").use("hills")
     cached = []
     for prompt in (both.text("Where to?"), both.text("And when?"), schema.prompt().use("sea").text("Is it far?")):
-        ((output, logits),) = recorder.greedy([prompt], 3)
+        ((output, logits),) = recorder.greedy([prompt], 3, reuse="exact")
         close(logits, steps_of(name, list(output.prompt_token_ids), output))
         cached.append(output.usage.cached_tokens)
-        assert (output.reuse, output.usage.module_tokens) == ("exact", 0)
+        assert output.usage.module_tokens == 0
     first, second, third = cached
     assert first == 0 < third < second
+
+
+def modules(name: str) -> None:
+    """Modules are read behind other text with short convolutions, and refused with every other recurrent layer."""
+    recorder = Recorder(tiny(name))
+    if recorder.llm.client.model.why_exact is None:
+        for context in ("isolated", "anchored"):
+            modules_equal_the_stock_model(name, f"{context}+linked:3")
+        return
+    schema = Schema.from_string(SCHEMA)
+    recorder.llm.add_schema(schema)
+    asking = schema.prompt().use("sea").text("Where to?")
+    ((output, _),) = recorder.greedy([asking], 1)
+    assert (output.reuse, output.usage.module_tokens) == ("exact", 0)
     for asked in ({"reuse": "modular"}, {"positions": "schema"}):
         with pytest.raises(PolicyError) as refused:
-            recorder.llm.generate([both.text("Where to?")], GREEDY, **asked)
+            recorder.llm.generate([asking], GREEDY, **asked)
         assert refused.value.code == "policy.unsupported"
+
+
+def modules_equal_the_stock_model(name: str, reuse: str) -> None:
+    """Modules read behind other text, from the store too, give the logits of Prompt Cache with the stock model."""
+    loaded, schema = tiny(name), Schema.from_string(WORDS)
+    recorder = recorder_for(loaded, schema)
+    prompt = PROMPTS["nested, short and full arguments"](schema.prompt())
+    for _ in range(2):
+        output = check(recorder, loaded, prompt, reuse, "packed")
+    assert output.usage.computed_tokens == 1
 
 
 def accounted(llm: LLM) -> None:
@@ -114,6 +141,7 @@ CHECKS: dict[str, Callable[[str], None]] = {
     "batches": batches,
     "preemption": preemption,
     "schemas": schemas,
+    "modules": modules,
     "packed weights": packed_weights,
     "int8 weights": quantized_weights,
     "stock calls": stock_calls,

@@ -21,6 +21,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from inlay.cli.models import family_rows
 from inlay.models.families import FAMILIES
+from inlay.models.families.recurrent import Recurrent
 from inlay.models.multimodal import MULTIMODAL
 from inlay.models.unshared import REFUSED, Unshared
 from tests.model.families.configs import RECURRENT, ROWS, UNSHARED, model_type, tiny_config
@@ -117,7 +118,8 @@ def table(results: dict[str, Any]) -> str:
 
 def _cached(row: dict[str, Any]) -> str:
     kept = "one latent" if row["latent"] else "keys and values"
-    return kept if row["modular"] else f"states; {kept} of layers that attend"
+    recurrent = isinstance(FAMILIES[row["family"]], Recurrent)
+    return f"states; {kept} of layers that attend" if recurrent else kept
 
 
 def reasons(results: dict[str, Any]) -> str:

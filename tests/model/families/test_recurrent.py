@@ -12,7 +12,7 @@ from tests.server.server.conftest import running
 
 #: One of each operation: gated delta rule, Mamba-2, convolutions alone, Mamba, Kimi's delta attention.
 SHORT = ("qwen3_5_text", "granitemoehybrid", "lfm2", "mamba", "kimi_linear")
-SHORT_CHECKS = ("prefixes", "batches", "preemption")
+SHORT_CHECKS = ("prefixes", "batches", "preemption", "modules")
 
 
 def cases() -> list[object]:

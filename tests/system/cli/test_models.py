@@ -77,12 +77,12 @@ def test_a_model_that_is_served_without_reuse(capsys, tmp_path):
 
 
 def test_a_model_that_reuses_exact_prefixes_alone(capsys, tmp_path):
-    tiny_config("lfm2").save_pretrained(tmp_path)
+    tiny_config("qwen3_5_text").save_pretrained(tmp_path)
     assert main(["models", "show", str(tmp_path)]) == 0
     assert "modules: no; their recurrent layers" in capsys.readouterr().out
     assert main(["models", "show", str(tmp_path), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert (printed["family"], printed["exact"], printed["modular"]) == ("lfm2", True, False)
+    assert (printed["family"], printed["exact"], printed["modular"]) == ("qwen3_5_text", True, False)
 
 
 def test_a_context_that_ends_where_frequencies_change(capsys, tmp_path):

@@ -66,7 +66,7 @@ def _audit_states(store: SegmentStore, allocations: list[SequenceAllocation]) ->
     stored = [segment.state for segment in store if segment.state is not None]
     assert all(segment.state.segment is segment for segment in store if segment.state is not None)
     assert len(stored) == states.stored
-    read = Counter(each.source for each in running if each.source is not None)
+    read = Counter(state for each in running for state in each.held)
     assert {state: state.readers for state in {*stored, *read}} == {state: read[state] for state in {*stored, *read}}
     dropped = [state for state in read if state.segment is None]
     owned = [slot for each in running for slot in ([each.slot] if each.slot else []) + [slot for _, slot in each.kept]]

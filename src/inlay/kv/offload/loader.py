@@ -265,9 +265,9 @@ class Loader:
             key = each.spec.key
             if key in load.arrived and key not in load.unwanted:
                 slots = each.before + each.slots
-                if self._stack.states is None:
+                if not each.spec.text:
                     self._store.insert(each.spec, slots, returns=True)
-                else:  # a prefix of prompts, which are read up to any token
+                else:
                     prefix = each.spec.prefix(len(each.spec.ids))
                     self._store.insert(prefix, slots, returns=True, origin=LOADED)
                 self._give_state(each.spec, load.states.get(key))

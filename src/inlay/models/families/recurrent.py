@@ -1,22 +1,24 @@
 """Families with recurrent or convolution layers, alone or beside attention.
 
 Such a layer folds the text before a token into a state of fixed size. The state is kept at chosen tokens, so a prompt
-that begins like an earlier one continues from there. A module has no state of its own: the state behind it depends on
-all text before it. So these families reuse exact prefixes and no modules.
+that begins like an earlier one continues from there. For most of these families a module has no state of its own: the
+state behind it depends on all text before it. So they reuse exact prefixes and no modules. The state of a short
+convolution depends on a few tokens alone, so such a family reads modules, each with the state behind its last token.
 
 A model type is listed here after it passes ``tests/model/families/recurrent.py``.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from inlay.attention.rope import UNTURNED
+from inlay.attention.rope import UNTURNED, Rotary
 from inlay.models.families.deepseek import DeepseekV3, absorb
-from inlay.models.family import Allows, windows_of
+from inlay.models.family import Allows, body_name, windows_of
 from inlay.models.interface import carry
 from inlay.models.linear import MakeLinear
 from inlay.models.mixers.rebound import is_mixer, rebind
@@ -31,10 +33,10 @@ class Recurrent(Standard):
     """Families whose mixers use the operations in ``models/mixers``."""
 
     model_types: ClassVar[tuple[str, ...]] = (
-        *("bamba", "falcon_h1", "jamba", "lfm2", "lfm2_moe", "nemotron_h", "olmo_hybrid"),
+        *("bamba", "falcon_h1", "jamba", "nemotron_h", "olmo_hybrid"),
         *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
     )
-    fixed = REASON
+    fixed: ClassVar[str | None] = REASON
     #: Mamba's own code multiplies with the weight of ``dt_proj``.
     unpacked = (*ROUTERS, "dt_proj")
 
@@ -73,7 +75,8 @@ class Recurrent(Standard):
             positions_of(config),
             config.vocab_size,
             fixed=f"{config.model_type} has recurrent layers: {REASON}",
-            recurrent=f"models of type '{config.model_type}' reuse exact prefixes and no modules: {REASON}",
+            recurrent=True,
+            whole=f"models of type '{config.model_type}' reuse exact prefixes and no modules: {REASON}",
             attending=self.attending(model),
         )
 
@@ -86,6 +89,28 @@ class Recurrent(Standard):
 def _attends(module: nn.Module) -> bool:
     keys = hasattr(module, "k_proj") or hasattr(module, "kv_b_proj")
     return keys and hasattr(module, "layer_idx") and not is_mixer(module)
+
+
+class ShortConvolution(Recurrent):
+    """LFM2: attention beside short convolutions, whose state is their input at the last two tokens."""
+
+    model_types: ClassVar[tuple[str, ...]] = ("lfm2", "lfm2_moe")
+    fixed = None
+
+    def allows(self, config: PretrainedConfig) -> Allows:
+        """See Family.allows."""
+        return replace(super().allows(config), modular=True, shifts="turned query", reason=None)
+
+    def layers(self, model: PreTrainedModel) -> tuple[LayerSpec, ...]:
+        """See Family.layers."""
+        config, body = model.config, getattr(model, body_name(model))
+        module: Any = getattr(body, "rotary_emb", None) or body.pos_emb
+        rotary = Rotary(module.inv_freq.detach().float().cpu().clone())
+        return (LayerSpec(self.kv_heads(config), head_dim(config), rotary),) * len(self.attending(model))
+
+    def spec(self, model: PreTrainedModel) -> ModelSpec:
+        """See Family.spec."""
+        return replace(super().spec(model), fixed=None, whole=None)
 
 
 class Mamba(Recurrent):
@@ -166,4 +191,4 @@ class Granite4(Standard):
         return bool(config.position_embedding_type == "rope")
 
 
-SERVED = (Recurrent(), Mamba(), KimiLinear(), Zamba2(), Granite4())
+SERVED = (Recurrent(), ShortConvolution(), Mamba(), KimiLinear(), Zamba2(), Granite4())
