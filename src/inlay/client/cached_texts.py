@@ -93,7 +93,7 @@ def check_texts(texts: Sequence[str], messages: Sequence[Any]) -> None:
     in_front = sum(len(str(message)) for message in messages)
     if len(texts) > 1 and in_front * len(texts) > MOST_IN_FRONT:
         raise ParameterError(
-            f"messages has {in_front:,} characters, which are read for each text, and {len(texts):,} texts are too many; "
+            f"messages has {in_front:,} characters, which are read for each of {len(texts):,} texts; "
             f"send at most {max(1, MOST_IN_FRONT // in_front):,} texts at once",
             code="texts.too_many",
         )
