@@ -16,6 +16,8 @@ from inlay.types import CachedText, Scope
 
 #: The most texts of one call, and their characters together.
 MOST_TEXTS, MOST_CHARACTERS = 1_000, 4_000_000
+#: The most characters of the messages in front of them, counted once for each text.
+MOST_IN_FRONT = 16_000_000
 
 
 class CachedTextCalls(SchemaCalls):
@@ -45,7 +47,7 @@ class CachedTextCalls(SchemaCalls):
     async def _scores(
         self, texts: Sequence[str], messages: Sequence[Any], policy: ReusePolicy, scope: Scope, *, alone: bool
     ) -> list[CachedText]:
-        check_texts(texts)
+        check_texts(texts, messages)
         if not policy.modular:
             raise ParameterError(
                 f"reuse is '{policy}', which reads no texts of their own; score texts under modular or primed",
@@ -82,8 +84,8 @@ def check_hashes(texts: Sequence[str], hashes: Sequence[str]) -> None:
         )
 
 
-def check_texts(texts: Sequence[str]) -> None:
-    """Raise ParameterError for too many or too long texts."""
+def check_texts(texts: Sequence[str], messages: Sequence[Any]) -> None:
+    """Raise ParameterError for too many or too long texts, alone or with the messages in front of each."""
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
         raise ParameterError("texts must be a list of texts", code="texts.wrong")
     if len(texts) > MOST_TEXTS:
@@ -96,6 +98,13 @@ def check_texts(texts: Sequence[str]) -> None:
         raise ParameterError(
             f"texts has {characters:,} characters, and {MOST_CHARACTERS:,} are scored at once; send them in parts",
             code="texts.too_long",
+        )
+    in_front = sum(len(str(message)) for message in messages)
+    if len(texts) > 1 and in_front * len(texts) > MOST_IN_FRONT:
+        raise ParameterError(
+            f"messages has {in_front:,} characters, which are read for each of {len(texts):,} texts; "
+            f"send at most {max(1, MOST_IN_FRONT // in_front):,} texts at once",
+            code="texts.too_many",
         )
 
 

@@ -263,7 +263,8 @@ class LLM(PlanCalls):
         Only texts of ``cache_salt`` and public ones count. Nothing is computed or loaded.
 
         Args:
-            texts: candidates, such as retrieved documents. At most 1,000, with 4,000,000 characters.
+            texts: candidates, such as retrieved documents. At most 1,000, with 4,000,000 characters. Messages of more
+                than 16,000 characters allow fewer.
             hashes: in place of texts, the sha256 of their UTF-8 bytes in hexadecimal digits. A text is known if a
                 marked part or an earlier score of ``cache_salt`` had it. Else its score has the form "unknown".
             messages: the messages in front of them, usually the system message. Parts are stored behind it.

@@ -88,7 +88,7 @@ class EngineCore:
             state_interval=state_interval,
             prefetch_likely=prefetch_likely,
             profiles=None if profiler is None else profiler.profiles,
-            derived=[each for each in (promoter, profiler, earlier) if each is not None],
+            derived=[each for each in (promoter, profiler, shadow, meter, earlier) if each is not None],
         )
         self.profiler = profiler
         self.promoter = promoter
@@ -264,10 +264,9 @@ class EngineCore:
 
     def evict_texts(self, salt: str) -> int:
         """Remove the text outside modules of all requests with a cache salt. Returns the number of tokens removed."""
-        if self.promoter is not None:
-            self.promoter.forget_salt(salt)
-        if self.profiler is not None:
-            self.profiler.forget_salt(salt)
+        for worker in (self.promoter, self.profiler, self.shadow, self.meter):
+            if worker is not None:
+                worker.forget_salt(salt)
         if self.speculator is not None:
             self.speculator.earlier.forget(salt)
         return self.kv_manager.retention.evict_texts(salt, self.scheduler.oldest())

@@ -148,13 +148,14 @@ class EvictionQueue(Generic[T]):
         self.policy = policy
         self.cost = cost
         self._behind = behind
-        self._heap: list[tuple[Rank, int, T]] = []
+        self._heap: list[tuple[Rank, int]] = []
+        self._items: dict[int, T] = {}  # by the number of the valid entry; a removed item leaves no reference
         # By the hash of the name: frequency, returned, last, before.
         self._gone: OrderedDict[int, tuple[int, int, float, float]] = OrderedDict()
-        self._now = self._numbers = self._live = 0
+        self._now = self._numbers = 0
 
     def __len__(self) -> int:
-        return self._live
+        return len(self._items)
 
     def add(self, thing: T, name: Hashable = None, *, returns: bool = False) -> None:
         """Add an item that is used now.
@@ -172,7 +173,8 @@ class EvictionQueue(Generic[T]):
 
     def put(self, thing: T) -> None:
         """Add an item, or list it again, with the use that it has."""
-        self._live += thing.listed is None
+        if thing.listed is not None:
+            del self._items[thing.listed]
         self._push(thing)
 
     def add_behind(self, thing: T, other: T) -> None:
@@ -192,8 +194,9 @@ class EvictionQueue(Generic[T]):
 
     def remove(self, thing: T, name: Hashable = None) -> None:
         """Remove an item and remember its use under its name."""
+        if thing.listed is not None:
+            del self._items[thing.listed]
         thing.listed = None
-        self._live -= 1
         if name is not None:
             use = thing.use
             self._gone[hash(name)] = use.frequency, use.returned, use.last, use.before
@@ -210,7 +213,7 @@ class EvictionQueue(Generic[T]):
     @contextmanager
     def next(self) -> Iterator[Iterator[T]]:
         """All items in the order of eviction. Nothing may change meanwhile."""
-        met: list[tuple[Rank, int, T]] = []
+        met: list[tuple[Rank, int]] = []
         try:
             with closing(self._ends_first(met)) as things:
                 yield things
@@ -221,21 +224,22 @@ class EvictionQueue(Generic[T]):
     def _push(self, thing: T) -> None:
         self._numbers += 1
         thing.listed = self._numbers
-        heappush(self._heap, (self.policy(thing.use, self.cost), self._numbers, thing))
+        self._items[self._numbers] = thing
+        heappush(self._heap, (self.policy(thing.use, self.cost), self._numbers))
         self._tidy()
 
     def _tidy(self) -> None:
-        if len(self._heap) > 64 + _STALE * self._live:
-            self._heap = [entry for entry in self._heap if entry[2].listed == entry[1]]
+        if len(self._heap) > 64 + _STALE * len(self._items):
+            self._heap = [entry for entry in self._heap if entry[1] in self._items]
             heapify(self._heap)
 
-    def _ends_first(self, met: list[tuple[Rank, int, T]]) -> Generator[T, None, None]:
+    def _ends_first(self, met: list[tuple[Rank, int]]) -> Generator[T, None, None]:
         done: set[int] = set()
         waiting: dict[int, list[T]] = {}  # number of an item → the items that must come after it
         left: dict[int, int] = {}  # number of an item → how many must come before it
         while (entry := self._pop()) is not None:
             met.append(entry)
-            todo = [entry[2]]
+            todo = [self._items[entry[1]]]
             while todo:
                 thing = todo.pop()
                 number = thing.listed
@@ -256,15 +260,16 @@ class EvictionQueue(Generic[T]):
                     if not left[other_thing.listed]:
                         todo.append(other_thing)
 
-    def _pop(self) -> tuple[Rank, int, T] | None:
+    def _pop(self) -> tuple[Rank, int] | None:
         """The entry of lowest rank, with an up-to-date rank."""
         while self._heap:
             entry = heappop(self._heap)
-            rank, number, thing = entry
-            if thing.listed != number:
+            rank, number = entry
+            thing = self._items.get(number)
+            if thing is None:
                 continue
             now = self.policy(thing.use, self.cost)
             if now == rank:
                 return entry
-            heappush(self._heap, (now, number, thing))
+            heappush(self._heap, (now, number))
         return None

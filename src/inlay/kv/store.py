@@ -157,6 +157,11 @@ class SegmentStore:
         """
         return self._index.insert(run, slots, returns=returns, origin=origin)
 
+    def cut_behind(self, run: TokenRun) -> bool:
+        """Cut the segment that goes on behind a run, so that a segment may begin there. Returns False if it cannot."""
+        stored = self._index.longest(run, touch=False).tokens == len(run.ids)
+        return not run.ids or not stored or self._index.ending_at(run, len(run.ids)) is not None
+
     def keep_state(self, run: TokenRun, tokens: int, slot: int) -> StoredState | None:
         """Store a slot as the state behind the first ``tokens`` tokens of a run.
 

@@ -7,10 +7,12 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
+from heapq import heapify, heappop, heapreplace
 
 #: The size of the table.
 MAX_BYTES = 64 << 20
 _ENTRY_BYTES = 256  # of one text beside its characters
+_SPARE = 32  # a full table drops this part of itself: 1 / _SPARE
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
@@ -27,7 +29,8 @@ def is_hash(value: object) -> bool:
 class SeenTexts:
     """The texts of each salt, in bounded memory. Thread-safe.
 
-    A full table drops the least recent text of the salt with the largest part of it.
+    A full table drops the least recent texts of the salts with the largest parts of it. It drops some more than needed,
+    because each time it compares all salts.
 
     Args:
         max_bytes: the size of the table.
@@ -54,7 +57,7 @@ class SeenTexts:
                 if mine.pop(digest, None) is None:
                     self._grow(salt, _size(text))
                 mine[digest] = text
-                while self._bytes > self._max_bytes:
+                if self._bytes > self._max_bytes:
                     self._shrink()
 
     def find(self, salt: str, hashes: Sequence[str]) -> list[str | None]:
@@ -74,12 +77,19 @@ class SeenTexts:
         self._bytes += size
 
     def _shrink(self) -> None:
-        salt = max(self._sizes, key=self._sizes.__getitem__)
-        mine = self._texts[salt]
-        _, text = mine.popitem(last=False)
-        self._grow(salt, -_size(text))
-        if not mine:
-            del self._texts[salt], self._sizes[salt]
+        heap = [(-size, salt) for salt, size in self._sizes.items()]
+        heapify(heap)
+        most = self._max_bytes - self._max_bytes // _SPARE
+        while self._bytes > most:
+            salt = heap[0][1]
+            mine = self._texts[salt]
+            _, text = mine.popitem(last=False)
+            self._grow(salt, -_size(text))
+            if mine:
+                heapreplace(heap, (-self._sizes[salt], salt))
+            else:
+                heappop(heap)
+                del self._texts[salt], self._sizes[salt]
 
 
 def _size(text: str) -> int:

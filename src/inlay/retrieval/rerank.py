@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isnan
+from heapq import heappop, heappush
+from math import inf, isnan
 
 from inlay.errors import ParameterError
 from inlay.retrieval.score import Scorer
@@ -31,7 +32,7 @@ def choose_cached(
     value = [0.0] * len(texts)
     rerank(relevance, value, epsilon=epsilon, most=most)  # checks all
     places = sorted(relevance, reverse=True)[:most]
-    open_to = [index for index, each in enumerate(relevance) if places and each >= places[-1] - epsilon]
+    open_to = [index for index, each in enumerate(relevance) if places and each >= _least(places[-1], epsilon)]
     if len(open_to) > len(places):
         for index, scored in zip(open_to, scorer([texts[index] for index in open_to]), strict=True):
             value[index] = scored
@@ -74,14 +75,18 @@ def rerank(relevance: Sequence[float], value: Sequence[float], *, epsilon: float
             )
     ranked = sorted(range(len(relevance)), key=lambda index: -relevance[index])
     chosen: list[int] = []
-    open_to: list[int] = []  # texts that this place may take, and no earlier place took
+    # Texts that this place may take, and no earlier place took: the best one first, by value, then by rank.
+    open_to: list[tuple[float, int]] = []
     at = 0
     for place in range(min(most, len(ranked))):
-        least = relevance[ranked[place]] - epsilon
+        least = _least(relevance[ranked[place]], epsilon)
         while at < len(ranked) and relevance[ranked[at]] >= least:
-            open_to.append(ranked[at])
+            heappush(open_to, (-value[ranked[at]], at))
             at += 1
-        best = max(open_to, key=lambda index: (value[index], relevance[index]))
-        open_to.remove(best)
-        chosen.append(best)
+        chosen.append(ranked[heappop(open_to)[1]])
     return sorted(chosen, key=lambda index: (-relevance[index], index))
+
+
+def _least(relevance: float, epsilon: float) -> float:
+    """Return the least relevance within ``epsilon`` of this one."""
+    return -inf if epsilon == inf else relevance - epsilon

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from inlay.api.call import StoredAnswer
 
@@ -36,6 +36,14 @@ class _Entry:
     until: float
 
 
+@dataclass(slots=True)
+class _Tenant:
+    """The ids of a tenant's answers, oldest first, and their bytes."""
+
+    names: dict[str, None] = field(default_factory=dict)
+    size: int = 0
+
+
 class StoredAnswers:
     """Answers by tenant and id. The oldest ones are dropped first. Any thread may use it.
 
@@ -49,8 +57,8 @@ class StoredAnswers:
         self._clock = clock
         self._lock = threading.Lock()
         self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()  # by tenant and id, oldest first
-        self._sizes: dict[str, int] = {}  # bytes by tenant
-        self._counts: dict[str, int] = {}
+        self._tenants: dict[str, _Tenant] = {}
+        self._size = 0
 
     def keep(self, tenant: str, name: str, answer: StoredAnswer) -> bool:
         """Store an answer. Returns False if it is larger than a tenant may store."""
@@ -60,13 +68,15 @@ class StoredAnswers:
         with self._lock:
             self._drop((tenant, name))
             self._expire()
-            while self._is_full(tenant, size):
-                self._drop(next(key for key in self._entries if key[0] == tenant))
-            while sum(self._sizes.values()) + size > self._bounds.total_bytes:
+            while (mine := self._tenants.get(tenant)) is not None and self._is_full(mine, size):
+                self._drop((tenant, next(iter(mine.names))))
+            while self._size + size > self._bounds.total_bytes:
                 self._drop(next(iter(self._entries)))
             self._entries[tenant, name] = _Entry(answer, size, self._clock() + self._bounds.lifetime_s)
-            self._sizes[tenant] = self._sizes.get(tenant, 0) + size
-            self._counts[tenant] = self._counts.get(tenant, 0) + 1
+            mine = self._tenants.setdefault(tenant, _Tenant())
+            mine.names[name] = None
+            mine.size += size
+            self._size += size
         return True
 
     def get(self, tenant: str, name: str) -> StoredAnswer | None:
@@ -90,11 +100,11 @@ class StoredAnswers:
         """Return the ids of a tenant's answers, oldest first."""
         with self._lock:
             self._expire()
-            return [name for owner, name in self._entries if owner == tenant]
+            mine = self._tenants.get(tenant)
+            return [] if mine is None else list(mine.names)
 
-    def _is_full(self, tenant: str, size: int) -> bool:
-        count, used = self._counts.get(tenant, 0), self._sizes.get(tenant, 0)
-        return count >= self._bounds.answers or used + size > self._bounds.tenant_bytes
+    def _is_full(self, mine: _Tenant, size: int) -> bool:
+        return len(mine.names) >= self._bounds.answers or mine.size + size > self._bounds.tenant_bytes
 
     def _expire(self) -> None:
         now = self._clock()
@@ -105,11 +115,13 @@ class StoredAnswers:
         entry = self._entries.pop(key, None)
         if entry is None:
             return False
-        tenant = key[0]
-        self._sizes[tenant] -= entry.size
-        self._counts[tenant] -= 1
-        if not self._counts[tenant]:
-            del self._counts[tenant], self._sizes[tenant]
+        tenant, name = key
+        mine = self._tenants[tenant]
+        del mine.names[name]
+        mine.size -= entry.size
+        self._size -= entry.size
+        if not mine.names:
+            del self._tenants[tenant]
         return True
 
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+from array import array
+from collections.abc import Sequence
+from types import FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from inlay import Schema
 from inlay.engine.encoder import Encoding
@@ -191,6 +197,46 @@ def test_recomputed_tokens_and_profiles_go_with_their_module():
     driver.engine.evict(specs_of(driver))
     assert stored(driver) == 0
     assert len(driver.engine.kv_manager.profiles) == 0
+
+
+def test_nothing_in_memory_refers_to_evicted_text():
+    driver = driver_for(shadow=1.0, speculation="lookup")
+    text = "A text that nobody may keep, of some forty tokens or more."
+    marked = {"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}
+    chat = [{"role": "user", "content": [marked, {"type": "text", "text": "And then?"}]}]
+    for prompt, reuse in ((chat, "modular"), (text, "exact"), (chat, "modular"), (text, "modular+content")):
+        driver.run(driver.request(prompt, 8, salt="one", reuse=reuse))
+        driver.engine.idle_step()
+    specs = [spec for spec in driver.engine.kv_manager.retention.modules() if spec.before.private]
+    assert specs
+    assert ids_in(driver.llm, driver.llm.encoder.text(text))
+    driver.engine.evict(specs)
+    driver.engine.evict_texts("one")
+    driver.llm.processor.forget_texts("one")
+    assert not ids_in(driver.llm, driver.llm.encoder.text(text))
+
+
+def ids_in(llm: Any, ids: Sequence[int]) -> list[object]:
+    """Return the objects that an LLM refers to, directly or not, with these token ids or their text."""
+    text, seen, found, left = llm.tokenizer.decode(list(ids)), set[int](), list[object](), [llm]
+    packed, numbers = np.asarray(ids, "<u4").tobytes(), tuple(ids)
+    while left:
+        one = left.pop()
+        if id(one) in seen or isinstance(one, type | ModuleType | FunctionType | torch.nn.Module | torch.Tensor):
+            continue
+        seen.add(id(one))
+        if isinstance(one, str):
+            has = text in one
+        elif isinstance(one, bytes | np.ndarray | array):
+            raw = np.asarray(one).astype("<u4").tobytes() if isinstance(one, np.ndarray | array) else one
+            has = packed in raw
+        else:
+            whole = isinstance(one, tuple | list) and len(one) >= len(ids) and all(type(each) is int for each in one)
+            starts = [at for at, each in enumerate(one) if each == ids[0]] if whole else []
+            has = any(tuple(one[at : at + len(ids)]) == numbers for at in starts)
+            left += gc.get_referents(one)
+        found += [one] if has else []
+    return found
 
 
 def test_all_text_of_a_salt_is_evicted_and_nothing_of_others():

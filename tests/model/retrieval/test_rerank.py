@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import combinations
 
 import pytest
@@ -52,6 +53,38 @@ def test_the_scorer_is_asked_about_open_choices_only(pairs, epsilon, most):
     least = min(sorted(relevance, reverse=True)[:most], default=float("inf")) - epsilon
     possible = [text for text in texts if relevance[int(text)] >= least]
     assert asked == (possible if len(possible) > min(most, len(pairs)) else [])
+
+
+def test_an_endless_epsilon_allows_every_text():
+    relevance, value = [float("inf"), 1.0, float("-inf")], [0.0, 1.0, 2.0]
+    assert rerank(relevance, value, epsilon=float("inf"), most=2) == [1, 2]
+    scored = choose_cached(
+        ["a", "b", "c"],
+        relevance,
+        lambda texts: [value["abc".index(one)] for one in texts],
+        epsilon=float("inf"),
+        most=1,
+    )
+    assert scored == [2]
+
+
+def test_many_texts_are_compared_with_few_others_each():
+    count, compared = 3_000, Counter[str]()
+
+    class Value(float):
+        __hash__ = float.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            compared["times"] += 1
+            return float.__eq__(self, other)
+
+        def __neg__(self) -> Value:
+            return Value(-float(self))
+
+    value = [Value(number * 7 % count) for number in range(count)]
+    chosen = rerank([0.5] * count, value, epsilon=1.0, most=count)
+    assert chosen == list(range(count))
+    assert compared["times"] < 40 * count  # quadratic: 1,500 times their number
 
 
 def test_without_epsilon_the_value_decides_between_equal_texts_only():

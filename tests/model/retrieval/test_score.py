@@ -258,6 +258,16 @@ def test_texts_are_scored_together_as_alone():
         assert part is None or [spec.key for spec in part.candidates] == [spec.key for spec in alone.candidates]
 
 
+def test_many_texts_behind_long_messages_are_refused_before_any_work(monkeypatch):
+    """The messages may be laid out once for each text."""
+    llm = LLM(tiny("llama"), kv_memory="8MiB")
+    monkeypatch.setattr(llm.processor, "marked_parts", pytest.fail)  # the work would take seconds
+    messages = [{"role": "system", "content": "a" * 100_000}]
+    with pytest.raises(ParameterError) as error:
+        llm.score_cached(["b"] * 1_000, messages=messages, alone=True)
+    assert error.value.code == "texts.too_many"
+
+
 def test_texts_that_exceed_the_context_together_are_scored_one_by_one():
     llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0)
     texts = [f"{number} " + "long text " * 120 for number in range(4)]

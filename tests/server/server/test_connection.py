@@ -93,7 +93,7 @@ def test_a_client_that_sleeps_is_given_up(caplog):
 
         with pytest.raises(ClientGoneError):
             await answer()
-        assert 0.25 <= loop.time() - began < 2
+        assert 0.25 <= loop.time() - began < 20
         assert "the client has read nothing for 0.1 seconds" in caplog.text
 
     run(test)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 from inlay.api.call import StoredAnswer
@@ -69,3 +70,33 @@ def test_an_answer_that_is_stored_again_counts_once() -> None:
     for name in ("a", "b", "b"):
         stored.keep("ann", name, answer())
     assert list(stored.of("ann")) == ["a", "b"]
+
+
+def test_random_answers_are_kept_as_a_plain_list_keeps_them() -> None:
+    """Compared with a list of all answers, oldest first."""
+    draw, clock = random.Random(0), Clock()
+    stored = stored_answers(clock, answers=3, tenant_bytes=200, total_bytes=330, lifetime_s=9.0)
+    expected: list[tuple[str, str, int, float]] = []
+    for _ in range(3_000):
+        tenant, name, size = draw.choice("abcd"), draw.choice("xyzuv"), draw.randrange(60)
+        clock.now += draw.random()
+        expected = [one for one in expected if one[3] > clock.now]
+        kind = draw.random()
+        if kind < 0.7:
+            assert stored.keep(tenant, name, answer(size))
+            size += len('{"output": ""}')
+            expected = [one for one in expected if one[:2] != (tenant, name)]
+            while len(mine := [one for one in expected if one[0] == tenant]) >= 3 or sum_of(mine) + size > 200:
+                expected.remove(mine[0])
+            while sum_of(expected) + size > 330:
+                expected.pop(0)
+            expected.append((tenant, name, size, clock.now + 9.0))
+        elif kind < 0.9:
+            known = [one for one in expected if one[:2] == (tenant, name)]
+            assert stored.delete(tenant, name) == bool(known)
+            expected = [one for one in expected if one not in known]
+        assert stored.names(tenant) == [one[1] for one in expected if one[0] == tenant]
+
+
+def sum_of(answers: list[tuple[str, str, int, float]]) -> int:
+    return sum(size for _, _, size, _ in answers)

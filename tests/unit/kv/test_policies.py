@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import tracemalloc
 from contextlib import suppress
@@ -14,6 +15,7 @@ from inlay.errors import CapacityError
 from inlay.kv.identity import Context, KeyMaker, TokenRun, specify
 from inlay.kv.policies import DEFAULT_EVICTION, POLICIES, PassCost, Use, cost, hybrid, lfu, lru, lru2
 from inlay.kv.pool import KVPool
+from inlay.kv.segment import Segment
 from inlay.kv.store import SegmentStore
 from tests.generated import examples
 from tests.unit.kv.accounting import audit
@@ -181,3 +183,14 @@ def test_what_is_held_stays_and_the_rest_is_found_from_its_beginning(policy, see
                     reached.add(segment)
                     places.append(segment.run.rest(segment.tokens))
         assert reached == set(s)
+
+
+def test_a_removed_item_is_referred_to_no_longer():
+    s = store("lru")
+    put(s, text(1))
+    put(s, text(2))
+    s.evict(s.longest(text(1)).segments)
+    gc.collect()
+    stored = [one for one in gc.get_objects() if type(one) is Segment]
+    assert not any(one.run.ids == text(1).ids for one in stored)
+    assert any(one.run.ids == text(2).ids for one in stored)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -52,6 +52,10 @@ class ForcedAnswer:
     @property
     def tokens(self) -> int:
         return len(self.request.ids) + len(self.said)
+
+    def reads(self, keys: frozenset[bytes]) -> bool:
+        """Return True if its prompt has any of these modules."""
+        return any(spec.key in keys for part in self.request.parts for spec in part.candidates)
 
     def behind(self, composed: ComposedPrompt) -> ComposedPrompt:
         """Return a composed prompt with the answer. The last run is computed in any case, for its distributions."""
@@ -141,6 +145,25 @@ class ForcedRuns(IdleWorker):
             self._take(next(iter(self._waiting)))
             self._dropped["gone"] += 1
         if self._begun is not None:
+            self._leave("gone")
+
+    def forget_salt(self, salt: str) -> None:
+        """Drop the answers of a salt, because its text was evicted."""
+        self._forget(lambda sample: sample.request.salt == salt)
+
+    def forget_modules(self, keys: frozenset[bytes]) -> None:
+        """Drop the answers to prompts with any of these modules, which have expired or were evicted."""
+        self._forget(lambda sample: sample.reads(keys))
+
+    def _forget(self, gone: Callable[[ForcedAnswer], bool]) -> None:
+        for salt, waiting in list(self._waiting.items()):
+            kept = deque(sample for sample in waiting if not gone(sample))
+            self._dropped["gone"] += len(waiting) - len(kept)
+            if kept:
+                self._waiting[salt] = kept
+            else:
+                del self._waiting[salt]
+        if self._begun is not None and gone(self._begun.sample):
             self._leave("gone")
 
     def give_up(self) -> None:

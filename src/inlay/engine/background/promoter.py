@@ -45,8 +45,8 @@ class _Promotion:
     padding: int
     kept: int = 0
 
-    def next(self) -> tuple[TokenRun, tuple[SlotRange, ...]] | None:
-        """The next part to store and its slots, if it is wholly computed."""
+    def next(self) -> tuple[TokenRun, TokenRun, tuple[SlotRange, ...]] | None:
+        """The next part to store, the text before it, and its slots, if it is wholly computed."""
         if self.kept == len(self.nodes):
             return None
         run = self.nodes[self.kept].run
@@ -54,7 +54,9 @@ class _Promotion:
             assert prefill.keep is not None, "a beginning is kept"
             at, computed = run.start - prefill.keep.start, len(prefill.keep.ids) - prefill.tokens_left
             if 0 <= at < len(prefill.keep.ids):
-                return (run, cut(prefill.slots, at, len(run.ids))) if at + len(run.ids) <= computed else None
+                if at + len(run.ids) > computed:
+                    return None
+                return run, prefill.keep.prefix(at), cut(prefill.slots, at, len(run.ids))
         return None
 
 
@@ -79,6 +81,7 @@ class Promoter(IdleWorker):
         if self._begun is not None and self._begun.target.reads(keys):
             self._give_back()  # without storing the computed part
         self.give_up()
+        self._done = None
         self.popularity.forget_modules(keys)
 
     def forget_salt(self, salt: str) -> None:
@@ -86,6 +89,7 @@ class Promoter(IdleWorker):
         if self._begun is not None and self._begun.target.salt == salt:
             self._give_back()
         self.give_up()
+        self._done = None
         self.popularity.forget_salt(salt)
 
     def clear(self) -> None:
@@ -181,8 +185,10 @@ class Promoter(IdleWorker):
         work, _ = begun.allocation.take(tokens)
         self._run(work)
         while (computed := begun.next()) is not None:
-            found = self._insert(begun.target, *computed)
-            if found.tokens == len(computed[0].ids):
+            run, before, slots = computed
+            # A part that was given up may have stored the end of one part and the start of the next as one segment.
+            found = self._insert(begun.target, run, slots) if self._store.cut_behind(before) else PrefixMatch(())
+            if found.tokens == len(run.ids):
                 padding = 0 if begun.kept else begun.padding
                 self.popularity.promoted(begun.target, begun.nodes[begun.kept], padding)
             begun.kept += 1

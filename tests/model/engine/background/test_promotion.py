@@ -21,6 +21,7 @@ from inlay.types import Scope
 from inlay_lab.eval.setting import Setting
 from tests.conftest import tiny
 from tests.model.engine.driving import Driver, check_stock, ids
+from tests.model.prompt.test_borders import prose
 from tests.raising import raises
 
 SCHEMA = Schema.from_string(
@@ -451,6 +452,25 @@ def test_parts_of_messages_are_healed_too():
     assert healed.usage.module_tokens == 0
     assert healed.usage.promoted_tokens >= len(texts[1])
     check_stock(driver, healed)
+
+
+def test_a_part_that_a_stored_text_runs_into_is_promoted_once():
+    """A request without modules stores its text as one segment, across the border where the found part begins."""
+    driver = Driver()
+    document = prose(1, 12)
+    driver.run(driver.request(f"Behind this.\n\n{document}", reuse="modular+content"))
+    half = f"In front.\n\n{document[: len(document) // 2]}"
+    driver.run(driver.request(half, reuse="exact"))
+    for question in ("One?", "Two?", "Three?"):
+        driver.run(driver.request(f"In front.\n\n{document}\n\n{question}", reuse="modular+content"))
+        work_off(driver)
+        driver.audit()
+    assert driver.llm.stats().promoted_tokens
+    promoted = driver.request(f"In front.\n\n{document}\n\nFour?", reuse="modular+content")
+    driver.run(promoted)
+    assert promoted.usage.module_tokens == 0
+    assert promoted.usage.computed_tokens < 10
+    check_stock(driver, promoted)
 
 
 def test_a_conversation_reads_its_own_history_in_place_of_a_part_that_was_encoded_apart():

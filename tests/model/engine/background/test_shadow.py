@@ -228,6 +228,27 @@ def test_what_is_not_stored_any_more_is_left(forget):
     assert driver.all_free()
 
 
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("evict", ["texts", "modules"])
+def test_answers_to_evicted_text_are_dropped(evict, begun):
+    driver = driver_for()
+    ask(driver, salt="one")
+    ask(driver, "cd", salt="two")
+    if begun:
+        driver.engine.shadow.step(7)
+    if evict == "texts":
+        driver.engine.evict_texts("one")
+    else:
+        schemas = driver.llm.processor.schemas
+        driver.engine.evict(schemas.every_spec("s", driver.llm.policy("anchored"), modules=("a",)))
+    assert stats(driver).waiting == 1
+    assert dropped(driver) == {"gone": 1}
+    driver.audit()
+    work_off(driver)
+    assert driver.llm.divergence(cache_salt="one") == ()
+    assert [one.samples for one in driver.llm.divergence(cache_salt="two")] == [1]
+
+
 def test_what_is_too_large_for_its_part_of_the_pool_is_left():
     driver = driver_for(kv_tokens=400)
     ask(driver)
