@@ -22,7 +22,7 @@ import yaml
 
 from inlay.cli.declared import known_settings
 from inlay.cli.sources import values_of
-from inlay.settings import SERVE
+from inlay.settings import SERVE, parse_bytes
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -173,7 +173,7 @@ def test_proxies_have_the_bounds_of_the_server():
     nginx, caddy = ((DEPLOY / name).read_text() for name in ("nginx.conf", "Caddyfile"))
     (megabytes,) = re.findall(r"client_max_body_size (\d+)m;", nginx)
     (mebibytes,) = re.findall(r"max_size (\d+)MiB", caddy)
-    assert int(megabytes) * 2**20 == int(mebibytes) * 2**20 == found["max_body"].value
+    assert int(megabytes) * 2**20 == int(mebibytes) * 2**20 == parse_bytes("max_body", found["max_body"].value)
     (read,) = re.findall(r"proxy_read_timeout (\d+)s;", nginx)
     (head,) = re.findall(r"response_header_timeout (\d+)s", caddy)
     assert min(int(read), int(head)) > found["timeout"].value

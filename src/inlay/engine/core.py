@@ -264,11 +264,6 @@ class EngineCore:
 
     def evict_texts(self, salt: str) -> int:
         """Remove the text outside modules of all requests with a cache salt. Returns the number of tokens removed."""
-        for worker in (self.promoter, self.profiler, self.shadow, self.meter):
-            if worker is not None:
-                worker.forget_salt(salt)
-        if self.speculator is not None:
-            self.speculator.earlier.forget(salt)
         return self.kv_manager.retention.evict_texts(salt, self.scheduler.oldest())
 
     def forget(self) -> int:

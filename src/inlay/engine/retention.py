@@ -28,10 +28,14 @@ _EXPIRED_AT_ONCE = 64  # segments that expire before the next admission; the res
 
 
 class DerivedData(Protocol):
-    """Data that was computed from modules, and must go with them."""
+    """Data that was computed from modules or from the text of a salt, and must go with them."""
 
     def forget_modules(self, keys: frozenset[bytes]) -> None:
         """Forget all data derived from these segments, which have expired or were evicted."""
+        ...
+
+    def forget_salt(self, salt: str) -> None:
+        """Forget all data derived from the text of a salt, which was evicted."""
         ...
 
 
@@ -41,7 +45,7 @@ class Retention:
     Args:
         kept: which segments the lower tiers may hold.
         pin_share: see Pins.
-        derived: the data that go with expired and evicted segments.
+        derived: the data that go with expired and evicted segments and text.
     """
 
     def __init__(
@@ -148,6 +152,8 @@ class Retention:
     def evict_texts(self, salt: str, oldest: float | None = None) -> int:
         """Evict all request text of a salt. Returns its number of tokens. oldest: see ``evict``."""
         _note(self._evicted_texts, [salt], oldest)
+        for each in self._derived:
+            each.forget_salt(salt)
         return self._store.evict(self._store.texts(salt))
 
     def may_keep(self, task: Request | Encoding, run: TokenRun) -> bool:

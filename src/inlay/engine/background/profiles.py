@@ -56,6 +56,9 @@ class KnownProfiles(Mapping[bytes, Profile]):
         self.tokens -= sum(profile.size for profile in gone)
         self.version += bool(gone)
 
+    def forget_salt(self, salt: str) -> None:
+        """Do nothing: profiles belong to modules."""
+
     def add(self, key: bytes, profile: Profile) -> None:
         """Store a profile, and drop the least recently used ones above the limit."""
         before = self._by_key.pop(key, None)

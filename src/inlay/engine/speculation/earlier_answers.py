@@ -91,7 +91,7 @@ class EarlierAnswers:
         while own.tokens > MOST_OF_SALT:
             self._drop(own, own.answers[0])
         while self.tokens > MOST_TOKENS:
-            self.forget(next(iter(self._salts)))
+            self.forget_salt(next(iter(self._salts)))
 
     @property
     def salts(self) -> int:
@@ -107,7 +107,7 @@ class EarlierAnswers:
         match = match_at(found[1], found[0].ids, text)
         return None if match is None else (found[0], match)
 
-    def forget(self, salt: str) -> None:
+    def forget_salt(self, salt: str) -> None:
         """Drop the answers of a salt."""
         own = self._salts.pop(salt, None)
         if own is not None:
@@ -126,7 +126,7 @@ class EarlierAnswers:
     def clear(self) -> None:
         """Drop all answers."""
         for salt in [*self._salts]:
-            self.forget(salt)
+            self.forget_salt(salt)
 
     def _drop(self, own: _Answers, answer: EarlierAnswer) -> None:
         own.drop(answer)

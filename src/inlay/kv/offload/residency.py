@@ -229,7 +229,7 @@ class Residency:
             self._saver.forget(key)
 
     def forget_prefixes(self) -> None:
-        """Forget all public prefixes of a model with recurrent layers in the tiers, whatever modules they hold.
+        """Forget all public segments of a model with recurrent layers in the tiers, whatever modules they hold.
 
         Those that were just loaded leave the pool as well. A shared tier keeps those that this process has neither
         written nor read.

@@ -458,7 +458,8 @@ def test_a_part_that_a_stored_text_runs_into_is_promoted_once():
     """A request without modules stores its text as one segment, across the border where the found part begins."""
     driver = Driver()
     document = prose(1, 12)
-    driver.run(driver.request(f"Behind this.\n\n{document}", reuse="modular+content"))
+    for front in ("Behind this.", "And behind that."):
+        driver.run(driver.request(f"{front}\n\n{document}", reuse="modular+content"))
     half = f"In front.\n\n{document[: len(document) // 2]}"
     driver.run(driver.request(half, reuse="exact"))
     for question in ("One?", "Two?", "Three?"):

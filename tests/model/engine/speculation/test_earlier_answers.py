@@ -67,8 +67,8 @@ def test_forgotten_answers_are_not_found(how):
     answers.add("a", [1, 2, 3, 4], frozenset([b"x"]))
     answers.add("b", [1, 2, 3, 5], frozenset([b"y"]))
     if how == "salt":
-        answers.forget("a")
-        answers.forget("unknown")
+        answers.forget_salt("a")
+        answers.forget_salt("unknown")
     elif how == "modules":
         answers.forget_modules(frozenset([b"x", b"z"]))
     else:
@@ -109,7 +109,7 @@ def test_a_dropped_answer_tells_those_that_copy_from_it(drop, monkeypatch):
     assert match is not None
     assert not match[0].gone
     match_of = {
-        "forget": lambda: answers.forget(""),
+        "forget": lambda: answers.forget_salt(""),
         "forget_modules": lambda: answers.forget_modules(frozenset({b"key"})),
         "clear": answers.clear,
         "displace": lambda: answers.add("", [5, 6, 7, 8], NONE),
