@@ -33,7 +33,6 @@ from inlay.engine.pass_cost import measured_cost, measured_rows
 from inlay.engine.probes import check_adapters, check_compiled, probe_states, why_not_shift
 from inlay.engine.request import Request
 from inlay.engine.runner import Runner
-from inlay.engine.speculation.draft_length import MeasuredGain
 from inlay.engine.speculation.speculator import Speculator
 from inlay.engine.thread import EngineThread
 from inlay.engine.unshared_runner import UnsharedRunner
@@ -132,7 +131,7 @@ class InProcessClient:
             longest=self._model.max_positions,
         )
         speculates = config.speculation == "lookup" and loaded.spec.unshared is None and states is None
-        speculator = Speculator(measured_rows(loaded.spec, runner, pool), MeasuredGain()) if speculates else None
+        speculator = Speculator(measured_rows(loaded.spec, runner, pool)) if speculates else None
         #: Compares policies in idle time. None if ``measure`` is off, or the model reads no modules.
         self.meter: PolicyMeter | None = None
         if states is None and lacks_measurements(self._model, config):

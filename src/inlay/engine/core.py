@@ -213,16 +213,12 @@ class EngineCore:
         if not made.owners:
             return ended + settled
         self._steps += 1
-        before = 0 if self.speculator is None else sum(self.speculator.accepted.values())
         try:
             advanced = self._compute(made, interruptible)
         except BaseException as error:  # a failed pass ends only its own requests
             return ended + settled + self._fail(made.owners, error, interruptible)
         seconds = time.perf_counter() - began - made.waited_s
         self._budget.took(sum(tokens for _, tokens in step.prefill) - self._unrun(made), seconds)
-        if self.speculator is not None and made.decode and not step.prefill:
-            accepted = sum(self.speculator.accepted.values()) - before
-            self.speculator.took(len(made.decode), len(made.decode) + accepted, bool(made.drafts), seconds)
         self._idle_time.busy_for(seconds)
         for observer in self.observers:
             observer.stepped(seconds)

@@ -123,16 +123,13 @@ class RowCost:
         seconds: by number of rows, 1 among them. Between two of them the time is interpolated.
         plan_s: the time to plan a pass of one request anew.
         plan_more_s: the time for each further request.
-
-    Attributes:
-        rows: the measured numbers of rows, ascending.
     """
 
     def __init__(self, seconds: Mapping[int, float], plan_s: float = 0.0, plan_more_s: float = 0.0) -> None:
         assert 1 in seconds, "the time of one row is known"
-        self.rows = sorted(seconds)
+        self._rows = sorted(seconds)
         self._seconds: list[float] = []
-        for rows in self.rows:  # more rows never take less time; a lower time is an error of the measurement
+        for rows in self._rows:  # more rows never take less time; a lower time is an error of the measurement
             self._seconds.append(max(seconds[rows], *self._seconds[-1:], 1e-9))
         self._plan_s = plan_s
         self._plan_more_s = plan_more_s
@@ -154,7 +151,7 @@ class RowCost:
 
     def _interpolated(self, rows: int) -> float:
         """See ``seconds``."""
-        known, place = self.rows, min(bisect_left(self.rows, rows), len(self.rows) - 1)
+        known, place = self._rows, min(bisect_left(self._rows, rows), len(self._rows) - 1)
         if place == 0:
             return self._seconds[0]
         before, behind = known[place - 1], known[place]

@@ -14,23 +14,11 @@ from dataclasses import dataclass, replace
 
 from inlay.engine.pass_cost import RowCost
 from inlay.engine.request import Request
-from inlay.engine.speculation.draft_length import (
-    MOST_DRAFT,
-    AcceptanceRates,
-    Chance,
-    MeasuredGain,
-    choose_lengths,
-    may_pay,
-)
+from inlay.engine.speculation.draft_length import MOST_DRAFT, AcceptanceRates, Chance, choose_lengths
 from inlay.engine.speculation.earlier_answers import EarlierAnswer, EarlierAnswers
 from inlay.engine.speculation.text_index import MOST_MATCH, GrowingIndex
 from inlay.sampling.row import Row
 from inlay.types import DRAFT_SOURCES
-
-#: With so many answers, passes without a draft lead to fewer lookups. A lookup costs 10 µs an answer.
-_MANY = 8
-#: The most passes between two lookups of many answers.
-_MOST_PAUSE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,18 +138,14 @@ class Speculator:
 
     Args:
         cost: the measured time of passes by their rows.
-        gain: compares drafts with their expected gain. None to trust the cost.
 
     Attributes:
         drafted, accepted: draft tokens that were run, and that answers accepted, by source, since the start.
         earlier: the earlier answers.
     """
 
-    def __init__(self, cost: RowCost, gain: MeasuredGain | None = None) -> None:
+    def __init__(self, cost: RowCost) -> None:
         self._cost = cost
-        self._gain = gain
-        self._expected = 0.0  # tokens a second of the last drafts
-        self._pause = self._paused = 0  # passes between two lookups, and those since the last one
         self._finders: dict[Request, _Finder] = {}
         self.earlier = EarlierAnswers()
         self.drafted = Counter[str](dict.fromkeys(DRAFT_SOURCES, 0))
@@ -175,46 +159,20 @@ class Speculator:
             rows: the rows of the pass without drafts.
             most: the most rows to add.
         """
-        share = 1.0 if self._gain is None else self._gain.share
-        if self._paused < self._pause and len(requests) >= _MANY:
-            self._paused += 1
-            return {}
         found: dict[Request, Draft] = {}
-        if most > 0 and may_pay(self._cost, len(requests), rows, most, share):
-            found = self._found(requests, rows, most, share)
-        self._paused, self._pause = 0, 0 if found else min(2 * self._pause + 1, _MOST_PAUSE)
-        return found
-
-    def _found(self, requests: Sequence[Request], rows: int, most: int, share: float) -> dict[Request, Draft]:
-        found: dict[Request, Draft] = {}
+        if most <= 0:
+            return found
         finders = [finder for request in requests if (finder := self._follow(request)) is not None]
         if not finders:
             return found
         chances = [Chance(finder.rates.rate(finder.length), finder.room) for finder in finders]
-        lengths, self._expected = choose_lengths(self._cost, chances, len(requests), rows, most, share)
-        for finder, length in zip(finders, lengths, strict=True):
+        for finder, length in zip(finders, choose_lengths(self._cost, chances, len(requests), rows, most), strict=True):
             if length:
                 tokens = finder.draft(length)
                 ahead = finder.request.sampling.row.ahead(tokens)
                 if ahead:
                     found[finder.request] = Draft(tokens[: len(ahead)], tuple(ahead), finder.source)
         return found
-
-    def took(self, answers: int, tokens: int, drafts: bool, seconds: float) -> None:
-        """Take the time of a pass without prompt tokens.
-
-        Args:
-            answers: the answers that ran in it.
-            tokens: the tokens that they got, with the accepted ones.
-            drafts: True if the pass had drafts.
-            seconds: its time.
-        """
-        if self._gain is None:
-            return
-        if drafts:
-            self._gain.drafted(self._expected, tokens, seconds)
-        else:
-            self._gain.plain(self._cost, answers, seconds)
 
     def verified(self, request: Request, draft: Draft, accepted: int) -> None:
         """Count a draft that was run, and its accepted tokens."""

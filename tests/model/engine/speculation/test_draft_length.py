@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inlay.engine.pass_cost import RowCost, measured_rows
-from inlay.engine.speculation.draft_length import AcceptanceRates, Chance, MeasuredGain, choose_lengths, may_pay
+from inlay.engine.speculation.draft_length import AcceptanceRates, Chance, choose_lengths
 from tests.conftest import tiny
 from tests.model.engine.driving import Driver
 
@@ -24,72 +24,36 @@ def test_more_rows_never_take_less_time():
 
 
 def test_free_rows_are_all_used():
-    assert choose_lengths(FLAT, [Chance(0.9, 7), Chance(0.5, 3)], 2, 2)[0] == [7, 3]
-    assert choose_lengths(FLAT, [Chance(0.9, 7), Chance(0.5, 3)], 2, 2, most=4)[0] == [4, 0]
+    assert choose_lengths(FLAT, [Chance(0.9, 7), Chance(0.5, 3)], 2, 2) == [7, 3]
+    assert choose_lengths(FLAT, [Chance(0.9, 7), Chance(0.5, 3)], 2, 2, most=4) == [4, 0]
 
 
 def test_rows_at_the_full_price_are_not_used():
-    assert choose_lengths(LINEAR, [Chance(0.9, 7)], 1, 1)[0] == [0]
+    assert choose_lengths(LINEAR, [Chance(0.9, 7)], 1, 1) == [0]
 
 
 def test_the_likeliest_drafts_are_the_longest():
     cost = RowCost({1: 1.0, 101: 11.0})  # a row costs a tenth of the first one
-    few, many = choose_lengths(cost, [Chance(0.5, 16), Chance(0.95, 16)], 2, 2)[0]
+    few, many = choose_lengths(cost, [Chance(0.5, 16), Chance(0.95, 16)], 2, 2)
     assert 0 <= few < many <= 16
 
 
 def test_a_large_batch_leaves_less_room():
     cost = RowCost({1: 1.0, 8: 1.1, 64: 5.0})
-    alone = choose_lengths(cost, [Chance(0.7, 16)], 1, 1)[0]
-    crowded = choose_lengths(cost, [Chance(0.7, 16)] * 48, 48, 48)[0]
+    alone = choose_lengths(cost, [Chance(0.7, 16)], 1, 1)
+    crowded = choose_lengths(cost, [Chance(0.7, 16)] * 48, 48, 48)
     assert alone[0] > max(crowded)
-    assert choose_lengths(cost, [Chance(0.05, 16)] * 48, 48, 48)[0] == [0] * 48
+    assert choose_lengths(cost, [Chance(0.05, 16)] * 48, 48, 48) == [0] * 48
 
 
 def test_planning_anew_must_pay_too():
     chances = [Chance(0.5, 2)]
-    assert choose_lengths(FLAT, chances, 1, 1)[0] == [2]
-    assert choose_lengths(RowCost({1: 1.0}, plan_s=0.5), chances, 1, 1)[0] == [0]
+    assert choose_lengths(FLAT, chances, 1, 1) == [2]
+    assert choose_lengths(RowCost({1: 1.0}, plan_s=0.5), chances, 1, 1) == [0]
     costly = RowCost({1: 1.0}, plan_s=0.01, plan_more_s=0.1)
-    assert choose_lengths(costly, chances, 1, 1)[0] == [2]
-    assert choose_lengths(costly, chances * 4, 4, 4)[0] == [2] * 4
-    assert choose_lengths(costly, chances + [Chance(0, 0)] * 9, 10, 10)[0] == [0] * 10
-
-
-def test_the_expected_rate_counts_accepted_tokens():
-    assert choose_lengths(FLAT, [Chance(0.5, 2)], 1, 1) == ([2], 1.75)
-    assert choose_lengths(RowCost({1: 2.0}, plan_s=0.5), [Chance(1.0, 4)], 1, 1) == ([4], 2.0)
-    assert choose_lengths(LINEAR, [Chance(0.9, 7)], 1, 1) == ([0], 1.0)
-
-
-def test_drafts_that_gained_less_than_expected_need_a_higher_gain():
-    assert choose_lengths(FLAT, [Chance(0.5, 2)], 1, 1, share=0.6)[0] == [0]
-    assert choose_lengths(FLAT, [Chance(0.5, 2)], 1, 1, share=0.7)[0] == [2]
-
-
-@pytest.mark.parametrize("cost", [FLAT, LINEAR, RowCost({1: 1.0, 8: 1.1, 64: 5.0}), RowCost({1: 1.0}, plan_s=4.0)])
-@pytest.mark.parametrize("answers", [1, 16, 48])
-@pytest.mark.parametrize("share", [1.0, 0.4])
-def test_drafts_may_pay_exactly_if_certain_ones_are_tried(cost, answers, share):
-    certain = choose_lengths(cost, [Chance(1.0, 16)] * answers, answers, answers, share=share)[0]
-    assert may_pay(cost, answers, answers, 512, share) == any(certain)
-
-
-def test_a_measured_loss_is_learnt_and_forgotten():
-    gain = MeasuredGain()
-    gain.plain(FLAT, 16, 2.0)  # the machine takes twice the measured time for everything
-    for _ in range(20):
-        gain.drafted(expected=20.0, tokens=20, seconds=2.0)
-    assert gain.share == pytest.approx(1.0)
-    for _ in range(4):
-        gain.drafted(expected=20.0, tokens=20, seconds=4.0)
-    assert 0.5 < gain.share < 0.75
-    learnt = gain.share
-    gain.plain(FLAT, 16, 90.0)  # it paid for a plan
-    assert gain.share == learnt
-    for _ in range(500):
-        gain.plain(FLAT, 16, 2.0)
-    assert gain.share > 0.9
+    assert choose_lengths(costly, chances, 1, 1) == [2]
+    assert choose_lengths(costly, chances * 4, 4, 4) == [2] * 4
+    assert choose_lengths(costly, chances + [Chance(0, 0)] * 9, 10, 10) == [0] * 10
 
 
 def test_rates_follow_the_answer():

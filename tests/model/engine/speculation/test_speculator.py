@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import gc
-import sys
 import time
 import weakref
 from collections.abc import Sequence
-from types import FrameType
 from typing import Any
 
 import pytest
 
 from inlay import LLM, SamplingParams, Schema
-from inlay.engine.pass_cost import RowCost
 from inlay.engine.request import Request
 from inlay.engine.speculation.draft_length import AcceptanceRates
 from inlay.engine.speculation.speculator import Draft, Speculator
@@ -41,13 +38,6 @@ class Noted(Speculator):
         found = super().drafts(requests, rows, most)
         self.made += found.values()
         return found
-
-
-class Unlucky(Speculator):
-    """Finds no draft that pays, though one could."""
-
-    def __init__(self) -> None:
-        super().__init__(RowCost({1: 1.0, 17: 1.01, 18: 30.0}))
 
 
 @pytest.fixture
@@ -210,34 +200,6 @@ def test_speculation_is_off_if_asked():
     (output,) = llm.generate("abcabcabc", SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
     assert output.usage.drafted_tokens == 0
     assert llm.stats().drafted_tokens == ()
-
-
-def calls_of_a_batch(speculator: Speculator | None) -> int:
-    """The Python functions that 16 answers of 32 tokens call in the engine."""
-    llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0, speculation="off", max_num_seqs=16)
-    llm.local.engine.speculator = speculator
-    params = SamplingParams(temperature=1, seed=0, max_tokens=32, ignore_eos=True)
-    prompts = [f"{number} the same words, the same words" for number in range(16)]
-    llm.generate(prompts, params)
-    counted = 0
-
-    def count(frame: FrameType, event: str, _: object) -> None:
-        nonlocal counted
-        counted += event == "call" and "/inlay/" in frame.f_code.co_filename
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        llm.generate(prompts, params)
-    finally:
-        sys.setprofile(before)
-    return counted
-
-
-def test_a_busy_engine_looks_for_few_drafts():
-    without = calls_of_a_batch(None)
-    assert calls_of_a_batch(Speculator(RowCost({1: 1.0, 2: 2.0}))) < 1.05 * without, "no draft can pay"
-    assert calls_of_a_batch(Unlucky()) < 1.2 * without, "no draft is found"
 
 
 def test_an_unknown_way_is_rejected():
