@@ -2,7 +2,7 @@
 
 isolated: a module sees only itself (Prompt Cache, arXiv 2311.04934, section 3.3).
 anchored: a module also sees the always-present text and its ancestors' text before it.
-primed: as anchored, with a primer between the always-present text and the first module (``PRIMER``). A module that
+primed: as anchored, with a primer between the always-present text and the first module (primer.py). A module that
     would not fit into the model's context behind the primer has none, nor has a module of a system turn.
 scaffold: modules named by a <scaffold> also see each other's text before them, if a prompt imports all of them.
 

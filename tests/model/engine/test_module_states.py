@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from functools import cache
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from inlay import LLM, ParameterError, SamplingParams, Schema
 from inlay.engine.request import Request
 from inlay.pml import PromptBuilder
+from tests.model.engine.test_state_fuzz import Fuzz
 from tests.model.engine.test_states import StateDriver
 from tests.model.equivalence.recorder import Recorder, close
 from tests.model.families.configs import tiny, tiny_with_tools
@@ -177,13 +177,15 @@ def test_tokens_within_a_module_are_not_recomputed(asked, code):
     assert refused.value.code == code
 
 
-class Fuzz:
-    """Random prompts of modules over few state slots and a small pool, with cancellations and preemptions."""
+class ModuleFuzz(Fuzz):
+    """Random prompts of modules, of which some lose their states."""
 
-    def __init__(self, seed: int) -> None:
-        self.random, self.seen = random.Random(seed), Counter[str]()
+    disturbs, found = "drop", "read"
+    driver: ModuleDriver
+
+    def made(self, name: str) -> ModuleDriver:
         pick = self.random.choice
-        self.driver = ModuleDriver(
+        return ModuleDriver(
             slots=pick([8, 12, 30]),
             tokens=pick([500, 900]),
             chunk_size=pick([1, 4, 8]),
@@ -191,48 +193,28 @@ class Fuzz:
             max_num_batched_tokens=pick([16, 40, 200]),
             prefill_chunk=pick([7, 32]),
         )
-        self.requests: list[Request] = []
 
-    def act(self) -> None:
-        draw, driver = self.random, self.driver
-        kind = draw.choice(["add", "add", "add", "cancel", "preempt", "drop", "step"])
-        running = [task for task in driver.engine.scheduler.running if isinstance(task, Request)]
-        if kind == "add":
-            names = tuple(draw.sample(NAMES, draw.randint(0, 4)))
-            text = draw.choice(["Where to?", "And now, where do we go?"])
-            request = ask(driver, names, text, tokens=draw.randint(1, 6))
-            driver.add(request)
-            self.requests.append(request)
-        elif kind == "cancel" and running:
-            task = draw.choice(running)
-            driver.engine.release(task)
-            self.requests.remove(task)
-        elif kind == "preempt" and running:
-            driver.engine.scheduler.requeue(draw.choice(running))
-        elif kind == "drop":
-            states = [segment for segment in driver.store if segment.state and not segment.state.readers]
-            if states:
-                driver.states.drop(draw.choice(states))
-        self.seen[kind] += 1
-        driver.step(draw.randint(0, 4))
+    def request(self) -> Request:
+        draw = self.random
+        names = tuple(draw.sample(NAMES, draw.randint(0, 4)))
+        text = draw.choice(["Where to?", "And now, where do we go?"])
+        return ask(self.driver, names, text, tokens=draw.randint(1, 6))
 
-    def run(self, actions: int) -> None:
+    def disturb(self) -> None:
+        """Drop a state that no request reads."""
         driver = self.driver
-        for _ in range(actions):
-            self.act()
-        driver.finish()
-        for request in self.requests:
-            driver.check(request)
-            self.seen["read"] += bool(request.usage and request.usage.module_tokens and not request.usage.misses)
-        self.seen["evicted"] += driver.states.evicted
-        assert driver.all_free()
-        assert driver.states.free_slots == driver.states.slots - 1
+        states = [segment for segment in driver.store if segment.state and not segment.state.readers]
+        if states:
+            driver.states.drop(self.random.choice(states))
+
+    def read(self, request: Request) -> bool:
+        return bool(request.usage and request.usage.module_tokens and not request.usage.misses)
 
 
 def test_random_prompts_of_modules():
     seen = Counter[str]()
     for seed in range(4):
-        fuzz = Fuzz(seed)
+        fuzz = ModuleFuzz(seed, "lfm2")
         fuzz.run(40)
         seen += fuzz.seen
     assert min(seen[kind] for kind in ("add", "cancel", "preempt", "drop", "read", "evicted")) > 0, seen
@@ -241,4 +223,4 @@ def test_random_prompts_of_modules():
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4, 24))
 def test_more_random_prompts_of_modules(seed):
-    Fuzz(seed).run(80)
+    ModuleFuzz(seed, "lfm2").run(80)

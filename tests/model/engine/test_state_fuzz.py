@@ -15,12 +15,24 @@ TRUNKS = [ids(30, seed) for seed in range(3)]
 
 
 class Fuzz:
-    """A sequence of requests, cancellations and preemptions."""
+    """A sequence of requests, cancellations and preemptions.
+
+    Attributes:
+        disturbs: the name of ``disturb`` in ``seen``.
+        found: the name in ``seen`` of requests that read what was stored.
+    """
+
+    disturbs, found = "forget", "hit"
 
     def __init__(self, seed: int, name: str) -> None:
         self.random, self.seen = random.Random(seed), Counter[str]()
+        self.driver = self.made(name)
+        self.requests: list[Request] = []
+
+    def made(self, name: str) -> StateDriver:
+        """A driver with few slots and a small pool."""
         pick = self.random.choice
-        self.driver = StateDriver(
+        return StateDriver(
             name,
             slots=pick([5, 8, 20]),
             tokens=pick([200, 300, 600]),
@@ -29,7 +41,25 @@ class Fuzz:
             max_num_batched_tokens=pick([8, 24, 64]),
             prefill_chunk=pick([5, 16]),
         )
-        self.requests: list[Request] = []
+
+    def request(self) -> Request:
+        draw = self.random
+        several = {"n": 2, "temperature": 1, "top_k": 1} if draw.random() < 0.2 else {}
+        return self.driver.request(
+            self.prompt(),
+            tokens=draw.randint(1, 9),
+            salt=draw.choice(["", "", "one"]),
+            reuse=draw.choice(["exact", "exact", "exact", "off"]),
+            **several,
+        )
+
+    def disturb(self) -> None:
+        """Forget texts."""
+        self.driver.engine.evict_texts("one")
+
+    def read(self, request: Request) -> bool:
+        """True if the request read what was stored."""
+        return bool(request.usage and request.usage.cached_tokens)
 
     def prompt(self) -> list[int]:
         """A trunk or a part of it with something behind it, an earlier prompt, or an earlier prompt with its answer."""
@@ -46,19 +76,12 @@ class Fuzz:
         return trunk[: draw.randint(1, len(trunk))] + ids(draw.randint(1, 25), draw.randrange(5))
 
     def act(self) -> None:
-        """Add, cancel or preempt a request, or forget texts; then take a few steps."""
+        """Add, cancel or preempt a request, or disturb them; then take a few steps."""
         draw, driver = self.random, self.driver
-        kind = draw.choice(["add", "add", "add", "cancel", "preempt", "forget", "step"])
+        kind = draw.choice(["add", "add", "add", "cancel", "preempt", self.disturbs, "step"])
         running = [task for task in driver.engine.scheduler.running if isinstance(task, Request)]
         if kind == "add":
-            several = {"n": 2, "temperature": 1, "top_k": 1} if draw.random() < 0.2 else {}
-            request = driver.request(
-                self.prompt(),
-                tokens=draw.randint(1, 9),
-                salt=draw.choice(["", "", "one"]),
-                reuse=draw.choice(["exact", "exact", "exact", "off"]),
-                **several,
-            )
+            request = self.request()
             driver.add(request)
             self.requests += request.family
         elif kind == "cancel" and running:
@@ -67,8 +90,8 @@ class Fuzz:
             self.requests.remove(task)
         elif kind == "preempt" and running:
             driver.engine.scheduler.requeue(draw.choice(running))
-        elif kind == "forget":
-            driver.engine.evict_texts("one")
+        elif kind == self.disturbs:
+            self.disturb()
         self.seen[kind] += 1
         driver.step(draw.randint(0, 4))
 
@@ -80,8 +103,7 @@ class Fuzz:
         driver.finish()
         for request in self.requests:
             driver.check(request)
-            usage = request.usage
-            self.seen["hit"] += bool(usage and usage.cached_tokens)
+            self.seen[self.found] += self.read(request)
         self.seen["evicted"] += driver.states.evicted
         assert driver.all_free()
         assert driver.states.free_slots == driver.states.slots - 1

@@ -51,9 +51,14 @@ def page(browser: Any, demo: Site) -> Iterator[Any]:
         yield page
 
 
-def test_documents_are_reused_after_they_change_places(page: Any):
+def add_examples(page: Any) -> None:
+    """Add the three example documents. A question that is sent before they are shown goes without them."""
     page.click("text=Examples")
     expect(page.locator(".chip")).to_have_count(3)
+
+
+def test_documents_are_reused_after_they_change_places(page: Any):
+    add_examples(page)
     first = ask(page, "Who is the captain of Star of Gamin?")
     assert "Rolan Fader" in first.locator(".answer .text").inner_text()
     page.click("text=Clear")
@@ -73,7 +78,7 @@ def test_documents_are_reused_after_they_change_places(page: Any):
 
 
 def test_full_prefill_stands_beside_the_answer(page: Any):
-    page.click("text=Examples")
+    add_examples(page)
     page.get_by_role("switch").check()
     turn = ask(page, "Who is the mayor of Bravel?")
     reused, full = turn.locator(".answer").all()
@@ -198,7 +203,7 @@ def test_a_phone_needs_no_sideways_scrolling(browser: Any, demo: Site, scheme: s
             page.wait_for_timeout(500)
             assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], view
         page.click('nav a[href="#/playground"]')
-        page.click("text=Examples")
+        add_examples(page)
         turn = ask(page, "Who is the mayor of Bravel?")
         turn.locator("summary", has_text="Where the tokens came from").click()
         table = turn.locator(".diagnosis .scroll")
