@@ -16,7 +16,7 @@ from inlay.pml import Prompt, PromptBuilder, Schema, Union
 from inlay.policy import ReusePolicy
 from inlay.prompt.chat import ChatTemplate
 from inlay.prompt.contexts import SchemaSpecs, placeholder_id
-from inlay.prompt.layout import SchemaLayout, lay_out_schema
+from inlay.prompt.layout import Hole, SchemaLayout, TextRun, lay_out_schema
 from inlay.prompt.model_info import ModelInfo
 from inlay.prompt.placement import PromptLayout
 from inlay.prompt.primer import PRIMER
@@ -92,6 +92,7 @@ class KnownSchema:
     owner: str
     ttl_s: float | None = None
     specs: dict[tuple[ReusePolicy, bytes], SchemaSpecs] = field(default_factory=dict)
+    copies: dict[int, tuple[bytes, ...]] = field(default_factory=dict)  # by index of the entry
 
 
 class KnownSchemas(SchemaRegistry[KnownSchema]):
@@ -161,7 +162,7 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
         """Return the segments of some modules of a schema, or of all, under this policy and all policies used so far.
 
         With the text outside modules, named "", come the primers that modules are encoded behind. A policy without
-        modules gives the segments whose keys its text has (``copied``).
+        modules gives the segments whose keys its text has (``copies``).
 
         Raises ParameterError for an unknown schema or module.
         """
@@ -170,7 +171,7 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
         if policy.modular:
             self._encoded(known, policy, self._model.adapter(scope.adapter))
         else:
-            self.copied(known)
+            self._copied(known)
         used = list(known.specs.values())
         found = {
             spec.key: spec
@@ -230,11 +231,17 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
         """True if a segment holds the primer. Modules are encoded behind it, and no prompt reads it."""
         return spec.ids == self._primer
 
-    def copied(self, known: KnownSchema) -> SchemaSpecs:
-        """Return the specs whose keys a schema's text has where it is read from no segment; see PromptPart.
+    def copies(self, known: KnownSchema, entry: TextRun | Hole) -> tuple[bytes, ...]:
+        """Return the keys of a schema's text where it is read from no segment; see PromptPart.
 
-        They are those of the default policy, without an adapter.
+        The key is that of its segment under the default policy, without an adapter.
         """
+        found = known.copies.get(entry.index)
+        if found is None:
+            found = known.copies[entry.index] = (self._copied(known).spec(entry, frozenset()).key,)
+        return found
+
+    def _copied(self, known: KnownSchema) -> SchemaSpecs:
         return self.specs(known, _COPIED, b"")
 
     def _named(self, name: str, scope: Scope) -> KnownSchema:

@@ -19,7 +19,6 @@ from inlay.policy import ReusePolicy
 from inlay.prompt.anchors import Anchor, SeenAnchors
 from inlay.prompt.chat import ChatTemplate
 from inlay.prompt.composed import CachedSpan, compose_parts, open_end
-from inlay.prompt.contexts import SchemaSpecs
 from inlay.prompt.conversation import (
     ContentSpecs,
     anchor_of,
@@ -370,9 +369,9 @@ class PromptProcessor:
                 longest=self.model.max_positions,
                 only_exact=policy.reads_promoted and alone,
             ).parts()
-        copied: SchemaSpecs | None = None
+        known = None
         if layout.schema is not None:
-            copied = self.schemas.copied(self.schemas.known(layout.schema, PUBLIC if layout.public else salt))
+            known = self.schemas.known(layout.schema, PUBLIC if layout.public else salt)
         return tuple(
             PromptPart(
                 part.ids,
@@ -381,7 +380,11 @@ class PromptProcessor:
                 kept=part.kept,
                 ttl_s=part.origin.ttl_s if isinstance(part.origin, ContentPart) else None,
                 marked=part.marked,
-                copies=_copies(part, copied),
+                copies=(
+                    self.schemas.copies(known, part.origin)
+                    if known is not None and isinstance(part.origin, TextRun | Hole)
+                    else ()
+                ),
             )
             for part in layout.parts
         )
@@ -540,13 +543,6 @@ class PromptProcessor:
             )
         kept = layout.ids[-most:]
         return lay_out_ids(kept, str(self.tokenizer.decode(list(kept))))
-
-
-def _copies(part: Placed, copied: SchemaSpecs | None) -> tuple[bytes, ...]:
-    """Return the keys of a part that is read from no segment; see PromptPart."""
-    if copied is None or not isinstance(part.origin, TextRun | Hole):
-        return ()
-    return (copied.spec(part.origin, frozenset()).key,)
 
 
 def _as_text(layout: PromptLayout) -> PromptLayout:
