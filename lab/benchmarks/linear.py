@@ -1,4 +1,4 @@
-"""How long does a linear layer take in bfloat16: stock, widened to fp32, packed for oneDNN, and with our own kernel?
+"""How long does a linear layer take in bfloat16: stock, packed for oneDNN, and with our own kernel?
 
     python lab/benchmarks/linear.py --rows 1,4,16,32,64,256
 
@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 
-from inlay.models.linear import DirectLinear, PackedLinear, WidenedLinear, can_multiply, can_pack, stock
+from inlay.models.linear import DirectLinear, PackedLinear, can_multiply, can_pack, stock
 from inlay_lab.bench.machine import clocked, describe_machine, in_turns, measure_ceilings
 
 SHAPES = [(9728, 896), (896, 4864), (1152, 896)]  # (outputs, inputs): Qwen2.5-0.5B's gate and up, down, and qkv
@@ -41,7 +41,6 @@ def measured(shape: tuple[int, int], rows: int, runs: int) -> dict[str, object]:
     count = max(1, SET_BYTES // (2 * outputs * inputs))
     weights = [torch.randn(outputs, inputs).bfloat16() for _ in range(count)]
     forms = {"stock": [stock(weight, None) for weight in weights]}
-    forms["widened"] = [WidenedLinear(weight) for weight in weights]
     if can_pack(torch.bfloat16):
         forms["packed"] = [PackedLinear(weight) for weight in weights]
     if can_multiply(weights[0]):

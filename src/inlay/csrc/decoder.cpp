@@ -27,8 +27,8 @@ uint64_t address_of(const void* memory) { return reinterpret_cast<uint64_t>(memo
 // A bf16 linear layer with any kind of weight. Rows are contiguous.
 class Product {
  public:
-  explicit Product(const Linear& layer) : layer_(layer) {}
-  Product(const Quantized& layer, QuantizedLinear run) : layer_(layer), run_(run) {}
+  Product(const Linear& layer, RunLinear run) : layer_(layer), direct_(run) {}
+  Product(const Quantized& layer, QuantizedLinear run) : layer_(layer), quantized_(run) {}
 
   int64_t in() const {
     return std::visit([](const auto& layer) { return layer.in; }, layer_);
@@ -42,21 +42,24 @@ class Product {
     if (const auto* stored = std::get_if<Linear>(&layer_)) {
       Linear layer = *stored;
       layer.x = x, layer.x_stride = layer.in, layer.y = y, layer.y_stride = layer.out, layer.rows = rows;
-      linear(layer, threads);
+      direct_(layer, threads);
     } else {
       Quantized layer = std::get<Quantized>(layer_);
       layer.x = x, layer.x_stride = layer.in, layer.y = y, layer.y_stride = layer.out, layer.rows = rows;
-      run_(layer, threads);
+      quantized_(layer, threads);
     }
   }
 
  private:
   std::variant<Linear, Quantized> layer_;
-  QuantizedLinear run_ = nullptr;
+  RunLinear direct_ = nullptr;
+  QuantizedLinear quantized_ = nullptr;
 };
 
-Product direct_product(uint64_t weight, uint64_t bias, int64_t in, int64_t out) {
-  return Product(Linear{nullptr, in, at<uint16_t>(weight), at<uint16_t>(bias), nullptr, out, 0, in, out});
+Product direct_product(uint64_t weight, uint64_t bias, int64_t in, int64_t out, const std::string& instruction_set) {
+  const RunLinear run = linear_by_name(instruction_set.empty() ? nullptr : instruction_set.c_str());
+  if (run == nullptr) throw std::invalid_argument("no linear layer for the instruction set '" + instruction_set + "'");
+  return Product(Linear{nullptr, in, at<uint16_t>(weight), at<uint16_t>(bias), nullptr, out, 0, in, out}, run);
 }
 
 Product quantized_product(uint64_t weight, uint64_t scales, uint64_t bias, int64_t in, int64_t out, int bits,

@@ -235,9 +235,11 @@ void unpack_int4(uint64_t packed, uint64_t scales_zeros, uint64_t weights, bool 
 }
 
 void multiply(uint64_t x, int64_t x_stride, uint64_t weight, uint64_t bias, uint64_t y, int64_t rows, int64_t in,
-              int64_t out, int threads) {
-  linear({at<uint16_t>(x), x_stride, at<uint16_t>(weight), at<uint16_t>(bias), at<uint16_t>(y), out, rows, in, out},
-         threads);
+              int64_t out, const std::string& instruction_set, int threads) {
+  const RunLinear run = linear_by_name(instruction_set.empty() ? nullptr : instruction_set.c_str());
+  if (run == nullptr) throw std::invalid_argument("no linear layer for the instruction set '" + instruction_set + "'");
+  run({at<uint16_t>(x), x_stride, at<uint16_t>(weight), at<uint16_t>(bias), at<uint16_t>(y), out, rows, in, out},
+      threads);
 }
 
 void pack_numbers(uint64_t numbers, uint64_t to, int64_t out, int64_t in, int bits, int64_t group_bytes, int threads) {
@@ -309,7 +311,9 @@ void add_bf16(const uint16_t* a, const uint16_t* b, uint16_t* out, int64_t count
 
 void bind_layers(nb::module_& m) {
   using released = nb::call_guard<nb::gil_scoped_release>;
-  m.def("linear_supported", &linear_supported, "Whether this processor multiplies pairs of bf16.");
+  m.def("linear_supported",
+        [](const std::string& name) { return linear_by_name(name.c_str()) != nullptr; },
+        "Whether a version of linear runs here.");
   m.def("linear", &multiply, released(), "A linear layer in bf16; bias 0 for none.");
   m.def("quantized_supported",
         [](const std::string& name) { return quantized_by_name(name.empty() ? nullptr : name.c_str()) != nullptr; },

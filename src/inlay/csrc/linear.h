@@ -16,8 +16,13 @@ struct Linear {
   int64_t rows, in, out;
 };
 
-// True if this processor multiplies pairs of bf16.
-bool linear_supported();
-void linear(const Linear& layer, int threads);
+using RunLinear = void (*)(const Linear& layer, int threads);
+
+void linear_avx512bf16(const Linear& layer, int threads);
+void linear_avx2(const Linear& layer, int threads);
+void linear_portable(const Linear& layer, int threads);
+
+// The version for an instruction set, or the best one that runs here if `name` is null. Null if it does not run here.
+RunLinear linear_by_name(const char* name);
 
 }  // namespace inlay

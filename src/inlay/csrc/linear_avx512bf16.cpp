@@ -206,12 +206,7 @@ void many_rows(const Linear& layer, int threads) {
 
 }  // namespace
 
-bool linear_supported() {
-  return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512f") &&
-         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
-}
-
-void linear(const Linear& layer, int threads) {
+void linear_avx512bf16(const Linear& layer, int threads) {
   switch (layer.rows) {
     case 0: return;
     case 1: return few_rows<1>(layer, threads);

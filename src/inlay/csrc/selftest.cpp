@@ -20,6 +20,7 @@
 #include "parallel.h"
 #include "selftest_cases.h"
 #include "selftest_choose.h"
+#include "selftest_linear.h"
 #include "selftest_scan.h"
 
 using namespace inlay;
@@ -216,7 +217,7 @@ int main(int argc, char** argv) {
   const char* names[8];
   const int count = variant_names(names, 8);
   std::printf("threads of: %s\n", threading());
-  int failures = !waits_idle() + scan_failures(plans, first);
+  int failures = !waits_idle() + scan_failures(plans, first) + linear_failures(plans, first);
   for (int i = 0; i < plans; ++i) failures += !refuses_nonsense(first + static_cast<unsigned>(i));
   for (int n = 0; n < count; ++n) {
     const Variant& variant = variant_by_name(names[n]);

@@ -1,16 +1,14 @@
 """Linear layers for inference, with their weights in the fastest form for this processor.
 
 A stock ``nn.Linear`` in bfloat16 repacks its weight at every call. With few rows this costs more than the product. If
-the processor multiplies pairs of bf16, the compiled kernel reads weights in the layout of the checkpoint, and nothing
-is packed. Other processors pack them once, at load, into the blocks that oneDNN's kernels read. A processor without any
-product in bf16 widens blocks of the weight to fp32.
+the processor multiplies pairs of bf16 with AVX-512, or fp32 alone, the compiled kernel reads such weights in the layout
+of a checkpoint, and nothing is packed. Other weights are packed once, at load, into the blocks that oneDNN reads.
 """
 
 from __future__ import annotations
 
 import math
 import mmap
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -110,11 +108,13 @@ class DirectLinear(FrozenLinear):
     Args:
         weight: (out_features, in_features), contiguous. The layer shares it, for example with a tied embedding.
         bias: (out_features,) or None.
+        instruction_set: "avx512bf16", "avx2" or "portable"; "" for the best one that runs here.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, instruction_set: str = "") -> None:
         super().__init__(weight.shape[1], weight.shape[0])
         self._weight = weight.detach()
+        self._instruction_set = instruction_set
         self._bias = None if bias is None else bias.detach().to(torch.bfloat16).contiguous()
         if self._weight.nbytes >= _HUGE:  # the call waits for all processors, also if there is nothing to move
             kernel.use_huge_pages(self._weight.data_ptr(), self._weight.nbytes)
@@ -130,72 +130,25 @@ class DirectLinear(FrozenLinear):
         bias = 0 if self._bias is None else self._bias.data_ptr()
         kernel.linear(
             rows.data_ptr(), rows.stride(0), self._weight.data_ptr(), bias, y.data_ptr(), rows.shape[0],
-            self.in_features, self.out_features, torch.get_num_threads(),
+            self.in_features, self.out_features, self._instruction_set, torch.get_num_threads(),
         )  # fmt: skip
         return y.view(*x.shape[:-1], self.out_features)
 
     def product(self) -> Any:
         """See FrozenLinear."""
         bias = 0 if self._bias is None else self._bias.data_ptr()
-        return kernel.direct_product(self._weight.data_ptr(), bias, self.in_features, self.out_features)
-
-
-#: With fewer rows, the stock product of bf16 is faster: it reads half of the bytes.
-_WIDEN_ROWS = 16
-#: Bytes of a widened block, so that it stays in the cache of a core.
-_WIDEN_BYTES = 4 << 20
-
-
-class WidenedLinear(FrozenLinear):
-    """``x @ weight.T + bias`` in bfloat16, on a processor that multiplies fp32 alone (AVX2).
-
-    The stock product of many rows reaches a fifth of the rate of fp32 there. So blocks of the weight are widened to
-    fp32, multiplied in fp32, and the result is rounded once.
-
-    Args:
-        weight: (out_features, in_features), bfloat16, contiguous. The layer shares it.
-        bias: (out_features,) or None.
-
-    Attributes:
-        step: the outputs of a block.
-    """
-
-    _blocks = threading.local()  # the widened block of each thread
-
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        super().__init__(weight.shape[1], weight.shape[0])
-        self._weight = weight.detach()
-        self._bias = None if bias is None else bias.detach().to(weight.dtype)
-        self.step = max(1, _WIDEN_BYTES // (4 * max(1, self.in_features)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x: (..., in_features), bfloat16. Returns (..., out_features)."""
-        rows = x.reshape(-1, self.in_features)
-        if rows.shape[0] < _WIDEN_ROWS:
-            return nn.functional.linear(x, self._weight, self._bias)
-        wide = rows.float()
-        y = torch.empty(rows.shape[0], self.out_features, dtype=self._weight.dtype)
-        for first in range(0, self.out_features, self.step):
-            part = self._weight[first : first + self.step]
-            found = wide @ self._widened(part).t()
-            if self._bias is not None:
-                found += self._bias[first : first + self.step]
-            y[:, first : first + self.step] = found
-        return y.view(*x.shape[:-1], self.out_features)
-
-    def _widened(self, part: Tensor) -> Tensor:
-        """Return a block of the weight in fp32, in memory that the next block of this thread overwrites."""
-        memory: Tensor | None = getattr(self._blocks, "memory", None)
-        if memory is None or memory.numel() < part.numel():
-            with torch.inference_mode(False):  # later calls may come from outside of that mode
-                memory = self._blocks.memory = torch.empty(max(part.numel(), _WIDEN_BYTES // 4))
-        return memory[: part.numel()].view(part.shape).copy_(part)
+        return kernel.direct_product(
+            self._weight.data_ptr(), bias, self.in_features, self.out_features, self._instruction_set
+        )
 
 
 def can_multiply(weight: Tensor) -> bool:
-    """Return True if the compiled kernel supports this weight without packing."""
-    supported = hasattr(kernel, "linear_supported") and kernel.linear_supported()
-    return bool(supported and weight.dtype == torch.bfloat16 and weight.is_contiguous() and weight.device.type == "cpu")
+    """Return True if the compiled kernel is the fastest for this weight. It needs no packing."""
+    if weight.dtype != torch.bfloat16 or not weight.is_contiguous() or weight.device.type != "cpu":
+        return False
+    if not hasattr(kernel, "linear_supported"):
+        return False
+    return kernel.linear_supported("avx512bf16") or not can_pack(torch.bfloat16)
 
 
 def can_pack(dtype: torch.dtype) -> bool:
@@ -208,13 +161,11 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 
 def packed(weight: Tensor, bias: Tensor | None) -> nn.Module:
-    """Return the fastest layer for a weight: the kernel's, else oneDNN's, else a widened or a stock one."""
+    """Return the fastest layer for a weight: the kernel's, else oneDNN's, else a stock one."""
     if can_multiply(weight):
         return DirectLinear(weight, bias)
     if can_pack(weight.dtype):
         return PackedLinear(weight, bias)
-    if weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and weight.is_contiguous():
-        return WidenedLinear(weight, bias)
     return stock(weight, bias)
 
 

@@ -13,6 +13,7 @@ from inlay.attention.kernel import kernel
 from inlay.models.compiled_weight import can_compile
 from inlay.models.few_rows import MOST_ROWS, FewRows
 from inlay.models.interface import attention_implementation
+from inlay.models.linear import can_multiply
 from inlay.models.lora import Adapters, load_adapter
 from inlay.models.weights import WeightForm
 from tests.adapters import write_adapter
@@ -20,7 +21,8 @@ from tests.conftest import tiny
 from tests.model.models.prepared import prepared
 
 pytestmark = pytest.mark.skipif(
-    not can_compile(torch.bfloat16) or not kernel.linear_supported(), reason="no kernel for few rows on this processor"
+    not can_compile(torch.bfloat16) or not can_multiply(torch.zeros(1, 1, dtype=torch.bfloat16)),
+    reason="no kernel for few rows on this processor",
 )
 NAMES = ("llama", "llama3-scaled", "mistral", "qwen2", "qwen2-mixed", "qwen3")
 FORMS = (None, "int8", "int4")

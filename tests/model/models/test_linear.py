@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -14,11 +13,11 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from inlay import ModelError
+from inlay.attention.kernel import kernel
 from inlay.models import linear
 from inlay.models.linear import (
     DirectLinear,
     PackedLinear,
-    WidenedLinear,
     can_multiply,
     can_pack,
     joined,
@@ -78,16 +77,18 @@ def test_a_row_of_a_packed_layer_is_the_same_whatever_it_is_padded_with(dtype):
         assert layer(x[:rows]).equal(layer(x[: padded_rows(rows)])[:rows])
 
 
-needs_pairs = pytest.mark.skipif(
-    not can_multiply(torch.zeros(1, 1, dtype=torch.bfloat16)), reason="no products of bf16 pairs on this processor"
+needs_kernel = pytest.mark.skipif(
+    not can_multiply(torch.zeros(1, 1, dtype=torch.bfloat16)), reason="no kernel for bf16 on this processor"
 )
 
 
-@needs_pairs
+@pytest.mark.parametrize("instruction_set", ["avx512bf16", "avx2", "portable"])
 @settings(max_examples=examples(60), deadline=None)
-@given(st.integers(0, 140), st.integers(1, 100), st.integers(1, 120), st.booleans(), st.integers(1, 3))
-def test_direct_layers_compute_what_linear_layers_do(rows, inputs, outputs, biased, threads):
-    """Odd sizes, all ways through the kernel (few rows, tiles of 16 to 64, several tiles), rows that lie apart."""
+@given(st.integers(0, 140), st.integers(1, 300), st.integers(1, 120), st.booleans(), st.integers(1, 3))
+def test_direct_layers_compute_what_linear_layers_do(instruction_set, rows, inputs, outputs, biased, threads):
+    """Odd sizes, all ways through the kernels (few rows, tiles, several blocks of inputs), rows that lie apart."""
+    if not kernel.linear_supported(instruction_set):
+        pytest.skip("another processor")
     torch.manual_seed(inputs * 100 + outputs)
     x = torch.randn(rows, inputs + 3).bfloat16()[:, :inputs]
     weight = torch.randn(outputs, inputs).bfloat16()
@@ -95,14 +96,23 @@ def test_direct_layers_compute_what_linear_layers_do(rows, inputs, outputs, bias
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        found = DirectLinear(weight, bias)(x)
+        found = DirectLinear(weight, bias, instruction_set)(x)
     finally:
         torch.set_num_threads(before)
     assert found.shape == (rows, outputs)
     assert close(found, exact(x, weight, bias))
 
 
-@needs_pairs
+@pytest.mark.parametrize("instruction_set", ["avx512bf16", "avx2", "portable"])
+def test_direct_layers_take_more_rows_than_one_share_of_work_has(instruction_set):
+    if not kernel.linear_supported(instruction_set):
+        pytest.skip("another processor")
+    torch.manual_seed(2)
+    x, weight = torch.randn(1100, 40).bfloat16(), torch.randn(50, 40).bfloat16()
+    assert close(DirectLinear(weight, None, instruction_set)(x), exact(x, weight, None))
+
+
+@needs_kernel
 def test_direct_layers_share_the_weight_and_take_any_shape():
     weight = torch.randn(5, 6).bfloat16()
     layer = packed(weight, None)
@@ -114,7 +124,7 @@ def test_direct_layers_share_the_weight_and_take_any_shape():
     assert torch.equal(layer(x), expected)
 
 
-@needs_pairs
+@needs_kernel
 @pytest.mark.parametrize("x", [torch.ones(2, 6), torch.ones(3, 4).bfloat16(), torch.ones(12).bfloat16()])
 def test_direct_layers_refuse_other_inputs(x):
     """Their kernel gets an address: another dtype or width would be read as if it were right."""
@@ -126,58 +136,6 @@ def test_direct_layers_refuse_other_inputs(x):
 def test_inputs_need_not_be_contiguous(dtype):
     x, weight = torch.randn(6, 40).to(dtype)[::2, ::2], torch.randn(8, 20).to(dtype)
     assert close(packed(weight, None)(x), exact(x, weight, None))
-
-
-@settings(max_examples=examples(40), deadline=None)
-@given(st.integers(0, 60), sizes, st.integers(1, 200), st.booleans())
-def test_widened_layers_compute_what_linear_layers_do(rows, inputs, outputs, biased):
-    """Few rows and many, blocks that do not divide the outputs, rows that lie apart."""
-    torch.manual_seed(inputs * 100 + outputs)
-    x = torch.randn(rows, inputs + 3).bfloat16()[:, :inputs]
-    weight = torch.randn(outputs, inputs).bfloat16()
-    bias = torch.randn(outputs).bfloat16() if biased else None
-    layer = WidenedLinear(weight, bias)
-    layer.step = 64  # a block of real sizes is megabytes
-    found = layer(x)
-    assert found.shape == (rows, outputs)
-    assert found.dtype == torch.bfloat16
-    assert close(found, exact(x, weight, bias))
-
-
-def test_widened_layers_share_the_weight_between_threads():
-    """Each thread has a block of its own: the products of several threads at once are right."""
-    weights = [torch.randn(300, 96).bfloat16() for _ in range(4)]
-    layers, x = [WidenedLinear(weight) for weight in weights], torch.randn(40, 96).bfloat16()
-    expected = [exact(x, weight, None) for weight in weights]
-    with ThreadPoolExecutor(4) as threads:
-        for found, right in zip(
-            threads.map(lambda layer: [layer(x) for _ in range(20)], layers), expected, strict=True
-        ):
-            assert all(close(each, right) for each in found)
-
-
-def test_widened_layers_run_in_inference_mode_and_outside_of_it():
-    """The first call in a thread makes the block. A user may then call the model through transformers' own code."""
-    layer, x = WidenedLinear(torch.randn(30, 20).bfloat16()), torch.randn(40, 20).bfloat16()
-
-    def both(first: bool) -> list[torch.Tensor]:
-        found = []
-        for mode in (first, not first):
-            with torch.inference_mode(mode):
-                found.append(layer(x))
-        return found
-
-    for first in (True, False):
-        with ThreadPoolExecutor(1) as fresh:  # a thread without a block
-            one, two = fresh.submit(both, first).result()
-        assert one.equal(two)
-
-
-def test_a_processor_without_products_of_bf16_widens(monkeypatch):
-    monkeypatch.setattr(linear, "can_multiply", lambda weight: False)
-    monkeypatch.setattr(linear, "can_pack", lambda dtype: False)
-    assert isinstance(packed(torch.ones(4, 3).bfloat16(), None), WidenedLinear)
-    assert type(packed(torch.ones(4, 3), None)) is nn.Linear
 
 
 def test_where_neither_kernel_nor_onednn_can_have_it_the_layer_is_stock(monkeypatch):

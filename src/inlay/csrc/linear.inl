@@ -1,0 +1,256 @@
+// Linear layers in bf16 for processors that multiply fp32 alone: numbers are widened to fp32, and sums rounded once.
+// Included by the versions that define VL, the floats of a vector, and LINEAR, the name of the function.
+//
+// Up to 8 rows: weight rows are read once and widened in registers. Reading the weights is the lower bound of the time.
+// More rows: rows of x are the lanes of vectors, as in linear_avx512bf16.cpp. A block of weights is widened once for all
+// rows. It lies in the second-level cache, and one number at a time is broadcast to 16 rows. The products are the lower
+// bound.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <utility>
+
+#include "kernel.h"
+#include "linear.h"
+#include "parallel.h"
+#include "tensors.h"
+
+namespace inlay {
+namespace {
+
+#include "simd.h"
+
+constexpr int64_t kFew = 8;           // rows up to which reading the weights is the lower bound
+constexpr int64_t kTile = 16;         // rows of x that are lanes at the same time
+constexpr int64_t kHalf = kTile / 2;  // and those of the last tile, if it has no more
+constexpr int64_t kBlock = 256;       // inputs at a time: those of a tile fill half of the first-level cache
+constexpr int64_t kOuts = 48;         // outputs of one share of work: whole groups of 6, 8 and 12
+constexpr int64_t kRows = 512;        // rows of one share of work, so that its sums stay in the second-level cache
+constexpr int64_t kAhead = 2048;      // weights between a product and the prefetched ones: 4 KiB
+constexpr int64_t kStream = 1 << 14;  // weights that pay for waking another thread
+
+INLINE void store_bf16(uint16_t* to, vf v, int64_t count) {
+  const vh half = narrowed(v);
+  std::memcpy(to, &half, static_cast<size_t>(count) * sizeof(uint16_t));
+}
+
+constexpr int64_t kPairs = 2 * VL;  // the numbers of a vector of pairs
+
+// The even and the odd numbers of a vector of pairs in bf16, widened.
+INLINE vf evens(vu pairs) { return reinterpret_cast<vf>(pairs << 16); }
+INLINE vf odds(vu pairs) { return reinterpret_cast<vf>(pairs & 0xffff0000u); }
+
+int64_t padded(int64_t in) { return (in + kPairs - 1) / kPairs * kPairs; }
+
+float* floats(Scratch& scratch, int64_t count) {
+  return reinterpret_cast<float*>(scratch.take(static_cast<size_t>(count) * sizeof(float)));
+}
+
+// Few rows of x as fp32, (rows, padded(in)): the even numbers of kPairs, then the odd ones; zeros at the end.
+const float* split(const Linear& layer, Scratch& scratch) {
+  const int64_t width = padded(layer.in);
+  float* to = floats(scratch, layer.rows * width);
+  std::fill(to, to + layer.rows * width, 0.0f);
+  for (int64_t row = 0; row < layer.rows; ++row)
+    for (int64_t i = 0; i < layer.in; ++i)
+      to[row * width + i / kPairs * kPairs + i % 2 * VL + i % kPairs / 2] = from_bf16(layer.x[row * layer.x_stride + i]);
+  return to;
+}
+
+// One output of M rows. x: see split. The sums of few rows use several registers, because each addition waits for the
+// last.
+template <int M>
+INLINE void dot(const Linear& layer, const float* x, int64_t out) {
+  constexpr int kSums = M == 1 ? 8 : M == 2 ? 4 : M <= 6 ? 2 : 1;
+  constexpr int kBlocks = (M == 1 ? 64 : 32) / kPairs;  // vectors at a time: whole cache lines
+  const int64_t width = padded(layer.in), whole = layer.in / kPairs * kPairs;
+  const uint16_t* weight = layer.weight + out * layer.in;
+  vf sum[M][kSums] = {};
+  auto add = [&](const uint16_t* from, int64_t i, int block) {
+    vu pairs;
+    std::memcpy(&pairs, from, sizeof pairs);
+    const vf low = evens(pairs), high = odds(pairs);
+    for (int m = 0; m < M; ++m) {
+      sum[m][2 * block % kSums] += load(x + m * width + i) * low;
+      sum[m][(2 * block + 1) % kSums] += load(x + m * width + i + VL) * high;
+    }
+  };
+  int64_t i = 0;
+  for (; i + kPairs * kBlocks <= whole; i += kPairs * kBlocks) {
+    for (int line = 0; line < kPairs * kBlocks; line += 32) __builtin_prefetch(weight + i + kAhead + line, 0, 2);
+#pragma GCC unroll 8
+    for (int block = 0; block < kBlocks; ++block) add(weight + i + kPairs * block, i + kPairs * block, block);
+  }
+  for (; i < whole; i += kPairs) add(weight + i, i, 0);
+  if (whole < layer.in) {
+    uint16_t last[kPairs] = {};
+    std::memcpy(last, weight + whole, static_cast<size_t>(layer.in - whole) * sizeof(uint16_t));
+    add(last, whole, 0);
+  }
+  for (int m = 0; m < M; ++m) {
+    for (int s = 1; s < kSums; ++s) sum[m][0] += sum[m][s];
+    layer.y[m * layer.y_stride + out] = to_bf16(sum_of(sum[m][0]) + (layer.bias ? from_bf16(layer.bias[out]) : 0.0f));
+  }
+}
+
+template <int M>
+void few_rows(const Linear& layer, int threads) {
+  static thread_local Scratch scratch;
+  const float* x = split(layer, scratch);
+  const int64_t worth = std::max<int64_t>(1, layer.out * layer.in / kStream);
+  run_parallel(static_cast<int>(std::min<int64_t>(threads, worth)), [&](Team& team, int thread) {
+    const int64_t end = layer.out * (thread + 1) / team.threads();
+    for (int64_t out = layer.out * thread / team.threads(); out < end; ++out) dot<M>(layer, x, out);
+  });
+}
+
+// Rows of x as lanes: (inputs, lanes) in fp32 for every tile of kTile rows. A tile of at most kHalf rows has kHalf lanes.
+struct Lanes {
+  float* numbers;
+  int64_t rows, in;
+
+  int64_t tiles() const { return (rows + kTile - 1) / kTile; }
+  int64_t width(int64_t tile) const { return rows - tile * kTile > kHalf ? kTile : kHalf; }
+  float* at(int64_t tile, int64_t input) const { return numbers + tile * kTile * in + input * width(tile); }
+};
+
+// Packs VL rows from `first` on into their lanes. Rows behind the last are zeros.
+void pack(const Linear& layer, const Lanes& lanes, int64_t first) {
+  const int64_t tile = first / kTile, width = lanes.width(tile), whole = layer.in / VL * VL;
+  float* to = lanes.at(tile, 0) + first % kTile;
+  for (int64_t i = 0; i < layer.in; i += VL) {
+    vf square[VL];
+    for (int l = 0; l < VL; ++l) {
+      uint16_t last[VL] = {};
+      const uint16_t* from = layer.x + (first + l) * layer.x_stride + i;
+      if (first + l >= layer.rows) {
+        from = last;
+      } else if (i >= whole) {
+        std::memcpy(last, from, static_cast<size_t>(layer.in - whole) * sizeof(uint16_t));
+        from = last;
+      }
+      square[l] = load(from);
+    }
+    transpose<1>(square);
+    for (int64_t e = 0; e < std::min<int64_t>(VL, layer.in - i); ++e) store(to + (i + e) * width, square[e]);
+  }
+}
+
+// Widens inputs of outputs first … first + count - 1: (count, kBlock) fp32. Outputs behind the last are zeros.
+void widen(const Linear& layer, int64_t first, int64_t count, int64_t input, int64_t inputs, float* to) {
+  for (int64_t j = 0; j < count; ++j, to += kBlock) {
+    if (first + j >= layer.out) {
+      std::fill(to, to + inputs, 0.0f);
+      continue;
+    }
+    const uint16_t* from = layer.weight + (first + j) * layer.in + input;
+    int64_t i = 0;
+    for (; i + VL <= inputs; i += VL) {
+      if (i % 32 == 0) __builtin_prefetch(from + i + kBlock, 0, 2);  // of the next block
+      store(to + i, load(from + i));
+    }
+    for (; i < inputs; ++i) to[i] = from_bf16(from[i]);
+  }
+}
+
+// Adds the products of some inputs to M outputs of N vectors of lanes. weight: (M, kBlock), sums: (M, lanes).
+template <int N, int M>
+INLINE void multiply(const float* x, const float* weight, int64_t inputs, float* sums) {
+  vf sum[M][N];
+  for (int j = 0; j < M; ++j)
+    for (int v = 0; v < N; ++v) sum[j][v] = load(sums + (j * N + v) * VL);
+  for (int64_t i = 0; i < inputs; ++i, x += N * VL) {
+    vf lanes[N];
+    for (int v = 0; v < N; ++v) lanes[v] = load(x + v * VL);
+#pragma GCC unroll 12
+    for (int j = 0; j < M; ++j) {
+      const vf number = all(weight[j * kBlock + i]);
+      for (int v = 0; v < N; ++v) sum[j][v] += lanes[v] * number;
+    }
+  }
+  for (int j = 0; j < M; ++j)
+    for (int v = 0; v < N; ++v) store(sums + (j * N + v) * VL, sum[j][v]);
+}
+
+// Writes outputs first … end - 1 of one tile, from lanes to rows.
+void write(const Linear& layer, int64_t first, int64_t end, int64_t tile, int64_t width, const float* sums) {
+  for (int64_t out = first; out < end; out += VL)
+    for (int64_t lane = 0; lane < width; lane += VL) {
+      vf square[VL];
+      for (int e = 0; e < VL; ++e) {
+        const int64_t at = std::min(out + e, end - 1);
+        square[e] = load(sums + (at - first) * width + lane) + (layer.bias ? from_bf16(layer.bias[at]) : 0.0f);
+      }
+      transpose<1>(square);
+      const int64_t row = tile * kTile + lane;
+      for (int64_t l = 0; l < std::min<int64_t>(VL, layer.rows - row); ++l)
+        store_bf16(layer.y + (row + l) * layer.y_stride + out, square[l], std::min<int64_t>(VL, end - out));
+    }
+}
+
+// Outputs first … first + outs - 1 of the tiles begin … end - 1.
+void share(const Linear& layer, const Lanes& lanes, int64_t first, int64_t outs, int64_t begin, int64_t end) {
+  alignas(64) float weight[kOuts * kBlock];
+  static thread_local Scratch scratch;
+  const int64_t size = outs * kTile;  // sums of a tile
+  float* sums = floats(scratch, (end - begin) * size);
+  std::fill(sums, sums + (end - begin) * size, 0.0f);
+  for (int64_t input = 0; input < layer.in; input += kBlock) {
+    const int64_t inputs = std::min(kBlock, layer.in - input);
+    widen(layer, first, outs, input, inputs, weight);
+    for (int64_t tile = begin; tile < end; ++tile) {
+      const float* x = lanes.at(tile, input);
+      float* to = sums + (tile - begin) * size;
+      if (lanes.width(tile) == kTile)
+        for (int64_t out = 0; out < outs; out += 6)
+          multiply<kTile / VL, 6>(x, weight + out * kBlock, inputs, to + out * kTile);
+      else
+        for (int64_t out = 0; out < outs; out += 12)
+          multiply<kHalf / VL, 12>(x, weight + out * kBlock, inputs, to + out * kHalf);
+    }
+  }
+  for (int64_t tile = begin; tile < end; ++tile)
+    write(layer, first, std::min(first + outs, layer.out), tile, lanes.width(tile), sums + (tile - begin) * size);
+}
+
+void many_rows(const Linear& layer, int threads) {
+  static thread_local Scratch scratch;
+  Lanes lanes{nullptr, layer.rows, layer.in};
+  lanes.numbers = floats(scratch, lanes.tiles() * kTile * layer.in);
+  const int64_t groups = (layer.rows + kHalf - 1) / kHalf, tiles = kRows / kTile;
+  const int64_t outs = layer.out < 4 * kOuts * threads ? kOuts / 2 : kOuts;  // small shares are spread more evenly
+  const int64_t across = (layer.out + outs - 1) / outs, shares = across * ((lanes.tiles() + tiles - 1) / tiles);
+  std::atomic<int64_t> next{0};
+  run_parallel(threads, [&](Team& team, int thread) {
+    for (int64_t g = groups * thread / team.threads(); g < groups * (thread + 1) / team.threads(); ++g)
+      for (int64_t row = g * kHalf; row < (g + 1) * kHalf; row += VL) pack(layer, lanes, row);
+    team.barrier();
+    for (int64_t number; (number = next.fetch_add(1, std::memory_order_relaxed)) < shares;) {
+      const int64_t begin = number / across * tiles;
+      share(layer, lanes, number % across * outs, outs, begin, std::min(begin + tiles, lanes.tiles()));
+    }
+  });
+}
+
+}  // namespace
+
+void LINEAR(const Linear& layer, int threads) {
+  switch (layer.rows) {
+    case 0: return;
+    case 1: return few_rows<1>(layer, threads);
+    case 2: return few_rows<2>(layer, threads);
+    case 3: return few_rows<3>(layer, threads);
+    case 4: return few_rows<4>(layer, threads);
+    case 5: return few_rows<5>(layer, threads);
+    case 6: return few_rows<6>(layer, threads);
+    case 7: return few_rows<7>(layer, threads);
+    case kFew: return few_rows<kFew>(layer, threads);
+    default: many_rows(layer, threads);
+  }
+}
+
+}  // namespace inlay

@@ -1,0 +1,3 @@
+#define VL 4
+#define LINEAR linear_portable
+#include "linear.inl"
