@@ -34,6 +34,13 @@ def test_an_agent_whose_tools_and_files_change():
     assert all(turn["ttft_s"] > 0 for turn in result["runs"]["changed"]["modular"])
 
 
+def test_thinking_that_later_prompts_leave_out_costs_the_answer_behind_it():
+    plain, thinking = measure_agent(SMALL), measure_agent(replace(SMALL, thinking=60))
+    assert thinking["prompt_tokens"] == plain["prompt_tokens"]
+    pairs = zip(computed(thinking, "same", "exact")[1:], computed(plain, "same", "exact")[1:], strict=True)
+    assert all(SMALL.new // 2 <= one - other <= 2 * SMALL.new for one, other in pairs)
+
+
 FAKE = '''#!{python}
 """Stands for llama.cpp's server: says how many tokens of a prompt differ from the last one."""
 import json, os, sys

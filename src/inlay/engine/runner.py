@@ -109,7 +109,7 @@ class Runner:
                     return logits
             if not context.plain or not self._saves_rows(plan.rows, len(rows)):
                 return self._run(known, rows, context, self._adapted(work))
-            return self._run_kept(known, rows, context)
+            return self._run_kept(known, rows, context, self._adapted(work))
 
     @contextmanager
     def unrecorded(self, *, compiled: bool) -> Iterator[None]:
@@ -142,17 +142,22 @@ class Runner:
     def _saves_rows(self, rows: int, wanted: int) -> bool:
         """True if some layers need only the wanted rows of a pass.
 
-        Adapters and the compiled model expect all rows in every layer.
+        Without any, the last layer needs its keys and values alone, but recurrent layers behind it need its output.
+        The compiled model expects all rows in every layer, and so do adapters.
         """
-        return self._loaded.spec.readers > 0 and wanted < rows and not self._adapters and self._compiled is None
+        if self._compiled is not None or self.states is not None:
+            return False
+        return not wanted or (self._loaded.spec.readers > 0 and wanted < rows and not self._adapters)
 
-    def _run_kept(self, ids: list[int] | Tensor, rows: Sequence[int], context: PassContext) -> Tensor:
-        """Run a pass and compute only the wanted rows behind the last layer with keys of its own."""
+    def _run_kept(
+        self, ids: list[int] | Tensor, rows: Sequence[int], context: PassContext, adapted: Sequence[tuple[bytes, int]]
+    ) -> Tensor:
+        """Run a pass and compute only the wanted rows behind the keys of the last layer with keys of its own."""
         spec = self._loaded.spec
         if not rows:
             self.rows_saved += context.plan.rows * spec.readers
             with suppress(EndOfPassError):
-                self._run(ids, [], replace(context, last_layer=len(spec.layers) - 1), ())
+                self._run(ids, [], replace(context, last_layer=len(spec.layers) - 1), adapted)
             return torch.empty(0, spec.vocab_size, dtype=self._loaded.model.dtype, device=self.backend.device)
         if not spec.keeps_rows:
             return self._run(ids, rows, context, ())

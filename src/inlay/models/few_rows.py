@@ -93,7 +93,7 @@ class FewRows:
     def _in_kernel(self, context: PassContext) -> bool:
         """True if the kernel can run the pass's attention and only its output is needed."""
         own = self._attention.config._attn_implementation == IMPLEMENTATION
-        return own and context.plain and isinstance(context.backend, CpuBackend)
+        return own and context.is_plain_at(self._attention.layer_idx) and isinstance(context.backend, CpuBackend)
 
     def at_once(self, x: Tensor, cos: Tensor, sin: Tensor, context: PassContext) -> Tensor:
         """Run the layer in one call."""

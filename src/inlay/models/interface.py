@@ -72,7 +72,12 @@ class PassContext:
     @property
     def plain(self) -> bool:
         """True if the pass wants the output of every layer's attention and nothing else."""
-        return self.last_layer is None and not self.watched and self.kept is None
+        return self.last_layer is None and self.is_plain_at(0)
+
+    def is_plain_at(self, layer: int) -> bool:
+        """True if the pass wants the output of this layer's attention, of all rows, and nothing else."""
+        ends = self.last_layer is not None and layer >= self.last_layer
+        return not ends and not self.watched and self.kept is None
 
     def wait_for(self, layer: int) -> None:
         """Wait until the pool holds what a layer reads. Call it before anything reads the layer's keys and values."""

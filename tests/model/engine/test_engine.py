@@ -91,3 +91,15 @@ def test_every_chunk_comes_back():
     assert not any(segment.holds for segment in llm.store)
     llm.store.clear()
     assert llm.store.pool.free_chunks == llm.store.pool.chunks
+
+
+def test_passes_without_logits_end_at_the_keys_of_the_last_layer():
+    llm = LLM(tiny("llama"), kv_memory="16MiB", reuse="off", max_pass_s=None, max_num_batched_tokens=16)
+    layers = llm.loaded.model.model.layers
+    first: list[int] = []
+    last: list[int] = []
+    for layer, rows in ((layers[0], first), (layers[-1], last)):
+        layer.mlp.register_forward_pre_hook(lambda _, given, own=rows: own.append(len(given[0][0])))
+    llm.generate([list(range(40))], SamplingParams(max_tokens=1))
+    assert first == [16, 16, 8]
+    assert last == [8]

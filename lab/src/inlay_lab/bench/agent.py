@@ -52,6 +52,7 @@ class AgentSetting:
         tools: functions that the agent may call.
         tokens: of the tools' definitions and the files together; half of them each.
         new: tokens of each question, and half as many of each answer.
+        thinking: tokens of reasoning in front of each answer, which later prompts leave out.
         added_at: the turn, from 1, at which the second run adds a tool.
         moved_at: the turn at which it moves the first file to the end.
         llama_server: llama.cpp's server. None for the one on PATH.
@@ -62,6 +63,7 @@ class AgentSetting:
     tools: int = 12
     tokens: int = 6000
     new: int = 80
+    thinking: int = 0
     added_at: int = 10
     moved_at: int = 15
     dtype: str = "auto"
@@ -69,7 +71,7 @@ class AgentSetting:
     llama_server: Path | None = None
 
     def __post_init__(self) -> None:
-        for name, least in {"turns": 1, "tools": 1, "tokens": 100 * self.tools, "new": 16}.items():
+        for name, least in {"turns": 1, "tools": 1, "tokens": 100 * self.tools, "new": 16, "thinking": 0}.items():
             if getattr(self, name) < least:
                 raise ParameterError(f"{name} is {getattr(self, name)}; it must be at least {least}")
 
@@ -95,10 +97,11 @@ def measure_agent(setting: AgentSetting, progress: Progress | None = None) -> di
         why = why_not(config, dtype, setting.quantization, ["gguf"])
         if program is None:
             why = "there is no llama-server on PATH; give one with --llama-server PATH"
-        steps = _Steps(progress, (len(POLICIES) + (why is None)) * sum(map(len, runs.values())))
+        policies = POLICIES if llm.client.model.highest is None else ("exact",)
+        steps = _Steps(progress, (len(policies) + (why is None)) * sum(map(len, runs.values())))
         tables: dict[str, dict[str, Any]] = {name: {} for name in runs}
         for name, turns in runs.items():
-            for policy in POLICIES:
+            for policy in policies:
                 llm.reset_prefix_cache()
                 tables[name][policy] = [_played(llm, turn, policy) for turn in steps(turns)]
         if program is not None and why is None:
@@ -166,8 +169,10 @@ def _turns(llm: LLM, setting: AgentSetting, *, changes: bool) -> list[AgentTurn]
         history.append({"role": "user", "content": f"Step {number}. {_text(draw, setting.new)}"})
         prompt = {"messages": [system, *history], "tools": tools}
         answer = f"Step {number} is done. {_text(draw, setting.new // 2)}"
+        thought = f"<think>{_text(random.Random(number), setting.thinking)}</think>" if setting.thinking else ""
         ids = llm.lay_out(prompt, reuse="exact").ids
-        turns.append(AgentTurn(prompt, answer, ids, llm.encoder.text(answer) + llm.encoder.template(_END)))
+        said = llm.encoder.text(thought + answer) + llm.encoder.template(_END)
+        turns.append(AgentTurn(prompt, answer, ids, said))
         history.append({"role": "assistant", "content": answer})
     return turns
 

@@ -23,6 +23,9 @@ def agent(
     tools: Annotated[int, typer.Option(help="Functions that the agent may call.")] = 12,
     tokens: Annotated[int, typer.Option(help="Of the tools' definitions and the files together.")] = 6000,
     new: Annotated[int, typer.Option(help="Tokens of each question; an answer has half as many.")] = 80,
+    thinking: Annotated[
+        int, typer.Option(help="Tokens of reasoning in front of each answer, which later prompts leave out.")
+    ] = 0,
     added_at: Annotated[int, typer.Option(help="The turn at which a tool is added.")] = 10,
     moved_at: Annotated[int, typer.Option(help="The turn at which a file moves.")] = 15,
     threads: Threads = None,
@@ -39,7 +42,9 @@ def agent(
     sizes = {"turns": turns, "tools": tools, "tokens": tokens, "added_at": added_at, "moved_at": moved_at, "new": new}
     if quick:
         sizes = {"turns": 4, "tools": 3, "tokens": 600, "added_at": 2, "moved_at": 3, "new": 40}
-    setting = AgentSetting(model=model, dtype=dtype, quantization=quantization, llama_server=llama_server, **sizes)
+    setting = AgentSetting(
+        model=model, dtype=dtype, quantization=quantization, thinking=thinking, llama_server=llama_server, **sizes
+    )
     with token_progress("turns") as progress:
         result = measure_agent(setting, progress) | {"quick": quick}
     if as_json:
