@@ -26,7 +26,7 @@ CONTEXTS = ("isolated", "anchored", "primed")
 #: Where modules stand: at their schema's positions, or one right behind the other.
 POSITIONS = ("schema", "packed")
 
-#: How modules are found beside marks and schemas: repeated text by its content (prompt/found_pieces.py).
+#: How modules are found beside marks and schemas: repeated text by its content (prompt/seen_pieces.py).
 FINDS = ("content",)
 
 #: Level and context of each word. A missing module is encoded primed under ``modular`` (docs/guides/which-policy.md).

@@ -12,7 +12,7 @@ from inlay.attention.storage import NARROW, LayerShape, bytes_per_token
 from inlay.cli.main import main
 from inlay.config import EngineConfig
 from inlay.kv.choices import ROUNDED
-from inlay.kv.offload.codecs.codec import SCALED
+from inlay.kv.offload.codecs import SCALED
 from inlay.kv.offload.disk import DiskTier
 from inlay.kv.offload.record import SegmentRecord, is_finite
 from tests.conftest import tiny

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from inlay import LLM, ParameterError, Prompt, SamplingParams, Schema
-from inlay.engine import prefetch
+from inlay.engine import lower_tiers
 from inlay.engine.runner import Runner
 from inlay.kv.offload import shared
 from tests.conftest import tiny
@@ -71,7 +71,7 @@ def test_modules_that_followed_the_last_time(store):
 @pytest.mark.parametrize(("kib", "remembered"), [(16, True), (12, False)])
 def test_what_followed_is_remembered_up_to_so_many_bytes(store, monkeypatch, kib, remembered):
     """Three modules of some 50 tokens, that take 4.4 KiB each."""
-    monkeypatch.setattr(prefetch, "MOST_BYTES", kib * 2**10)
+    monkeypatch.setattr(lower_tiers, "MOST_BYTES", kib * 2**10)
     llm = make(store, prefetch="likely")
     llm.add_schema(UNION, encode=False)
     for module in ("a", "c", "b"):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from inlay import AsyncLLM
-from inlay.api.embeddings.bodies import EmbeddingsBody, RerankBody
+from inlay.api.embeddings import EmbeddingsBody, RerankBody
 from tests.model.api.tool_templates import tool_model
 from tests.pages import DOCS, blocks
 from tests.server.server.conftest import Site, running

@@ -6,13 +6,14 @@ before these models check a body.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
+from pydantic.json_schema import models_json_schema
 
-from inlay.policy import PolicyFields
+from inlay.policy import KEY, POSITIONS, WORDS, PolicyFields
 
 MAX_ID = 256  # characters
 MAX_TOOLS = 128
@@ -21,16 +22,13 @@ MAX_MESSAGES = 8_192
 MAX_STOP = 1_024  # characters of one stop string
 MAX_STOPS = 64  # each is searched for after every token
 MAX_LOGPROBS = 20
-
 NAME = r"^[A-Za-z0-9_.-]{1,64}$"
 NAMED = "letters, digits, _, . and -, at most 64 of them"
-
 WHOLE = "a whole number"
 NUMBER = "a number"
 SWITCH = "true or false"
 TEXT = "a text"
 POSITIVE = "a whole number of at least 1"
-
 #: Fields that are lists or objects → the most members. Checked before the members.
 LONGEST = {
     "allowed_token_ids": 262_144,
@@ -39,7 +37,6 @@ LONGEST = {
     "stop_token_ids": 4_096,
     "tools": MAX_TOOLS,
 }
-
 #: The form of a mark, by field.
 MARKS = {
     "cache_control": '{"type": "ephemeral"}, with or without "ttl": "5m"',
@@ -138,3 +135,48 @@ class CommonBody(RequestForm):
         None, description='"any" where neighbouring modules, or marked parts of a message, may change places'
     )
     diagnostics: bool | None = Field(None, description=f"{SWITCH}; if true, the answer says why tokens were computed")
+
+
+STRING = {"type": "string"}
+INTEGER = {"type": "integer", "minimum": 0}
+
+
+def of_object(**properties: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON Schema of an object that requires these properties."""
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def described(
+    bodies: Sequence[type[CommonBody]],
+    names: Sequence[str],
+    *,
+    no_effect: Iterable[str],
+    ignored: Mapping[str, str],
+    prefix: str = "",
+    others: Iterable[type[StrictForm]] = (),
+) -> dict[str, Any]:
+    """Return the schemas of bodies and their parts, by name.
+
+    The bodies include the fields without effect and the served model's names.
+
+    Args:
+        bodies: the forms of bodies.
+        names: of the served model.
+        no_effect: accepted fields without effect.
+        ignored: ignored fields → the servers that have them.
+        prefix: of the schemas' names, because dialects have forms of the same name.
+        others: forms that the bodies do not mention.
+    """
+    ref = f"#/components/schemas/{prefix}{{model}}"
+    _, made = models_json_schema([(form, "validation") for form in (*bodies, *others)], ref_template=ref)
+    words = {"model": names, "reuse": WORDS, "positions": POSITIONS}
+    schemas: dict[str, Any] = made["$defs"]
+    for body in bodies:
+        fields = schemas[body.__name__]["properties"]
+        fields.update({field: {"description": "Accepted, and without effect."} for field in no_effect})
+        foreign = {field: known for field, known in ignored.items() if field not in fields}
+        fields.update({field: {"description": f"Of {known}; ignored."} for field, known in foreign.items()})
+        for field, allowed in words.items():
+            fields[field]["anyOf"] = [{"enum": list(allowed)}, {"type": "null"}]
+        fields["reuse"]["anyOf"].append({"type": "string", "pattern": KEY})
+    return {f"{prefix}{name}": schema for name, schema in schemas.items()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from inlay.api.reasoning.parser import Thought
+from inlay.api.reasoning import Thought
 from inlay.api.tools.free_parser import Marks
 from inlay.api.tools.parsers import Delta
 from inlay.api.tools.readers import LONGEST_HEAD, Functions

@@ -4,7 +4,7 @@
 ``counts`` tracks progress.
 """
 
-from inlay.batch.counts import BatchCounts, Stage
+from inlay.batch.requests import BatchCounts, Stage
 from inlay.batch.run import BatchJob, run_batch
 
 #: Names of earlier releases.

@@ -16,8 +16,7 @@ from typing import Any
 
 from inlay.api.dialect import OPENAI, Dialect
 from inlay.api.failures import Failure
-from inlay.batch.counts import BatchCounts
-from inlay.batch.requests import Entry, Index
+from inlay.batch.requests import BatchCounts, Entry, Index
 from inlay.errors import ParameterError
 
 _ID = "batch_req_"

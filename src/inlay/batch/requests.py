@@ -8,6 +8,7 @@ bounded part in memory. A request takes about 30 bytes and twice its custom_id t
 Requests that share the longest prefix run together. A request's key is its prompt as token ids, most significant byte
 first. So sorted keys follow a walk through the prefix tree (ChunkAttention, arXiv 2402.15220, section 3.1), and a
 prefix is in the pool once, however small the pool is. Prompts of one schema under one policy are neighbours.
+``BatchCounts`` counts the progress of a batch.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import hashlib
 import os
 import sqlite3
 import stat
+import time
 from codecs import BOM_UTF8
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple
@@ -28,15 +31,14 @@ import numpy as np
 
 from inlay.api.call import Call
 from inlay.api.dialect import DIALECTS
-from inlay.batch.counts import Progress, Stage
 from inlay.client.async_llm import AsyncLLM
 from inlay.errors import InlayError, ParameterError
 from inlay.pml import Prompt
 from inlay.strict_json import JSONError, JsonFault, read_json
+from inlay.types import RequestOutput
 from inlay.wording import shown
 
 MAX_LINE_BYTES = 64 * 2**20
-
 _KEYS = ("custom_id", "method", "url", "body")
 _EXAMPLE = '{"custom_id": "…", "method": "POST", "url": "/v1/chat/completions", "body": {…}}'
 
@@ -286,3 +288,80 @@ def sort_key(llm: AsyncLLM, call: Call) -> bytes:
     if not isinstance(prompt, Prompt):
         return made_with + b"\0" + ids  # no schema has an empty name
     return made_with + f"{prompt.schema}\0{call.reuse}\0{call.positions}\0".encode() + ids
+
+
+class Stage(StrEnum):
+    """The stage of a batch. Reading counts bytes; the other two count requests."""
+
+    READING = "reading"
+    SORTING = "sorting"
+    ANSWERING = "answering"
+
+
+#: Called with the stage, the amount done, and the total.
+Progress = Callable[[Stage, int, int], None]
+
+
+@dataclass
+class BatchCounts:
+    """Counters of a batch and of this run.
+
+    Args:
+        requests: lines of the input that are not blank.
+        done_before: requests that the output already held.
+        answered, failed: requests in the output now.
+        prompt_tokens, cached_tokens, completion_tokens: of the requests answered by this run.
+        started: the start of answering in seconds of ``perf_counter``. None before.
+    """
+
+    requests: int = 0
+    done_before: int = 0
+    answered: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    started: float | None = field(default=None, compare=False)
+
+    @property
+    def done(self) -> int:
+        return self.answered + self.failed
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since answering started."""
+        return 0.0 if self.started is None else time.perf_counter() - self.started
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Prompt and answer tokens per second."""
+        tokens = self.prompt_tokens + self.completion_tokens
+        return tokens / self.seconds if tokens else 0.0
+
+    @property
+    def cached_share(self) -> float:
+        """The share of prompt tokens that came from the store."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    def add(self, outputs: Sequence[RequestOutput]) -> None:
+        """Count an answered request."""
+        self.answered += 1
+        for output in outputs:
+            self.prompt_tokens += output.usage.prompt_tokens
+            self.cached_tokens += output.usage.cached_tokens
+            self.completion_tokens += sum(len(answer.token_ids) for answer in output.outputs)
+
+    def describe(self) -> dict[str, Any]:
+        """Return all counters for one line of JSON."""
+        return {
+            "requests": self.requests,
+            "answered": self.answered,
+            "failed": self.failed,
+            "done_before": self.done_before,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "cached_share": round(self.cached_share, 4),
+            "completion_tokens": self.completion_tokens,
+            "seconds": round(self.seconds, 3),
+            "tokens_per_s": round(self.tokens_per_s, 1),
+        }

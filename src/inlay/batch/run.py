@@ -15,13 +15,11 @@ from typing import Any, TypeVar
 from inlay.api.call import Call, system_fingerprint
 from inlay.api.dialect import dialect_of
 from inlay.api.failures import BodyError, Failure, failure_of, naming_text_model
-from inlay.api.reasoning import model_reasoning
-from inlay.api.reasoning.formats import check_parser
+from inlay.api.reasoning import check_parser, model_reasoning
 from inlay.api.tools.formats import model_tools, named_format
 from inlay.api.tools.schema import structure_failure
-from inlay.batch.counts import BatchCounts, Progress, Stage
 from inlay.batch.output import Output
-from inlay.batch.requests import BatchLine, Entry, Index, sort_key
+from inlay.batch.requests import BatchCounts, BatchLine, Entry, Index, Progress, Stage, sort_key
 from inlay.client.async_llm import AsyncLLM
 from inlay.config import GENERATION_CONFIGS
 from inlay.errors import InlayError, StructureError

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inlay.cli.loading import told_loading
 from inlay.cli.options import announce_hub
+from inlay.cli.output import told_loading
 from inlay.cli.settings import Options, with_settings
 from inlay.config import EngineConfig
 from inlay.errors import ParameterError
@@ -22,7 +22,7 @@ from inlay.wording import clip
 
 if TYPE_CHECKING:
     from inlay.batch import BatchCounts
-    from inlay.batch.counts import Progress
+    from inlay.batch.requests import Progress
     from inlay.client.async_llm import AsyncLLM
 
 
@@ -129,7 +129,7 @@ def _bar(counts: BatchCounts) -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    from inlay.batch.counts import Stage
+    from inlay.batch.requests import Stage
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[said]}"))
     console = Console(stderr=True)

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from inlay.cli.cache_source import CacheSource, FolderCache, RefusedFileError, RunningCache
-from inlay.cli.loading import told_loading
 from inlay.cli.options import AsJson, StoreBytes, announce_hub, store_of
-from inlay.cli.output import check_outputs, token_progress
+from inlay.cli.output import check_outputs, token_progress, told_loading
 from inlay.cli.pml_files import schema_file
 from inlay.cli.settings import Options, with_settings
 from inlay.errors import ParameterError

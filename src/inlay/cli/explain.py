@@ -158,7 +158,7 @@ def prompt_processor(tokenizer: Any) -> PromptProcessor:
 
 def call_of(request: LoggedRequest, processor: PromptProcessor) -> Call:
     from inlay.api.dialect import dialect_of
-    from inlay.api.reasoning.formats import model_reasoning
+    from inlay.api.reasoning import model_reasoning
     from inlay.api.tools.formats import model_tools
 
     dialect, tokenizer = dialect_of(request.path), processor.tokenizer

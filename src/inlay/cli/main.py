@@ -68,7 +68,7 @@ COMMANDS = {
         "Download a model, or what is missing of it, and print its folder. Every command takes its name from then on.",
     ),
     "convert": (
-        "inlay.cli.convert:convert",
+        "inlay.cli.schema:convert",
         "Write a schema or a prompt in the other form: PML as JSON, JSON as PML. Text from src files goes in.",
     ),
     "schema": ("inlay.cli.schema:app", "Check and show schemas."),

@@ -1,4 +1,4 @@
-"""``inlay schema``: checks schema files, and shows a schema's content and positions."""
+"""``inlay schema``: checks, shows and converts schema files."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inlay.cli.convert import print_json_schema
 from inlay.cli.from_prompts import from_prompts
 from inlay.cli.lint import lint
-from inlay.cli.loading import told_loading
 from inlay.cli.options import Plot, Profile, Tokenizer, check_plot, deviations_of
-from inlay.cli.pml_files import schema_file
-from inlay.errors import PMLError, Problem
-from inlay.pml import Module, Param, Schema, Text, Turn, Union
+from inlay.cli.output import check_outputs, output_file, told_loading
+from inlay.cli.pml_files import kind_of, schema_file
+from inlay.errors import ParameterError, PMLError, Problem
+from inlay.pml import Module, Param, Prompt, Schema, Text, Turn, Union
+from inlay.pml.sources import is_json
 from inlay.pml.variables import params_of, template_variables
 from inlay.wording import clip
 
@@ -25,6 +25,53 @@ if TYPE_CHECKING:
 
     from inlay.prompt.layout import SchemaLayout
     from inlay.prompt.tokens import TextEncoder
+
+_FORMS = ("json", "pml")
+
+
+def convert(
+    file: Annotated[Path, typer.Argument(help="A schema or a prompt: JSON if its name ends in .json, else PML.")],
+    to: Annotated[
+        str | None, typer.Option(help="json or pml; that of --output, or else the other one, if not given.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Where to write it; standard output, if not given.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the output file.")] = False,
+) -> None:
+    """Write a schema or a prompt in the other form: PML as JSON, JSON as PML. Text from src files goes in."""
+    form = _form(file, to, output)
+    check_outputs((output,), force)
+    document = _read(file)
+    text = document.to_json() if form == "json" else document.to_pml()
+    if output is None:
+        print(text, end="")
+    else:
+        with output_file(output) as write:
+            write(text)
+
+
+def print_json_schema() -> None:
+    """Print the JSON Schema (draft 2020-12) of schemas and prompts in their JSON form."""
+    from inlay.pml.json_form import json_schema
+
+    print(json.dumps(json_schema(), indent=2, ensure_ascii=False))
+
+
+def _form(file: Path, to: str | None, output: Path | None) -> str:
+    if to is None:
+        wants_json = not is_json(str(file)) if output is None else is_json(str(output))
+        return "json" if wants_json else "pml"
+    if to not in _FORMS:
+        raise ParameterError(f"--to is '{to}'; use one of {', '.join(_FORMS)}")
+    if output is not None and is_json(str(output)) is not (to == "json"):
+        remedy = "JSON is read from files whose names end in .json alone, and PML from others"
+        raise ParameterError(f"--to is {to} and --output {output}; {remedy}: change one of them")
+    return to
+
+
+def _read(file: Path) -> Schema | Prompt:
+    """Parse a schema or a prompt. Errors of other documents are those of a schema."""
+    return Prompt.from_file(file) if kind_of(file) == "prompt" else Schema.from_file(file)
+
 
 app = typer.Typer(help="Check and show schemas.", no_args_is_help=True)
 app.command()(lint)

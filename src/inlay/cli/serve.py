@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inlay.cli.loading import LoadingLines
 from inlay.cli.options import announce_hub, told_device, told_store
+from inlay.cli.output import LoadingLines
 from inlay.cli.settings import Options, with_settings
 from inlay.errors import ParameterError
 from inlay.settings import SERVE

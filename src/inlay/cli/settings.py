@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from inlay.cli.declared import group_of, known_settings, use_threads
-from inlay.cli.loading import told_loading
 from inlay.cli.options import adapters_of, policy_of, read_template, store_of, told_device, told_store
+from inlay.cli.output import told_loading
 from inlay.config import EngineConfig, ModelSettings
 from inlay.errors import ModelError
 from inlay.models.location import check_place

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from inlay.engine.background.profiles import Profile
+from inlay.engine.background.profiler import Profile
 from inlay.events import EncodeEvent, TokenEvent
 from inlay.kv.identity import SegmentSpec
 from inlay.prompt.model_info import ModelInfo

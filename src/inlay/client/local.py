@@ -19,12 +19,11 @@ from inlay.attention.storage import NARROW, KVStorage, bytes_per_token
 from inlay.client.engine import EncodeListener, Prepared, TokenListener
 from inlay.config import EngineConfig, allocating
 from inlay.engine.background.divergence import DivergenceLog
+from inlay.engine.background.forced_runs import ShadowSampler
 from inlay.engine.background.idle import IdleWorker
 from inlay.engine.background.policy_meter import PolicyMeter
-from inlay.engine.background.profiler import Profiler
-from inlay.engine.background.profiles import KnownProfiles, Profile
+from inlay.engine.background.profiler import KnownProfiles, Profile, Profiler
 from inlay.engine.background.promoter import Promoter
-from inlay.engine.background.shadow import ShadowSampler
 from inlay.engine.core import EngineCore
 from inlay.engine.encoder import Encoding
 from inlay.engine.factory import RequestFactory

@@ -26,7 +26,7 @@ from inlay.cluster.remote_client import ClusterLLM, RemoteClient, tokenizer_of
 from inlay.cluster.routing import RouterCollector, Routing
 from inlay.cluster.schema_folder import SchemaFolder
 from inlay.cluster.settings import ClusterSettings
-from inlay.cluster.wire import Description
+from inlay.cluster.transport import Description
 from inlay.errors import InlayError, ParameterError
 from inlay.pml import Schema
 from inlay.server.app import build_app

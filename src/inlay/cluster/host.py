@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from inlay.client.async_llm import AsyncLLM
-from inlay.cluster.wire import Description, Status
+from inlay.cluster.transport import Description, Status
 from inlay.errors import InlayError
 from inlay.events import EncodeEvent, Event, Fault, TokenEvent, events_to_bytes
 from inlay.kv.changes import ChangeLog, short_key

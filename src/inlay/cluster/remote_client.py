@@ -19,8 +19,7 @@ from inlay.client.engine import EncodeListener, Prepared, TokenListener
 from inlay.cluster.pieces import wanted_by, wanted_to_encode
 from inlay.cluster.remote_request import HomeEncoding, RemoteRequest
 from inlay.cluster.routing import Routing
-from inlay.cluster.transport import ReplicaLostError, Transport, next_item
-from inlay.cluster.wire import Description, Status, summed
+from inlay.cluster.transport import Description, ReplicaLostError, Status, Transport, next_item, summed
 from inlay.errors import AbortedError, DeadlineError, EngineDeadError, InlayError
 from inlay.events import events_from_bytes
 from inlay.models.load import load_tokenizer

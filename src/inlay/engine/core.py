@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from inlay.engine.answer import most_rows
+from inlay.engine.background.forced_runs import ShadowSampler
 from inlay.engine.background.idle import IdleTime, IdleWorker
 from inlay.engine.background.policy_meter import PolicyMeter
 from inlay.engine.background.profiler import Profiler
 from inlay.engine.background.promoter import Promoter
-from inlay.engine.background.shadow import ShadowSampler
 from inlay.engine.encoder import Encoding, Task
-from inlay.engine.forward import ForwardPass, PassPlans, StepObserver
-from inlay.engine.in_flight import InFlight
+from inlay.engine.forward import ForwardPass, InFlight, PassPlans, StepObserver
 from inlay.engine.inbox import fault_of
 from inlay.engine.jobs import Step
 from inlay.engine.kv_manager import KVCacheManager

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from inlay.engine.allocation import Prefill, SequenceAllocation, Wait, allocation_of
-from inlay.engine.background.profiles import KnownProfiles
+from inlay.engine.background.profiler import KnownProfiles
 from inlay.engine.encoder import Encoding, Task
 from inlay.engine.jobs import Admission
 from inlay.engine.lookup import (
@@ -28,9 +28,8 @@ from inlay.engine.lookup import (
     tail_tokens,
     wanted_runs,
 )
-from inlay.engine.lower_tiers import LowerTiers
+from inlay.engine.lower_tiers import LowerTiers, Prefetcher
 from inlay.engine.order import OrderChooser
-from inlay.engine.prefetch import Prefetcher
 from inlay.engine.recurrent_state import begin_state, mark_prompt, public_prefix
 from inlay.engine.request import Request
 from inlay.engine.retention import DerivedData, Retention

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from inlay.diagnostics import SpanRead
-from inlay.engine.background.profiles import KnownProfiles
+from inlay.engine.background.profiler import KnownProfiles
 from inlay.engine.order import OrderChooser, OrderEffort, Orders
 from inlay.engine.speculation.text_index import DraftIndex
 from inlay.kv.identity import SegmentSpec, TokenRun

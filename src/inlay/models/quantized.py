@@ -21,9 +21,8 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from inlay.errors import ModelError
 from inlay.models.fill import Lazy, fill, on_meta
-from inlay.models.formats.packings import AWQ, GPTQ, Float8, Int8, PackQuantized
+from inlay.models.formats.packings import AWQ, GPTQ, Float8, Int8, MisfitError, PackQuantized
 from inlay.models.formats.stored import StoredWeight
-from inlay.models.scale_groups import MisfitError
 
 _READ = "awq, gptq, compressed-tensors (pack-quantized, int-quantized, float-quantized), fp8 and GGUF"
 _INSTEAD = "give the original weights, with quantization int8 or int4, or one of these"

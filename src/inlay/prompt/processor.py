@@ -28,7 +28,6 @@ from inlay.prompt.conversation import (
     lay_out_conversation,
 )
 from inlay.prompt.diagnosis import Comparison, NotedPrompt, sections_of, seen_prompt, tools_digest
-from inlay.prompt.found_pieces import PieceFinder, content_ranges, token_ranges
 from inlay.prompt.free_order import FreeSet, check_count, why_not_free
 from inlay.prompt.inputs import (
     Conversation,
@@ -48,6 +47,7 @@ from inlay.prompt.layout import Hole, SchemaLayout, TextRun
 from inlay.prompt.model_info import ModelInfo, check_forced, check_prompt, check_tokens, check_weight
 from inlay.prompt.placement import ContentPart, Placed, PromptLayout, lay_out_ids, lay_out_prompt
 from inlay.prompt.request import EncodeRequest, EngineRequest, PromptPart, RequestFields, kept_to
+from inlay.prompt.seen_pieces import PieceFinder, content_ranges, token_ranges
 from inlay.prompt.seen_prompts import SeenPrompts
 from inlay.prompt.seen_texts import SeenTexts
 from inlay.prompt.tokens import TextEncoder, at_seams

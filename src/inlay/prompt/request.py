@@ -43,7 +43,7 @@ class PromptPart:
         ttl_s: the lifetime of the segment that they are read from, in seconds. None for no limit.
         marked: if True, later prompts may begin like this one up to its end. A recurrent model keeps its state there.
         forms: by context digest, the forms of candidates that differ from ``form``.
-        found: True for unmarked text that an earlier prompt had, too (found_pieces.py). Without ``encode``, its last
+        found: True for unmarked text that an earlier prompt had, too (seen_pieces.py). Without ``encode``, its last
             lossless candidate is encoded in idle time if none is stored.
         copies: for text of a schema that is read from no segment, the keys of its segments. Evicting one of them evicts
             the request's text as well.

@@ -4,9 +4,7 @@ Its modules load no model and no torch. ``langchain``, ``llama_index`` and ``hay
 libraries, which must be installed.
 """
 
-from inlay.retrieval.chunks import chunks
-from inlay.retrieval.parts import marked_parts
-from inlay.retrieval.rerank import choose_cached, rerank
-from inlay.retrieval.score import CacheScorer, Scorer
+from inlay.retrieval.parts import chunks, marked_parts
+from inlay.retrieval.rerank import CacheScorer, Scorer, choose_cached, rerank
 
 __all__ = ["CacheScorer", "Scorer", "choose_cached", "chunks", "marked_parts", "rerank"]

@@ -7,8 +7,7 @@ from typing import Any
 from haystack import Document, component
 
 from inlay.retrieval.parts import marked_parts
-from inlay.retrieval.rerank import choose_cached
-from inlay.retrieval.score import Scorer
+from inlay.retrieval.rerank import Scorer, choose_cached
 
 
 @component

@@ -11,8 +11,7 @@ from langchain_core.messages import HumanMessage
 from pydantic import ConfigDict
 
 from inlay.retrieval.parts import marked_parts
-from inlay.retrieval.rerank import choose_cached
-from inlay.retrieval.score import Scorer
+from inlay.retrieval.rerank import Scorer, choose_cached
 
 
 class CachedFirst(BaseDocumentCompressor):

@@ -23,7 +23,6 @@ from inlay.models.embedding import EmbeddingModel
 from inlay.models.location import public_name
 from inlay.pml import Schema
 from inlay.server import (
-    advice,
     cache,
     completions,
     divergence,
@@ -121,7 +120,6 @@ def build_app(
         stored_responses.router,
         tokens.router,
         schemas.router,
-        advice.router,
         cache.router,
         divergence.router,
         router,

@@ -12,7 +12,7 @@ from starlette.responses import FileResponse, Response
 
 from inlay.api.failures import BodyError
 from inlay.api.openai import Endpoint
-from inlay.client.cached_texts import MOST_TEXTS
+from inlay.client.warm_plan import MOST_TEXTS
 from inlay.errors import PinError
 from inlay.models.location import public_name
 from inlay.policy import FIELDS as POLICY_FIELDS

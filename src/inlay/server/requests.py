@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from inlay.api.call import Call
-from inlay.api.embeddings.bodies import Endpoint as Embeddings
+from inlay.api.embeddings import Endpoint as Embeddings
 from inlay.api.failures import MAX_NAME, BodyError, naming_text_model
 from inlay.pml import Prompt
 from inlay.policy import ReusePolicy, default_policy

@@ -12,7 +12,7 @@ from typing import Any, Literal, NoReturn
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from inlay.api.failures import MAX_PROBLEMS, BodyError
-from inlay.api.values import MAX_FIELDS, walk
+from inlay.api.reading import MAX_FIELDS, walk
 from inlay.errors import PolicyError
 from inlay.pml import Schema
 from inlay.pml.attributes import objection

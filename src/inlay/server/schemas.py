@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import AsyncIterator
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
@@ -13,12 +14,14 @@ from starlette.types import Scope
 
 from inlay.api.dialect import Dialect
 from inlay.api.failures import BodyError, failure_of
+from inlay.authoring.lint import Finding, lint_schema
 from inlay.errors import ParameterError, PinError, PMLError
+from inlay.pml.problems import JSONPlace
 from inlay.policy import AUTO, CONTEXTS, PolicyFields, ReusePolicy, log_deprecated
 from inlay.prompt.inputs import parse_ttl
 from inlay.server.errors import JSONBytes, failure_response, json_bytes
 from inlay.server.limits import Tenant
-from inlay.server.routes import route_of
+from inlay.server.routes import ADVICE, route_of
 from inlay.server.schema_catalog import SchemaCatalog
 from inlay.server.schema_documents import BODY, NO_BODY, RESPONSES, GivenSchema, SchemaOptions, check_name
 from inlay.server.schema_record import MODULES, Page, PrewarmTask, SchemaRecord, detail, encoding, past_source, summary
@@ -29,12 +32,10 @@ if TYPE_CHECKING:
     from inlay.server.service import Service
 
 router = APIRouter(prefix="/v1/schemas")
-
 Limit = Annotated[int, Query(ge=1, le=100, description="how many to list")]
 Modules = Annotated[int, Query(ge=1, le=MODULES, description="how many modules to show")]
 After = Annotated[str, Query(description="the module behind which to begin")]
 Public = Annotated[bool | None, Query(description="true for the public schema of that name, false for your own")]
-
 _MODULE_BYTES = 200  # approximate bytes of one module in a response
 
 
@@ -374,3 +375,37 @@ def _refused(error: PMLError, field: str, scope: Scope) -> Response:
     """Return the response that lists all errors of a schema. ``field`` is the body's field that holds the schema."""
     failure = dataclasses.replace(failure_of(error), param=field, code="invalid_schema", problems=tuple(error.problems))
     return failure_response(failure, scope)
+
+
+_MOST = 200  # findings in an answer
+
+
+@router.get("/{name}/advice", tags=["schemas"], **ADVICE)
+async def advice(request: Request, name: str, public: Public = None) -> Response:
+    """Advice on memory, positions and reuse for the current version of a schema."""
+    service, tenant = asking(request, only=("public",))
+    llm = service.llm
+    async with service.meter.request(tenant, tokens=False):
+        record = service.schemas.find(name, tenant, public=public)
+        longest = llm.client.model.max_positions
+
+        def findings() -> list[Finding]:
+            return lint_schema(record.layout, llm.processor.encoder, max_positions=longest)
+
+        found = await llm.pools.schemas.run(findings, owner=tenant.salt)
+    data = [_told(finding) for finding in islice(found, _MOST)]
+    return JSONBytes(
+        {
+            "object": "list",
+            "schema": record.name,
+            "version": record.version,
+            "data": data,
+            "has_more": len(found) > _MOST,
+        }
+    )
+
+
+def _told(finding: Finding) -> dict[str, Any]:
+    place = finding.place
+    where = {"path": place.path} if isinstance(place, JSONPlace) else {"line": place.line, "column": place.column}
+    return {"rule": finding.rule, **where, "message": finding.message}

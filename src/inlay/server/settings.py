@@ -207,7 +207,7 @@ class ServerSettings:
     )
 
     def __post_init__(self) -> None:
-        from inlay.api.reasoning.formats import check_parser
+        from inlay.api.reasoning import check_parser
         from inlay.api.tools.formats import FORMATS
         from inlay.models.location import public_name
         from inlay.prompt.inputs import parse_ttl

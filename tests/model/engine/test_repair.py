@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from inlay import SamplingParams, Schema
-from inlay.engine.background.profiles import KnownProfiles
+from inlay.engine.background.profiler import KnownProfiles
 from inlay.policy import ReusePolicy
 from inlay.prompt.composed import RecomputedSpan
 from inlay.types import Scope

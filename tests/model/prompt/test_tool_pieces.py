@@ -8,7 +8,7 @@ import random
 import pytest
 
 from inlay import LLM, SamplingParams
-from inlay.engine.background.profiles import KnownProfiles
+from inlay.engine.background.profiler import KnownProfiles
 from inlay.engine.order import OrderChooser
 from inlay.engine.prompt_state import PromptState
 from inlay.kv import store

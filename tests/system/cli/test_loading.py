@@ -10,8 +10,8 @@ import threading
 
 import pytest
 
-from inlay.cli import loading
-from inlay.cli.loading import LoadingLines, told_loading
+from inlay.cli import output
+from inlay.cli.output import LoadingLines, told_loading
 from tests.pages import DOCS
 
 
@@ -42,7 +42,7 @@ def test_a_step_that_goes_on_is_told_again():
 
 
 def test_the_end_is_the_end(capsys, monkeypatch):
-    monkeypatch.setattr(loading, "EVERY_S", 60.0)
+    monkeypatch.setattr(output, "EVERY_S", 60.0)
     with pytest.raises(ValueError, match="no model"), told_loading("the model"):
         raise ValueError("no model")
     assert capsys.readouterr() == ("", "")

@@ -15,8 +15,7 @@ from inlay.cluster.affinity import RouterSettings
 from inlay.cluster.host import EngineHost
 from inlay.cluster.remote_client import ClusterLLM, RemoteClient
 from inlay.cluster.routing import Routing
-from inlay.cluster.transport import ReplicaLostError
-from inlay.cluster.wire import Description
+from inlay.cluster.transport import Description, ReplicaLostError
 from tests.conftest import tiny
 
 
@@ -78,7 +77,7 @@ class Cluster:
 
     async def follow(self) -> None:
         """Hear all news of all replicas now."""
-        from inlay.cluster.wire import Status
+        from inlay.cluster.transport import Status
 
         for name in self.routing.replicas:
             said = await self.transport.call(name, "status", *self.routing.heard(name), timeout_s=1)

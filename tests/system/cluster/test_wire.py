@@ -7,7 +7,7 @@ from array import array
 from dataclasses import fields
 from typing import Any
 
-from inlay.cluster.wire import Status, summed
+from inlay.cluster.transport import Status, summed
 from inlay.kv.changes import StoreChanges
 from inlay.types import EngineStats, ShadowStats, TierStats
 

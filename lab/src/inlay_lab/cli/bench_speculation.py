@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from inlay.cli.loading import told_loading
 from inlay.cli.options import AsJson, DType, Model, Quantization, Quick, Runs, Threads, Weights, counts, words
+from inlay.cli.output import told_loading
 from inlay_lab.cli.bench_tables import make_table, number
 
 _NAMES = ("off_tokens_s", "lookup_tokens_s", "ratio", "accepted_share", "equal_answers", "answers")

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inlay.cli.loading import told_loading
 from inlay.cli.options import (
     AsJson,
     DType,
@@ -26,6 +25,7 @@ from inlay.cli.options import (
     counts,
     words,
 )
+from inlay.cli.output import told_loading
 from inlay.errors import ParameterError
 from inlay_lab.cli.bench_tables import make_table, number, show
 

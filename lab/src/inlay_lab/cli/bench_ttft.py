@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inlay.cli.loading import told_loading
 from inlay.cli.options import (
     AsJson,
     DType,
@@ -23,6 +22,7 @@ from inlay.cli.options import (
     counts,
     words,
 )
+from inlay.cli.output import told_loading
 from inlay.errors import ParameterError
 from inlay_lab.cli.bench_tables import make_table, number, show
 

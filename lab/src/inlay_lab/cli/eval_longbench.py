@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from inlay.cli.loading import told_loading
 from inlay.cli.options import AsJson, DType, KVCacheDType, KVMemory, Model, Quantization, Threads, Weights, words
+from inlay.cli.output import told_loading
 from inlay.wording import clip
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inlay.cli.loading import told_loading
 from inlay.cli.options import AsJson, DType, Model, Threads, Weights, check_plot, words
+from inlay.cli.output import told_loading
 from inlay.errors import ParameterError
 from inlay.wording import clip
 

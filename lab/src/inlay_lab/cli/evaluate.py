@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inlay.cli.loading import told_loading
 from inlay.cli.options import (
     AsJson,
     DType,
@@ -27,7 +26,7 @@ from inlay.cli.options import (
     counts,
     words,
 )
-from inlay.cli.output import check_outputs, output_file, report_folder, stdout_console
+from inlay.cli.output import check_outputs, output_file, report_folder, stdout_console, told_loading
 from inlay.wording import clip
 from inlay_lab.cli.eval_longbench import longbench
 from inlay_lab.cli.eval_reading import reading

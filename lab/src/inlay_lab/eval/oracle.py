@@ -14,8 +14,7 @@ import numpy as np
 from inlay.attention.plan import Part
 from inlay.client.llm import LLM
 from inlay.engine.allocation import Work
-from inlay.engine.background.profiler import deviation
-from inlay.engine.background.profiles import KnownProfiles, Profile
+from inlay.engine.background.profiler import KnownProfiles, Profile, deviation
 from inlay.engine.core import EngineCore
 from inlay.errors import CapacityError
 from inlay.pml.schema import Prompt

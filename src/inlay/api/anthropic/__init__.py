@@ -6,8 +6,7 @@ routes.
 """
 
 from inlay.api.anthropic.bodies import ROUTES, Endpoint, components, read_body
-from inlay.api.anthropic.respond import error_body, limit_headers, respond
-from inlay.api.anthropic.stream import MessageEvents
+from inlay.api.anthropic.respond import MessageEvents, error_body, limit_headers, respond
 from inlay.api.anthropic.translate import translate
 from inlay.api.call import AnswerRoute
 

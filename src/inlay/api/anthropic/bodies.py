@@ -21,10 +21,10 @@ from inlay.api.anthropic.blocks import (
     problems_of,
 )
 from inlay.api.call import AnswerRoute
-from inlay.api.describing import INTEGER, STRING, described, of_object
 from inlay.api.foreign import IGNORED
 from inlay.api.foreign import REFUSED as FOREIGN
 from inlay.api.forms import (
+    INTEGER,
     MARKS,
     MAX_MESSAGES,
     MAX_PARTS,
@@ -32,11 +32,14 @@ from inlay.api.forms import (
     MAX_STOPS,
     MAX_TOOLS,
     POSITIVE,
+    STRING,
     SWITCH,
     TEXT,
     CacheControl,
     CommonBody,
     StrictForm,
+    described,
+    of_object,
 )
 from inlay.api.reading import BodyRules, Members, all_of, read_fields
 

@@ -10,8 +10,7 @@ from inlay.api.anthropic.blocks import AssistantMessage, first_of_tools, turns_o
 from inlay.api.anthropic.bodies import CountBody, Endpoint
 from inlay.api.call import Call, StoredAnswer
 from inlay.api.failures import BodyError
-from inlay.api.reasoning import ModelReasoning, ReasoningUse
-from inlay.api.reasoning.formats import effort_variables, reasons, switch_on
+from inlay.api.reasoning import ModelReasoning, ReasoningUse, effort_variables, reasons, switch_on
 from inlay.api.sampling import answer_schema, bounded_schema, call_of, chat_prompt
 from inlay.api.tools.formats import ModelTools
 from inlay.api.tools.offer import Offer, OfferChoice, OfferedFunction, check_history, offer_tools, with_family_ids

@@ -14,9 +14,9 @@ from pydantic import Field, PlainValidator
 
 from inlay.api import forms
 from inlay.api.call import AnswerRoute
-from inlay.api.describing import INTEGER, STRING, described, of_object
 from inlay.api.foreign import IGNORED, REFUSED
 from inlay.api.forms import (
+    INTEGER,
     MARKS,
     MAX_LOGPROBS,
     MAX_MESSAGES,
@@ -26,14 +26,17 @@ from inlay.api.forms import (
     NAME,
     NAMED,
     POSITIVE,
+    STRING,
     SWITCH,
     WHOLE,
     CacheControl,
     CommonBody,
     StrictForm,
+    described,
+    of_object,
 )
 from inlay.api.openai.messages import CacheOptions, Message, PastAnswer
-from inlay.api.values import all_of
+from inlay.api.reading import all_are
 
 #: Accepted fields that clients often send and that do not change an answer.
 NO_EFFECT = (
@@ -94,9 +97,9 @@ def _prompt_of_one_kind(value: Any) -> Any:
         return value
     if isinstance(value, list):
         kind = type(value[0]) if value else str
-        if kind in (str, int) and all_of(kind, value):
+        if kind in (str, int) and all_are(kind, value):
             return value
-        if kind is list and all_of(list, value) and all(all_of(int, ids) for ids in value):
+        if kind is list and all_are(list, value) and all(all_are(int, ids) for ids in value):
             return value
     raise ValueError("no prompt")
 

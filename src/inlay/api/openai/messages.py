@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 from inlay.api.failures import MAX_PROBLEMS, BodyError
 from inlay.api.forms import MARKS, MAX_ID, MAX_PARTS, MAX_TOOLS, NAME, TEXT, CacheControl, PartForms, StrictForm
 from inlay.api.reading import Problem
-from inlay.api.tools.growing_json import object_in
+from inlay.api.tools.readers import object_in
 
 _CONTENT = (
     'a text, or a list of parts {"type": "text", "text": "…"}, each with or without '

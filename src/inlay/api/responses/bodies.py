@@ -10,20 +10,23 @@ from pydantic import ConfigDict, Field
 
 from inlay.api import forms
 from inlay.api.call import AnswerRoute
-from inlay.api.describing import INTEGER, STRING, described, of_object
 from inlay.api.foreign import IGNORED
 from inlay.api.foreign import REFUSED as FOREIGN
 from inlay.api.forms import (
+    INTEGER,
     MAX_MESSAGES,
     MAX_STOP,
     MAX_STOPS,
     MAX_TOOLS,
     POSITIVE,
+    STRING,
     SWITCH,
     TEXT,
     CommonBody,
     PartForms,
     StrictForm,
+    described,
+    of_object,
 )
 from inlay.api.openai.bodies import NO_EFFECT as CHATS_NO_EFFECT
 from inlay.api.openai.messages import CacheOptions

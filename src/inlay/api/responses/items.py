@@ -13,7 +13,7 @@ from inlay.api.failures import MAX_PROBLEMS
 from inlay.api.forms import MARKS, MAX_ID, MAX_PARTS, TEXT, CacheControl, PartForms, StrictForm
 from inlay.api.openai.messages import MarkedText, marked_text
 from inlay.api.reading import Problem
-from inlay.api.tools.growing_json import object_in
+from inlay.api.tools.readers import object_in
 from inlay.api.turns import joined
 
 NAME = r"^[A-Za-z0-9_-]{1,128}$"

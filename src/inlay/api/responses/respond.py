@@ -1,14 +1,15 @@
-"""Writes the document of a response from finished outputs. Streams use its parts."""
+"""Writes responses: the document of finished outputs, and the numbered events of a stream."""
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from inlay.api.call import Call
 from inlay.api.failures import Failure
-from inlay.api.pieces import CalledTool, WholeAnswer, call_digest, whole_answer
+from inlay.api.pieces import AnswerPieces, CalledTool, Piece, WholeAnswer, call_digest, whole_answer
 from inlay.api.reasoning import ReasoningUse, Thought
 from inlay.api.responses.items import encoded_reasoning
 from inlay.api.usage import counts_of, inlay_of
@@ -152,3 +153,139 @@ def usage_of(outputs: Sequence[RequestOutput], reasoning: ReasoningUse | None = 
 
 def _id(kind: str, name: str, index: int) -> str:
     return f"{kind}_{call_digest(name, 1, index)}"
+
+
+_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+class ResponseEvents:
+    """The events of one response.
+
+    Args:
+        call: the request.
+        name: see ``respond``.
+        created: see ``respond``.
+        model: see ``respond``.
+        fingerprint: see ``respond``.
+    """
+
+    def __init__(self, call: Call, *, name: str, created: int, model: str, fingerprint: str | None = None) -> None:
+        self._call = call
+        self._name = name
+        self._named: dict[str, Any] = {"name": name, "created": created, "model": model}
+        self._pieces: AnswerPieces | None = None
+        self._latest: RequestOutput | None = None
+        self._number = 0  # of the next event
+        self._open: Thought | str | CalledTool | None = None  # the current part, so far
+        self._items: list[dict[str, Any]] = []  # that are complete
+
+    def update(self, number: int, output: RequestOutput) -> Iterable[str]:
+        """Return the events for new output."""
+        return [self._event(event) for event in self._events(output)]
+
+    def end(self) -> list[str]:
+        """Return the events after the answer has ended."""
+        assert self._latest is not None, "an answer has an output"
+        status = status_of(self._latest.outputs[0])
+        if self._open is None and not self._items:
+            told = [*self._opened(""), *self._close(status)]
+        else:
+            told = list(self._close(status))
+        response = {
+            **document(self._call, status, **self._named),
+            "output": self._items,
+            "usage": usage_of([self._latest], self._call.reasoning),
+            "inlay": inlay_of([self._latest]),
+        }
+        told.append({"type": f"response.{status}", "response": response})
+        return list(map(self._event, told))
+
+    def fail(self, failure: Failure) -> list[str]:
+        """Return the event that ends the stream with an error."""
+        response = {**document(self._call, FAILED, failure=failure, **self._named), "output": self._items}
+        return [self._event({"type": "response.failed", "response": response})]
+
+    def _events(self, output: RequestOutput) -> Iterator[dict[str, Any]]:
+        if self._pieces is None:
+            self._pieces = AnswerPieces(self._call, output)
+            response = document(self._call, RUNNING, **self._named)
+            yield {"type": "response.created", "response": response}
+            yield {"type": "response.in_progress", "response": response}
+        self._latest = output
+        for answer in output.outputs:
+            for piece in self._pieces.update(answer):
+                yield from self._told(piece)
+
+    def _told(self, piece: Piece) -> Iterator[dict[str, Any]]:
+        if isinstance(piece, Thought):
+            if not isinstance(self._open, Thought):
+                yield from self._opened(Thought(""))
+            assert isinstance(self._open, Thought), "it was opened"
+            self._open = Thought(self._open.text + piece.text)
+            yield self._within("response.reasoning_text.delta", content_index=0, delta=piece.text)
+        elif piece.call is None:
+            if piece.content:
+                if not isinstance(self._open, str):
+                    yield from self._opened("")
+                assert isinstance(self._open, str), "it was opened"
+                self._open += piece.content
+                yield self._within("response.output_text.delta", content_index=0, delta=piece.content, logprobs=[])
+        else:
+            if piece.name is not None:
+                yield from self._opened(CalledTool(piece.call, piece.name))
+            if piece.arguments:
+                assert isinstance(self._open, CalledTool), "its name comes first"
+                self._open.arguments += piece.arguments
+                yield self._within("response.function_call_arguments.delta", delta=piece.arguments)
+
+    def _opened(self, part: Thought | str | CalledTool) -> Iterator[dict[str, Any]]:
+        """Yield the end of the current item, and the start of one with this part."""
+        yield from self._close(DONE)
+        self._open = part
+        yield {"type": "response.output_item.added", "output_index": self._index, "item": self._item(RUNNING)}
+        if not isinstance(part, CalledTool):
+            yield self._within("response.content_part.added", content_index=0, part=self._part(part))
+
+    def _close(self, status: str) -> Iterator[dict[str, Any]]:
+        """Yield the end of the current item, if there is one."""
+        part = self._open
+        if part is None:
+            return
+        if isinstance(part, CalledTool):
+            yield self._within("response.function_call_arguments.done", arguments=part.arguments, name=part.name)
+        else:
+            thought = isinstance(part, Thought)
+            kind = "response.reasoning_text.done" if thought else "response.output_text.done"
+            text: dict[str, Any] = {"text": part.text} if isinstance(part, Thought) else {"text": part, "logprobs": []}
+            yield self._within(kind, content_index=0, **text)
+            yield self._within("response.content_part.done", content_index=0, part=self._part(part))
+        item = self._item(status)
+        yield {"type": "response.output_item.done", "output_index": self._index, "item": item}
+        self._items.append(item)
+        self._open = None
+
+    @property
+    def _index(self) -> int:
+        return len(self._items)
+
+    def _item(self, status: str) -> dict[str, Any]:
+        """Return the current item."""
+        part, running = self._open, status == RUNNING
+        assert part is not None, "an item is open"
+        if isinstance(part, CalledTool):
+            return call_item(self._name, self._index, part, status)
+        if isinstance(part, Thought):
+            return reasoning_item(self._call, self._name, self._index, None if running else part.text, status)
+        return message_item(self._name, self._index, None if running else part, status)
+
+    def _part(self, part: Thought | str) -> dict[str, Any]:
+        return {"type": "reasoning_text", "text": part.text} if isinstance(part, Thought) else text_part(part)
+
+    def _within(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """Return an event within the current item."""
+        return {"type": kind, "item_id": self._item(RUNNING)["id"], "output_index": self._index, **fields}
+
+    def _event(self, event: dict[str, Any]) -> str:
+        told = _json({**event, "sequence_number": self._number})
+        self._number += 1
+        return f"event: {event['type']}\ndata: {told}\n\n"

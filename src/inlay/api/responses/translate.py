@@ -11,8 +11,7 @@ from typing import Any
 from inlay.api.call import Call, StoredAnswer
 from inlay.api.failures import MAX_NAME, BodyError
 from inlay.api.reading import all_of
-from inlay.api.reasoning import ModelReasoning, ReasoningUse
-from inlay.api.reasoning.formats import reasons, variables_for
+from inlay.api.reasoning import ModelReasoning, ReasoningUse, reasons, variables_for
 from inlay.api.responses.bodies import (
     AllowedToolList,
     Endpoint,

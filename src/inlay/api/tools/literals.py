@@ -13,8 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from inlay.api.tools.growing_json import object_in
-from inlay.api.tools.readers import LONGEST_HEAD, CallReader, Functions, JSONReader, Reading, as_json, whole
+from inlay.api.tools.readers import LONGEST_HEAD, CallReader, Functions, JSONReader, Reading, as_json, object_in, whole
 
 _DEEPEST = 64  # brackets within each other; Python's own parser recurses
 _FILE = "<tool call>"

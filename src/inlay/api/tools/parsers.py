@@ -11,8 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from inlay.api.tools.growing_json import JSONEnd
-from inlay.api.tools.readers import KEYS
+from inlay.api.tools.readers import KEYS, JSONEnd
 
 
 @dataclass(frozen=True, slots=True)

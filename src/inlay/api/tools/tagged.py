@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from inlay.api.tools.growing_json import parsed
-from inlay.api.tools.readers import LONGEST_HEAD, CallReader, Functions, Reading, as_json
+from inlay.api.tools.readers import LONGEST_HEAD, CallReader, Functions, Reading, as_json, parsed
 from inlay.strict_json import JSONError
 
 _PYTHON = {"True": True, "False": False, "None": None}  # models write these too

@@ -4,10 +4,9 @@ Needs no model and no tokenizer: the caller passes a function that encodes texts
 """
 
 from inlay.authoring.extract.corpus import Corpus
-from inlay.authoring.extract.extraction import Extraction, ExtractionSettings, extract
+from inlay.authoring.extract.extraction import Extraction, ExtractionSettings, Saving, extract
 from inlay.authoring.extract.log import LogError, LoggedPrompt, LoggedTurn, LogReader
 from inlay.authoring.extract.proposal import Proposal
-from inlay.authoring.extract.saving import Saving
 
 __all__ = [
     "Corpus",

@@ -1,26 +1,215 @@
-"""Extracts a schema with its savings from a log, and describes the result as plain data."""
+"""Extracts a schema from a log, with the tokens that it saves, and describes the result as plain data.
+
+The savings are counted request by request, and compared with those of an exact prefix cache.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from inlay.authoring.extract.choose import Encode, choose
 from inlay.authoring.extract.corpus import Corpus
 from inlay.authoring.extract.find import find
 from inlay.authoring.extract.proposal import Proposal, propose
-from inlay.authoring.extract.saving import Saving, measure
-from inlay.errors import ParameterError
+from inlay.errors import ParameterError, Place
+from inlay.pml import Item, NewText, SchemaText, TurnStart, resolve
+from inlay.pml.nodes import ROLES
+
+_BATCH_CHARACTERS = 4_000_000  # of new text that is tokenized at a time
+_BORDERS = 2**32 - len(ROLES)  # elements from here on are starts of turns, not tokens
+_Ids = npt.NDArray[np.uint32]
+ELEMENT = np.dtype(">u4")
+"""An element of a sequence. It is big-endian, so byte strings sort as elements do."""
+
+
+@dataclass(frozen=True)
+class Saving:
+    """Counts of tokens in a log's text, without the chat template. Each run of text is tokenized alone.
+
+    Attributes:
+        tokens: Tokens of all prompts.
+        by_schema: Tokens read from the cache: modules and always-present text, from their second use on. The last token
+            of
+            a request is always computed.
+        by_prefix: Tokens that a prefix cache would read, for the same tokens in the same order. The last token of a
+            prompt
+            is always computed here too.
+        always: Tokens of always-present text that are saved.
+        always_tokens: The length of the always-present text.
+        by_module: Tokens that each module saves.
+        fitting: Number of prompts that can be written as prompts of the schema.
+        helped: Number of prompts that import a module.
+    """
+
+    tokens: int
+    by_schema: int
+    by_prefix: int
+    always: int
+    always_tokens: int
+    by_module: dict[str, int]
+    fitting: int
+    helped: int
+
+
+def measure(proposal: Proposal, encode: Encode, progress: Callable[[int, int], None] | None = None) -> Saving:
+    """Write each prompt of the log as a prompt of the schema, resolve it, and count its tokens."""
+    known = _TokenIds(encode)
+    saved = _Saved()
+    sequences: list[bytes] = []
+    total = len(proposal.corpus)
+    for batch in _batches(proposal):
+        known.learn(batch)
+        for items in batch:
+            runs = [(item, known.ids(item)) for item in items]
+            sequences.append(b"".join(ids.tobytes() for _, ids in runs))
+            saved.add([(item, len(ids)) for item, ids in runs if not isinstance(item, TurnStart)])
+        if progress is not None:
+            progress(len(sequences), total)
+    fitting = sum(proposal.fits(prompt) for prompt in range(total))
+    return Saving(
+        tokens=saved.tokens,
+        by_schema=saved.always + sum(saved.by_module.values()),
+        by_prefix=sum(map(_tokens_in_prefix, sequences, shared_prefixes(sequences))),
+        always=saved.always,
+        always_tokens=saved.always_tokens,
+        by_module={name: saved.by_module.get(name, 0) for name in proposal.names},
+        fitting=fitting,
+        helped=int(np.count_nonzero(np.diff(proposal.choice.cover.bounds))),
+    )
+
+
+def _batches(proposal: Proposal) -> Iterator[list[list[Item]]]:
+    """Yield the items of every prompt of the log in order, in batches of prompts."""
+    batch: list[list[Item]] = []
+    characters = 0
+    for prompt in range(len(proposal.corpus)):
+        batch.append(_items(proposal, prompt))
+        characters += sum(len(item.text) for item in batch[-1] if isinstance(item, NewText))
+        if characters > _BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    yield batch
+
+
+def _items(proposal: Proposal, number: int) -> list[Item]:
+    """Return the items of a prompt of the log. If it does not fit the schema, all of it is new text."""
+    prompt = proposal.prompt(number)
+    if prompt is not None:
+        return list(resolve(proposal.schema, prompt, moves=True).items)
+    corpus = proposal.corpus
+    place = Place(corpus.source, int(corpus.lines[number]))
+    items: list[Item] = []
+    for turn in corpus.turns(number):
+        if role := corpus.roles[turn]:
+            items.append(TurnStart(role, True, place))
+        items.append(NewText(corpus.text(turn), place))
+    return items
+
+
+class _TokenIds:
+    """Token ids of items. Schema text is encoded once, new text batch by batch."""
+
+    def __init__(self, encode: Encode) -> None:
+        self._encode = encode
+        self._schema: dict[int, _Ids] = {}
+        self._new: dict[str, _Ids] = {}
+
+    def learn(self, batch: list[list[Item]]) -> None:
+        """Encode the texts of these prompts."""
+        nodes = {item.node.order: item.node for items in batch for item in items if isinstance(item, SchemaText)}
+        fresh = [node for order, node in nodes.items() if order not in self._schema]
+        self._schema.update(zip((node.order for node in fresh), self._ids([node.text for node in fresh]), strict=True))
+        new = list({item.text: None for items in batch for item in items if isinstance(item, NewText)})
+        self._new = dict(zip(new, self._ids(new), strict=True))
+
+    def ids(self, item: Item) -> _Ids:
+        """Return the ids of a learned item, and one element for the start of a turn."""
+        if isinstance(item, SchemaText):
+            return self._schema[item.node.order]
+        if isinstance(item, NewText):
+            return self._new[item.text]
+        return np.array([_BORDERS + ROLES.index(item.role)] if isinstance(item, TurnStart) else [], ELEMENT)
+
+    def _ids(self, texts: list[str]) -> list[_Ids]:
+        return [np.array(ids, ELEMENT) for ids in self._encode(texts)]
+
+
+class _Saved:
+    """Counts the tokens that are read from the cache, prompt by prompt."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.always = self.always_tokens = 0
+        self.by_module: dict[str, int] = {}
+        self._encoded: set[int] = set()
+
+    def add(self, runs: list[tuple[Item, int]]) -> None:
+        """Count a prompt. ``runs`` are its items with their numbers of tokens."""
+        total = sum(tokens for _, tokens in runs)
+        left = total - 1  # the last token is always computed
+        self.tokens += total
+        for item, tokens in runs:
+            if isinstance(item, SchemaText):
+                if item.node.order in self._encoded:
+                    self._count(item, min(tokens, left))
+                    left -= min(tokens, left)
+                elif not item.owner:
+                    self.always_tokens += tokens
+                self._encoded.add(item.node.order)
+
+    def _count(self, item: SchemaText, tokens: int) -> None:
+        if item.owner:
+            self.by_module[item.owner[-1]] = self.by_module.get(item.owner[-1], 0) + tokens
+        else:
+            self.always += tokens
+
+
+def _tokens_in_prefix(sequence: bytes, elements: int) -> int:
+    """Return the tokens that a prefix cache reads, for a sequence that shares ``elements`` with an earlier one."""
+    tokens = np.frombuffer(sequence, ELEMENT) < _BORDERS
+    return min(int(tokens[:elements].sum()), max(int(tokens.sum()) - 1, 0))
+
+
+def shared_prefixes(sequences: Sequence[bytes]) -> list[int]:
+    """Return, for each sequence, the length of the longest prefix that it shares with an earlier one.
+
+    This models a prefix cache that never evicts and matches single elements. Real servers match blocks.
+    """
+    order = sorted(range(len(sequences)), key=sequences.__getitem__)
+    left: dict[int, int | None] = dict(zip(order, [None, *order], strict=False))
+    right: dict[int, int | None] = dict(zip(order, [*order[1:], None], strict=False))
+    common = {one: _common(sequences[other], sequences[one]) for one, other in zip(order[1:], order, strict=False)}
+    shared = [0] * len(sequences)
+    # Sequences are removed from last to first, so each has only earlier ones beside it. The nearest has the longest
+    # prefix.
+    for one in reversed(range(len(sequences))):
+        lower, upper = left[one], right[one]
+        to_lower = common.get(one, 0) if lower is not None else 0
+        to_upper = common.get(upper, 0) if upper is not None else 0
+        shared[one] = max(to_lower, to_upper)
+        if upper is not None:
+            left[upper] = lower
+            common[upper] = min(to_lower, to_upper)
+        if lower is not None:
+            right[lower] = upper
+    return shared
+
+
+def _common(one: bytes, other: bytes) -> int:
+    """Return the length of the common prefix of two sequences, in elements."""
+    size = min(len(one), len(other))
+    differ = np.frombuffer(one[:size], ELEMENT) != np.frombuffer(other[:size], ELEMENT)
+    return int(differ.argmax()) if differ.any() else size // ELEMENT.itemsize
+
 
 MOST_MODULES = 5_000
-
 _FIRST_WORDS = 80  # characters of a module that are shown
-
 Row = dict[str, Any]
-
 Stage = Callable[[str], Callable[[int, int], None]]
 """Begins a stage of the work, by name, and returns a function of (done, total)."""
 

@@ -1,7 +1,8 @@
 """Forced runs: the tokens of a given answer are run again behind other composed prompts, and behind full prefill.
 
 The model's distributions at each step give the divergence from full prefill (divergence.py). Only the prompt's tokens,
-the composed prompts and the first tokens of the answer are kept for this.
+the composed prompts and the first tokens of the answer are kept for this. ``ShadowSampler`` compares a sample of the
+answers that read approximations: once over their own composed prompt, and once over full prefill.
 
 Requests never wait for it, and its KV is not stored. When a request arrives, the current run releases its slots and
 starts again later. It allocates from the pool like a request, at most an eighth of it.
@@ -10,6 +11,7 @@ starts again later. It allocates from the pool like a request, at most an eighth
 from __future__ import annotations
 
 import math
+import random
 from abc import abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
@@ -20,15 +22,16 @@ import torch
 from torch import Tensor
 
 from inlay.engine.allocation import SequenceAllocation, allocation_of
-from inlay.engine.background.divergence import AnswerComparison, divergences
+from inlay.engine.background.divergence import AnswerComparison, DivergenceLog, Subject, divergences
 from inlay.engine.background.idle import IdleWorker
 from inlay.engine.lookup import look_up, tail_tokens
+from inlay.engine.request import Request
 from inlay.engine.runner import Runner
 from inlay.errors import CapacityError, InlayError
 from inlay.kv.store import SegmentStore
-from inlay.prompt.composed import ComposedPrompt, NewSpan
+from inlay.prompt.composed import CachedSpan, ComposedPrompt, NewSpan
 from inlay.prompt.request import EngineRequest
-from inlay.types import DROP_REASONS
+from inlay.types import DROP_REASONS, ShadowStats
 
 #: Most tokens of an answer that are compared.
 _MOST_STEPS = 64
@@ -284,3 +287,55 @@ class ForcedRuns(IdleWorker):
         self._compared(begun.sample, found)
         self.give_up()
         self._begun = None
+
+
+class ShadowSampler(ForcedRuns):
+    """Compares answers of one store's requests with full prefill.
+
+    Args:
+        log: collects the comparisons.
+        share: the share of answers that read approximations to sample, 0 to 1.
+        seed: of the sampling.
+    """
+
+    failure = "an answer could not be compared with full prefill"
+
+    def __init__(
+        self, store: SegmentStore, runner: Runner, divergence: DivergenceLog, *, share: float, seed: int | None = None
+    ) -> None:
+        super().__init__(store, runner, most_prompts=1)
+        self.divergence = divergence
+        self._chosen = share
+        self._random = random.Random(seed)
+        self._samples = 0
+
+    def answered(self, request: Request) -> None:
+        """Consider a request that has ended for sampling."""
+        answer, asked = request.answer, request.prompt.request
+        if request.usage is None or request.leader is not None or asked.forced:
+            return
+        if all(not isinstance(part, CachedSpan) or part.exact for part in request.prompt.composed):
+            return
+        whole = answer.finish_reason is not None and request.error is None and answer.token_ids
+        if whole and self._random.random() < self._chosen:
+            self._add(asked, request.prompt.composed, answer.token_ids)
+
+    def stats(self) -> ShadowStats:
+        """Counters and totals. Thread-safe."""
+        return ShadowStats(
+            waiting=sum(map(len, list(self._waiting.values()))) + (self._begun is not None),
+            samples=self._samples,
+            tokens=self.tokens,
+            seconds=self.seconds,
+            dropped=tuple(self._dropped.items()),
+            totals=self.divergence.totals(),
+        )
+
+    def _prompts(self, sample: ForcedAnswer) -> tuple[ComposedPrompt, ...]:
+        return (sample.composed,)
+
+    def _compared(self, sample: ForcedAnswer, found: Sequence[AnswerComparison]) -> None:
+        (one,), asked = found, sample.request
+        subject = Subject(asked.salt, asked.schema, asked.schema_digest, asked.policy)
+        self.divergence.add(subject, one, asked.scope.tenant)
+        self._samples += 1

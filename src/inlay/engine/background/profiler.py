@@ -9,14 +9,14 @@ No request waits for a profile: when a request arrives, the current profile is d
 that a request would have used continue beside requests, in a bounded share of the engine's time (idle.py). In a full
 pool, a profile evicts the least recently used segments, up to an eighth of the pool. A longer module waits until there
 is room. A missing module, and the text that it attends to, is encoded first if requests have asked for it twice, or if
-it is a piece of text that a prompt has repeated (prompt/found_pieces.py).
+it is a piece of text that a prompt has repeated (prompt/seen_pieces.py).
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -28,7 +28,6 @@ from inlay.attention.plan import Item, Part
 from inlay.attention.storage import KVStorage
 from inlay.engine.allocation import Work, pieces
 from inlay.engine.background.idle import IdleWorker
-from inlay.engine.background.profiles import KnownProfiles
 from inlay.engine.runner import Runner
 from inlay.errors import CapacityError
 from inlay.kv.identity import SegmentSpec
@@ -36,6 +35,63 @@ from inlay.kv.offload.residency import Residency
 from inlay.kv.segment import Hold, PrefixMatch
 from inlay.kv.store import SegmentStore
 from inlay.slots import SlotRange, cut
+
+#: Limit in tokens, 2 bytes each; the least recently used profiles go first.
+_MOST_TOKENS = 2**22
+#: The deviation of each token of one segment, (tokens,), relative to the size of its values.
+Profile = npt.NDArray[np.float16]
+
+
+class KnownProfiles(Mapping[bytes, Profile]):
+    """Profiles, (tokens,), by segment key. ``version`` changes with them; ``tokens`` counts all of them."""
+
+    def __init__(self, most: int = _MOST_TOKENS) -> None:
+        self._by_key: dict[bytes, Profile] = {}
+        self._most = most
+        self.version = self.tokens = 0
+
+    @classmethod
+    def of(cls, stored: Iterable[tuple[bytes, bytes]]) -> KnownProfiles:
+        """Return profiles read from disk: keys and numbers in fp16. Of profiles above the limit, the last ones stay."""
+        known = cls()
+        for key, deviations in stored:
+            profile = np.frombuffer(deviations, "<f2").astype(np.float16)
+            if np.isfinite(profile).all():
+                known.add(key, profile)
+        return known
+
+    def __getitem__(self, key: bytes) -> Profile:
+        found = self._by_key.pop(key)
+        self._by_key[key] = found  # moves it to the most recent end
+        return found
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._by_key
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(tuple(self._by_key))  # a copy, because lookups reorder the dict
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def forget_modules(self, keys: Iterable[bytes]) -> None:
+        """Forget the profiles of these segments."""
+        gone = [self._by_key.pop(key) for key in keys if key in self._by_key]
+        self.tokens -= sum(profile.size for profile in gone)
+        self.version += bool(gone)
+
+    def forget_salt(self, salt: str) -> None:
+        """Do nothing: profiles belong to modules."""
+
+    def add(self, key: bytes, profile: Profile) -> None:
+        """Store a profile, and drop the least recently used ones above the limit."""
+        before = self._by_key.pop(key, None)
+        self._by_key[key] = profile
+        self.tokens += profile.size - (0 if before is None else before.size)
+        while self.tokens > self._most:
+            self.tokens -= self._by_key.pop(next(iter(self._by_key))).size
+        self.version += 1
+
 
 #: Samples are as large as typical prompts: their most tokens and modules.
 _SAMPLE_TOKENS, _SAMPLE_MODULES = 1024, 64

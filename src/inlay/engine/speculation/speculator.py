@@ -2,7 +2,7 @@
 
 The texts are the prompt with its modules, the answer itself, and earlier answers under the same cache salt. A draft is
 run in the answer's next pass, one row a token. Each row's token is chosen as without a draft, with the row's own step,
-penalties and grammar. A draft token is accepted if it equals the token chosen for its place (in_flight.py). So a draft
+penalties and grammar. A draft token is accepted if it equals the token chosen for its place (forward.py). So a draft
 changes how many tokens a pass gives, and never which. See SuffixDecoding (arXiv 2411.04975) and prompt lookup decoding.
 """
 
@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from inlay.engine.pass_cost import RowCost
 from inlay.engine.request import Request
 from inlay.engine.speculation.draft_length import MOST_DRAFT, AcceptanceRates, Chance, choose_lengths
-from inlay.engine.speculation.earlier_answers import EarlierAnswer, EarlierAnswers
-from inlay.engine.speculation.text_index import MOST_MATCH, GrowingIndex
+from inlay.engine.speculation.text_index import MOST_MATCH, EarlierAnswer, EarlierAnswers, GrowingIndex
 from inlay.sampling.row import Row
 from inlay.types import DRAFT_SOURCES
 

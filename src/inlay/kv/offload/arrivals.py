@@ -15,7 +15,7 @@ from threading import Condition
 from typing import Protocol
 
 from inlay.kv.identity import KeyMaker, SegmentSpec
-from inlay.kv.offload.codecs.codec import Slab
+from inlay.kv.offload.codecs import Slab
 from inlay.kv.offload.record import SegmentRecord, SlabMemory
 from inlay.kv.offload.tier import Miss, TierMissError
 from inlay.kv.policies import Use

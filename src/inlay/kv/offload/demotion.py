@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from inlay.kv.identity import SegmentSpec
-from inlay.kv.offload.codecs.codec import Slab
+from inlay.kv.offload.codecs import Slab
 from inlay.kv.offload.host import HostTier
 from inlay.kv.offload.record import is_finite
 from inlay.kv.offload.stack import TierStack

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from inlay.errors import ParameterError
 from inlay.kv.identity import LOSSLESS
-from inlay.kv.offload.codecs.codec import Slab
+from inlay.kv.offload.codecs import Slab
 from inlay.kv.offload.disk_index import DiskIndex
 from inlay.kv.offload.entries import TierCounts, TierEntries
 from inlay.kv.offload.files import FileSource, remove_drafts, write_file

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from inlay.kv.offload.codecs.codec import Slab
+from inlay.kv.offload.codecs import Slab
 from inlay.kv.offload.form import Encoded
 from inlay.kv.offload.record import SegmentRecord
 from inlay.kv.offload.tier import Miss, TierMissError

@@ -21,8 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from inlay.kv.offload.codecs import CODECS
-from inlay.kv.offload.codecs.codec import Slab
+from inlay.kv.offload.codecs import CODECS, Slab
 from inlay.kv.offload.record import SegmentRecord
 from inlay.kv.offload.tier import Miss, TierMissError
 

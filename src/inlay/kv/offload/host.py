@@ -29,8 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from inlay.kv.identity import LOSSLESS
-from inlay.kv.offload.codecs import CODECS
-from inlay.kv.offload.codecs.codec import Slab
+from inlay.kv.offload.codecs import CODECS, Slab
 from inlay.kv.offload.entries import TierCounts, TierEntries
 from inlay.kv.offload.record import SegmentRecord
 from inlay.kv.offload.tier import Miss, TierEntry, TierMissError

@@ -24,7 +24,7 @@ from inlay.errors import CapacityError
 from inlay.kv.identity import SegmentSpec
 from inlay.kv.misses import EVICTED, LATE
 from inlay.kv.offload.arrivals import Arrival, bring_by_layer
-from inlay.kv.offload.codecs.codec import Slab
+from inlay.kv.offload.codecs import Slab
 from inlay.kv.offload.host import HostTier
 from inlay.kv.offload.saver import Saver
 from inlay.kv.offload.stack import TierStack

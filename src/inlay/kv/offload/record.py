@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from inlay.errors import ParameterError
 from inlay.kv.identity import LOSSLESS, Context, KeyMaker, SegmentSpec
-from inlay.kv.offload.codecs import CODECS
-from inlay.kv.offload.codecs.codec import DTYPES, SCALE_BYTES, SCALED, Codec, Shape, Slab, SlabPart
+from inlay.kv.offload.codecs import CODECS, DTYPES, SCALE_BYTES, SCALED, Codec, Shape, Slab, SlabPart
 from inlay.slots import SlotRange
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from inlay.kv.identity import SegmentSpec
-from inlay.kv.offload.codecs.codec import Slab
+from inlay.kv.offload.codecs import Slab
 from inlay.kv.offload.disk import DiskTier
 from inlay.kv.offload.record import SegmentRecord, is_finite, is_finite_state
 from inlay.kv.offload.stack import TierStack

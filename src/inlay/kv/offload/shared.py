@@ -19,7 +19,7 @@ from itertools import islice
 from typing import Any
 
 from inlay.kv.identity import LOSSLESS
-from inlay.kv.offload.codecs.codec import Slab
+from inlay.kv.offload.codecs import Slab
 from inlay.kv.offload.entries import TierCounts
 from inlay.kv.offload.form import FORM, Encoded, UnknownFormError, read_segment, size_of
 from inlay.kv.offload.link import Link

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Protocol
 
 from inlay.errors import PortableError
-from inlay.kv.offload.codecs.codec import Slab
+from inlay.kv.offload.codecs import Slab
 from inlay.kv.offload.record import SegmentRecord
 from inlay.types import TierStats
 

@@ -288,11 +288,11 @@ def test_pieces_change_nothing(family: str, held: bool, parallel: bool, text: st
 
 def test_time_grows_with_the_text_alone(monkeypatch: pytest.MonkeyPatch):
     """Text that keeps looking like a call is not scanned repeatedly."""
-    from inlay.api.tools import growing_json
+    from inlay.api.tools import readers
 
     seen = []
-    real = growing_json.may_become_json
-    monkeypatch.setattr(growing_json, "may_become_json", lambda text: seen.append(len(text)) or real(text))
+    real = readers.may_become_json
+    monkeypatch.setattr(readers, "may_become_json", lambda text: seen.append(len(text)) or real(text))
     for attack in ('<tool_call>["', '<tool_call>{"a":["x",', '<tool_call>{"', "<tool_call>[", '<tool_call>"'):
         seen.clear()
         text = attack * 1000

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from inlay.engine.speculation import earlier_answers
-from inlay.engine.speculation.earlier_answers import EarlierAnswers
-from inlay.engine.speculation.text_index import GrowingIndex
+from inlay.engine.speculation import text_index
+from inlay.engine.speculation.text_index import EarlierAnswers, GrowingIndex
 
 NONE: frozenset[bytes] = frozenset()
 
@@ -34,7 +33,7 @@ def test_the_last_answer_counts():
 
 
 def test_the_oldest_answers_of_a_salt_go_first(monkeypatch):
-    monkeypatch.setattr(earlier_answers, "MOST_OF_SALT", 12)
+    monkeypatch.setattr(text_index, "MOST_OF_SALT", 12)
     answers = EarlierAnswers()
     for number in range(10):
         answers.add("", [10 * number + token for token in range(5)], NONE)
@@ -44,7 +43,7 @@ def test_the_oldest_answers_of_a_salt_go_first(monkeypatch):
 
 
 def test_salts_without_a_new_answer_go_first(monkeypatch):
-    monkeypatch.setattr(earlier_answers, "MOST_TOKENS", 12)
+    monkeypatch.setattr(text_index, "MOST_TOKENS", 12)
     answers = EarlierAnswers()
     for salt in ("a", "b", "a", "c"):
         answers.add(salt, [1, 2, 3, 4], NONE)
@@ -53,7 +52,7 @@ def test_salts_without_a_new_answer_go_first(monkeypatch):
 
 
 def test_a_long_answer_is_kept_at_its_end(monkeypatch):
-    monkeypatch.setattr(earlier_answers, "MOST_OF_ANSWER", 5)
+    monkeypatch.setattr(text_index, "MOST_OF_ANSWER", 5)
     answers = EarlierAnswers()
     answers.add("", list(range(100)), NONE)
     assert answers.tokens == 5
@@ -88,7 +87,7 @@ def test_a_salt_without_answers_takes_no_memory():
 
 def test_an_answer_has_the_lifetime_of_its_prompt(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(earlier_answers.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(text_index.time, "monotonic", lambda: now[0])
     answers = EarlierAnswers()
     answers.add("", [1, 2, 3, 4], NONE, 60.0)
     answers.add("", [5, 6, 7, 8], NONE)
@@ -102,7 +101,7 @@ def test_an_answer_has_the_lifetime_of_its_prompt(monkeypatch):
 
 @pytest.mark.parametrize("drop", ["forget", "forget_modules", "clear", "displace"])
 def test_a_dropped_answer_tells_those_that_copy_from_it(drop, monkeypatch):
-    monkeypatch.setattr(earlier_answers, "MOST_OF_SALT", 6)
+    monkeypatch.setattr(text_index, "MOST_OF_SALT", 6)
     answers = EarlierAnswers()
     answers.add("", [1, 2, 3, 4], frozenset({b"key"}))
     match = answers.find("", GrowingIndex([1, 2, 3]))

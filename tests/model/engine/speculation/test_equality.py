@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from inlay import LLM, SamplingParams, Schema
-from inlay.engine import in_flight
+from inlay.engine import forward
 from inlay.engine.speculation.draft_length import AcceptanceRates
 from inlay.engine.speculation.speculator import Speculator
 from inlay.types import RequestOutput
@@ -196,6 +196,6 @@ def test_many_answers_are_equal(monkeypatch, tmp_path, family):
 
 
 def test_a_wrongly_accepted_token_is_noticed(monkeypatch, tmp_path):
-    monkeypatch.setattr(in_flight, "agrees", lambda draft, number, token: number < len(draft.tokens))
+    monkeypatch.setattr(forward, "agrees", lambda draft, number, token: number < len(draft.tokens))
     with pytest.raises(AssertionError):
         compare("llama", SETTINGS[0], 1, 30, tmp_path, planted=True)

@@ -240,7 +240,7 @@ def test_a_lossy_file_is_not_given_for_a_lossless_one(tmp_path):
 
 
 def test_a_codec_of_a_newer_inlay_is_left_alone(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(codecs, "CODECS", {**codecs.CODECS, "int5": codecs.int8})
+    monkeypatch.setattr(codecs, "CODECS", {**codecs.CODECS, "int5": codecs.CODECS["int8"]})
     for module in ("record", "form"):
         monkeypatch.setattr(f"inlay.kv.offload.{module}.CODECS", codecs.CODECS)
     spec = SPEC.through("int5", KEYS)

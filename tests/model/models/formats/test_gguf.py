@@ -102,7 +102,7 @@ def test_k_quants_keep_each_layer_in_its_bits(tmp_path):
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K"])
 def test_grids_are_what_gguf_unpacks(kind):
-    from inlay.models.formats.gguf_blocks import stored_blocks
+    from inlay.models.formats.gguf_file import stored_blocks
 
     which = gguf.GGMLQuantizationType[kind]
     rng = np.random.default_rng(0)

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from inlay.api.anthropic import Endpoint, MessageEvents, error_body, read_body, respond, translate
 from inlay.api.call import Call
 from inlay.api.failures import Failure
-from inlay.api.reasoning import ModelReasoning
-from inlay.api.reasoning.formats import FORMATS
+from inlay.api.reasoning import FORMATS, ModelReasoning
 from inlay.api.tools.formats import FORMATS as TOOL_FORMATS
 from inlay.api.tools.formats import ModelTools
 from inlay.types import CompletionOutput, RequestMetrics, RequestOutput, Usage

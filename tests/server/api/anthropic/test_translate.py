@@ -8,8 +8,7 @@ import pytest
 
 from inlay.api.anthropic import Endpoint, read_body, translate
 from inlay.api.call import Call
-from inlay.api.reasoning import ModelReasoning
-from inlay.api.reasoning.formats import FORMATS
+from inlay.api.reasoning import FORMATS, ModelReasoning
 from inlay.api.tools.formats import model_tools
 from tests.model.api.tool_templates import tool_tokenizer
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from inlay.api.call import Call, StoredAnswer
-from inlay.api.reasoning import ModelReasoning
-from inlay.api.reasoning.formats import FORMATS
+from inlay.api.reasoning import FORMATS, ModelReasoning
 from inlay.api.responses import Endpoint, read_body, translate
 from inlay.api.responses.items import decoded_reasoning, encoded_reasoning
 from inlay.api.tools.formats import model_tools

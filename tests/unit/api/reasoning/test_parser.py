@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay import ParameterError
-from inlay.api.reasoning import EndMarks, ReasoningUse, model_reasoning
-from inlay.api.reasoning.formats import FORMATS, ModelReasoning
+from inlay.api.reasoning import FORMATS, EndMarks, ModelReasoning, ReasoningUse, model_reasoning
 from tests.raising import raises
 from tests.tokenizers_for_tests import gpt2, with_template
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.api.tools.growing_json import JSONEnd, parsed
+from inlay.api.tools.readers import JSONEnd, parsed
 from inlay.strict_json import JSONError
 
 values = st.recursive(
@@ -69,10 +69,10 @@ def test_what_is_no_value(text: str):
 
 def test_time_grows_with_the_text_alone(monkeypatch):
     """Nothing is looked at twice by the scan, and the parser is asked whenever the text has doubled."""
-    from inlay.api.tools import growing_json
+    from inlay.api.tools import readers
 
     asked: list[int] = []
-    monkeypatch.setattr(growing_json, "may_become_json", lambda text: asked.append(len(text)) or True)
+    monkeypatch.setattr(readers, "may_become_json", lambda text: asked.append(len(text)) or True)
     end, text = JSONEnd(), '["' + "x" * 10_000
     for length in range(len(text)):
         end.find(text[:length])

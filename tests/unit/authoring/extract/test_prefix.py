@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.authoring.extract.saving import ELEMENT, shared_prefixes
+from inlay.authoring.extract.extraction import ELEMENT, shared_prefixes
 
 
 @settings(deadline=None)

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from inlay.kv.offload.codecs import CODECS
-from inlay.kv.offload.codecs.codec import DTYPES, from_floats, to_floats
-from inlay.kv.offload.codecs.fp8 import E4M3, to_e4m3
+from inlay.kv.offload.codecs import CODECS, DTYPES, E4M3, from_floats, to_e4m3, to_floats
 
 SHAPE = (2, 3, 50, 32)
 LOSSY = [name for name in CODECS if name != "none"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from inlay.kv.offload.codecs.codec import Slab
+from inlay.kv.offload.codecs import Slab
 from inlay.kv.offload.record import SegmentRecord
 from inlay.kv.offload.tier import Miss, TierEntry, TierMissError
 from inlay.types import TierStats

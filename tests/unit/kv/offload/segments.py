@@ -9,8 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from inlay.kv.identity import KeyMaker, SegmentSpec, specify
-from inlay.kv.offload.codecs import CODECS
-from inlay.kv.offload.codecs.codec import Slab
+from inlay.kv.offload.codecs import CODECS, Slab
 from inlay.kv.offload.disk import DiskTier
 from inlay.kv.offload.record import SegmentRecord
 from inlay.kv.offload.tier import Tier
