@@ -314,8 +314,9 @@ class LLM(PlanCalls):
     def evict(self, name: str, *, modules: Sequence[str] = (), **options: Unpack[ModuleOptions]) -> int:
         """Evict a schema's segments from the pool and the store, with the text stored behind them. The schema stays.
 
-        Covers this policy and all policies of earlier prompts, pinned modules included. Segments in use go when their
-        requests end. Arguments as in ``pin``.
+        Covers all policies, pinned modules, and earlier schemas of this name and owner: replaced ones, those with an
+        earlier date, and files of earlier processes. Segments in use go when their requests end. Arguments as in
+        ``pin``.
 
         Returns:
             The number of evicted tokens.

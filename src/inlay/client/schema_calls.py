@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, Unpack
 
@@ -114,7 +115,8 @@ class SchemaCalls(Base):
         policy = self._schema_policy(name, reuse, positions, scope)
         specs = await self._laid_out(lambda: self.processor.schemas.every_spec(name, policy, scope, modules), scope)
         segments = self.processor.encoding(f"schema '{name}'", specs, scope)
-        return await self._waiting.result(self.schemas.evict(segments))
+        labels = self.processor.schemas.labels(name, scope, modules)
+        return await self._waiting.result(self.schemas.evict(replace(segments, labels=labels)))
 
     async def _stored(
         self,

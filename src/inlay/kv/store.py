@@ -294,18 +294,22 @@ class SegmentStore:
             segment.specs.pop(spec.key, None)
             segment.parts.pop(spec.key, None)
 
-    def evict_modules(self, specs: Sequence[SegmentSpec]) -> int:
+    def evict_modules(self, specs: Sequence[SegmentSpec], labels: frozenset[bytes] = frozenset()) -> int:
         """Evict modules with all text that contains or follows them, except parts that other modules or texts share.
 
         New requests do not find them. Referenced segments are removed after their release; see ``purge``.
+
+        Args:
+            specs: the modules.
+            labels: text of segments with these labels is evicted, too.
 
         Returns:
             The number of tokens evicted.
         """
         keys = frozenset(spec.key for spec in specs)
         tokens = sum(self.evict(self._ends_of_module(spec)) for spec in specs)
-        texts = ((segment, segment.origin) for segment in self._index)
-        tokens += self.evict(text for text, origin in texts if origin and not keys.isdisjoint(origin.modules))
+        names, texts = keys | labels, ((segment, segment.origin) for segment in self._index)
+        tokens += self.evict(text for text, origin in texts if origin and not names.isdisjoint(origin.modules))
         for segment in [segment for segment in self._index if not keys.isdisjoint(segment.parts)]:
             for key in keys:
                 segment.parts.pop(key, None)
