@@ -16,7 +16,7 @@ from inlay.client.schemas import removed
 from inlay.errors import AbortedError, InlayError
 from inlay.events import EncodeEvent
 from inlay.pml import Schema
-from inlay.policy import PolicyFields, ReusePolicy, check_schema_fields
+from inlay.policy import PolicyFields, ReusePolicy
 from inlay.prompt.inputs import parse_ttl
 from inlay.prompt.layout import SchemaLayout
 from inlay.prompt.request import EncodeRequest
@@ -40,10 +40,8 @@ class SchemaCalls(Base):
         tolerance: float | str | None,
         reuse: str | ReusePolicy | None = None,
         positions: str | None = None,
-        **options: Any,
+        **owner: Unpack[OwnerOptions],
     ) -> SchemaLayout:
-        owner = {name: options.pop(name) for name in OwnerOptions.__annotations__ if name in options}
-        check_schema_fields(options, "add_schema")
         scope = scope_of(**owner)
         policy = self._policy_of(schema, PolicyFields(reuse, tolerance=tolerance).policy(), positions, scope.adapter)
         ttl_s = None if ttl is None else parse_ttl(ttl)
