@@ -162,6 +162,19 @@ class SegmentStore:
         stored = self._index.longest(run, touch=False).tokens == len(run.ids)
         return not run.ids or not stored or self._index.ending_at(run, len(run.ids)) is not None
 
+    def opened_behind(self, run: TokenRun, token: int) -> bool:
+        """Cut the segment that goes on behind a run with this token. Text that begins there is then found.
+
+        Returns False if no stored segment goes on so. With recurrent layers, a module ends with a segment.
+        """
+        if self.states is not None:
+            return False
+        found = self._index.longest(run, touch=False)
+        if found.tokens < len(run.ids) or not found.ends_within:
+            return False
+        last = found.ranges[-1]
+        return last.segment.run.ids[last.end] == token and self._index.ending_at(run, len(run.ids)) is not None
+
     def keep_state(self, run: TokenRun, tokens: int, slot: int) -> StoredState | None:
         """Store a slot as the state behind the first ``tokens`` tokens of a run.
 
