@@ -514,16 +514,11 @@ def check_positions(positions: object) -> str | None:
 
 
 def check_schema_fields(given: Iterable[str], where: str) -> None:
-    """Raise PolicyError for a field that only requests have. ``where`` is the call or route that encodes a schema.
-
-    Raises:
-        TypeError: for a name that no call has.
-    """
+    """Raise PolicyError for a field that only requests have. ``where`` is the call or route that encodes a schema."""
     for name in given:
         if name in ("recompute", "promote", "across_adapters", "find"):
             message = f"{name} has no effect on {where}. Give {name} with each request; leave it out here."
             raise PolicyError(message, field=name, code="policy.not_for_schemas")
-        raise TypeError(f"{where} got an unexpected keyword argument '{name}'")
 
 
 # Typed caches, because ``promote=1`` is an error and ``promote=True`` is none.

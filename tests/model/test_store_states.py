@@ -8,6 +8,7 @@ import pytest
 from safetensors import safe_open
 
 from inlay import LLM, ParameterError, Schema
+from inlay.kv.offload.disk import DiskTier
 from tests.model.equivalence.recorder import Recorder, close
 from tests.model.families.configs import tiny
 from tests.model.families.suite import _steps as steps_of
@@ -130,3 +131,31 @@ def test_an_evicted_schema_leaves_no_state_in_the_pool_or_on_disk(known, tmp_pat
             assert second.cached("And back?") == 0
             second.recorder.llm.evict("s")
     assert files(tmp_path) == []
+
+
+def test_an_eviction_lists_no_files_of_other_schemas(tmp_path, monkeypatch):
+    """Its cost would grow with all that is on disk, on the engine's thread."""
+    other = Schema.from_string(
+        '<schema name="t">Some text. <module name="c">The module of another schema.</module></schema>'
+    )
+    with Process("lfm2", tmp_path) as process:
+        llm = process.recorder.llm
+        llm.add_schema(other, reuse="isolated")
+        llm.add_schema(SCHEMA, reuse="isolated")
+        process.cached("What then?")
+        process.cached("And now?")
+        listed: list[bytes] = []
+        monkeypatch.setattr(DiskTier, "iterate", lambda tier: pytest.fail("it lists all files"))
+        found = DiskTier.labelled
+        monkeypatch.setattr(
+            DiskTier,
+            "labelled",
+            lambda tier, labels: [listed.append(entry.key) or entry for entry in found(tier, labels)],
+        )
+        llm.evict("s", reuse="isolated")
+        assert all(tokens == stored > 0 for tokens, stored in llm.stored("t", reuse="isolated").values())
+    monkeypatch.undo()
+    left = {bytes.fromhex(file.stem) for file in files(tmp_path)}
+    assert len(left) == 2
+    assert listed
+    assert left.isdisjoint(listed)

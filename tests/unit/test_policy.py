@@ -425,9 +425,7 @@ def test_deprecated_policies_are_logged_once(caplog):
 
 
 def test_schemas_take_no_fields_of_requests():
-    check_schema_fields([], "add_schema")
-    with pytest.raises(TypeError, match="add_schema got an unexpected keyword argument 'some'"):
-        check_schema_fields(["some"], "add_schema")
+    check_schema_fields(["reuse", "tolerance"], "add_schema")
     for name in set(FIELDS) - {"tolerance"}:
         with raises("policy.not_for_schemas", PolicyError, field=name):
             check_schema_fields([name], "add_schema")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard, Unpack
 
 from inlay.client.base import Progress, Served
-from inlay.client.options import AsyncChatOptions, AsyncRequestOptions, ModuleOptions
+from inlay.client.options import AsyncChatOptions, AsyncRequestOptions, ModuleOptions, checked_options
 from inlay.client.waiting import Looping
 from inlay.client.warm_plan import PlanCalls, PlanEntry, PlannedText
 from inlay.errors import ParameterError
@@ -39,6 +39,7 @@ class AsyncLLM(PlanCalls):
             loader.submit(super().__init__, model, **settings).result()
         self._under_way: dict[str, _UnderWay] = {}  # by request_id
 
+    @checked_options
     async def generate(
         self,
         prompt: PromptInput,
@@ -83,6 +84,7 @@ class AsyncLLM(PlanCalls):
             if under_way.state is not None:
                 self._give_up(under_way.state)
 
+    @checked_options
     def chat(
         self,
         messages: Sequence[Message],
@@ -122,6 +124,7 @@ class AsyncLLM(PlanCalls):
         """Raise EngineDeadError after an internal error, and InlayError after a shutdown."""
         self.client.check_health()
 
+    @checked_options
     async def add_schema(
         self,
         schema: Schema,
@@ -141,10 +144,12 @@ class AsyncLLM(PlanCalls):
             schema, encode=encode, replace=replace, ttl=ttl, progress=progress, tolerance=tolerance, **options
         )
 
+    @checked_options
     async def warm(self, prompt: Any, *, progress: Progress | None = None, **options: Unpack[ModuleOptions]) -> None:
         """See ``LLM.warm``."""
         await self._warm(prompt, progress, **options)
 
+    @checked_options
     async def warm_plan(
         self,
         plan: Sequence[PlanEntry],
@@ -157,6 +162,7 @@ class AsyncLLM(PlanCalls):
         """See ``LLM.warm_plan``. Segments are encoded one after another, in the same passes as running requests."""
         return await self._warm_plan(plan, budget, ttl, progress, **options)
 
+    @checked_options
     async def score_cached(
         self,
         texts: Sequence[str] = (),
@@ -169,6 +175,7 @@ class AsyncLLM(PlanCalls):
         """See ``LLM.score_cached``."""
         return await self._score_cached(texts, hashes, messages, alone=alone, **options)
 
+    @checked_options
     async def pin(
         self,
         name: str,
@@ -184,10 +191,12 @@ class AsyncLLM(PlanCalls):
         """See ``LLM.unpin``. ``tenant`` as in ``pin``."""
         return await self._unpin(name, cache_salt=cache_salt, tenant=tenant)
 
+    @checked_options
     async def evict(self, name: str, *, modules: Sequence[str] = (), **options: Unpack[ModuleOptions]) -> int:
         """See ``LLM.evict``."""
         return await self._evict(name, modules, **options)
 
+    @checked_options
     async def stored(self, name: str, **options: Unpack[ModuleOptions]) -> dict[str, tuple[int, int]]:
         """See ``LLM.stored``."""
         return await self._stored(name, **options)

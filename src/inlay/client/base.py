@@ -381,8 +381,7 @@ class Base:
             options: without ``adapter``.
 
         Raises:
-            TypeError: for an unknown option.
-            ParameterError: for a wrong one.
+            ParameterError: for a wrong option.
         """
         fields: dict[str, Any] = dict(options)
         order, positions = fields.pop("order", None), fields.pop("positions", None)

@@ -84,7 +84,7 @@ class Engine(Protocol):
         ...
 
     def forget(self, request: EncodeRequest | None = None) -> Future[int]:
-        """Evict the segments of an encoding, even pinned ones, and the text stored behind them.
+        """Evict the segments of an encoding and of its labels, even pinned ones, and the text stored behind them.
 
         Args:
             request: None for all segments that no request reads.

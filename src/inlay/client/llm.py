@@ -20,6 +20,7 @@ from inlay.client.options import (
     OwnerOptions,
     PromptOptions,
     RequestOptions,
+    checked_options,
     scope_of,
 )
 from inlay.client.waiting import Mailbox, Stepping, finish
@@ -79,6 +80,7 @@ class LLM(PlanCalls):
         shadow = self.stats().shadow
         return 0 if shadow is None else shadow.samples
 
+    @checked_options
     def generate(
         self,
         prompts: PromptInput | Sequence[PromptInput],
@@ -113,6 +115,7 @@ class LLM(PlanCalls):
                 bar.update()
         return [state.output() for _, state in asked]
 
+    @checked_options
     def stream(
         self,
         prompt: PromptInput,
@@ -125,6 +128,7 @@ class LLM(PlanCalls):
         (asked,) = self._asked([prompt], sampling_params, adapter, **options)
         return self._outputs(asked)
 
+    @checked_options
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
@@ -147,6 +151,7 @@ class LLM(PlanCalls):
         prompts, others = chat_prompts(messages, options)
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, adapter=adapter, **others)
 
+    @checked_options
     def distributions(
         self,
         prompts: Sequence[PromptInput],
@@ -185,6 +190,7 @@ class LLM(PlanCalls):
             pass
         return [_as_tensor(state.answers[0].distributions) for _, state in asked]
 
+    @checked_options
     def add_schema(
         self,
         schema: Schema,
@@ -218,10 +224,12 @@ class LLM(PlanCalls):
             )
         )
 
+    @checked_options
     def warm(self, prompt: Any, *, progress: Progress | None = None, **options: Unpack[ModuleOptions]) -> None:
         """Encode the modules that a prompt will read: those of its schema, or marked parts of messages."""
         finish(self._warm(prompt, progress, **options))
 
+    @checked_options
     def warm_plan(
         self,
         plan: Sequence[PlanEntry],
@@ -249,6 +257,7 @@ class LLM(PlanCalls):
         """
         return finish(self._warm_plan(plan, budget, ttl, progress, **options))
 
+    @checked_options
     def score_cached(
         self,
         texts: Sequence[str] = (),
@@ -277,6 +286,7 @@ class LLM(PlanCalls):
         """
         return finish(self._score_cached(texts, hashes, messages, alone=alone, **options))
 
+    @checked_options
     def pin(
         self,
         name: str,
@@ -311,11 +321,13 @@ class LLM(PlanCalls):
         """Remove the pin of a schema under this salt; returns False if there was none."""
         return finish(self._unpin(name, cache_salt=cache_salt))
 
+    @checked_options
     def evict(self, name: str, *, modules: Sequence[str] = (), **options: Unpack[ModuleOptions]) -> int:
         """Evict a schema's segments from the pool and the store, with the text stored behind them. The schema stays.
 
-        Covers this policy and all policies of earlier prompts, pinned modules included. Segments in use go when their
-        requests end. Arguments as in ``pin``.
+        Covers all policies, pinned modules, and earlier schemas of this name and owner: replaced ones, those with an
+        earlier date, and files of earlier processes. Segments in use go when their requests end. Arguments as in
+        ``pin``.
 
         Returns:
             The number of evicted tokens.
@@ -325,6 +337,7 @@ class LLM(PlanCalls):
         """
         return finish(self._evict(name, modules, **options))
 
+    @checked_options
     def stored(self, name: str, **options: Unpack[ModuleOptions]) -> dict[str, tuple[int, int]]:
         """Return module → its tokens, and its stored tokens; "" stands for text outside modules.
 
@@ -336,6 +349,7 @@ class LLM(PlanCalls):
         """Evict all stored segments that no request reads."""
         finish(self._waiting.result(self.client.forget()))
 
+    @checked_options
     def deviations(
         self,
         name: str,

@@ -209,7 +209,9 @@ class InProcessClient:
         return self.call(self.engine.kv_manager.retention.modules)
 
     def forget(self, request: EncodeRequest | None = None) -> Future[int]:
-        return self.call(self.engine.forget if request is None else partial(self.engine.evict, request.specs))
+        if request is None:
+            return self.call(self.engine.forget)
+        return self.call(partial(self.engine.evict, request.specs, request.labels))
 
     def evict_texts(self, salt: str) -> Future[int]:
         return self.call(lambda: self.engine.evict_texts(salt))

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from difflib import get_close_matches
+from functools import wraps
+from inspect import signature
+from typing import Any, ParamSpec, TypedDict, TypeVar, get_args
 
-from inlay.policy import ReusePolicy
+from inlay.errors import ParameterError
+from inlay.policy import ReusePolicy, check_schema_fields
 from inlay.prompt.inputs import check_salt
+from inlay.sampling.params import SamplingParams
 from inlay.types import Scope
+from inlay.wording import clip, show
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_SAMPLING = tuple(each.name for each in fields(SamplingParams))
 
 
 class PolicyOptions(TypedDict, total=False):
@@ -124,6 +136,39 @@ class ModuleOptions(OwnerOptions, total=False):
 
     reuse: str | ReusePolicy | None
     positions: str | None
+
+
+def checked_options(method: Callable[P, R]) -> Callable[P, R]:
+    """Let a method with ``**options: Unpack[...]`` refuse unknown options at the call, with ParameterError."""
+    parameters = signature(method).parameters
+    last = next(each for each in parameters.values() if each.kind is each.VAR_KEYWORD)
+    (options,) = get_args(eval(last.annotation, method.__globals__))  # "Unpack[RequestOptions]"
+    known = frozenset(parameters) - {"self", last.name} | frozenset(options.__annotations__)
+
+    @wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not kwargs.keys() <= known:
+            raise _unknown(method.__qualname__, known, kwargs)
+        return method(*args, **kwargs)
+
+    return call
+
+
+def _unknown(method: str, known: frozenset[str], given: Mapping[str, object]) -> ParameterError:
+    """Return the error for the first unknown option. Raises PolicyError for a field that only requests have."""
+    samples = "sampling_params" in known
+    name = next(name for name in given if name not in known)
+    if not samples:
+        check_schema_fields([name], method)
+    near = get_close_matches(clip(name), [*known, *(_SAMPLING if samples else ())], 1)
+    meant = name if samples and name in _SAMPLING else near[0] if near else None
+    if meant is None:
+        remedy = f"options are {', '.join(sorted(known))}"
+    elif meant in known:
+        remedy = f"did you mean {meant}?"
+    else:
+        remedy = f"give it as SamplingParams({meant}={show(given[name])})"
+    return ParameterError(f"{method} has no option '{clip(name)}'; {remedy}", code="parameter.unknown")
 
 
 def scope_of(cache_salt: str | None = None, adapter: str | None = None, tenant: str = "", weight: float = 1.0) -> Scope:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, Unpack
 
@@ -15,7 +16,7 @@ from inlay.client.schemas import removed
 from inlay.errors import AbortedError, InlayError
 from inlay.events import EncodeEvent
 from inlay.pml import Schema
-from inlay.policy import PolicyFields, ReusePolicy, check_schema_fields
+from inlay.policy import PolicyFields, ReusePolicy
 from inlay.prompt.inputs import parse_ttl
 from inlay.prompt.layout import SchemaLayout
 from inlay.prompt.request import EncodeRequest
@@ -39,10 +40,8 @@ class SchemaCalls(Base):
         tolerance: float | str | None,
         reuse: str | ReusePolicy | None = None,
         positions: str | None = None,
-        **options: Any,
+        **owner: Unpack[OwnerOptions],
     ) -> SchemaLayout:
-        owner = {name: options.pop(name) for name in OwnerOptions.__annotations__ if name in options}
-        check_schema_fields(options, "add_schema")
         scope = scope_of(**owner)
         policy = self._policy_of(schema, PolicyFields(reuse, tolerance=tolerance).policy(), positions, scope.adapter)
         ttl_s = None if ttl is None else parse_ttl(ttl)
@@ -114,7 +113,8 @@ class SchemaCalls(Base):
         policy = self._schema_policy(name, reuse, positions, scope)
         specs = await self._laid_out(lambda: self.processor.schemas.every_spec(name, policy, scope, modules), scope)
         segments = self.processor.encoding(f"schema '{name}'", specs, scope)
-        return await self._waiting.result(self.schemas.evict(segments))
+        labels = self.processor.schemas.labels(name, scope, modules)
+        return await self._waiting.result(self.schemas.evict(replace(segments, labels=labels)))
 
     async def _stored(
         self,

@@ -135,8 +135,10 @@ class SchemaManager:
         gone = {spec.lossless.key for spec in segments.specs}
         with self._lock:
             for pin, pinned in list(self._pins.items()):
-                pinned.whole = pinned.whole and pinned.keys.isdisjoint(gone)
-                pinned.keys -= gone
+                specs = pinned.segments.specs
+                lost = gone | {spec.lossless.key for spec in specs if not segments.labels.isdisjoint(spec.labels)}
+                pinned.whole = pinned.whole and pinned.keys.isdisjoint(lost)
+                pinned.keys -= lost
                 if not pinned.keys:
                     del self._pins[pin]
         return future

@@ -251,11 +251,11 @@ class EngineCore:
         self.residency.demote()
         return self._idle_time.use(whole=whole, only=only)
 
-    def evict(self, specs: Sequence[SegmentSpec]) -> int:
+    def evict(self, specs: Sequence[SegmentSpec], labels: frozenset[bytes] = frozenset()) -> int:
         """Remove segments from the pool and all tiers; see Retention.evict. Returns the number of stored tokens
         removed.
         """
-        return self.kv_manager.retention.evict(specs, self.scheduler.oldest())
+        return self.kv_manager.retention.evict(specs, self.scheduler.oldest(), labels)
 
     def evict_texts(self, salt: str) -> int:
         """Remove the text outside modules of all requests with a cache salt. Returns the number of tokens removed."""

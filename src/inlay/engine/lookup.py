@@ -47,13 +47,38 @@ class Lookup:
 
 def look_up(store: SegmentStore, composed: ComposedPrompt, *, find: bool = True) -> Lookup:
     """Look up a composed prompt; finds nothing if ``find`` is False."""
+    lookup = _look_up(store, composed, find)
+    if find and _opened(store, composed, lookup):
+        lookup = _look_up(store, composed, find)  # a match may have ended behind the cut
+    return lookup if store.states is None else _up_to_states(composed, lookup)
+
+
+def _look_up(store: SegmentStore, composed: ComposedPrompt, find: bool) -> Lookup:
     specs = [part.spec for part in composed if isinstance(part, CachedSpan)]
     prefixes = [
         store.longest(part.run, most=most) if find and not isinstance(part, CachedSpan) and part.run else None
         for part, most in zip(composed, readable_tokens(composed), strict=True)
     ]
-    lookup = Lookup(look_up_modules(store, specs, find=find).modules, tuple(prefixes))
-    return lookup if store.states is None else _up_to_states(composed, lookup)
+    return Lookup(look_up_modules(store, specs, find=find).modules, tuple(prefixes))
+
+
+def _opened(store: SegmentStore, composed: ComposedPrompt, lookup: Lookup) -> bool:
+    """Cut segments at the ends of modules where they go on with text that was not found. Returns True if any was cut.
+
+    An exact prompt stores a module and the text behind it as one segment, within which no text is found.
+    """
+    behind = [
+        (spec.parent, spec.ids[0])
+        for spec, found in lookup.modules.values()
+        if spec.parent is not None and not found.ranges
+    ]
+    for before, part, found in zip(composed, composed[1:], lookup.prefixes[1:], strict=False):
+        if isinstance(part, CachedSpan) or not isinstance(before, CachedSpan) or not before.exact:
+            continue
+        if found is not None and not found.ranges:
+            behind.append((before.spec, part.ids[0]))
+    cuts = [store.opened_behind(spec, token) for spec, token in behind]
+    return any(cuts)
 
 
 def _up_to_states(composed: ComposedPrompt, lookup: Lookup) -> Lookup:

@@ -120,7 +120,7 @@ class PromptState:
         modules = [part for part in self.request.parts if (part.candidates or part.copies) and part.start < end]
         found = self._origins.get(len(modules))
         if found is None:
-            read = frozenset(spec.key for part in modules for spec in part.candidates)
+            read = frozenset(name for part in modules for spec in part.candidates for name in spec.names)
             keys = read.union(self._moved, *(part.copies for part in modules))
             found = self._origins[len(modules)] = Origin(self.request.salt, keys, self.request.moves_text)
         return found

@@ -18,7 +18,7 @@ from itertools import takewhile
 
 from inlay.engine.lookup import Lookup
 from inlay.errors import CapacityError
-from inlay.kv.identity import KeyMaker, SegmentSpec, TokenRun
+from inlay.kv.identity import TEXT_LABEL, KeyMaker, SegmentSpec, TokenRun
 from inlay.kv.segment import StoredState
 from inlay.kv.states import StatePool
 from inlay.kv.store import SegmentStore
@@ -215,8 +215,17 @@ def public_prefix(parts: Iterable[PromptPart], composed: ComposedPrompt, keys: K
         return None
     run = first.run.prefix(tokens)
     key = keys.key(run.digest, run.ids, run.start)
-    record = run.after(tokens)
-    return SegmentSpec(run.ids, run.start, run.before, run.continues, parent=None, key=key, record=record, text=True)
+    return SegmentSpec(
+        run.ids,
+        run.start,
+        run.before,
+        run.continues,
+        parent=None,
+        key=key,
+        record=run.after(tokens),
+        text=True,
+        labels=(TEXT_LABEL,),
+    )
 
 
 def mark_prompt(

@@ -120,7 +120,9 @@ class Retention:
         """The segments that an owner has pinned; for None, all that are pinned by key."""
         return self.pins.by_key() if owner is None else self.pins.of(owner)
 
-    def evict(self, specs: Sequence[SegmentSpec], oldest: float | None = None) -> int:
+    def evict(
+        self, specs: Sequence[SegmentSpec], oldest: float | None = None, labels: frozenset[bytes] = frozenset()
+    ) -> int:
         """Remove segments, even pinned ones, from all tiers, and all text that contains or follows them.
 
         Segments that a request still reads are removed when it ends. Requests sent before do not store them again.
@@ -128,26 +130,41 @@ class Retention:
         Args:
             specs: the segments.
             oldest: the send time of the oldest running request; None without one.
+            labels: all segments with any of these labels are removed, too, and all text that contains or follows them.
 
         Returns:
             The number of tokens removed, of segments and text in the pool, and of segments that were below it alone.
+            Segments of earlier processes that have one of the labels do not count.
         """
+        specs = self._with_labelled(specs, labels)
         below = (form for spec in specs for form in self._residency.forms(spec) if self._residency.holders(form.key))
         tokens = sum(len(form.ids) - begun(self._store, form).tokens for form in below)
         forms = [form for spec in specs for form in self._every_form(spec)]
-        keys = frozenset(form.key for form in forms)
-        _note(self._evicted, keys, oldest)
-        self._forget_derived(keys)
+        # A prompt that reads the same module in place may name it by another policy's key, but has its label.
+        in_place = labels | {spec.labels[-1] for spec in specs if spec.labels}
+        names = in_place.union(form.key for form in forms)
+        _note(self._evicted, names, oldest)
+        self._forget_derived(names)
         for form in forms:
             self.pins.release(form)
             self._lifetimes.forget(form)
-        tokens += self._store.evict_modules(forms)
+        tokens += self._store.evict_modules(forms, in_place)
         for form in forms:
             self._residency.misses.failed(form, EVICTED)
             self._residency.forget(form.key)
+        self._residency.forget_labelled(labels)
         if any(not spec.before.private for spec in specs):
             self._residency.forget_prefixes()
         return tokens
+
+    def _with_labelled(self, specs: Sequence[SegmentSpec], labels: frozenset[bytes]) -> list[SegmentSpec]:
+        """These segments, and all segments with any of the labels that this process knows, each once."""
+        found = {spec.key: spec for spec in specs}
+        if labels:
+            for spec in (*self._store.modules().values(), *self._residency.known(), *self.pins.specs()):
+                if not labels.isdisjoint(spec.labels):
+                    found.setdefault(spec.lossless.key, spec.lossless)
+        return list(found.values())
 
     def evict_texts(self, salt: str, oldest: float | None = None) -> int:
         """Evict all request text of a salt. Returns its number of tokens. oldest: see ``evict``."""
@@ -161,7 +178,7 @@ class Retention:
         if not self._evicted and not self._evicted_texts:
             return True
         if isinstance(run, SegmentSpec):
-            return self._evicted.get(run.key, -math.inf) < task.sent
+            return all(self._evicted.get(name, -math.inf) < task.sent for name in run.names)
         return not isinstance(task, Request) or not self.reads_evicted(task, run.end)
 
     def reads_evicted(self, request: Request, end: float = math.inf) -> bool:

@@ -24,9 +24,9 @@ EMPTY = b""
 LOSSLESS = "none"  # the codec of KV as it was computed
 
 _VERSION = 1  # of the hash and of the byte format; other versions never give the same digests
-_GROUP, _BREAK, _SALT, _RECOMPUTE, _CODEC, _DIGEST, _BYTES, _ADAPTER, _MODEL = (
+_GROUP, _BREAK, _SALT, _RECOMPUTE, _CODEC, _DIGEST, _BYTES, _ADAPTER, _MODEL, _LABEL = (
     b"inlay context %d %-6b" % (_VERSION, kind)
-    for kind in (b"group", b"break", b"salt", b"repair", b"codec", b"digest", b"bytes", b"adapt", b"model")
+    for kind in (b"group", b"break", b"salt", b"repair", b"codec", b"digest", b"bytes", b"adapt", b"model", b"label")
 )
 _RECORD_BYTES = 8  # per token: its id and its distance from the previous token, 4 bytes each
 _GROUP_TOKENS = 64
@@ -292,6 +292,7 @@ class SegmentSpec(TokenRun):
         codec: the codec that its KV has passed through.
         source: for a lossy form, the segment as it was computed; see ``through``.
         text: True for the text of a prompt, which is read up to any token. False for a module, which is read whole.
+        labels: names by which it can be evicted; see ``labels_of``. They are no part of its key.
     """
 
     parent: SegmentSpec | None
@@ -300,7 +301,13 @@ class SegmentSpec(TokenRun):
     codec: str = LOSSLESS
     source: SegmentSpec | None = None
     text: bool = False
+    labels: tuple[bytes, ...] = ()
     _forms: dict[str, SegmentSpec] = field(default_factory=dict, repr=False)
+
+    @property
+    def names(self) -> tuple[bytes, ...]:
+        """Its key and its labels."""
+        return (self.key, *self.labels)
 
     @property
     def lossless(self) -> SegmentSpec:
@@ -329,6 +336,7 @@ class SegmentSpec(TokenRun):
                 record=before.extend(self.ids, self.start, digest, continues=True),
                 codec=codec,
                 source=self,
+                labels=self.labels,
             )
             self._forms[codec] = made
         return made
@@ -350,6 +358,25 @@ class SegmentSpec(TokenRun):
             found.append(spec)
             spec = spec.parent
         return tuple(reversed(found))
+
+
+#: The size of a label.
+LABEL_BYTES = 16
+#: The label of text of prompts.
+TEXT_LABEL = b"text of a prompt"
+
+
+def labels_of(owner: bytes, schema: str, module: str = "") -> tuple[bytes, bytes]:
+    """Return the labels of a schema's segments: that of the schema, and that of the module.
+
+    A schema that is replaced under its name, or laid out again, keeps its labels. So they name its earlier segments.
+
+    Args:
+        owner: the salt of the schema. b"" for a public one.
+        module: the path of the module. "" for text outside modules.
+    """
+    named = _hash(_LABEL, hashlib.sha256(owner).digest(), schema.encode("utf-8", "surrogatepass"))
+    return named[:LABEL_BYTES], _hash(_LABEL, named, module.encode("utf-8", "surrogatepass"))[:LABEL_BYTES]
 
 
 def detached_spec(run: TokenRun, keys: KeyMaker) -> SegmentSpec:
@@ -375,6 +402,7 @@ def specify(
     keys: KeyMaker,
     salt: bytes = b"",
     adapter: bytes = b"",
+    labels: tuple[bytes, ...] = (),
 ) -> SegmentSpec:
     """The spec of these tokens at ``start``, attending to ``context``.
 
@@ -382,12 +410,14 @@ def specify(
         context: segments, each made under all those before it; so the last one identifies them all.
         salt: the cache salt; b"" for public.
         adapter: the adapter, used only without ``context``, which includes it otherwise.
+        labels: see SegmentSpec.
     """
     parent = context[-1] if context else None
     before = (Context.under(adapter) if parent is None else parent.record).keep_private(salt)
     digest = before.digest(start)
     record = before.extend(ids, start, digest, continues=True)
-    return SegmentSpec(ids, start, before, parent=parent, key=keys.key(digest, ids, start), record=record)
+    key = keys.key(digest, ids, start)
+    return SegmentSpec(ids, start, before, parent=parent, key=key, record=record, labels=labels)
 
 
 #: The cache salt and the adapter of a text. A request finds texts with its own alone.

@@ -256,6 +256,10 @@ class Pins:
         """The segments that any owner has pinned by key."""
         return [pin.spec for pin in self._pins.values() if any(BY_KEY in why for why in pin.reasons.values())]
 
+    def specs(self) -> list[SegmentSpec]:
+        """All pinned segments."""
+        return [pin.spec for pin in self._pins.values()]
+
     def is_pinned(self, spec: SegmentSpec, owner: str | None = None) -> bool:
         """True if this owner, or any owner if None, has pinned the segment."""
         pin = self._pins.get(spec.lossless.key)

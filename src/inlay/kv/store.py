@@ -162,6 +162,19 @@ class SegmentStore:
         stored = self._index.longest(run, touch=False).tokens == len(run.ids)
         return not run.ids or not stored or self._index.ending_at(run, len(run.ids)) is not None
 
+    def opened_behind(self, run: TokenRun, token: int) -> bool:
+        """Cut the segment that goes on behind a run with this token. Text that begins there is then found.
+
+        Returns False if no stored segment goes on so. With recurrent layers, a module ends with a segment.
+        """
+        if self.states is not None:
+            return False
+        found = self._index.longest(run, touch=False)
+        if found.tokens < len(run.ids) or not found.ends_within:
+            return False
+        last = found.ranges[-1]
+        return last.segment.run.ids[last.end] == token and self._index.ending_at(run, len(run.ids)) is not None
+
     def keep_state(self, run: TokenRun, tokens: int, slot: int) -> StoredState | None:
         """Store a slot as the state behind the first ``tokens`` tokens of a run.
 
@@ -294,18 +307,22 @@ class SegmentStore:
             segment.specs.pop(spec.key, None)
             segment.parts.pop(spec.key, None)
 
-    def evict_modules(self, specs: Sequence[SegmentSpec]) -> int:
+    def evict_modules(self, specs: Sequence[SegmentSpec], labels: frozenset[bytes] = frozenset()) -> int:
         """Evict modules with all text that contains or follows them, except parts that other modules or texts share.
 
         New requests do not find them. Referenced segments are removed after their release; see ``purge``.
+
+        Args:
+            specs: the modules.
+            labels: text of segments with these labels is evicted, too.
 
         Returns:
             The number of tokens evicted.
         """
         keys = frozenset(spec.key for spec in specs)
         tokens = sum(self.evict(self._ends_of_module(spec)) for spec in specs)
-        texts = ((segment, segment.origin) for segment in self._index)
-        tokens += self.evict(text for text, origin in texts if origin and not keys.isdisjoint(origin.modules))
+        names, texts = keys | labels, ((segment, segment.origin) for segment in self._index)
+        tokens += self.evict(text for text, origin in texts if origin and not names.isdisjoint(origin.modules))
         for segment in [segment for segment in self._index if not keys.isdisjoint(segment.parts)]:
             for key in keys:
                 segment.parts.pop(key, None)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from inlay.errors import ParameterError
-from inlay.kv.identity import KeyMaker, SegmentSpec, specify
+from inlay.kv.identity import KeyMaker, SegmentSpec, labels_of, specify
 from inlay.pml.nodes import Module, Turn, Union
 from inlay.pml.scopes import names_of, path_of
 from inlay.prompt.layout import Hole, Owner, SchemaLayout, TextRun
@@ -93,6 +93,7 @@ class SchemaSpecs:
     _chains: dict[tuple[_View, int], _Chain] = field(default_factory=dict)  # the entry of that index is the last
     _defaults: dict[tuple[_View, int], SegmentSpec] = field(default_factory=dict)
     _primers: dict[bytes, SegmentSpec] = field(default_factory=dict)  # by key
+    _labels: dict[Owner, tuple[bytes, bytes]] = field(default_factory=dict)
     _active: tuple[frozenset[str], dict[str, int]] = (frozenset(), {})  # of the latest prompt
 
     def by_module(self) -> dict[str, list[SegmentSpec]]:
@@ -132,7 +133,7 @@ class SchemaSpecs:
         memo = (view, entry.index)
         if memo not in self._defaults:
             before = self._before(entry, view)
-            self._defaults[memo] = self._specify(entry.default or (), self._start(entry, before), before)
+            self._defaults[memo] = self._specify(entry.default or (), entry, before)
         return self._defaults[memo]
 
     def form(self, entry: TextRun | Hole, imported: frozenset[str]) -> str:
@@ -241,7 +242,7 @@ class SchemaSpecs:
         end = at + (len(entry.ids) if isinstance(entry, TextRun) else entry.length)
         if not tokens:
             return replace(chain, end=end)
-        spec = self._specify(tokens, self._start(entry, chain), chain)
+        spec = self._specify(tokens, entry, chain)
         return _Chain(spec, end, at if chain.origin is None else chain.origin, chain.primer)
 
     def _primed(self, chain: _Chain, entry: TextRun | Hole) -> _Chain:
@@ -252,12 +253,16 @@ class SchemaSpecs:
         behind = max(self._length(entry.owner), self._longest_scaffold)
         if at + len(self.primer) + behind > self.longest:
             return chain
-        spec = self._specify(self.primer, self._start(entry, chain), chain)
+        spec = self._specify(self.primer, entry, chain)
         spec = self._primers.setdefault(spec.key, spec)
         return _Chain(spec, chain.end, at if chain.origin is None else chain.origin, len(self.primer))
 
-    def _specify(self, ids: tuple[int, ...], start: int, before: _Chain) -> SegmentSpec:
-        return specify(ids, start, _as_context(before), self.keys, self.salt, self.adapter)
+    def _specify(self, ids: tuple[int, ...], entry: TextRun | Hole, before: _Chain) -> SegmentSpec:
+        labels = self._labels.get(entry.owner)
+        if labels is None:
+            labels = self._labels[entry.owner] = labels_of(self.salt, self.layout.schema.name, path_of(entry.owner))
+        start, context = self._start(entry, before), _as_context(before)
+        return specify(ids, start, context, self.keys, self.salt, self.adapter, labels)
 
     def _start(self, entry: TextRun | Hole, before: _Chain) -> int:
         """Return the start at which an entry is encoded behind a chain. Canonical starts count from the first token."""

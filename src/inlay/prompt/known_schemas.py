@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from inlay.errors import ModelError, ParameterError
-from inlay.kv.identity import SegmentSpec
+from inlay.kv.identity import SegmentSpec, labels_of
 from inlay.pml import Prompt, PromptBuilder, Schema, Union
 from inlay.policy import ReusePolicy
 from inlay.prompt.chat import ChatTemplate
@@ -184,6 +184,13 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
             found |= {spec.key: spec for specs in used for spec in specs.primers()}
         return list(found.values())
 
+    def labels(self, name: str, scope: Scope = EVERYONE, modules: Sequence[str] = ()) -> frozenset[bytes]:
+        """Return the labels of a schema, or of some of its modules. Raises ParameterError for an unknown schema."""
+        owner = self._named(name, scope).owner.encode()
+        if not modules:
+            return frozenset(labels_of(owner, name)[:1])
+        return frozenset(labels_of(owner, name, module)[1] for module in modules)
+
     def all_specs(self, layout: SchemaLayout, policy: ReusePolicy, scope: Scope = EVERYONE) -> list[SegmentSpec]:
         """Return all segments of a schema that is, or just was, registered for a salt."""
         made_with, known = self._model.adapter(scope.adapter), self.known(layout, scope.cache_salt)
@@ -232,13 +239,13 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
         return spec.ids == self._primer
 
     def copies(self, known: KnownSchema, entry: TextRun | Hole) -> tuple[bytes, ...]:
-        """Return the keys of a schema's text where it is read from no segment; see PromptPart.
+        """Return the names of a schema's text where it is read from no segment; see PromptPart.
 
-        The key is that of its segment under the default policy, without an adapter.
+        They are those of its segment under the default policy, without an adapter.
         """
         found = known.copies.get(entry.index)
         if found is None:
-            found = known.copies[entry.index] = (self._copied(known).spec(entry, frozenset()).key,)
+            found = known.copies[entry.index] = self._copied(known).spec(entry, frozenset()).names
         return found
 
     def _copied(self, known: KnownSchema) -> SchemaSpecs:

@@ -26,7 +26,7 @@ class Node:
         run: its tokens, behind the text before them.
         key: the digest behind it; equal keys mean equal prefixes.
         parts: how many of the prompt's parts the prefix has up to here.
-        segments: the keys of the segments that a module could be read from; () for other text.
+        segments: the keys and labels of the segments that a module could be read from; () for other text.
     """
 
     run: TokenRun
@@ -72,8 +72,8 @@ class Prefix:
         return self._whose.salt
 
     def modules(self, end: int) -> frozenset[bytes]:
-        """The keys of the segments that its parts up to position ``end`` may be read from."""
-        return frozenset(spec.key for part in self._parts if part.start < end for spec in part.candidates)
+        """The keys and labels of the segments that its parts up to position ``end`` may be read from."""
+        return frozenset(name for part in self._parts if part.start < end for name in _names(part))
 
     def stored(self, longest: Callable[[TokenRun], int]) -> int:
         """Return how many leading nodes are stored. ``longest`` returns the stored tokens of a run."""
@@ -106,7 +106,11 @@ class Prefix:
             if rest is None or not rest.ids:
                 rest = next(runs)
             run, rest = rest.prefix(len(part.ids)), rest.rest(len(part.ids))
-            yield Node(run, rest.digest, number, tuple(spec.key for spec in part.candidates))
+            yield Node(run, rest.digest, number, _names(part))
+
+
+def _names(part: PromptPart) -> tuple[bytes, ...]:
+    return tuple(dict.fromkeys(name for spec in part.candidates for name in spec.names))
 
 
 def prefix_of(request: EngineRequest) -> Prefix | None:

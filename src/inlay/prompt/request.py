@@ -20,7 +20,7 @@ from inlay.recompute import Recompute
 from inlay.sampling.params import SamplingParams
 from inlay.types import EVERYONE, Scope
 
-_VERSION = 9
+_VERSION = 10
 
 #: The forms of modules: encoded with the others of their scaffold, or in an encoding context (policy.CONTEXTS).
 #: "reanchored" is anchored behind an earlier version of the prompt's anchor. "moved" is text of an earlier request, as
@@ -45,7 +45,7 @@ class PromptPart:
         forms: by context digest, the forms of candidates that differ from ``form``.
         found: True for unmarked text that an earlier prompt had, too (seen_pieces.py). Without ``encode``, its last
             lossless candidate is encoded in idle time if none is stored.
-        copies: for text of a schema that is read from no segment, the keys of its segments. Evicting one of them evicts
+        copies: for text of a schema that is read from no segment, the names of its segments. Evicting one evicts
             the request's text as well.
     """
 
@@ -328,6 +328,7 @@ class EncodeRequest:
         specs: the segments to store. The text that they attend to may be left out.
         fingerprint, scope, adapter: see EngineRequest.
         ttl_s: their lifetime from the time of storing, in seconds. None for no limit.
+        labels: for ``Engine.forget``: it also evicts all segments with any of these labels.
     """
 
     request_id: str
@@ -337,6 +338,7 @@ class EncodeRequest:
     scope: Scope = EVERYONE
     adapter: bytes = b""
     ttl_s: float | None = None
+    labels: frozenset[bytes] = frozenset()
 
     @property
     def tokens(self) -> int:
@@ -356,6 +358,7 @@ class EncodeRequest:
             "specs": [segments.number(spec) for spec in self.specs],
             "segments": segments.written,
             "ttl": None if self.ttl_s is None else str(self.ttl_s),
+            "labels": sorted(label.hex() for label in self.labels),
         }
         return _as_bytes(document)
 
@@ -367,6 +370,7 @@ class EncodeRequest:
             return cls(
                 specs=tuple(specs[number] for number in document["specs"]),
                 ttl_s=None if document.get("ttl") is None else float(document["ttl"]),
+                labels=frozenset(map(bytes.fromhex, document["labels"])),
                 fingerprint=bytes.fromhex(document["fingerprint"]),
                 scope=Scope(**document["scope"]),
                 adapter=bytes.fromhex(document["adapter"]),
@@ -382,10 +386,12 @@ def _policy(written: list[Any], unprofiled: float | None) -> ReusePolicy:
 
 
 class _Segments:
-    """Segments as rows: ids, start, row of the parent, True if it is private, True if it uses the request's adapter."""
+    """Segments as rows: ids, start, row of the parent, True if it is private, True if it uses the request's adapter,
+    labels.
+    """
 
     def __init__(self) -> None:
-        self.written: list[tuple[tuple[int, ...], int, int | None, bool, bool]] = []
+        self.written: list[tuple[tuple[int, ...], int, int | None, bool, bool, list[str]]] = []
         self._numbers: dict[SegmentSpec, int] = {}
 
     def number(self, spec: SegmentSpec) -> int:
@@ -398,17 +404,19 @@ class _Segments:
         for each in reversed(missing):
             parent = None if each.parent is None else self._numbers[each.parent]
             self._numbers[each] = len(self.written)
-            self.written.append((each.ids, each.start, parent, each.before.private, bool(each.before.adapter)))
+            labels = [label.hex() for label in each.labels]
+            self.written.append((each.ids, each.start, parent, each.before.private, bool(each.before.adapter), labels))
         return self._numbers[spec]
 
 
 def _read_segments(document: Mapping[str, Any], keys: KeyMaker) -> list[SegmentSpec]:
     specs: list[SegmentSpec] = []
     own = bytes.fromhex(document["adapter"])
-    for ids, start, parent, private, adapted in document["segments"]:
+    for ids, start, parent, private, adapted, labels in document["segments"]:
         context = () if parent is None else (specs[parent],)
         salt = document["scope"]["cache_salt"].encode() if private else b""
-        specs.append(specify(tuple(ids), start, context, keys, salt, own if adapted else b""))
+        adapter, named = own if adapted else b"", tuple(map(bytes.fromhex, labels))
+        specs.append(specify(tuple(ids), start, context, keys, salt, adapter, named))
     return specs
 
 

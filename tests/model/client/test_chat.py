@@ -13,6 +13,7 @@ import pytest
 
 from inlay import LLM, AsyncLLM, ParameterError, SamplingParams
 from inlay.client.options import AsyncChatOptions, AsyncRequestOptions, ChatRequestOptions, RequestOptions
+from inlay.errors import PolicyError
 from inlay.prompt.inputs import TEMPLATE_OPTIONS
 from inlay.types import RequestOutput
 from tests.conftest import tiny
@@ -59,14 +60,40 @@ def test_chat_has_every_option_of_generate(kind: type[LLM | AsyncLLM], shared: t
     assert len(get_type_hints(shared)) > 8
 
 
-def test_an_unknown_option_is_refused():
+@pytest.mark.parametrize("kind", [LLM, AsyncLLM])
+def test_every_call_refuses_unknown_options_at_once(kind):
+    llm = engine(kind)
+    calls = {name: call for name, call in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_")}
+    open_calls = {
+        name: call
+        for name, call in calls.items()
+        if any(each.kind is each.VAR_KEYWORD for each in inspect.signature(call).parameters.values())
+    }
+    assert {"generate", "chat", "add_schema", "warm", "warm_plan", "score_cached", "pin", "evict"} < open_calls.keys()
+    for name in open_calls:
+        with raises("parameter.unknown", ParameterError, names=f"{kind.__name__}.{name} has no option 'cache_slat'"):
+            getattr(llm, name)("s", cache_slat="a")
+
+
+@pytest.mark.parametrize(
+    ("call", "options", "remedy"),
+    [
+        ("generate", {"max_tokens": 5}, "SamplingParams(max_tokens=5)"),
+        ("chat", {"max_new_tokens": 5}, "SamplingParams(max_tokens=5)"),
+        ("stream", {"reused": "exact"}, "did you mean reuse?"),
+        ("stored", {"max_tokens": 5}, "options are adapter, cache_salt, name, "),
+    ],
+)
+def test_the_error_for_an_unknown_option_names_the_remedy(call, options, remedy):
+    with raises("parameter.unknown", ParameterError, names=remedy):
+        getattr(engine(LLM), call)("Hello", **options)
+
+
+def test_modules_are_encoded_without_options_of_requests():
     llm = engine(LLM)
-    with pytest.raises(TypeError, match="reused"):
-        llm.chat(MESSAGES, GREEDY, reused="exact")
-    with pytest.raises(TypeError, match="reused"):
-        llm.stream("Hello", GREEDY, reused="exact")
-    with pytest.raises(TypeError, match="salt"):
-        llm.stored("s", salt="a")
+    for call in (llm.warm, llm.stored, llm.pin, llm.evict):
+        with raises("policy.not_for_schemas", PolicyError):
+            call("s", recompute="linked:3")
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy["reuse"])

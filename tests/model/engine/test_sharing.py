@@ -129,6 +129,22 @@ def test_a_branch_in_the_middle_of_a_segment_is_found_again():
     assert driver.all_free()
 
 
+@pytest.mark.parametrize(("names", "computed"), [("", 1), ("a", len(" Behind.What of it?"))])
+def test_text_of_an_exact_prompt_is_found_behind_a_module_that_begins_it(names, computed):
+    """It is stored as one segment, and a module that is read from its first tokens ends within it."""
+    driver = Driver(chunk_size=4)
+    driver.llm.add_schema(SCHEMA, encode=False)
+    first = driver.request(prompt_of(names), reuse="exact")
+    driver.run(first)
+    again = driver.request(prompt_of(names), reuse="anchored")
+    driver.run(again)
+    assert first.usage.cached_tokens == 0
+    assert again.usage.computed_tokens == computed
+    if not names:
+        check_stock(driver, again)
+    assert driver.all_free()
+
+
 def test_a_full_match_computes_one_token():
     driver = Driver()
     prompt = ids(33)

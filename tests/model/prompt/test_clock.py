@@ -71,3 +71,38 @@ def test_schemas_follow_the_clock_and_say_so(clock, caplog):
     assert tomorrow.prompt_token_ids == full.prompt_token_ids
     assert tomorrow.metrics.encode_s > 0, "what stands behind the date is another day's"
     llm.shutdown()
+
+
+@pytest.mark.parametrize("reuse", ["exact", "modular"])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_the_text_of_earlier_days_is_evicted_with_a_schema(clock, tmp_path, reuse, restarts):
+    def made() -> LLM:
+        loaded = tiny("llama")
+        loaded = replace(loaded, tokenizer=with_template(loaded.tokenizer, DATED))
+        llm = LLM(loaded, kv_memory="16MiB", chunk_size=8, store=tmp_path)
+        llm.add_schema(SCHEMA, encode=False)
+        return llm
+
+    def cached() -> int:
+        (output,) = llm.generate(SCHEMA.prompt().use("a").text("Well?"), GREEDY, reuse=reuse)
+        return output.usage.cached_tokens
+
+    llm = made()
+    if not restarts:
+        llm.pin("s", reuse="anchored")
+    for clock.day in ("01 May", "02 May"):
+        cached()
+        assert cached() > 40
+    if restarts:
+        llm.shutdown()
+        llm = made()
+    clock.day = "03 May"
+    cached()
+    llm.evict("s")
+    assert not llm.schemas.has_pinned("s")
+    assert llm.stats().pinned_bytes == 0
+    for clock.day in ("01 May", "02 May"):
+        assert cached() <= len("<system>Today is 0"), "all days begin alike"
+    llm.evict("s")
+    llm.shutdown()
+    assert not list(tmp_path.glob("v1/*.safetensors"))

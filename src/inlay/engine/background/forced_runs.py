@@ -58,7 +58,7 @@ class ForcedAnswer:
 
     def reads(self, keys: frozenset[bytes]) -> bool:
         """Return True if its prompt has any of these modules."""
-        return any(spec.key in keys for part in self.request.parts for spec in part.candidates)
+        return any(not keys.isdisjoint(spec.names) for part in self.request.parts for spec in part.candidates)
 
     def behind(self, composed: ComposedPrompt) -> ComposedPrompt:
         """Return a composed prompt with the answer. The last run is computed in any case, for its distributions."""

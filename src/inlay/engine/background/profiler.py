@@ -227,8 +227,8 @@ class Profiler(IdleWorker):
         self.give_up()
         for key in keys:
             self._asked.pop(key, None)
-            if key in self._waiting:
-                self._stop_waiting(key)
+        for key in [key for key, (spec, _) in self._waiting.items() if not keys.isdisjoint(spec.names)]:
+            self._stop_waiting(key)
 
     def forget_salt(self, salt: str) -> None:
         """Drop the found text of a salt that waits."""

@@ -231,6 +231,10 @@ class DiskTier:
         self._note_uses()
         return iter(self._index.entries())
 
+    def labelled(self, labels: Iterable[bytes]) -> list[TierEntry]:
+        with self._lock:
+            return self._entries.labelled(labels)
+
     def stats(self) -> TierStats:
         with self._lock:
             entries = list(self._entries.values())

@@ -17,6 +17,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from inlay.kv.identity import LABEL_BYTES
 from inlay.kv.offload.tier import TierEntry
 
 logger = logging.getLogger(__name__)
@@ -27,8 +28,10 @@ _TABLE = """CREATE TABLE IF NOT EXISTS segments (
     key BLOB PRIMARY KEY, tokens INTEGER NOT NULL, size INTEGER NOT NULL, model TEXT NOT NULL,
     created REAL NOT NULL, used REAL NOT NULL, uses INTEGER NOT NULL, pinned INTEGER NOT NULL,
     text BLOB NOT NULL, fingerprint BLOB NOT NULL, numerics TEXT NOT NULL, codec TEXT NOT NULL, salt BLOB NOT NULL,
-    context BLOB NOT NULL, private INTEGER NOT NULL
+    context BLOB NOT NULL, private INTEGER NOT NULL, labels BLOB NOT NULL DEFAULT x''
 )"""
+#: For the index of an earlier version.
+_LABELS = "ALTER TABLE segments ADD COLUMN labels BLOB NOT NULL DEFAULT x''"
 #: Lifetimes, including those of segments that are not written yet: the end, and the time it was set, since 1970.
 _LIFETIMES = """CREATE TABLE IF NOT EXISTS lifetimes (
     key BLOB PRIMARY KEY, ends REAL NOT NULL, said REAL NOT NULL
@@ -103,7 +106,7 @@ class DiskIndex:
 
     def add(self, entries: Iterable[TierEntry]) -> None:
         """Insert or update rows. Recorded uses and pins stay."""
-        rows = [tuple(getattr(entry, name) for name in _NAMES) for entry in entries]
+        rows = [tuple(_column(entry, name) for name in _NAMES) for entry in entries]
         marks = ", ".join("?" * len(_NAMES))
         told = ", ".join(f"{name} = excluded.{name}" for name in _NAMES if name not in _USES)
         self._tell(f"INSERT INTO segments ({_COLUMNS}) VALUES ({marks}) ON CONFLICT (key) DO UPDATE SET {told}", rows)
@@ -243,6 +246,8 @@ class DiskIndex:
                 cursor.execute(_TABLE)
                 cursor.execute(_LIFETIMES)
                 cursor.execute("BEGIN IMMEDIATE")
+                if "labels" not in [row["name"] for row in cursor.execute("PRAGMA table_info(segments)")]:
+                    cursor.execute(_LABELS)
                 for statement in (*_HELD, *_CHANGES, *_PROFILES):
                     cursor.execute(statement)
                 cursor.execute("COMMIT")
@@ -284,4 +289,11 @@ class DiskIndex:
 
 
 def entry_of(row: sqlite3.Row) -> TierEntry:
-    return TierEntry(**{**dict(row), **{name: bool(row[name]) for name in _FLAGS}})
+    joined = row["labels"]
+    labels = tuple(joined[at : at + LABEL_BYTES] for at in range(0, len(joined), LABEL_BYTES))
+    return TierEntry(**{**dict(row), **{name: bool(row[name]) for name in _FLAGS}, "labels": labels})
+
+
+def _column(entry: TierEntry, name: str) -> Any:
+    """The value of an entry's column."""
+    return b"".join(entry.labels) if name == "labels" else getattr(entry, name)

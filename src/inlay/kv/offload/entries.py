@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +36,7 @@ class TierEntries(Mapping[bytes, TierEntry]):
         self.evictable_bytes = 0
         self._queue: EvictionQueue[_Item] = EvictionQueue(policy, cost or PassCost())
         self._items: dict[bytes, _Item] = {}
+        self._labelled: defaultdict[bytes, set[bytes]] = defaultdict(set)  # the keys of each label
 
     def __getitem__(self, key: bytes) -> TierEntry:
         return self._items[key].entry
@@ -48,6 +49,11 @@ class TierEntries(Mapping[bytes, TierEntry]):
 
     def __contains__(self, key: object) -> bool:
         return key in self._items
+
+    def labelled(self, labels: Iterable[bytes]) -> list[TierEntry]:
+        """The entries with any of these labels."""
+        keys = {key for label in labels for key in self._labelled.get(label, ())}
+        return [self._items[key].entry for key in keys]
 
     def begin(self, entries: Iterable[TierEntry]) -> None:
         """Add entries that were there before this process started."""
@@ -77,6 +83,7 @@ class TierEntries(Mapping[bytes, TierEntry]):
         if item is None:
             return False
         self._count(item, -1)
+        self._unlabel(item.entry)
         if item.listed is not None:
             self._queue.remove(item)
         return True
@@ -102,13 +109,22 @@ class TierEntries(Mapping[bytes, TierEntry]):
             item = self._items[entry.key] = _Item(entry, _use(entry, floor))
         else:
             self._count(item, -1)
+            self._unlabel(item.entry)
             item.use = _use(entry, item.use.floor if item.entry.used == entry.used else floor)
             item.entry = entry
         self._count(item, 1)
+        for label in entry.labels:
+            self._labelled[label].add(entry.key)
         if not entry.pinned:
             self._queue.put(item)
         elif item.listed is not None:
             self._queue.remove(item)
+
+    def _unlabel(self, entry: TierEntry) -> None:
+        for label in entry.labels:
+            self._labelled[label].discard(entry.key)
+            if not self._labelled[label]:
+                del self._labelled[label]
 
     def _count(self, item: _Item, sign: int) -> None:
         if not item.entry.pinned:

@@ -305,6 +305,10 @@ class HostTier:
             entries = list(self._entries.values())
         return iter(sorted(entries, key=lambda entry: entry.used))
 
+    def labelled(self, labels: Iterable[bytes]) -> list[TierEntry]:
+        with self._guard:
+            return self._entries.labelled(labels)
+
     @property
     def has_room(self) -> bool:
         """False: it receives evicted modules, not background writes."""

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from inlay.errors import ParameterError
-from inlay.kv.identity import LOSSLESS, Context, KeyMaker, SegmentSpec
+from inlay.kv.identity import LABEL_BYTES, LOSSLESS, Context, KeyMaker, SegmentSpec
 from inlay.kv.offload.codecs import CODECS, DTYPES, SCALE_BYTES, SCALED, Codec, Shape, Slab, SlabPart
 from inlay.slots import SlotRange
 
@@ -95,6 +95,7 @@ class SegmentRecord:
         ids, start, before: its tokens, their first position, and the context in front.
         layers: (heads, width) of each layer.
         state: the recurrent state behind the last token, which is one more slab. Empty without recurrent layers.
+        labels: see SegmentSpec.
     """
 
     key: bytes
@@ -110,6 +111,7 @@ class SegmentRecord:
     before: Context
     layers: tuple[tuple[int, int], ...]
     state: tuple[StatePart, ...] = ()
+    labels: tuple[bytes, ...] = ()
 
     @classmethod
     def of(
@@ -135,6 +137,7 @@ class SegmentRecord:
             before=spec.lossless.before,
             layers=tuple((layer.kv_heads, layer.head_dim) for layer in layers),
             state=state,
+            labels=spec.labels,
         )
 
     @property
@@ -187,8 +190,9 @@ class SegmentRecord:
         return data if number == len(self.layers) else self.form.decode(data, self.shape(number), self.kv_dtype)
 
     def same(self, other: SegmentRecord) -> bool:
-        """True if both records describe the same KV. The model's name may differ."""
-        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__ if name != "model")
+        """True if both records describe the same KV. The model's name and the labels may differ."""
+        names = (name for name in self.__slots__ if name not in ("model", "labels"))
+        return all(getattr(self, name) == getattr(other, name) for name in names)
 
     def key_holds(self) -> bool:
         """True if the key matches the fields. Keys with a salt cannot be checked, because the salt is not stored."""
@@ -212,6 +216,7 @@ class SegmentRecord:
             "before": base64.b64encode(self.before.to_bytes()).decode(),
             "layers": [list(layer) for layer in self.layers],
             **({"state": [[each.name, each.dtype, list(each.shape)] for each in self.state]} if self.state else {}),
+            **({"labels": [label.hex() for label in self.labels]} if self.labels else {}),
         }
 
     @classmethod
@@ -235,6 +240,7 @@ class SegmentRecord:
                     StatePart(str(name), str(dtype), tuple(map(int, shape)))
                     for name, dtype, shape in said.get("state", ())
                 ),
+                labels=tuple(map(bytes.fromhex, said.get("labels", ()))),
             )
         except (KeyError, TypeError, AttributeError, ParameterError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from None
@@ -242,6 +248,8 @@ class SegmentRecord:
             raise ValueError("it has no key, no tokens, no layers or an unknown dtype")
         if any(each.dtype not in DTYPES or min(each.shape, default=0) < 1 for each in record.state):
             raise ValueError("a part of its state has an unknown dtype or no width")
+        if any(len(label) != LABEL_BYTES for label in record.labels):
+            raise ValueError("a label has another length")
         if record.codec not in CODECS:
             raise ValueError(f"it has the unknown codec {record.codec!r:.20}")
         if record.kv_dtype in SCALED and record.codec != LOSSLESS:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from inlay.kv.identity import SegmentSpec
+from inlay.kv.identity import TEXT_LABEL, SegmentSpec
 from inlay.kv.misses import LATE
 from inlay.kv.offload.arrivals import Arrival
 from inlay.kv.offload.demotion import Demoter
@@ -228,20 +228,31 @@ class Residency:
             self._loader.forget(key)
             self._saver.forget(key)
 
-    def forget_prefixes(self) -> None:
-        """Forget all public segments of a model with recurrent layers in the tiers, whatever modules they hold.
+    def known(self) -> list[SegmentSpec]:
+        """The segments that this process wrote to the tiers or read from them; some may have left since."""
+        return self._stack.known()
 
-        Those that were just loaded leave the pool as well. A shared tier keeps those that this process has neither
+    def forget_labelled(self, labels: frozenset[bytes]) -> None:
+        """Forget the segments in the tiers that have any of these labels, those of earlier processes included.
+
+        A shared tier keeps those that this process has neither written nor read.
+        """
+        for tier in self.tiers if labels else ():
+            for entry in tier.labelled(labels):
+                if entry.fingerprint == self._store.keys.fingerprint:
+                    self.forget(entry.key)
+
+    def forget_prefixes(self) -> None:
+        """Forget all text of prompts of a model with recurrent layers in the tiers, whatever modules it contains.
+
+        Text that was just loaded leaves the pool as well. A shared tier keeps text that this process has neither
         written nor read.
         """
         if self._stack.states is None:
             return
         texts = self._store.texts(LOADED.salt)
         self._store.evict([one for one in texts if one.origin is not None and one.origin.modules & LOADED.modules])
-        model = self._store.keys.fingerprint
-        listed = (entry for tier in self.tiers for entry in tier.iterate())
-        for key in {entry.key for entry in listed if entry.fingerprint == model and not entry.private}:
-            self.forget(key)
+        self.forget_labelled(frozenset({TEXT_LABEL}))
 
     def clear_host(self) -> None:
         """Clear the host tier and discard loads from it. Other tiers keep their segments."""

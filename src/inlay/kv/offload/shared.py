@@ -194,6 +194,11 @@ class SharedTier:
         with self._lock:
             return iter([entry for entry in self._there.values() if entry is not None])
 
+    def labelled(self, labels: Iterable[bytes]) -> list[TierEntry]:
+        """Of segments that this process has read or written."""
+        wanted = frozenset(labels)
+        return [entry for entry in self.iterate() if not wanted.isdisjoint(entry.labels)]
+
     @property
     def has_room(self) -> bool:
         """False: the server's free memory is unknown here."""

@@ -40,6 +40,7 @@ class TierEntry:
         uses: how often it was read.
         pinned: True if it may not be evicted.
         text … private: how it was made, from its record; see MissReasons.
+        labels: see SegmentSpec.
     """
 
     key: bytes
@@ -57,6 +58,7 @@ class TierEntry:
     salt: bytes = b""
     context: bytes = b""
     private: bool = False
+    labels: tuple[bytes, ...] = ()
 
     @classmethod
     def of(cls, record: SegmentRecord, size: int, at: float) -> TierEntry:
@@ -75,6 +77,7 @@ class TierEntry:
             salt=record.salt,
             context=record.context,
             private=record.before.private,
+            labels=record.labels,
         )
 
 
@@ -141,6 +144,10 @@ class Tier(Protocol):
 
     def iterate(self) -> Iterator[TierEntry]:
         """All entries, most recently used last."""
+        ...
+
+    def labelled(self, labels: Iterable[bytes]) -> list[TierEntry]:
+        """The entries with any of these labels, as far as this process knows. The cost grows with their number."""
         ...
 
     def stats(self) -> TierStats: ...

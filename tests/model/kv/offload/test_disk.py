@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from types import SimpleNamespace
 import pytest
 
 from inlay.errors import ParameterError
+from inlay.kv.identity import labels_of
 from inlay.kv.offload import disk, disk_index
 from inlay.kv.offload.disk import DiskTier
 from inlay.kv.offload.disk_index import DiskIndex
@@ -102,6 +104,29 @@ def test_an_index_that_is_lost_or_damaged_is_made_anew(tmp_path, damage):
     assert sorted((entry.key, entry.tokens) for entry in again.iterate()) == sorted((s.key, 40) for s in SPECS[:2])
     assert again.stats().bytes == sum(file.stat().st_size for file in tier.folder.glob("*.safetensors"))
     assert same(read(again, record_of(SPECS[1])), slabs_of(SPECS[1]))
+
+
+@pytest.mark.parametrize("index", ["kept", "lost", "of an earlier version"])
+def test_segments_are_found_by_their_labels_after_a_restart(tmp_path, index):
+    first, second = (labels_of(b"", "s", module) for module in "ab")
+    tier = filled(tmp_path, SPECS[0], replace(SPECS[1], labels=first), replace(SPECS[2], labels=second))
+    tier.pin(SPECS[2].key, True)
+    tier.close()
+    path = tier.folder / "index.sqlite"
+    if index == "lost":
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{path}{suffix}").unlink(missing_ok=True)
+    elif index == "of an earlier version":
+        with closing(sqlite3.connect(path)) as rows, rows:
+            rows.execute("ALTER TABLE segments DROP COLUMN labels")
+            rows.execute("UPDATE segments SET size = 1")  # as after a lost row: the files are read again
+    again = DiskTier(tmp_path, 1 << 30)
+    wanted = {label: {entry.key for entry in again.labelled([label])} for label in (*first, *second, b"none")}
+    both = {SPECS[1].key, SPECS[2].key}
+    assert wanted == {first[0]: both, first[1]: {SPECS[1].key}, second[1]: {SPECS[2].key}, b"none": set()}
+    again.delete(SPECS[2].key)
+    assert [entry.key for entry in again.labelled(first + second)] == [SPECS[1].key]
+    assert held(again) == [0, 1]
 
 
 def test_two_on_one_folder_see_what_the_other_writes_and_removes(tmp_path, monkeypatch):

@@ -55,6 +55,11 @@ class MemoryTier:
     def iterate(self) -> Iterator[TierEntry]:
         return iter([TierEntry(key, record.tokens, 0, "", 0, 0) for key, (record, _) in self.segments.items()])
 
+    def labelled(self, labels: Iterable[bytes]) -> list[TierEntry]:
+        wanted = frozenset(labels)
+        records = [record for record, _ in self.segments.values() if not wanted.isdisjoint(record.labels)]
+        return [TierEntry.of(record, 0, 0) for record in records]
+
     has_room = False
 
     def stats(self) -> TierStats:

@@ -1,0 +1,105 @@
+"""Evicting a schema as erasure: what it was before it was replaced, laid out again or restarted goes with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from inlay import LLM, Schema
+from tests.model.families.configs import tiny
+from tests.model.test_store import GREEDY, files
+
+CONFIDENTIAL = "Miami has beaches, and a report that nobody may read any more. "
+EARLIER = Schema.from_string(
+    f'<schema name="s">Always here, as it once was. <module name="a">{CONFIDENTIAL * 2}</module>'
+    '<module name="b">A second module, which has the same text in both.</module></schema>'
+)
+LATER = Schema.from_string(
+    '<schema name="s">Always here, as it is now. <module name="b">A second module, which has the same text in both.'
+    "</module></schema>"
+)
+OTHER = Schema.from_string(
+    '<schema name="t">This is another schema. <module name="c">Of which all stays stored.</module></schema>'
+)
+BOTH, OF_OTHER = EARLIER.prompt().use("a").use("b").text("Well?"), OTHER.prompt().use("c").text("Well?")
+MODELS = [("llama", "exact"), ("llama", "modular"), ("llama", "isolated"), ("qwen3_5_text", "exact")]
+
+
+def make(store: Path | str, model: str) -> LLM:
+    return LLM(tiny(model), store=store, kv_memory="16MiB", chunk_size=8, seed=0)
+
+
+def cached(llm: LLM, prompt: object, reuse: str, **asked: object) -> int:
+    (output,) = llm.generate(prompt, GREEDY, reuse=reuse, **asked)
+    return output.usage.cached_tokens
+
+
+@pytest.mark.parametrize(("model", "reuse"), MODELS)
+@pytest.mark.parametrize("salt", [None, "mine"])
+def test_a_replaced_schema_is_evicted_with_the_one_in_its_place(tmp_path, model, reuse, salt):
+    llm = make(tmp_path, model)
+    for schema in (EARLIER, OTHER):
+        llm.add_schema(schema, encode=False, cache_salt=salt)
+    for _ in range(2):
+        cached(llm, BOTH, reuse, cache_salt=salt)
+        others = cached(llm, OF_OTHER, reuse, cache_salt=salt)
+    assert cached(llm, BOTH, reuse, cache_salt=salt) > 100
+    llm.add_schema(LATER, replace=True, encode=False, cache_salt=salt)
+    assert llm.evict("s", cache_salt=salt) > 100
+    llm.add_schema(EARLIER, replace=True, encode=False, cache_salt=salt)
+    assert cached(llm, BOTH, reuse, cache_salt=salt) == 0
+    assert cached(llm, OF_OTHER, reuse, cache_salt=salt) == others > 10, "another schema stays"
+    llm.shutdown()
+
+
+@pytest.mark.parametrize(("model", "reuse"), MODELS[1:])
+def test_files_of_an_earlier_process_and_an_earlier_schema_are_removed(tmp_path, model, reuse):
+    for schema, ends in ((EARLIER, False), (LATER, True)):
+        llm = make(tmp_path, model)
+        llm.add_schema(schema, encode=False)
+        for _ in range(2):
+            cached(llm, schema.prompt().use("b").text("Well?"), reuse)
+            if not ends:
+                cached(llm, BOTH, reuse)
+        if ends:
+            assert len(files(tmp_path)) > 1
+            llm.evict("s", reuse=reuse)
+        llm.shutdown()
+    assert files(tmp_path) == []
+
+
+def test_one_module_of_an_earlier_schema_is_evicted_by_its_name(tmp_path):
+    llm = make(tmp_path, "llama")
+    llm.add_schema(EARLIER)
+    llm.add_schema(Schema.from_string(EARLIER.to_pml().replace("Miami", "Boston")), replace=True)
+    llm.evict("s", modules=["a"])
+    llm.add_schema(EARLIER, replace=True, encode=False)
+    stored = llm.stored("s")
+    assert stored["a"][1] == 0
+    assert stored["b"][1] == stored["b"][0] > 0
+    llm.shutdown()
+
+
+@pytest.mark.parametrize("reuse", ["exact", "modular"])
+def test_a_request_that_reads_a_replaced_schema_leaves_nothing_behind(reuse):
+    llm = make("off", "llama")
+    llm.add_schema(EARLIER, encode=False)
+    running = llm.stream(BOTH, GREEDY, reuse=reuse)
+    next(running)
+    llm.add_schema(LATER, replace=True)
+    llm.evict("s")
+    assert list(running)[-1].finished
+    llm.add_schema(EARLIER, replace=True, encode=False)
+    assert cached(llm, BOTH, reuse) == 0
+    llm.shutdown()
+
+
+def test_the_public_schema_and_the_own_one_of_the_same_name_are_evicted_apart():
+    llm = make("off", "llama")
+    for salt in (None, "mine"):
+        llm.add_schema(EARLIER, cache_salt=salt)
+    llm.evict("s", cache_salt="mine")
+    assert sum(stored for _, stored in llm.stored("s", cache_salt="mine").values()) == 0
+    assert all(tokens == stored > 0 for tokens, stored in llm.stored("s").values())
+    llm.shutdown()
