@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import reprlib
 from collections.abc import Iterable, Mapping
 from enum import Enum
@@ -14,12 +15,19 @@ SHOWN = 60
 """The most characters that a message shows of one text or value."""
 
 _SHOWN_PYTHON = 100  # the same for a Python repr
+#: Characters that steer a terminal: controls without tab and line break, and those that reverse the writing direction.
+_STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _MAX_BITS = 200  # of a number, 61 digits
 
 
 def clip(text: str, most: int = SHOWN) -> str:
     """Shorten a text for a message."""
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def printable(text: str) -> str:
+    """Return a text with the characters that steer a terminal as escapes. Tabs and line breaks stay."""
+    return _STEERING.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def quote(text: str) -> str:

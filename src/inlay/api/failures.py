@@ -25,7 +25,7 @@ from inlay.errors import (
     Problem,
     QueueFullError,
 )
-from inlay.wording import clip
+from inlay.wording import clip, printable
 
 MAX_PROBLEMS = 20  # in one error
 
@@ -73,7 +73,7 @@ class BodyError(ParameterError):
         retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message)
-        self.param = None if param is None else clip(param, MAX_NAME)
+        self.param = None if param is None else printable(clip(param, MAX_NAME))
         self.code = code
         self.status = status
         self.retry_after_s = retry_after_s
@@ -144,7 +144,7 @@ INTERNAL_ERROR = Failure(500, "the server failed at this request; its log says w
 
 def failure_of(error: InlayError) -> Failure:
     """Return the failure for a request that ended with this error."""
-    message = "; ".join(clip(str(error), _MESSAGE).splitlines())
+    message = printable("; ".join(clip(str(error), _MESSAGE).splitlines()))
     if isinstance(error, BodyError):
         return Failure(error.status, message, error.param, error.code, error.retry_after_s)
     status, code, retry_after_s = next((s, c, r) for cls, s, c, r in _KINDS if isinstance(error, cls))

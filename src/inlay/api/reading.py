@@ -275,15 +275,44 @@ def _wrong(
     members: Mapping[str, Any],
 ) -> list[Problem]:
     """Return pydantic's errors as inlay's sentences, one per field. Fields among the members are read elsewhere."""
-    found = error.errors(include_url=False, include_input=False)
-    fields = dict.fromkeys(str(one["loc"][0]) for one in found)
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    deepest: dict[str, tuple[int, str]] = {}  # field → the depth of its deepest error, and the sentence about it
+    for one in found:
+        field, *inner = one["loc"]
+        field = str(field)
+        if field in members:
+            continue
+        wanted = form.model_fields[field].description
+        if field not in given:
+            deepest[field] = 0, f"{field} is missing; it must be {wanted}"
+            continue
+        place, value, depth = _located(field, given[field], inner)
+        said = shown(value)
+        if one["type"] == "missing":
+            place, said, depth = f"{place}.{inner[-1]}", "missing", depth + 1
+        if depth > deepest.get(field, (-1, ""))[0]:
+            deepest[field] = depth, f"{place} is {said}; {field if depth else 'it'} must be {wanted}"
     return [
-        (field, "invalid_value", _must_be(field, given[field], form))
-        if field in given
-        else (field, "missing_field", f"{field} is missing; it must be {form.model_fields[field].description}")
-        for field in fields
-        if field not in members
+        (field, "invalid_value" if field in given else "missing_field", sentence)
+        for field, (_, sentence) in deepest.items()
     ]
+
+
+def _located(place: str, value: Any, inner: Sequence[str | int]) -> tuple[str, Any, int]:
+    """Follow pydantic's path into a value. Returns the place, the value there, and the depth.
+
+    The path also names types of unions, which are no keys of the value.
+    """
+    depth = 0
+    for name in inner:
+        if isinstance(value, list) and isinstance(name, int) and name < len(value):
+            place, value = f"{place}[{name}]", value[name]
+        elif isinstance(value, Mapping) and name in value:
+            place, value = f"{place}.{clip(str(name), MAX_NAME)}", value[name]
+        else:
+            continue
+        depth += 1
+    return place, value, depth
 
 
 def _must_be(field: str, value: Any, form: type[StrictForm]) -> str:

@@ -228,6 +228,7 @@ def _key(row: Row) -> bytes:
 
 _SEGMENTS = "/v1/cache/segments"
 _PAGE = 1000
+_NO_KEY = 401
 _WAIT_S = 600.0
 _MOST_TEXT = 2**24
 _MOST = 2**20  # the most characters of an error
@@ -375,8 +376,14 @@ class RunningCache(CacheSource):
         """Send a request and return the JSON answer. ``body`` is a JSON value, or None."""
         data = None if body is None else json.dumps(body).encode()
         with self._open(method, path, data, "application/json") as response:
-            answer: dict[str, Any] = json.load(response)
-            return answer
+            content = response.read()
+        try:
+            answer = json.loads(content)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise ParameterError(f"{self.url}{path} gives no JSON object; see that --url is an inlay server")
+        return answer
 
     def _schemas(self) -> Iterator[dict[str, Any]]:
         after = ""
@@ -397,6 +404,9 @@ class RunningCache(CacheSource):
             with urllib.request.urlopen(request, timeout=self._wait_s) as response:
                 yield response
         except urllib.error.HTTPError as error:
+            if error.code == _NO_KEY and not self._headers:
+                message = f"{self.url}: this server has keys; give one with --api-key or INLAY_API_KEY"
+                raise _StatusError(message, error.code) from None
             raise _StatusError(f"{self.url}: {_sentence(error)}", error.code) from None
         except (OSError, HTTPException, ValueError) as error:
             reason = getattr(error, "reason", error)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import re
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -17,17 +15,16 @@ from inlay.cli.options import announce_hub
 from inlay.cli.settings import Options, with_settings
 from inlay.errors import InlayError, ParameterError
 from inlay.settings import CHAT
-from inlay.wording import clip
+from inlay.wording import clip, printable
 
 if TYPE_CHECKING:
+    import asyncio
+
     from prompt_toolkit import PromptSession
 
     from inlay.client.async_llm import AsyncLLM
 
 Read = Callable[[], Awaitable[str | None]]
-
-#: Control characters without tab and line break.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @with_settings(CHAT)
@@ -62,17 +59,20 @@ def chat(
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     announce_hub(model)
     llm = options.load_async(model)
+    import asyncio  # here, so that a wrong command fails fast
+
     if told := plain_text(llm):
         print(f"inlay: {told}", file=sys.stderr)
+    shown = printable if sys.stdout.isatty() else str
     session = ChatSession(
         llm,
         options.sampling(llm),
         conversation,
         policy=options.policy,
         adapter=adapters[0] if adapters else None,
-        echo=(lambda text: _echo(printable(text))) if sys.stdout.isatty() else _echo,
-        say=_say,
-        note=_say if terminal else _note,
+        echo=lambda text: _echo(shown(text)),
+        say=lambda line: _say(shown(line)),
+        note=(lambda line: _say(shown(line))) if terminal else _note,
     )
     try:
         asyncio.run(_converse(session, llm) if terminal else _read_lines(session))
@@ -82,6 +82,8 @@ def chat(
 
 async def _converse(session: ChatSession, llm: AsyncLLM) -> None:
     """Answer at a terminal until Ctrl-D or /quit. Mistakes are shown, and the session goes on."""
+    import asyncio
+
     print(f"{clip(llm.model_name)}: ask a question. /help shows the commands, Ctrl-D ends the session.")
     prompt = _prompt()
     running: asyncio.Future[None] | None = None
@@ -104,7 +106,7 @@ async def _converse(session: ChatSession, llm: AsyncLLM) -> None:
         except asyncio.CancelledError:
             pass
         except InlayError as error:
-            print(f"inlay: {error}", file=sys.stderr, flush=True)
+            print(f"inlay: {printable(str(error))}", file=sys.stderr, flush=True)
         running = None
 
 
@@ -156,11 +158,6 @@ def _prompt() -> PromptSession[str]:
 def _echo(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
-
-
-def printable(text: str) -> str:
-    """Return a text without the control characters that steer a terminal."""
-    return _CONTROL.sub("", text)
 
 
 def _say(line: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shlex
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -90,6 +89,8 @@ class ChatSession:
             await self._answer(line)
 
     async def _answer(self, text: str) -> None:
+        from asyncio import CancelledError
+
         question = self.conversation.next(text)
         messages = self.conversation.messages(question)
         policy = self._llm.policy_for(messages, self._policy, adapter=self._adapter)
@@ -102,7 +103,7 @@ class ChatSession:
                 so_far = output.outputs[0].text
                 self._echo(so_far[len(said) :])
                 said = so_far
-        except asyncio.CancelledError:
+        except CancelledError:
             if output is None:
                 self._note("(stopped before the first token)")
             raise

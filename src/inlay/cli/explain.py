@@ -13,7 +13,7 @@ import typer
 from inlay.cli.cache_source import RunningCache
 from inlay.cli.output import stdout_console
 from inlay.errors import InlayError, ParameterError
-from inlay.wording import counted
+from inlay.wording import counted, printable
 
 if TYPE_CHECKING:
     from inlay.api.call import Call
@@ -216,8 +216,8 @@ def _print(report: Row) -> None:
     console.print(table)
     for kind, line, departure in _examples(rows):
         print(f"\n{kind}, request {line}, from token {departure['token']:,} on in {departure['place']}")
-        print(f"  stored  {json.dumps(departure['stored_text'], ensure_ascii=False)}")
-        print(f"  new     {json.dumps(departure['new_text'], ensure_ascii=False)}")
+        print(f"  stored  {quoted(departure['stored_text'])}")
+        print(f"  new     {quoted(departure['new_text'])}")
     modules = [module for row in rows for prompt in row["prompts"] for module in prompt["modules"]]
     if modules:
         print()
@@ -236,6 +236,11 @@ def _examples(rows: list[Row]) -> Iterator[tuple[str, int, Row]]:
                 most[departure["kind"]] = row["line"], departure
     for kind, (line, departure) in most.items():
         yield kind, line, departure
+
+
+def quoted(text: str) -> str:
+    """Return a text of a log as JSON that steers no terminal."""
+    return printable(json.dumps(text, ensure_ascii=False))
 
 
 def _modules(modules: list[Row]) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inlay.cli.explain import LoggedRequest, Row, call_of, diagnose, prompt_processor, read_requests
+from inlay.cli.explain import LoggedRequest, Row, call_of, diagnose, prompt_processor, quoted, read_requests
 from inlay.cli.output import stdout_console
 from inlay.diagnostics import CAUSES, MESSAGE, MOVED, TOOLS
 from inlay.errors import InlayError, ParameterError
@@ -260,5 +260,5 @@ def _examples(report: _LogReport) -> Iterator[str]:
     for each in report.breaks:
         yield f"\n{each.field}, request {each.line}: {each.detail or each.kind}"
         if not each.detail:
-            yield f"  stored  {json.dumps(each.stored_text, ensure_ascii=False)}"
-            yield f"  new     {json.dumps(each.new_text, ensure_ascii=False)}"
+            yield f"  stored  {quoted(each.stored_text)}"
+            yield f"  new     {quoted(each.new_text)}"

@@ -14,6 +14,7 @@ import typer
 
 from inlay.distribution import other_project
 from inlay.errors import InlayError, ParameterError
+from inlay.wording import printable
 
 GROUP = "inlay.commands"
 #: The commands of inlay-lab, with their help.
@@ -233,7 +234,7 @@ def _sentence(error: Exception) -> str:
 
 def _fail(message: str, status: int = 2) -> int:
     sys.stdout.flush()
-    print(f"inlay: {message}", file=sys.stderr)
+    print(f"inlay: {printable(message)}", file=sys.stderr)
     return status
 
 

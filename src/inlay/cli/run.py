@@ -18,7 +18,7 @@ from inlay.cli.settings import Options, with_settings
 from inlay.errors import ParameterError
 from inlay.pml import Prompt, resolve
 from inlay.settings import RUN
-from inlay.wording import clip
+from inlay.wording import clip, printable
 
 if TYPE_CHECKING:
     from inlay.client.llm import LLM
@@ -250,7 +250,7 @@ def _why(order: Row) -> str:
 
 
 def _write(text: str) -> None:
-    sys.stdout.write(text)
+    sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 

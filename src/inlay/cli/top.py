@@ -23,7 +23,7 @@ from rich.text import Text
 from inlay.cli.cache_source import RunningCache
 from inlay.cli.output import stdout_console
 from inlay.errors import ParameterError
-from inlay.wording import clip
+from inlay.wording import clip, printable
 
 TIERS = ("pool", "host", "disk", "shared")
 
@@ -56,9 +56,12 @@ class ServerSample:
     def of(cls, server: RunningCache) -> ServerSample:
         """Ask a server. Raises ParameterError."""
         values = read_metrics(server.text("/metrics"))
-        rows = server.get(f"/v1/requests?limit={_ROWS}")["data"]
+        rows = server.get(f"/v1/requests?limit={_ROWS}").get("data")
+        cache = server.stats()
+        if not isinstance(rows, list) or not isinstance(cache.get("pool"), dict):
+            raise ParameterError(f"{server.url} is no inlay server of this version; see --url")
         running = [row for row in rows if row["state"] != "ended"]
-        return cls(time.monotonic(), values, server.stats(), running)
+        return cls(time.monotonic(), values, cache, running)
 
     def value(self, name: str) -> float:
         """The sum of a metric over its labels; 0 if the server has no such metric."""
@@ -254,7 +257,7 @@ def line(rates: Rates) -> str:
 def view(rates: Rates, url: str) -> RenderableType:
     """Return one look as a screen."""
     now = rates.now
-    head = Text.assemble((f" {clip(now.cache['model'])} ", "bold reverse"), "  ", (url, "dim"))
+    head = Text.assemble((f" {printable(clip(now.cache['model']))} ", "bold reverse"), "  ", (url, "dim"))
     figures = {
         "running": f"{now.value('num_requests_running'):.0f}",
         "waiting": f"{now.value('num_requests_waiting'):.0f}",
@@ -304,9 +307,9 @@ def _requests(rows: list[dict[str, Any]]) -> Table:
         cached = row["exact_tokens"] + row["module_tokens"] if laid_out else None
         numbers = (row["prompt_tokens"], cached, row["computed_tokens"], row["generated_tokens"])
         table.add_row(
-            Text(clip(row["endpoint"].removeprefix("/v1/"))),  # a plain string would be markup
+            Text(printable(clip(row["endpoint"].removeprefix("/v1/")))),  # a plain string would be markup
             row["state"],
-            Text(clip(row["tenant"])),
+            Text(printable(clip(row["tenant"]))),
             *("-" if number is None else f"{number:,}" for number in numbers),
             f"{row['seconds']:.1f}",
         )

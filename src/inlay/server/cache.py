@@ -83,19 +83,19 @@ async def stats(request: Request) -> Response:
     A folder may hold segments of other models. Only its ``all_models`` counts them.
     """
     service, tenant = _asking(request)
-    async with service.meter.request(tenant, tokens=False):
-        found = service.llm.stats()
-        tiers = {
-            name: None if tier is None else asdict(tier)
-            for name, tier in (("host", found.host), ("disk", found.disk), ("shared", found.shared))
-        }
-        if tiers["disk"] is not None and (mine := service.cache.on_disk()) is not None:
-            counts = ("segments", "tokens", "bytes")
-            tiers["disk"]["all_models"] = {name: tiers["disk"][name] for name in counts}
-            tiers["disk"] |= dict(zip(counts, mine, strict=True))
-        per_token = service.llm.client.model.bytes_per_token
-        pool = {"segments": found.segments, "tokens": found.stored_tokens, "bytes": found.stored_tokens * per_token}
-        pool |= {"chunks": found.chunks, "used_chunks": found.used_chunks, "pinned_bytes": found.pinned_bytes}
+    service.meter.count(tenant)
+    found = service.llm.stats()
+    tiers = {
+        name: None if tier is None else asdict(tier)
+        for name, tier in (("host", found.host), ("disk", found.disk), ("shared", found.shared))
+    }
+    if tiers["disk"] is not None and (mine := service.cache.on_disk()) is not None:
+        counts = ("segments", "tokens", "bytes")
+        tiers["disk"]["all_models"] = {name: tiers["disk"][name] for name in counts}
+        tiers["disk"] |= dict(zip(counts, mine, strict=True))
+    per_token = service.llm.client.model.bytes_per_token
+    pool = {"segments": found.segments, "tokens": found.stored_tokens, "bytes": found.stored_tokens * per_token}
+    pool |= {"chunks": found.chunks, "used_chunks": found.used_chunks, "pinned_bytes": found.pinned_bytes}
     said = {"object": "cache", "model": public_name(service.llm.model_name), "admin": tenant.admin}
     return JSONBytes({**said, "pool": pool, **tiers})
 
@@ -151,8 +151,11 @@ def _score_request(body: Any) -> tuple[list[str], list[str], list[Any], dict[str
         texts = []
     else:
         hashes = []
-        if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
-            raise BodyError(f"texts is {shown(texts)}; it must be a list of texts", param="texts")
+        if not isinstance(texts, list) or not texts:
+            raise BodyError(f"texts is {shown(texts)}; it must be a list of one or more texts", param="texts")
+        for number, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise BodyError(f"texts[{number}] is {shown(text)}; it must be a text", param="texts")
     if not isinstance(messages, list):
         raise BodyError(f"messages is {shown(messages)}; it must be a list", param="messages")
     if not isinstance(body.get("alone", False), bool):

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -120,11 +121,11 @@ class AnswerResponse(Response):
 
     async def _whole(self, request: ServerRequest, usage: RequestUsage, connection: Connection) -> None:
         began = time.perf_counter()
-        outputs = usage.outputs
+        make = partial(self._document, request, usage.outputs)
+        # a stored conversation may be much larger than the answer
+        stored = None if request.call.store is None else await off_loop(make)
         response = await json_response(
-            lambda: self._document(request, outputs),
-            _response_size(request, usage),
-            headers=_warnings(request),
+            lambda: stored or make(), _response_size(request, usage), headers=_warnings(request)
         )
         made = time.perf_counter()
         usage.took("respond", made - began)

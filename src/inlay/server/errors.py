@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 from inlay.api.failures import MAX_NAME, BodyError, Failure, failure_of
 from inlay.errors import InlayError
 from inlay.server.routes import route_of
-from inlay.wording import clip
+from inlay.wording import clip, shown
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +119,8 @@ async def handle_validation_error(request: Request, error: Exception) -> Respons
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     name = ".".join(map(str, first["loc"][1:])) or None
-    message = f"{name or 'the request'} is wrong: {first['msg']}"
+    wanted = first["msg"].partition(",")[0].replace("Input should", "it must").replace("String should", "it must")
+    message = f"{name or 'the request'} is {shown(first['input'])}; {wanted}"
     return failure_response(failure_of(BodyError(message, param=name)), request.scope)
 
 

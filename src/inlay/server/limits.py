@@ -236,6 +236,17 @@ class Meter:
         finally:
             admitted.end()
 
+    def count(self, tenant: Tenant) -> None:
+        """Count a request that only shows the server's state. It needs no slot, so it is answered under full load.
+
+        Raises:
+            BodyError: status 429 with retry_after_s, the tenant's requests per minute are used up.
+        """
+        requests = self.account(tenant).requests
+        self._check_bucket("requests", requests)
+        if requests is not None:
+            requests.take(1, self.clock())
+
     def levels(self, tenant: Tenant) -> list[Level]:
         """Return the state of each limit per minute."""
         account, now = self.account(tenant), self.clock()

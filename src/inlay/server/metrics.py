@@ -32,6 +32,7 @@ _OTHER = "other"
 _NOBODY = "none"  # the tenant label of a request without a tenant
 _MOST_TENANTS = 1_000
 _MOST_REASONS = 64
+_MOST_ASKED = 2**31  # tokens; a larger max_tokens counts as this
 _CLIENT_LEFT = 499
 
 #: The only format. In OpenMetrics, prometheus-client writes other names (an underscore for the colon).
@@ -113,7 +114,7 @@ class RequestObserver:
         """Record the sampling parameters of its prompts."""
         self._families.asked_answers.observe(params.n)
         if params.max_tokens is not None:
-            self._families.asked_tokens.observe(params.max_tokens)
+            self._families.asked_tokens.observe(min(params.max_tokens, _MOST_ASKED))
 
     def first_token(self) -> None:
         """Record the first token of any of its answers. Only the first call counts."""

@@ -84,13 +84,15 @@ async def read_call(
         endpoint: the path of the route.
         body: the parsed body.
         tenant: the caller.
-        size: bytes of the body.
+        size: bytes of the body. Those of a stored answer that it continues are added.
         default_max_tokens: see ``api.dialect.Dialect.translate``.
 
     Raises:
         BodyError: the body is invalid.
         PMLError: a prompt of a schema cannot be parsed.
     """
+    if isinstance(body, Mapping):
+        size += service.stored.size(tenant.owner, body.get("previous_response_id"))
     work = partial(_call, body, endpoint, service, tenant, default_max_tokens)
     return await service.body_workers.run(work, tenant=tenant.name, size=size, slow=_is_slow(body))
 

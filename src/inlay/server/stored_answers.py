@@ -8,6 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from inlay.api.call import StoredAnswer
 
@@ -31,7 +32,9 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    answer: StoredAnswer
+    """An answer as JSON: the document, then each part of its input. Python objects take six times as many bytes."""
+
+    parts: tuple[bytes, ...]
     size: int
     until: float
 
@@ -62,7 +65,8 @@ class StoredAnswers:
 
     def keep(self, tenant: str, name: str, answer: StoredAnswer) -> bool:
         """Store an answer. Returns False if it is larger than a tenant may store."""
-        size = sum(len(json.dumps(part)) for part in (answer.document, *answer.input))
+        parts = tuple(json.dumps(part).encode() for part in (answer.document, *answer.input))
+        size = sum(map(len, parts))
         if size > min(self._bounds.tenant_bytes, self._bounds.total_bytes):
             return False
         with self._lock:
@@ -72,7 +76,7 @@ class StoredAnswers:
                 self._drop((tenant, next(iter(mine.names))))
             while self._size + size > self._bounds.total_bytes:
                 self._drop(next(iter(self._entries)))
-            self._entries[tenant, name] = _Entry(answer, size, self._clock() + self._bounds.lifetime_s)
+            self._entries[tenant, name] = _Entry(parts, size, self._clock() + self._bounds.lifetime_s)
             mine = self._tenants.setdefault(tenant, _Tenant())
             mine.names[name] = None
             mine.size += size
@@ -80,11 +84,20 @@ class StoredAnswers:
         return True
 
     def get(self, tenant: str, name: str) -> StoredAnswer | None:
-        """Return a tenant's answer; None for an unknown one, and for those of others."""
+        """Return a tenant's answer; None for an unknown one, and for those of others. A large one takes a while."""
         with self._lock:
             self._expire()
             found = self._entries.get((tenant, name))
-        return None if found is None else found.answer
+        if found is None:
+            return None
+        document, *given = map(json.loads, found.parts)
+        return StoredAnswer(document, tuple(given))
+
+    def size(self, tenant: str, name: Any) -> int:
+        """Return the bytes of a tenant's answer as JSON; 0 if it has none of this id, which may be any value."""
+        with self._lock:
+            found = self._entries.get((tenant, name)) if isinstance(name, str) else None
+        return 0 if found is None else found.size
 
     def delete(self, tenant: str, name: str) -> bool:
         """Delete a tenant's answer. Returns False if it has none of this id."""

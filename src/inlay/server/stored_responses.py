@@ -13,7 +13,7 @@ from inlay.server.errors import JSONBytes
 from inlay.server.limits import Tenant
 from inlay.server.routes import DELETED_RESPONSE, INPUT_ITEMS, STORED_RESPONSE
 from inlay.server.service import Service
-from inlay.server.threads import json_response
+from inlay.server.threads import json_response, off_loop
 from inlay.wording import clip
 
 router = APIRouter(tags=["answers"])
@@ -24,7 +24,7 @@ _ITEM_BYTES = 256  # a rough size of an input item in a response
 @router.get("/v1/responses/{name}", **STORED_RESPONSE)
 async def stored_response(request: Request, name: str, stream: Literal["false"] = "false") -> Response:
     """A stored response of the caller. Finished responses are not streamed again."""
-    answer = _answer(request, name)
+    answer = await _answer(request, name)
     return await json_response(lambda: answer.document, _size(answer))
 
 
@@ -40,7 +40,7 @@ async def delete_response(request: Request, name: str) -> Response:
 @router.post("/v1/responses/{name}/cancel", **STORED_RESPONSE)
 async def cancel_response(request: Request, name: str) -> Response:
     """Refuse to cancel a response, because a stored one is finished."""
-    answer = _answer(request, name)
+    answer = await _answer(request, name)
     message = f"the response is {answer.document['status']}; only a response in the background can be cancelled"
     raise BodyError(f"{message}, and to end a running one, close its connection", code="not_cancellable")
 
@@ -54,7 +54,7 @@ async def input_items(
     after: Annotated[str | None, Query(max_length=256)] = None,
 ) -> Response:
     """The input items of a stored response, with those of the responses that it continues."""
-    answer = _answer(request, name)
+    answer = await _answer(request, name)
     items = list(answer.input) if order == "asc" else list(reversed(answer.input))
     if after is not None:
         found = next((number for number, item in enumerate(items) if item["id"] == after), None)
@@ -74,10 +74,10 @@ def _caller(request: Request) -> tuple[Service, Tenant]:
     return request.app.state.service, request.state.tenant
 
 
-def _answer(request: Request, name: str) -> StoredAnswer:
+async def _answer(request: Request, name: str) -> StoredAnswer:
     """Return a stored response of the caller. Raises BodyError, status 404, also for those of others."""
     service, tenant = _caller(request)
-    found = service.stored.get(tenant.owner, name)
+    found = await off_loop(lambda: service.stored.get(tenant.owner, name))
     if found is None:
         raise _missing(name)
     return found

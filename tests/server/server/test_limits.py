@@ -309,6 +309,18 @@ def test_one_tenant_leaves_room_in_the_line_for_others():
     assert isinstance(holding(meter, other), BodyError)
 
 
+def test_the_servers_state_is_shown_under_full_load():
+    meter, full = Meter(Clock()), tenant("a", requests_per_minute=2, max_concurrent=1)
+    running = holding(meter, full)
+    assert not isinstance(running, BodyError)
+    refusal(meter, full)
+    meter.count(full)
+    with pytest.raises(BodyError) as refused:
+        meter.count(full)
+    assert refused.value.code == "rate_limit_exceeded"
+    assert meter.answers == 1
+
+
 def test_a_refused_request_uses_nothing():
     clock = Clock()
     meter, who = Meter(clock), tenant(requests_per_minute=2, max_concurrent=1)

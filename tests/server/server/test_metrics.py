@@ -196,6 +196,8 @@ def test_times_of_a_whole_request():
     }
     for name, total in expected.items():
         assert value(metrics, f"{name}_sum") == pytest.approx(total), name
+    metrics.begin("/v1/completions", ANN).asked(SamplingParams(max_tokens=10**400))
+    assert value(metrics, "request_params_max_tokens_sum") == 7 + 2**31
 
 
 def test_tokens_are_counted_as_they_come():

@@ -107,6 +107,34 @@ def test_a_response_that_is_not_stored_is_not_found(client: OpenAI) -> None:
         client.responses.retrieve(client.responses.create(**asked(store=False)).id)
 
 
+def test_a_conversation_has_a_bound_with_its_stored_part(tools_site: Site) -> None:
+    many = [{"type": "reasoning", "summary": []}] * 5_000 + [{"role": "user", "content": "Hello"}]
+    first = tools_site.post(RESPONSES, **{**BODY, "input": many})
+    status, _, refused = tools_site.call(
+        "POST", RESPONSES, {**BODY, "input": many, "previous_response_id": first["id"]}
+    )
+    assert (status, refused["error"]["param"]) == (400, "input")
+
+
+def test_a_short_question_about_a_long_stored_conversation_counts_as_long(
+    tools_site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bodies are read on the event loop if they are short, and a stored conversation is read with them."""
+    sizes: list[int] = []
+
+    class Workers:
+        async def run(self, work: Any, *, size: int, **_: Any) -> Any:
+            sizes.append(size)
+            return work()
+
+    many = [{"type": "reasoning", "summary": []}] * 1_000 + [{"role": "user", "content": "Hello"}]
+    first = tools_site.post(RESPONSES, **{**BODY, "input": many})
+    monkeypatch.setattr(tools_site.service, "body_workers", Workers())
+    tools_site.post(RESPONSES, **{**BODY, "previous_response_id": first["id"]})
+    tools_site.post(RESPONSES, **{**BODY, "previous_response_id": None})
+    assert sizes[0] > 20_000 > sizes[1]
+
+
 def test_a_finished_response_is_not_cancelled(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         client.responses.cancel(client.responses.create(**asked()).id)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import tracemalloc
 from typing import Any
 
 from inlay.api.call import StoredAnswer
@@ -52,6 +54,19 @@ def test_bytes_are_bounded_for_a_tenant_and_in_all() -> None:
             assert stored.keep(tenant, name, answer(100))
     assert (list(stored.of("ann")), list(stored.of("bob"))) == (["c"], ["b", "c"])
     assert not stored.keep("ann", "large", answer(400))
+
+
+def test_memory_is_as_large_as_the_counted_bytes() -> None:
+    stored = stored_answers(tenant_bytes=2**22, total_bytes=2**22)
+    part = {"role": "user", "content": [{"type": "input_text", "text": letter} for letter in "abcdefgh" * 8]}
+    tracemalloc.start()
+    try:
+        stored.keep("ann", "a", StoredAnswer({}, tuple(json.loads(json.dumps([part] * 1_000)))))
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert stored.size("ann", "a") < taken < 1.2 * stored.size("ann", "a")
+    assert (stored.size("bob", "a"), stored.size("ann", ["a"])) == (0, 0)
 
 
 def test_answers_end_with_their_time() -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
-from inlay.cli.chat import printable
 from inlay.cli.documents import Conversation, Document, read_documents
 from inlay.cli.main import main
 from inlay.models.shapes import bytes_tokenizer
+from inlay.wording import printable
 from tests.conftest import tiny
 from tests.raising import raises
 
@@ -120,7 +121,8 @@ def test_quit_ends_the_session(capsys, monkeypatch):
 def test_a_wrong_command_is_one_sentence(capsys, monkeypatch, line, named):
     status, _, err = chat(capsys, monkeypatch, line)
     assert status == 2
-    (sentence,) = [each for each in err.splitlines() if "random weights" not in each]
+    told = ("random weights", "still loading")  # a slow machine reports its progress
+    (sentence,) = [each for each in err.splitlines() if not any(text in each for text in told)]
     assert sentence.startswith("inlay: ")
     assert named in sentence
 
@@ -140,8 +142,16 @@ def test_options_set_the_first_documents_and_the_system_turn(capsys, monkeypatch
     assert longer["other text"][0] >= plain["other text"][0] + len("Be short.")
 
 
-def test_an_answer_cannot_steer_the_terminal():
-    assert printable("a\tb\n\x1b[2J\x9b\x07\rc") == "a\tb\n[2Jc"
+def test_no_text_can_steer_the_terminal(capsys, monkeypatch, tmp_path):
+    assert printable("a\tb\n\x1b[2J\x9b\x07\r\u202ec") == "a\tb\n\\x1b[2J\\x9b\\x07\\r\\u202ec"
+    file = tmp_path / "\x1b[31m.txt"
+    file.write_text("Bravel is a town.")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    _, out, _ = chat(capsys, monkeypatch, f"/add '{file}'")
+    status, _, err = chat(capsys, monkeypatch, "/use '\x1b[31m'")
+    assert status == 2
+    assert "\x1b" not in out + err
+    assert "added \\x1b[31m.txt" in out
 
 
 def test_two_adapters_are_refused(capsys, monkeypatch):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from rich.console import Console
@@ -57,6 +59,28 @@ def test_a_first_look_has_no_rates_and_a_restarted_server_counts_from_zero():
 def test_text_that_is_no_metrics_is_refused():
     with pytest.raises(ParameterError):
         read_metrics("inlay:x{ 1")
+
+
+@pytest.mark.parametrize("content", [b"<html>", b"[]", b"{}", b'{"data": 3}', b'{"data": []}'])
+def test_a_server_of_another_kind_is_refused(content: bytes, capsys: pytest.CaptureFixture[str]):
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = b"" if self.path == "/metrics" else content
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Other) as server:
+        Thread(target=server.serve_forever).start()
+        try:
+            status = command_line.main(["top", "--frames", "1", "--url", f"http://127.0.0.1:{server.server_port}"])
+        finally:
+            server.shutdown()
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert (status, "--url" in sentence) == (2, True)
 
 
 def test_a_server_is_watched(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):

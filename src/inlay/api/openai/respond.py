@@ -21,6 +21,7 @@ from inlay.errors import Problem
 from inlay.logprobs import Logprob
 from inlay.pml.problems import JSONPlace
 from inlay.types import CompletionOutput, RequestOutput
+from inlay.wording import printable
 
 _OBJECTS: dict[str, str] = {Endpoint.CHAT: "chat.completion", Endpoint.COMPLETIONS: "text_completion"}
 _IDS: dict[str, str] = {Endpoint.CHAT: "chatcmpl", Endpoint.COMPLETIONS: "cmpl"}
@@ -189,7 +190,7 @@ def duration(seconds: float) -> str:
 def _described(problem: Problem) -> dict[str, Any]:
     place = problem.place
     path = {"path": place.path} if isinstance(place, JSONPlace) else {}
-    return {"line": place.line, "column": place.column, **path, "message": problem.message}
+    return {"line": place.line, "column": place.column, **path, "message": printable(problem.message)}
 
 
 _LOWEST = -9999.0  # OpenAI's value for an impossible token; JSON has no infinity

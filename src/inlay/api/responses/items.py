@@ -198,8 +198,10 @@ def encoded_reasoning(text: str) -> str:
 
 def decoded_reasoning(encoded: str) -> str:
     """Return reasoning from ``encoded_reasoning``; "" for that of another server."""
+    if not encoded.startswith(_ENCODED):
+        return ""
     try:
-        return base64.b64decode(encoded.removeprefix(_ENCODED), validate=True).decode() * encoded.startswith(_ENCODED)
+        return base64.b64decode(encoded.removeprefix(_ENCODED), validate=True).decode()
     except (binascii.Error, UnicodeError):
         return ""
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from inlay.api.call import Call, StoredAnswer
 from inlay.api.failures import MAX_NAME, BodyError
+from inlay.api.forms import MAX_MESSAGES
 from inlay.api.reading import all_of
 from inlay.api.reasoning import ModelReasoning, ReasoningUse, reasons, variables_for
 from inlay.api.responses.bodies import (
@@ -43,6 +44,9 @@ def translate(
     """Translate a body into a call. See ``Dialect.translate``. Raises BodyError."""
     before = _before(body, stored)
     new = body.items
+    if len(before) + len(new) > MAX_MESSAGES:
+        message = f"the conversation has {len(before) + len(new):,} items, with those of the stored response"
+        raise BodyError(f"{message}; it may have {MAX_MESSAGES:,}, so begin a new one", param="input")
     past = tuple(_parsed(item) for item in before)
     if problems := problems_of(new, {item.call_id for item in past if isinstance(item, FunctionCall)}):
         raise all_of(problems)

@@ -46,12 +46,12 @@ def late_text(checked: Checked) -> Iterator[Finding]:
                 continue
             run = checked.layout.entries[checked.layout.run_of[child.order]]
             whose = "always-present text" if level.module is None else f"the text of module '{level.module}'"
-            moved = ", and under 'packed' positions they are displaced wherever it is imported"
+            moved = ". Under 'packed' positions each import of the module also shifts them"
             yield Finding(
                 "late-text",
                 child.place,
-                f"{tokens:,} tokens of {whose} stand behind module '{before}', which is encoded without them"
-                f"{moved if checked.displaced(run) else ''}; move them in front of it",
+                f"{tokens:,} tokens of {whose} stand behind module '{before}', so it is encoded without them"
+                f"{moved if checked.displaced(run) else ''}; move them in front of the module",
             )
 
 
@@ -79,11 +79,11 @@ def hidden_scaffolds(checked: Checked) -> Iterator[Finding]:
             continue
         line = hiding[0].place.line
         if hidden == names:
-            what = f"the scaffold never applies: whenever it could, the one in line {line} does"
-            remedy = "delete one of them"
+            what = f"the scaffold is never used, because the one in line {line} comes first in every prompt"
+            remedy = "delete one of the two"
         else:
             listed = ", ".join(f"'{name}'" for name in scaffold.modules if name in hidden)
-            what = f"the scaffold never applies to {listed}: whenever it could, the one in line {line} does"
+            what = f"the scaffold is never used for {listed}, because the one in line {line} comes first"
             remedy = "put the longer scaffold first"
         yield Finding("hidden-scaffold", scaffold.place, f"{what}; {remedy}")
 
@@ -118,8 +118,8 @@ def wide_parameters(checked: Checked) -> Iterator[Finding]:
             yield Finding(
                 "wide-parameter",
                 entry.param.place,
-                f"parameter '{entry.param.name}' has len {length} and the prompts given fill at most {most} of it: "
-                f"under 'schema' positions {length - most} or more stay unused each time; write "
+                f"parameter '{entry.param.name}' has len {length}, and the given prompts use at most {most}. Under "
+                f"'schema' positions, each prompt wastes {length - most} positions or more; write "
                 f'len="{max(1, most)}", or a little more',
             )
 
@@ -136,11 +136,11 @@ def early_parameters(checked: Checked) -> Iterator[Finding]:
         name = path_of(entry.owner)
         behind = checked.layout.extents[name].end - entry.start - entry.length
         if behind >= WORTH:
-            moved = f", and under 'packed' positions one of fewer than {entry.length} tokens displaces them"
+            moved = f". Under 'packed' positions, an argument of fewer than {entry.length} tokens also shifts them"
             yield Finding(
                 "early-parameter",
                 entry.param.place,
-                f"{behind:,} positions of module '{name}' stand behind its parameter '{entry.param.name}': they are "
+                f"{behind:,} positions of module '{name}' stand behind its parameter '{entry.param.name}', so they are "
                 f"encoded without the argument{moved if checked.displaced(entry) else ''}; move the parameter to the "
                 "end of the module",
             )
@@ -162,9 +162,9 @@ def arguments_before_modules(checked: Checked) -> Iterator[Finding]:
             yield Finding(
                 "argument-first",
                 what.place,
-                f"module '{checked.schema.paths[what.order]}' takes an argument and stands before {behind:,} tokens of "
-                "modules that take none: under reuse 'exact', all text behind an argument is recomputed when the "
-                "argument changes; put it behind them",
+                f"module '{checked.schema.paths[what.order]}' takes an argument, and {behind:,} tokens of modules "
+                "without arguments stand behind it. Under reuse 'exact', another argument means that all of them are "
+                "computed again; move this module behind them",
             )
 
 
@@ -189,7 +189,8 @@ def unions_of_one(checked: Checked) -> Iterator[Finding]:
             yield Finding(
                 "union-of-one",
                 union.place,
-                f"the union has one member, '{name}', and modules are optional without one; delete <union> around it",
+                f"the union has one member, '{name}', and every module is optional without a union; delete the <union> "
+                "around it",
             )
 
 
@@ -208,9 +209,9 @@ def uneven_unions(checked: Checked) -> Iterator[Finding]:
             yield Finding(
                 "uneven-union",
                 union.place,
-                f"the union is {lengths[longest]:,} positions long, as '{longest}' is, and '{shortest}' takes "
-                f"{lengths[shortest]:,}: under 'schema' positions {wasted:,} stay unused with it; use positions "
-                "'packed', or make the members more alike in length",
+                f"the union takes {lengths[longest]:,} positions, because '{longest}' does, and '{shortest}' needs "
+                f"{lengths[shortest]:,}. Under 'schema' positions, a prompt with '{shortest}' wastes {wasted:,}; use "
+                "positions 'packed', or make the members more alike in length",
             )
 
 
@@ -262,11 +263,11 @@ def _message(checked: Checked, repeat: _Repeat) -> str:
     first, run = repeat.first, repeat.run
     line = _place(checked, first, repeat.first_at).line
     where = f"in module '{path_of(first.owner)}'" if first.owner else "in the always-present text"
-    what = f"{repeat.length:,} tokens of this text stand {where} as well (line {line}) and are stored twice"
+    what = f"{repeat.length:,} tokens of this text also stand {where} (line {line}), so they are stored twice"
     if first.owner == run.owner[: len(first.owner)]:
-        remedy = "leave them out here: whoever imports this has them already"
+        remedy = "delete them here, because every prompt with this text has them already"
     else:
-        remedy = "make them a module of their own, which prompts import beside both"
+        remedy = "write them into a new module, and import it beside both"
     return f"{what}; {remedy}"
 
 
@@ -319,9 +320,8 @@ def small_modules(checked: Checked) -> Iterator[Finding]:
             yield Finding(
                 "small-module",
                 module.place,
-                f"module '{name}' has {_many(tokens, 'token')}, and is one more piece to find and to attend to for "
-                "every prompt that imports it; write it into the text beside it, or as new text in the prompts that "
-                "want it",
+                f"module '{name}' has {_many(tokens, 'token')}, too few to save time, because each prompt looks it up "
+                "and reads it on its own; join it with the text beside it, or write its text into the prompts",
             )
 
 
@@ -349,7 +349,7 @@ def text_without_a_role(checked: Checked) -> Iterator[Finding]:
             yield Finding(
                 "no-role",
                 loose.place,
-                f"{what} between chat turns, without a role, and most chat templates know no such text; put it into "
+                f"{what} between chat turns without a role, and most chat templates support no such text; put it into "
                 "<system>, <user> or <assistant>",
             )
 
@@ -375,7 +375,7 @@ def beyond_the_context(checked: Checked) -> Iterator[Finding]:
             yield Finding(
                 "beyond-context",
                 module.place,
-                f"module '{name}' and the text that it comes with are {needed:,} tokens and the model's context is "
+                f"module '{name}' has {needed:,} tokens with the text around it, and the model's context has "
                 f"{longest:,}, so no prompt can import it; split it",
             )
     if layout.length > longest and checked.schema.modules:
@@ -384,7 +384,7 @@ def beyond_the_context(checked: Checked) -> Iterator[Finding]:
             "beyond-context",
             first.place,
             f"the schema takes {layout.length:,} positions and the model's context is {longest:,}, so under 'schema' "
-            "positions prompts that reach behind that fail; use positions 'packed', or put modules that exclude each "
+            "positions prompts with modules beyond it fail; use positions 'packed', or put modules that exclude each "
             "other into unions",
         )
 

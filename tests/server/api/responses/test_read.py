@@ -84,6 +84,23 @@ def test_an_unknown_previous_response_is_not_found() -> None:
     assert (found.status, found.code, found.param) == (404, "response_not_found", "previous_response_id")
 
 
+@pytest.mark.parametrize(
+    ("body", "begin"),
+    [
+        ({"reasoning": {"effort": "x"}}, "reasoning.effort is 'x'; reasoning must be"),
+        ({"stop": ["a", 1]}, "stop[1] is 1; stop must be"),
+        ({"text": {"format": {}}}, "text.format.type is missing; text must be"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.name is missing; tool_choice must be"),
+        ({"metadata": {"\x1b[2J" + "a" * 200: 1}}, f"metadata.\x1b[2J{'a' * 95}… is 1; metadata must be"),
+        ({"stop": 5}, "stop is 5; it must be"),
+    ],
+)
+def test_the_wrong_value_in_a_field_is_named(body: dict[str, Any], begin: str) -> None:
+    error = refusal(body)
+    assert str(error).startswith(begin)
+    assert error.param == next(iter(body))
+
+
 def test_unknown_fields_are_refused_and_habits_are_not() -> None:
     assert refusal({"max_output_token": 3}).code == "unknown_field"
     assert refusal({"background": True}).code == "unsupported_field"

@@ -120,7 +120,7 @@ def test_what_is_told_of_a_prompt(body, scored):
             "chat_template_kwargs",
             "chat_template_kwargs is a list of 1; it must be",
         ),
-        (Endpoint.CHAT, {"documents": [{"a": 1}]}, "documents", "documents is a list of 1; it must be a list of"),
+        (Endpoint.CHAT, {"documents": [{"a": 1}]}, "documents", "documents[0].a is 1; documents must be a list of"),
         (Endpoint.CHAT, {"bad_words": ["a"] * 300}, "bad_words", "bad_words is a list of 300; it must be a list"),
         (
             Endpoint.CHAT,

@@ -44,8 +44,8 @@ PARAM = HOLE.format(4)
 
 #: rule → what is written, with ¶ at the place of the advice, and a part of it
 BROKEN: dict[str, tuple[str, str]] = {
-    "small-module": ("¶" + module("a", 15), "module 'a' has 15 tokens, and is one more piece"),
-    "small-module in a union": (union("¶" + module("a", 1), module("b", 16)), "module 'a' has 1 token, and is"),
+    "small-module": ("¶" + module("a", 15), "module 'a' has 15 tokens, too few to save time"),
+    "small-module in a union": (union("¶" + module("a", 1), module("b", 16)), "module 'a' has 1 token, too few"),
     "small-module with a parameter": ("¶" + module("a", 15, PARAM), "has 15 tokens"),
     "no-text": ('¶<module name="a"/>', "module 'a' is empty, so nothing"),
     "no-text but a parameter": (f'¶<module name="a">{PARAM}</module>', "holds parameters alone"),
@@ -56,30 +56,30 @@ BROKEN: dict[str, tuple[str, str]] = {
     "union-of-one": ("¶" + union(module("a", 20)), "has one member, 'a'"),
     "uneven-union": (
         "¶" + union(module("a", 100), module("b", 68)),
-        "is 100 positions long, as 'a' is, and 'b' takes 68: under 'schema' positions 32 stay unused",
+        "because 'a' does, and 'b' needs 68. Under 'schema' positions, a prompt with 'b' wastes 32",
     ),
     "uneven-union by a child and a hole": (
         "¶" + union(module("a", 20, module("c", 16, HOLE.format(30))), module("b", 20)),
-        "'b' takes 20: under 'schema' positions 46 stay unused",
+        "'b' needs 20. Under 'schema' positions, a prompt with 'b' wastes 46",
     ),
     "early-parameter": (
         f'<module name="a">{text(20)}¶{PARAM}{text(32, "b")}</module>',
-        "32 positions of module 'a' stand behind its parameter 'n': they are encoded without the argument, and under "
-        "'packed' positions one of fewer than 4 tokens displaces them",
+        "32 positions of module 'a' stand behind its parameter 'n', so they are encoded without the argument. Under "
+        "'packed' positions, an argument of fewer than 4 tokens also shifts them",
     ),
     "early-parameter before modules": (module("a", 20, f"¶{PARAM}{module('b', 40)}"), "40 positions of module 'a'"),
     "argument-first": (
         "¶" + module("a", 20, PARAM) + module("b", 32),
-        "module 'a' takes an argument and stands before 32 tokens of modules that take none",
+        "module 'a' takes an argument, and 32 tokens of modules without arguments stand behind it",
     ),
     "argument-first in a union": (
         union(module("c", 20), "¶" + module("a", 20, module("d", 16, PARAM))) + union(module("b", 32), module("e", 32)),
-        "module 'a' takes an argument and stands before 32 tokens",
+        "module 'a' takes an argument, and 32 tokens",
     ),
     "late-text": (
         f"{text(20)}{module('a', 20)}¶{text(32, 'z')}",
-        "32 tokens of always-present text stand behind module 'a', which is encoded without them, and under 'packed' "
-        "positions they are displaced",
+        "32 tokens of always-present text stand behind module 'a', so it is encoded without them. Under 'packed' "
+        "positions each import of the module also shifts them",
     ),
     "late-text in a turn": (
         f"<system>S</system><user>{module('a', 20)}¶{text(32, 'z')}</user>",
@@ -91,11 +91,11 @@ BROKEN: dict[str, tuple[str, str]] = {
     ),
     "hidden-scaffold": (
         f'{module("a", 20)}{module("b", 20)}<scaffold modules="a b"/>¶<scaffold modules="b a"/>',
-        "never applies: whenever it could, the one in line 1 does; delete one",
+        "is never used, because the one in line 1 comes first in every prompt; delete one",
     ),
     "hidden-scaffold, in part": (
         f'{module("a", 20)}{module("b", 20)}{module("c", 20)}<scaffold modules="b c"/>\n¶<scaffold modules="a b c"/>',
-        "never applies to 'b', 'c': whenever it could, the one in line 1 does; put the longer scaffold first",
+        "is never used for 'b', 'c', because the one in line 1 comes first; put the longer scaffold first",
     ),
     "union-scaffold": (
         f'¶<union scaffold="a">{module("a", 20)}{module("b", 20)}</union>',
@@ -103,7 +103,7 @@ BROKEN: dict[str, tuple[str, str]] = {
     ),
     "no-role": (
         "<system>S</system>¶Loose.<user>U</user>",
-        "this text stands between chat turns, without a role, and most chat templates know no such text; put it into",
+        "this text stands between chat turns without a role, and most chat templates support no such text; put it",
     ),
     "no-role, of a module": (f"<system>S</system>¶{module('a', 20)}", "this can stand between chat turns"),
     "no-role, in a module with turns": (
@@ -112,19 +112,19 @@ BROKEN: dict[str, tuple[str, str]] = {
     ),
     "repeated-text": (
         f'<module name="a">{text(40)}{text(9, "y")}</module>\n<module name="b">¶{text(9, "z")}{text(40)}</module>',
-        "40 tokens of this text stand in module 'a' as well (line 1) and are stored twice; make them a module",
+        "40 tokens of this text also stand in module 'a' (line 1), so they are stored twice; write them into",
     ),
     "repeated-text, of an ancestor": (
         f'<module name="p">{text(40)}<module name="a">¶{text(40)}</module></module>',
-        "stand in module 'p' as well (line 1) and are stored twice; leave them out here",
+        "also stand in module 'p' (line 1), so they are stored twice; delete them here",
     ),
     "repeated-text, always present": (
         f'{text(40)}<module name="a">¶{text(20, "q")}{text(40)}</module>',
-        "40 tokens of this text stand in the always-present text as well",
+        "40 tokens of this text also stand in the always-present text (line 1)",
     ),
     "repeated-text behind another context": (
         f'{module("p", 20, f"""<module name="a">{text(40)}</module>""")}<module name="b">¶{text(40)}</module>',
-        "40 tokens of this text stand in module 'p/a' as well",
+        "40 tokens of this text also stand in module 'p/a' (line 1)",
     ),
 }
 
@@ -198,9 +198,9 @@ def test_displacement_is_spoken_of_only_where_there_is_something_to_move_from():
     """Without any text before it, a piece has no place that it could be displaced from."""
     assert ENCODER.bos == ()
     (finding,) = lint(module("a", 20) + text(32, "z"))
-    assert (finding.rule, "displaced" in finding.message) == ("late-text", False)
+    assert (finding.rule, "shifts" in finding.message) == ("late-text", False)
     (finding,) = lint(f'<module name="a">{PARAM}{text(32)}</module>')
-    assert (finding.rule, "displaces" in finding.message) == ("early-parameter", False)
+    assert (finding.rule, "shifts" in finding.message) == ("early-parameter", False)
 
 
 def test_arguments_that_are_too_long():
@@ -221,8 +221,8 @@ def test_parameters_that_are_much_too_long():
     assert [finding.rule for finding in lint(body, '<a n="1234"/>', '<a n="12345"/>')] == []  # 15 positions
     (finding,) = lint(body, '<a n="1234"/>', '<a n=""/>', "now")
     assert (finding.rule, finding.place.line, finding.place.column) == ("wide-parameter", 1, 55)
-    assert "has len 20 and the prompts given fill at most 4 of it" in finding.message
-    assert "16 or more stay unused" in finding.message
+    assert "has len 20, and the given prompts use at most 4" in finding.message
+    assert "wastes 16 positions or more" in finding.message
     assert 'write len="4"' in finding.message
     wide = module("a", 20, HOLE.format(100))
     assert [finding.rule for finding in lint(wide, f'<a n="{"x" * 51}"/>')] == []  # more than half
@@ -231,7 +231,7 @@ def test_parameters_that_are_much_too_long():
 def test_defaults_fill_parameters_too():
     body = module("a", 20, '<param name="n" len="30" default="twenty characters..."/>')
     assert [finding.rule for finding in lint(body, "<a/>")] == []
-    assert "fill at most 2 of it" in lint(body, '<a n="12"/>')[0].message
+    assert "use at most 2" in lint(body, '<a n="12"/>')[0].message
 
 
 def test_prompts_that_do_not_fit_the_schema():
@@ -251,7 +251,7 @@ def test_more_than_the_context_holds():
     assert "takes 161 positions and the model's context is 160" in finding.message
     first, second = lint(body, max_positions=100)
     assert "takes 161 positions" in first.message
-    assert second.message.startswith("module 'p/a' and the text that it comes with are 101 tokens")
+    assert second.message.startswith("module 'p/a' has 101 tokens with the text around it")
     assert lint(body) == []
 
 
