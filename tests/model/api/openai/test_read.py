@@ -161,7 +161,7 @@ def test_nulls_in_objects_of_lists():
         ({**CHAT, "n": 0}, "n", "n is 0; it must be a whole number of at least 1"),
         ({**CHAT, "n": 2.0}, "n", "n is 2.0; it must be a whole number"),
         ({**CHAT, "logprobs": 2}, "logprobs", "logprobs is 2; it must be true or false"),
-        ({**CHAT, "stop": [1]}, "stop", "stop is a list of 1; it must be a text or a list of texts, at most 64"),
+        ({**CHAT, "stop": [1]}, "stop", "stop[0] is 1; stop must be a text or a list of texts, at most 64"),
         (
             {**CHAT, "stop": ["a"] * 65},
             "stop",
@@ -219,7 +219,7 @@ def test_nulls_in_objects_of_lists():
         (
             {**CHAT, "stream_options": {"include_usage": 1}},
             "stream_options",
-            'stream_options is an object of 1; it must be {"include_usage": true}',
+            'stream_options.include_usage is 1; stream_options must be {"include_usage": true}',
         ),
     ],
 )
@@ -453,7 +453,10 @@ def test_twenty_problems_are_named():
             {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 1_025}]},
             "messages[0].content is a list of 1,025; it must be",
         ),
-        ({**CHAT, "stop": ["a" * 1_025]}, "stop is a list of 1; it must be a text or a list of texts, at most 64, of"),
+        (
+            {**CHAT, "stop": ["a" * 1_025]},
+            f"stop[0] is '{'a' * 58}…; stop must be a text or a list of texts, at most 64, of",
+        ),
         ({**CHAT, "tools": [{"x": [1] * 50_000}]}, "tools holds more than 50,000 values; leave some of them out"),
         (
             {**CHAT, "structured_outputs": {"choice": ["a"] * 50_000}},

@@ -162,7 +162,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": None, "tool_choice": named("weather")}, "tool_choice", "tool_choice asks for a call, and there are no"),
     ({"tool_choice": named("time")}, "tool_choice", "tool_choice is 'time', and no tool has that name; name one of"),
     ({"tool_choice": "any"}, "tool_choice", 'tool_choice is \'any\'; it must be "none", "auto", "required", or'),
-    ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "tool_choice is an object of 1; it must be"),
+    (
+        {"tool_choice": {"type": "allowed_tools"}},
+        "tool_choice",
+        "tool_choice.type is 'allowed_tools'; tool_choice must be",
+    ),
     ({"tools": {"a": 1}}, "tools", "tools is an object of 1; it must be a list of at most 128 tools"),
     ({"tools": [tool(f"f{i}") for i in range(129)]}, "tools", "tools is a list of 129; it must be a list of at most"),
     ({"tools": [3]}, "tools[0]", 'tools[0] is 3; it must be a tool {"type": "function", "function": {…}}'),
@@ -220,7 +224,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "response_format cannot be used: a grammar cannot hold an answer to not; say what the value must be, with enum",
     ),
     ({"tool_choice": allowed("time")}, "tool_choice", "tool_choice is 'time', and no tool has that name; name one of"),
-    ({"tool_choice": allowed()}, "tool_choice", "tool_choice is an object of 2; it must be"),
+    (
+        {"tool_choice": allowed()},
+        "tool_choice",
+        "tool_choice.allowed_tools.tools is an empty list; tool_choice must be",
+    ),
     ({"tools": [], "tool_choice": allowed("time")}, "tool_choice", "tool_choice asks for a call, and there are no"),
     (
         {"structured_outputs": {"regex": "a"}, "tool_choice": "required"},
