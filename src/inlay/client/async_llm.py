@@ -39,7 +39,7 @@ class AsyncLLM(PlanCalls):
             loader.submit(super().__init__, model, **settings).result()
         self._under_way: dict[str, _UnderWay] = {}  # by request_id
 
-    @checked_options
+    @checked_options(AsyncRequestOptions)
     async def generate(
         self,
         prompt: PromptInput,
@@ -84,7 +84,7 @@ class AsyncLLM(PlanCalls):
             if under_way.state is not None:
                 self._give_up(under_way.state)
 
-    @checked_options
+    @checked_options(AsyncChatOptions)
     def chat(
         self,
         messages: Sequence[Message],
@@ -124,7 +124,7 @@ class AsyncLLM(PlanCalls):
         """Raise EngineDeadError after an internal error, and InlayError after a shutdown."""
         self.client.check_health()
 
-    @checked_options
+    @checked_options(ModuleOptions)
     async def add_schema(
         self,
         schema: Schema,
@@ -144,12 +144,12 @@ class AsyncLLM(PlanCalls):
             schema, encode=encode, replace=replace, ttl=ttl, progress=progress, tolerance=tolerance, **options
         )
 
-    @checked_options
+    @checked_options(ModuleOptions)
     async def warm(self, prompt: Any, *, progress: Progress | None = None, **options: Unpack[ModuleOptions]) -> None:
         """See ``LLM.warm``."""
         await self._warm(prompt, progress, **options)
 
-    @checked_options
+    @checked_options(ModuleOptions)
     async def warm_plan(
         self,
         plan: Sequence[PlanEntry],
@@ -162,7 +162,7 @@ class AsyncLLM(PlanCalls):
         """See ``LLM.warm_plan``. Segments are encoded one after another, in the same passes as running requests."""
         return await self._warm_plan(plan, budget, ttl, progress, **options)
 
-    @checked_options
+    @checked_options(ModuleOptions)
     async def score_cached(
         self,
         texts: Sequence[str] = (),
@@ -175,7 +175,7 @@ class AsyncLLM(PlanCalls):
         """See ``LLM.score_cached``."""
         return await self._score_cached(texts, hashes, messages, alone=alone, **options)
 
-    @checked_options
+    @checked_options(ModuleOptions)
     async def pin(
         self,
         name: str,
@@ -191,12 +191,12 @@ class AsyncLLM(PlanCalls):
         """See ``LLM.unpin``. ``tenant`` as in ``pin``."""
         return await self._unpin(name, cache_salt=cache_salt, tenant=tenant)
 
-    @checked_options
+    @checked_options(ModuleOptions)
     async def evict(self, name: str, *, modules: Sequence[str] = (), **options: Unpack[ModuleOptions]) -> int:
         """See ``LLM.evict``."""
         return await self._evict(name, modules, **options)
 
-    @checked_options
+    @checked_options(ModuleOptions)
     async def stored(self, name: str, **options: Unpack[ModuleOptions]) -> dict[str, tuple[int, int]]:
         """See ``LLM.stored``."""
         return await self._stored(name, **options)

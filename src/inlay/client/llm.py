@@ -80,7 +80,7 @@ class LLM(PlanCalls):
         shadow = self.stats().shadow
         return 0 if shadow is None else shadow.samples
 
-    @checked_options
+    @checked_options(RequestOptions)
     def generate(
         self,
         prompts: PromptInput | Sequence[PromptInput],
@@ -115,7 +115,7 @@ class LLM(PlanCalls):
                 bar.update()
         return [state.output() for _, state in asked]
 
-    @checked_options
+    @checked_options(RequestOptions)
     def stream(
         self,
         prompt: PromptInput,
@@ -128,7 +128,7 @@ class LLM(PlanCalls):
         (asked,) = self._asked([prompt], sampling_params, adapter, **options)
         return self._outputs(asked)
 
-    @checked_options
+    @checked_options(ChatRequestOptions)
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
@@ -151,7 +151,7 @@ class LLM(PlanCalls):
         prompts, others = chat_prompts(messages, options)
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, adapter=adapter, **others)
 
-    @checked_options
+    @checked_options(PromptOptions)
     def distributions(
         self,
         prompts: Sequence[PromptInput],
@@ -190,7 +190,7 @@ class LLM(PlanCalls):
             pass
         return [_as_tensor(state.answers[0].distributions) for _, state in asked]
 
-    @checked_options
+    @checked_options(ModuleOptions)
     def add_schema(
         self,
         schema: Schema,
@@ -224,12 +224,12 @@ class LLM(PlanCalls):
             )
         )
 
-    @checked_options
+    @checked_options(ModuleOptions)
     def warm(self, prompt: Any, *, progress: Progress | None = None, **options: Unpack[ModuleOptions]) -> None:
         """Encode the modules that a prompt will read: those of its schema, or marked parts of messages."""
         finish(self._warm(prompt, progress, **options))
 
-    @checked_options
+    @checked_options(ModuleOptions)
     def warm_plan(
         self,
         plan: Sequence[PlanEntry],
@@ -257,7 +257,7 @@ class LLM(PlanCalls):
         """
         return finish(self._warm_plan(plan, budget, ttl, progress, **options))
 
-    @checked_options
+    @checked_options(ModuleOptions)
     def score_cached(
         self,
         texts: Sequence[str] = (),
@@ -286,7 +286,7 @@ class LLM(PlanCalls):
         """
         return finish(self._score_cached(texts, hashes, messages, alone=alone, **options))
 
-    @checked_options
+    @checked_options(ModuleOptions)
     def pin(
         self,
         name: str,
@@ -321,7 +321,7 @@ class LLM(PlanCalls):
         """Remove the pin of a schema under this salt; returns False if there was none."""
         return finish(self._unpin(name, cache_salt=cache_salt))
 
-    @checked_options
+    @checked_options(ModuleOptions)
     def evict(self, name: str, *, modules: Sequence[str] = (), **options: Unpack[ModuleOptions]) -> int:
         """Evict a schema's segments from the pool and the store, with the text stored behind them. The schema stays.
 
@@ -337,7 +337,7 @@ class LLM(PlanCalls):
         """
         return finish(self._evict(name, modules, **options))
 
-    @checked_options
+    @checked_options(ModuleOptions)
     def stored(self, name: str, **options: Unpack[ModuleOptions]) -> dict[str, tuple[int, int]]:
         """Return module → its tokens, and its stored tokens; "" stands for text outside modules.
 
@@ -349,7 +349,7 @@ class LLM(PlanCalls):
         """Evict all stored segments that no request reads."""
         finish(self._waiting.result(self.client.forget()))
 
-    @checked_options
+    @checked_options(OwnerOptions)
     def deviations(
         self,
         name: str,

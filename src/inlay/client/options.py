@@ -7,7 +7,7 @@ from dataclasses import fields
 from difflib import get_close_matches
 from functools import wraps
 from inspect import signature
-from typing import Any, ParamSpec, TypedDict, TypeVar, get_args
+from typing import Any, ParamSpec, TypedDict, TypeVar
 
 from inlay.errors import ParameterError
 from inlay.policy import ReusePolicy, check_schema_fields
@@ -138,20 +138,23 @@ class ModuleOptions(OwnerOptions, total=False):
     positions: str | None
 
 
-def checked_options(method: Callable[P, R]) -> Callable[P, R]:
-    """Let a method with ``**options: Unpack[...]`` refuse unknown options at the call, with ParameterError."""
-    parameters = signature(method).parameters
-    last = next(each for each in parameters.values() if each.kind is each.VAR_KEYWORD)
-    (options,) = get_args(eval(last.annotation, method.__globals__))  # "Unpack[RequestOptions]"
-    known = frozenset(parameters) - {"self", last.name} | frozenset(options.__annotations__)
+def checked_options(options: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Let a method with ``**_: Unpack[options]`` refuse unknown options at the call, with ParameterError."""
 
-    @wraps(method)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not kwargs.keys() <= known:
-            raise _unknown(method.__qualname__, known, kwargs)
-        return method(*args, **kwargs)
+    def checked(method: Callable[P, R]) -> Callable[P, R]:
+        parameters = signature(method).parameters.values()
+        named = {each.name for each in parameters if each.kind is not each.VAR_KEYWORD} - {"self"}
+        known = frozenset(named | options.__annotations__.keys())
 
-    return call
+        @wraps(method)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            if not kwargs.keys() <= known:
+                raise _unknown(method.__qualname__, known, kwargs)
+            return method(*args, **kwargs)
+
+        return call
+
+    return checked
 
 
 def _unknown(method: str, known: frozenset[str], given: Mapping[str, object]) -> ParameterError:
