@@ -12,6 +12,8 @@ from inlay.engine.pass_cost import RowCost
 MOST_DRAFT = 16
 #: The most draft rows of one pass.
 MOST_ROWS = 256
+#: With more answers in a pass, none has a draft: their rows fill the pass, and searching for drafts takes time as well.
+MOST_ANSWERS = 32
 #: A token with a lower chance is not tried, even where a row costs nothing.
 LEAST_CHANCE = 0.05
 #: A draft must raise the tokens a second by this share. Less is within the error of the measured times.

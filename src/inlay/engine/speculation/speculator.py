@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from inlay.engine.pass_cost import RowCost
 from inlay.engine.request import Request
-from inlay.engine.speculation.draft_length import MOST_DRAFT, AcceptanceRates, Chance, choose_lengths
+from inlay.engine.speculation.draft_length import MOST_ANSWERS, MOST_DRAFT, AcceptanceRates, Chance, choose_lengths
 from inlay.engine.speculation.text_index import MOST_MATCH, EarlierAnswer, EarlierAnswers, GrowingIndex
 from inlay.sampling.row import Row
 from inlay.types import DRAFT_SOURCES
@@ -159,7 +159,7 @@ class Speculator:
             most: the most rows to add.
         """
         found: dict[Request, Draft] = {}
-        if most <= 0:
+        if most <= 0 or len(requests) > MOST_ANSWERS:
             return found
         finders = [finder for request in requests if (finder := self._follow(request)) is not None]
         if not finders:

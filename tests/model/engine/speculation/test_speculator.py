@@ -12,7 +12,7 @@ import pytest
 
 from inlay import LLM, SamplingParams, Schema
 from inlay.engine.request import Request
-from inlay.engine.speculation.draft_length import AcceptanceRates
+from inlay.engine.speculation.draft_length import MOST_ANSWERS, AcceptanceRates
 from inlay.engine.speculation.speculator import Draft, Speculator
 from inlay.errors import ParameterError
 from inlay.sampling import sampler
@@ -193,6 +193,17 @@ def test_usage_and_statistics_count_drafts():
     assert sum(output.usage.accepted_tokens for output in outputs) == sum(accepted.values()) > 0
     assert accepted["answer"] > 60
     assert llm.stats().steps < 100, "accepted tokens save passes"
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_large_batch_gets_no_drafts(more):
+    llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0, speculation="lookup")
+    llm.local.engine.speculator = Speculator(FREE)
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    prompts = ["One prompt."] * (MOST_ANSWERS + more)
+    outputs = [output for _ in range(2) for output in llm.generate(prompts, params)]
+    drafted = sum(output.usage.drafted_tokens for output in outputs)
+    assert drafted == 0 if more else drafted > 0
 
 
 def test_speculation_is_off_if_asked():
