@@ -29,7 +29,7 @@ constexpr int64_t kTile = 16;         // rows of x that are lanes at the same ti
 constexpr int64_t kHalf = kTile / 2;  // and those of the last tile, if it has no more
 constexpr int64_t kBlock = 256;       // inputs at a time: those of a tile fill half of the first-level cache
 constexpr int64_t kOuts = 48;         // outputs of one share of work: whole groups of 6, 8 and 12
-constexpr int64_t kRows = 512;        // rows of one share of work, so that its sums stay in the second-level cache
+constexpr int64_t kRows = 512;        // rows at a time, so that the sums of a share stay in the second-level cache
 constexpr int64_t kAhead = 2048;      // weights between a product and the prefetched ones: 4 KiB
 constexpr int64_t kStream = 1 << 14;  // weights that pay for waking another thread
 
@@ -192,19 +192,19 @@ void write(const Linear& layer, int64_t first, int64_t end, int64_t tile, int64_
     }
 }
 
-// Outputs first … first + outs - 1 of the tiles begin … end - 1.
-void share(const Linear& layer, const Lanes& lanes, int64_t first, int64_t outs, int64_t begin, int64_t end) {
+// Outputs first … first + outs - 1 of all rows.
+void share(const Linear& layer, const Lanes& lanes, int64_t first, int64_t outs) {
   alignas(64) float weight[kOuts * kBlock];
   static thread_local Scratch scratch;
   const int64_t size = outs * kTile;  // sums of a tile
-  float* sums = floats(scratch, (end - begin) * size);
-  std::fill(sums, sums + (end - begin) * size, 0.0f);
+  float* sums = floats(scratch, lanes.tiles() * size);
+  std::fill(sums, sums + lanes.tiles() * size, 0.0f);
   for (int64_t input = 0; input < layer.in; input += kBlock) {
     const int64_t inputs = std::min(kBlock, layer.in - input);
     widen(layer, first, outs, input, inputs, weight);
-    for (int64_t tile = begin; tile < end; ++tile) {
+    for (int64_t tile = 0; tile < lanes.tiles(); ++tile) {
       const float* x = lanes.at(tile, input);
-      float* to = sums + (tile - begin) * size;
+      float* to = sums + tile * size;
       if (lanes.width(tile) == kTile)
         for (int64_t out = 0; out < outs; out += 6)
           multiply<kTile / VL, 6>(x, weight + out * kBlock, inputs, to + out * kTile);
@@ -213,32 +213,40 @@ void share(const Linear& layer, const Lanes& lanes, int64_t first, int64_t outs,
           multiply<kHalf / VL, 12>(x, weight + out * kBlock, inputs, to + out * kHalf);
     }
   }
-  for (int64_t tile = begin; tile < end; ++tile)
-    write(layer, first, std::min(first + outs, layer.out), tile, lanes.width(tile), sums + (tile - begin) * size);
+  for (int64_t tile = 0; tile < lanes.tiles(); ++tile)
+    write(layer, first, std::min(first + outs, layer.out), tile, lanes.width(tile), sums + tile * size);
 }
 
+// At most kRows rows.
 void many_rows(const Linear& layer, int threads) {
   static thread_local Scratch scratch;
   Lanes lanes{nullptr, layer.rows, layer.in};
   lanes.numbers = floats(scratch, lanes.tiles() * kTile * layer.in);
-  const int64_t groups = (layer.rows + kHalf - 1) / kHalf, tiles = kRows / kTile;
+  const int64_t groups = (layer.rows + kHalf - 1) / kHalf;
   const int64_t outs = layer.out < 4 * kOuts * threads ? kOuts / 2 : kOuts;  // small shares are spread more evenly
-  const int64_t across = (layer.out + outs - 1) / outs, shares = across * ((lanes.tiles() + tiles - 1) / tiles);
   std::atomic<int64_t> next{0};
   run_parallel(threads, [&](Team& team, int thread) {
     for (int64_t g = groups * thread / team.threads(); g < groups * (thread + 1) / team.threads(); ++g)
       for (int64_t row = g * kHalf; row < (g + 1) * kHalf; row += VL) pack(layer, lanes, row);
     team.barrier();
-    for (int64_t number; (number = next.fetch_add(1, std::memory_order_relaxed)) < shares;) {
-      const int64_t begin = number / across * tiles;
-      share(layer, lanes, number % across * outs, outs, begin, std::min(begin + tiles, lanes.tiles()));
-    }
+    for (int64_t first; (first = outs * next.fetch_add(1, std::memory_order_relaxed)) < layer.out;)
+      share(layer, lanes, first, outs);
   });
 }
 
 }  // namespace
 
 void LINEAR(const Linear& layer, int threads) {
+  if (layer.rows > kRows) {  // so that the memory for lanes and sums has a bound
+    for (int64_t row = 0; row < layer.rows; row += kRows) {
+      Linear part = layer;
+      part.x += row * layer.x_stride;
+      part.y += row * layer.y_stride;
+      part.rows = std::min(kRows, layer.rows - row);
+      LINEAR(part, threads);
+    }
+    return;
+  }
   switch (layer.rows) {
     case 0: return;
     case 1: return few_rows<1>(layer, threads);
