@@ -36,7 +36,7 @@ _KNOWN_SHARE = 3 / 4  # of a tenant's entries, at most, for known pieces while t
 _DROPPED = 64  # entries that are dropped at a time
 #: The hash of a piece with its adapter, and a tag of the text before it, from 0 up to TAGS.
 Sighting = tuple[int, int]
-TAGS = 255
+TAGS = 1 << 15  # both tags of a piece make an int of 28 bytes
 _MANY = -1  # in place of the tags of a known piece
 
 

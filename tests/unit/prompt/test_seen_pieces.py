@@ -14,7 +14,7 @@ def flood(seen: SeenPieces, count: int, tenant: str = "", salt: str = "", seed: 
     """Note pieces that come once."""
     rng = random.Random(seed)
     for _ in range(count // 100):
-        seen.note(tenant, salt, [(rng.getrandbits(62), 1) for _ in range(100)])
+        seen.note(tenant, salt, [(rng.getrandbits(62), rng.randrange(TAGS)) for _ in range(100)])
 
 
 def test_the_second_and_the_third_text_before_a_piece_are_told_apart() -> None:
@@ -82,9 +82,9 @@ def test_the_table_takes_as_much_memory_as_it_says() -> None:
         flood(seen, 150_000)
         once, _ = tracemalloc.get_traced_memory()
         for number in range(500):
-            pieces = [(number << 40 | n, 250) for n in range(100)]
+            pieces = [(number << 40 | n, TAGS - 2) for n in range(100)]
             seen.note("", "", pieces)
-            seen.note("", "", [(piece, 251) for piece, _ in pieces])
+            seen.note("", "", [(piece, TAGS - 1) for piece, _ in pieces])
         known, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
