@@ -12,31 +12,42 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
+
+import psutil
 
 from inlay.errors import ModelError
 
 
+def module_command(module: str, words: Sequence[object]) -> list[object]:
+    """The command that runs a module of the lab with these arguments."""
+    return [sys.executable, "-m", module, *words]
+
+
 class Worker:
-    """The process of a module. Its first line reports that it is ready.
+    """The process of a program. Its first line reports that it is ready.
 
     Args:
         name: Of the engine, for messages.
-        words: Arguments of the program.
+        command: The program with its arguments; see ``module_command``.
         remedy: How to run without it, for messages.
         errors: Destination of its standard error, as in ``subprocess``; None for this process's own.
+
+    Attributes:
+        first: The first line.
 
     Raises:
         ModelError: The process failed to start.
     """
 
     def __init__(
-        self, name: str, module: str, words: Sequence[object], remedy: str, errors: int | None = subprocess.DEVNULL
+        self, name: str, command: Sequence[object], remedy: str, errors: int | None = subprocess.DEVNULL
     ) -> None:
         self._name = name
         self._remedy = remedy
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *map(str, words)],
+            [str(word) for word in command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -44,7 +55,7 @@ class Worker:
             start_new_session=True,
         )
         try:
-            self._read()
+            self.first = self._read()
         except BaseException:
             self.close()
             raise
@@ -58,6 +69,13 @@ class Worker:
         except BrokenPipeError:
             pass  # it has ended; its last line has the reason
         return self._read()
+
+    def peak_bytes(self) -> int:
+        """The peak resident memory of the process and of its children. Linux only: 0 elsewhere."""
+        with suppress(psutil.Error):
+            parent = psutil.Process(self._process.pid)
+            return sum(_peak_bytes(each.pid) for each in (parent, *parent.children(recursive=True)))
+        return 0
 
     def close(self) -> None:
         """Kill it and the processes that it started."""
@@ -73,3 +91,11 @@ class Worker:
         if "error" in said:
             raise ModelError(f"{said['error']}; {self._remedy}")
         return said
+
+
+def _peak_bytes(pid: int) -> int:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:")), 0)

@@ -201,7 +201,7 @@ class Worker(worker.Worker):
         self._folder = tempfile.TemporaryDirectory(prefix="inlay-bench-")
         file = Path(self._folder.name) / "random.gguf"
         write_gguf(config, file, quantization)
-        super().__init__("llama.cpp", module, (file, *words), remedy)
+        super().__init__("llama.cpp", worker.module_command(module, (file, *words)), remedy)
 
     def close(self) -> None:
         """End the process and delete its file."""

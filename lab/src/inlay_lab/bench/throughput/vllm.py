@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from inlay.errors import ModelError
 from inlay_lab.bench.throughput.runs import Answer, Limit, Run
 from inlay_lab.bench.throughput.workload import Workload
-from inlay_lab.bench.worker import Worker
+from inlay_lab.bench.worker import Worker, module_command
 
 WORKER = "inlay_lab.bench.throughput.vllm_worker"
 _MEMORY_SHARE = 0.85  # of the device's memory, weights included; vLLM's default is 0.9 of an otherwise unused device
@@ -75,7 +75,7 @@ class Vllm:
     def _started(self) -> Worker:
         if self._worker is None:
             words: tuple[Any, ...] = (self._folder.name, *self._words)
-            self._worker = Worker("vLLM", WORKER, words, "its standard error tells more", errors=None)
+            self._worker = Worker("vLLM", module_command(WORKER, words), "its standard error tells more", errors=None)
         return self._worker
 
 

@@ -1,0 +1,1 @@
+"""inlay beside other engines on one machine, each in the Python that has it."""

@@ -1,0 +1,248 @@
+"""Times inlay and other engines in turns, each in a process of its own (engine_process.py)."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, PretrainedConfig
+
+from inlay.errors import ModelError, ParameterError
+from inlay.models.load import check_model, load_tokenizer
+from inlay.models.shapes import shape_settings
+from inlay_lab.bench.decode.llama import ARCHITECTURES, write_gguf
+from inlay_lab.bench.machine import Meter, Progress, describe_machine, in_turns
+from inlay_lab.bench.peers.engine_process import ENGINES, Settings
+from inlay_lab.bench.worker import Worker
+
+PROGRAM = Path(__file__).with_name("engine_process.py")
+_LONGEST_ANSWER = 192  # tokens of the longest answer with the new tokens before it
+_REMEDY = "leave this engine out"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeersSetting:
+    """Options of the benchmark. Raises ParameterError.
+
+    Attributes:
+        model: as inlay takes it.
+        engines: engine → the Python that has it, in the order of the columns.
+        folder: a checkpoint of the model, for engines that read no GGUF file. Default: the model, if it is a folder.
+        gguf: a GGUF file of the model. Default: the model, if it is one.
+        cached: numbers of cached tokens, each with a first token and a batch behind it. The first one is also
+            computed whole, and generates alone.
+        new: new tokens of a prompt.
+        tokens: tokens of an answer.
+        batch: prompts at once.
+    """
+
+    model: str
+    engines: Mapping[str, Path]
+    folder: Path | None = None
+    gguf: Path | None = None
+    dtype: str = "bfloat16"
+    cached: tuple[int, ...] = (2048, 1024, 4096)
+    new: int = 32
+    tokens: int = 64
+    batch: int = 16
+    runs: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("new", "tokens", "batch", "runs"):
+            if getattr(self, name) < 1:
+                raise ParameterError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if not self.cached or min(self.cached) < 1:
+            raise ParameterError("cached needs numbers of 1 or more")
+        if self.new + self.tokens > _LONGEST_ANSWER:
+            raise ParameterError(f"new and tokens are more than {_LONGEST_ANSWER} together; use fewer")
+        for engine, python in self.engines.items():
+            if engine not in ENGINES:
+                raise ParameterError(f"engine is '{engine}'; use one of {', '.join(ENGINES)}")
+            if not python.is_file():
+                raise ParameterError(f"--engine {engine}={python}: no such file; give the Python that has {engine}")
+
+
+@dataclass(frozen=True)
+class Words:
+    """Draws prompts of single tokens that stay single when their text is tokenized again.
+
+    Attributes:
+        ids: tokens to draw from.
+        texts: their texts, or None for a model whose tokens have none.
+    """
+
+    ids: Sequence[int]
+    texts: Sequence[str] | None
+    drawn: random.Random = field(default_factory=lambda: random.Random(0))
+
+    @classmethod
+    def of(cls, model: str, vocabulary: int) -> Words:
+        """The words of a model."""
+        if model.startswith("random:"):
+            return cls(range(min(256, vocabulary // 2), vocabulary), None)
+        vocab = load_tokenizer(model).get_vocab()
+        found = {token: text for text, token in vocab.items() if re.fullmatch("[Ġ▁][a-z]{2,}", text)}
+        return cls(list(found), [f" {text[1:]}" for text in found.values()])
+
+    def draw(self, count: int) -> tuple[list[int], str]:
+        """Return new token ids and their text."""
+        chosen = [self.drawn.randrange(len(self.ids)) for _ in range(count)]
+        return [self.ids[each] for each in chosen], "".join(self.texts[each] for each in chosen) if self.texts else ""
+
+
+class Peer:
+    """A running engine with the meters of its rows. ``load_s`` are the seconds until it was ready."""
+
+    def __init__(self, worker: Worker, setting: PeersSetting, words: Words, load_s: float) -> None:
+        self.worker, self.load_s = worker, load_s
+        self._setting, self._words = setting, words
+        self._shared = {count: words.draw(count) for count in setting.cached}
+
+    def meters(self) -> dict[str, Meter]:
+        """A meter for each row. They return seconds: of a first token, of one token, or of a batch."""
+        first = self._setting.cached[0]
+        return {
+            f"cold {first}": partial(self._cold, first),
+            **{f"behind {count}": partial(self._behind, count) for count in self._setting.cached},
+            f"decode {first}": partial(self._decode, first),
+            **{f"batch {count}": partial(self._batch, count) for count in self._setting.cached},
+        }
+
+    def _cold(self, count: int) -> float:
+        return self._ask([self._words.draw(count + self._setting.new)], 1)
+
+    def _behind(self, count: int) -> float:
+        self._ask([self._prompt(count)], 1)  # stores the shared tokens, if they are not stored
+        return self._ask([self._prompt(count)], 1)
+
+    def _decode(self, count: int) -> float:
+        prompt, tokens = self._prompt(count), self._setting.tokens
+        self._ask([prompt], 1)
+        first = self._ask([prompt], 1)
+        return (self._ask([prompt], 1 + tokens) - first) / tokens
+
+    def _batch(self, count: int) -> float:
+        self._ask([self._prompt(count)], 1)
+        return self._ask([self._prompt(count) for _ in range(self._setting.batch)], self._setting.tokens)
+
+    def _prompt(self, count: int) -> tuple[list[int], str]:
+        """The shared tokens with new ones behind them."""
+        (ids, text), (more, end) = self._shared[count], self._words.draw(self._setting.new)
+        return ids + more, text + end
+
+    def _ask(self, prompts: Sequence[tuple[list[int], str]], tokens: int) -> float:
+        asked = {"prompts": [ids for ids, _ in prompts], "texts": [text for _, text in prompts], "tokens": tokens}
+        answer = self.worker.ask(json.dumps(asked))
+        if answer["tokens"] != tokens:
+            raise ModelError(f"an answer has {answer['tokens']} tokens in place of {tokens}; {_REMEDY}")
+        return float(answer["seconds"])
+
+
+def measure_peers(setting: PeersSetting, progress: Progress | None = None) -> dict[str, Any]:
+    """Time every engine; returns ``{"columns": {engine: {…} or {"skipped": reason}}, …}``. Raises InlayError."""
+    config = _config(setting.model)
+    words = Words.of(setting.model, config.vocab_size)
+    columns: dict[str, dict[str, Any]] = {}
+    meters: dict[str, Meter] = {}
+    with ExitStack() as stack:
+        forms = stack.enter_context(_forms(setting, config))
+        peers: dict[str, Peer] = {}
+        for engine in setting.engines:
+            try:
+                peers[engine] = _started(engine, setting, forms, words, stack)
+                peers[engine].worker.ask(json.dumps({"prompts": [[words.ids[0]]], "texts": [" the"], "tokens": 1}))
+            except ModelError as error:
+                columns[engine] = {"skipped": str(error)}
+                peers.pop(engine, None)
+            else:
+                meters |= {f"{engine}/{row}": meter for row, meter in peers[engine].meters().items()}
+        timed = in_turns(meters, setting.runs, progress) if meters else {}
+        for engine, peer in peers.items():
+            rows = {row: timed[f"{engine}/{row}"].seconds for row in peer.meters()}
+            columns[engine] = {
+                "version": peer.worker.first["version"],
+                "load_s": round(peer.load_s, 2),
+                **_rounded(rows, setting),
+                "peak_gib": round(peer.worker.peak_bytes() / 2**30, 2),
+            }
+    return {
+        "setting": asdict(setting)
+        | {name: str(getattr(setting, name) or "") for name in ("folder", "gguf")}
+        | {"engines": {engine: str(python) for engine, python in setting.engines.items()}},
+        "columns": {engine: columns[engine] for engine in setting.engines},
+        "machine": describe_machine(),
+    }
+
+
+def _config(model: str) -> PretrainedConfig:
+    """The configuration of a model. Raises ModelError if inlay would refuse the model."""
+    if not model.startswith("random:"):
+        return check_model(model)
+    settings = shape_settings(model.removeprefix("random:"))
+    return AutoConfig.for_model(settings.pop("model_type"), **settings)
+
+
+def _rounded(rows: Mapping[str, float], setting: PeersSetting) -> dict[str, float]:
+    """Milliseconds of first tokens and of a token, and tokens a second of a batch."""
+    values = {}
+    for row, seconds in rows.items():
+        kind, count = row.split()
+        if kind == "batch":
+            values[f"batch_{count}_tokens_s"] = round(setting.batch * setting.tokens / seconds, 1)
+        else:
+            values[f"{kind}_{count}_ms"] = round(seconds * 1000, 2)
+    return values
+
+
+def _started(engine: str, setting: PeersSetting, forms: Settings, words: Words, stack: ExitStack) -> Peer:
+    """Start an engine. Raises ModelError if it does not start or reads no form of the model."""
+    kind = ENGINES[engine]
+    given: Any = forms
+    if given[kind.needs] is None:
+        option = {"folder": "--folder with a checkpoint of it", "gguf": "--gguf with a GGUF file of it"}[kind.needs]
+        raise ModelError(f"it cannot read {setting.model}; give {option}")
+    if kind.takes_text and words.texts is None:
+        raise ModelError("it takes text, and the tokens of a random model have none")
+    command = [setting.engines[engine], PROGRAM, engine, json.dumps(forms)]
+    started = time.perf_counter()
+    worker = Worker(engine, command, _REMEDY)
+    stack.callback(worker.close)
+    return Peer(worker, setting, words, time.perf_counter() - started)
+
+
+@contextmanager
+def _forms(setting: PeersSetting, config: PretrainedConfig) -> Iterator[Settings]:
+    """The forms of the model that engines read. Those of a random model are written."""
+    model = Path(setting.model)
+    folder = setting.folder or (model if model.is_dir() else None)
+    gguf = setting.gguf or (model if model.suffix == ".gguf" else None)
+    with tempfile.TemporaryDirectory(prefix="inlay-bench-") as written:
+        if setting.model.startswith("random:"):
+            folder = Path(written) / "checkpoint"  # without weights: an engine draws its own
+            config.architectures = [f"{config.model_type.capitalize()}ForCausalLM"]
+            config.save_pretrained(folder)
+            if (
+                any(ENGINES[engine].needs == "gguf" for engine in setting.engines)
+                and config.model_type in ARCHITECTURES
+            ):
+                gguf = Path(written) / "random.gguf"
+                write_gguf(config, gguf, words=True)
+        yield Settings(
+            model=setting.model,
+            folder=None if folder is None else str(folder),
+            gguf=None if gguf is None else str(gguf),
+            dtype=setting.dtype,
+            threads=torch.get_num_threads(),
+            longest=max(setting.cached) + _LONGEST_ANSWER,
+            most=setting.batch,
+        )

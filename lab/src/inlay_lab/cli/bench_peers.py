@@ -1,0 +1,99 @@
+"""``inlay bench peers``: inlay beside other engines, with the same prompts on the same machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from inlay.cli.options import AsJson, Model, Runs, Threads, counts
+from inlay.errors import ParameterError
+from inlay_lab.cli.bench_tables import make_table, number
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def peers(
+    model: Model,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Another engine and the Python that has it, such as vllm=/opt/vllm/bin/python; again for each: vllm, "
+            "vllm-eager, llama.cpp, openvino, mistral.rs."
+        ),
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="A checkpoint of the model, for engines that read no GGUF file.")
+    ] = None,
+    gguf: Annotated[
+        Path | None, typer.Option(help="A GGUF file of the model, for engines that read only these.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Of inlay's weights and vLLM's.")] = "bfloat16",
+    cached: Annotated[
+        str, typer.Option(help="Cached tokens; the first number also cold and alone.")
+    ] = "2048,1024,4096",
+    new: Annotated[int, typer.Option(help="New tokens of a prompt.")] = 32,
+    tokens: Annotated[int, typer.Option(help="Tokens of an answer.")] = 64,
+    batch: Annotated[int, typer.Option(help="Prompts at once.")] = 16,
+    runs: Runs = 3,
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time first tokens, one answer, and many answers behind a shared prefix, in inlay and in other engines."""
+    from inlay.cli.output import stdout_console, token_progress
+    from inlay_lab.bench.peers.measure import PeersSetting, measure_peers
+
+    setting = PeersSetting(
+        model=model,
+        engines={"inlay": Path(sys.executable), **dict(_parsed(each) for each in engine or ())},
+        folder=folder,
+        gguf=gguf,
+        dtype=dtype,
+        cached=tuple(counts("--cached", cached)),
+        new=new,
+        tokens=tokens,
+        batch=batch,
+        runs=runs,
+    )
+    with token_progress("rounds") as progress:
+        result = measure_peers(setting, progress)
+    if as_json:
+        print(json.dumps(result))
+        return
+    console = stdout_console()
+    console.print(_table(result["columns"]))
+    for name, column in result["columns"].items():
+        if "skipped" in column:
+            console.print(f"{name} is left out: {column['skipped']}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _parsed(text: str) -> tuple[str, Path]:
+    name, equals, python = text.partition("=")
+    if not equals:
+        raise ParameterError(f"--engine is '{text}'; write the engine and the Python that has it: vllm=PATH")
+    return name, Path(python)
+
+
+def _table(columns: dict[str, dict[str, Any]]) -> Table:
+    timed = {name: column for name, column in columns.items() if "skipped" not in column}
+    table = make_table(("", *(f"{name} {column['version']}" for name, column in timed.items())))
+    for row in next(iter(timed.values()), {}):
+        if row != "version":
+            table.add_row(_title(row), *(number(column[row]) for column in timed.values()))
+    return table
+
+
+def _title(row: str) -> str:
+    kind, *count = row.split("_")
+    return {
+        "load": "ready after, s",
+        "cold": f"first token, {count[0]} tokens and new ones computed, ms",
+        "behind": f"first token behind {count[0]} cached, ms",
+        "decode": f"one answer behind {count[0]}, ms/token",
+        "batch": f"answers at once behind {count[0]} shared, tokens/s",
+        "peak": "peak memory, GiB",
+    }[kind]
