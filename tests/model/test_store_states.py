@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,22 @@ def test_an_evicted_schema_leaves_no_state_in_the_pool_or_on_disk(known, tmp_pat
             second.recorder.llm.evict("s")
             assert second.cached("And back?") == 0
             second.recorder.llm.evict("s")
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_evicted_schema_is_not_written_afterwards(name, tmp_path, monkeypatch):
+    put = DiskTier.put
+
+    def slow_put(*given):
+        time.sleep(0.2)
+        put(*given)
+
+    monkeypatch.setattr(DiskTier, "put", slow_put)  # eviction comes while segments are being written
+    with Process(name, tmp_path) as process:
+        process.cached("What then?")
+        process.cached("And now?")
+        process.recorder.llm.evict("s")
     assert files(tmp_path) == []
 
 

@@ -233,10 +233,15 @@ class Residency:
         return self._stack.known()
 
     def forget_labelled(self, labels: frozenset[bytes]) -> None:
-        """Forget the segments in the tiers that have any of these labels, those of earlier processes included.
+        """Forget the segments with any of these labels, in the tiers or still to be written to them.
 
-        A shared tier keeps those that this process has neither written nor read.
+        Those of earlier processes are included. A shared tier keeps those that this process has neither written nor
+        read.
         """
+        for spec in self._saver.unwritten():
+            if not labels.isdisjoint(spec.labels):
+                for form in self.forms(spec):
+                    self.forget(form.key)
         for tier in self.tiers if labels else ():
             for entry in tier.labelled(labels):
                 if entry.fingerprint == self._store.keys.fingerprint:

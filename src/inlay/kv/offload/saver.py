@@ -106,6 +106,11 @@ class Saver:
         self._waiting[spec.key] = spec, time.monotonic()
         self._save_next()
 
+    def unwritten(self) -> list[SegmentSpec]:
+        """The segments that are queued for writing or being written."""
+        waiting = [spec for spec, _ in self._waiting.values()]
+        return waiting if self._saving is None else [self._saving.spec, *waiting]
+
     def forget(self, key: bytes) -> None:
         """See Residency.forget."""
         self._waiting.pop(key, None)
