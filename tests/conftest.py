@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections import Counter
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,19 @@ os.environ["INLAY_STORE"] = "off"  # a test that wants a store says so
 
 # Targets that try the same examples every time learn nothing from many; see tests/generated.py.
 settings.register_profile("ci", settings.get_profile("ci"), max_examples=25)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked ``sampled(n)``, mark all but every n-th case as long."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("sampled")
+        if mark is not None:
+            test = item.nodeid.partition("[")[0]
+            if seen[test] % mark.args[0]:
+                item.add_marker(pytest.mark.long)
+            seen[test] += 1
 
 
 def pytest_collection_finish() -> None:

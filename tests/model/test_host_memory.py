@@ -327,6 +327,7 @@ def test_the_memory_is_the_device_s_to_lock(device, monkeypatch):
     llm.shutdown()
 
 
+@pytest.mark.long
 def test_run_says_what_came_from_there(device, tmp_path, capsys):
     from inlay.cli.main import main
 

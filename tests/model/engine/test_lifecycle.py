@@ -189,6 +189,7 @@ def test_who_waited_for_a_cancelled_request_computes_the_rest():
     check_stock(driver, other)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["llama", "mistral"])
 @pytest.mark.parametrize("steps", range(1, 9))
 def test_what_a_cancelled_request_had_computed_of_its_prompt_is_found_by_the_next(name, steps):
@@ -205,6 +206,7 @@ def test_what_a_cancelled_request_had_computed_of_its_prompt_is_found_by_the_nex
     assert driver.all_free()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("steps", range(1, 12))
 def test_modules_that_a_cancelled_request_had_computed_are_found_by_the_next(steps):
     driver, alone = Driver(max_num_batched_tokens=8), Driver()

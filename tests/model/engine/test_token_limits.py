@@ -93,6 +93,7 @@ def test_a_prompt_is_cut_to_what_leaves_room(llm):
     assert len(output.outputs[0].token_ids) == GREEDY.max_tokens
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("word", ["river ", "Größe ", "<|im_end|> ", "no-space"])
 @pytest.mark.parametrize("kept", [1, 50, -1])
 def test_a_text_far_beyond_the_context_keeps_its_end(llm, word, kept):

@@ -24,6 +24,7 @@ ASKING = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("which", "policy", "recompute"), in_pairs(ASKING, POLICIES, ["linked:3", "linked:0", "linked:7"])
 )

@@ -52,6 +52,7 @@ def check(recorder, loaded, prompt, reuse, positions, told=None):
     return output
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("which", "name", "recompute"), in_pairs(PROMPTS, CONFIGS, ["linked:3", "profiled:0.4"]))
 def test_a_repaired_prompt(which, name, recompute):
     loaded, schema = tiny(name), Schema.from_string(SCHEMA)
@@ -70,6 +71,7 @@ def test_a_repaired_prompt(which, name, recompute):
         assert first.usage.linked_tokens == (first.usage.recomputed_tokens if recompute.startswith("linked") else 0)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", list(CONFIGS))
 @pytest.mark.parametrize("recompute", ["profiled:1", "linked:1000"])
 def test_a_ratio_of_one_is_full_prefill(name, recompute):

@@ -88,6 +88,7 @@ def check(recorder, loaded, prompt, policy, positions, *, told=None):
     return request, anew
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("which", "name", "kind"),
     in_pairs(["order and gaps", NESTED, "ends in a module", "new text in the middle"], CONFIGS, KINDS),
@@ -135,6 +136,7 @@ def test_a_ratio_of_nothing_is_no_repair(kind):
     assert (output.usage.recomputed_tokens, output.usage.selecting_tokens, output.usage.computed_tokens) == (0, 0, 1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", ["reference", "torch"])
 @pytest.mark.parametrize("budget", [3, 4096])
 @pytest.mark.parametrize("kind", KINDS)

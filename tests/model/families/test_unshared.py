@@ -29,6 +29,7 @@ from tests.server.server.conftest import running
 SHORT = ("mamba", "qwen3_next", "gptj")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize(
     "name",

@@ -268,6 +268,7 @@ def test_a_conversation_with_text_found_a_second_time_continues_from_its_own_pre
     assert again.computed_tokens <= again.prompt_tokens - first.prompt_tokens + 16
 
 
+@pytest.mark.long
 def test_reuse_does_not_decay_after_100_new_prompts(llm: LLM) -> None:
     text = prose(11, 40)
     for front in ("One.\n\n", "Two two.\n\n"):

@@ -110,6 +110,7 @@ def test_the_document_has_every_route(operations: dict[str, Any]):
     assert set(operations) == set(OPERATIONS)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_made_up_requests(operations: dict[str, Any], name: str):
     try_out(operations[name], 8)

@@ -121,6 +121,7 @@ def test_run_reads_a_prompt_from_standard_input(files, capsys, monkeypatch):
     assert json.loads(out)["cached_tokens"] > 0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("reuse", ["off", "exact", "isolated", "anchored"])
 @pytest.mark.parametrize("positions", ["schema", "packed"])
 def test_every_policy(files, capsys, reuse, positions):

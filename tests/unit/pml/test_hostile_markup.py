@@ -106,6 +106,7 @@ WHITE: dict[str, Callable[[], str]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("make", WHITE.values(), ids=WHITE.keys())
 def test_white_space(make: Callable[[], str]) -> None:
     text = make()

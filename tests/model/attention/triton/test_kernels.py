@@ -34,7 +34,7 @@ from tests.unit.attention.kernel_cases import (
     with_rotary,
 )
 
-pytestmark = interpreted
+pytestmark = [interpreted, pytest.mark.sampled(3)]
 
 SHORT = [
     Part.of(90, 5, (Item(SlotRange(0, 71), 0), Item(SlotRange(75, 6), 3, shift=9)), (SlotRange(120, 5),)),

@@ -25,7 +25,7 @@ from tests.model.equivalence.test_modules import SCHEMA
 from tests.raising import raises
 from tests.unit.attention.kernel_cases import Layer, fresh_of, with_rotary
 
-pytestmark = interpreted
+pytestmark = [interpreted, pytest.mark.sampled(3)]
 
 TRIP = Schema.from_string(SCHEMA)
 FORCED = [[5, 200, 77], [9]]

@@ -661,6 +661,7 @@ def test_many_salts_that_come_once_take_nobodys_promotion(monkeypatch):
     assert ask(driver, "ab", salt="one").usage.promoted_tokens == FIRST + SECOND
 
 
+@pytest.mark.long
 def test_many_combinations_in_a_small_pool_come_out_right():
     """Exact prompts agree with the stock model, and the accounting is consistent."""
     randomly, exact = random.Random(3), 0

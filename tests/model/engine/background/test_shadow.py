@@ -76,6 +76,7 @@ def compared(monkeypatch) -> list[AnswerComparison]:
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("tokens", [1, 7, 500])
 @pytest.mark.parametrize(
     ("model", "reuse", "positions"),
@@ -380,6 +381,7 @@ def test_a_threshold_for_nothing_is_told_so():
         LLM(tiny("llama"), shadow_threshold=0.5)
 
 
+@pytest.mark.long
 def test_a_schema_whose_answers_go_too_far_falls_back_and_another_does_not(monkeypatch):
     """On the model in the package: counting needs sight across documents, and a fact of one document does not."""
     monkeypatch.setattr(divergence_log, "LOOK", 8)

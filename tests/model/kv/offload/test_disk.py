@@ -428,6 +428,7 @@ def killed(folder: Path, times: int) -> None:
         tier.close()
 
 
+@pytest.mark.long
 def test_killed_writers_leave_whole_files_or_none(tmp_path):
     killed(tmp_path, 20)
 
