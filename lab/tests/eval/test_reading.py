@@ -11,7 +11,7 @@ import torch
 from inlay import LLM, ParameterError
 from inlay_lab.eval import reading as module
 from inlay_lab.eval.reading import expected_flips, measure_reading, table
-from inlay_lab.eval.reading_data import documents_data, messages_of, read_data
+from inlay_lab.eval.reading_data import documents_data, messages_of, read_data, schema_prompt
 from inlay_lab.eval.reading_tasks import choice, citation, rouge_l
 from tests.raising import raises
 
@@ -48,6 +48,37 @@ def test_the_gold_passage_takes_every_place(folder):
         parts = messages_of(data, question, 3, number)[1]["content"]
         assert parts[number]["text"].strip() == data.passages[question.passage]
         assert parts[-1]["text"] == f"Question: {question.text}"
+
+
+def test_a_prompt_of_a_schema_has_the_text_of_the_messages(folder):
+    data, llm, gaps = read_data(folder), demo(), 0
+    for number, question in enumerate(data.questions):
+        schema, prompt = schema_prompt(data, question, 2, number, 3)
+        assert len(schema.modules) == 3
+        llm.add_schema(schema, encode=False)
+        ids = llm.lay_out(messages_of(data, question, 2, number), reuse="exact").ids
+        laid_out = llm.lay_out(prompt, reuse="anchored", positions="schema")
+        assert laid_out.ids == ids
+        gaps += laid_out.positions[-1] >= len(ids)
+    assert gaps
+
+
+def test_modules_of_a_schema_are_read_at_its_positions(folder):
+    data, llm = read_data(folder), demo()
+    result = measure_reading(llm, data, policies=("anchored", "anchored+profiled:1"), passages=2, questions=3, schema=3)
+    full, anchored, recomputed = result["rows"]
+    assert result["schema"] == 3
+    assert full["read"] == 0 < 0.05 < anchored["read"]
+    assert recomputed["recomputed"] > 0.3
+    assert anchored["kl"] > recomputed["kl"]
+    packed = measure_reading(llm, data, policies=("anchored",), passages=2, questions=3)["rows"][1]
+    assert packed["kl"] != pytest.approx(anchored["kl"], rel=1e-3)
+
+
+@pytest.mark.parametrize("given", [{"schema": 1}, {"schema": 3, "marks": False}, {"schema": 3, "tasks": ("choice",)}])
+def test_a_schema_that_does_not_fit_is_rejected(folder, given):
+    with raises("parameter.conflict"):
+        measure_reading(demo(), read_data(folder), policies=("modular+content",), passages=2, questions=1, **given)
 
 
 def demo() -> LLM:

@@ -48,6 +48,14 @@ def reading(
         bool,
         typer.Option(help="Mark the passages. --no-marks is for policies like modular+content, which find plain text."),
     ] = True,
+    schema: Annotated[
+        int,
+        typer.Option(
+            help="Read the passages as modules of a schema with this many passages, at its positions. 0 for marked "
+            "messages, where no position is left out.",
+            min=0,
+        ),
+    ] = 0,
     report: Annotated[
         Path | None,
         typer.Option(help="Write the table and the JSON into this directory, anew after every eight questions."),
@@ -102,6 +110,7 @@ def reading(
             tasks=words(tasks) if tasks else (),
             floor=other,
             marks=marks,
+            schema=schema,
             progress=progress,
             partial=write,
         )

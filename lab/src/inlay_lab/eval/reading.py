@@ -19,11 +19,13 @@ from inlay.check.run import divergence
 from inlay.check.statistics import mean_interval, wilson_interval
 from inlay.client.llm import LLM
 from inlay.errors import ParameterError
+from inlay.pml import PromptBuilder
 from inlay.policy import ReusePolicy
+from inlay.prompt.inputs import PromptInput
 from inlay.sampling.params import SamplingParams
 from inlay_lab.eval import reading_tasks
 from inlay_lab.eval.longbench.metrics import f1
-from inlay_lab.eval.reading_data import Data, Question, Row, messages_of
+from inlay_lab.eval.reading_data import Data, Question, Row, messages_of, schema_prompt
 from inlay_lab.eval.reading_tasks import TASKS, Answered
 
 #: Policies that are compared by default.
@@ -72,6 +74,7 @@ def measure_reading(
     tasks: Sequence[str] = (),
     floor: LLM | None = None,
     marks: bool = True,
+    schema: int = 0,
     progress: Callable[[int, int], None] | None = None,
     partial: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
@@ -86,6 +89,8 @@ def measure_reading(
         tasks: Names of reading_tasks.TASKS, measured beside the answers.
         floor: The same model in another rounding. Its full prefill is a row of its own: the noise floor.
         marks: False to ask over plain text, for policies that find it by its content. Excludes ``tasks``.
+        schema: Passages of a schema from which each prompt selects its own; the policies read them at the positions of
+            the schema. 0 for marked messages, whose passages stand one behind the other. Excludes ``tasks``.
         progress: Called with the number of finished questions and the total.
         partial: Called with the result so far, after each batch of questions.
 
@@ -100,14 +105,20 @@ def measure_reading(
     for task in tasks:
         if task not in TASKS:
             raise ParameterError(f"there is no task {task!r}; use {', '.join(TASKS)}", code="parameter.unknown_choice")
-    if tasks and not marks:
+    if tasks and (schema or not marks):
         raise ParameterError(
-            "tasks need marked passages; leave tasks out, or keep the marks", code="parameter.conflict"
+            "tasks need marked passages; leave tasks out, or keep the marks and use no schema",
+            code="parameter.conflict",
+        )
+    if schema and (not marks or schema < passages):
+        raise ParameterError(
+            f"schema is {schema}; give at least {passages}, the passages of a prompt, and keep the marks",
+            code="parameter.conflict",
         )
     draws = any(not question.contexts for question in data.questions)
     if draws and passages > len(data.passages):
         raise ParameterError(f"passages is {passages} and there are {len(data.passages)}; give less")
-    run = _Run(llm, floor, ["off", *([_FLOOR] if floor is not None else []), *policies], passages, tasks, marks)
+    run = _Run(llm, floor, ["off", *([_FLOOR] if floor is not None else []), *policies], passages, tasks, marks, schema)
     chosen = data.questions[:questions]
     try:
         for first in range(0, len(chosen), AT_ONCE):
@@ -126,9 +137,16 @@ class _Run:
     """The answers so far, by name of the row. All rows have the same questions."""
 
     def __init__(
-        self, llm: LLM, floor: LLM | None, names: Sequence[str], passages: int, tasks: Sequence[str], marks: bool
+        self,
+        llm: LLM,
+        floor: LLM | None,
+        names: Sequence[str],
+        passages: int,
+        tasks: Sequence[str],
+        marks: bool,
+        schema: int,
     ) -> None:
-        self._marks = marks
+        self._marks, self._schema = marks, schema
         self._llm, self._floor, self._names, self._passages, self._tasks = llm, floor, names, passages, tasks
         self.questions: list[Question] = []
         self._extracted: dict[str, list[Extracted]] = {name: [] for name in names}
@@ -149,12 +167,16 @@ class _Run:
         answered: dict[tuple[str, str], list[Answered]] = {}
         for name in self._names:
             llm, policy, salt = self._way(name, batch[0][0])
-            if policy != "exact" and self._marks:
+            reuse = ReusePolicy.parse(policy, "schema" if self._schema and policy != "exact" else None)
+            prompts: Sequence[PromptInput] = messages
+            if policy != "exact" and self._schema:
+                prompts = [self._imported(data, question, number, reuse, salt) for number, question in batch]
+            elif policy != "exact" and self._marks:
                 _encode(llm, messages, policy, salt)
             elif policy != "exact":
                 self._find(data, batch, policy, salt)
             ids = None if name == "off" else [one.ids for one in extracted["off"]]
-            extracted[name] = _extract(llm, messages, questions, policy, salt, ids)
+            extracted[name] = _extract(llm, prompts, questions, reuse, salt, ids)
             for task in self._tasks:
                 if policy != "exact":
                     _encode(llm, [one.messages for one in asked[task]], policy, salt)
@@ -166,6 +188,15 @@ class _Run:
                 self._answered[name, task] += answered[name, task]
         for task in self._tasks:
             self._asked[task] += asked[task]
+
+    def _imported(self, data: Data, question: Question, number: int, reuse: ReusePolicy, salt: str) -> PromptBuilder:
+        """Add the schema of a question, and return its prompt."""
+        schema, prompt = schema_prompt(data, question, self._passages, number, self._schema)
+        self._llm.add_schema(schema, reuse=reuse, cache_salt=salt, replace=True)
+        _, other = schema_prompt(data, question, self._passages, number, self._schema, ask="Thank you.")
+        once = SamplingParams(temperature=0, max_tokens=1)
+        self._llm.generate([other], once, reuse=reuse, cache_salt=salt)  # makes the profiles that the policy needs
+        return prompt
 
     def _find(self, data: Data, batch: Sequence[tuple[int, Question]], policy: str, salt: str) -> None:
         """Ask something else about the passages behind two other texts, so that they are stored with profiles."""
@@ -184,6 +215,7 @@ class _Run:
         return {
             "model": self._llm.model_name,
             "passages": self._passages,
+            "schema": self._schema,
             "questions": len(self.questions),
             "tasks": list(self._tasks),
             "rows": self._rows(),
@@ -229,22 +261,22 @@ def _encode(llm: LLM, messages: Sequence[list[Row]], policy: str, salt: str) -> 
 
 def _extract(
     llm: LLM,
-    messages: Sequence[list[Row]],
+    prompts: Sequence[PromptInput],
     questions: Sequence[Question],
-    policy: str,
+    reuse: ReusePolicy,
     salt: str,
     ids: Sequence[Sequence[int]] | None,
 ) -> list[Extracted]:
     """Answer greedily, and score fixed tokens: the reference's answers ``ids`` (the own for None), gold, and other."""
-    params, reuse = SamplingParams(temperature=0, max_tokens=_TOKENS), ReusePolicy.parse(policy)
-    outputs = llm.generate(messages, params, reuse=reuse, cache_salt=salt)
+    params = SamplingParams(temperature=0, max_tokens=_TOKENS)
+    outputs = llm.generate(prompts, params, reuse=reuse, cache_salt=salt)
     own = [output.outputs[0].token_ids for output in outputs] if ids is None else ids
     encode = llm.processor.encoder.text
     fixed = [
         (said, encode(question.gold), encode(question.other)) for said, question in zip(own, questions, strict=True)
     ]
-    prompts = [chat for chat in messages for _ in range(3)]
-    taken = llm.distributions(prompts, [each for three in fixed for each in three], reuse=reuse, cache_salt=salt)
+    three_times = [prompt for prompt in prompts for _ in range(3)]
+    taken = llm.distributions(three_times, [each for three in fixed for each in three], reuse=reuse, cache_salt=salt)
     found = []
     for number, (output, three) in enumerate(zip(outputs, fixed, strict=True)):
         rows = taken[3 * number : 3 * number + 3]

@@ -8,8 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from xml.sax.saxutils import escape
 
 from inlay.errors import ParameterError
+from inlay.pml import PromptBuilder, Schema
 from inlay_lab.eval.collection import Retriever, generated, joined
 
 SYSTEM = "Answer the question with a few words copied from the passages."
@@ -171,6 +173,33 @@ def _check(row: Any, keys: Sequence[str], place: str) -> None:
         raise ParameterError(f"{place}: this is no JSON object")
     if missing := [key for key in keys if key not in row]:
         raise ParameterError(f"{place}: {missing[0]!r} is missing")
+
+
+def schema_prompt(
+    data: Data, question: Question, count: int, number: int, size: int, ask: str | None = None
+) -> tuple[Schema, PromptBuilder]:
+    """Return a schema, and the chat of ``messages_of`` as a prompt of it. Both chats have the same text.
+
+    The schema has the passages of the messages in their order, and others between them, ``size`` in all.
+
+    Args:
+        ask: The text behind the passages. None for the question.
+    """
+    wanted, draw = data.names(question, count, number), random.Random(number)
+    others = [name for name in data.passages if name not in wanted]
+    names = list(wanted)
+    for name in draw.sample(others, min(size - len(wanted), len(others))):
+        names.insert(draw.randrange(len(names) + 1), name)
+    modules = {name: f"p{place}" for place, name in enumerate(names)}
+    texts = (f'<module name="{at}">{escape(data.passages[name])}\n\n</module>' for name, at in modules.items())
+    schema = Schema.from_string(
+        f'<schema name="reading-{number}"><system xml:space="preserve">{escape(SYSTEM)}</system>'
+        f'<user xml:space="preserve">{"".join(texts)}</user></schema>'
+    )
+    prompt = schema.prompt()
+    for name in wanted:
+        prompt = prompt.use(modules[name])
+    return schema, prompt.text(f"Question: {question.text}" if ask is None else ask)
 
 
 def messages_of(
