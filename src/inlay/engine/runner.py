@@ -18,6 +18,7 @@ from inlay.engine.allocation import Work
 from inlay.engine.graphs import Record, pass_graphs
 from inlay.models.compiling import OPAQUE, compiled
 from inlay.models.device import on_device, upload
+from inlay.models.fused import LastLayer
 from inlay.models.interface import IMPLEMENTATION, EndOfPassError, KeptRows, PassContext, attention_implementation
 from inlay.models.load import LoadedModel
 from inlay.models.lora import Adapters
@@ -56,6 +57,7 @@ class Runner:
         self.backend = backend
         self._adapters = adapters or Adapters(loaded.model, ())
         self.rows_saved = 0
+        self._keeps_rows = (loaded.spec.keeps_rows and loaded.spec.readers > 0) or LastLayer.serves(loaded.model)
         self.storage = backend.make_pool(loaded.spec.shapes, kv_dtype or loaded.model.dtype, slots)
         # None if passes are not recorded. A recording has fixed inputs, and states have other slots in each pass.
         self.graphs = pass_graphs(backend, self._forward, record) if states is None else None
@@ -142,12 +144,12 @@ class Runner:
     def _saves_rows(self, rows: int, wanted: int) -> bool:
         """True if some layers need only the wanted rows of a pass.
 
-        Without any, the last layer needs its keys and values alone, but recurrent layers behind it need its output.
+        The last layer needs only the keys and values of other rows, but recurrent layers behind it need its output.
         The compiled model expects all rows in every layer, and so do adapters.
         """
         if self._compiled is not None or self.states is not None:
             return False
-        return not wanted or (self._loaded.spec.readers > 0 and wanted < rows and not self._adapters)
+        return not wanted or (self._keeps_rows and wanted < rows and not self._adapters)
 
     def _run_kept(
         self, ids: list[int] | Tensor, rows: Sequence[int], context: PassContext, adapted: Sequence[tuple[bytes, int]]
@@ -159,8 +161,6 @@ class Runner:
             with suppress(EndOfPassError):
                 self._run(ids, [], replace(context, last_layer=len(spec.layers) - 1), adapted)
             return torch.empty(0, spec.vocab_size, dtype=self._loaded.model.dtype, device=self.backend.device)
-        if not spec.keeps_rows:
-            return self._run(ids, rows, context, ())
         kept, where = np.unique(np.array(rows, dtype=np.int64), return_inverse=True)
         self.rows_saved += (context.plan.rows - kept.size) * spec.readers
         narrow = plan_of_rows(context.plan, kept.tolist())

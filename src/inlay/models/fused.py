@@ -7,7 +7,9 @@ implementation and any cache. Each module takes the weights out of the stock mod
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from inlay.attention.backend import AttentionOptions
 from inlay.models import ops
-from inlay.models.interface import options_of
+from inlay.models.interface import PassContext, options_of
 from inlay.models.linear import MakeLinear, joined
 from inlay.models.spec import ModelSpec
 
@@ -71,6 +73,41 @@ class FusedMLP(nn.Module):
         return self.down(self.act(gate) * up)
 
 
+class LastLayer:
+    """The ``forward`` of a decoder's last layer: a pass with kept rows computes only keys and values of the others.
+
+    The other rows are zero in the output, and nothing reads them.
+    """
+
+    def __init__(self, layer: Any) -> None:
+        self._layer = weakref.ref(layer)
+        self._replaced: Callable[..., Any] | None = vars(layer).get("forward")  # None: the class has it
+
+    @staticmethod
+    def serve(layer: Any) -> None:
+        """Install this forward on a layer with fused modules."""
+        layer.forward = LastLayer(layer)
+
+    @staticmethod
+    def serves(model: nn.Module) -> bool:
+        """True if the last layer of a model has this forward."""
+        return any(isinstance(vars(module).get("forward"), LastLayer) for module in model.modules())
+
+    def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Run the layer like its other forward. ``hidden_states`` is (1, rows, width)."""
+        layer: Any = self._layer()
+        context: PassContext | None = kwargs.get("inlay")
+        if args or context is None or context.kept is None:
+            forward = self._replaced or MethodType(type(layer).forward, layer)
+            return forward(hidden_states, *args, **kwargs)
+        rows = context.kept.rows
+        attended, _ = layer.self_attn(layer.input_layernorm(hidden_states), **kwargs)  # of the kept rows
+        x = hidden_states[:, rows] + attended
+        output = torch.zeros_like(hidden_states)
+        output[:, rows] = x + layer.mlp(layer.post_attention_layernorm(x))
+        return output
+
+
 class FusedAttention(nn.Module):
     """Self-attention with query, key and value in one product, rotated in place.
 
@@ -115,7 +152,7 @@ class FusedAttention(nn.Module):
         qkv = self.qkv(hidden_states).view(batch * rows, -1, self.head_dim)
         self._turn(qkv, *position_embeddings)
         output, weights = self.attend(qkv.view(batch, rows, -1, self.head_dim), attention_mask, **kwargs)
-        return self.out(output.reshape(batch, rows, -1)), weights
+        return self.out(output.flatten(2)), weights
 
     def attend(
         self,

@@ -31,10 +31,7 @@ IMPLEMENTATION = "inlay"
 
 @dataclass(frozen=True, slots=True)
 class KeptRows:
-    """The rows that a pass still computes in layers without keys and values of their own.
-
-    Nothing reads the other rows in these layers, because only the rows with logits are needed behind the last stored
-    layer.
+    """The rows that a pass still computes behind the last keys that it stores. They have logits; nothing reads others.
 
     Args:
         rows: Their numbers in the pass, (kept,), int64, on the device.
@@ -55,7 +52,7 @@ class PassContext:
         last_layer: The layer of the pool whose keys end the pass, because no later result is needed. None: all layers
             run.
         await_layer: Called before a layer attends, if keys may still be loading into the pool. None: all are resident.
-        kept: The rows of layers that read the keys of earlier ones. None: all rows.
+        kept: The rows of the last layer, or of all layers that read the keys of earlier ones. None: all rows.
         states: The states of recurrent layers. None: the model has no such layers.
     """
 
@@ -72,12 +69,16 @@ class PassContext:
     @property
     def plain(self) -> bool:
         """True if the pass wants the output of every layer's attention and nothing else."""
-        return self.last_layer is None and self.is_plain_at(0)
+        return self.last_layer is None and not self.watched and self.kept is None
 
     def is_plain_at(self, layer: int) -> bool:
         """True if the pass wants the output of this layer's attention, of all rows, and nothing else."""
         ends = self.last_layer is not None and layer >= self.last_layer
-        return not ends and not self.watched and self.kept is None
+        return not ends and not self.watched and not (self.kept is not None and self.keeps_rows_at(layer))
+
+    def keeps_rows_at(self, layer: int) -> bool:
+        """True if ``kept`` concerns a layer: one that reads another's keys or, if there is none, the last one."""
+        return self.spec.reads_another(layer) if self.spec.readers else layer == len(self.spec.layers) - 1
 
     def wait_for(self, layer: int) -> None:
         """Wait until the pool holds what a layer reads. Call it before anything reads the layer's keys and values."""
@@ -162,7 +163,10 @@ def attend(
     layer_idx = int(module.layer_idx)  # type: ignore[arg-type]
     layer, plan = inlay.spec.source(layer_idx), inlay.plan
     options = options_of(inlay.spec.layers[layer], query.shape[-1], **said)
-    if inlay.kept is not None and inlay.spec.reads_another(layer_idx):
+    if inlay.kept is not None and inlay.keeps_rows_at(layer_idx):
+        if not inlay.spec.readers:
+            inlay.pool.write(layer, plan.slots, key[0], value[0])
+            query = query[:, :, inlay.kept.rows]  # a reader has only these rows
         plan, key, value = inlay.kept.plan, key[:, :, inlay.kept.rows], value[:, :, inlay.kept.rows]
     if isinstance(module, Absorbing):
         query = module.enter_attention(query)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 
 from inlay import LLM, SamplingParams, Schema
@@ -11,6 +13,8 @@ from inlay.engine.allocation import Work
 from inlay.slots import SlotRange
 from tests.conftest import tiny
 from tests.model.engine.observing import observed
+from tests.model.equivalence.oracle import prefill
+from tests.model.equivalence.recorder import close
 
 MODULES = Schema.from_string(
     '<schema name="s">Always here. '
@@ -103,3 +107,28 @@ def test_passes_without_logits_end_at_the_keys_of_the_last_layer():
     llm.generate([list(range(40))], SamplingParams(max_tokens=1))
     assert first == [16, 16, 8]
     assert last == [8]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_last_layer_computes_the_rows_with_logits_alone(name, dtype, tmp_path):
+    loaded = tiny(name)
+    copy.deepcopy(loaded.model).save_pretrained(tmp_path)  # it changes the configuration
+    loaded.tokenizer.save_pretrained(tmp_path)
+    llm = LLM(tmp_path, kv_memory="16MiB", reuse="off", dtype=dtype, max_pass_s=None)
+    layers = llm.loaded.model.model.layers
+    first: list[int] = []
+    last: list[int] = []
+    for layer, rows in ((layers[0], first), (layers[-1], last)):
+        layer.mlp.register_forward_pre_hook(lambda _, given, own=rows: own.append(len(given[0][0])))
+    prompts = [list(range(start, start + length)) for start, length in ((0, 30), (7, 11), (90, 50))]
+    taken = llm.distributions(prompts, [[5, 6], [7], [8, 9]])
+    assert first[0] == 91
+    assert last[0] == 3
+    for prompt, continuation, found in zip(prompts, [[5], [], [8]], taken, strict=True):
+        ids = [*prompt, *continuation]
+        expected = prefill(loaded, ids, list(range(len(ids))))[len(prompt) - 1 :].log_softmax(-1)
+        if dtype == "float32":
+            close(found, expected)
+        else:
+            assert (found - expected).abs().max() < 0.3

@@ -8,6 +8,7 @@ slow moment of the machine affects all of them:
 - ``full_prefill_ms``: the stock transformers model on the same ids (sdpa, same dtype and threads, one row of logits).
 - ``bound_ms``: a request of only the new tokens with nothing cached, as if reading the cache cost nothing. With
   selective recomputation, the recomputed tokens count as new.
+- ``floor_ms``: the least time of the pass on this machine (floor.py), with attention over the cached keys.
 - ``behind_ms``, with selective recomputation: as many new tokens behind the same modules without it.
 - ``llama_ms`` and ``llama_held_ms``, optional: llama.cpp's whole prompt, and its new tokens behind a cached prefix,
   in as many bits.
@@ -39,6 +40,7 @@ from inlay.sampling.params import SamplingParams
 from inlay.settings import check_choice
 from inlay.types import RequestOutput
 from inlay_lab.bench.decode.llama import why_not
+from inlay_lab.bench.floor import Rates
 from inlay_lab.bench.machine import (
     Meter,
     Progress,
@@ -50,6 +52,7 @@ from inlay_lab.bench.machine import (
     new_sender,
 )
 from inlay_lab.bench.stock import another_fits, check_another_fits, exact_text, fit, load_stock, prefill
+from inlay_lab.bench.throughput.steps import Cost
 from inlay_lab.bench.ttft_llama import LlamaFirstTokens, llama_first_tokens
 
 if TYPE_CHECKING:
@@ -126,6 +129,8 @@ def measure_ttft(setting: TTFTSetting, progress: Progress | None = None) -> dict
     stock = _stock(setting, llm, dtype) if "transformers" in setting.baselines else None
     without_llama = _why_no_llama(setting, llm, dtype)
     ceilings = measure_ceilings([dtype], quick=setting.quick)
+    rates = Rates.measured(dtype, quick=setting.quick)
+    cost = Cost.of(llm, max(row.cached + row.new for row in setting.rows))
     rows: list[dict[str, Any]] = []
     skipped: list[dict[str, Any]] = []
     with ExitStack() as stack:
@@ -133,7 +138,8 @@ def measure_ttft(setting: TTFTSetting, progress: Progress | None = None) -> dict
         for number, row in enumerate(setting.rows):
             try:
                 _check_context(llm, row)
-                rows.append(_measure(llm, stock, llama, row, setting))
+                measured = _measure(llm, stock, llama, row, setting)
+                rows.append(measured | _floor(measured, cost, rates))
             except (ContextError, CapacityError) as error:
                 if not setting.sweep:
                     raise
@@ -213,6 +219,18 @@ def _measure(
         meters |= llama.meters(cached, new)
     counts = {"cached": cached, "new": new} | ({"repaired": recomputed} if recomputed else {})
     return counts | _cells(in_turns(meters, setting.runs))
+
+
+def _floor(row: dict[str, Any], cost: Cost | None, rates: Rates) -> dict[str, Any]:
+    """The floor of a row, and the share of it that is reached. None where the model's work cannot be counted."""
+    if cost is None:
+        return {"floor_ms": None, "of_floor": None}
+    computed = row["new"] + row.get("repaired", 0)
+    # A new token reads the keys before it: on average, half of the new ones.
+    floor = cost.floor_of(computed, 1, row["cached"] + row["new"] // 2, rates)
+    floor_ms = floor.seconds * 1000
+    parts = {**floor.report(), **rates.at(computed)}
+    return {"floor_ms": round(floor_ms, 2), "of_floor": round(floor_ms / row["ttft_ms"], 3), "floor": parts}
 
 
 def _cells(timed: dict[str, Timing]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-_NAMES = ("cached", "new", "ttft_ms", "full_prefill_ms", "bound_ms", "speedup", "over_bound")
+_NAMES = ("cached", "new", "ttft_ms", "full_prefill_ms", "bound_ms", "speedup", "over_bound", "floor_ms", "of_floor")
 _RECOMPUTED = ("repaired", "behind_ms", "over_behind")
 _LLAMA = ("llama_ms", "llama_held_ms")
 

@@ -11,7 +11,7 @@ from inlay.attention.rope import Rotary
 from inlay.errors import ModelError
 from inlay.models.family import Family
 from inlay.models.few_rows import FewRows
-from inlay.models.fused import FusedAttention, FusedMLP, FusedNorm, FusedRotary
+from inlay.models.fused import FusedAttention, FusedMLP, FusedNorm, FusedRotary, LastLayer
 from inlay.models.linear import MakeLinear
 from inlay.models.spec import LayerSpec
 
@@ -44,12 +44,14 @@ class Llama(Family):
     def fuse(self, path: str, part: Any, make: MakeLinear) -> nn.Module:
         """Join query, key and value, and gate and up. Norms, rotation and activation become one call each."""
         match path.split("."):
-            case [*_, "layers", _]:
+            case [*_, "layers", index]:
                 part.input_layernorm = FusedNorm(part.input_layernorm)
                 part.post_attention_layernorm = FusedNorm(part.post_attention_layernorm)
                 part.self_attn = self.fuse_attention(part.self_attn, make)
                 part.mlp = FusedMLP(part.mlp, make)
                 FewRows.serve(part)
+                if int(index) == part.self_attn.config.num_hidden_layers - 1:
+                    LastLayer.serve(part)
             case [*_, "norm"]:
                 return FusedNorm(part)
             case [*_, "rotary_emb"]:
