@@ -24,6 +24,8 @@ from inlay.models.load import LoadedModel
 from inlay.models.lora import Adapters
 from inlay.models.mixers.states import PassStates, StateSpan, StateStorage
 
+_WORTH_A_PLAN = 64  # rows of one layer that cost more than a plan of the others
+
 
 class Runner:
     """Runs work through the model. KV goes to the backend's pool, and the requested logits are returned.
@@ -57,7 +59,10 @@ class Runner:
         self.backend = backend
         self._adapters = adapters or Adapters(loaded.model, ())
         self.rows_saved = 0
-        self._keeps_rows = (loaded.spec.keeps_rows and loaded.spec.readers > 0) or LastLayer.serves(loaded.model)
+        # the least number of rows that must be saved, None if all rows are computed in every layer
+        self._least_saved = 1 if loaded.spec.keeps_rows and loaded.spec.readers else None
+        if self._least_saved is None and LastLayer.serves(loaded.model):
+            self._least_saved = _WORTH_A_PLAN
         self.storage = backend.make_pool(loaded.spec.shapes, kv_dtype or loaded.model.dtype, slots)
         # None if passes are not recorded. A recording has fixed inputs, and states have other slots in each pass.
         self.graphs = pass_graphs(backend, self._forward, record) if states is None else None
@@ -149,7 +154,9 @@ class Runner:
         """
         if self._compiled is not None or self.states is not None:
             return False
-        return not wanted or (self._keeps_rows and wanted < rows and not self._adapters)
+        if not wanted:
+            return True
+        return self._least_saved is not None and rows - wanted >= self._least_saved and not self._adapters
 
     def _run_kept(
         self, ids: list[int] | Tensor, rows: Sequence[int], context: PassContext, adapted: Sequence[tuple[bytes, int]]
