@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from inlay.engine.background.popularity import Popularity
+from inlay.engine.background.promoter import Popularity
 from inlay.kv.identity import Context, KeyMaker, SegmentSpec, TokenRun, specify
 from inlay.kv.pool import KVPool
 from inlay.kv.store import SegmentStore

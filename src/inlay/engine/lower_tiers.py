@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from inlay.engine.encoder import Task
-from inlay.engine.jobs import Admission
 from inlay.engine.lookup import Lookup
 from inlay.engine.request import Request
+from inlay.engine.scheduler import Admission
 from inlay.kv.choices import Kept
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.offload.arrivals import Arrival

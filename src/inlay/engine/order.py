@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from inlay.engine.background.popularity import RequestCounts
+from inlay.engine.background.promoter import RequestCounts
 from inlay.kv.index import Cursor
 from inlay.kv.store import SegmentStore
 from inlay.prompt.composed import InPlace, NewSpan, compose_parts

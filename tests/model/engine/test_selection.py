@@ -8,8 +8,8 @@ import pytest
 
 from inlay import Prompt, SamplingParams
 from inlay.engine import kv_manager
-from inlay.engine.jobs import Step
 from inlay.engine.prompt_state import PromptState
+from inlay.engine.scheduler import Step
 from inlay.errors import DeadlineError
 from inlay.types import Scope
 from tests.model.engine.driving import Driver, check_stock

@@ -2,7 +2,7 @@
 
 Tables are uploaded in one asynchronous copy. A decode step that only grows lengths increments one number on the
 device. A *recording* keeps its tables at fixed addresses, with spare room. Several plans can use it in turn
-(engine/graphs.py).
+(engine/runner.py).
 """
 
 from __future__ import annotations
