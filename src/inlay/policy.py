@@ -314,7 +314,7 @@ class ReusePolicy:
 
     @property
     def primed(self) -> bool:
-        """True if a module is encoded behind a sample text as well (prompt/known_schemas.py)."""
+        """True if a module is encoded behind a sample text as well (prompt/contexts.py)."""
         return self.context == "primed"
 
     @property

@@ -17,11 +17,10 @@ from inlay.kv.store import SegmentStore
 from inlay.models.shapes import bytes_tokenizer
 from inlay.pml import Prompt, Schema, resolve
 from inlay.prompt.chat import ChatTemplate
-from inlay.prompt.composed import CachedSpan, compose_parts
+from inlay.prompt.composed import CachedSpan, Node, compose_parts
 from inlay.prompt.contexts import SchemaSpecs
 from inlay.prompt.layout import TextRun, lay_out_schema
 from inlay.prompt.placement import lay_out_ids, lay_out_prompt
-from inlay.prompt.prefix import Node
 from inlay.prompt.request import PromptPart
 from inlay.prompt.tokens import TextEncoder
 from inlay.slots import SlotRange

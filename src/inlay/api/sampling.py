@@ -16,8 +16,7 @@ from inlay.api.tools.schema import schema_problem
 from inlay.errors import ParameterError, PolicyError
 from inlay.policy import PolicyFields, log_deprecated
 from inlay.prompt.inputs import PromptInput
-from inlay.sampling.bounded_schemas import bounded_document
-from inlay.sampling.json_schemas import GrammarError, holdable
+from inlay.sampling.json_schemas import GrammarError, bounded_document, holdable
 from inlay.sampling.params import SamplingParams
 
 #: Fields that SamplingParams has with the same name and meaning.

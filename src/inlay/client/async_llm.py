@@ -9,9 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeGuard, Unpack
 
-from inlay.client.base import Progress, Served
+from inlay.client.base import Looping, Progress, Served
 from inlay.client.options import AsyncChatOptions, AsyncRequestOptions, ModuleOptions, checked_options
-from inlay.client.waiting import Looping
 from inlay.client.warm_plan import PlanCalls, PlanEntry, PlannedText
 from inlay.errors import ParameterError
 from inlay.models.load import GivenModel

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from inlay.client.base import PreparedRequest, Progress
+from inlay.client.base import Mailbox, PreparedRequest, Progress, Stepping, finish
 from inlay.client.engine import SteppedEngine
 from inlay.client.options import (
     ChatRequestOptions,
@@ -23,7 +23,6 @@ from inlay.client.options import (
     checked_options,
     scope_of,
 )
-from inlay.client.waiting import Mailbox, Stepping, finish
 from inlay.client.warm_plan import PlanCalls, PlanEntry, PlannedText
 from inlay.errors import InlayError, ParameterError
 from inlay.events import TokenEvent

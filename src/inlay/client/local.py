@@ -43,8 +43,7 @@ from inlay.kv.offload.residency import Residency
 from inlay.kv.offload.shared import SharedTier
 from inlay.kv.offload.tier import Tier
 from inlay.kv.policies import POLICIES, PassCost
-from inlay.kv.pool import KVPool
-from inlay.kv.states import StatePool
+from inlay.kv.pool import KVPool, StatePool
 from inlay.kv.store import SegmentStore
 from inlay.measured import lacks_measurements
 from inlay.models.compiling import check_compilable

@@ -13,7 +13,7 @@ from inlay.errors import AbortedError, InlayError, ParameterError
 from inlay.kv.identity import SegmentSpec
 from inlay.pml import Schema
 from inlay.policy import ReusePolicy
-from inlay.prompt.known_schemas import PUBLIC
+from inlay.prompt.contexts import PUBLIC
 from inlay.prompt.layout import SchemaLayout
 from inlay.prompt.model_info import check_lengths
 from inlay.prompt.processor import PromptProcessor

@@ -16,7 +16,7 @@ from inlay.attention.plan import Item, Part, PlanContext, Table, items_at, table
 from inlay.engine.lookup import Lookup
 from inlay.engine.recurrent_state import RecurrentState, StateStart
 from inlay.kv.identity import SegmentSpec, TokenRun
-from inlay.kv.offload.arrivals import Arrival
+from inlay.kv.offload.loader import Arrival
 from inlay.kv.pool import KVPool
 from inlay.kv.segment import Hold, PrefixMatch, StoredState
 from inlay.models.mixers.states import StateSpan

@@ -18,7 +18,7 @@ from inlay.engine.allocation import Prefill, Work
 from inlay.engine.encoder import Encoding, Task
 from inlay.engine.request import Request
 from inlay.engine.speculation.speculator import Draft
-from inlay.kv.offload.arrivals import Arrival
+from inlay.kv.offload.loader import Arrival
 from inlay.models.device import upload
 from inlay.sampling.sampler import PendingTokens
 

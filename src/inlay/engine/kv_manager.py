@@ -42,7 +42,7 @@ from inlay.errors import CapacityError
 from inlay.kv.choices import Kept
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.index import shared_length
-from inlay.kv.offload.arrivals import Arrival
+from inlay.kv.offload.loader import Arrival
 from inlay.kv.offload.residency import Residency
 from inlay.kv.segment import PrefixMatch, Segment
 from inlay.kv.store import SegmentStore

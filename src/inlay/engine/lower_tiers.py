@@ -17,8 +17,7 @@ from inlay.engine.request import Request
 from inlay.engine.scheduler import Admission
 from inlay.kv.choices import Kept
 from inlay.kv.identity import SegmentSpec, TokenRun
-from inlay.kv.offload.arrivals import Arrival
-from inlay.kv.offload.loader import Coming
+from inlay.kv.offload.loader import Arrival, Coming
 from inlay.kv.offload.residency import Residency
 from inlay.kv.segment import PrefixMatch
 from inlay.kv.store import SegmentStore

@@ -33,8 +33,8 @@ from inlay.kv.segment import PrefixMatch
 from inlay.logprobs import FlatLogprobs, Logprob, RankedLogprob
 from inlay.prompt.composed import CachedSpan, ComposedPrompt, NewSpan, RecomputedSpan
 from inlay.sampling.params import SamplingParams
-from inlay.sampling.report import Sampled
 from inlay.sampling.row import Row
+from inlay.sampling.sampler import Sampled
 from inlay.types import RequestMetrics, Usage
 
 PASS_LOGITS = 2**26  # logits per pass: 256 MiB in fp32

@@ -9,12 +9,10 @@ from typing import Protocol
 from inlay.errors import CapacityError
 from inlay.kv.eviction import next_to_go, victims
 from inlay.kv.identity import KeyMaker, MovedText, SegmentSpec, TextOwner, TokenRun, detached_spec
-from inlay.kv.index import Cursor, IndexListener, PrefixIndex
+from inlay.kv.index import LEAST_MOVED, WINDOW, Cursor, IndexListener, PrefixIndex, Windows, windows_of
 from inlay.kv.policies import PassCost, Policy, lru
-from inlay.kv.pool import KVPool
+from inlay.kv.pool import KVPool, StatePool
 from inlay.kv.segment import Hold, Origin, PrefixMatch, Segment, StoredState
-from inlay.kv.states import StatePool
-from inlay.kv.texts import LEAST_MOVED, WINDOW, Windows, windows_of
 from inlay.slots import SlotRange
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypedDict
 from inlay.errors import ParameterError
 from inlay.kv.identity import KeyMaker, SegmentSpec, fingerprint_under, specify
 from inlay.policy import ReusePolicy
-from inlay.prompt.free_order import FreeSet, Member, check_sets, reordered, reordered_text
+from inlay.prompt.placement import FreeSet, Member, check_sets, reordered, reordered_text
 from inlay.recompute import Recompute
 from inlay.sampling.params import SamplingParams
 from inlay.types import EVERYONE, Scope

@@ -16,7 +16,7 @@ from inlay.client.warm_plan import MOST_TEXTS
 from inlay.errors import PinError
 from inlay.models.location import public_name
 from inlay.policy import FIELDS as POLICY_FIELDS
-from inlay.prompt.seen_texts import is_hash
+from inlay.prompt.seen_pieces import is_hash
 from inlay.server.errors import JSONBytes
 from inlay.server.limits import Tenant
 from inlay.server.requests import check_name, policy_of, read_call

@@ -24,7 +24,7 @@ from inlay.client.local import InProcessClient
 from inlay.kv.identity import SegmentSpec, made_under
 from inlay.kv.lifetimes import BY_KEY
 from inlay.kv.offload.disk import DiskTier
-from inlay.kv.offload.files import new_draft, write_all
+from inlay.kv.offload.form import new_draft, write_all
 from inlay.kv.offload.record import SegmentRecord
 from inlay.kv.offload.tier import TierMissError
 from inlay.models.location import public_name

@@ -21,7 +21,7 @@ from inlay.kv.identity import SegmentSpec
 from inlay.kv.lifetimes import BY_KEY
 from inlay.pml import Schema
 from inlay.policy import BEST
-from inlay.prompt.known_schemas import PUBLIC, SchemaRegistry
+from inlay.prompt.contexts import PUBLIC, SchemaRegistry
 from inlay.server.limits import Tenant
 from inlay.server.schema_documents import SchemaBody, SchemaSource, of_schema, of_text, read_source
 from inlay.server.schema_record import KeptSchema, PrewarmTask, SchemaKeeper, SchemaRecord, SchemaVersion

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from inlay import LLM, SamplingParams
 from inlay.errors import ParameterError
-from inlay.prompt.seen_texts import text_hash
+from inlay.prompt.seen_pieces import text_hash
 from inlay.retrieval import CacheScorer
 from inlay.retrieval.parts import marked_parts
 from inlay.types import CachedText

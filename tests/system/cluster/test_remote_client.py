@@ -12,7 +12,7 @@ import pytest
 
 from inlay import AbortedError, AsyncLLM, DeadlineError, ParameterError, RequestOutput, SamplingParams, Schema
 from inlay.errors import EngineDeadError, InlayError
-from inlay.prompt.seen_texts import text_hash
+from inlay.prompt.seen_pieces import text_hash
 from inlay.retrieval import marked_parts
 from inlay.server.cache_view import CacheView
 from tests.adapters import ALL, write_adapter

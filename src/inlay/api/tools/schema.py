@@ -11,9 +11,8 @@ import jsonschema_rs
 from inlay.api.call import Call
 from inlay.api.failures import MAX_NAME, BodyError
 from inlay.errors import StructureError
-from inlay.sampling.bounded_schemas import FREE, bounded, free_value
 from inlay.sampling.grammar_forms import too_large
-from inlay.sampling.json_schemas import BY_NAME, DATA, GrammarError, holdable, place_of
+from inlay.sampling.json_schemas import BY_NAME, DATA, FREE, GrammarError, bounded, free_value, holdable, place_of
 from inlay.wording import clip
 
 _MAX_CALLS = 32  # in one answer with a grammar, so that the answer ends

@@ -25,7 +25,7 @@ from inlay.errors import CapacityError
 from inlay.kv.identity import TokenRun
 from inlay.kv.segment import Origin, PrefixMatch
 from inlay.kv.store import SegmentStore
-from inlay.prompt.prefix import Node, Prefix
+from inlay.prompt.composed import Node, Prefix
 from inlay.slots import SlotRange, cut
 
 #: Requests for a prefix before it is promoted. Each time it loses its place, the number doubles, up to the second one.

@@ -19,8 +19,17 @@ from inlay.kv.identity import LOSSLESS
 from inlay.kv.offload.codecs import Slab
 from inlay.kv.offload.disk_index import DiskIndex
 from inlay.kv.offload.entries import TierCounts, TierEntries
-from inlay.kv.offload.files import FileSource, remove_drafts, write_file
-from inlay.kv.offload.form import FORM, UnknownFormError, read_header, read_segment, read_slabs, size_of
+from inlay.kv.offload.form import (
+    FORM,
+    FileSource,
+    UnknownFormError,
+    read_header,
+    read_segment,
+    read_slabs,
+    remove_drafts,
+    size_of,
+    write_file,
+)
 from inlay.kv.offload.record import SegmentRecord
 from inlay.kv.offload.tier import Miss, TierEntry, TierMissError
 from inlay.kv.policies import PassCost, Policy, lru

@@ -1,6 +1,6 @@
 """The host tier: segments in host memory, below a pool in device memory.
 
-It receives modules that the pool evicts (demotion.py), not computed segments. A module that loads again stays here
+It receives modules that the pool evicts (saver.py), not computed segments. A module that loads again stays here
 while there is room. When room is needed, copies of modules in the pool are evicted first, so that the two hold more
 together.
 
