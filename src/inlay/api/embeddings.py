@@ -16,13 +16,25 @@ from pydantic.json_schema import models_json_schema
 from inlay.api.call import AnswerRoute, Call, StoredAnswer
 from inlay.api.failures import BodyError
 from inlay.api.foreign import IGNORED
-from inlay.api.forms import INTEGER, STRING, SWITCH, WHOLE, PartForms, RequestForm, StrictForm, of_object
-from inlay.api.forms import TEXT as A_TEXT
 from inlay.api.openai.respond import error_body, limit_headers
-from inlay.api.reading import BodyRules, all_are, all_of, read_fields
+from inlay.api.pieces import inlay_of
+from inlay.api.reading import (
+    INTEGER,
+    STRING,
+    SWITCH,
+    WHOLE,
+    BodyRules,
+    PartForms,
+    RequestForm,
+    StrictForm,
+    all_are,
+    all_of,
+    of_object,
+    read_fields,
+)
+from inlay.api.reading import TEXT as A_TEXT
 from inlay.api.reasoning import ModelReasoning
 from inlay.api.tools.formats import ModelTools
-from inlay.api.usage import inlay_of
 from inlay.prompt.inputs import PromptInput
 from inlay.sampling.params import SamplingParams
 from inlay.types import RequestOutput

@@ -8,9 +8,8 @@ from typing import Any
 
 from inlay.api.call import Call
 from inlay.api.failures import BodyError
-from inlay.api.forms import CommonBody
-from inlay.api.harmony import forced
-from inlay.api.reasoning import ReasoningUse
+from inlay.api.reading import CommonBody
+from inlay.api.reasoning import ReasoningUse, forced
 from inlay.api.tools.offer import Offer
 from inlay.api.tools.schema import schema_problem
 from inlay.errors import ParameterError, PolicyError

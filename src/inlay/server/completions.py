@@ -22,13 +22,13 @@ from inlay.api.failures import INTERNAL_ERROR, Failure, failure_of
 from inlay.api.tools.schema import structure_failure
 from inlay.errors import AbortedError, InlayError, StructureError
 from inlay.policy import ReusePolicy
-from inlay.server.connection import ClientGoneError, Connection, EventStream
+from inlay.server.body import ClientGoneError, Connection, EventStream
 from inlay.server.limits import AdmittedRequest
+from inlay.server.metrics import RequestUsage, Update, check_prompt_logprobs, tokens_of, within_logprobs
 from inlay.server.requests import ServerRequest, read_request
 from inlay.server.routes import of_answers, route_of
 from inlay.server.service import Service, stopping_error
 from inlay.server.threads import LARGE, json_response, off_loop
-from inlay.server.usage import RequestUsage, Update, check_prompt_logprobs, tokens_of, within_logprobs
 from inlay.types import RequestOutput
 
 logger = logging.getLogger(__name__)

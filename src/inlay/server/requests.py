@@ -26,8 +26,8 @@ from inlay.tolerance import Measured
 from inlay.wording import clip, listed
 
 if TYPE_CHECKING:
+    from inlay.server.metrics import RequestUsage
     from inlay.server.service import Service
-    from inlay.server.usage import RequestUsage
 
 _TIMEOUT = "X-Request-Timeout"
 #: Path → the field of its prompts. It is ``prompt`` for the others.

@@ -21,7 +21,7 @@ from inlay.pml.json_readers import read_schema_json
 from inlay.pml.readers import read_schema
 from inlay.pml.sources import Folder, UnreadableError, document_from_string
 from inlay.policy import FIELDS, PolicyFields, check_schema_fields
-from inlay.server.usage import text_tokens
+from inlay.server.metrics import text_tokens
 from inlay.wording import shown
 
 MAX_TAGS = 50_000  # of a schema as PML; parsing that many takes a second or two

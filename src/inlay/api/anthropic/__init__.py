@@ -5,9 +5,8 @@ creates the call. ``respond`` writes a message or an error, and ``stream`` write
 routes.
 """
 
-from inlay.api.anthropic.bodies import ROUTES, Endpoint, components, read_body
+from inlay.api.anthropic.bodies import ROUTES, Endpoint, components, read_body, translate
 from inlay.api.anthropic.respond import MessageEvents, error_body, limit_headers, respond
-from inlay.api.anthropic.translate import translate
 from inlay.api.call import AnswerRoute
 
 __all__ = ["Anthropic", "Endpoint", "Events", "error_body", "read_body", "respond", "translate"]

@@ -14,10 +14,18 @@ from typing import Any
 
 from inlay.api.call import Call, Level
 from inlay.api.failures import Failure
-from inlay.api.pieces import AnswerPieces, CalledTool, Piece, WholeAnswer, call_digest, whole_answer
+from inlay.api.pieces import (
+    AnswerPieces,
+    CalledTool,
+    Piece,
+    WholeAnswer,
+    call_digest,
+    counts_of,
+    inlay_of,
+    whole_answer,
+)
 from inlay.api.reasoning import ReasoningUse, Thought
 from inlay.api.tools.readers import object_in
-from inlay.api.usage import counts_of, inlay_of
 from inlay.types import CompletionOutput, RequestOutput
 
 #: HTTP status → Anthropic's type of an error. Other client errors are "invalid_request_error", and others "api_error".

@@ -7,8 +7,7 @@ events, and ``logprobs`` serves both. ``openapi`` describes the routes.
 
 from inlay.api.call import AnswerRoute
 from inlay.api.openai.bodies import ROUTES, Endpoint, components
-from inlay.api.openai.respond import error_body, limit_headers, respond
-from inlay.api.openai.stream import Chunks
+from inlay.api.openai.respond import Chunks, error_body, limit_headers, respond
 from inlay.api.openai.translate import read_body, translate
 
 __all__ = ["Chunks", "Endpoint", "OpenAI", "error_body", "read_body", "respond", "translate"]

@@ -12,10 +12,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator
 
-from inlay.api import forms
+from inlay.api import reading
 from inlay.api.call import AnswerRoute
 from inlay.api.foreign import IGNORED, REFUSED
-from inlay.api.forms import (
+from inlay.api.openai.messages import CacheOptions, Message, PastAnswer
+from inlay.api.reading import (
     INTEGER,
     MARKS,
     MAX_LOGPROBS,
@@ -32,11 +33,10 @@ from inlay.api.forms import (
     CacheControl,
     CommonBody,
     StrictForm,
+    all_are,
     described,
     of_object,
 )
-from inlay.api.openai.messages import CacheOptions, Message, PastAnswer
-from inlay.api.reading import all_are
 
 #: Accepted fields that clients often send and that do not change an answer.
 NO_EFFECT = (
@@ -77,7 +77,7 @@ _PROMPT = '{"schema": "…", "content": […]} or {"schema": "…", "imports": [
 MAX_PROMPTS = 4_096
 
 #: Fields that are lists or objects → the most members. Checked before the members.
-LONGEST = {**forms.LONGEST, "documents": 1_024, "messages": MAX_MESSAGES, "stop": MAX_STOPS}
+LONGEST = {**reading.LONGEST, "documents": 1_024, "messages": MAX_MESSAGES, "stop": MAX_STOPS}
 
 MAX_TAGS = 20_000  # of a prompt as PML; also values of a prompt as JSON
 

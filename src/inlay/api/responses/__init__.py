@@ -7,9 +7,8 @@ responses.
 
 from inlay.api.call import AnswerRoute
 from inlay.api.openai.respond import error_body, limit_headers
-from inlay.api.responses.bodies import ROUTES, Endpoint, components, read_body
+from inlay.api.responses.bodies import ROUTES, Endpoint, components, read_body, translate
 from inlay.api.responses.respond import ResponseEvents, respond
-from inlay.api.responses.translate import translate
 
 __all__ = ["Endpoint", "Events", "Responses", "read_body", "respond", "translate"]
 

@@ -9,10 +9,18 @@ from typing import Any
 
 from inlay.api.call import Call
 from inlay.api.failures import Failure
-from inlay.api.pieces import AnswerPieces, CalledTool, Piece, WholeAnswer, call_digest, whole_answer
+from inlay.api.pieces import (
+    AnswerPieces,
+    CalledTool,
+    Piece,
+    WholeAnswer,
+    call_digest,
+    counts_of,
+    inlay_of,
+    whole_answer,
+)
 from inlay.api.reasoning import ReasoningUse, Thought
 from inlay.api.responses.items import encoded_reasoning
-from inlay.api.usage import counts_of, inlay_of
 from inlay.types import CompletionOutput, RequestOutput
 
 DONE, CUT, RUNNING, FAILED = "completed", "incomplete", "in_progress", "failed"

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inlay.api.tools.formats import ModelTools
+from inlay.api.tools.formats import AnswerParser, Delta, EitherParser, HeldParser, ModelTools
 from inlay.api.tools.free_parser import FreeParser
-from inlay.api.tools.parsers import AnswerParser, Delta, EitherParser, HeldParser
 from inlay.api.tools.readers import Functions
 
 __all__ = ["AnswerParser", "Delta", "ToolUse"]

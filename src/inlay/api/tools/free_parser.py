@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 
-from inlay.api.tools.formats import ModelTools
-from inlay.api.tools.parsers import Delta
+from inlay.api.tools.formats import Delta, ModelTools
 from inlay.api.tools.readers import CallReader, Functions
 
 

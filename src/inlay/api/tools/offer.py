@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inlay.api.failures import BodyError
-from inlay.api.harmony import forced
+from inlay.api.reasoning import forced
 from inlay.api.tools import ToolUse
 from inlay.api.tools.formats import ModelTools
 from inlay.api.tools.schema import calls_schema, check_parameters

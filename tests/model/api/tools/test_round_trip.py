@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from inlay.api.harmony import HarmonyParser
 from inlay.api.openai import read_body, translate
 from inlay.api.pieces import WholeAnswer
+from inlay.api.reasoning import HarmonyParser
 from inlay.api.tools.formats import model_tools, named_format
 from inlay.api.tools.offer import with_family_ids
 from inlay.prompt.chat import ChatTemplate
