@@ -222,11 +222,10 @@ def check_quantized(asked: Any, device: Any) -> Iterator[dict[str, Any]]:
     import torch
 
     from inlay.attention.backend import AttentionOptions
-    from inlay.attention.device_storage import DeviceStorage
     from inlay.attention.plan import build_plan
     from inlay.attention.reference import ReferenceBackend
     from inlay.attention.rope import Rotary
-    from inlay.attention.storage import LARGEST, KVStorage, LayerShape, dequantize, quantize
+    from inlay.attention.storage import LARGEST, DeviceStorage, KVStorage, LayerShape, dequantize, quantize
     from inlay.attention.triton.backend import TritonBackend
     from inlay.slots import SlotRange
 

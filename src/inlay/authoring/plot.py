@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from inlay.errors import ParameterError
 from inlay.pml import Module, Param, Text, Turn, Union
-from inlay.pml.scopes import names_of
+from inlay.pml.rules import names_of
 from inlay.prompt.layout import Hole, SchemaLayout, TextRun
 
 if TYPE_CHECKING:

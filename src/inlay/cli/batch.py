@@ -110,7 +110,7 @@ def batch(
 
 def _schemas(files: Sequence[Path]) -> list[Schema]:
     """Read schemas with distinct names. Raises PMLError and ParameterError."""
-    from inlay.cli.pml_files import schema_file
+    from inlay.cli.documents import schema_file
 
     found: dict[str, Path] = {}
     schemas = []

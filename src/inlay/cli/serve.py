@@ -72,7 +72,7 @@ def serve(
             engine["store_private"] = False
         if settings.keys_file is not None:
             Tenants.from_file(settings.keys_file)
-        from inlay.cli.pml_files import schema_file
+        from inlay.cli.documents import schema_file
 
         first = [schema_file(file) for file in options["schema"] or []]
         from inlay.server.logs import configure

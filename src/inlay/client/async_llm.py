@@ -14,7 +14,7 @@ from inlay.client.options import AsyncChatOptions, AsyncRequestOptions, ModuleOp
 from inlay.client.warm_plan import PlanCalls, PlanEntry, PlannedText
 from inlay.errors import ParameterError
 from inlay.models.load import GivenModel
-from inlay.output.processor import RequestState
+from inlay.output import RequestState
 from inlay.pml import Schema
 from inlay.prompt.inputs import Message, PromptInput, chat_prompts, check_params
 from inlay.prompt.layout import SchemaLayout

@@ -37,7 +37,7 @@ from inlay.kv.store import SegmentStore
 from inlay.measured import AutoReuse
 from inlay.models.load import GivenModel, adjusted, as_loaded
 from inlay.models.lora import AdapterInfo, load_adapters
-from inlay.output.processor import OutputProcessor, RequestState
+from inlay.output import OutputProcessor, RequestState
 from inlay.pml import Prompt, PromptBuilder, Schema
 from inlay.policy import PolicyFields, ReusePolicy, check_positions, default_policy
 from inlay.prompt.contexts import check_modules, in_encoding_order

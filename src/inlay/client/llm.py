@@ -27,7 +27,7 @@ from inlay.client.warm_plan import PlanCalls, PlanEntry, PlannedText
 from inlay.errors import InlayError, ParameterError
 from inlay.events import TokenEvent
 from inlay.models.load import GivenModel
-from inlay.output.processor import RequestState
+from inlay.output import RequestState
 from inlay.pml import Schema
 from inlay.policy import ReusePolicy
 from inlay.prompt.inputs import Message, PromptInput, chat_prompts, check_ids, check_params, is_several

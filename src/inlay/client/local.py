@@ -13,9 +13,8 @@ from typing import TypeVar
 import torch
 
 from inlay.attention.backend import Backend
-from inlay.attention.device_storage import DeviceStorage
 from inlay.attention.registry import get_backend
-from inlay.attention.storage import NARROW, KVStorage, bytes_per_token
+from inlay.attention.storage import NARROW, DeviceStorage, KVStorage, bytes_per_token
 from inlay.client.engine import EncodeListener, Prepared, TokenListener
 from inlay.config import EngineConfig, allocating
 from inlay.engine.background.divergence import DivergenceLog

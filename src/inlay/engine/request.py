@@ -1,6 +1,6 @@
 """One answer on its way through the engine: its sampling state, its tokens, the conditions that end it, and its events.
 
-The engine handles tokens only. Stop strings are detected on text (output/), which then ends the answer.
+The engine handles tokens only. Stop strings are detected on text (output.py), which then ends the answer.
 
 An answer may report the log-probabilities of its prompt's tokens too (``PromptScores``). Cached KV has no logits, so a
 scored prompt reads nothing from the store. The logits of a whole prompt never exist at once: a pass is limited to the

@@ -35,7 +35,7 @@ from inlay.pml.nodes import (
 )
 from inlay.pml.problems import JSONPlace, Problems
 from inlay.pml.resolve_problems import nested_set, text_in_set
-from inlay.pml.scopes import names_of
+from inlay.pml.rules import names_of
 from inlay.wording import quote, shown
 
 KINDS = ("module", "param", "union", "role", "import", "set")

@@ -35,8 +35,7 @@ from inlay.pml.nodes import (
     Union,
 )
 from inlay.pml.readers import read_prompt, read_schema
-from inlay.pml.rules import NestingLevel, levels_of
-from inlay.pml.scopes import ByPath, opened, path_of
+from inlay.pml.rules import ByPath, NestingLevel, levels_of, opened, path_of
 from inlay.pml.sources import Folder, document_from_file, document_from_string, is_json
 from inlay.pml.writer import write_prompt, write_schema
 from inlay.wording import clip, counted, html_table, lone_surrogate, quote, shown_path

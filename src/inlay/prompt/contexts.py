@@ -32,7 +32,7 @@ from inlay.errors import ModelError, ParameterError
 from inlay.kv.identity import KeyMaker, SegmentSpec, labels_of, specify
 from inlay.pml import Prompt, PromptBuilder, Schema
 from inlay.pml.nodes import Module, Turn, Union
-from inlay.pml.scopes import names_of, path_of
+from inlay.pml.rules import names_of, path_of
 from inlay.policy import ReusePolicy
 from inlay.prompt.chat import ChatTemplate
 from inlay.prompt.layout import Hole, Owner, SchemaLayout, TextRun, lay_out_schema

@@ -12,7 +12,7 @@ import numpy as np
 
 from inlay import diagnostics
 from inlay.diagnostics import Cause, Departure, Diagnostics, ModuleRead, SpanRead
-from inlay.pml.scopes import path_of
+from inlay.pml.rules import path_of
 from inlay.prompt.chat import ChatTemplate
 from inlay.prompt.conversation import as_turn
 from inlay.prompt.inputs import Conversation

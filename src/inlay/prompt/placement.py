@@ -22,7 +22,7 @@ from typing import Protocol, TypeVar
 from inlay.errors import ModelError, ParameterError, Place, PMLError, Problem
 from inlay.pml import Filled, Item, MemberStart, NewText, Resolved, SchemaText, SetEnd, SetStart, TurnEnd, TurnStart
 from inlay.pml.nodes import MAX_SET
-from inlay.pml.scopes import path_of
+from inlay.pml.rules import path_of
 from inlay.policy import ReusePolicy
 from inlay.prompt.chat import ChatTemplate, Trim
 from inlay.prompt.layout import Hole, Owner, RunPart, SchemaLayout, TextRun

@@ -1,9 +1,9 @@
 """Finds unmarked text that comes again behind other text, and makes modules of it: ``find="content"``.
 
-The unmarked texts of a prompt are cut by their content (borders.py). ``SeenPieces`` has a hash of each piece of earlier
-prompts and a tag of the text before it, no text. Token ids are compared where their KV is found. A piece behind one of
-its first two texts does not count again, until a third text comes. So a conversation that continues reads the piece as
-its earlier turns did, from the stored prefix.
+The unmarked texts of a prompt are cut by their content (``Borders``). ``SeenPieces`` has a hash of each piece of
+earlier prompts and a tag of the text before it, no text. Token ids are compared where their KV is found. A piece behind
+one of its first two texts does not count again, until a third text comes. So a conversation that continues reads the
+piece as its earlier turns did, from the stored prefix.
 
 A piece that came before behind other text becomes a part of its own. The second time it is computed in place, unless it
 is stored, and the engine stores it in idle time. From the third time on it is a part like a marked one. Token ids and

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from inlay.api.call import Call
 from inlay.api.failures import BodyError, Failure
 from inlay.pml import Import, ImportSet, Prompt, PromptTurn, Text
-from inlay.pml.scopes import names_of, path_of
+from inlay.pml.rules import names_of, path_of
 from inlay.sampling.params import SamplingParams
 from inlay.server.limits import Tenant
 from inlay.server.logs import Line, current_line

@@ -18,7 +18,7 @@ from inlay.api.failures import INTERNAL_ERROR, BodyError, Failure, failure_of
 from inlay.client.async_llm import AsyncLLM
 from inlay.errors import AbortedError, InlayError
 from inlay.pml import Module, Turn, Union
-from inlay.pml.scopes import ByPath
+from inlay.pml.rules import ByPath
 from inlay.policy import ReusePolicy
 from inlay.prompt.layout import SchemaLayout
 from inlay.server.schema_documents import SchemaSource

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from inlay.authoring.extract.choose import Encode, choose
-from inlay.authoring.extract.corpus import Corpus
-from inlay.authoring.extract.find import find
+from inlay.authoring.extract.find import Encode, choose, find
 from inlay.authoring.extract.proposal import Proposal, propose
+from inlay.authoring.extract.runs import Corpus
 from inlay.errors import ParameterError, Place
 from inlay.pml import Item, NewText, SchemaText, TurnStart, resolve
 from inlay.pml.nodes import ROLES
