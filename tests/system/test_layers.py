@@ -22,7 +22,7 @@ SOURCE = Path(inlay.__file__).parent
 #: other alone. A part is a module or a package; the longest name counts, so ``kv.identity`` is not ``kv``.
 LAYERS = (
     ("errors", "slots", "wording", "distribution", "logprobs", "diagnostics"),
-    ("tolerance", "recompute", "retrieval", "settings", "workpool"),
+    ("tolerance", "retrieval", "settings", "workpool"),
     ("types", "sampling.params", "policy", "strict_json", "whole_file", "kv.identity", "kv.choices"),
     ("pml", "kv", "events"),
     ("prompt", "attention"),

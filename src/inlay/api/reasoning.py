@@ -22,12 +22,11 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from inlay.api.failures import BodyError
-from inlay.api.tools.formats import Delta
-from inlay.api.tools.free_parser import Marks
+from inlay.api.tools.formats import Delta, Marks
 from inlay.api.tools.readers import LONGEST_HEAD, Functions
 from inlay.errors import ParameterError
 from inlay.prompt.chat import ChatTemplate
-from inlay.prompt.chat_options import template_variables
+from inlay.prompt.inputs import template_variables
 
 __all__ = [
     "EndMarks",

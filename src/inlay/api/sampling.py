@@ -10,8 +10,7 @@ from inlay.api.call import Call
 from inlay.api.failures import BodyError
 from inlay.api.reading import CommonBody
 from inlay.api.reasoning import ReasoningUse, forced
-from inlay.api.tools.offer import Offer
-from inlay.api.tools.schema import schema_problem
+from inlay.api.tools.offer import Offer, schema_problem
 from inlay.errors import ParameterError, PolicyError
 from inlay.policy import PolicyFields, log_deprecated
 from inlay.prompt.inputs import PromptInput

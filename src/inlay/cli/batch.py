@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inlay.cli.options import announce_hub
+from inlay.cli.options import Options, announce_hub, with_settings
 from inlay.cli.output import told_loading
-from inlay.cli.settings import Options, with_settings
 from inlay.config import EngineConfig
 from inlay.errors import ParameterError
 from inlay.pml import Schema

@@ -21,8 +21,7 @@ from inlay.cli.documents import (
     schema_file,
     standard_input,
 )
-from inlay.cli.options import announce_hub
-from inlay.cli.settings import Options, with_settings
+from inlay.cli.options import Options, announce_hub, with_settings
 from inlay.errors import ParameterError
 from inlay.pml import Prompt, resolve
 from inlay.settings import RUN

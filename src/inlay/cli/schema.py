@@ -16,8 +16,8 @@ from inlay.cli.options import Plot, Profile, Tokenizer, check_plot, deviations_o
 from inlay.cli.output import check_outputs, output_file, told_loading
 from inlay.errors import ParameterError, PMLError, Problem
 from inlay.pml import Module, Param, Prompt, Schema, Text, Turn, Union
+from inlay.pml.resolve import params_of, template_variables
 from inlay.pml.sources import is_json
-from inlay.pml.variables import params_of, template_variables
 from inlay.wording import clip
 
 if TYPE_CHECKING:

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inlay.cli.options import announce_hub, told_device, told_store
+from inlay.cli.options import Options, announce_hub, told_device, told_store, with_settings
 from inlay.cli.output import LoadingLines
-from inlay.cli.settings import Options, with_settings
 from inlay.errors import ParameterError
 from inlay.settings import SERVE
 

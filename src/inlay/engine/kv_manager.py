@@ -44,7 +44,7 @@ from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.index import shared_length
 from inlay.kv.offload.loader import Arrival
 from inlay.kv.offload.residency import Residency
-from inlay.kv.segment import PrefixMatch, Segment
+from inlay.kv.pool import PrefixMatch, Segment
 from inlay.kv.store import SegmentStore
 from inlay.prompt.composed import CachedSpan, ComposedPrompt
 from inlay.prompt.contexts import in_encoding_order

@@ -19,7 +19,7 @@ from inlay.kv.choices import Kept
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.offload.loader import Arrival, Coming
 from inlay.kv.offload.residency import Residency
-from inlay.kv.segment import PrefixMatch
+from inlay.kv.pool import PrefixMatch
 from inlay.kv.store import SegmentStore
 from inlay.prompt.contexts import in_encoding_order
 

@@ -29,7 +29,7 @@ from inlay.errors import CapacityError, InlayError, ParameterError
 from inlay.events import Fault, TokenEvent
 from inlay.kv.choices import Kept
 from inlay.kv.identity import SegmentSpec, TokenRun
-from inlay.kv.segment import PrefixMatch
+from inlay.kv.pool import PrefixMatch
 from inlay.logprobs import FlatLogprobs, Logprob, RankedLogprob
 from inlay.prompt.composed import CachedSpan, ComposedPrompt, NewSpan, RecomputedSpan
 from inlay.sampling.params import SamplingParams

@@ -36,9 +36,8 @@ from inlay.models.interface import IMPLEMENTATION, EndOfPassError, KeptRows, Pas
 from inlay.models.load import LoadedModel
 from inlay.models.lora import Adapters
 from inlay.models.mixers.states import PassStates, StateSpan, StateStorage
-from inlay.prompt.composed import CachedSpan, ComposedPrompt, NewSpan
-from inlay.prompt.recompute import Scores, inexact_modules
-from inlay.recompute import Recompute
+from inlay.policy import Recompute
+from inlay.prompt.composed import CachedSpan, ComposedPrompt, NewSpan, Scores, inexact_modules
 from inlay.slots import SlotRange, cut
 
 logger = logging.getLogger(__name__)

@@ -25,8 +25,7 @@ import numpy.typing as npt
 
 from inlay.kv.identity import KeyMaker, SegmentSpec, TextOwner, TokenRun
 from inlay.kv.policies import EvictionQueue, PassCost, Policy, Use, lru
-from inlay.kv.pool import KVPool, StatePool
-from inlay.kv.segment import Origin, PrefixMatch, Segment, SegmentRange
+from inlay.kv.pool import KVPool, Origin, PrefixMatch, Segment, SegmentRange, StatePool
 from inlay.slots import SlotRange, cut
 
 #: The tokens of a window.

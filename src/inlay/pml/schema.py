@@ -87,7 +87,7 @@ class Prompt:
             PMLError: The document is wrong.
             ParameterError: It is not a str, bytes or mapping, or the mapping cannot be written as JSON.
         """
-        from inlay.pml.json_document import document_from_json
+        from inlay.pml.json_form import document_from_json
         from inlay.pml.json_readers import read_prompt_json
 
         parts = read_prompt_json(document_from_json(document, source), source)
@@ -319,7 +319,7 @@ class Schema:
             PMLError: The document is wrong.
             ParameterError: It is not a str, bytes or mapping, or the mapping cannot be written as JSON.
         """
-        from inlay.pml.json_document import document_from_json
+        from inlay.pml.json_form import document_from_json
         from inlay.pml.json_readers import read_schema_json
 
         files = None if folder is None else Folder(folder)

@@ -25,7 +25,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from inlay.errors import ModelError
-from inlay.prompt.chat_options import ChatOptions, free_variables
+from inlay.prompt.inputs import ChatOptions, free_variables
 from inlay.prompt.tokens import Seams, at_seams
 from inlay.prompt.tool_texts import ToolFinder, ToolTexts
 

@@ -43,7 +43,6 @@ from inlay.prompt.inputs import (
     without_marks,
 )
 from inlay.prompt.layout import Hole, SchemaLayout, TextRun
-from inlay.prompt.model_info import ModelInfo, check_forced, check_prompt, check_tokens, check_weight
 from inlay.prompt.placement import (
     ContentPart,
     FreeSet,
@@ -54,7 +53,18 @@ from inlay.prompt.placement import (
     lay_out_prompt,
     why_not_free,
 )
-from inlay.prompt.request import EncodeRequest, EngineRequest, PromptPart, RequestFields, kept_to
+from inlay.prompt.request import (
+    EncodeRequest,
+    EngineRequest,
+    ModelInfo,
+    PromptPart,
+    RequestFields,
+    check_forced,
+    check_prompt,
+    check_tokens,
+    check_weight,
+    kept_to,
+)
 from inlay.prompt.seen_pieces import PieceFinder, SeenTexts, content_ranges, token_ranges
 from inlay.prompt.seen_prompts import SeenPrompts
 from inlay.prompt.tokens import TextEncoder, at_seams

@@ -37,6 +37,7 @@ from inlay.server import (
     tokens,
 )
 from inlay.server.body import BodyMiddleware
+from inlay.server.completions import check_name
 from inlay.server.errors import (
     JSONBytes,
     handle_http_exception,
@@ -45,7 +46,6 @@ from inlay.server.errors import (
     handle_validation_error,
 )
 from inlay.server.logs import RequestLogMiddleware
-from inlay.server.requests import check_name
 from inlay.server.routes import (
     DIVERGENCE,
     HEALTH,

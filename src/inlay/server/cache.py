@@ -17,10 +17,10 @@ from inlay.errors import PinError
 from inlay.models.location import public_name
 from inlay.policy import FIELDS as POLICY_FIELDS
 from inlay.prompt.seen_pieces import is_hash
+from inlay.server.completions import check_name, policy_of, read_call
 from inlay.server.errors import JSONBytes
 from inlay.server.limits import Tenant
-from inlay.server.requests import check_name, policy_of, read_call
-from inlay.server.schema_documents import NO_BODY, RESPONSES
+from inlay.server.schema_record import NO_BODY, RESPONSES
 from inlay.wording import shown
 
 if TYPE_CHECKING:

@@ -23,8 +23,18 @@ from inlay.pml import Schema
 from inlay.policy import BEST
 from inlay.prompt.contexts import PUBLIC, SchemaRegistry
 from inlay.server.limits import Tenant
-from inlay.server.schema_documents import SchemaBody, SchemaSource, of_schema, of_text, read_source
-from inlay.server.schema_record import KeptSchema, PrewarmTask, SchemaKeeper, SchemaRecord, SchemaVersion
+from inlay.server.schema_record import (
+    KeptSchema,
+    PrewarmTask,
+    SchemaBody,
+    SchemaKeeper,
+    SchemaRecord,
+    SchemaSource,
+    SchemaVersion,
+    of_schema,
+    of_text,
+    read_source,
+)
 from inlay.types import Scope
 
 

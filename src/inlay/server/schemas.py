@@ -23,8 +23,22 @@ from inlay.server.errors import JSONBytes, failure_response, json_bytes
 from inlay.server.limits import Tenant
 from inlay.server.routes import ADVICE, route_of
 from inlay.server.schema_catalog import SchemaCatalog
-from inlay.server.schema_documents import BODY, NO_BODY, RESPONSES, GivenSchema, SchemaOptions, check_name
-from inlay.server.schema_record import MODULES, Page, PrewarmTask, SchemaRecord, detail, encoding, past_source, summary
+from inlay.server.schema_record import (
+    BODY,
+    MODULES,
+    NO_BODY,
+    RESPONSES,
+    GivenSchema,
+    Page,
+    PrewarmTask,
+    SchemaOptions,
+    SchemaRecord,
+    check_name,
+    detail,
+    encoding,
+    past_source,
+    summary,
+)
 from inlay.server.threads import json_response
 
 if TYPE_CHECKING:

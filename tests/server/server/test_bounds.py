@@ -20,8 +20,8 @@ from inlay import CapacityError
 from inlay.api.openai import OpenAI
 from inlay.server import completions, threads
 from inlay.server.errors import json_bytes
-from inlay.server.keys import editing
 from inlay.server.limits import Limits
+from inlay.server.tenants import editing
 from inlay.server.threads import json_pieces, json_response
 from inlay.types import RequestOutput
 from tests.server.server.conftest import CHAT, COMPLETIONS, SCHEMA, Site, running, small_model

@@ -9,7 +9,7 @@ import pytest
 
 from inlay.kv.identity import Context, TokenRun
 from inlay.kv.index import WINDOW, windows_of
-from inlay.kv.segment import Origin
+from inlay.kv.pool import Origin
 from tests.unit.kv.offload.site import Site
 
 OWNER = ("", b"")

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inlay.api.tools.formats import AnswerParser, Delta, EitherParser, HeldParser, ModelTools
-from inlay.api.tools.free_parser import FreeParser
+from inlay.api.tools.formats import AnswerParser, Delta, EitherParser, FreeParser, HeldParser, ModelTools
 from inlay.api.tools.readers import Functions
 
 __all__ = ["AnswerParser", "Delta", "ToolUse"]

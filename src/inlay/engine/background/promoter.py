@@ -23,7 +23,7 @@ from inlay.engine.lookup import look_up, tail_tokens
 from inlay.engine.runner import Runner
 from inlay.errors import CapacityError
 from inlay.kv.identity import TokenRun
-from inlay.kv.segment import Origin, PrefixMatch
+from inlay.kv.pool import Origin, PrefixMatch
 from inlay.kv.store import SegmentStore
 from inlay.prompt.composed import Node, Prefix
 from inlay.slots import SlotRange, cut

@@ -18,7 +18,6 @@ from inlay.errors import ParameterError
 from inlay.kv.identity import LOSSLESS
 from inlay.kv.offload.codecs import Slab
 from inlay.kv.offload.disk_index import DiskIndex
-from inlay.kv.offload.entries import TierCounts, TierEntries
 from inlay.kv.offload.form import (
     FORM,
     FileSource,
@@ -31,7 +30,7 @@ from inlay.kv.offload.form import (
     write_file,
 )
 from inlay.kv.offload.record import SegmentRecord
-from inlay.kv.offload.tier import Miss, TierEntry, TierMissError
+from inlay.kv.offload.tier import Miss, TierCounts, TierEntries, TierEntry, TierMissError
 from inlay.kv.policies import PassCost, Policy, lru
 from inlay.types import TierStats
 from inlay.whole_file import sync_folder

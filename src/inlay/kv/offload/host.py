@@ -30,9 +30,8 @@ import numpy.typing as npt
 
 from inlay.kv.identity import LOSSLESS
 from inlay.kv.offload.codecs import CODECS, Slab
-from inlay.kv.offload.entries import TierCounts, TierEntries
 from inlay.kv.offload.record import SegmentRecord
-from inlay.kv.offload.tier import Miss, TierEntry, TierMissError
+from inlay.kv.offload.tier import Miss, TierCounts, TierEntries, TierEntry, TierMissError
 from inlay.kv.policies import PassCost, Policy, lru
 from inlay.kv.pool import FreeSpans
 from inlay.slots import SlotRange

@@ -37,7 +37,7 @@ from inlay.kv.offload.saver import Saver
 from inlay.kv.offload.stack import EVICTED, LATE, TierStack
 from inlay.kv.offload.tier import Miss, TierMissError
 from inlay.kv.policies import Use
-from inlay.kv.segment import LOADED, Hold, PrefixMatch, Segment, SegmentRange
+from inlay.kv.pool import LOADED, Hold, PrefixMatch, Segment, SegmentRange
 from inlay.slots import SlotRange, cut, total
 
 

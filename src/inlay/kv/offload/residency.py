@@ -20,7 +20,7 @@ from inlay.kv.offload.record import SlabMemory, StateMemory
 from inlay.kv.offload.saver import Demoter, Saver
 from inlay.kv.offload.stack import LATE, TierStack
 from inlay.kv.offload.tier import Tier
-from inlay.kv.segment import LOADED, PrefixMatch
+from inlay.kv.pool import LOADED, PrefixMatch
 from inlay.kv.store import SegmentStore
 from inlay.types import TierStats
 

@@ -34,7 +34,7 @@ from inlay.kv.offload.host import HostTier
 from inlay.kv.offload.record import SegmentRecord, is_finite, is_finite_state
 from inlay.kv.offload.stack import TierStack
 from inlay.kv.offload.tier import Tier, TierMissError
-from inlay.kv.segment import Hold, Segment, StoredState
+from inlay.kv.pool import Hold, Segment, StoredState
 from inlay.slots import SlotRange
 
 logger = logging.getLogger(__name__)

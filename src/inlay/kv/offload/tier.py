@@ -1,15 +1,18 @@
-"""The protocol of every tier below the pool."""
+"""The protocol of every tier below the pool, and its entries in the order of eviction."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 from inlay.errors import PortableError
 from inlay.kv.offload.codecs import Slab
 from inlay.kv.offload.record import SegmentRecord
+from inlay.kv.policies import EvictionQueue, PassCost, Policy, Use
 from inlay.types import TierStats
 
 
@@ -166,3 +169,186 @@ class Tier(Protocol):
     def close(self) -> None:
         """Close files and connections. Stored segments stay."""
         ...
+
+
+@dataclass(eq=False, slots=True)
+class _Item:
+    """An entry as the eviction queue sees it. Pinned and taken entries are not listed."""
+
+    entry: TierEntry
+    use: Use
+    listed: int | None = None
+
+
+class TierEntries(Mapping[bytes, TierEntry]):
+    """The entries of one tier by key, and an eviction queue of those that are not pinned. Not thread-safe.
+
+    Entries count uses of all processes since the first one. The floor at the last use is known of this process only.
+    Entries from before its start count as older.
+
+    Attributes:
+        evictable_bytes: the size of all entries that are not pinned.
+    """
+
+    def __init__(self, policy: Policy, cost: PassCost | None = None) -> None:
+        self.evictable_bytes = 0
+        self._queue: EvictionQueue[_Item] = EvictionQueue(policy, cost or PassCost())
+        self._items: dict[bytes, _Item] = {}
+        self._labelled: defaultdict[bytes, set[bytes]] = defaultdict(set)  # the keys of each label
+
+    def __getitem__(self, key: bytes) -> TierEntry:
+        return self._items[key].entry
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._items
+
+    def labelled(self, labels: Iterable[bytes]) -> list[TierEntry]:
+        """The entries with any of these labels."""
+        keys = {key for label in labels for key in self._labelled.get(label, ())}
+        return [self._items[key].entry for key in keys]
+
+    def begin(self, entries: Iterable[TierEntry]) -> None:
+        """Add entries that were there before this process started."""
+        for entry in entries:
+            self._note(entry, 0.0)
+
+    def replace(self, entries: Iterable[TierEntry]) -> None:
+        """Replace all entries."""
+        now = {entry.key: entry for entry in entries}
+        self.change({key: now.get(key) for key in self._items.keys() | now.keys()})
+
+    def change(self, changed: Mapping[bytes, TierEntry | None]) -> None:
+        """Set or remove the entries of these keys. None removes."""
+        for key, entry in changed.items():
+            if entry is None:
+                self.remove(key)
+            elif self.get(key) != entry:
+                self.note(entry)
+
+    def note(self, entry: TierEntry) -> None:
+        """Add or update an entry, and list it for eviction unless it is pinned."""
+        self._note(entry, self._queue.floor)
+
+    def remove(self, key: bytes) -> bool:
+        """Remove an entry. Returns True if it was known."""
+        item = self._items.pop(key, None)
+        if item is None:
+            return False
+        self._count(item, -1)
+        self._unlabel(item.entry)
+        if item.listed is not None:
+            self._queue.remove(item)
+        return True
+
+    def take(self) -> TierEntry | None:
+        """Return the first entry of the queue, and list it no more. Returns None if all are pinned or taken."""
+        with self._queue.next() as items:
+            first = next(items, None)
+        if first is None:
+            return None
+        self._queue.remove(first)
+        return first.entry
+
+    def evicted(self, entry: TierEntry) -> None:
+        """Record that an entry from ``take`` is evicted. Call it before ``remove``."""
+        item = self._items.get(entry.key)
+        if item is not None:
+            self._queue.evicted(item)
+
+    def _note(self, entry: TierEntry, floor: float) -> None:
+        item = self._items.get(entry.key)
+        if item is None:
+            item = self._items[entry.key] = _Item(entry, _use(entry, floor))
+        else:
+            self._count(item, -1)
+            self._unlabel(item.entry)
+            item.use = _use(entry, item.use.floor if item.entry.used == entry.used else floor)
+            item.entry = entry
+        self._count(item, 1)
+        for label in entry.labels:
+            self._labelled[label].add(entry.key)
+        if not entry.pinned:
+            self._queue.put(item)
+        elif item.listed is not None:
+            self._queue.remove(item)
+
+    def _unlabel(self, entry: TierEntry) -> None:
+        for label in entry.labels:
+            self._labelled[label].discard(entry.key)
+            if not self._labelled[label]:
+                del self._labelled[label]
+
+    def _count(self, item: _Item, sign: int) -> None:
+        if not item.entry.pinned:
+            self.evictable_bytes += sign * item.entry.size
+
+
+def _use(entry: TierEntry, floor: float) -> Use:
+    # The first use wrote the entry, the others read it. The time of the last use but one is unknown. For entries that
+    # were read, the last use stands in for it.
+    before = entry.used if entry.uses else 0.0
+    return Use(entry.tokens, 0, True, entry.used, entry.uses + 1, entry.used, before, floor)
+
+
+class TierCounts:
+    """Reads, writes and evictions of one tier. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._misses: Counter[str] = Counter()
+        self._hits = self._hit_tokens = self._writes = self._written = self._refused = self._evictions = 0
+        self._evicted_age_s = 0.0
+
+    def hit(self, tokens: int) -> None:
+        """Count a read segment."""
+        with self._lock:
+            self._hits += 1
+            self._hit_tokens += tokens
+
+    def missed(self, reason: Miss) -> None:
+        """Count a miss."""
+        with self._lock:
+            self._misses[reason.value] += 1
+
+    def wrote(self, size: int) -> None:
+        """Count a written segment of ``size`` bytes."""
+        with self._lock:
+            self._writes += 1
+            self._written += size
+
+    def refused(self) -> None:
+        """Count a segment that was not stored."""
+        with self._lock:
+            self._refused += 1
+
+    def evicted(self, ages_s: Iterable[float]) -> None:
+        """Count evicted segments. ``ages_s`` are the seconds since each was last read."""
+        ages = list(ages_s)
+        with self._lock:
+            self._evictions += len(ages)
+            self._evicted_age_s += sum(ages)
+
+    def stats(self, entries: Iterable[TierEntry], **more: Any) -> TierStats:
+        """The counters and the current contents. ``more`` are further fields of TierStats."""
+        held = list(entries)
+        with self._lock:
+            return TierStats(
+                segments=len(held),
+                tokens=sum(entry.tokens for entry in held),
+                bytes=sum(entry.size for entry in held),
+                hits=self._hits,
+                hit_tokens=self._hit_tokens,
+                misses=tuple(sorted(self._misses.items())),
+                writes=self._writes,
+                written_bytes=self._written,
+                refused=self._refused,
+                evictions=self._evictions,
+                evicted_age_s=self._evicted_age_s,
+                **more,
+            )

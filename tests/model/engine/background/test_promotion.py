@@ -15,7 +15,7 @@ from inlay.check.run import divergence
 from inlay.engine.background import promoter
 from inlay.engine.request import Request
 from inlay.kv.identity import TokenRun
-from inlay.kv.segment import PrefixMatch
+from inlay.kv.pool import PrefixMatch
 from inlay.prompt.composed import CachedSpan
 from inlay.types import Scope
 from inlay_lab.eval.setting import Setting

@@ -12,7 +12,7 @@ from inlay.kv.identity import SegmentSpec, specify
 from inlay.kv.offload.disk import DiskTier
 from inlay.kv.offload.host import PAGE, HostTier
 from inlay.kv.offload.loader import Coming
-from inlay.kv.segment import PrefixMatch
+from inlay.kv.pool import PrefixMatch
 from tests.unit.kv.accounting import audit
 from tests.unit.kv.offload.segments import KEYS, spec_of
 from tests.unit.kv.offload.site import Site
