@@ -23,7 +23,20 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from inlay.config import EngineConfig, ModelSettings
 from inlay.errors import ParameterError
 from inlay.server.settings import ServerSettings
-from inlay.settings import ANSWERING, BATCH, CHAT, CHECK, COMMANDS, RUN, SERVE, WARM, Setting, setting, settings_of
+from inlay.settings import (
+    ANSWERING,
+    BATCH,
+    CHAT,
+    CHECK,
+    COMMANDS,
+    RUN,
+    SERVE,
+    WARM,
+    Setting,
+    served,
+    setting,
+    settings_of,
+)
 from inlay.wording import clip, show
 
 _MOST_THREADS = 1024
@@ -54,20 +67,16 @@ class CommandSettings:
         checked=check_threads,
     )
     schema: tuple[Path, ...] = setting(
-        (),
-        "A schema (PML or JSON) that requests may name. Repeatable.",
-        commands=(SERVE, BATCH),
+        (), "A schema (PML or JSON) that requests may name. Repeatable.", commands=(SERVE, BATCH)
     )
     max_tokens: int = setting(128, "The most tokens to generate.", commands=(RUN, CHAT), least=1, defaults={CHAT: 512})
     temperature: float | None = setting(
         None, "0 takes the most probable token. Default: the model's own, or 0.", commands=(RUN, CHAT)
     )
-    ssl_certfile: Path | None = setting(None, "Speak TLS, with this chain of certificates (PEM).", commands=(SERVE,))
-    ssl_keyfile: Path | None = setting(None, "The private key, if it is in another file.", commands=(SERVE,))
-    ssl_ca_certs: Path | None = setting(
-        None, "The authorities that sign the certificates of clients (PEM).", commands=(SERVE,)
-    )
-    ssl_cert_reqs: int = setting(0, "Certificates of clients: 0 none, 1 optional, 2 required.", commands=(SERVE,))
+    ssl_certfile: Path | None = served(None, "Speak TLS, with this chain of certificates (PEM).")
+    ssl_keyfile: Path | None = served(None, "The private key, if it is in another file.")
+    ssl_ca_certs: Path | None = served(None, "The authorities that sign the certificates of clients (PEM).")
+    ssl_cert_reqs: int = served(0, "Certificates of clients: 0 none, 1 optional, 2 required.")
 
 
 #: The classes that declare settings, by the title of their group in help and reference.

@@ -31,7 +31,6 @@ from inlay.server.metric_families import (
     Families,
     StatsSource,
     Step,
-    families,
 )
 from inlay.types import RequestOutput
 
@@ -69,7 +68,7 @@ class Metrics:
         self._tenants = _Bounded(_MOST_TENANTS)
         self._reasons = _Bounded(_MOST_REASONS)
         self._model = model_name
-        self._families = families(self._registry, model_name, longest)
+        self._families = Families(self._registry, model_name, longest)
         self._registry.register(EngineCollector(engine, schemas, model_name))
         ProcessCollector(registry=self._registry)
 

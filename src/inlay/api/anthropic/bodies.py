@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Unpack
 
 from pydantic import Field
 
@@ -23,7 +22,7 @@ from inlay.api.anthropic.blocks import (
     problems_of,
     turns_of,
 )
-from inlay.api.call import AnswerRoute, Call, StoredAnswer
+from inlay.api.call import AnswerRoute, Call, OfModel
 from inlay.api.failures import BodyError
 from inlay.api.foreign import IGNORED
 from inlay.api.foreign import REFUSED as FOREIGN
@@ -272,16 +271,9 @@ def components(names: Sequence[str]) -> dict[str, Any]:
 _FIELDS = {"stop": "stop_sequences"}
 
 
-def translate(
-    body: CountBody,
-    *,
-    default_max_tokens: int | None = None,
-    tools: ModelTools | None = None,
-    reasoning: ModelReasoning | None = None,
-    defaults: Mapping[str, Any] = MappingProxyType({}),
-    stored: Mapping[str, StoredAnswer] = MappingProxyType({}),
-) -> Call:
+def translate(body: CountBody, **model: Unpack[OfModel]) -> Call:
     """Translate a body into a call. See ``Dialect.translate``. Raises BodyError."""
+    tools, reasoning = model.get("tools"), model.get("reasoning")
     structure = _structure(body)
     offer = _offer(body, tools, structure)
     turns = with_family_ids(turns_of(body.system, body.messages, body.cache_control), tools)
@@ -302,7 +294,7 @@ def translate(
         offer=offer,
         reasoning=use,
         structure=structure,
-        defaults=defaults,
+        defaults=model.get("defaults", {}),
         given={"max_tokens": body.max_tokens, **stop},
         names=_FIELDS,
         said_max_tokens=True,

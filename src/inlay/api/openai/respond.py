@@ -13,9 +13,9 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, Unpack
 
-from inlay.api.call import Call, Level
+from inlay.api.call import Call, Level, Named
 from inlay.api.failures import Failure
 from inlay.api.openai.bodies import Endpoint
 from inlay.api.pieces import (
@@ -40,41 +40,31 @@ _OBJECTS: dict[str, str] = {Endpoint.CHAT: "chat.completion", Endpoint.COMPLETIO
 _IDS: dict[str, str] = {Endpoint.CHAT: "chatcmpl", Endpoint.COMPLETIONS: "cmpl"}
 
 
-def respond(
-    call: Call,
-    outputs: Sequence[RequestOutput],
-    *,
-    name: str,
-    created: int,
-    model: str,
-    fingerprint: str | None = None,
-) -> dict[str, Any]:
-    """Return the body of the response to a call.
-
-    Args:
-        call: the request.
-        outputs: the finished output of each prompt.
-        name: unique to the response; a part of its id and of the ids of its tool calls.
-        created: seconds since 1970.
-        model: the model's name.
-        fingerprint: see ``system_fingerprint``.
-    """
+def respond(call: Call, outputs: Sequence[RequestOutput], **named: Unpack[Named]) -> dict[str, Any]:
+    """Return the body of the response to a call."""
     answers = [(output, answer) for output in outputs for answer in output.outputs]
     if call.endpoint == Endpoint.CHAT:
-        choices = [_chat_choice(call, name, number, *each) for number, each in enumerate(answers)]
+        choices = [_chat_choice(call, named["name"], number, *each) for number, each in enumerate(answers)]
     else:
         choices = [_completion_choice(call, number, *each) for number, each in enumerate(answers)]
     told = call.scores is not None and call.endpoint == Endpoint.CHAT
     return {
-        "id": f"{_IDS[call.endpoint]}-{name}",
-        "object": _OBJECTS[call.endpoint],
-        "created": created,
-        "model": model,
-        "system_fingerprint": fingerprint,
+        **_head(call, _OBJECTS, named),
         "choices": choices,
         "usage": usage_of(outputs, call.reasoning),
         "inlay": inlay_of(outputs),
         **({"prompt_logprobs": prompt_scores(call, outputs[0])} if told else {}),
+    }
+
+
+def _head(call: Call, objects: Mapping[str, str], named: Named) -> dict[str, Any]:
+    """Return the first fields of a response or a chunk."""
+    return {
+        "id": f"{_IDS[call.endpoint]}-{named['name']}",
+        "object": objects[call.endpoint],
+        "created": named["created"],
+        "model": named["model"],
+        "system_fingerprint": named.get("fingerprint"),
     }
 
 
@@ -306,32 +296,18 @@ class Chunks:
     A chat choice starts with a chunk for its role. Then come chunks for content and tool calls, and a chunk with its
     finish reason. A completion has no role and no calls. The final chunk has the ``inlay`` object of a whole response.
     It is the usage chunk, if the call asks for usage.
-
-    Args:
-        call: the request.
-        name: see ``respond``.
-        created: see ``respond``.
-        model: see ``respond``.
-        fingerprint: see ``respond``.
     """
 
-    def __init__(self, call: Call, *, name: str, created: int, model: str, fingerprint: str | None = None) -> None:
-        head = {
-            "id": f"{_IDS[call.endpoint]}-{name}",
-            "object": _CHUNK_OBJECTS[call.endpoint],
-            "created": created,
-            "model": model,
-            "system_fingerprint": fingerprint,
-        }
+    def __init__(self, call: Call, **named: Unpack[Named]) -> None:
         # Encoded once, because only a fifth of a chunk changes from token to token.
-        self._head = f'{_json(head)[:-1]},"choices":['
+        self._head = f'{_json(_head(call, _CHUNK_OBJECTS, named))[:-1]},"choices":['
         self._usage = call.include_usage
         self._running_usage = call.running_usage
         self._reasoning = call.reasoning
         self._answers = call.params.n
         self._outputs: dict[int, RequestOutput] = {}
         kind = _ChatChoice if call.endpoint == Endpoint.CHAT else _TextChoice
-        self._choices = [kind(call, name, number) for number in range(len(call.prompts) * call.params.n)]
+        self._choices = [kind(call, named["name"], number) for number in range(len(call.prompts) * call.params.n)]
 
     def update(self, number: int, output: RequestOutput) -> Iterable[str]:
         """Return the events for new output of the call's prompt with this number."""

@@ -6,10 +6,9 @@ A call has prompts, tools, reasoning, sampling parameters and a reuse policy.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
-from inlay.api.call import Call, StoredAnswer
+from inlay.api.call import Call, OfModel
 from inlay.api.failures import BodyError
 from inlay.api.foreign import IGNORED
 from inlay.api.openai.bodies import (
@@ -91,31 +90,17 @@ def read_body(raw: Any, endpoint: str) -> Body:
 _COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions; only the context limits a chat's answer
 
 
-def translate(
-    body: Body,
-    *,
-    default_max_tokens: int | None = None,
-    tools: ModelTools | None = None,
-    reasoning: ModelReasoning | None = None,
-    defaults: Mapping[str, Any] = MappingProxyType({}),
-    stored: Mapping[str, StoredAnswer] = MappingProxyType({}),
-) -> Call:
+def translate(body: Body, **model: Unpack[OfModel]) -> Call:
     """Translate a body into a call.
 
-    Args:
-        body: the checked body.
-        default_max_tokens: for requests without max_tokens. None takes OpenAI's: 16 for completions, the context for
-            chats.
-        tools: from ``model_tools(tokenizer)``; None for a model without tools.
-        reasoning: from ``model_reasoning(tokenizer)``.
-        defaults: ``llm.sampling_defaults``, for SamplingParams that the body does not set. Its max_tokens applies to
-            chats only.
-        stored: see ``Dialect.translate``. No request of this dialect continues a stored answer.
+    Without max_tokens, a completion has 16 and a chat the rest of the context. The model's default max_tokens applies
+    to chats only.
 
     Raises:
         BodyError: the body is inconsistent.
         PMLError: a prompt of a schema cannot be parsed.
     """
+    tools, reasoning, defaults = model.get("tools"), model.get("reasoning"), model.get("defaults", {})
     options = body.stream_options
     include_usage = bool(options and options.include_usage)
     if include_usage and not body.stream:
@@ -137,7 +122,7 @@ def translate(
         structure=structure,
         defaults=defaults,
         given={
-            "max_tokens": next((most for most in (said, default_max_tokens) if most is not None), usual),
+            "max_tokens": next((most for most in (said, model.get("default_max_tokens")) if most is not None), usual),
             "logprobs": _logprobs(body),
             "prompt_logprobs": _prompt_logprobs(body),
         },

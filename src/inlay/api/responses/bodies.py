@@ -6,13 +6,12 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Unpack
 
 from pydantic import ConfigDict, Field
 
 from inlay.api import reading
-from inlay.api.call import AnswerRoute, Call, StoredAnswer
+from inlay.api.call import AnswerRoute, Call, OfModel, StoredAnswer
 from inlay.api.failures import MAX_NAME, BodyError
 from inlay.api.foreign import IGNORED
 from inlay.api.foreign import REFUSED as FOREIGN
@@ -364,17 +363,10 @@ def components(names: Sequence[str]) -> dict[str, Any]:
 _FIELDS = {"max_tokens": "max_output_tokens"}
 
 
-def translate(
-    body: ResponsesBody,
-    *,
-    default_max_tokens: int | None = None,
-    tools: ModelTools | None = None,
-    reasoning: ModelReasoning | None = None,
-    defaults: Mapping[str, Any] = MappingProxyType({}),
-    stored: Mapping[str, StoredAnswer] = MappingProxyType({}),
-) -> Call:
+def translate(body: ResponsesBody, **model: Unpack[OfModel]) -> Call:
     """Translate a body into a call. See ``Dialect.translate``. Raises BodyError."""
-    before = _before(body, stored)
+    tools, reasoning = model.get("tools"), model.get("reasoning")
+    before = _before(body, model.get("stored", {}))
     new = body.items
     if len(before) + len(new) > MAX_MESSAGES:
         message = f"the conversation has {len(before) + len(new):,} items, with those of the stored response"
@@ -389,7 +381,7 @@ def translate(
     ignored = [*body.ignored, *hidden]
     if use is not None and body.reasoning is not None and (body.reasoning.summary or body.reasoning.generate_summary):
         ignored.append("reasoning.summary")
-    most = body.max_output_tokens if body.max_output_tokens is not None else default_max_tokens
+    most = body.max_output_tokens if body.max_output_tokens is not None else model.get("default_max_tokens")
     return call_of(
         body,
         endpoint=Endpoint.RESPONSES,
@@ -397,7 +389,7 @@ def translate(
         offer=offer,
         reasoning=use,
         structure=structure,
-        defaults=defaults,
+        defaults=model.get("defaults", {}),
         given={} if most is None else {"max_tokens": most},
         names=_FIELDS,
         said_max_tokens=body.max_output_tokens is not None,
