@@ -16,7 +16,8 @@ from ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router i
 
 from inlay.cli.main import main
 from inlay.cluster import application
-from inlay.cluster.ray_transport import ASK, ModuleAffinityRouter
+from inlay.cluster.ray_router import ModuleAffinityRouter
+from inlay.cluster.ray_transport import ASK
 
 _FIRST = 0x10000  # start of a plane of Unicode; lower planes contain surrogates
 

@@ -22,7 +22,7 @@ from inlay.engine.background.policy_meter import PolicyMeter, suffices
 from inlay.models.fingerprint import cache_root
 from inlay.pml import Schema
 from inlay.policy import ReusePolicy
-from inlay.prompt.request import ModelInfo
+from inlay.prompt.model_info import ModelInfo
 from inlay.tolerance import Measured, Tolerance
 from inlay.whole_file import replace_file
 

@@ -15,8 +15,8 @@ import numpy as np
 from inlay.errors import ParameterError, Place
 from inlay.kv.identity import KeyMaker
 from inlay.pml import Filled, Module, Param, Prompt, Schema, Text, Turn, Union, resolve
-from inlay.pml.resolve import template_variables
 from inlay.pml.rules import names_of, path_of
+from inlay.pml.variables import template_variables
 from inlay.prompt.contexts import SchemaSpecs
 from inlay.prompt.layout import Hole, Owner, SchemaLayout, TextRun
 from inlay.prompt.tokens import TextEncoder

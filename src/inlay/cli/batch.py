@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inlay.cli.options import Options, announce_hub, with_settings
+from inlay.cli.options import announce_hub
 from inlay.cli.output import told_loading
+from inlay.cli.settings import Options, with_settings
 from inlay.config import EngineConfig
 from inlay.errors import ParameterError
 from inlay.pml import Schema
@@ -109,7 +110,7 @@ def batch(
 
 def _schemas(files: Sequence[Path]) -> list[Schema]:
     """Read schemas with distinct names. Raises PMLError and ParameterError."""
-    from inlay.cli.documents import schema_file
+    from inlay.cli.pml_files import schema_file
 
     found: dict[str, Path] = {}
     schemas = []

@@ -17,9 +17,10 @@ from rich.console import Console
 from rich.table import Table
 
 from inlay.cli.cache_source import CacheSource, FolderCache, RefusedFileError, RunningCache
-from inlay.cli.documents import schema_file
-from inlay.cli.options import AsJson, Options, StoreBytes, announce_hub, store_of, with_settings
+from inlay.cli.options import AsJson, StoreBytes, announce_hub, store_of
 from inlay.cli.output import check_outputs, token_progress, told_loading
+from inlay.cli.pml_files import schema_file
+from inlay.cli.settings import Options, with_settings
 from inlay.errors import ParameterError
 from inlay.pml import Schema
 from inlay.settings import WARM

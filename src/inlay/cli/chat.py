@@ -11,7 +11,8 @@ import typer
 
 from inlay.cli.chat_session import NAMES, ChatSession
 from inlay.cli.documents import SCHEMA_SUFFIXES, Conversation, is_schema, plain_text, read_documents
-from inlay.cli.options import Options, announce_hub, with_settings
+from inlay.cli.options import announce_hub
+from inlay.cli.settings import Options, with_settings
 from inlay.errors import InlayError, ParameterError
 from inlay.settings import CHAT
 from inlay.wording import clip, printable

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inlay.cli.documents import schema_file
-from inlay.cli.options import AcrossAdapters, Options, Promote, Recompute, announce_hub, policy_of, with_settings, words
+from inlay.cli.options import AcrossAdapters, Promote, Recompute, announce_hub, policy_of, words
 from inlay.cli.output import told_loading
+from inlay.cli.pml_files import schema_file
+from inlay.cli.settings import Options, with_settings
 from inlay.errors import ParameterError, PolicyError
 from inlay.pml import Prompt, Schema, resolve
 from inlay.policy import ReusePolicy

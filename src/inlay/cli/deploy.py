@@ -46,7 +46,7 @@ def deploy(
     if dry_run:
         print(serve_config(settings), end="")
         return 0
-    from inlay.cli.documents import schema_file
+    from inlay.cli.pml_files import schema_file
 
     for file in settings.schemas.files:
         schema_file(file)  # fail here, not in a replica

@@ -149,8 +149,8 @@ def _explained(model: str, file: str, *, path: str | None) -> Iterator[Row]:
 def prompt_processor(tokenizer: Any) -> PromptProcessor:
     """Return the prompt processor of a tokenizer, without a model."""
     from inlay.kv.identity import KeyMaker
+    from inlay.prompt.model_info import ModelInfo
     from inlay.prompt.processor import PromptProcessor
-    from inlay.prompt.request import ModelInfo
 
     keys = KeyMaker(b"", "float32", "none", b"", positioned=False)
     return PromptProcessor(tokenizer, ModelInfo(len(tokenizer), _CONTEXT, 0, keys, None))

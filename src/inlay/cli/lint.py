@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inlay.cli.documents import prompt_file, schema_file
 from inlay.cli.options import Profile, Tokenizer, deviations_of
+from inlay.cli.pml_files import prompt_file, schema_file
 from inlay.errors import ModelError, Place, PMLError, Problem
 from inlay.pml import Prompt, Schema
 from inlay.pml.problems import JSONPlace

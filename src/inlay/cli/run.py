@@ -11,17 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from inlay.cli.documents import (
-    SCHEMA_SUFFIXES,
-    Conversation,
-    is_schema,
-    plain_text,
-    prompt_file,
-    read_documents,
-    schema_file,
-    standard_input,
-)
-from inlay.cli.options import Options, announce_hub, with_settings
+from inlay.cli.documents import SCHEMA_SUFFIXES, Conversation, is_schema, plain_text, read_documents
+from inlay.cli.options import announce_hub
+from inlay.cli.pml_files import prompt_file, schema_file, standard_input
+from inlay.cli.settings import Options, with_settings
 from inlay.errors import ParameterError
 from inlay.pml import Prompt, resolve
 from inlay.settings import RUN

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inlay.cli.documents import kind_of, schema_file
 from inlay.cli.from_prompts import from_prompts
 from inlay.cli.lint import lint
 from inlay.cli.options import Plot, Profile, Tokenizer, check_plot, deviations_of
 from inlay.cli.output import check_outputs, output_file, told_loading
+from inlay.cli.pml_files import kind_of, schema_file
 from inlay.errors import ParameterError, PMLError, Problem
 from inlay.pml import Module, Param, Prompt, Schema, Text, Turn, Union
-from inlay.pml.resolve import params_of, template_variables
 from inlay.pml.sources import is_json
+from inlay.pml.variables import params_of, template_variables
 from inlay.wording import clip
 
 if TYPE_CHECKING:

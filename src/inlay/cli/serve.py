@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inlay.cli.options import Options, announce_hub, told_device, told_store, with_settings
+from inlay.cli.options import announce_hub, told_device, told_store
 from inlay.cli.output import LoadingLines
+from inlay.cli.settings import Options, with_settings
 from inlay.errors import ParameterError
 from inlay.settings import SERVE
 
@@ -71,7 +72,7 @@ def serve(
             engine["store_private"] = False
         if settings.keys_file is not None:
             Tenants.from_file(settings.keys_file)
-        from inlay.cli.documents import schema_file
+        from inlay.cli.pml_files import schema_file
 
         first = [schema_file(file) for file in options["schema"] or []]
         from inlay.server.logs import configure

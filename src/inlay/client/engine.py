@@ -13,7 +13,8 @@ from typing import Any, Protocol
 from inlay.engine.background.profiler import Profile
 from inlay.events import EncodeEvent, TokenEvent
 from inlay.kv.identity import SegmentSpec
-from inlay.prompt.request import EncodeRequest, EngineRequest, ModelInfo
+from inlay.prompt.model_info import ModelInfo
+from inlay.prompt.request import EncodeRequest, EngineRequest
 from inlay.sampling.params import SamplingParams
 from inlay.types import EngineStats, SegmentState
 

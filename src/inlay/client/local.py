@@ -53,7 +53,8 @@ from inlay.models.location import public_name
 from inlay.models.lora import Adapter, Adapters
 from inlay.models.mixers.states import StateStorage
 from inlay.models.spec import dtype_name
-from inlay.prompt.request import EncodeRequest, EngineRequest, ModelInfo
+from inlay.prompt.model_info import ModelInfo
+from inlay.prompt.request import EncodeRequest, EngineRequest
 from inlay.sampling.params import SamplingParams
 from inlay.sampling.structured import Guide
 from inlay.settings import parse_bytes

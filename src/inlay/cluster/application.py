@@ -20,7 +20,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from inlay.client.async_llm import AsyncLLM
 from inlay.cluster.host import EngineHost
 from inlay.cluster.loads import HELD, WAITING, QueueAndKVPolicy
-from inlay.cluster.ray_transport import LINKS, IngressLink, ModuleAffinityRouter, RayTransport
+from inlay.cluster.ray_router import ModuleAffinityRouter
+from inlay.cluster.ray_transport import LINKS, IngressLink, RayTransport
 from inlay.cluster.remote_client import ClusterLLM, RemoteClient, tokenizer_of
 from inlay.cluster.routing import RouterCollector, Routing
 from inlay.cluster.schema_folder import SchemaFolder

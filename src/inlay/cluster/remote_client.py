@@ -26,7 +26,8 @@ from inlay.events import EncodeEvent, Event, Fault, TokenEvent, events_from_byte
 from inlay.kv.identity import KeyMaker, SegmentSpec
 from inlay.models.load import load_tokenizer
 from inlay.prompt.inputs import check_template
-from inlay.prompt.request import EncodeRequest, EngineRequest, ModelInfo
+from inlay.prompt.model_info import ModelInfo
+from inlay.prompt.request import EncodeRequest, EngineRequest
 from inlay.sampling.params import SamplingParams
 from inlay.types import EngineStats
 from inlay.wording import fault_in_words

@@ -13,7 +13,7 @@ from inlay.errors import InlayError
 from inlay.kv.changes import StoreChanges
 from inlay.kv.identity import KeyMaker
 from inlay.models.lora import AdapterInfo
-from inlay.prompt.request import ModelInfo
+from inlay.prompt.model_info import ModelInfo
 from inlay.types import EngineStats, TierStats
 
 _LOOK_S = 1.0  # interval of the check in next_item

@@ -20,7 +20,7 @@ from inlay.engine.background.promoter import RequestCounts
 from inlay.kv.index import Cursor
 from inlay.kv.store import SegmentStore
 from inlay.prompt.composed import AsModules, InPlace, NewSpan, compose_parts, prefix_of
-from inlay.prompt.placement import cut_at, in_line, placed_at
+from inlay.prompt.free_order import cut_at, in_line, placed_at
 from inlay.prompt.request import EngineRequest, PromptPart
 
 #: Limits of index lookups, for one set and for all sets of a request; later sets stay as written. A border between

@@ -36,8 +36,8 @@ from inlay.pml.rules import names_of, path_of
 from inlay.policy import ReusePolicy
 from inlay.prompt.chat import ChatTemplate
 from inlay.prompt.layout import Hole, Owner, SchemaLayout, TextRun, lay_out_schema
+from inlay.prompt.model_info import ModelInfo
 from inlay.prompt.placement import PromptLayout
-from inlay.prompt.request import ModelInfo
 from inlay.prompt.tokens import TextEncoder, beyond_vocabulary
 from inlay.prompt.turns import openings
 from inlay.types import EVERYONE, Scope

@@ -14,8 +14,8 @@ from hashlib import sha256
 
 from inlay.errors import ModelError, Place, PMLError, Problem
 from inlay.pml import Module, Param, Schema, Text, Turn, Union
-from inlay.pml.resolve import params_of
 from inlay.pml.rules import ByPath, path_of
+from inlay.pml.variables import params_of
 from inlay.prompt.chat import ChatTemplate, Trim
 from inlay.prompt.tokens import TextEncoder, beyond_vocabulary
 from inlay.prompt.turns import PresentTurns, bos_text, closing, has_turns, opening, openings, speaks, split

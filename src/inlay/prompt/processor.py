@@ -29,6 +29,7 @@ from inlay.prompt.conversation import (
     lay_out_conversation,
 )
 from inlay.prompt.diagnosis import Comparison, NotedPrompt, sections_of, seen_prompt, tools_digest
+from inlay.prompt.free_order import FreeSet, check_count, why_not_free
 from inlay.prompt.inputs import (
     Conversation,
     as_prompt,
@@ -43,28 +44,9 @@ from inlay.prompt.inputs import (
     without_marks,
 )
 from inlay.prompt.layout import Hole, SchemaLayout, TextRun
-from inlay.prompt.placement import (
-    ContentPart,
-    FreeSet,
-    Placed,
-    PromptLayout,
-    check_count,
-    lay_out_ids,
-    lay_out_prompt,
-    why_not_free,
-)
-from inlay.prompt.request import (
-    EncodeRequest,
-    EngineRequest,
-    ModelInfo,
-    PromptPart,
-    RequestFields,
-    check_forced,
-    check_prompt,
-    check_tokens,
-    check_weight,
-    kept_to,
-)
+from inlay.prompt.model_info import ModelInfo, check_forced, check_prompt, check_tokens, check_weight
+from inlay.prompt.placement import ContentPart, Placed, PromptLayout, lay_out_ids, lay_out_prompt
+from inlay.prompt.request import EncodeRequest, EngineRequest, PromptPart, RequestFields, kept_to
 from inlay.prompt.seen_pieces import PieceFinder, SeenTexts, content_ranges, token_ranges
 from inlay.prompt.seen_prompts import SeenPrompts
 from inlay.prompt.tokens import TextEncoder, at_seams

@@ -14,7 +14,8 @@ from inlay import LLM, AbortedError, CapacityError, ParameterError, SamplingPara
 from inlay.client.engine import Prepared, SteppedEngine
 from inlay.client.local import InProcessClient
 from inlay.events import events_from_bytes, events_to_bytes
-from inlay.prompt.request import EncodeRequest, EngineRequest, ModelInfo
+from inlay.prompt.model_info import ModelInfo
+from inlay.prompt.request import EncodeRequest, EngineRequest
 from inlay.types import EngineStats
 from tests.conftest import tiny
 from tests.raising import raises

@@ -12,7 +12,7 @@ from inlay.engine import order as order_module
 from inlay.engine.background.promoter import MOST_NODES, RequestCounts
 from inlay.engine.order import OrderChooser
 from inlay.errors import ParameterError
-from inlay.prompt.placement import MAX_SETS
+from inlay.prompt.free_order import MAX_SETS
 from inlay.prompt.request import EngineRequest
 from tests.conftest import tiny
 from tests.model.engine.background.test_promotion import work_off

@@ -10,8 +10,9 @@ from inlay import LLM, SamplingParams
 from inlay.errors import PolicyError
 from inlay.kv.identity import KeyMaker
 from inlay.policy import PolicyFields, ReusePolicy
+from inlay.prompt.model_info import ModelInfo
 from inlay.prompt.processor import PromptProcessor
-from inlay.prompt.request import EngineRequest, ModelInfo
+from inlay.prompt.request import EngineRequest
 from inlay.prompt.seen_pieces import content_ranges, token_ranges
 from inlay.types import EVERYONE, Scope, Usage
 from tests.model.api.tool_templates import tool_tokenizer

@@ -15,9 +15,9 @@ from inlay.kv import store
 from inlay.kv.identity import KeyMaker
 from inlay.policy import ReusePolicy
 from inlay.prompt.composed import CachedSpan
+from inlay.prompt.model_info import ModelInfo
 from inlay.prompt.placement import PromptLayout
 from inlay.prompt.processor import PromptProcessor
-from inlay.prompt.request import ModelInfo
 from tests.model.api.tool_templates import tool_model, tool_tokenizer
 from tests.tokenizers_for_tests import with_template
 

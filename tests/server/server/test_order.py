@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from inlay import Schema
-from inlay.prompt import placement
+from inlay.prompt import free_order
 from tests.server.server.conftest import CHAT, COMPLETIONS, Site, running, small_model
 
 TEXTS = [f"Document {name} says quite something about {name}, and some more of it." for name in "ABC"]
@@ -67,7 +67,7 @@ def test_what_is_no_order(site: Site, body, problem):
 
 
 def test_more_sets_than_a_prompt_may_have(site: Site, monkeypatch):
-    monkeypatch.setattr(placement, "MAX_SETS", 1)
+    monkeypatch.setattr(free_order, "MAX_SETS", 1)
     body = {"messages": messages(0, 1) * 2, "order": "any", "max_tokens": 1}
     status, _, answer = site.call("POST", CHAT, {**body, "reuse": "exact"})
     assert (status, answer["error"]["message"]) == (

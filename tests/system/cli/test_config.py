@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from inlay.cli.options import Options
+from inlay.cli.settings import Options
 from inlay.cli.sources import GROUPS, known_settings, unknown_variables, values_of
 from inlay.config import EngineConfig, ModelSettings
 from inlay.errors import ParameterError

@@ -26,7 +26,7 @@ Line = tuple[str, int]  # a file and a line of it
 SRC = DOCS.parent / "src" / "inlay"
 REFERENCE, ERRORS = PAGES
 #: Other forms than PML, with their errors on pages of their own; and advice, in docs/guides/schema-advice.md.
-ELSEWHERE = ("json*.py", "writer*.py")
+ELSEWHERE = ("json*.py", "writer*.py", "variables.py")
 FILES = sorted(path for path in (SRC / "pml").glob("*.py") if not any(path.match(pattern) for pattern in ELSEWHERE))
 #: Errors that no example can show, by words of theirs, and why. The last table of the page names them.
 NOT_SHOWN = {
@@ -39,7 +39,7 @@ WITH_A_MODEL = (
     SRC / "pml" / "sources.py",
     SRC / "prompt/layout.py",
     SRC / "prompt/processor.py",
-    SRC / "prompt/request.py",
+    SRC / "prompt/model_info.py",
     SRC / "prompt/placement.py",
     SRC / "client" / "llm.py",
     SRC / "client" / "schemas.py",
