@@ -276,8 +276,9 @@ class EngineCollector(Collector):
                     yield self._family(kind, name, says, getattr(sources[source], field))
 
     def _family(self, kind: type[Any], name: str, says: str, value: float) -> Metric:
-        family: Metric = kind(PREFIX + name, says, labels=("model_name", "engine"))
-        family.add_metric((self._model, ENGINE), value)
+        made = kind(PREFIX + name, says, labels=("model_name", "engine"))
+        made.add_metric((self._model, ENGINE), value)
+        family: Metric = made
         return family
 
     def _divergence(self, shadow: ShadowStats) -> Iterator[Metric]:

@@ -29,7 +29,7 @@ from inlay.kv.identity import LOSSLESS
 from inlay.kv.offload.codecs import Slab
 from inlay.kv.offload.form import FORM, Encoded, UnknownFormError, read_segment, size_of
 from inlay.kv.offload.record import SegmentRecord, is_finite, is_finite_state
-from inlay.kv.offload.tier import Miss, TierCounts, TierEntry, TierMissError
+from inlay.kv.offload.tier import Miss, Tier, TierCounts, TierEntry, TierMissError
 from inlay.types import TierStats
 
 T = TypeVar("T")
@@ -281,7 +281,7 @@ MOST_TO_DELETE = 16_384  # while the server is away; beyond that, the oldest key
 _LONGEST_S = 1e9  # cap on a lifetime; longer ones count as unlimited
 
 
-class SharedTier:
+class SharedTier(Tier):
     """Segments on a server at ``address``, like "redis://host:6379/0".
 
     An unreachable server is not an error: the tier is empty until the server answers.
@@ -342,26 +342,26 @@ class SharedTier:
         except TierMissError as miss:
             self._missed(asked.key, miss)
             raise
-        self._counts.hit(asked.tokens)
+        self._counts.add(hits=1, hit_tokens=asked.tokens)
         self._note(asked.key, True, TierEntry.of(asked, value.size, time.time()))
 
     def put(self, record: SegmentRecord, slabs: Iterable[Slab]) -> bool:
         if self.holds(record.key):
             return True
         if not self._link.up or time.monotonic() < self._no_writes_until or size_of(record) > _MOST_VALUE:
-            self._counts.refused()
+            self._counts.add(refused=1)
             return False
         encoded = Encoded.of(record, slabs)
         try:
             new = self._write(record.key, encoded)
         except TierMissError as miss:
-            self._counts.refused()
+            self._counts.add(refused=1)
             self._no_writes_until = time.monotonic() + (_RETRY_S if self._link.up else 0.0)
             if self._link.up:
                 logger.warning("segments are not written to the shared store for a while: %s", miss)
             return False
         if new:
-            self._counts.wrote(encoded.size)
+            self._counts.add(writes=1, written_bytes=encoded.size)
         self._note(record.key, True, TierEntry.of(record, encoded.size, time.time()))
         return True
 
@@ -446,9 +446,6 @@ class SharedTier:
     def stats(self) -> TierStats:
         """``segments``, ``tokens`` and ``bytes`` count only what this process has read or written."""
         return self._counts.stats(self.iterate(), up=self._link.up, failures=self._link.failures)
-
-    def refresh(self) -> None:
-        """Does nothing: other servers' segments are looked up by key."""
 
     def close(self) -> None:
         self._link.close()

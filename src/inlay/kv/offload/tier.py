@@ -90,15 +90,14 @@ class Tier(Protocol):
     ``get``, ``put``, ``delete``, ``left_s``, ``find`` and ``refresh`` may block and run on background threads. All else
     never blocks. All methods are thread-safe.
 
+    Where a method has a body, it is that of a tier that is always sure, keeps no lifetimes and has no other writers.
+
     Attributes:
         codec: the codec for segments from the pool. Segments from another tier keep their form.
     """
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def codec(self) -> str: ...
+    name: str
+    codec: str
 
     def holds(self, key: bytes) -> bool:
         """True if the segment is believed to be there. Makes no request, so it may be wrong."""
@@ -106,11 +105,11 @@ class Tier(Protocol):
 
     def unsure(self, key: bytes) -> bool:
         """True if only ``find`` can tell whether the segment is there."""
-        ...
+        return False
 
     def find(self, keys: Sequence[bytes]) -> None:
         """Find out which of these are there, for ``holds``. Raises TierMissError if that is impossible now."""
-        ...
+        return
 
     def get(self, asked: SegmentRecord, take: Callable[[int, Slab], None], late: Callable[[], bool]) -> None:
         """Deliver a segment's slabs, layer by layer. Each is checked before delivery.
@@ -143,7 +142,7 @@ class Tier(Protocol):
 
     def left_s(self, key: bytes) -> float | None:
         """Seconds until a segment expires; None for never. May block."""
-        ...
+        return None
 
     def iterate(self) -> Iterator[TierEntry]:
         """All entries, most recently used last."""
@@ -164,7 +163,7 @@ class Tier(Protocol):
 
     def refresh(self) -> None:
         """Learn of changes by other processes. May block."""
-        ...
+        return
 
     def close(self) -> None:
         """Close files and connections. Stored segments stay."""
@@ -297,58 +296,38 @@ def _use(entry: TierEntry, floor: float) -> Use:
 
 
 class TierCounts:
-    """Reads, writes and evictions of one tier. Thread-safe."""
+    """Reads, writes and evictions of one tier, by the field of TierStats. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._misses: Counter[str] = Counter()
-        self._hits = self._hit_tokens = self._writes = self._written = self._refused = self._evictions = 0
-        self._evicted_age_s = 0.0
+        self._sums: Counter[str] = Counter()
 
-    def hit(self, tokens: int) -> None:
-        """Count a read segment."""
+    def add(self, **sums: int) -> None:
+        """Add to the counters of these names."""
         with self._lock:
-            self._hits += 1
-            self._hit_tokens += tokens
+            self._sums.update(sums)
 
     def missed(self, reason: Miss) -> None:
         """Count a miss."""
         with self._lock:
             self._misses[reason.value] += 1
 
-    def wrote(self, size: int) -> None:
-        """Count a written segment of ``size`` bytes."""
-        with self._lock:
-            self._writes += 1
-            self._written += size
-
-    def refused(self) -> None:
-        """Count a segment that was not stored."""
-        with self._lock:
-            self._refused += 1
-
     def evicted(self, ages_s: Iterable[float]) -> None:
         """Count evicted segments. ``ages_s`` are the seconds since each was last read."""
-        ages = list(ages_s)
-        with self._lock:
-            self._evictions += len(ages)
-            self._evicted_age_s += sum(ages)
+        ages: Any = list(ages_s)
+        self.add(evictions=len(ages), evicted_age_s=sum(ages))
 
     def stats(self, entries: Iterable[TierEntry], **more: Any) -> TierStats:
         """The counters and the current contents. ``more`` are further fields of TierStats."""
         held = list(entries)
         with self._lock:
+            sums: dict[str, Any] = dict(self._sums)
             return TierStats(
                 segments=len(held),
                 tokens=sum(entry.tokens for entry in held),
                 bytes=sum(entry.size for entry in held),
-                hits=self._hits,
-                hit_tokens=self._hit_tokens,
                 misses=tuple(sorted(self._misses.items())),
-                writes=self._writes,
-                written_bytes=self._written,
-                refused=self._refused,
-                evictions=self._evictions,
-                evicted_age_s=self._evicted_age_s,
+                **sums,
                 **more,
             )
