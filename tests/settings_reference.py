@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from inlay.cli.sources import GROUPS
+from inlay.cli.declared import GROUPS
 from inlay.settings import COMMANDS, Setting, settings_of
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "settings.md"

@@ -20,7 +20,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from inlay.cli.sources import known_settings, values_of
+from inlay.cli.declared import known_settings
+from inlay.cli.sources import values_of
 from inlay.settings import SERVE, parse_bytes
 
 ROOT = Path(__file__).parents[2]

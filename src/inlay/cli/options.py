@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from inlay.cli.declared import check_threads, known_settings, use_threads
 from inlay.cli.output import told_loading
-from inlay.cli.sources import check_threads, known_settings, use_threads
 from inlay.errors import ParameterError
 from inlay.kv.choices import Kept
 from inlay.policy import PolicyFields, ReusePolicy

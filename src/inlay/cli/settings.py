@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from inlay.cli.declared import group_of, known_settings, use_threads
 from inlay.cli.options import AsJson, adapters_of, policy_of, read_template, store_of, told_device, told_store
 from inlay.cli.output import told_loading
-from inlay.cli.sources import group_of, known_settings, use_threads
 from inlay.config import EngineConfig, ModelSettings
 from inlay.errors import ModelError, ParameterError
 from inlay.models.location import check_place

@@ -23,7 +23,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar, Unpack
 from transformers import PreTrainedTokenizerBase
 
 from inlay.attention.storage import KVStorage
-from inlay.client.engine import CacheAdmin, Engine, Prepared, SteppedEngine
+from inlay.client.engine import Engine, Prepared, SteppedEngine
 from inlay.client.local import InProcessClient
 from inlay.client.options import OwnedPromptOptions, scope_of
 from inlay.client.schemas import SchemaManager
@@ -278,11 +278,6 @@ class Base:
                 code="cluster.not_available",
             )
         return self.client
-
-    @property
-    def admin(self) -> CacheAdmin:
-        """The cache of an engine in this process. Raises ParameterError for an engine elsewhere."""
-        return self.local
 
     @property
     def store(self) -> SegmentStore:

@@ -365,7 +365,7 @@ class LLM(PlanCalls):
         scope = scope_of(**owner)
         modules = self.processor.schemas.module_specs(name, self._schema_policy(name, reuse, positions, scope), scope)
         self.local.finish_profiles()
-        known = self.admin.profiles(spec for specs in modules.values() for spec in specs).result()
+        known = self.local.profiles(spec for specs in modules.values() for spec in specs).result()
         found = {module: [known[spec.key] for spec in specs if spec.key in known] for module, specs in modules.items()}
         return {
             module: float(np.concatenate(parts).astype(np.float32).mean()) for module, parts in found.items() if parts

@@ -141,20 +141,6 @@ class Step(Generic[J]):
 _LEAST = 16
 
 
-class Sharer(Protocol):
-    """The fields of a job that its share depends on. See Job."""
-
-    priority: int
-    tenant: str
-    weight: float
-
-    @property
-    def prompt_left(self) -> int: ...
-
-
-S = TypeVar("S", bound=Sharer)
-
-
 class Shares:
     """How tenants share the tokens of passes, and how the jobs of one tenant share its part.
 
@@ -182,24 +168,24 @@ class Shares:
     def of(self, tenant: str) -> float:
         return self._served.get(tenant, 0.0)
 
-    def charge(self, job: Sharer, tokens: int) -> None:
+    def charge(self, job: Job, tokens: int) -> None:
         self._served[job.tenant] = self.of(job.tenant) + tokens / job.weight
 
-    def split(self, jobs: Sequence[S], budget: int) -> dict[S, int]:
+    def split(self, jobs: Sequence[J], budget: int) -> dict[J, int]:
         """The number of tokens of a pass for each prompt. ``jobs`` are in queue order."""
         if sum(job.prompt_left for job in jobs) <= budget:
             given = {job: job.prompt_left for job in jobs}
             for job, tokens in given.items():
                 self.charge(job, tokens)
             return given
-        tenants: dict[str, list[S]] = {}
+        tenants: dict[str, list[J]] = {}
         for job in jobs:
             tenants.setdefault(job.tenant, []).append(job)
         return self._take_turns(tenants, budget)
 
-    def _take_turns(self, tenants: dict[str, list[S]], budget: int) -> dict[S, int]:
+    def _take_turns(self, tenants: dict[str, list[J]], budget: int) -> dict[J, int]:
         portion = max(_LEAST, budget // len(tenants))
-        given: dict[S, int] = {}
+        given: dict[J, int] = {}
         line = [(self.of(tenant), tenant) for tenant in tenants]
         heapq.heapify(line)
         while budget and line:
@@ -214,14 +200,14 @@ class Shares:
         return given
 
 
-def _within(jobs: Sequence[S], tokens: int, given: dict[S, int]) -> dict[S, int]:
+def _within(jobs: Sequence[J], tokens: int, given: dict[J, int]) -> dict[J, int]:
     """Split a tenant's part of a pass among its prompts. ``given`` are their earlier parts of the same pass."""
     left = {job: job.prompt_left - given.get(job, 0) for job in jobs}
     waiting = [job for job in jobs if left[job]]
     newcomers = sorted(waiting[1:], key=lambda job: (job.priority, left[job]))
     peers = [job for job in newcomers if job.priority == waiting[0].priority]
     most, room = tokens * 3 // 4, tokens
-    taken: dict[S, int] = {}
+    taken: dict[J, int] = {}
     for line, part in ((peers, most), (newcomers[len(peers) :], tokens // 4), (waiting, tokens)):
         part = min(part, room if line is waiting else room - (tokens - most))
         for job in line:

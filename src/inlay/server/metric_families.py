@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -24,6 +24,9 @@ from inlay.types import (
     ShadowStats,
     TierStats,
 )
+
+if TYPE_CHECKING:
+    from inlay.client.async_llm import AsyncLLM
 
 PREFIX = "inlay:"
 VLLM_PREFIX = "vllm:"
@@ -61,13 +64,6 @@ _REQUEST = (
 )
 _ANSWERS = (1, 2, 5, 10, 20)
 _OVERHEAD = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 1.0)
-
-
-class StatsSource(Protocol):
-    """A source of engine statistics; see AsyncLLM."""
-
-    def stats(self) -> EngineStats:
-        """Return the current statistics."""
 
 
 def token_buckets(most: int) -> list[int]:
@@ -250,7 +246,7 @@ COUNTERS: Mapping[str, Sequence[tuple[str, str, str]]] = {
 class EngineCollector(Collector):
     """Reads the statistics of the engine and the schema registry at every scrape."""
 
-    def __init__(self, engine: StatsSource, schemas: Sized, model: str) -> None:
+    def __init__(self, engine: AsyncLLM, schemas: Sized, model: str) -> None:
         self._engine = engine
         self._schemas = schemas
         self._model = model

@@ -29,7 +29,6 @@ from inlay.server.metric_families import (
     VLLM_PREFIX,
     EngineCollector,
     Families,
-    StatsSource,
     Step,
 )
 from inlay.types import RequestOutput
@@ -63,7 +62,7 @@ class Metrics:
         schemas: its length is the number of schemas on the server.
     """
 
-    def __init__(self, engine: StatsSource, *, model_name: str, longest: int, schemas: Sized) -> None:
+    def __init__(self, engine: AsyncLLM, *, model_name: str, longest: int, schemas: Sized) -> None:
         self._registry = CollectorRegistry()
         self._tenants = _Bounded(_MOST_TENANTS)
         self._reasons = _Bounded(_MOST_REASONS)

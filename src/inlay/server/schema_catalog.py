@@ -236,7 +236,7 @@ class SchemaCatalog:
         pinned: dict[bytes, SegmentSpec] = {}
         if record is not None and record.public:
             with suppress(InlayError):  # the engine may have been shut down meanwhile, here and below
-                by_key = {spec.key for spec in await asyncio.wrap_future(self._llm.admin.pinned(None))}
+                by_key = {spec.key for spec in await asyncio.wrap_future(self._llm.local.pinned(None))}
                 had = await self._keys(record) if by_key else {}
                 pinned = {key: spec for key, spec in had.items() if key in by_key}
         yield
@@ -248,7 +248,7 @@ class SchemaCatalog:
         if pinned:
             with suppress(InlayError):
                 request = self._llm.processor.encoding("segments", pinned.values())
-                await asyncio.wrap_future(self._llm.admin.unpin(request, None, BY_KEY))
+                await asyncio.wrap_future(self._llm.local.unpin(request, None, BY_KEY))
 
     async def _keys(self, record: SchemaRecord) -> dict[bytes, SegmentSpec]:
         """Return the segments of a schema that can be encoded ahead, by key."""

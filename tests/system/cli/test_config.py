@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from inlay.cli.declared import GROUPS, known_settings
 from inlay.cli.settings import Options
-from inlay.cli.sources import GROUPS, known_settings, unknown_variables, values_of
+from inlay.cli.sources import unknown_variables, values_of
 from inlay.config import EngineConfig, ModelSettings
 from inlay.errors import ParameterError
 from inlay.server.settings import ServerSettings

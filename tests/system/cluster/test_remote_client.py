@@ -314,7 +314,7 @@ def test_files_listings_and_pins_are_refused_with_the_reason():
             await made.llm.pin("s")
         assert not await made.llm.unpin("s"), "nothing is pinned"
         with raises("cluster.not_available", ParameterError):
-            made.llm.admin.modules()
+            made.llm.local.modules()
 
     with_cluster(test)
 

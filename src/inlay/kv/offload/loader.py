@@ -21,12 +21,10 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from threading import Condition
-from typing import Protocol
 
 from inlay.errors import CapacityError
 from inlay.kv.identity import KeyMaker, SegmentSpec
@@ -39,12 +37,6 @@ from inlay.kv.offload.tier import Miss, TierMissError
 from inlay.kv.policies import Use
 from inlay.kv.pool import LOADED, Hold, PrefixMatch, Segment, SegmentRange
 from inlay.slots import SlotRange, cut, total
-
-
-class SlabSource(Protocol):
-    """A tier that reads slabs one by one, in any order of segments; see HostTier.reading."""
-
-    def reading(self, asked: SegmentRecord) -> AbstractContextManager[Callable[[int], Slab]]: ...
 
 
 class Arrival:
@@ -114,7 +106,7 @@ class Arrival:
 
 def bring_by_layer(
     arrivals: Sequence[Arrival],
-    source: SlabSource,
+    source: HostTier,
     memory: SlabMemory,
     record_of: Callable[[SegmentSpec], SegmentRecord],
     *,
@@ -155,7 +147,7 @@ def bring_by_layer(
 
 
 def _layers(
-    arrival: Arrival, source: SlabSource, memory: SlabMemory, asked: SegmentRecord
+    arrival: Arrival, source: HostTier, memory: SlabMemory, asked: SegmentRecord
 ) -> Generator[None, None, None]:
     """Copy the layers of one segment, one per step."""
     with source.reading(asked) as slab_of:
