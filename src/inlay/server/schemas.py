@@ -235,7 +235,8 @@ def asking(
     if only is not None:
         for name in request.query_params:
             if name not in only:
-                raise BodyError(f"the query holds {name!r:.60}; it may hold {', '.join(only)}", param="query")
+                may = f"may hold {', '.join(only)}" if only else "is to be empty"
+                raise BodyError(f"the query holds {name!r:.60}; it {may}", param="query")
         if request.state.body not in body:
             takes = "no body; leave it out" if len(body) == 1 else "an empty object as its body; send {}"
             raise BodyError(f"this takes {takes}", code="unexpected_body")

@@ -1,8 +1,7 @@
-"""Anthropic's Messages API without HTTP, with one file per step.
+"""Anthropic's Messages API without HTTP.
 
-``blocks`` declares messages and their content, and ``bodies`` the fields and the rules to read them. ``translate``
-creates the call. ``respond`` writes a message or an error, and ``stream`` writes events. ``openapi`` describes the
-routes.
+``blocks`` declares messages and their content. ``bodies`` has the fields, the rules to read them, and the translation
+into a call. ``respond`` writes a message, its events, or an error.
 """
 
 from inlay.api.anthropic.bodies import ROUTES, Endpoint, components, read_body, translate

@@ -1,8 +1,7 @@
-"""OpenAI's API without HTTP, with one file per step.
+"""OpenAI's API without HTTP.
 
-``bodies`` and ``messages`` declare the fields, and ``read`` checks a body. ``tools`` and ``reasoning`` interpret its
-requests for these, and ``translate`` creates the call. ``respond`` writes a response or an error, ``stream`` writes
-events, and ``logprobs`` serves both. ``openapi`` describes the routes.
+``bodies`` and ``messages`` declare the fields. ``translate`` checks a body and creates the call. ``respond`` writes a
+response, its events, or an error.
 """
 
 from inlay.api.call import AnswerRoute
