@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from inlay.cli.documents import SCHEMA_SUFFIXES, Conversation, is_schema, plain_text, read_documents
+from inlay.cli.documents import SCHEMA_SUFFIXES, DocumentChat, is_schema, plain_text, read_documents
 from inlay.cli.options import announce_hub
 from inlay.cli.pml_files import prompt_file, schema_file, standard_input
 from inlay.cli.settings import Options, with_settings
@@ -129,7 +129,7 @@ def _of_model(
         )
     if model.endswith(SCHEMA_SUFFIXES) and not Path(model).exists():
         raise ParameterError(f"{model}: no such file; check the path of the schema, or give a model")
-    conversation = Conversation()
+    conversation = DocumentChat()
     conversation.add(read_documents(document or ()))
     if question is None and sys.stdin.isatty():
         raise ParameterError(

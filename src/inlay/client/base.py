@@ -1,9 +1,7 @@
 """The common base of LLM and AsyncLLM: an engine's client, the prompt processor and the output processor.
 
-How a call waits for an engine: on an event loop, or by stepping the engine on the caller's thread.
-
-The calls of LLM and AsyncLLM are the same coroutines (base.py, schema_calls.py). AsyncLLM awaits them. LLM runs them
-with ``finish``: its ``Stepping`` steps the engine instead of suspending them.
+The calls of LLM and AsyncLLM are the same coroutines (schema_calls.py). AsyncLLM awaits them. LLM runs them with
+``finish``: its ``Stepping`` steps the engine instead of suspending them.
 """
 
 from __future__ import annotations
@@ -31,11 +29,11 @@ from inlay.config import EngineConfig, ModelSettings
 from inlay.distribution import other_project
 from inlay.engine.background.divergence import DivergenceLog
 from inlay.engine.forward import StepObserver
-from inlay.errors import ParameterError
+from inlay.errors import ModelError, ParameterError
 from inlay.events import TokenEvent
 from inlay.kv.store import SegmentStore
 from inlay.measured import AutoReuse
-from inlay.models.load import GivenModel, adjusted, as_loaded
+from inlay.models.load import GivenModel, LoadedModel, adjusted, as_loaded
 from inlay.models.lora import AdapterInfo, load_adapters
 from inlay.output import OutputProcessor, RequestState
 from inlay.pml import Prompt, PromptBuilder, Schema
@@ -47,7 +45,6 @@ from inlay.prompt.placement import PromptLayout
 from inlay.prompt.processor import PromptProcessor
 from inlay.prompt.request import EncodeRequest, RequestFields
 from inlay.prompt.tokens import TextEncoder
-from inlay.sampling.defaults import sampling_defaults
 from inlay.sampling.params import SamplingParams
 from inlay.settings import settings_of
 from inlay.tolerance import Measured
@@ -588,3 +585,27 @@ class Listening:
 
 def _policy(reuse: str | ReusePolicy) -> ReusePolicy:
     return reuse if isinstance(reuse, ReusePolicy) else ReusePolicy.parse(reuse)
+
+
+#: Its names → ours. ``do_sample`` is left out: ``temperature=0`` asks for the most probable token.
+_FIELDS = {
+    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")},
+    **{name: name for name in ("presence_penalty", "frequency_penalty")},
+    "max_new_tokens": "max_tokens",
+}
+
+
+def sampling_defaults(loaded: LoadedModel) -> dict[str, Any]:
+    """Return the fields of ``SamplingParams`` that the model's generation configuration sets. Raises ModelError."""
+    generation = getattr(loaded.model, "generation_config", None)
+    said = {ours: getattr(generation, name, None) for name, ours in _FIELDS.items()}
+    defaults = {name: value for name, value in said.items() if value is not None}
+    try:
+        SamplingParams(**defaults)
+    except ParameterError as error:
+        remedy = "correct that, or leave it out with generation_config='off'"
+        raise ModelError(
+            f"{loaded.name}: in its generation configuration {str(error).rstrip('.')}; {remedy}",
+            code="model.invalid_generation_config",
+        ) from None
+    return defaults

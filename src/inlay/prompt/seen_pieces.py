@@ -317,7 +317,7 @@ class _Pieces:
 
 
 @dataclass(eq=False, slots=True)
-class _Tenant:
+class _TenantPieces:
     """The pieces of one tenant by salt, the most recently active salt last, and their size."""
 
     salts: OrderedDict[str, _Pieces] = field(default_factory=OrderedDict)
@@ -337,7 +337,7 @@ class SeenPieces:
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._tenants: dict[str, _Tenant] = {}
+        self._tenants: dict[str, _TenantPieces] = {}
         self._bytes = 0
         self._lock = threading.Lock()
 
@@ -349,7 +349,7 @@ class SeenPieces:
     def note(self, tenant: str, salt: str, sightings: Sequence[Sighting]) -> list[Seen]:
         """Record the pieces of a prompt, in order. Returns how often each one was seen, here or in earlier prompts."""
         with self._lock:
-            mine = self._tenants.setdefault(tenant, _Tenant())
+            mine = self._tenants.setdefault(tenant, _TenantPieces())
             pieces = mine.salts.get(salt)
             if pieces is None:
                 pieces = mine.salts[salt] = _Pieces()
@@ -366,7 +366,7 @@ class SeenPieces:
             for name in list(self._tenants):
                 self._drop_salt(name, salt)
 
-    def _sees(self, mine: _Tenant, pieces: _Pieces, piece: int, tag: int) -> Seen:
+    def _sees(self, mine: _TenantPieces, pieces: _Pieces, piece: int, tag: int) -> Seen:
         both = pieces.known.pop(piece, None)
         if both is not None:
             again = both != _MANY and tag in divmod(both, TAGS)
@@ -381,7 +381,7 @@ class SeenPieces:
         self._grow(mine, ENTRY_BYTES if before is None else 0)
         return Seen.ONCE
 
-    def _grow(self, mine: _Tenant, size: int) -> None:
+    def _grow(self, mine: _TenantPieces, size: int) -> None:
         mine.bytes += size
         self._bytes += size
 
