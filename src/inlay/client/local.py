@@ -31,7 +31,7 @@ from inlay.engine.pass_cost import measured_cost, measured_rows
 from inlay.engine.probes import check_adapters, check_compiled, probe_states, why_not_shift
 from inlay.engine.request import Request
 from inlay.engine.runner import Runner
-from inlay.engine.speculation.speculator import Speculator
+from inlay.engine.speculator import Speculator
 from inlay.engine.thread import EngineThread
 from inlay.engine.unshared_runner import UnsharedRunner
 from inlay.errors import InlayError, ParameterError

@@ -24,7 +24,7 @@ from inlay.engine.pass_cost import PassBudget
 from inlay.engine.request import Request, most_rows
 from inlay.engine.runner import Runner
 from inlay.engine.scheduler import Scheduler, Step
-from inlay.engine.speculation.speculator import Draft, Speculator, counts
+from inlay.engine.speculator import Draft, Speculator, counts
 from inlay.errors import AbortedError, DeadlineError, DeviceMemoryError, InlayError, QueueFullError
 from inlay.kv.choices import Kept
 from inlay.kv.identity import SegmentSpec

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from inlay.diagnostics import SpanRead
 from inlay.engine.background.profiler import KnownProfiles
 from inlay.engine.order import OrderChooser, OrderEffort, Orders
-from inlay.engine.speculation.text_index import DraftIndex
+from inlay.engine.text_index import DraftIndex
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.pool import Origin
 from inlay.prompt.composed import (

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from inlay.attention.plan import Item, Part, Plan, advance, build_plan
-from inlay.attention.triton.cost import Shape
-from inlay.attention.triton.tables import Device, Room, build_tables
+from inlay.attention.triton.tables import Device, Room, Shape, build_tables
 from inlay.engine.allocation import Work
 from inlay.engine.runner import SIZES, PassGraphs, Runner
 from inlay.slots import SlotRange

@@ -12,7 +12,7 @@ import pytest
 
 from inlay import LLM, SamplingParams, Schema
 from inlay.engine.request import Request
-from inlay.engine.speculation.speculator import MOST_ANSWERS, AcceptanceRates, Draft, Speculator
+from inlay.engine.speculator import MOST_ANSWERS, AcceptanceRates, Draft, Speculator
 from inlay.errors import ParameterError
 from inlay.sampling import sampler
 from tests.conftest import tiny

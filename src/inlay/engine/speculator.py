@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from inlay.engine.pass_cost import RowCost
 from inlay.engine.request import Request
-from inlay.engine.speculation.text_index import MOST_MATCH, EarlierAnswer, EarlierAnswers, GrowingIndex
+from inlay.engine.text_index import MOST_MATCH, EarlierAnswer, EarlierAnswers, GrowingIndex
 from inlay.sampling.row import Row
 from inlay.types import DRAFT_SOURCES
 
