@@ -2,13 +2,10 @@
 
 The kernel turns a plan's groups into tasks, once for all layers (csrc/plan.cpp, csrc/attend.cpp). It reads keys and
 values in place in the pool and merges partial results in fp32.
-
-``kernel`` is None if inlay was installed without a compiler.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -16,18 +13,12 @@ import torch
 from torch import Tensor
 
 from inlay.attention.backend import AttentionOptions
+from inlay.attention.kernel import kernel
 from inlay.attention.mass import attention_mass
 from inlay.attention.plan import Part, Plan
 from inlay.attention.rope import Rotary
 from inlay.attention.storage import KVStorage, LayerShape, row_width
 from inlay.errors import ParameterError
-
-kernel: Any
-try:
-    kernel = importlib.import_module("inlay._kernel")
-except ImportError:
-    kernel = None
-
 
 _MOST_OPTIONS = 1024
 _MOST_PARTIALS = 64 * 2**20

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from inlay.attention.cpu import kernel
+from inlay.attention.kernel import kernel
 from inlay.models.formats.stored import GROUP
 from inlay.models.linear import huge_pages
 

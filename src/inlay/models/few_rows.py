@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from inlay.attention.backend import AttentionOptions
-from inlay.attention.cpu import CpuBackend, kernel
+from inlay.attention.cpu import CpuBackend
+from inlay.attention.kernel import kernel
 from inlay.models.fused import FusedAttention, FusedMLP
 from inlay.models.interface import IMPLEMENTATION, PassContext
 from inlay.models.linear import FrozenLinear

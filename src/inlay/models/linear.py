@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from inlay.attention.cpu import kernel
+from inlay.attention.kernel import kernel
 from inlay.errors import ModelError
 from inlay.models.formats.mapped import copy
 from inlay.models.formats.stored import KeepsStored, StoredLinear

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from inlay.attention.cpu import kernel
+from inlay.attention.kernel import kernel
 from inlay.sampling.plain import Bits
 from inlay.sampling.row import SETTINGS, Ids, Row
 from inlay.sampling.structured import allowed_bits

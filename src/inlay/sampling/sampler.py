@@ -26,7 +26,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from inlay.attention.cpu import kernel
+from inlay.attention.kernel import kernel
 from inlay.errors import InlayError, ParameterError
 from inlay.models.device import Download, upload
 from inlay.sampling import compiled, plain

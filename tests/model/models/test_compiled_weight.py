@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from inlay.attention.cpu import kernel
+from inlay.attention.kernel import kernel
 from inlay.models.compiled_weight import CompiledWeight, can_compile, padded
 from inlay.models.formats.stored import GROUP
 from tests.generated import examples

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from inlay import LLM, SamplingParams
-from inlay.attention.cpu import kernel
+from inlay.attention.kernel import kernel
 from inlay.models.compiled_weight import can_compile
 from inlay.models.few_rows import MOST_ROWS, FewRows
 from inlay.models.interface import attention_implementation

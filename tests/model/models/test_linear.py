@@ -13,7 +13,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from inlay import ModelError
-from inlay.attention.cpu import kernel
+from inlay.attention.kernel import kernel
 from inlay.models import linear
 from inlay.models.linear import (
     DirectLinear,

@@ -11,7 +11,7 @@ from transformers.models.granitemoehybrid import modeling_granitemoehybrid
 from transformers.models.kimi_linear import modeling_kimi_linear
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
-from inlay.attention.cpu import kernel
+from inlay.attention.kernel import kernel
 from inlay.models.mixers import compiled, operations
 from inlay.models.mixers.states import PassStates, StateSpan, StateStorage
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-import inlay.attention.cpu
+import inlay.attention.kernel
 from inlay.attention import cpu
 from inlay.attention import registry as dispatch
 from inlay.attention.cpu import CpuBackend, instruction_sets
@@ -51,10 +51,10 @@ def test_asking_for_a_kernel_that_is_not_there(no_kernel):
 
 
 def test_a_missing_extension_is_no_error(monkeypatch):
-    """cpu.py as it is imported where inlay/_kernel was not built."""
+    """kernel.py as it is imported where inlay/_kernel was not built."""
     monkeypatch.setitem(sys.modules, "inlay._kernel", None)  # importing it now raises ImportError
     monkeypatch.delattr("inlay._kernel", raising=False)
-    spec = importlib.util.spec_from_file_location("without_kernel", inspect.getsourcefile(inlay.attention.cpu))
+    spec = importlib.util.spec_from_file_location("without_kernel", inspect.getsourcefile(inlay.attention.kernel))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -12,7 +12,7 @@ from functools import partial
 
 import torch
 
-from inlay.attention.cpu import kernel
+from inlay.attention.kernel import kernel
 from inlay.models.linear import packed
 from inlay.models.load import DTYPES
 from inlay_lab.bench.machine import GB, clocked, in_turns, most_operations

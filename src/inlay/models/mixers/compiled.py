@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from inlay.attention.cpu import kernel
+from inlay.attention.kernel import kernel
 from inlay.models.mixers.states import PassStates
 
 #: True if the kernel has these scans.
