@@ -19,7 +19,7 @@ from inlay.pml.rules import names_of, path_of
 from inlay.pml.variables import template_variables
 from inlay.prompt.contexts import SchemaSpecs
 from inlay.prompt.layout import Hole, Owner, SchemaLayout, TextRun
-from inlay.prompt.tokens import TextEncoder
+from inlay.prompt.tokens import TextEncoder, common_length
 from inlay.prompt.turns import has_turns, speaks
 
 #: Smaller savings, in tokens or positions, get no advice.
@@ -407,19 +407,13 @@ def _repeats(runs: list[TextRun]) -> Iterator[_Repeat]:
             first, first_at = seen.setdefault(_window(data[number], at), (number, at))
             length = 0
             if runs[first].owner != run.owner:
-                length = _alike(runs[first].ids[first_at:], run.ids[at:])
+                length = common_length(runs[first].ids[first_at:], run.ids[at:])
                 yield _Repeat(runs[first], first_at, run, at, length)
             at += max(1, length)
 
 
 def _window(data: bytes, at: int) -> bytes:
     return data[at * _ID_BYTES : (at + WORTH) * _ID_BYTES]
-
-
-def _alike(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """Return the length of the common prefix."""
-    differ = (number for number, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
-    return next(differ, min(len(one), len(other)))
 
 
 def _stored_once(checked: Checked, repeat: _Repeat) -> bool:
