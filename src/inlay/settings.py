@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Mapping
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from inlay.errors import ParameterError
 from inlay.wording import show
@@ -104,7 +104,7 @@ class Setting:
             check_choice(name, value, self.choices)
         if self.option_type is bool and not isinstance(value, bool):
             raise ParameterError(f"{name} is {value!r}; it must be True or False", code="parameter.wrong_type")
-        if self.least is not None and not (_is_whole(value) and value >= self.least):
+        if self.least is not None and not (is_whole(value) and value >= self.least):
             raise ParameterError(
                 f"{name} is {value!r}; it must be a whole number of at least {self.least}",
                 code="parameter.out_of_range",
@@ -224,7 +224,8 @@ def check_choice(name: str, value: object, allowed: tuple[str, ...]) -> str:
     return str(value)
 
 
-def _is_whole(value: object) -> bool:
+def is_whole(value: object) -> TypeGuard[int]:
+    """True for a whole number. True and False are none."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 

@@ -21,6 +21,7 @@ from inlay.prompt.contexts import SchemaSpecs
 from inlay.prompt.layout import Hole, Owner, SchemaLayout, TextRun
 from inlay.prompt.tokens import TextEncoder, common_length
 from inlay.prompt.turns import has_turns, speaks
+from inlay.wording import counted
 
 #: Smaller savings, in tokens or positions, get no advice.
 WORTH = 32
@@ -440,8 +441,8 @@ def small_modules(checked: Checked) -> Iterator[Finding]:
             yield Finding(
                 "small-module",
                 module.place,
-                f"module '{name}' has {_many(tokens, 'token')}, too few to save time, because each prompt looks it up "
-                "and reads it on its own; join it with the text beside it, or write its text into the prompts",
+                f"module '{name}' has {counted(tokens, 'token')}, too few to save time, because each prompt looks it "
+                "up and reads it on its own; join it with the text beside it, or write its text into the prompts",
             )
 
 
@@ -511,10 +512,6 @@ def beyond_the_context(checked: Checked) -> Iterator[Finding]:
 
 def _has_modules(module: Module) -> bool:
     return any(isinstance(child, Module | Union) for child in module.children)
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 RULES: tuple[Callable[[Checked], Iterable[Finding]], ...] = (
