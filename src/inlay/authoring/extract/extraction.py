@@ -328,8 +328,8 @@ def _notes(result: Extraction) -> list[str]:
         )
     if saving.fitting < len(proposal.corpus):
         notes.append(
-            f"{counted(len(proposal.corpus) - saving.fitting, 'prompt')} cannot use the schema, without the text that is "
-            "always present; give them a schema of their own"
+            f"{counted(len(proposal.corpus) - saving.fitting, 'prompt')} cannot use the schema, without the text that "
+            "is always present; give them a schema of their own"
         )
     if saving.by_prefix > saving.by_schema:
         notes.append(
@@ -351,8 +351,8 @@ def _order(result: Extraction) -> list[str]:
     pairs = counted(proposal.arrangement.swapped, "pair")
     return [
         f"{pairs} of modules in both orders, such as {proposal.names[one]} and {proposal.names[other]} "
-        f"({first:,} and {later:,} times); {counted(proposal.moved, 'prompt')} in another order than the schema's, which "
-        "needs positions 'packed'"
+        f"({first:,} and {later:,} times); {counted(proposal.moved, 'prompt')} in another order than the schema's, "
+        "which needs positions 'packed'"
     ]
 
 
