@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
-from inlay.kv.offload import link, loader, shared
+from inlay.kv.offload import loader, shared
 
 if TYPE_CHECKING:  # the libraries take seconds to load, and the unit tests need none of them
     from inlay.models.load import LoadedModel
@@ -50,7 +50,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine is no store that stalls: a test of deadlines sets its own."""
     for name in ("FIND_S", "BLOCK_S", "WRITE_S"):
         monkeypatch.setattr(shared, name, 30.0)
-    monkeypatch.setattr(link, "CONNECT_S", 5.0)
+    monkeypatch.setattr(shared, "CONNECT_S", 5.0)
     monkeypatch.setattr(loader, "SEEK_S", 30.0)
 
 

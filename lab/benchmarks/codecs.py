@@ -28,7 +28,7 @@ from inlay.attention.rope import Rotary
 from inlay.attention.storage import dequantize, quantize
 from inlay.check.run import divergence
 from inlay.kv.offload.codecs import CODECS, from_floats, to_floats
-from inlay.kv.segment import Segment
+from inlay.kv.pool import Segment
 from inlay.models.spec import dtype_name
 from inlay_lab.eval.modular_cases import Round, draw_rounds
 from inlay_lab.eval.modular_qa import MAX_TOKENS

@@ -121,8 +121,8 @@ def _prompts(arguments: argparse.Namespace, planted: Planted) -> Iterator[Logged
 
 def _count(corpus: Corpus, found: Found, settings: ExtractionSettings, model: str) -> float:
     """Seconds for modules, tokens and savings, without the time to load the tokenizer."""
-    from inlay.authoring.extract.choose import choose
     from inlay.authoring.extract.extraction import measure
+    from inlay.authoring.extract.find import choose
     from inlay.authoring.extract.proposal import propose
     from inlay.cli.from_prompts import encoder_of
 

@@ -13,8 +13,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from inlay.engine.jobs import Admission
-from inlay.engine.scheduler import Scheduler
+from inlay.engine.scheduler import Admission, Scheduler
 
 BUDGET = 64
 SHORT, LONG, ANSWER = 28, 1920, 8

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from inlay.engine.encoder import Encoding
-from inlay.engine.jobs import Admission
-from inlay.engine.scheduler import Scheduler
+from inlay.engine.scheduler import Admission, Scheduler
 from inlay.kv.identity import Context, KeyMaker, TokenRun
 from inlay.kv.pool import KVPool
 from inlay.kv.store import SegmentStore

@@ -20,13 +20,11 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from inlay.engine.answer import Answer, SamplingState
 from inlay.engine.encoder import Encoding, Task
-from inlay.engine.jobs import Step
 from inlay.engine.kv_manager import KVCacheManager
 from inlay.engine.prompt_state import PromptState
-from inlay.engine.request import Request
-from inlay.engine.scheduler import Scheduler
+from inlay.engine.request import Answer, Request, SamplingState
+from inlay.engine.scheduler import Scheduler, Step
 from inlay.kv.identity import KeyMaker, SegmentSpec, specify
 from inlay.kv.pool import KVPool
 from inlay.kv.store import SegmentStore

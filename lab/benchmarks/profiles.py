@@ -22,8 +22,7 @@ from statistics import fmean
 import numpy as np
 
 from inlay import LLM, SamplingParams
-from inlay.prompt.composed import compose
-from inlay.prompt.recompute import expected_deviations, inexact_modules
+from inlay.prompt.composed import compose, expected_deviations, inexact_modules
 from inlay_lab.eval.modular_cases import draw_rounds
 from inlay_lab.eval.oracle import true_moves
 

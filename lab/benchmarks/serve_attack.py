@@ -37,8 +37,8 @@ from pathlib import Path
 from typing import Any
 
 from inlay.config import EngineConfig
-from inlay.server.keys import editing
 from inlay.server.limits import Limits
+from inlay.server.tenants import editing
 from inlay_lab.bench.serve.attacks import FILL, Attack, attacks
 from inlay_lab.bench.serve.clients import Wire
 from inlay_lab.bench.serve.measure import Load, ask_all, numbers, run_clients

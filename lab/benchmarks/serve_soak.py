@@ -23,7 +23,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from inlay.server.keys import editing
+from inlay.server.tenants import editing
 from inlay_lab.bench.serve.process import serving
 from inlay_lab.bench.serve.soak import Soak, run_soak
 

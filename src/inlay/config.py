@@ -29,10 +29,10 @@ from inlay.settings import (
     check_date,
     check_device,
     check_nats,
-    check_seconds,
     check_settings,
     check_share,
     parse_bytes,
+    served,
     setting,
     settings_of,
 )
@@ -123,11 +123,10 @@ class EngineConfig:
         "adapters.",
         commands=ANSWERING,
     )
-    attention_backend: str = setting(
+    attention_backend: str = served(
         "auto",
         'The attention backend: "triton" (GPUs), "cpu" (the compiled kernel), "torch" or "reference". "auto" takes the '
         "first one that the device and the installation have.",
-        commands=(SERVE,),
     )
     max_model_len: int | None = setting(
         None,
@@ -198,29 +197,19 @@ class EngineConfig:
         commands=(*ANSWERING, BATCH, CHECK, WARM),
         choices=KV_CACHE_DTYPES,
     )
-    chunk_size: int = setting(64, "Tokens per chunk of the KV pool.", commands=(SERVE,), least=1)
+    chunk_size: int = served(64, "Tokens per chunk of the KV pool.", least=1)
     max_num_seqs: int = setting(64, "The most requests that run at the same time.", commands=(SERVE, BATCH), least=1)
-    max_num_batched_tokens: int = setting(4096, "The most tokens in one forward pass.", commands=(SERVE,), least=1)
-    max_waiting: int | None = setting(
-        None,
-        "The most queued requests; more are refused. Default of LLM: no limit.",
-        commands=(SERVE,),
-        least=1,
-        defaults={SERVE: 1024},
+    max_num_batched_tokens: int = served(4096, "The most tokens in one forward pass.", least=1)
+    max_waiting: int | None = served(
+        None, "The most queued requests; more are refused. Default of LLM: no limit.", least=1, defaults={SERVE: 1024}
     )
-    prefill_chunk: int = setting(
-        512,
-        "The most prompt tokens in a pass in which other requests decode. It bounds their delay.",
-        commands=(SERVE,),
-        least=1,
+    prefill_chunk: int = served(
+        512, "The most prompt tokens in a pass in which other requests decode. It bounds their delay.", least=1
     )
-    max_pass_s: float | None = setting(
+    max_pass_s: float | None = served(
         0.25,
         "The target for the longest pass, in seconds. Deadlines, cancellations and shutdown wait for a pass. The "
         "engine measures how many prompt tokens fit, 32 at least. None (0 for commands) for no target.",
-        commands=(SERVE,),
-        option="max_pass",
-        checked=check_seconds,
         zero_is_none=True,
     )
     eviction: str = setting(
@@ -230,11 +219,8 @@ class EngineConfig:
         commands=ANSWERING,
         choices=tuple(POLICIES),
     )
-    placeholders: str = setting(
-        "none",
-        "The filling of a parameter's hole while a module is encoded.",
-        commands=(SERVE,),
-        choices=PLACEHOLDERS,
+    placeholders: str = served(
+        "none", "The filling of a parameter's hole while a module is encoded.", choices=PLACEHOLDERS
     )
     template_date: str | None = setting(
         None,
@@ -258,38 +244,31 @@ class EngineConfig:
         commands=ANSWERING,
         choices=PROFILES,
     )
-    promotion_memory: float = setting(
+    promotion_memory: float = served(
         0.1,
         "The share of the pool, 0 to 1, for prompt prefixes that are promoted. These are prefixes under ``modular`` "
         "that are requested again and encoded exactly in idle time. 0 for none.",
-        commands=(SERVE,),
         checked=check_share,
     )
-    pin_memory: float = setting(
-        0.25,
-        "The share of the pool, 0 to 1, that all pins together may take. See ``LLM.pin``.",
-        commands=(SERVE,),
-        checked=check_share,
+    pin_memory: float = served(
+        0.25, "The share of the pool, 0 to 1, that all pins together may take. See ``LLM.pin``.", checked=check_share
     )
-    prefetch: str = setting(
+    prefetch: str = served(
         "waiting",
         'The segments that are loaded from lower tiers ahead of time. "waiting" for those of queued requests. "likely" '
         "adds siblings of the union members in a prompt, and the modules that followed its own last time.",
-        commands=(SERVE,),
         choices=PREFETCHES,
     )
-    shadow: float = setting(
+    shadow: float = served(
         0.0,
         "The share of answers from approximate reuse, 0 to 1, that are recomputed in full in idle time. 0 for none "
         "(docs/guides/reuse-policies.md).",
-        commands=(SERVE,),
         checked=check_share,
     )
-    shadow_threshold: float | None = setting(
+    shadow_threshold: float | None = served(
         DEFAULT_THRESHOLD,
         "The largest divergence from full prefill of answers to a schema, in nats per token. Above it, its requests "
         "get a safer policy. None (0 for commands) for no limit.",
-        commands=(SERVE,),
         checked=check_nats,
         zero_is_none=True,
     )
@@ -307,19 +286,14 @@ class EngineConfig:
         commands=(*ANSWERING, WARM),
         checked=parse_bytes,
     )
-    store_private: bool | None = setting(
+    store_private: bool | None = served(
         None,
         "If true, marked parts of messages and private schemas are stored too; if false, none of them. Default: a "
         "folder stores marked parts of requests without a ``cache_salt``, in files that only this user may read. A "
         "server with keys keeps none of them, and neither does a shared store.",
-        commands=(SERVE,),
     )
-    store_timeout_s: float = setting(
-        10.0,
-        "After this many seconds, a segment is computed instead of read from the store.",
-        commands=(SERVE,),
-        option="store_timeout",
-        checked=check_seconds,
+    store_timeout_s: float = served(
+        10.0, "After this many seconds, a segment is computed instead of read from the store."
     )
     store_codec: str = setting(
         "none",
@@ -328,11 +302,10 @@ class EngineConfig:
         commands=(*ANSWERING, WARM),
         choices=CODEC_NAMES,
     )
-    measure: str = setting(
+    measure: str = served(
         "off",
         '"auto" compares recomputations on live requests in idle time, until ``reuse="auto"`` can choose by the result '
         '(docs/guides/reuse-policies.md). "off" compares none.',
-        commands=(SERVE,),
         choices=MEASURES,
         defaults={SERVE: "auto"},
     )

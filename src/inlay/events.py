@@ -1,7 +1,7 @@
 """The events of an engine: new tokens, and the ends of answers.
 
 Events are plain data with a versioned byte format, because the listener may be in another process. The engine has no
-tokenizer; text is made above it (output/).
+tokenizer; text is made above it (output.py).
 """
 
 from __future__ import annotations

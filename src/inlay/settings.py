@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Mapping
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from inlay.errors import ParameterError
 from inlay.wording import show
@@ -104,7 +104,7 @@ class Setting:
             check_choice(name, value, self.choices)
         if self.option_type is bool and not isinstance(value, bool):
             raise ParameterError(f"{name} is {value!r}; it must be True or False", code="parameter.wrong_type")
-        if self.least is not None and not (_is_whole(value) and value >= self.least):
+        if self.least is not None and not (is_whole(value) and value >= self.least):
             raise ParameterError(
                 f"{name} is {value!r}; it must be a whole number of at least {self.least}",
                 code="parameter.out_of_range",
@@ -124,17 +124,28 @@ def setting(default: Any, help: str, **declared: Any) -> Any:
     return dataclasses.field(default=default, repr=not one.secret, metadata={"setting": one})
 
 
+def served(default: Any, help: str, **declared: Any) -> Any:
+    """Return the field of a setting that only ``serve`` has."""
+    return setting(default, help, commands=(SERVE,), **declared)
+
+
 def settings_of(settings: type[Any]) -> dict[str, Setting]:
-    """Return the declarations of a dataclass by field."""
+    """Return the declarations of a dataclass by field.
+
+    A field such as ``drain_s`` is a number of seconds, and its option has no suffix: ``--drain``.
+    """
     found = {}
     for field in dataclasses.fields(settings):
         parts = [part.strip() for part in str(field.type).split("|")]
         kinds = [kind for name, kind in _TYPES.items() if name in parts]
         one: Setting = field.metadata["setting"]
         kind = one.option_type or (kinds[0] if kinds else None)
+        seconds = field.name.endswith("_s")
         found[field.name] = dataclasses.replace(
             one,
             field=field.name,
+            option=one.option or (field.name.removesuffix("_s") if seconds else None),
+            checked=one.checked or (check_seconds if seconds else None),
             optional="None" in parts,
             option_type=kind,
             is_path=one.is_path or (always_path if kind in (Path, list[Path]) else None),
@@ -213,7 +224,8 @@ def check_choice(name: str, value: object, allowed: tuple[str, ...]) -> str:
     return str(value)
 
 
-def _is_whole(value: object) -> bool:
+def is_whole(value: object) -> TypeGuard[int]:
+    """True for a whole number. True and False are none."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 

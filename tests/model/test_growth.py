@@ -10,18 +10,17 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from inlay.engine.background.popularity import Popularity
+from inlay.engine.background.promoter import Popularity
 from inlay.kv.identity import Context, KeyMaker, SegmentSpec, TokenRun, specify
 from inlay.kv.pool import KVPool
 from inlay.kv.store import SegmentStore
 from inlay.models.shapes import bytes_tokenizer
 from inlay.pml import Prompt, Schema, resolve
 from inlay.prompt.chat import ChatTemplate
-from inlay.prompt.composed import CachedSpan, compose_parts
+from inlay.prompt.composed import CachedSpan, Node, compose_parts
 from inlay.prompt.contexts import SchemaSpecs
 from inlay.prompt.layout import TextRun, lay_out_schema
 from inlay.prompt.placement import lay_out_ids, lay_out_prompt
-from inlay.prompt.prefix import Node
 from inlay.prompt.request import PromptPart
 from inlay.prompt.tokens import TextEncoder
 from inlay.slots import SlotRange

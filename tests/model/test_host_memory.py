@@ -320,7 +320,7 @@ def test_how_much_memory(monkeypatch):
 
 def test_the_memory_is_the_device_s_to_lock(device, monkeypatch):
     locked = []
-    monkeypatch.setattr("inlay.attention.device_storage.DeviceStorage.lock", lambda self, memory: locked.append(memory))
+    monkeypatch.setattr("inlay.attention.storage.DeviceStorage.lock", lambda self, memory: locked.append(memory))
     llm = make(host_memory="2MiB")
     assert [len(block) for block in locked] == [2 << 20]
     assert isinstance(llm.local.residency.tiers[0], HostTier)

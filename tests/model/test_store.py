@@ -386,7 +386,7 @@ def test_a_full_disk_takes_nothing_down(tmp_path, expected, monkeypatch, caplog)
     def refuse(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("inlay.kv.offload.files.os.fsync", refuse)
+    monkeypatch.setattr("inlay.kv.offload.form.os.fsync", refuse)
     output, stats = restarted(tmp_path)
     assert output.outputs[0].token_ids == expected
     assert (stats.disk.segments, stats.disk.refused) == (0, 1)

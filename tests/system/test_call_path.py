@@ -13,12 +13,12 @@ MOST_OF_GENERATE, MOST_OF_CHAT = 92, 124
 @pytest.mark.long
 def test_generate_with_recomputed_tokens_runs_through_few_files() -> None:
     files = generate()
-    assert {"client/llm.py", "engine/core.py", "kv/index.py", "prompt/recompute.py"} <= set(files)
+    assert {"client/llm.py", "engine/core.py", "kv/index.py", "prompt/composed.py"} <= set(files)
     assert len(files) <= MOST_OF_GENERATE, files
 
 
 @pytest.mark.long
 def test_an_http_chat_runs_through_few_files() -> None:
     files = chat()
-    assert {"server/completions.py", "api/openai/translate.py", "engine/core.py", "kv/index.py"} <= set(files)
+    assert {"server/completions.py", "api/openai/bodies.py", "engine/core.py", "kv/index.py"} <= set(files)
     assert len(files) <= MOST_OF_CHAT, files

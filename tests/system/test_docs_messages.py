@@ -11,7 +11,7 @@ import pytest
 from inlay import AsyncLLM
 from inlay.api.anthropic.bodies import NO_EFFECT as MESSAGES_NO_EFFECT
 from inlay.api.anthropic.bodies import MessagesBody
-from inlay.api.forms import CommonBody
+from inlay.api.reading import CommonBody
 from inlay.api.responses.bodies import NO_EFFECT as RESPONSES_NO_EFFECT
 from inlay.api.responses.bodies import ResponsesBody
 from inlay.server.routes import ROUTES

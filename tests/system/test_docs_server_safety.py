@@ -9,8 +9,8 @@ from pathlib import Path
 
 import inlay.server
 from inlay.cli.main import main
-from inlay.server.keys import read_keys
 from inlay.server.limits import Limits
+from inlay.server.tenants import read_keys
 from tests.pages import DOCS, blocks, rows
 
 PAGE = DOCS / "guides/operate-safely.md"

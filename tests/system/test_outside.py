@@ -91,7 +91,7 @@ def test_nothing_private_is_reached_for() -> None:
         ("engine._pass = None", ["_pass"]),
         ("from inlay_lab.bench.plot import _draw", ["_draw"]),
         ("patch.setattr(engine, '_pass', None)", ["_pass"]),
-        ("patch.setattr('inlay.attention.grouping._MOST', 0)", ["_MOST"]),
+        ("patch.setattr('inlay.attention.plan._MOST', 0)", ["_MOST"]),
         ("faults.around(engine, 'step', '_pass')", ["_pass"]),
         ("mark.parametrize('step', ['_room', 'take'])", ["_room"]),
         ("class Mine(Engine):\n    def f(self):\n        return self._theirs", ["_theirs"]),

@@ -36,7 +36,7 @@ def fit(asked: Any, device: Any, clock: Clock, ceilings: Ceilings) -> Any:
     """The coefficients, from the ceilings and a few steps."""
     import torch
 
-    from inlay.attention.triton.cost import CostModel
+    from inlay.attention.triton.tables import CostModel
 
     nothing = torch.zeros(1, device=device)
     launch = clock.seconds(lambda: nothing.add_(1))
@@ -75,7 +75,7 @@ def choice(case: Case, device: Any, clock: Clock, costs: Any) -> dict[str, Any]:
     import numpy as np
 
     from inlay.attention.triton.backend import largest_tile
-    from inlay.attention.triton.cost import CostModel, Shape
+    from inlay.attention.triton.tables import CostModel, Shape
 
     sequences = Sequences(case, device)
     always = replace(CostModel(), partial_byte_s=0.0, multiply_s=0.0, launch_s=0.0, work_s=0.0, cached_byte_s=0.0)

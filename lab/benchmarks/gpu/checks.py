@@ -72,7 +72,7 @@ def check_passes(asked: Any, device: Any) -> Iterator[dict[str, Any]]:
     from inlay.attention.reference import ReferenceBackend
     from inlay.attention.storage import KVStorage, LayerShape
     from inlay.attention.triton.backend import TritonBackend
-    from inlay.attention.triton.cost import CostModel
+    from inlay.attention.triton.tables import CostModel
 
     eager = CostModel(partial_byte_s=0.0, multiply_s=0.0, launch_s=0.0, work_s=0.0)
     backend = TritonBackend(device, costs=eager)
@@ -222,11 +222,10 @@ def check_quantized(asked: Any, device: Any) -> Iterator[dict[str, Any]]:
     import torch
 
     from inlay.attention.backend import AttentionOptions
-    from inlay.attention.device_storage import DeviceStorage
     from inlay.attention.plan import build_plan
     from inlay.attention.reference import ReferenceBackend
     from inlay.attention.rope import Rotary
-    from inlay.attention.storage import LARGEST, KVStorage, LayerShape, dequantize, quantize
+    from inlay.attention.storage import LARGEST, DeviceStorage, KVStorage, LayerShape, dequantize, quantize
     from inlay.attention.triton.backend import TritonBackend
     from inlay.slots import SlotRange
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from inlay.attention.triton.cost import CostModel
+from inlay.attention.triton.tables import CostModel
 
 SCRIPTS = Path(__file__).parents[2] / "benchmarks/gpu"
 pytestmark = [pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed"), pytest.mark.long]

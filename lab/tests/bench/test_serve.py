@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from inlay.api.openai.stream import Chunks
+from inlay.api.openai.respond import Chunks
 from inlay.types import RequestOutput
 from inlay_lab.bench.serve import clients
 from inlay_lab.bench.serve.clients import Case, Verdict

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
-from inlay.api.reasoning import ReasoningUse
+from inlay.api.reasoning import ModelReasoning, ReasoningUse
 from inlay.api.tools import ToolUse
+from inlay.api.tools.formats import ModelTools
 from inlay.prompt.inputs import PromptInput
 from inlay.sampling.params import SamplingParams
 
@@ -63,6 +64,40 @@ class StoredAnswer:
     input: tuple[Mapping[str, Any], ...]
 
 
+class OfModel(TypedDict, total=False):
+    """What a dialect needs to know to translate a body.
+
+    Attributes:
+        default_max_tokens: for requests without max_tokens. None for the dialect's own default.
+        tools: the model's format of tool calls (``model_tools``); None for a model without tools.
+        reasoning: the model's format of reasoning (``model_reasoning``).
+        defaults: ``llm.sampling_defaults``, for SamplingParams that the body does not set.
+        stored: the caller's stored answers by id, for dialects that continue them.
+    """
+
+    default_max_tokens: int | None
+    tools: ModelTools | None
+    reasoning: ModelReasoning | None
+    defaults: Mapping[str, Any]
+    stored: Mapping[str, StoredAnswer]
+
+
+class Named(TypedDict):
+    """The fields that identify a response.
+
+    Attributes:
+        name: unique to the response; a part of its id and of the ids of its tool calls.
+        created: seconds since 1970.
+        model: the model's name.
+        fingerprint: see ``system_fingerprint``.
+    """
+
+    name: str
+    created: int
+    model: str
+    fingerprint: NotRequired[str | None]
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """One request for answers.
@@ -97,13 +132,13 @@ class Call:
     prompts: tuple[PromptInput, ...]
     params: SamplingParams
     said_max_tokens: bool
-    reuse: str | None
-    positions: str | None
-    priority: int
-    stream: bool
-    include_usage: bool
-    running_usage: bool
-    tools: ToolUse | None
+    reuse: str | None = None
+    positions: str | None = None
+    priority: int = 0
+    stream: bool = False
+    include_usage: bool = False
+    running_usage: bool = False
+    tools: ToolUse | None = None
     echo: bool = False
     scores: int | None = None
     reasoning: ReasoningUse | None = None

@@ -6,18 +6,15 @@ its part of the OpenAPI document from that object.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, Unpack
 
 from inlay.api.anthropic import Anthropic
-from inlay.api.call import AnswerRoute, Call, Level, StoredAnswer
+from inlay.api.call import AnswerRoute, Call, Level, Named, OfModel
 from inlay.api.embeddings import Embeddings
 from inlay.api.failures import Failure
 from inlay.api.openai import OpenAI
-from inlay.api.reasoning import ModelReasoning
 from inlay.api.responses import Responses
-from inlay.api.tools.formats import ModelTools
 from inlay.types import RequestOutput
 
 
@@ -49,56 +46,19 @@ class Dialect(Protocol):
     def read(self, raw: Any, endpoint: str) -> Any:
         """Check and return the body of a request to this path. Raises BodyError, which names every problem."""
 
-    def translate(
-        self,
-        body: Any,
-        *,
-        default_max_tokens: int | None = None,
-        tools: ModelTools | None = None,
-        reasoning: ModelReasoning | None = None,
-        defaults: Mapping[str, Any] = MappingProxyType({}),
-        stored: Mapping[str, StoredAnswer] = MappingProxyType({}),
-    ) -> Call:
-        """Translate a checked body into a call.
-
-        Args:
-            body: the result of ``read``.
-            default_max_tokens: for requests without max_tokens.
-            tools: the model's format of tool calls; None for a model without tools.
-            reasoning: the model's format of reasoning.
-            defaults: ``llm.sampling_defaults``, for SamplingParams that the body does not set.
-            stored: the caller's stored answers by id, for dialects that continue them.
+    def translate(self, body: Any, **model: Unpack[OfModel]) -> Call:
+        """Translate a body, the result of ``read``, into a call.
 
         Raises:
             BodyError: the body is invalid.
             PMLError: a prompt of a schema cannot be parsed.
         """
 
-    def respond(
-        self,
-        call: Call,
-        outputs: Sequence[RequestOutput],
-        *,
-        name: str,
-        created: int,
-        model: str,
-        fingerprint: str | None = None,
-    ) -> dict[str, Any]:
-        """Return the body of a complete response.
+    def respond(self, call: Call, outputs: Sequence[RequestOutput], **named: Unpack[Named]) -> dict[str, Any]:
+        """Return the body of a complete response. ``outputs`` are the finished outputs of its prompts."""
 
-        Args:
-            call: the request.
-            outputs: the finished output of each prompt.
-            name: the unique id of the response.
-            created: seconds since 1970.
-            model: the model's name.
-            fingerprint: see ``system_fingerprint``.
-        """
-
-    def stream(
-        self, call: Call, *, name: str, created: int, model: str, fingerprint: str | None = None
-    ) -> AnswerStream:
-        """Return the events of a streamed response. For the arguments, see ``respond``."""
+    def stream(self, call: Call, **named: Unpack[Named]) -> AnswerStream:
+        """Return the events of a streamed response."""
 
     def error_body(self, failure: Failure) -> dict[str, Any]:
         """Return the body of an error response."""

@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
-from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal, NoReturn
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, Unpack
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field, PlainValidator
 from pydantic.json_schema import models_json_schema
 
-from inlay.api.call import AnswerRoute, Call, StoredAnswer
+from inlay.api.call import AnswerRoute, Call, Named, OfModel
 from inlay.api.failures import BodyError
 from inlay.api.foreign import IGNORED
-from inlay.api.forms import INTEGER, STRING, SWITCH, WHOLE, PartForms, RequestForm, StrictForm, of_object
-from inlay.api.forms import TEXT as A_TEXT
 from inlay.api.openai.respond import error_body, limit_headers
-from inlay.api.reading import BodyRules, all_are, all_of, read_fields
-from inlay.api.reasoning import ModelReasoning
-from inlay.api.tools.formats import ModelTools
-from inlay.api.usage import inlay_of
+from inlay.api.pieces import inlay_of
+from inlay.api.reading import (
+    INTEGER,
+    STRING,
+    SWITCH,
+    WHOLE,
+    BodyRules,
+    PartForms,
+    RequestForm,
+    StrictForm,
+    all_are,
+    all_of,
+    of_object,
+    read_fields,
+)
+from inlay.api.reading import TEXT as A_TEXT
 from inlay.prompt.inputs import PromptInput
 from inlay.sampling.params import SamplingParams
 from inlay.types import RequestOutput
@@ -172,15 +181,7 @@ def components(names: Sequence[str]) -> dict[str, Any]:
 Vectors = npt.NDArray[np.float32]  # (prompts, dimensions)
 
 
-def translate(
-    body: PooledBody,
-    *,
-    default_max_tokens: int | None = None,
-    tools: ModelTools | None = None,
-    reasoning: ModelReasoning | None = None,
-    defaults: Mapping[str, Any] = MappingProxyType({}),
-    stored: Mapping[str, StoredAnswer] = MappingProxyType({}),
-) -> Call:
+def translate(body: PooledBody, **model: Unpack[OfModel]) -> Call:
     """Translate a body into a call without answers, whose prompts are its texts. A query is the first one.
 
     See ``Dialect.translate``. Raises BodyError.
@@ -194,13 +195,7 @@ def translate(
             max_tokens=0, pooling=body.pooling or "last", truncate_prompt_tokens=body.truncate_prompt_tokens
         ),
         said_max_tokens=True,
-        reuse=None,
-        positions=None,
         priority=body.priority or 0,
-        stream=False,
-        include_usage=False,
-        running_usage=False,
-        tools=None,
         ignored=body.ignored,
         repeated=repeated,
     )
@@ -233,15 +228,7 @@ def _of_ranking(body: PooledBody) -> tuple[tuple[PromptInput, ...], dict[str, An
     }
 
 
-def respond(
-    call: Call,
-    outputs: Sequence[RequestOutput],
-    *,
-    name: str,
-    created: int,
-    model: str,
-    fingerprint: str | None = None,
-) -> dict[str, Any]:
+def respond(call: Call, outputs: Sequence[RequestOutput], **named: Unpack[Named]) -> dict[str, Any]:
     """Return the body of the response. See ``Dialect.respond``. Raises BodyError for too many dimensions."""
     vectors = np.array([output.embedding for output in outputs], dtype=np.float32)
     tokens = sum(output.usage.prompt_tokens for output in outputs)
@@ -253,8 +240,8 @@ def respond(
     }
     if call.endpoint == Endpoint.RERANK:
         return {
-            "id": f"rerank-{name}",
-            "model": model,
+            "id": f"rerank-{named['name']}",
+            "model": named["model"],
             "results": _ranked(call, normalized(vectors)),
             "usage": usage,
             "meta": {"tokens": {"input_tokens": tokens, "output_tokens": 0}},
@@ -266,13 +253,13 @@ def respond(
             {"object": "embedding", "index": index, "embedding": vector}
             for index, vector in enumerate(_written(call, vectors))
         ],
-        "model": model,
+        "model": named["model"],
         "usage": usage,
         "inlay": inlay_of(outputs),
     }
 
 
-def stream(call: Call, **named: Any) -> NoReturn:
+def stream(call: Call, **named: Unpack[Named]) -> NoReturn:
     """Embeddings are not streamed: bodies refuse the field."""
     raise AssertionError("no request of this dialect is streamed")
 

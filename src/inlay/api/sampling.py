@@ -8,16 +8,13 @@ from typing import Any
 
 from inlay.api.call import Call
 from inlay.api.failures import BodyError
-from inlay.api.forms import CommonBody
-from inlay.api.harmony import forced
-from inlay.api.reasoning import ReasoningUse
-from inlay.api.tools.offer import Offer
-from inlay.api.tools.schema import schema_problem
+from inlay.api.reading import CommonBody
+from inlay.api.reasoning import ReasoningUse, forced
+from inlay.api.tools.offer import Offer, schema_problem
 from inlay.errors import ParameterError, PolicyError
 from inlay.policy import PolicyFields, log_deprecated
 from inlay.prompt.inputs import PromptInput
-from inlay.sampling.bounded_schemas import bounded_document
-from inlay.sampling.json_schemas import GrammarError, holdable
+from inlay.sampling.json_schemas import GrammarError, bounded_document, holdable
 from inlay.sampling.params import SamplingParams
 
 #: Fields that SamplingParams has with the same name and meaning.
@@ -56,8 +53,6 @@ def policy_key(body: CommonBody) -> str | None:
 def call_of(
     body: CommonBody,
     *,
-    endpoint: str,
-    prompts: tuple[PromptInput, ...],
     offer: Offer | None,
     reasoning: ReasoningUse | None,
     structure: Mapping[str, Any] | None,
@@ -65,14 +60,13 @@ def call_of(
     given: Mapping[str, Any],
     names: Mapping[str, str] | None = None,
     include_usage: bool = True,
-    running_usage: bool = False,
     **more: Any,
 ) -> Call:
     """Return the call of a body. Raises BodyError if a value is out of range.
 
     Args:
         body: the checked body.
-        endpoint: see Call, as for ``prompts``, ``include_usage``, ``running_usage`` and ``more``.
+        include_usage, more: further fields of Call.
         offer: its tools.
         reasoning: the form of reasoning in its answers.
         structure: the form of its answer, without tools.
@@ -81,9 +75,7 @@ def call_of(
         names: parameter → the body's field, where they differ.
     """
     return Call(
-        endpoint=endpoint,
         model=body.model,
-        prompts=prompts,
         params=_sampling_params(body, offer, reasoning, structure, {**defaults, **given}, names),
         reuse=policy_key(body),
         positions=body.positions,
@@ -92,7 +84,6 @@ def call_of(
         priority=body.priority or 0,
         stream=body.stream is True,
         include_usage=include_usage,
-        running_usage=running_usage,
         tools=None if offer is None else offer.use,
         reasoning=reasoning,
         **more,

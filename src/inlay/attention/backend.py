@@ -126,7 +126,7 @@ class Recording(Protocol):
 
 @runtime_checkable
 class RecordingBackend(Backend, Protocol):
-    """A backend that can record its passes (engine/graphs.py)."""
+    """A backend that can record its passes (engine/runner.py)."""
 
     def capture(self, plan: Plan, rows: int) -> Recording:
         """Prepare a recording for passes of at most ``rows`` rows that resemble this plan.

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from inlay.attention.backend import AttentionOptions
-from inlay.attention.grouping import FIRST, LENGTH, MASKED, POSITION, SHIFT, spread
-from inlay.attention.plan import Part
+from inlay.attention.plan import FIRST, LENGTH, MASKED, POSITION, SHIFT, Part, spread
 from inlay.attention.storage import KVStorage
 
 #: Bytes of keys, and of scores, that are processed at a time: about the cache of a core. With many keys, one row takes

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from inlay.attention.backend import AttentionOptions
-from inlay.attention.grouping import LENGTH
-from inlay.attention.plan import Part, Plan
+from inlay.attention.plan import LENGTH, Part, Plan
 from inlay.attention.storage import KVStorage, LayerShape
 
 

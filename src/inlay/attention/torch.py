@@ -19,11 +19,9 @@ import torch
 from torch import Tensor
 
 from inlay.attention.backend import AttentionOptions
-from inlay.attention.device_storage import DeviceStorage
-from inlay.attention.grouping import FIRST, MASKED, SHIFT, Table
 from inlay.attention.mass import attention_mass
-from inlay.attention.plan import Part, Plan
-from inlay.attention.storage import LARGEST, KVStorage, LayerShape
+from inlay.attention.plan import FIRST, MASKED, SHIFT, Part, Plan, Table
+from inlay.attention.storage import LARGEST, DeviceStorage, KVStorage, LayerShape
 
 _CPU = torch.device("cpu")
 

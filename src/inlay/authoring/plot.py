@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from inlay.errors import ParameterError
 from inlay.pml import Module, Param, Text, Turn, Union
-from inlay.pml.scopes import names_of
+from inlay.pml.rules import names_of
 from inlay.prompt.layout import Hole, SchemaLayout, TextRun
+from inlay.wording import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -158,7 +159,7 @@ def _note(bars: Sequence[Bar]) -> str:
     """Format the counts of text tokens, parameter positions and unused positions."""
     count = {kind: sum(bar.length for bar in bars if bar.kind == kind) for kind in KINDS}
     tokens = count["template"] + count["always"] + count["module"]
-    parts = [f"{tokens:,} token{'' if tokens == 1 else 's'}"]
+    parts = [counted(tokens, "token")]
     if count["parameter"]:
         parts.append(f"len {count['parameter']:,}")
     if count["unused"]:

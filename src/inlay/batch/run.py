@@ -17,7 +17,7 @@ from inlay.api.dialect import dialect_of
 from inlay.api.failures import BodyError, Failure, failure_of, naming_text_model
 from inlay.api.reasoning import check_parser, model_reasoning
 from inlay.api.tools.formats import model_tools, named_format
-from inlay.api.tools.schema import structure_failure
+from inlay.api.tools.offer import structure_failure
 from inlay.batch.output import Output
 from inlay.batch.requests import BatchCounts, BatchLine, Entry, Index, Progress, Stage, sort_key
 from inlay.client.async_llm import AsyncLLM

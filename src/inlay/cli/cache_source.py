@@ -21,7 +21,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from inlay.errors import ParameterError
 from inlay.kv.offload.disk import DiskTier
-from inlay.kv.offload.files import new_draft, write_all
+from inlay.kv.offload.form import new_draft, write_all
 from inlay.kv.offload.tier import TierEntry, TierMissError
 
 Row = Mapping[str, Any]

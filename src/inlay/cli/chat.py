@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from inlay.cli.chat_session import NAMES, ChatSession
-from inlay.cli.documents import SCHEMA_SUFFIXES, Conversation, is_schema, plain_text, read_documents
+from inlay.cli.documents import SCHEMA_SUFFIXES, DocumentChat, is_schema, plain_text, read_documents
 from inlay.cli.options import announce_hub
 from inlay.cli.settings import Options, with_settings
 from inlay.errors import InlayError, ParameterError
@@ -54,7 +54,7 @@ def chat(
     adapters = list(options.adapters(model))
     if len(adapters) > 1:
         raise ParameterError("--adapter is given twice; give the one that answers")
-    conversation = Conversation(system)
+    conversation = DocumentChat(system)
     conversation.add(read_documents(document or ()))
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     announce_hub(model)

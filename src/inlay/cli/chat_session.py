@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from inlay.cli.documents import Conversation, read_documents
+from inlay.cli.documents import DocumentChat, read_documents
 from inlay.diagnostics import Diagnostics
 from inlay.errors import ParameterError
 from inlay.policy import PolicyFields, ReusePolicy
@@ -61,7 +61,7 @@ class ChatSession:
         self,
         llm: AsyncLLM,
         params: SamplingParams,
-        conversation: Conversation,
+        conversation: DocumentChat,
         *,
         policy: ReusePolicy | None = None,
         adapter: str | None = None,

@@ -12,7 +12,7 @@ from typing import Any
 from inlay.config import EngineConfig, ModelSettings
 from inlay.errors import ParameterError
 from inlay.server.settings import ServerSettings
-from inlay.settings import ANSWERING, BATCH, CHAT, CHECK, RUN, SERVE, WARM, Setting, setting, settings_of
+from inlay.settings import ANSWERING, BATCH, CHAT, CHECK, RUN, SERVE, WARM, Setting, served, setting, settings_of
 
 _MOST_THREADS = 1024
 _MODEL = "A directory, a GGUF file, a hub name, random:<shape>, or demo."
@@ -50,12 +50,10 @@ class CommandSettings:
     temperature: float | None = setting(
         None, "0 takes the most probable token. Default: the model's own, or 0.", commands=(RUN, CHAT)
     )
-    ssl_certfile: Path | None = setting(None, "Speak TLS, with this chain of certificates (PEM).", commands=(SERVE,))
-    ssl_keyfile: Path | None = setting(None, "The private key, if it is in another file.", commands=(SERVE,))
-    ssl_ca_certs: Path | None = setting(
-        None, "The authorities that sign the certificates of clients (PEM).", commands=(SERVE,)
-    )
-    ssl_cert_reqs: int = setting(0, "Certificates of clients: 0 none, 1 optional, 2 required.", commands=(SERVE,))
+    ssl_certfile: Path | None = served(None, "Speak TLS, with this chain of certificates (PEM).")
+    ssl_keyfile: Path | None = served(None, "The private key, if it is in another file.")
+    ssl_ca_certs: Path | None = served(None, "The authorities that sign the certificates of clients (PEM).")
+    ssl_cert_reqs: int = served(0, "Certificates of clients: 0 none, 1 optional, 2 required.")
 
 
 #: The classes that declare settings, by the title of their group in help and reference.

@@ -90,7 +90,7 @@ class Question:
 
 
 @dataclass(slots=True)
-class Conversation:
+class DocumentChat:
     """Questions and answers about documents.
 
     Args:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from inlay.authoring.extract import Proposal
-    from inlay.authoring.extract.choose import Encode
     from inlay.authoring.extract.extraction import Stage
+    from inlay.authoring.extract.find import Encode
 
 Row = dict[str, Any]
 
@@ -77,8 +77,8 @@ def from_prompts(
 
 
 def _name(file: str, name: str | None) -> str:
-    from inlay.authoring.extract.corpus import carried_by_xml
     from inlay.authoring.extract.proposal import schema_name
+    from inlay.authoring.extract.runs import carried_by_xml
 
     if name is None:
         return schema_name("prompts" if file == "-" else Path(file).name.partition(".")[0])

@@ -13,8 +13,8 @@ import typer
 from inlay.errors import ParameterError
 
 if TYPE_CHECKING:
-    from inlay.server.keys import KeyFile
     from inlay.server.limits import Limits
+    from inlay.server.tenants import KeyFile
 
 app = typer.Typer(help="Make, list and revoke the API keys of a server.", no_args_is_help=True)
 
@@ -46,8 +46,8 @@ def add(
 
     The limits are those of the tenant, and given with its first key; afterwards, inlay keys limit changes them.
     """
-    from inlay.server.keys import check_tenant, editing
     from inlay.server.limits import NO_LIMITS, Limits
+    from inlay.server.tenants import check_tenant, editing
 
     check_tenant(tenant)
     limits = Limits(
@@ -84,8 +84,8 @@ def limit(
     max_pinned_bytes: _Pinned = None,
 ) -> None:
     """Set the limits of a tenant; those that are not given are lifted."""
-    from inlay.server.keys import editing
     from inlay.server.limits import Limits
+    from inlay.server.tenants import editing
 
     limits = Limits(
         requests_per_minute=requests_per_minute,
@@ -108,7 +108,7 @@ def list_keys(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object in place of a table.")] = False,
 ) -> None:
     """Show keys and tenants. Neither keys nor their hashes are shown."""
-    from inlay.server.keys import read_keys
+    from inlay.server.tenants import read_keys
 
     keys, _ = read_keys(file)
     if as_json:
@@ -122,7 +122,7 @@ def revoke(
     key_id: Annotated[str, typer.Argument(metavar="ID", help="Of the key, as inlay keys list shows it.")], file: _File
 ) -> None:
     """Take a key back. A server that runs learns of it within a second."""
-    from inlay.server.keys import editing
+    from inlay.server.tenants import editing
 
     with editing(file) as keys:
         key = keys.keys.pop(key_id, None)

@@ -127,7 +127,7 @@ def _lint_all(schemas: list[tuple[_Report, Schema]], model: str, prompts: list[P
 
 def _context(model: str) -> int | None:
     """Return the model's context; None if unknown, because a folder may hold only a tokenizer."""
-    from inlay.authoring.memory.estimate import config_named
+    from inlay.authoring.memory import config_named
 
     try:
         return getattr(config_named(model), "max_position_embeddings", None)

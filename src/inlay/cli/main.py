@@ -83,7 +83,7 @@ COMMANDS = {
         "inlay.cli.cache:app",
         "Show and change what the store on disk holds, or the cache of a server that runs.",
     ),
-    "config": ("inlay.cli.config:app", "Show settings and where they come from."),
+    "config": ("inlay.cli.settings:app", "Show settings and where they come from."),
 }
 _ANY_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 

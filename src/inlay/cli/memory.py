@@ -11,6 +11,7 @@ import typer
 
 from inlay.cli.options import Adapter, Plot, adapters_of, announce_hub
 from inlay.errors import ParameterError
+from inlay.wording import counted
 
 if TYPE_CHECKING:
     from inlay.authoring.memory import KVShape, NumberFormat
@@ -187,11 +188,11 @@ def kept(shape: KVShape) -> str:
     for layer in shape.layers:
         keys, values = layer.keys, layer.values
         if keys == values:
-            what = f"2 × {keys.count} head{'s' if keys.count > 1 else ''} × {keys.width}"
+            what = f"2 × {counted(keys.count, 'head')} × {keys.width}"
         else:
             what = f"({keys.width} + {values.width})"
         kinds[what] = kinds.get(what, 0) + 1
-    return " + ".join(f"{many} layer{'s' if many > 1 else ''} × {what}" for what, many in kinds.items())
+    return " + ".join(f"{counted(many, 'layer')} × {what}" for what, many in kinds.items())
 
 
 def mib(value: float) -> str:

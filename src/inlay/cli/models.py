@@ -52,9 +52,7 @@ def show(
 
     A GGUF file, or a folder with weights, that serve would refuse is refused here with the same sentence.
     """
-    from inlay.authoring.memory import CODECS
-    from inlay.authoring.memory.estimate import config_named
-    from inlay.authoring.memory.families import shape_of
+    from inlay.authoring.memory import CODECS, config_named, shape_of
     from inlay.models.families import check_config, family_of
     from inlay.models.family import note_of
     from inlay.models.load import check_model

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from inlay.errors import ParameterError, PMLError, Problem
 from inlay.pml import Prompt, Schema
-from inlay.pml.json_document import parse_json
+from inlay.pml.json_form import parse_json
 from inlay.pml.parser import parse
 from inlay.pml.problems import Problems
 from inlay.pml.sources import document_from_file, is_json

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from inlay.cli.documents import SCHEMA_SUFFIXES, Conversation, is_schema, plain_text, read_documents
+from inlay.cli.documents import SCHEMA_SUFFIXES, DocumentChat, is_schema, plain_text, read_documents
 from inlay.cli.options import announce_hub
 from inlay.cli.pml_files import prompt_file, schema_file, standard_input
 from inlay.cli.settings import Options, with_settings
@@ -27,6 +27,14 @@ if TYPE_CHECKING:
     from inlay.types import RequestOutput
 
 Row = dict[str, Any]
+
+#: The counts of Usage in the result. Rare ones are left out where they are 0.
+_RARE = ("reanchored_tokens", "primed_tokens", "moved_tokens", "found_tokens")
+_COUNTS = (
+    *("prompt_tokens", "cached_tokens", "computed_tokens", "exact_tokens", "module_tokens"),
+    *("scaffold_tokens", "anchored_tokens", "isolated_tokens", *_RARE, "promoted_tokens", "shifted_tokens"),
+    *("recomputed_tokens", "linked_tokens", "selecting_tokens", "drafted_tokens", "accepted_tokens"),
+)
 
 
 @with_settings(RUN)
@@ -121,7 +129,7 @@ def _of_model(
         )
     if model.endswith(SCHEMA_SUFFIXES) and not Path(model).exists():
         raise ParameterError(f"{model}: no such file; check the path of the schema, or give a model")
-    conversation = Conversation()
+    conversation = DocumentChat()
     conversation.add(read_documents(document or ()))
     if question is None and sys.stdin.isatty():
         raise ParameterError(
@@ -205,25 +213,7 @@ def _answer(
         "text": answer.text,
         "token_ids": list(answer.token_ids),
         "finish_reason": answer.finish_reason,
-        "prompt_tokens": output.usage.prompt_tokens,
-        "cached_tokens": output.usage.cached_tokens,
-        "computed_tokens": output.usage.computed_tokens,
-        "exact_tokens": output.usage.exact_tokens,
-        "module_tokens": output.usage.module_tokens,
-        "scaffold_tokens": output.usage.scaffold_tokens,
-        "anchored_tokens": output.usage.anchored_tokens,
-        "isolated_tokens": output.usage.isolated_tokens,
-        **({"reanchored_tokens": reanchored} if (reanchored := output.usage.reanchored_tokens) else {}),
-        **({"primed_tokens": primed} if (primed := output.usage.primed_tokens) else {}),
-        **({"moved_tokens": moved} if (moved := output.usage.moved_tokens) else {}),
-        **({"found_tokens": found} if (found := output.usage.found_tokens) else {}),
-        "promoted_tokens": output.usage.promoted_tokens,
-        "shifted_tokens": output.usage.shifted_tokens,
-        "recomputed_tokens": output.usage.recomputed_tokens,
-        "linked_tokens": output.usage.linked_tokens,
-        "selecting_tokens": output.usage.selecting_tokens,
-        "drafted_tokens": output.usage.drafted_tokens,
-        "accepted_tokens": output.usage.accepted_tokens,
+        **{name: count for name in _COUNTS if (count := getattr(output.usage, name)) or name not in _RARE},
         "ttft_ms": round(output.metrics.ttft_s * 1000, 2),
         "model": llm.model_name,
         **({} if adapter is None else {"adapter": adapter, "across_tokens": output.usage.across_tokens}),

@@ -18,7 +18,7 @@ from inlay.errors import ParameterError, PMLError, Problem
 from inlay.pml import Module, Param, Prompt, Schema, Text, Turn, Union
 from inlay.pml.sources import is_json
 from inlay.pml.variables import params_of, template_variables
-from inlay.wording import clip
+from inlay.wording import clip, counted
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -103,7 +103,7 @@ def check(
             for variable in template_variables(schema):
                 print(f"{variable.place}: warning: {variable.advice}", file=sys.stderr)
             modules = len(schema.modules)
-            print(f"{file}: ok, schema '{schema.name}' with {modules} module{'' if modules == 1 else 's'}")
+            print(f"{file}: ok, schema '{schema.name}' with {counted(modules, 'module')}")
     return 1 if bad else 0
 
 

@@ -76,8 +76,7 @@ def serve(
 
         first = [schema_file(file) for file in options["schema"] or []]
         from inlay.server.logs import configure
-        from inlay.server.run import Server
-        from inlay.server.starting import Loading, StartingApp
+        from inlay.server.run import Loading, Server, StartingApp
 
         configure(format=settings.log_format, level=settings.log_level)
         lines = LoadingLines(logger.info, terminal=sys.stderr.isatty())

@@ -1,8 +1,12 @@
-"""Gives commands the options of their settings, and loads models by them."""
+"""Gives commands the options of their settings, and loads models by them.
+
+``inlay config`` shows the settings of a command, with the origin of each.
+"""
 
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
@@ -12,13 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from inlay.cli.declared import group_of, known_settings, use_threads
-from inlay.cli.options import adapters_of, policy_of, read_template, store_of, told_device, told_store
+from inlay.cli.options import AsJson, adapters_of, policy_of, read_template, store_of, told_device, told_store
 from inlay.cli.output import told_loading
 from inlay.config import EngineConfig, ModelSettings
-from inlay.errors import ModelError
+from inlay.errors import ModelError, ParameterError
 from inlay.models.location import check_place
 from inlay.policy import ReusePolicy
-from inlay.settings import Setting, settings_of
+from inlay.settings import COMMANDS, SERVE, Setting, check_choice, settings_of
 from inlay.wording import clip
 
 if TYPE_CHECKING:
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from inlay.client.async_llm import AsyncLLM
     from inlay.client.llm import LLM
     from inlay.sampling.params import SamplingParams
+
 
 _CONFIG = Annotated[
     Path | None,
@@ -228,3 +233,61 @@ def _help(one: Setting, default: Any) -> str:
     """Return the help of a setting without marks of code, and with its default."""
     shown = "" if default in (None, "", (), False) else f" Default: {default}."
     return one.help.replace("``", "") + shown
+
+
+app = typer.Typer(help="Show settings and where they come from.", no_args_is_help=True)
+
+
+@app.callback()
+def _config() -> None:
+    """Show settings and where they come from."""
+
+
+@app.command()
+@with_settings(None)
+def show(
+    command: Annotated[
+        str,
+        typer.Argument(
+            metavar="[COMMAND]",
+            help=f"The command whose settings are shown: {', '.join(COMMANDS)}. warm is inlay cache warm.",
+            autocompletion=lambda: list(COMMANDS),
+        ),
+    ] = SERVE,
+    given: Annotated[bool, typer.Option("--given", help="Leave out settings at their default.")] = False,
+    as_json: AsJson = False,
+    *,
+    flags: Mapping[str, Any],
+    config: Path | None,
+) -> None:
+    """Print what holds for a command, and the origin of each value: a flag, the environment, a file, or the default.
+
+    It reads the same options, environment and --config as the command. Secrets are hidden.
+    """
+    from inlay.cli.sources import unknown_variables, values_of
+
+    known = known_settings(check_choice("COMMAND", command, COMMANDS))
+    for key in flags:
+        if key not in known:
+            flag = known_settings()[key].flag
+            raise ParameterError(f"inlay {command} has no option {flag}; leave it out", code="config.unknown_key")
+    values = values_of(command, flags, config)
+    rows = {key: _row(known[key], one) for key, one in values.items() if one.given or not given}
+    if as_json:
+        print(json.dumps(rows, ensure_ascii=False))
+    else:
+        width = max(map(len, rows), default=0)
+        for key, row in rows.items():
+            text = "not set" if row["value"] is None else json.dumps(row["value"], ensure_ascii=False)
+            print(f"{key:{width}} = {text}  ({row['origin']})")
+    for line in unknown_variables():
+        print(f"inlay: {line}", file=sys.stderr)
+
+
+def _row(one: Setting, found: SettingValue) -> dict[str, Any]:
+    value = found.value
+    if isinstance(value, list | tuple):
+        value = [str(each) for each in value] or None
+    if one.secret and value is not None:
+        value = "(hidden)"
+    return {"value": str(value) if isinstance(value, Path) else value, "origin": found.origin}

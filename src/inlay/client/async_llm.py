@@ -7,20 +7,19 @@ import uuid
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeGuard, Unpack
+from typing import Any, Unpack
 
-from inlay.client.base import Progress, Served
+from inlay.client.base import Looping, Progress, Served
 from inlay.client.options import AsyncChatOptions, AsyncRequestOptions, ModuleOptions, checked_options
-from inlay.client.waiting import Looping
 from inlay.client.warm_plan import PlanCalls, PlanEntry, PlannedText
 from inlay.errors import ParameterError
 from inlay.models.load import GivenModel
-from inlay.output.processor import RequestState
+from inlay.output import RequestState
 from inlay.pml import Schema
 from inlay.prompt.inputs import Message, PromptInput, chat_prompts, check_params
 from inlay.prompt.layout import SchemaLayout
 from inlay.sampling.params import SamplingParams
-from inlay.settings import check_seconds
+from inlay.settings import check_seconds, is_whole
 from inlay.types import CachedText, RequestOutput
 
 
@@ -220,17 +219,13 @@ def _check_arguments(params: object, request_id: object, priority: object, strea
         raise ParameterError(
             f"request_id is {request_id!r:.100}; give a text that is not empty, or None", code="request.invalid_id"
         )
-    if not _is_whole(priority):
+    if not is_whole(priority):
         raise ParameterError(
             f"priority is {priority!r:.100}; it must be a whole number, and a lower one goes first",
             code="parameter.out_of_range",
         )
-    if stream_interval is not None and not (_is_whole(stream_interval) and stream_interval >= 1):
-        kind = "at least 1" if _is_whole(stream_interval) else "a whole number"
+    if stream_interval is not None and not (is_whole(stream_interval) and stream_interval >= 1):
+        kind = "at least 1" if is_whole(stream_interval) else "a whole number"
         raise ParameterError(
             f"stream_interval is {stream_interval!r:.100}; it must be {kind}, or None", code="parameter.out_of_range"
         )
-
-
-def _is_whole(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)

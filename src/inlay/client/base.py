@@ -1,50 +1,166 @@
-"""The common base of LLM and AsyncLLM: an engine's client, the prompt processor and the output processor."""
+"""The common base of LLM and AsyncLLM: an engine's client, the prompt processor and the output processor.
+
+The calls of LLM and AsyncLLM are the same coroutines (schema_calls.py). AsyncLLM awaits them. LLM runs them with
+``finish``: its ``Stepping`` steps the engine instead of suspending them.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, Unpack
+from queue import SimpleQueue
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, Unpack
 
 from transformers import PreTrainedTokenizerBase
 
 from inlay.attention.storage import KVStorage
-from inlay.client.engine import CacheAdmin, Engine, Prepared, SteppedEngine
+from inlay.client.engine import Engine, Prepared, SteppedEngine
 from inlay.client.local import InProcessClient
 from inlay.client.options import OwnedPromptOptions, scope_of
 from inlay.client.schemas import SchemaManager
-from inlay.client.waiting import Mailbox, Waiting
 from inlay.config import EngineConfig, ModelSettings
 from inlay.distribution import other_project
 from inlay.engine.background.divergence import DivergenceLog
 from inlay.engine.forward import StepObserver
-from inlay.errors import ParameterError
+from inlay.errors import ModelError, ParameterError
 from inlay.events import TokenEvent
 from inlay.kv.store import SegmentStore
 from inlay.measured import AutoReuse
-from inlay.models.load import GivenModel, adjusted, as_loaded
+from inlay.models.load import GivenModel, LoadedModel, adjusted, as_loaded
 from inlay.models.lora import AdapterInfo, load_adapters
-from inlay.output.processor import OutputProcessor, RequestState
+from inlay.output import OutputProcessor, RequestState
 from inlay.pml import Prompt, PromptBuilder, Schema
 from inlay.policy import PolicyFields, ReusePolicy, check_positions, default_policy
-from inlay.prompt.contexts import in_encoding_order
+from inlay.prompt.contexts import check_modules, in_encoding_order
 from inlay.prompt.inputs import check_order, check_salt, check_template, has_modules, in_any_order
-from inlay.prompt.known_schemas import check_modules
 from inlay.prompt.layout import SchemaLayout
 from inlay.prompt.placement import PromptLayout
 from inlay.prompt.processor import PromptProcessor
 from inlay.prompt.request import EncodeRequest, RequestFields
 from inlay.prompt.tokens import TextEncoder
-from inlay.sampling.defaults import sampling_defaults
 from inlay.sampling.params import SamplingParams
 from inlay.settings import settings_of
 from inlay.tolerance import Measured
 from inlay.types import EVERYONE, DivergenceStats, EngineStats, RequestOutput, Scope
-from inlay.workpool import Pacer, WorkPools
+from inlay.workpool import Pacer, WorkPool, WorkPools
+
+T = TypeVar("T")
+
+
+class Mailbox(Protocol[T]):
+    """Carries items from an engine's thread to a caller."""
+
+    def put(self, item: T) -> None:
+        """Send an item. Thread-safe; does not block."""
+        ...
+
+    async def get(self) -> T:
+        """Wait for an item."""
+        ...
+
+
+class Waiting(Protocol):
+    """How the calls of one LLM wait."""
+
+    async def work(self, pool: WorkPool, call: Callable[[], T], owner: str | None, deadline: float | None = None) -> T:
+        """Return the result of blocking work. Arguments and errors as of WorkPool.run."""
+        ...
+
+    async def result(self, future: Future[T]) -> T:
+        """Return the result of a call of the engine."""
+        ...
+
+    def mailbox(self) -> Mailbox[Any]: ...
+
+
+class Looping:
+    """Calls await. Blocking work runs on other threads."""
+
+    async def work(self, pool: WorkPool, call: Callable[[], T], owner: str | None, deadline: float | None = None) -> T:
+        return await pool.run(call, owner=owner, deadline=deadline)
+
+    async def result(self, future: Future[T]) -> T:
+        return await asyncio.wrap_future(future)
+
+    def mailbox(self) -> Mailbox[Any]:
+        return _LatestItem(asyncio.get_running_loop())
+
+
+class Stepping:
+    """Calls never suspend. Work runs on the caller's thread, which steps the engine while it waits.
+
+    Args:
+        step: takes one step of the engine.
+    """
+
+    def __init__(self, step: Callable[[], None]) -> None:
+        self._step = step
+
+    async def work(self, pool: WorkPool, call: Callable[[], T], owner: str | None, deadline: float | None = None) -> T:
+        return call()
+
+    async def result(self, future: Future[T]) -> T:
+        return future.result()
+
+    def mailbox(self) -> Mailbox[Any]:
+        return _SteppedItems(self._step)
+
+
+def finish(call: Coroutine[Any, Any, T]) -> T:
+    """Run a call that waits by ``Stepping``, and return its result."""
+    try:
+        call.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    call.close()
+    raise AssertionError("a call that steps the engine has suspended")
+
+
+class _LatestItem(Generic[T]):
+    """The latest item for a reader on an event loop. Older ones are dropped."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._arrived = asyncio.Event()
+        self._items: list[T] = []
+
+    def put(self, item: T) -> None:
+        with suppress(RuntimeError):  # the loop may be closed
+            self._loop.call_soon_threadsafe(self._set, item)
+
+    async def get(self) -> T:
+        await self._arrived.wait()
+        self._arrived.clear()
+        return self._items[0]
+
+    def _set(self, item: T) -> None:
+        self._items[:] = [item]
+        self._arrived.set()
+
+
+class _SteppedItems(Generic[T]):
+    """All items for a reader that steps the engine. Another thread may step it too and receive items meanwhile."""
+
+    def __init__(self, step: Callable[[], None]) -> None:
+        self._step = step
+        self._items: SimpleQueue[T] = SimpleQueue()
+
+    def put(self, item: T) -> None:
+        self._items.put(item)
+
+    async def get(self) -> T:
+        while self._items.empty():
+            self._step()
+        return self._items.get()
+
 
 logger = logging.getLogger(__name__)
 
@@ -159,11 +275,6 @@ class Base:
                 code="cluster.not_available",
             )
         return self.client
-
-    @property
-    def admin(self) -> CacheAdmin:
-        """The cache of an engine in this process. Raises ParameterError for an engine elsewhere."""
-        return self.local
 
     @property
     def store(self) -> SegmentStore:
@@ -474,3 +585,27 @@ class Listening:
 
 def _policy(reuse: str | ReusePolicy) -> ReusePolicy:
     return reuse if isinstance(reuse, ReusePolicy) else ReusePolicy.parse(reuse)
+
+
+#: Its names → ours. ``do_sample`` is left out: ``temperature=0`` asks for the most probable token.
+_FIELDS = {
+    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")},
+    **{name: name for name in ("presence_penalty", "frequency_penalty")},
+    "max_new_tokens": "max_tokens",
+}
+
+
+def sampling_defaults(loaded: LoadedModel) -> dict[str, Any]:
+    """Return the fields of ``SamplingParams`` that the model's generation configuration sets. Raises ModelError."""
+    generation = getattr(loaded.model, "generation_config", None)
+    said = {ours: getattr(generation, name, None) for name, ours in _FIELDS.items()}
+    defaults = {name: value for name, value in said.items() if value is not None}
+    try:
+        SamplingParams(**defaults)
+    except ParameterError as error:
+        remedy = "correct that, or leave it out with generation_config='off'"
+        raise ModelError(
+            f"{loaded.name}: in its generation configuration {str(error).rstrip('.')}; {remedy}",
+            code="model.invalid_generation_config",
+        ) from None
+    return defaults

@@ -1,4 +1,4 @@
-"""The interfaces of an engine. ``Engine`` answers requests; ``CacheAdmin`` manages the cache of one in this process.
+"""The interface of an engine.
 
 Requests go in as plain data (prompt/request.py), and events come out as plain data (events.py). The engine may be in
 another process. The engine of this process is in local.py, the engines of a cluster in cluster/remote_client.py.
@@ -6,17 +6,15 @@ another process. The engine of this process is in local.py, the engines of a clu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from inlay.engine.background.profiler import Profile
 from inlay.events import EncodeEvent, TokenEvent
-from inlay.kv.identity import SegmentSpec
 from inlay.prompt.model_info import ModelInfo
 from inlay.prompt.request import EncodeRequest, EngineRequest
 from inlay.sampling.params import SamplingParams
-from inlay.types import EngineStats, SegmentState
+from inlay.types import EngineStats
 
 
 class Prepared(Protocol):
@@ -112,58 +110,4 @@ class SteppedEngine(Engine, Protocol):
 
     def pump(self) -> None:
         """Take one step. Raises InlayError inside a step."""
-        ...
-
-
-class CacheAdmin(Protocol):
-    """The cache of an engine in this process: listings, pins, evictions and deviation profiles."""
-
-    def look(self, request: EncodeRequest, owner: str) -> Future[list[SegmentState | None]]:
-        """Return the state of each of its segments or their stored forms; None for one that is stored nowhere.
-
-        Pins of ``owner`` (see ``pin``) are shown.
-        """
-        ...
-
-    def modules(self) -> Future[tuple[SegmentSpec, ...]]:
-        """Return the module segments in the pool, of all salts."""
-        ...
-
-    def evict_texts(self, salt: str) -> Future[int]:
-        """Evict the text of all requests with a salt that is no module. Returns the number of tokens."""
-        ...
-
-    def pin(
-        self, request: EncodeRequest, owner: str, reason: str, budget: int | None = None, *, instead: str | None = None
-    ) -> Future[int]:
-        """Pin its segments in the pool, including later ones. Returns the bytes of the owner's pins.
-
-        Args:
-            reason: the name of the pin for ``unpin``.
-            budget: the most bytes of the owner's pins. None for no bound but ``pin_memory``.
-            instead: the reason of an earlier pin that this one replaces. A refusal changes nothing.
-
-        Raises:
-            CapacityError: if the pins exceed the budget or the pool's share.
-        """
-        ...
-
-    def unpin(self, request: EncodeRequest, owner: str | None, reason: str) -> Future[int]:
-        """Remove the pin of an owner, or of all owners for None, with this reason.
-
-        Returns:
-            The bytes of the owner's other pins.
-        """
-        ...
-
-    def pinned(self, owner: str | None) -> Future[list[SegmentSpec]]:
-        """Return an owner's pinned segments; for None, those pinned by key by any owner."""
-        ...
-
-    def profile(self, specs: Sequence[SegmentSpec]) -> None:
-        """Measure the deviation profiles of these segments in idle time, each behind others of them."""
-        ...
-
-    def profiles(self, specs: Iterable[SegmentSpec]) -> Future[dict[bytes, Profile]]:
-        """Return the known deviation profiles of these segments, by key."""
         ...

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from inlay.client.base import PreparedRequest, Progress
+from inlay.client.base import Mailbox, PreparedRequest, Progress, Stepping, finish
 from inlay.client.engine import SteppedEngine
 from inlay.client.options import (
     ChatRequestOptions,
@@ -23,12 +23,11 @@ from inlay.client.options import (
     checked_options,
     scope_of,
 )
-from inlay.client.waiting import Mailbox, Stepping, finish
 from inlay.client.warm_plan import PlanCalls, PlanEntry, PlannedText
 from inlay.errors import InlayError, ParameterError
 from inlay.events import TokenEvent
 from inlay.models.load import GivenModel
-from inlay.output.processor import RequestState
+from inlay.output import RequestState
 from inlay.pml import Schema
 from inlay.policy import ReusePolicy
 from inlay.prompt.inputs import Message, PromptInput, chat_prompts, check_ids, check_params, is_several
@@ -366,7 +365,7 @@ class LLM(PlanCalls):
         scope = scope_of(**owner)
         modules = self.processor.schemas.module_specs(name, self._schema_policy(name, reuse, positions, scope), scope)
         self.local.finish_profiles()
-        known = self.admin.profiles(spec for specs in modules.values() for spec in specs).result()
+        known = self.local.profiles(spec for specs in modules.values() for spec in specs).result()
         found = {module: [known[spec.key] for spec in specs if spec.key in known] for module, specs in modules.items()}
         return {
             module: float(np.concatenate(parts).astype(np.float32).mean()) for module, parts in found.items() if parts

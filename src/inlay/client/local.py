@@ -13,9 +13,8 @@ from typing import TypeVar
 import torch
 
 from inlay.attention.backend import Backend
-from inlay.attention.device_storage import DeviceStorage
 from inlay.attention.registry import get_backend
-from inlay.attention.storage import NARROW, KVStorage, bytes_per_token
+from inlay.attention.storage import NARROW, DeviceStorage, KVStorage, bytes_per_token
 from inlay.client.engine import EncodeListener, Prepared, TokenListener
 from inlay.config import EngineConfig, allocating
 from inlay.engine.background.divergence import DivergenceLog
@@ -32,7 +31,7 @@ from inlay.engine.pass_cost import measured_cost, measured_rows
 from inlay.engine.probes import check_adapters, check_compiled, probe_states, why_not_shift
 from inlay.engine.request import Request
 from inlay.engine.runner import Runner
-from inlay.engine.speculation.speculator import Speculator
+from inlay.engine.speculator import Speculator
 from inlay.engine.thread import EngineThread
 from inlay.engine.unshared_runner import UnsharedRunner
 from inlay.errors import InlayError, ParameterError
@@ -43,8 +42,7 @@ from inlay.kv.offload.residency import Residency
 from inlay.kv.offload.shared import SharedTier
 from inlay.kv.offload.tier import Tier
 from inlay.kv.policies import POLICIES, PassCost
-from inlay.kv.pool import KVPool
-from inlay.kv.states import StatePool
+from inlay.kv.pool import KVPool, StatePool
 from inlay.kv.store import SegmentStore
 from inlay.measured import lacks_measurements
 from inlay.models.compiling import check_compilable
@@ -71,7 +69,7 @@ _FLUSH_S = 60.0  # for outstanding writes when an engine ends
 
 
 class InProcessClient:
-    """An engine in this process, with its cache. See Engine and CacheAdmin.
+    """An engine in this process, with its cache. See Engine.
 
     Args:
         own_thread: if True, the engine steps on its own thread; else callers ``pump`` it.
@@ -200,12 +198,17 @@ class InProcessClient:
         return self.call(lambda: self.engine.kv_manager.stored(request.specs))
 
     def look(self, request: EncodeRequest, owner: str) -> Future[list[SegmentState | None]]:
+        """Return the state of each of its segments or their stored forms; None for one that is stored nowhere.
+
+        Pins of ``owner`` (see ``pin``) are shown.
+        """
         return self.call(lambda: self.engine.kv_manager.retention.look(request.specs, owner))
 
     def resident(self, request: EncodeRequest) -> Future[list[dict[str, int]]]:
         return self.call(lambda: self.engine.kv_manager.retention.resident(request.specs))
 
     def modules(self) -> Future[tuple[SegmentSpec, ...]]:
+        """Return the module segments in the pool, of all salts."""
         return self.call(self.engine.kv_manager.retention.modules)
 
     def forget(self, request: EncodeRequest | None = None) -> Future[int]:
@@ -214,25 +217,44 @@ class InProcessClient:
         return self.call(partial(self.engine.evict, request.specs, request.labels))
 
     def evict_texts(self, salt: str) -> Future[int]:
+        """Evict the text of all requests with a salt that is no module. Returns the number of tokens."""
         return self.call(lambda: self.engine.evict_texts(salt))
 
     def pin(
         self, request: EncodeRequest, owner: str, reason: str, budget: int | None = None, *, instead: str | None = None
     ) -> Future[int]:
+        """Pin its segments in the pool, including later ones. Returns the bytes of the owner's pins.
+
+        Args:
+            reason: the name of the pin for ``unpin``.
+            budget: the most bytes of the owner's pins. None for no bound but ``pin_memory``.
+            instead: the reason of an earlier pin that this one replaces. A refusal changes nothing.
+
+        Raises:
+            CapacityError: if the pins exceed the budget or the pool's share.
+        """
         return self.call(lambda: self.engine.kv_manager.retention.pin(request.specs, owner, reason, budget, instead))
 
     def unpin(self, request: EncodeRequest, owner: str | None, reason: str) -> Future[int]:
+        """Remove the pin of an owner, or of all owners for None, with this reason.
+
+        Returns:
+            The bytes of the owner's other pins.
+        """
         return self.call(lambda: self.engine.kv_manager.retention.unpin(request.specs, owner, reason))
 
     def pinned(self, owner: str | None) -> Future[list[SegmentSpec]]:
+        """Return an owner's pinned segments; for None, those pinned by key by any owner."""
         return self.call(lambda: self.engine.kv_manager.retention.pinned(owner))
 
     def profile(self, specs: Sequence[SegmentSpec]) -> None:
+        """Measure the deviation profiles of these segments in idle time, each behind others of them."""
         profiler = self.engine.profiler
         if profiler is not None:
             self.call(lambda: profiler.add(specs))
 
     def profiles(self, specs: Iterable[SegmentSpec]) -> Future[dict[bytes, Profile]]:
+        """Return the known deviation profiles of these segments, by key."""
         known = self.engine.kv_manager.profiles
         return self.call(lambda: {spec.key: known[spec.key] for spec in specs if spec.key in known})
 

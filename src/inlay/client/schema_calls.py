@@ -76,11 +76,11 @@ class SchemaCalls(Base):
         positions: str | None = None,
         **owner: Unpack[OwnerOptions],
     ) -> int:
-        admin, scope = self.admin, scope_of(**owner)
+        local, scope = self.local, scope_of(**owner)
         budget = None if max_bytes is None else parse_bytes("max_bytes", max_bytes)
         segments = await self._laid_out(lambda: self.segments_of(name, modules, reuse, positions, scope), scope)
         try:
-            taken = await self._waiting.result(self.schemas.pin(admin, segments, name, budget))
+            taken = await self._waiting.result(self.schemas.pin(local, segments, name, budget))
         except asyncio.CancelledError:  # the outcome is unknown, so release both pins
             for pinned in filter(None, (segments, self.schemas.unpinned(name, scope))):
                 self.schemas.unpin_segments(pinned)
@@ -97,7 +97,7 @@ class SchemaCalls(Base):
         scope = scope_of(**owner)
         pinned = self.schemas.unpinned(name, scope)
         if pinned is not None:
-            await self._waiting.result(self.admin.unpin(pinned, scope.pin_owner, pinned.request_id))
+            await self._waiting.result(self.local.unpin(pinned, scope.pin_owner, pinned.request_id))
         return pinned is not None
 
     async def _evict(

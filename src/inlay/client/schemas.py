@@ -8,12 +8,13 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 
-from inlay.client.engine import CacheAdmin, Engine
+from inlay.client.engine import Engine
+from inlay.client.local import InProcessClient
 from inlay.errors import AbortedError, InlayError, ParameterError
 from inlay.kv.identity import SegmentSpec
 from inlay.pml import Schema
 from inlay.policy import ReusePolicy
-from inlay.prompt.known_schemas import PUBLIC
+from inlay.prompt.contexts import PUBLIC
 from inlay.prompt.layout import SchemaLayout
 from inlay.prompt.model_info import check_lengths
 from inlay.prompt.processor import PromptProcessor
@@ -25,13 +26,14 @@ class SchemaManager:
     """Tracks encodings and pins of schemas, and ends those of removed schemas. Thread-safe.
 
     Args:
-        admin: the cache that profiles and pins. None for engines of other processes, which profile by themselves.
+        local: the engine of this process, whose cache profiles and pins. None for engines of other processes, which
+            profile by themselves.
     """
 
-    def __init__(self, processor: PromptProcessor, client: Engine, admin: CacheAdmin | None) -> None:
+    def __init__(self, processor: PromptProcessor, client: Engine, local: InProcessClient | None) -> None:
         self._processor = processor
         self._client = client
-        self._admin = admin
+        self._local = local
         self._lock = threading.Lock()  # guards known schemas and their encodings
         self.encodings: dict[EncodeRequest, tuple[SchemaLayout, str]] = {}  # the schema and its owner
         # By name of the schema, its owner, and the owner of the pin.
@@ -97,8 +99,8 @@ class SchemaManager:
             self.encodings[encoding] = layout, salt
         return encoding
 
-    def pin(self, admin: CacheAdmin, segments: EncodeRequest, name: str, budget: int | None) -> Future[int]:
-        """Pin segments of a schema for their scope, replacing its earlier pin; see CacheAdmin.pin.
+    def pin(self, local: InProcessClient, segments: EncodeRequest, name: str, budget: int | None) -> Future[int]:
+        """Pin segments of a schema for their scope, replacing its earlier pin; see InProcessClient.pin.
 
         The caller must call ``pinned`` or ``unpin_segments`` when it has ended.
         """
@@ -106,7 +108,7 @@ class SchemaManager:
         with self._lock:
             before = None if known is None else self._pins.get((name, known.owner, owner))
         instead = None if before is None else before.segments.request_id
-        return admin.pin(segments, owner, segments.request_id, budget, instead=instead)
+        return local.pin(segments, owner, segments.request_id, budget, instead=instead)
 
     def pinned(self, segments: EncodeRequest, name: str) -> None:
         """Record the pin of a schema, so that it is removed with the schema."""
@@ -151,16 +153,16 @@ class SchemaManager:
     def unpin_segments(self, segments: EncodeRequest) -> Future[int] | None:
         """Remove one pin, if it exists. Returns None if nothing can be pinned any more."""
         with suppress(InlayError):  # the engine may have been shut down
-            if self._admin is not None:
-                return self._admin.unpin(segments, segments.scope.pin_owner, segments.request_id)
+            if self._local is not None:
+                return self._local.unpin(segments, segments.scope.pin_owner, segments.request_id)
         return None
 
     def ended(self, encoding: EncodeRequest, *, complete: bool) -> None:
         """Forget an ended encoding. A complete one of several segments is profiled."""
         mine = self.encodings.pop(encoding, None) is not None
-        if mine and complete and len(encoding.specs) > 1 and self._admin is not None:
+        if mine and complete and len(encoding.specs) > 1 and self._local is not None:
             with suppress(InlayError):  # the engine may have been shut down
-                self._admin.profile(encoding.specs)
+                self._local.profile(encoding.specs)
 
     def _end_encodings(self) -> None:
         """Abort the encodings, and remove the pins, of schemas that are no longer registered."""

@@ -14,7 +14,7 @@ from inlay.kv.identity import SegmentSpec
 from inlay.policy import ReusePolicy
 from inlay.prompt.inputs import parse_ttl
 from inlay.prompt.request import PromptPart
-from inlay.prompt.seen_texts import is_hash
+from inlay.prompt.seen_pieces import is_hash
 from inlay.settings import parse_bytes
 from inlay.types import CachedText, Scope
 

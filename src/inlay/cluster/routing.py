@@ -16,10 +16,9 @@ from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from inlay.cluster.affinity import Affinity, Decision, RouterSettings
+from inlay.cluster.affinity import Affinity, Decision, ResidencyMap, RouterSettings
 from inlay.cluster.loads import RequestLoad
 from inlay.cluster.pieces import Wanted, WantedPiece
-from inlay.cluster.residency_map import ResidencyMap
 from inlay.kv.changes import StoreChanges
 from inlay.types import EngineStats, RequestMetrics, Usage
 

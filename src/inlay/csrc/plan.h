@@ -1,4 +1,4 @@
-// The query rows of a pass and the stored keys that they read: the grouped tables of attention/grouping.py, checked.
+// The query rows of a pass and the stored keys that they read: the grouped tables of attention/plan.py, checked.
 #pragma once
 
 #include <cstdint>

@@ -16,9 +16,8 @@ from inlay.attention.plan import Item, Part, PlanContext, Table, items_at, table
 from inlay.engine.lookup import Lookup
 from inlay.engine.recurrent_state import RecurrentState, StateStart
 from inlay.kv.identity import SegmentSpec, TokenRun
-from inlay.kv.offload.arrivals import Arrival
-from inlay.kv.pool import KVPool
-from inlay.kv.segment import Hold, PrefixMatch, StoredState
+from inlay.kv.offload.loader import Arrival
+from inlay.kv.pool import Hold, KVPool, PrefixMatch, StoredState
 from inlay.models.mixers.states import StateSpan
 from inlay.prompt.composed import CachedSpan, ComposedPrompt, NewSpan, RecomputedSpan
 from inlay.slots import SlotRange, cut, join, total

@@ -6,10 +6,8 @@ import weakref
 from collections.abc import Callable, Container, Iterable
 from itertools import count
 
-from inlay.engine.answer import Answer, PromptScores, SamplingState
-from inlay.engine.prompt_embedding import PromptEmbedding
 from inlay.engine.prompt_state import PromptState
-from inlay.engine.request import Request
+from inlay.engine.request import Answer, PromptEmbedding, PromptScores, Request, SamplingState
 from inlay.errors import ParameterError
 from inlay.kv.identity import SegmentSpec, fingerprint_under
 from inlay.models.load import LoadedModel, stop_ids

@@ -17,8 +17,8 @@ from inlay.attention.plan import Plan, advance, build_plan
 from inlay.engine.allocation import Prefill, Work
 from inlay.engine.encoder import Encoding, Task
 from inlay.engine.request import Request
-from inlay.engine.speculation.speculator import Draft
-from inlay.kv.offload.arrivals import Arrival
+from inlay.engine.speculator import Draft
+from inlay.kv.offload.loader import Arrival
 from inlay.models.device import upload
 from inlay.sampling.sampler import PendingTokens
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from inlay.errors import CapacityError
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.offload.residency import Residency
-from inlay.kv.pool import KVPool
-from inlay.kv.segment import PrefixMatch
+from inlay.kv.pool import KVPool, PrefixMatch
 from inlay.kv.store import SegmentStore
 from inlay.prompt.composed import CachedSpan, ComposedPrompt, NewSpan, RecomputedSpan
 from inlay.prompt.contexts import in_encoding_order

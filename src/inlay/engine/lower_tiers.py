@@ -12,15 +12,14 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from inlay.engine.encoder import Task
-from inlay.engine.jobs import Admission
 from inlay.engine.lookup import Lookup
 from inlay.engine.request import Request
+from inlay.engine.scheduler import Admission
 from inlay.kv.choices import Kept
 from inlay.kv.identity import SegmentSpec, TokenRun
-from inlay.kv.offload.arrivals import Arrival
-from inlay.kv.offload.loader import Coming
+from inlay.kv.offload.loader import Arrival, Coming
 from inlay.kv.offload.residency import Residency
-from inlay.kv.segment import PrefixMatch
+from inlay.kv.pool import PrefixMatch
 from inlay.kv.store import SegmentStore
 from inlay.prompt.contexts import in_encoding_order
 

@@ -5,7 +5,7 @@ followed, and only up to a limit. Behind the stored part, members are ordered by
 then by their requests in any set, then as written. So equal requests converge on one order and reuse it.
 
 Orders belong to one salt. Requests are counted per salt. Lookups for a request with a salt use its private text, even
-over a public schema (``prompt/prefix.py``; the processor's parts under ``exact``).
+over a public schema (``prompt/composed.py``; the processor's parts under ``exact``).
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from inlay.engine.background.popularity import RequestCounts
+from inlay.engine.background.promoter import RequestCounts
 from inlay.kv.index import Cursor
 from inlay.kv.store import SegmentStore
-from inlay.prompt.composed import InPlace, NewSpan, compose_parts
+from inlay.prompt.composed import AsModules, InPlace, NewSpan, compose_parts, prefix_of
 from inlay.prompt.free_order import cut_at, in_line, placed_at
-from inlay.prompt.prefix import AsModules, prefix_of
 from inlay.prompt.request import EngineRequest, PromptPart
 
 #: Limits of index lookups, for one set and for all sets of a request; later sets stay as written. A border between

@@ -26,8 +26,7 @@ from inlay.attention.storage import bytes_per_token
 from inlay.engine.allocation import Work
 from inlay.engine.runner import Runner
 from inlay.errors import CapacityError, ModelError, ParameterError
-from inlay.kv.pool import KVPool
-from inlay.kv.states import LEAST_SLOTS
+from inlay.kv.pool import LEAST_SLOTS, KVPool
 from inlay.models.device import on_device
 from inlay.models.load import LoadedModel
 from inlay.models.lora import Adapters

@@ -9,12 +9,23 @@ from dataclasses import dataclass, field, replace
 from inlay.diagnostics import SpanRead
 from inlay.engine.background.profiler import KnownProfiles
 from inlay.engine.order import OrderChooser, OrderEffort, Orders
-from inlay.engine.speculation.text_index import DraftIndex
+from inlay.engine.text_index import DraftIndex
 from inlay.kv.identity import SegmentSpec, TokenRun
-from inlay.kv.segment import Origin
-from inlay.prompt.composed import CachedSpan, ComposedPrompt, InPlace, NewSpan, StoredTexts, compose
-from inlay.prompt.prefix import prefix_of
-from inlay.prompt.recompute import Profiles, RecomputedTokens, Scores, choose_tokens, selection_prompt
+from inlay.kv.pool import Origin
+from inlay.prompt.composed import (
+    CachedSpan,
+    ComposedPrompt,
+    InPlace,
+    NewSpan,
+    Profiles,
+    RecomputedTokens,
+    Scores,
+    StoredTexts,
+    choose_tokens,
+    compose,
+    prefix_of,
+    selection_prompt,
+)
 from inlay.prompt.request import FORMS, EngineRequest, PromptPart
 from inlay.types import Usage
 

@@ -19,8 +19,7 @@ from itertools import takewhile
 from inlay.engine.lookup import Lookup
 from inlay.errors import CapacityError
 from inlay.kv.identity import TEXT_LABEL, KeyMaker, SegmentSpec, TokenRun
-from inlay.kv.segment import StoredState
-from inlay.kv.states import StatePool
+from inlay.kv.pool import StatePool, StoredState
 from inlay.kv.store import SegmentStore
 from inlay.models.mixers.states import StateSpan
 from inlay.prompt.composed import CachedSpan, ComposedPrompt, NewSpan

@@ -15,9 +15,9 @@ from inlay.engine.request import Request
 from inlay.kv.choices import Kept
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.lifetimes import Claim, Lifetimes, Passage, Pins
-from inlay.kv.misses import EVICTED, EXPIRED
 from inlay.kv.offload.codecs import CODECS
 from inlay.kv.offload.residency import Residency
+from inlay.kv.offload.stack import EVICTED, EXPIRED
 from inlay.kv.store import SegmentStore
 from inlay.prompt.composed import NewSpan, RecomputedSpan
 from inlay.types import SegmentState

@@ -1,21 +1,35 @@
-"""Forward passes of the stock model over packed work, with our attention in every layer."""
+"""Forward passes of the stock model over packed work, with our attention in every layer.
+
+A GPU runs a pass of few rows faster than Python can launch its kernels. A recorded pass reads from fixed memory: ids,
+positions, the rows with logits, and the backend's tables. These are overwritten before each replay. A smaller pass is
+padded with rows that belong to no request and store nothing.
+
+Decode steps are recorded on first use. Other passes have more shapes, and a recording can take as long as several
+passes. They are recorded when their shape comes a second time.
+
+Token selection is a pass that measures the tokens of a prompt's modules, to choose those to recompute.
+"""
 
 from __future__ import annotations
 
+import logging
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from inlay.attention.backend import Backend
-from inlay.attention.mass import BLOCK_BYTES
+from inlay.attention.backend import Backend, Recording, RecordingBackend
+from inlay.attention.mass import BLOCK_BYTES, AttentionMass
 from inlay.attention.plan import Plan, build_plan, plan_of_rows
-from inlay.engine.allocation import Work
-from inlay.engine.graphs import Record, pass_graphs
+from inlay.engine.allocation import SequenceAllocation, Work
+from inlay.kv.identity import TokenRun
+from inlay.kv.store import SegmentStore
 from inlay.models.compiling import OPAQUE, compiled
 from inlay.models.device import on_device, upload
 from inlay.models.fused import LastLayer
@@ -23,6 +37,226 @@ from inlay.models.interface import IMPLEMENTATION, EndOfPassError, KeptRows, Pas
 from inlay.models.load import LoadedModel
 from inlay.models.lora import Adapters
 from inlay.models.mixers.states import PassStates, StateSpan, StateStorage
+from inlay.policy import Recompute
+from inlay.prompt.composed import CachedSpan, ComposedPrompt, NewSpan, Scores, inexact_modules
+from inlay.slots import SlotRange, cut
+
+logger = logging.getLogger(__name__)
+
+#: Recorded numbers of rows; larger passes are not recorded.
+SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+
+#: Recordings per shape, for plans whose tables differ much; further plans run without recording.
+_MOST_RECORDINGS = 4
+
+#: A forward pass: ids (rows,), positions (rows,), a plan, and the rows with logits, (wanted,), or None for all → logits
+#: (wanted, vocabulary).
+Forward = Callable[[Tensor, Tensor, Plan, Tensor | None], Tensor]
+
+#: Records a pass: calls it and returns a function that replays it.
+Record = Callable[[Callable[[], None]], Callable[[], None]]
+
+
+class _PassShape(NamedTuple):
+    """The padded number of rows, and the padded number of rows with logits; None for all."""
+
+    rows: int
+    wanted: int | None
+
+
+@dataclass(slots=True)
+class _Recorded:
+    """A recorded pass. ``inputs``, (3, rows), are ids, positions and the rows with logits, padded."""
+
+    tables: Recording
+    inputs: Tensor
+    logits: Tensor
+    replay: Callable[[], None]
+
+
+class PassGraphs:
+    """Recordings of passes by shape.
+
+    Args:
+        record: records a pass; ``cuda_recorder()``, or something simpler in tests.
+    """
+
+    def __init__(self, backend: RecordingBackend, forward: Forward, record: Record) -> None:
+        self._backend = backend
+        self._forward = forward
+        self._record = record
+        self._recorded: dict[_PassShape, list[_Recorded]] = {}
+        self._works = True
+        self.played = self.played_prefills = 0  # replayed passes, and those of them that were not decode steps
+
+    def run(self, ids: Sequence[int] | Tensor, plan: Plan, wanted: Sequence[int]) -> Tensor | None:
+        """Replay a pass. Returns the logits of the wanted rows, (wanted, vocabulary), valid until the next pass.
+
+        Args:
+            ids: (rows,); a tensor must be on the device.
+
+        Returns:
+            None if there is no recording; then compute the pass.
+        """
+        if plan.rows > SIZES[-1] or not self._works:
+            return None
+        every = len(plan.parts) == plan.rows and list(wanted) == list(range(plan.rows))
+        shape = _PassShape(_size(plan.rows), None if every else _size(max(1, len(wanted))))
+        found = self._fitting(shape, plan)
+        if found is None:
+            return None
+        inputs = np.zeros((3, shape.rows), dtype=np.int64)
+        inputs[0, : plan.rows] = 0 if isinstance(ids, Tensor) else ids
+        inputs[1, : plan.rows] = plan.positions
+        if not every:
+            inputs[2, : len(wanted)] = wanted
+        with torch.inference_mode():
+            found.inputs.copy_(upload(inputs, found.inputs.device), non_blocking=True)
+            if isinstance(ids, Tensor):
+                found.inputs[0, : plan.rows] = ids
+            found.replay()
+        self.played += 1
+        self.played_prefills += not every
+        return found.logits[: len(wanted)]
+
+    def _fitting(self, shape: _PassShape, plan: Plan) -> _Recorded | None:
+        """A recording that holds this plan's tables now."""
+        if shape.wanted is not None and shape not in self._recorded:
+            self._recorded[shape] = []  # the shape may never come again
+            return None
+        known = self._recorded.setdefault(shape, [])
+        with torch.inference_mode():
+            found = next((each for each in known if each.tables.fill(plan)), None)
+        if found is not None or len(known) >= _MOST_RECORDINGS:
+            return found
+        try:
+            made = self._make(shape, plan)
+        except torch.OutOfMemoryError:  # only this pass fails; the next one may find memory
+            raise
+        except RuntimeError as error:
+            self._works = False
+            logger.warning("passes of this model cannot be recorded (%s); they run without recordings", error)
+            return None
+        known.append(made)
+        with torch.inference_mode():
+            made.tables.fill(plan)
+        return made
+
+    def _make(self, shape: _PassShape, plan: Plan) -> _Recorded:
+        tables = self._backend.capture(plan, shape.rows)
+        device = self._backend.device
+        inputs = torch.zeros(3, shape.rows, dtype=torch.long, device=device)
+        made = _Recorded(tables, inputs, torch.empty(0), _nothing)
+        rows = None if shape.wanted is None else inputs[2, : shape.wanted]
+
+        def step() -> None:
+            made.logits = self._forward(inputs[0], inputs[1], tables.plan, rows)
+
+        made.replay = self._record(step)
+        return made
+
+
+def _size(count: int) -> int:
+    """The next larger of ``SIZES``."""
+    return SIZES[bisect_left(SIZES, count)]
+
+
+def pass_graphs(backend: Backend, forward: Forward, record: Record | None) -> PassGraphs | None:
+    """The recordings of a backend's passes; None without a recording backend or a GPU."""
+    if not isinstance(backend, RecordingBackend) or (record is None and backend.device.type != "cuda"):
+        return None
+    return PassGraphs(backend, forward, record or cuda_recorder())
+
+
+def cuda_recorder() -> Record:
+    """Records passes as CUDA graphs. They share working memory, so only one may run at a time."""
+    pool = torch.cuda.graph_pool_handle()
+
+    def record(step: Callable[[], None]) -> Callable[[], None]:
+        beside, here = torch.cuda.Stream(), torch.cuda.current_stream()
+        beside.wait_stream(here)
+        with torch.cuda.stream(beside):  # compiles kernels and allocates memory outside the graph
+            step()
+            step()
+        here.wait_stream(beside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            step()
+        return graph.replay
+
+    return record
+
+
+def _nothing() -> None:
+    """Placeholder before the pass is recorded."""
+
+
+def place_of(run: TokenRun) -> tuple[bytes, int]:
+    """The identity of a run's start, wherever the run ends."""
+    return run.digest, run.start
+
+
+class Selection:
+    """One selecting pass.
+
+    Args:
+        composed: its composed prompt.
+        allocation: its own, with no work taken yet.
+    """
+
+    def __init__(self, recompute: Recompute, composed: ComposedPrompt, allocation: SequenceAllocation) -> None:
+        self._composed = composed
+        self._tail = allocation.tail
+        self._mass: AttentionMass | None = None
+        own = [prefill for prefill in allocation.prefill if not prefill.module]
+        self._computed = [(prefill.keep, prefill.tokens_left) for prefill in own]
+        if recompute.by_attention:
+            last = composed[-1]
+            assert isinstance(last, NewSpan), "the new text comes last"
+            self._mass = AttentionMass(last.start + len(last.ids))
+            own = own[-1:]
+        for prefill in own:
+            assert prefill.left is not None, "nothing is taken yet"
+            prefill.left = replace(prefill.left, mass=self._mass, check=recompute.by_keys)
+
+    def cost(self, chosen: ComposedPrompt, runner: Runner) -> int:
+        """The cost in tokens through all layers; see Usage.selecting_tokens.
+
+        Args:
+            chosen: the final composed prompt. Work of this pass that it reuses is not counted.
+        """
+        kept = {place_of(part.run) for part in chosen if not isinstance(part, CachedSpan) and part.run is not None}
+        tokens = sum(tokens for run, tokens in self._computed if run is None or place_of(run) not in kept)
+        return tokens if self._mass is not None else runner.check_cost(tokens)
+
+    def scores(self, store: SegmentStore, runner: Runner) -> Scores:
+        """The measured scores, once the whole pass is computed."""
+        if self._mass is not None:
+            at = self._mass.by_position
+            return {part.start: at[part.start : part.start + part.length] for part in inexact_modules(self._composed)}
+        compared: list[tuple[int, npt.NDArray[np.int64]]] = []  # per module: its start, and one column per token
+        taken = 0
+        for before, part in zip((None, *self._composed), self._composed, strict=False):
+            if not isinstance(part, NewSpan):
+                continue
+            if isinstance(before, CachedSpan) and before.start == part.start:
+                stored = store.get(before.spec)
+                if stored is not None:  # otherwise another copy was read, which is gone now
+                    here = _numbers(cut(self._tail, taken, len(part.ids)))
+                    there = _numbers(cut(stored.slots, before.first, before.length))
+                    shift = np.full_like(here, before.start - before.first - before.spec.start)
+                    compared.append((part.start, np.stack((here, there, shift))))
+            taken += len(part.ids)
+        if not compared:
+            return {}
+        columns = [each for _, each in compared]
+        moved = runner.key_deviation(*np.hstack(columns))
+        of_modules = np.split(moved, np.cumsum([each.shape[1] for each in columns])[:-1])
+        return {start: own for (start, _), own in zip(compared, of_modules, strict=True)}
+
+
+def _numbers(ranges: tuple[SlotRange, ...]) -> npt.NDArray[np.int64]:
+    return np.concatenate([np.arange(each.first, each.end) for each in ranges])
 
 _WORTH_A_PLAN = 64  # rows of one layer that cost more than a plan of the others
 

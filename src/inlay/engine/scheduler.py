@@ -8,7 +8,7 @@ A step decides in this order:
    job is preempted: it loses its allocation and waits to be recomputed.
 3. Every decoding job gets its next token. If the pool has no chunk left for one, the last job is preempted.
 4. Waiting jobs are admitted while there is token budget, a slot in the batch and room in the pool.
-5. Prompts get the rest of the token budget, split by fairness.py, so that no long prompt delays answers or new jobs.
+5. Prompts get the rest of the token budget, split by ``Shares``, so that no long prompt delays answers or new jobs.
 
 Jobs are ordered by priority (a lower number first), then by arrival. Among tenants, the one with the fewest running
 jobs for its weight is admitted first. A job that finds no room waits for it, and so do the jobs of its tenant behind
@@ -21,16 +21,221 @@ most queued jobs. That job ends with QueueFullError.
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from enum import Enum
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import Generic
+from typing import Generic, Protocol, TypeVar
 from weakref import ReferenceType, ref
 
-from inlay.engine.fairness import Shares, crowded_out
-from inlay.engine.jobs import Admission, J, Memory, Step, Waits
 from inlay.errors import CapacityError, QueueFullError
+
+
+class Admission(Enum):
+    """The answer of a memory to a job that wants to run."""
+
+    ADMITTED = "admitted"
+    NO_ROOM = "no room"
+    LATER = "later"  # another job is computing KV that it could share
+    COMING = "coming"  # its segments are loading from a lower tier
+    FREEING = "freeing"  # no room now, but a transfer between the tiers will free some
+    TAKEN = "taken"  # no more jobs of this kind may run; others with as many sequences are not asked in this step
+    DONE = "done"  # nothing is left to compute
+
+
+class Job(Protocol):
+    """A request or an encoding, as the scheduler sees it.
+
+    Attributes:
+        sent: the time of creation, on the clock of ``arrival``.
+        deadline: the time when it ends, complete or not. None for no limit.
+        tenant: its tenant. All jobs with "" form one tenant.
+        weight: the tenant's share relative to other tenants.
+        sequences: its share of ``max_requests``; 0 for a job without an answer.
+    """
+
+    priority: int
+    arrival: float
+
+    @property
+    def sent(self) -> float: ...
+
+    deadline: float | None
+    tenant: str
+    weight: float
+    sequences: int
+
+    @property
+    def prompt_left(self) -> int:
+        """The number of tokens to compute before its next token can be sampled; 0 while it decodes."""
+        ...
+
+
+J = TypeVar("J", bound=Job)
+K = TypeVar("K", bound=Job, contravariant=True)
+L = TypeVar("L", bound=Job)
+
+
+class Memory(Protocol[K]):
+    """The pool as the scheduler sees it."""
+
+    def admit(self, job: K, alone: bool) -> Admission:
+        """Look up a job and allocate room for its missing tokens. Raises CapacityError if it can never run.
+
+        Args:
+            alone: True if no other job runs, so that this one may start before all layers are loaded.
+        """
+        ...
+
+    def grow(self, job: K) -> bool:
+        """Make room for the job's next token. Returns False if the pool is full."""
+        ...
+
+    def release(self, job: K) -> None:
+        """Free a job's allocation."""
+        ...
+
+
+class Waits(Protocol[L]):
+    """Reports the jobs with a changed admission, so that waiting jobs need not be asked at every step."""
+
+    def begun(self, job: L, answer: Admission) -> None:
+        """Record that a job was answered LATER or COMING."""
+        ...
+
+    def over(self, alone: bool) -> Iterable[L]:
+        """The jobs to ask again, each reported once. Some may have left since. alone: see ``Memory.admit``."""
+        ...
+
+    @property
+    def room(self) -> object:
+        """A value that changes whenever a job answered FREEING may find room."""
+        ...
+
+
+@dataclass
+class Step(Generic[J]):
+    """The work of the next forward pass, and the jobs that left.
+
+    Attributes:
+        decode: jobs that compute one token.
+        prefill: jobs with the number of prompt tokens to compute.
+        preempted: jobs that wait again.
+        expired: jobs past their deadline.
+        done: jobs that had nothing left to compute.
+        failed: jobs that can never run or were removed from the queue, with the reason.
+    """
+
+    decode: list[J] = field(default_factory=list)
+    prefill: list[tuple[J, int]] = field(default_factory=list)
+    preempted: list[J] = field(default_factory=list)
+    expired: list[J] = field(default_factory=list)
+    done: list[J] = field(default_factory=list)
+    failed: list[tuple[J, Exception]] = field(default_factory=list)
+
+
+#: The smallest portion of a pass that a tenant gets at a time, in tokens.
+_LEAST = 16
+
+
+class Shares:
+    """How tenants share the tokens of passes, and how the jobs of one tenant share its part.
+
+    Tenants share by weight, as in "Fairness in Serving Large Language Models" (arXiv 2401.00588). Each tenant has a
+    counter of its computed tokens divided by its weight. The tenant with the lowest counter is served next. A returning
+    tenant starts at the lowest counter of the others, so absence earns no credit.
+
+    Within a tenant, the first job of the queue gets at least a quarter. Other jobs of its priority share three
+    quarters, shortest remaining prompt first. So a short prompt has its first token after a pass or two, and every
+    prompt advances. Jobs of lower priority share a quarter.
+    """
+
+    def __init__(self) -> None:
+        self._served: dict[str, float] = {}
+
+    def join(self, tenant: str, active: Set[str]) -> None:
+        """Called when a tenant without jobs gets one. ``active`` are the tenants with jobs."""
+        lowest = min((self._served.get(other, 0.0) for other in active), default=None)
+        if lowest is None:
+            self._served.clear()  # no tenant is owed anything
+        else:  # absent tenants below the lowest counter would start level anyway, so they are dropped
+            self._served = {name: served for name, served in self._served.items() if served > lowest or name in active}
+            self._served[tenant] = max(lowest, self._served.get(tenant, 0.0))
+
+    def of(self, tenant: str) -> float:
+        return self._served.get(tenant, 0.0)
+
+    def charge(self, job: Job, tokens: int) -> None:
+        self._served[job.tenant] = self.of(job.tenant) + tokens / job.weight
+
+    def split(self, jobs: Sequence[J], budget: int) -> dict[J, int]:
+        """The number of tokens of a pass for each prompt. ``jobs`` are in queue order."""
+        if sum(job.prompt_left for job in jobs) <= budget:
+            given = {job: job.prompt_left for job in jobs}
+            for job, tokens in given.items():
+                self.charge(job, tokens)
+            return given
+        tenants: dict[str, list[J]] = {}
+        for job in jobs:
+            tenants.setdefault(job.tenant, []).append(job)
+        return self._take_turns(tenants, budget)
+
+    def _take_turns(self, tenants: dict[str, list[J]], budget: int) -> dict[J, int]:
+        portion = max(_LEAST, budget // len(tenants))
+        given: dict[J, int] = {}
+        line = [(self.of(tenant), tenant) for tenant in tenants]
+        heapq.heapify(line)
+        while budget and line:
+            tenant = heapq.heappop(line)[1]
+            taken = _within(tenants[tenant], min(portion, budget), given)
+            for job, tokens in taken.items():
+                given[job] = given.get(job, 0) + tokens
+                budget -= tokens
+                self.charge(job, tokens)
+            if taken:
+                heapq.heappush(line, (self.of(tenant), tenant))
+        return given
+
+
+def _within(jobs: Sequence[J], tokens: int, given: dict[J, int]) -> dict[J, int]:
+    """Split a tenant's part of a pass among its prompts. ``given`` are their earlier parts of the same pass."""
+    left = {job: job.prompt_left - given.get(job, 0) for job in jobs}
+    waiting = [job for job in jobs if left[job]]
+    newcomers = sorted(waiting[1:], key=lambda job: (job.priority, left[job]))
+    peers = [job for job in newcomers if job.priority == waiting[0].priority]
+    most, room = tokens * 3 // 4, tokens
+    taken: dict[J, int] = {}
+    for line, part in ((peers, most), (newcomers[len(peers) :], tokens // 4), (waiting, tokens)):
+        part = min(part, room if line is waiting else room - (tokens - most))
+        for job in line:
+            more = min(part, left[job])
+            if more > 0:
+                taken[job] = taken.get(job, 0) + more
+                left[job] -= more
+                part -= more
+                room -= more
+    return taken
+
+
+def crowded_out(counts: dict[str, tuple[int, float]], tenant: str, weight: float) -> str | None:
+    """The tenant that must give up a slot to ``tenant`` when all slots are taken; None if ``tenant`` has its share.
+
+    The slot comes from the tenant with the most slots for its weight. It moves only if that tenant still has at least
+    as many for its weight afterwards.
+
+    Args:
+        counts: (slots, weight) of each tenant with slots.
+    """
+    have = counts.get(tenant, (0, weight))[0]
+    name = max(counts, key=lambda name: counts[name][0] / counts[name][1], default=None)
+    if name is None or name == tenant:
+        return None
+    count, others = counts[name]
+    return name if (have + 1) / weight <= (count - 1) / others else None
+
 
 #: (tenant, sequences) of a queue, and the admission order of a job, lowest first.
 _Key = tuple[str, int]

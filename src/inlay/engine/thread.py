@@ -28,9 +28,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from inlay.engine.core import EngineCore
+from inlay.engine.core import Command, EngineCore, Inbox, fault_of
 from inlay.engine.encoder import Task
-from inlay.engine.inbox import Command, Inbox, fault_of
 from inlay.engine.request import Request
 from inlay.errors import AbortedError, EngineDeadError, InlayError, ParameterError
 from inlay.wording import fault_in_words

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from inlay.kv.identity import KeyMaker, TokenRun
-from inlay.kv.segment import Segment
+from inlay.kv.pool import Segment
 
 _KEY_BYTES = 8
 _MOST_CHANGES = 65_536  # remembered changes; a reader further behind gets the full contents

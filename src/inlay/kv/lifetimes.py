@@ -14,7 +14,7 @@ import numpy as np
 
 from inlay.errors import PinError
 from inlay.kv.identity import KeyMaker, SegmentSpec, TokenRun
-from inlay.kv.segment import Hold, PrefixMatch
+from inlay.kv.pool import Hold, PrefixMatch
 from inlay.kv.store import SegmentStore
 
 #: Limit for all claims together, and the tokens that one claim counts as. Over the limit, claims are dropped until 1 /

@@ -132,7 +132,7 @@ T = TypeVar("T", bound=Evictable)
 class EvictionQueue(Generic[T]):
     """Items in the order of eviction.
 
-    The pool lists its segments here, and each tier its entries (``offload/entries.py``). Every item has one valid heap
+    The pool lists its segments here, and each tier its entries (``offload/tier.py``). Every item has one valid heap
     entry, with its rank at that time. A use never lowers a rank, so a use only updates facts. An entry with an outdated
     rank goes back into the heap when it is met. So the cost of the first items does not grow with their number.
 

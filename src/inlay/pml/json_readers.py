@@ -12,7 +12,7 @@ from contextlib import suppress
 from inlay.errors import Place, PMLError, Problem
 from inlay.pml import json_form as forms
 from inlay.pml import nodes as limits
-from inlay.pml.json_document import JSONObject, parse_json
+from inlay.pml.json_form import JSONObject, parse_json
 from inlay.pml.nodes import Meta
 from inlay.pml.parser import Attribute, Element, Run
 from inlay.pml.problems import JSONPlace, Problems, StopReadingError

@@ -24,8 +24,7 @@ from inlay.pml.nodes import (
 from inlay.pml.parser import Element, Run, is_white, parse, settle
 from inlay.pml.problems import Problems
 from inlay.pml.resolve_problems import misplaced_tag, misplaced_text, nested_set, text_in_set
-from inlay.pml.rules import SchemaParts, SchemaRules, Words
-from inlay.pml.scopes import path_of
+from inlay.pml.rules import SchemaParts, SchemaRules, Words, path_of
 from inlay.pml.sources import Folder
 from inlay.wording import clip
 

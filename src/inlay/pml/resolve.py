@@ -9,9 +9,8 @@ from inlay.errors import Place
 from inlay.pml import resolve_problems as sentences
 from inlay.pml.nodes import MAX_SET, Argument, Import, ImportSet, Module, Param, PromptTurn, Text, Turn, Union
 from inlay.pml.problems import Problems
-from inlay.pml.rules import Border, NestingLevel, Slot
+from inlay.pml.rules import Border, NestingLevel, Slot, names_of, opened, path_of
 from inlay.pml.schema import Prompt, Schema
-from inlay.pml.scopes import names_of, opened, path_of
 
 
 @dataclass(frozen=True, slots=True)

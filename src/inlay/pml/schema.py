@@ -35,8 +35,7 @@ from inlay.pml.nodes import (
     Union,
 )
 from inlay.pml.readers import read_prompt, read_schema
-from inlay.pml.rules import NestingLevel, levels_of
-from inlay.pml.scopes import ByPath, opened, path_of
+from inlay.pml.rules import ByPath, NestingLevel, levels_of, opened, path_of
 from inlay.pml.sources import Folder, document_from_file, document_from_string, is_json
 from inlay.pml.writer import write_prompt, write_schema
 from inlay.wording import clip, counted, html_table, lone_surrogate, quote, shown_path
@@ -88,7 +87,7 @@ class Prompt:
             PMLError: The document is wrong.
             ParameterError: It is not a str, bytes or mapping, or the mapping cannot be written as JSON.
         """
-        from inlay.pml.json_document import document_from_json
+        from inlay.pml.json_form import document_from_json
         from inlay.pml.json_readers import read_prompt_json
 
         parts = read_prompt_json(document_from_json(document, source), source)
@@ -320,7 +319,7 @@ class Schema:
             PMLError: The document is wrong.
             ParameterError: It is not a str, bytes or mapping, or the mapping cannot be written as JSON.
         """
-        from inlay.pml.json_document import document_from_json
+        from inlay.pml.json_form import document_from_json
         from inlay.pml.json_readers import read_schema_json
 
         files = None if folder is None else Folder(folder)

@@ -36,7 +36,7 @@ from inlay.pml.nodes import (
 )
 from inlay.pml.parser import is_white, settle
 from inlay.pml.readers import read_prompt, read_schema
-from inlay.pml.scopes import names_of, opened, path_of
+from inlay.pml.rules import names_of, opened, path_of
 from inlay.pml.sources import document_from_string
 from inlay.wording import clip, quote
 

@@ -25,8 +25,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from inlay.errors import ModelError
-from inlay.prompt.chat_options import ChatOptions, free_variables
-from inlay.prompt.tokens import Seams, at_seams
+from inlay.prompt.inputs import ChatOptions, free_variables
+from inlay.prompt.tokens import Seams, at_seams, common_length
 from inlay.prompt.tool_texts import ToolFinder, ToolTexts
 
 logger = logging.getLogger(__name__)
@@ -428,7 +428,7 @@ class ChatTemplate:
             self.warn_once(f"the chat template refuses the text of this prompt: {error}")
             return
         if real != built:
-            at = _first_difference(real, built)
+            at = common_length(real, built)
             ends = list(accumulate(map(len, parts)))[1::2]  # ends of the bodies
             cut = _cut_out(turns)
             turn = next((number for number, end in zip(cut, ends, strict=False) if at < end), len(turns) - 1)
@@ -644,18 +644,6 @@ def _role(turn: Turn) -> str:
 def _roles(turns: Sequence[Turn]) -> str:
     shown = ", ".join(map(_role, turns[:_ROLES_SHOWN]))
     return shown if len(turns) <= _ROLES_SHOWN else f"{shown}, … ({len(turns):,} turns)"
-
-
-def _first_difference(one: str, other: str) -> int:
-    """Return the first index at which two texts differ. Bisection keeps this fast for millions of characters."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _stripped(bare: str, padded: str) -> tuple[str | None, str | None]:

@@ -1,9 +1,24 @@
-"""The composed prompt of one request: an ordered list of stored segments, recomputed tokens and new tokens."""
+"""The composed prompt of one request: an ordered list of stored segments, recomputed tokens and new tokens.
+
+The prefix of a prompt up to its last module, as full prefill computes it, may be read in place of modules. It is the
+same text at the same positions, encoded in one pass, so every module has seen the text before it. Its first parts may
+still be modules, if they were encoded behind an equal context. The rest belongs to one salt, even over a public schema,
+so that no tenant learns which modules others combine.
+
+``choose_tokens`` chooses the tokens of modules that are recomputed, if the policy asks for it. Exact modules need
+none. Of the others, ``linked`` takes the first tokens of each module. The other policies rank the
+tokens of all modules together. ``profiled`` ranks by the expected deviation: the module's deviation profile, scaled by
+the length of the text before the module. A module without a profile gets as many of its first tokens. ``query``
+ranks by the attention of the new text, ``blend`` by the change of keys in this prompt. Both need a pass beforehand.
+
+The pass for ``query`` computes the new text behind the modules against the cached prompt. The pass for ``blend``
+computes the modules' tokens at their places, through the first layers only.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -11,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from inlay.kv.identity import Context, MovedText, SegmentSpec, TextOwner, TokenRun
+from inlay.policy import Recompute
 from inlay.prompt.request import EngineRequest, PromptPart
 
 #: The most pieces of text that one prompt reads behind other text. Each costs a search through the rest of the prompt.
@@ -370,3 +386,305 @@ def open_end(composed: ComposedPrompt) -> ComposedPrompt:
     assert last.first + shorter.length not in last.left_out, "the last token of all is computed in any case"
     tail = NewSpan(last.spec.ids[-1:], last.start + last.length - 1)
     return (*composed[: end - 1], *([shorter] if shorter.length else []), *composed[end:], tail)
+
+
+#: Prefix of a salt for KV made of public text. No salt starts with this byte, because salts are UTF-8.
+_OWN = b"\xff"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A part of a prefix, which other prompts may share up to here.
+
+    Args:
+        run: its tokens, behind the text before them.
+        key: the digest behind it; equal keys mean equal prefixes.
+        parts: how many of the prompt's parts the prefix has up to here.
+        segments: the keys and labels of the segments that a module could be read from; () for other text.
+    """
+
+    run: TokenRun
+    key: bytes
+    parts: int
+    segments: tuple[bytes, ...]
+
+    @property
+    def module(self) -> bool:
+        """True if this part is a module."""
+        return bool(self.segments)
+
+
+class Prefix:
+    """The prefix of a prompt, immutable and so thread-safe.
+
+    Attributes:
+        nodes: its parts behind the leading exact modules; the last one is a module.
+        adapter: the digest of the adapter that computes it; b"" for the model alone.
+    """
+
+    __slots__ = ("_parts", "_runs", "_salt", "_whose", "adapter", "nodes")
+
+    def __init__(self, parts: tuple[PromptPart, ...], exact: int, salt: bytes, adapter: bytes = b"") -> None:
+        """Take the prompt's parts up to its last module. The first ``exact`` of them are read as modules."""
+        self._parts = parts
+        self._salt = salt
+        self.adapter = adapter
+        # KV of private parts is found like the request's other text.
+        public = any(not part.owned for part in parts)
+        starts = frozenset(part.start for part in parts[exact:] if part.ids)
+        self._whose = InPlace(starts, _OWN + salt if public else salt)
+        self._runs = tuple(part.run for part in self.composed(len(parts)) if isinstance(part, NewSpan) and part.run)
+        self.nodes = tuple(self._nodes(exact))
+
+    def composed(self, parts: int) -> ComposedPrompt:
+        """Return the composed prompt of the first ``parts`` parts."""
+        return compose_parts(self._parts[:parts], salt=self._salt, in_place=self._whose, adapter=self.adapter)
+
+    @property
+    def whose(self) -> bytes:
+        """The salt of the KV that is read in place of modules."""
+        return self._whose.salt
+
+    def modules(self, end: int) -> frozenset[bytes]:
+        """The keys and labels of the segments that its parts up to position ``end`` may be read from."""
+        return frozenset(name for part in self._parts if part.start < end for name in _names(part))
+
+    def stored(self, longest: Callable[[TokenRun], int]) -> int:
+        """Return how many leading nodes are stored. ``longest`` returns the stored tokens of a run."""
+        tokens = 0
+        for run in self._runs:
+            found = longest(run)
+            tokens += found
+            if found < len(run.ids):
+                break
+        count = 0
+        for node in self.nodes:
+            tokens -= len(node.run.ids)
+            if tokens < 0:
+                break
+            count += 1
+        return count
+
+    def in_place(self, nodes: int) -> InPlace:
+        """Return the parts to read in place of modules if the first ``nodes`` nodes are stored."""
+        parts = max((node.parts for node in self.nodes[:nodes] if node.module), default=0)
+        starts = (part.start for part in self._parts[:parts] if part.start in self._whose.starts)
+        return InPlace(frozenset(starts), self._whose.salt)
+
+    def _nodes(self, exact: int) -> Iterator[Node]:
+        runs = iter(self._runs)
+        rest: TokenRun | None = None
+        for number, part in enumerate(self._parts[exact:], exact + 1):
+            if not part.ids:
+                continue
+            if rest is None or not rest.ids:
+                rest = next(runs)
+            run, rest = rest.prefix(len(part.ids)), rest.rest(len(part.ids))
+            yield Node(run, rest.digest, number, _names(part))
+
+
+def _names(part: PromptPart) -> tuple[bytes, ...]:
+    return tuple(dict.fromkeys(name for spec in part.candidates for name in spec.names))
+
+
+def prefix_of(request: EngineRequest) -> Prefix | None:
+    """Return the prefix of a request; None if the policy has no promotion or all modules are exact."""
+    if not request.policy.reads_promoted:
+        return None
+    parts, salt, adapter = request.parts, request.salt.encode(), request.adapter
+    exact = _exact(parts, salt, adapter)
+    kept = next((number for number, part in enumerate(parts) if number >= exact and not part.kept), len(parts))
+    end = max((number for number, part in enumerate(parts[:kept], 1) if part.candidates and part.ids), default=0)
+    return Prefix(parts[:end], exact, salt, adapter) if end > exact else None
+
+
+@dataclass(frozen=True, slots=True)
+class AsModules:
+    """A prefix of exact modules.
+
+    Args:
+        salt: of the request.
+        record: the modules' record, at the positions of their encoding.
+        shift: the distance from these positions to those in the prompt.
+    """
+
+    salt: bytes
+    record: Context
+    shift: int = 0
+
+    @classmethod
+    def none(cls, salt: bytes, adapter: bytes) -> AsModules:
+        """Return the empty prefix."""
+        return cls(salt, Context.under(adapter))
+
+    def longer(self, parts: Iterable[PromptPart]) -> tuple[int, AsModules]:
+        """Return how many of the next parts are exact modules in every form, and the prefix with them."""
+        record, shift, count = self.record, self.shift, 0
+        for part in parts:
+            if not part.encode:
+                break
+            spec = part.candidates[-1]
+            here = record.keep_private(self.salt if part.owned else b"").digest(part.start - shift)
+            if any(each.digest != here for each in part.candidates):
+                break
+            record, shift, count = spec.record, part.start - spec.start, count + 1
+        return count, AsModules(self.salt, record, shift)
+
+
+def _exact(parts: tuple[PromptPart, ...], salt: bytes, adapter: bytes) -> int:
+    """Return how many leading parts are exact modules that are always encoded."""
+    return AsModules.none(salt, adapter).longer(parts)[0]
+
+
+#: By segment key, the deviation of each token. Any scale, the same for all.
+Profiles = Mapping[bytes, npt.NDArray[np.float16]]
+
+#: By the module's start in the prompt, the weight of each token, (tokens,). Any scale.
+Scores = Mapping[int, npt.NDArray[np.floating]]
+
+
+#: Deviations grow as a power of the number of preceding tokens unseen by the encoding (docs/internals/results.md).
+_EXPONENT = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class RecomputedTokens:
+    """The recomputed tokens of a composed prompt.
+
+    Attributes:
+        offsets: by the start of each part, the offsets of its chosen tokens.
+        tokens: their number.
+        linked: how many of them are first tokens, chosen without scores.
+        unprofiled: True if a module had no profile and the policy would have used one.
+    """
+
+    offsets: RecomputedOffsets
+    tokens: int = 0
+    linked: int = 0
+    unprofiled: bool = False
+
+
+def choose_tokens(
+    recompute: Recompute | None,
+    composed: ComposedPrompt,
+    profiles: Profiles,
+    scores: Scores | None = None,
+    unprofiled: Recompute | None = None,
+) -> RecomputedTokens:
+    """Choose the tokens of a composed prompt that a policy recomputes.
+
+    A share counts all tokens of inexact modules.
+
+    Args:
+        recompute: None for no recomputation.
+        composed: the prompt without recomputed tokens. Its last token is computed in any case.
+        profiles: see ``Profiles``.
+        scores: the scores of a pass, for all inexact modules, if the policy needs them.
+        unprofiled: see ReusePolicy.
+    """
+    modules = inexact_modules(composed)
+    if recompute is None or not modules:
+        return RecomputedTokens({})
+    expected = expected_deviations(composed, profiles) if recompute.profiled else {}
+    matters = _scores(modules, expected, scores or {}) if recompute.by_attention or recompute.by_keys else expected
+    missing = (
+        {part.start for part in modules if part.spec.lossless.key not in profiles} if recompute.profiled else set()
+    )
+    first = {part.start for part in modules if part.start not in matters} | (missing if unprofiled else set())
+    known = [part for part in modules if part.start not in first]
+    others = unprofiled or recompute
+    linked = {part.start: tuple(range(others.tokens(part.length))) for part in modules if part.start in first}
+    chosen = {**linked, **_most(known, recompute, matters)}
+    offsets = {start: some for start, some in chosen.items() if some}
+    wants_profiles = recompute.amount > 0 and bool(missing)
+    return RecomputedTokens(offsets, sum(map(len, offsets.values())), sum(map(len, linked.values())), wants_profiles)
+
+
+def inexact_modules(composed: ComposedPrompt) -> list[CachedSpan]:
+    """The modules that were encoded under another context than that of a full prefill."""
+    return [part for part in composed if isinstance(part, CachedSpan) and not part.exact]
+
+
+def expected_deviations(composed: ComposedPrompt, profiles: Profiles) -> dict[int, npt.NDArray[np.floating]]:
+    """By start, the expected deviation of each token of the modules that have a profile, (tokens,). Any scale.
+
+    Profiles were made behind samples of equal length. So each is scaled by a power of the text length before the
+    module.
+    """
+    moves, before = {}, 0
+    for part in composed:
+        if isinstance(part, CachedSpan) and not part.exact and part.spec.lossless.key in profiles:
+            moved = profiles[part.spec.lossless.key][: part.length].astype(np.float32)
+            moves[part.start] = moved * max(1, before - part.spec.before.tokens) ** _EXPONENT
+        before += part.length if isinstance(part, CachedSpan) else len(part.ids)
+    return moves
+
+
+def _scores(modules: list[CachedSpan], known: Scores, scores: Scores) -> Scores:
+    """By start, the scores of the pass, times the profile where there are profiles.
+
+    A module without a profile gets the mean of all others. Without a pass, scores are 0: all tokens are chosen, or
+    none.
+    known: see ``expected_deviations``.
+    """
+    found = {part.start: scores.get(part.start, np.zeros(part.length))[: part.length] for part in modules}
+    if not known:
+        return found
+    mean = np.concatenate(list(known.values())).mean(dtype=np.float64)
+    return {start: own * known.get(start, mean) for start, own in found.items()}
+
+
+def _most(modules: list[CachedSpan], recompute: Recompute, matters: Scores) -> dict[int, tuple[int, ...]]:
+    """The best tokens of all these modules together. Of equal tokens, the earlier one wins."""
+    if not modules:
+        return {}
+    scores = np.concatenate([matters[part.start][: part.length] for part in modules])
+    most = np.argsort(-scores, kind="stable")[: recompute.tokens(scores.size)]
+    of = np.zeros(scores.size, dtype=bool)
+    of[most] = True
+    borders = np.cumsum([part.length for part in modules])[:-1]
+    return {
+        part.start: tuple(np.flatnonzero(own).tolist())
+        for part, own in zip(modules, np.split(of, borders), strict=True)
+    }
+
+
+#: The most tokens at a prompt's end whose attention chooses tokens.
+MOST_ROWS = 256
+
+
+def selection_prompt(recompute: Recompute | None, composed: ComposedPrompt) -> ComposedPrompt | None:
+    """Return the composed prompt of that pass; None if the choice needs none. ``composed`` has no recomputed tokens."""
+    if recompute is None or not recompute.selects or not inexact_modules(composed):
+        return None
+    return tuple(_checked(composed)) if recompute.by_keys else _asking(composed)
+
+
+def _asking(composed: ComposedPrompt) -> ComposedPrompt:
+    """Compute the last tokens even if they are stored, and do not store them."""
+    last = composed[-1]
+    assert isinstance(last, NewSpan), "somebody computes the last token of a prompt"
+    rows = min(len(last.ids), MOST_ROWS)
+    before = len(last.ids) - rows
+    asking = NewSpan(last.ids[before:], last.start + before)
+    if not before:
+        return (*composed[:-1], asking)
+    run = None if last.run is None else TokenRun(last.ids[:before], last.start, last.run.before, last.run.continues)
+    return (*composed[:-1], NewSpan(last.ids[:before], last.start, run), asking)
+
+
+def _checked(composed: ComposedPrompt) -> Iterator[CachedSpan | NewSpan]:
+    """Read each module up to the last inexact one for comparison, and compute it in place.
+
+    The request's own text is not stored either, because the upper layers do not run.
+    """
+    last = composed.index(inexact_modules(composed)[-1])
+    for part in composed[: last + 1]:
+        if isinstance(part, NewSpan):
+            yield replace(part, run=None)
+        elif isinstance(part, CachedSpan) and part.exact:
+            yield part
+        elif isinstance(part, CachedSpan):
+            first, end = part.first, part.first + part.length
+            yield replace(part, left_out=tuple(range(first, end)))
+            yield NewSpan(part.spec.ids[first:end], part.start)

@@ -20,9 +20,8 @@ from inlay.kv.identity import KeyMaker, SegmentSpec, specify
 from inlay.pml.nodes import MAX_SET
 from inlay.prompt.anchors import Anchor
 from inlay.prompt.chat import ChatTemplate, Cut, Tools, Trim, Turn
-from inlay.prompt.chat_options import ChatOptions
 from inlay.prompt.free_order import NOT_CUT_OUT, NOT_IN_PARTS, FreeSet, Member
-from inlay.prompt.inputs import Conversation, is_marked, ttl_of
+from inlay.prompt.inputs import ChatOptions, Conversation, is_marked, ttl_of
 from inlay.prompt.placement import ContentPart, Placed, PromptLayout
 from inlay.prompt.request import PromptPart
 from inlay.prompt.seen_pieces import content_ranges, token_ranges

@@ -12,7 +12,7 @@ import numpy as np
 
 from inlay import diagnostics
 from inlay.diagnostics import Cause, Departure, Diagnostics, ModuleRead, SpanRead
-from inlay.pml.scopes import path_of
+from inlay.pml.rules import path_of
 from inlay.prompt.chat import ChatTemplate
 from inlay.prompt.conversation import as_turn
 from inlay.prompt.inputs import Conversation
@@ -27,12 +27,12 @@ from inlay.prompt.seen_prompts import (
     SeenPrompt,
     SeenPrompts,
     common,
-    common_text,
     compare,
     depart,
     packed,
     section_at,
 )
+from inlay.prompt.tokens import common_length
 
 _PIECE = 64  # tokens
 
@@ -382,8 +382,8 @@ def _tools_of(messages: Conversation, template: ChatTemplate) -> list[Section]:
         template.told(options).render(turns, tools=tools, generation=options.generation)
         for tools in (messages.tools, None)
     )
-    first = common_text(given, none)
-    last = common_text(given[first:][::-1], none[first:][::-1])
+    first = common_length(given, none)
+    last = common_length(given[first:][::-1], none[first:][::-1])
     return [Section("tools", "tools", given[first : len(given) - last])]
 
 

@@ -14,7 +14,7 @@ from hashlib import sha256
 
 from inlay.errors import ModelError, Place, PMLError, Problem
 from inlay.pml import Module, Param, Schema, Text, Turn, Union
-from inlay.pml.scopes import ByPath, path_of
+from inlay.pml.rules import ByPath, path_of
 from inlay.pml.variables import params_of
 from inlay.prompt.chat import ChatTemplate, Trim
 from inlay.prompt.tokens import TextEncoder, beyond_vocabulary

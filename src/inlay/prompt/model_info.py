@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from inlay.errors import ContextError, ParameterError, Place, PMLError, Problem
 from inlay.kv.choices import ROUNDED
 from inlay.kv.identity import KeyMaker, fingerprint_under
-from inlay.pml.scopes import path_of
+from inlay.pml.rules import path_of
 from inlay.prompt.layout import SchemaLayout
 from inlay.prompt.placement import PromptLayout
 from inlay.prompt.tokens import beyond_vocabulary

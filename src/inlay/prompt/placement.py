@@ -14,13 +14,13 @@ from threading import Lock
 
 from inlay.errors import ModelError, Place, PMLError, Problem
 from inlay.pml import Filled, Item, MemberStart, NewText, Resolved, SchemaText, SetEnd, SetStart, TurnEnd, TurnStart
-from inlay.pml.scopes import path_of
+from inlay.pml.rules import path_of
 from inlay.prompt.chat import ChatTemplate, Trim
 from inlay.prompt.free_order import FreeSet, Member
 from inlay.prompt.layout import Hole, Owner, RunPart, SchemaLayout, TextRun
 from inlay.prompt.tokens import TextEncoder
 from inlay.prompt.turns import bos_text, closing, opening, split
-from inlay.wording import quote
+from inlay.wording import counted, quote
 
 _SHARED = 2**20  # above every vocabulary size and context length
 _integers: list[int] = []
@@ -534,7 +534,7 @@ class _PromptWalk:
         self.new_text = None
 
     def overflow(self, tokens: int) -> str:
-        many = f"{tokens} token{'s' if tokens > 1 else ''}"
+        many = counted(tokens, "token")
         if self.new_text is None:
             return f"the chat template adds {many} more than the schema has room for; use positions 'packed'"
         return (

@@ -19,6 +19,7 @@ from inlay.policy import ReusePolicy
 from inlay.prompt.anchors import Anchor, SeenAnchors
 from inlay.prompt.chat import ChatTemplate
 from inlay.prompt.composed import CachedSpan, compose_parts, open_end
+from inlay.prompt.contexts import PUBLIC, KnownSchemas, readable_adapters
 from inlay.prompt.conversation import (
     ContentSpecs,
     anchor_of,
@@ -42,14 +43,12 @@ from inlay.prompt.inputs import (
     with_marked_parts,
     without_marks,
 )
-from inlay.prompt.known_schemas import PUBLIC, KnownSchemas, readable_adapters
 from inlay.prompt.layout import Hole, SchemaLayout, TextRun
 from inlay.prompt.model_info import ModelInfo, check_forced, check_prompt, check_tokens, check_weight
 from inlay.prompt.placement import ContentPart, Placed, PromptLayout, lay_out_ids, lay_out_prompt
 from inlay.prompt.request import EncodeRequest, EngineRequest, PromptPart, RequestFields, kept_to
-from inlay.prompt.seen_pieces import PieceFinder, content_ranges, token_ranges
+from inlay.prompt.seen_pieces import PieceFinder, SeenTexts, content_ranges, token_ranges
 from inlay.prompt.seen_prompts import SeenPrompts
-from inlay.prompt.seen_texts import SeenTexts
 from inlay.prompt.tokens import TextEncoder, at_seams
 from inlay.sampling.params import SamplingParams
 from inlay.types import EVERYONE, Scope

@@ -14,9 +14,8 @@ from typing import Any, TypedDict
 
 from inlay.errors import ParameterError
 from inlay.kv.identity import KeyMaker, SegmentSpec, fingerprint_under, specify
-from inlay.policy import ReusePolicy
+from inlay.policy import Recompute, ReusePolicy
 from inlay.prompt.free_order import FreeSet, Member, check_sets, reordered, reordered_text
-from inlay.recompute import Recompute
 from inlay.sampling.params import SamplingParams
 from inlay.types import EVERYONE, Scope
 

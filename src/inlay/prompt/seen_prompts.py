@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from inlay import diagnostics
+from inlay.prompt.tokens import common_length
 
 _MAX_BYTES = 8 * 2**20
 _MAX_PROMPTS = 8  # of one owner
@@ -234,7 +235,7 @@ def depart(
     if compared.ends:
         return None
     old, new = texts
-    at = common_text(old, new)
+    at = common_length(old, new)
     place, kind, inside = section_at(sections, new, at)
     return diagnostics.Departure(
         token=compared.first,
@@ -288,9 +289,9 @@ def _only_dates(old: str, new: str, at: int) -> bool:
     """
     one, other = (_line_at(text, at) for text in (old, new))
     plain, changed = _DATE.sub("#", one), _DATE.sub("#", other)
-    differs = common_text(one, other)
+    differs = common_length(one, other)
     enough = len(_DATE.sub("#", one[:differs])) + _SHOWN
-    return one != other and (plain == changed or common_text(plain, changed) >= enough)
+    return one != other and (plain == changed or common_length(plain, changed) >= enough)
 
 
 def _line_at(text: str, at: int) -> str:
@@ -334,18 +335,6 @@ def section_at(sections: Sequence[Section], text: str, at: int) -> tuple[str, st
 def _around(text: str, at: int) -> str:
     half = _SHOWN // 2
     return text[max(0, at - half) : at + half]
-
-
-def common_text(one: str, other: str) -> int:
-    """Return the number of characters that both texts begin with."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _grams(ids: np.ndarray) -> np.ndarray:

@@ -339,3 +339,15 @@ class Seams:
 def at_seams(text: str) -> list[str]:
     """Split a rendering at its seams."""
     return text.split(_SEAM)
+
+
+def common_length(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Return how many characters or tokens two sequences begin with. Bisection keeps this fast for millions."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -14,6 +14,7 @@ from itertools import chain
 from typing import Any
 
 from inlay.errors import ModelError
+from inlay.prompt.tokens import common_length
 
 _DIGITS = f"{secrets.randbelow(10**18):018d}"  # clients cannot guess them, and no template changes digits
 _PROBE_NAME = re.compile(_DIGITS + r"\d{4}")
@@ -103,8 +104,8 @@ class ToolFinder:
         period = plain[one:two]  # from one probe's name to that of the next
         if plain[two:three] != period:
             return None
-        behind = _alike(plain[three:], period)
-        before = min(_alike(plain[:one][::-1], period[::-1]), len(period) - behind)
+        behind = common_length(plain[three:], period)
+        before = min(common_length(plain[:one][::-1], period[::-1]), len(period) - behind)
         rest = len(period) - before
         return _ToolForm(period[rest:] + period[:behind], period[behind:rest])
 
@@ -126,8 +127,3 @@ def _probe(number: int) -> dict[str, Any]:
             },
         },
     }
-
-
-def _alike(one: str, other: str) -> int:
-    """Return the length of the common prefix of two texts."""
-    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

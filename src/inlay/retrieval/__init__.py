@@ -4,7 +4,6 @@ Its modules load no model and no torch. ``langchain``, ``llama_index`` and ``hay
 libraries, which must be installed.
 """
 
-from inlay.retrieval.parts import chunks, marked_parts
-from inlay.retrieval.rerank import CacheScorer, Scorer, choose_cached, rerank
+from inlay.retrieval.rerank import CacheScorer, Scorer, choose_cached, chunks, marked_parts, rerank
 
 __all__ = ["CacheScorer", "Scorer", "choose_cached", "chunks", "marked_parts", "rerank"]

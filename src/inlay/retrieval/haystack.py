@@ -6,8 +6,7 @@ from typing import Any
 
 from haystack import Document, component
 
-from inlay.retrieval.parts import marked_parts
-from inlay.retrieval.rerank import Scorer, choose_cached
+from inlay.retrieval.rerank import Scorer, choose_cached, marked_parts
 
 
 @component

@@ -10,8 +10,7 @@ from langchain_core.documents import BaseDocumentCompressor, Document
 from langchain_core.messages import HumanMessage
 from pydantic import ConfigDict
 
-from inlay.retrieval.parts import marked_parts
-from inlay.retrieval.rerank import Scorer, choose_cached
+from inlay.retrieval.rerank import Scorer, choose_cached, marked_parts
 
 
 class CachedFirst(BaseDocumentCompressor):

@@ -8,8 +8,7 @@ from typing import Any
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 
-from inlay.retrieval.parts import marked_parts
-from inlay.retrieval.rerank import choose_cached
+from inlay.retrieval.rerank import choose_cached, marked_parts
 
 
 class CachedFirst(BaseNodePostprocessor):

@@ -13,8 +13,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from inlay.errors import ParameterError
-from inlay.sampling.bounded_schemas import bounded_document
-from inlay.sampling.json_schemas import GrammarError, holdable
+from inlay.sampling.json_schemas import GrammarError, bounded_document, holdable
 
 __all__ = [
     "GrammarError",

@@ -1,9 +1,14 @@
-"""The FastAPI application around one service, with the health probes and the lists of models and requests."""
+"""The FastAPI application around one service, with the health probes and the lists of models and requests.
+
+``/v1/divergence`` gives the divergence of a tenant's answers from full prefill, and their fallback policies.
+``/v1/drift`` is its deprecated name. See docs/guides/reuse-policies.md, "Shadow sampling".
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from typing import Annotated, Any
@@ -25,7 +30,6 @@ from inlay.pml import Schema
 from inlay.server import (
     cache,
     completions,
-    divergence,
     metrics,
     page_files,
     schemas,
@@ -33,6 +37,7 @@ from inlay.server import (
     tokens,
 )
 from inlay.server.body import BodyMiddleware
+from inlay.server.completions import check_name
 from inlay.server.errors import (
     JSONBytes,
     handle_http_exception,
@@ -41,9 +46,10 @@ from inlay.server.errors import (
     handle_validation_error,
 )
 from inlay.server.logs import RequestLogMiddleware
-from inlay.server.requests import check_name
 from inlay.server.routes import (
+    DIVERGENCE,
     HEALTH,
+    LIFTED,
     LIVE_REQUESTS,
     MODEL,
     MODELS,
@@ -54,9 +60,11 @@ from inlay.server.routes import (
     describe,
 )
 from inlay.server.schema_record import SchemaKeeper
+from inlay.server.schemas import asking
 from inlay.server.service import DrainMiddleware, Service, stopping_error
 from inlay.server.settings import ServerSettings
 from inlay.server.tenants import AuthMiddleware, LocalHostMiddleware, RateLimitMiddleware
+from inlay.types import DivergenceStats
 
 _TOLD_TO_PAGES = (
     "ETag",
@@ -121,7 +129,6 @@ def build_app(
         tokens.router,
         schemas.router,
         cache.router,
-        divergence.router,
         router,
         metrics.router,
         *([page_files.router] if settings.page else []),
@@ -255,3 +262,41 @@ def _embedding_model(service: Service, model: EmbeddingModel) -> dict[str, Any]:
         "max_model_len": model.max_tokens,
         "default_sampling_params": {},
     }
+
+
+Name = Annotated[str | None, Query(description="of this schema alone")]
+
+_DIGITS = 6  # of numbers in a response
+
+
+@router.get("/v1/drift", tags=["server"], deprecated=True, **DIVERGENCE)
+@router.get("/v1/divergence", tags=["server"], **DIVERGENCE)
+async def divergence(request: Request) -> Response:
+    """The divergence of the tenant's own answers, by schema and policy."""
+    service, tenant = asking(request, only=())
+    async with service.meter.request(tenant, tokens=False):
+        config, found = service.llm.config, service.llm.divergence(cache_salt=tenant.salt)
+        data = [_told(one) for one in found]
+        return JSONBytes(
+            {"object": "list", "shadow": config.shadow, "threshold": config.shadow_threshold, "data": data}
+        )
+
+
+@router.delete("/v1/drift", tags=["server"], deprecated=True, **LIFTED)
+@router.delete("/v1/divergence", tags=["server"], **LIFTED)
+async def lift(request: Request, schema: Name = None) -> Response:
+    """Delete the samples, and lift the fallbacks of the tenant's requests."""
+    service, tenant = asking(request, only=("schema",))
+    async with service.meter.request(tenant, tokens=False):
+        lifted = service.llm.lift_fallback(schema, cache_salt=tenant.salt)
+        kind = request.url.path.rpartition("/")[2]
+        return JSONBytes({"object": f"{kind}.deleted", "schema": schema, "lifted": lifted})
+
+
+def _told(one: DivergenceStats) -> dict[str, Any]:
+    figures = {name: None if value is None else round(value, _DIGITS) for name, value in _figures(one).items()}
+    return {**asdict(one), **figures}
+
+
+def _figures(one: DivergenceStats) -> dict[str, float | None]:
+    return {"kl": one.kl, "low": one.low, "high": one.high, "top1": one.top1}

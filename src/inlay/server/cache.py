@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -16,17 +17,20 @@ from inlay.client.warm_plan import MOST_TEXTS
 from inlay.errors import PinError
 from inlay.models.location import public_name
 from inlay.policy import FIELDS as POLICY_FIELDS
-from inlay.prompt.seen_texts import is_hash
+from inlay.prompt.seen_pieces import is_hash
+from inlay.server.completions import check_name, policy_of, read_call
 from inlay.server.errors import JSONBytes
 from inlay.server.limits import Tenant
-from inlay.server.requests import check_name, policy_of, read_call
-from inlay.server.schema_documents import NO_BODY, RESPONSES
+from inlay.server.schema_record import NO_BODY, RESPONSES
+from inlay.server.schemas import asking
 from inlay.wording import shown
 
 if TYPE_CHECKING:
     from inlay.server.service import Service
 
 router = APIRouter(prefix="/v1/cache")
+
+_asking = partial(asking, only=(), body=({}, None))
 
 _SLOW_S, _SLOW_BYTES_PER_S = 30.0, 2**20 / 64  # seconds for every file to arrive, and the rate for larger ones
 
@@ -168,7 +172,7 @@ def _score_request(body: Any) -> tuple[list[str], list[str], list[Any], dict[str
 @router.get("/segments", responses=RESPONSES)
 async def segments(request: Request, limit: Limit = 100, after: str = "") -> Response:
     """A page of the segments that the tenant may see, by key."""
-    service, tenant = _asking(request, "limit", "after")
+    service, tenant = _asking(request, only=("limit", "after"))
     async with service.meter.request(tenant, tokens=False):
         found = await service.cache.segments(tenant, after=after, limit=limit + 1)
     data = [service.cache.row(one, tenant) for one in found[:limit]]
@@ -283,18 +287,6 @@ async def _in_time(request: Request) -> AsyncIterator[bytes]:
             return
         size += len(piece)
         yield piece
-
-
-def _asking(request: Request, *takes: str) -> tuple[Service, Tenant]:
-    """Return the service and the tenant of a request. ``takes`` are the allowed query parameters."""
-    for name in request.query_params:
-        if name not in takes:
-            may = f"may hold {', '.join(takes)}" if takes else "is to be empty"
-            raise BodyError(f"the query holds {name!r:.60}; it {may}", param="query")
-    if request.state.body not in ({}, None):
-        raise BodyError("this takes an empty object as its body, or none; send {}", code="unexpected_body")
-    service: Service = request.app.state.service
-    return service, request.state.tenant
 
 
 def _check_admin(tenant: Tenant, what: str) -> None:

@@ -24,7 +24,7 @@ from inlay.client.local import InProcessClient
 from inlay.kv.identity import SegmentSpec, made_under
 from inlay.kv.lifetimes import BY_KEY
 from inlay.kv.offload.disk import DiskTier
-from inlay.kv.offload.files import new_draft, write_all
+from inlay.kv.offload.form import new_draft, write_all
 from inlay.kv.offload.record import SegmentRecord
 from inlay.kv.offload.tier import TierMissError
 from inlay.models.location import public_name
@@ -114,7 +114,7 @@ class CacheView:
             for first in range(0, len(seen), PER_TURN):
                 some = seen[first : first + PER_TURN]
                 wanted = self._request(one.spec for one in some)
-                states = await asyncio.wrap_future(self._llm.admin.look(wanted, tenant.name))
+                states = await asyncio.wrap_future(self._llm.local.look(wanted, tenant.name))
                 for (spec, schema, module), state in zip(some, states, strict=True):
                     if state is not None:
                         found.append(StoredSegment(state, spec.lossless, schema, module, spec.before.private))
@@ -124,8 +124,8 @@ class CacheView:
 
     async def _seen(self, tenant: Tenant, begun: str, after: str) -> list[_Seen]:
         """Return the possible segments in the order of keys. See ``segments``."""
-        pool = await asyncio.wrap_future(self._llm.admin.modules())
-        pinned = await asyncio.wrap_future(self._llm.admin.pinned(tenant.name))
+        pool = await asyncio.wrap_future(self._llm.local.modules())
+        pinned = await asyncio.wrap_future(self._llm.local.pinned(tenant.name))
         own = await self._llm.pools.schemas.run(self._own, pool, pinned, tenant, owner=tenant.salt)
         primer = self._llm.processor.schemas.is_primer
         named = {spec.key: _Seen(spec, module=PRIMER if primer(spec) else None) for spec in own}
@@ -171,18 +171,18 @@ class CacheView:
                 size += sum(one.state.tokens for one in some) * self._llm.client.model.bytes_per_token
                 segments += len(some)
         self._llm.processor.forget_texts(tenant.salt or "")
-        texts = await asyncio.wrap_future(self._llm.admin.evict_texts(tenant.salt or ""))
+        texts = await asyncio.wrap_future(self._llm.local.evict_texts(tenant.salt or ""))
         return Evicted(segments, tokens + texts, size + texts * self._llm.client.model.bytes_per_token, left)
 
     async def pin(self, segment: StoredSegment, tenant: Tenant) -> int:
         """Pin a segment in the pool. Returns the bytes of all the tenant's pins. Raises PinError."""
         request, most = self._request([segment.spec]), tenant.limits.max_pinned_bytes
-        return await asyncio.wrap_future(self._llm.admin.pin(request, tenant.name, BY_KEY, most))
+        return await asyncio.wrap_future(self._llm.local.pin(request, tenant.name, BY_KEY, most))
 
     async def unpin(self, segment: StoredSegment, tenant: Tenant) -> int:
         """Remove a tenant's pin. Returns the bytes of its other pins."""
         request = self._request([segment.spec])
-        return await asyncio.wrap_future(self._llm.admin.unpin(request, tenant.name, BY_KEY))
+        return await asyncio.wrap_future(self._llm.local.unpin(request, tenant.name, BY_KEY))
 
     def row(self, segment: StoredSegment, tenant: Tenant) -> dict[str, Any]:
         """Return a segment as an entry of a list. It hides the uses of public segments, made by all tenants."""

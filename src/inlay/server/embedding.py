@@ -10,7 +10,7 @@ from inlay.api.call import Call
 from inlay.errors import ContextError, ParameterError
 from inlay.models.embedding import EmbeddingModel, EmbeddingPooling
 from inlay.prompt.inputs import check_ids
-from inlay.server.usage import Update
+from inlay.server.metrics import Update
 from inlay.types import CompletionOutput, RequestMetrics, RequestOutput, Usage
 from inlay.workpool import WorkPool
 

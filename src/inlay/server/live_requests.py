@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from inlay.api.call import Call
 from inlay.api.failures import Failure
-from inlay.api.usage import inlay_of
+from inlay.api.pieces import inlay_of
 
 if TYPE_CHECKING:
     from inlay.server.limits import Tenant
-    from inlay.server.usage import RequestUsage
+    from inlay.server.metrics import RequestUsage
 
 #: Ended requests that are kept for one tenant, and the tenants with kept requests.
 ENDED, TENANTS = 30, 500

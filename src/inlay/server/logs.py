@@ -18,7 +18,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol, TextIO
 from urllib.parse import quote
@@ -91,21 +91,13 @@ class Line:
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of a log record, with times to the microsecond."""
-        return {
-            "tenant": self.tenant,
-            "method": self.method,
-            "path": self.path,
-            "status": self.status,
-            "seconds": round(self.seconds, 6),
-            "ttft_s": None if self.ttft_s is None else round(self.ttft_s, 6),
-            "prompt_tokens": self.prompt_tokens,
-            "cached_tokens": self.cached_tokens,
-            "module_tokens": self.module_tokens,
-            "generated_tokens": self.generated_tokens,
-            "finish_reasons": None if self.finish_reasons is None else list(self.finish_reasons),
-            "disconnected": self.disconnected,
-            "error": self.error,
-        }
+        told = {"tenant": None, **asdict(self), "seconds": round(self.seconds, 6)}
+        del told["request_id"], told["endpoint"]
+        if self.ttft_s is not None:
+            told["ttft_s"] = round(self.ttft_s, 6)
+        if self.finish_reasons is not None:
+            told["finish_reasons"] = list(self.finish_reasons)
+        return told
 
 
 class LogCounter(Protocol):

@@ -7,10 +7,9 @@ docs/reference/metrics.md has the table, and a test compares the two.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Sized
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -25,6 +24,9 @@ from inlay.types import (
     ShadowStats,
     TierStats,
 )
+
+if TYPE_CHECKING:
+    from inlay.client.async_llm import AsyncLLM
 
 PREFIX = "inlay:"
 VLLM_PREFIX = "vllm:"
@@ -64,112 +66,79 @@ _ANSWERS = (1, 2, 5, 10, 20)
 _OVERHEAD = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 1.0)
 
 
-class StatsSource(Protocol):
-    """A source of engine statistics; see AsyncLLM."""
-
-    def stats(self) -> EngineStats:
-        """Return the current statistics."""
-
-
 def token_buckets(most: int) -> list[int]:
     """Return the buckets 1, 2, 5, 10, 20, 50 … up to the longest context of the model."""
     series = (mantissa * 10**exponent for exponent in range(len(str(most))) for mantissa in (1, 2, 5))
     return [bound for bound in series if bound <= most]
 
 
-@dataclass(frozen=True, slots=True)
 class Families:
-    """All metrics that requests write to. Metrics without labels of their own are bound to the model's name."""
+    """All metrics that requests write to. Metrics without labels of their own are bound to the model's name.
 
-    prompt_tokens: Counter
-    generation_tokens: Counter
-    prefix_queries: Counter
-    prefix_hits: Counter
-    cached_tokens: Counter
-    shifted_tokens: Counter
-    duplicate_tokens: Counter
-    recomputed_tokens: Counter
-    selecting_tokens: Counter
-    fell_back: Counter
-    missed_tokens: dict[str, Counter]
-    first_token: Histogram
-    between_tokens: Histogram
-    per_token: Histogram
-    latency: Histogram
-    queue: Histogram
-    prefill: Histogram
-    decode: Histogram
-    inference: Histogram
-    fetch: Histogram
-    prompt_length: Histogram
-    answer_length: Histogram
-    longest_answer: Histogram
-    asked_answers: Histogram
-    asked_tokens: Histogram
-    in_flight: Gauge
-    source: dict[str, Counter]
-    overhead: dict[str, Histogram]
-    # with labels after the model's name
-    success: Counter  # finished_reason
-    requests: Counter  # endpoint, tenant, status
-    tenant_tokens: Counter  # tenant, kind
-    http: Counter  # method, endpoint, status
-    rejected: Counter  # reason
+    Args:
+        longest: the length of the model's context in tokens.
+    """
 
-
-def families(registry: CollectorRegistry, model: str, longest: int) -> Families:
-    """Make the metrics of a model with this name. longest: the length of its context in tokens."""
-    made = _Maker(registry, model)
-    count, time, sizes = made.counter, made.histogram, partial(made.histogram, buckets=token_buckets(longest))
-    success = made.labelled(Counter, "request_success", "Answers by how they ended.", "finished_reason")
-    for reason in REASONS:  # a rate needs a zero to start from
-        success.labels(model, ENGINE, reason)
-    missed = made.labelled(Counter, "module_tokens_missed", "Module tokens that were nowhere.", "reason")
-    source = made.labelled(Counter, "prompt_tokens_by_source", "Prompt tokens by how their KV came about.", "source")
-    overhead = made.labelled(
-        Histogram, "server_overhead_seconds", "Time of the server itself, by step.", "step", buckets=_OVERHEAD
-    )
-    return Families(
-        prompt_tokens=count("prompt_tokens", "Prompt tokens of requests that ran."),
-        generation_tokens=count("generation_tokens", "Tokens of answers."),
-        prefix_queries=count("prefix_cache_queries", "Prompt tokens, under whatever policy."),
-        prefix_hits=count("prefix_cache_hits", "Prompt tokens that were found there."),
-        cached_tokens=count("prompt_tokens_cached", "Prompt tokens whose KV came from the cache."),
-        shifted_tokens=count("prompt_tokens_shifted", "Cached tokens that were read at another offset."),
-        missed_tokens={reason: missed.labels(model, ENGINE, reason) for reason in MISS_REASONS},
-        duplicate_tokens=count("prompt_tokens_recomputed", "Computed tokens whose KV had been computed before."),
-        recomputed_tokens=count(
+    def __init__(self, registry: CollectorRegistry, model: str, longest: int) -> None:
+        made = _Maker(registry, model)
+        count, time, sizes = made.counter, made.histogram, partial(made.histogram, buckets=token_buckets(longest))
+        success: Counter = made.labelled(Counter, "request_success", "Answers by how they ended.", "finished_reason")
+        for reason in REASONS:  # a rate needs a zero to start from
+            success.labels(model, ENGINE, reason)
+        missed = made.labelled(Counter, "module_tokens_missed", "Module tokens that were nowhere.", "reason")
+        source = made.labelled(
+            Counter, "prompt_tokens_by_source", "Prompt tokens by how their KV came about.", "source"
+        )
+        overhead = made.labelled(
+            Histogram, "server_overhead_seconds", "Time of the server itself, by step.", "step", buckets=_OVERHEAD
+        )
+        self.prompt_tokens = count("prompt_tokens", "Prompt tokens of requests that ran.")
+        self.generation_tokens = count("generation_tokens", "Tokens of answers.")
+        self.prefix_queries = count("prefix_cache_queries", "Prompt tokens, under whatever policy.")
+        self.prefix_hits = count("prefix_cache_hits", "Prompt tokens that were found there.")
+        self.cached_tokens = count("prompt_tokens_cached", "Prompt tokens whose KV came from the cache.")
+        self.shifted_tokens = count("prompt_tokens_shifted", "Cached tokens that were read at another offset.")
+        self.missed_tokens = {reason: missed.labels(model, ENGINE, reason) for reason in MISS_REASONS}
+        self.duplicate_tokens = count("prompt_tokens_recomputed", "Computed tokens whose KV had been computed before.")
+        self.recomputed_tokens = count(
             "prompt_tokens_repaired", "Tokens of modules read as they are behind what stands there."
-        ),
-        selecting_tokens=count("selecting_tokens", "Passes of one token made to choose recomputed tokens."),
-        fell_back=count("prompts_fell_back", "Prompts that got a safer policy than they asked for."),
-        first_token=time("time_to_first_token_seconds", "From a request's arrival to its first token.", _FIRST_TOKEN),
-        between_tokens=time("inter_token_latency_seconds", "Between two pieces of an answer.", _BETWEEN_TOKENS),
-        per_token=time(
+        )
+        self.selecting_tokens = count("selecting_tokens", "Passes of one token made to choose recomputed tokens.")
+        self.fell_back = count("prompts_fell_back", "Prompts that got a safer policy than they asked for.")
+        self.first_token = time(
+            "time_to_first_token_seconds", "From a request's arrival to its first token.", _FIRST_TOKEN
+        )
+        self.between_tokens = time("inter_token_latency_seconds", "Between two pieces of an answer.", _BETWEEN_TOKENS)
+        self.per_token = time(
             "request_time_per_output_token_seconds", "Mean time per token behind the first one.", _BETWEEN_TOKENS
-        ),
-        latency=time("e2e_request_latency_seconds", "From a request's arrival to the end of its answer.", _REQUEST),
-        queue=time("request_queue_time_seconds", "In line for a place.", _REQUEST),
-        prefill=time("request_prefill_time_seconds", "From its place to its first token.", _REQUEST),
-        decode=time("request_decode_time_seconds", "From its first token to its last.", _REQUEST),
-        inference=time("request_inference_time_seconds", "From its place to its last token.", _REQUEST),
-        fetch=time("request_fetch_time_seconds", "For finding and laying out what is stored.", _FIRST_TOKEN),
-        prompt_length=sizes("request_prompt_tokens", "Tokens of a prompt."),
-        answer_length=sizes("request_generation_tokens", "Tokens of an answer."),
-        longest_answer=sizes("request_max_num_generation_tokens", "Tokens of the longest answer to a prompt."),
-        asked_answers=made.histogram("request_params_n", "The parameter n.", _ANSWERS),
-        asked_tokens=sizes("request_params_max_tokens", "The parameter max_tokens, where it was given."),
-        in_flight=made.gauge("http_requests_in_flight", "HTTP requests that are being answered."),
-        source={name: source.labels(model, ENGINE, name) for name in ("computed", "exact", "module")},
-        overhead={step: overhead.labels(model, ENGINE, step) for step in STEPS},
-        success=success,
-        requests=made.labelled(
+        )
+        self.latency = time(
+            "e2e_request_latency_seconds", "From a request's arrival to the end of its answer.", _REQUEST
+        )
+        self.queue = time("request_queue_time_seconds", "In line for a place.", _REQUEST)
+        self.prefill = time("request_prefill_time_seconds", "From its place to its first token.", _REQUEST)
+        self.decode = time("request_decode_time_seconds", "From its first token to its last.", _REQUEST)
+        self.inference = time("request_inference_time_seconds", "From its place to its last token.", _REQUEST)
+        self.fetch = time("request_fetch_time_seconds", "For finding and laying out what is stored.", _FIRST_TOKEN)
+        self.prompt_length = sizes("request_prompt_tokens", "Tokens of a prompt.")
+        self.answer_length = sizes("request_generation_tokens", "Tokens of an answer.")
+        self.longest_answer = sizes("request_max_num_generation_tokens", "Tokens of the longest answer to a prompt.")
+        self.asked_answers = made.histogram("request_params_n", "The parameter n.", _ANSWERS)
+        self.asked_tokens = sizes("request_params_max_tokens", "The parameter max_tokens, where it was given.")
+        self.in_flight = made.gauge("http_requests_in_flight", "HTTP requests that are being answered.")
+        self.source = {name: source.labels(model, ENGINE, name) for name in ("computed", "exact", "module")}
+        self.overhead = {step: overhead.labels(model, ENGINE, step) for step in STEPS}
+        self.success = success
+        self.requests: Counter = made.labelled(
             Counter, "requests", "Requests for answers by how they ended.", "endpoint", "tenant", "status"
-        ),
-        tenant_tokens=made.labelled(Counter, "tenant_tokens", "Tokens by tenant.", "tenant", "kind"),
-        http=made.labelled(Counter, "http_requests", "HTTP requests that ended.", "method", "endpoint", "status"),
-        rejected=made.labelled(Counter, "requests_rejected", "HTTP requests that were refused.", "reason"),
-    )
+        )
+        self.tenant_tokens: Counter = made.labelled(Counter, "tenant_tokens", "Tokens by tenant.", "tenant", "kind")
+        self.http: Counter = made.labelled(
+            Counter, "http_requests", "HTTP requests that ended.", "method", "endpoint", "status"
+        )
+        self.rejected: Counter = made.labelled(
+            Counter, "requests_rejected", "HTTP requests that were refused.", "reason"
+        )
 
 
 class _Maker:
@@ -202,10 +171,82 @@ _IN_PARTS = "(messages)"  # no schema can have this name
 STORE_MISSES = ("absent", "corrupt", "late", "failed")
 
 
+#: The metrics of the engine's statistics, by their source: name, help, and field of the source.
+GAUGES: Mapping[str, Sequence[tuple[str, str, str]]] = {
+    "engine": (
+        ("num_requests_running", "Answers that are being computed.", "running"),
+        ("num_requests_waiting", "Answers that wait for a place.", "waiting"),
+        ("kv_chunks", "Chunks of the KV pool.", "chunks"),
+        ("kv_chunks_used", "Chunks in which anything lies.", "used_chunks"),
+        ("kv_chunks_held", "Chunks that running requests need.", "held_chunks"),
+        ("pinned_bytes", "Bytes of the KV pool that pins take.", "pinned_bytes"),
+        ("segments", "Segments in the store.", "segments"),
+        ("stored_tokens", "Tokens in the store.", "stored_tokens"),
+        ("state_slots", "Slots for the states of recurrent layers.", "state_slots"),
+        ("state_slots_used", "Slots of running requests and stored states.", "used_state_slots"),
+        ("states_stored", "Stored states.", "states"),
+        ("state_bytes", "Bytes of all slots.", "state_bytes"),
+        ("store_unwritten_segments", "Segments that wait to be written.", "unwritten_segments"),
+        ("store_write_lag_seconds", "For how long the first of them has waited.", "write_lag_s"),
+    ),
+    "host": (
+        ("host_segments", "Segments in the memory of the host, below the KV pool of a device.", "segments"),
+        ("host_bytes", "Bytes of that memory that they take.", "bytes"),
+        ("host_quota_bytes", "The most that they may take.", "quota"),
+    ),
+    "disk": (
+        ("store_segments", "Segments on disk.", "segments"),
+        ("store_bytes", "Bytes of their files.", "bytes"),
+        ("store_quota_bytes", "The most that they may have.", "quota"),
+    ),
+    "shared": (("shared_store_up", "Whether there is a shared store that can be asked.", "up"),),
+}
+COUNTERS: Mapping[str, Sequence[tuple[str, str, str]]] = {
+    "engine": (
+        ("num_preemptions", "Times that an answer lost its place to make room.", "preemptions"),
+        ("engine_steps", "Forward passes.", "steps"),
+        ("profiled_tokens", "Tokens computed in idle time for profiles of modules.", "profiled_tokens"),
+        ("profile_seconds", "How long that took.", "profile_s"),
+        ("promoted_tokens", "Tokens computed in idle time of what is asked for again.", "promoted_tokens"),
+        ("promotion_seconds", "How long that took.", "promotion_s"),
+        ("encoded_tokens", "Tokens of modules that were computed.", "encoded_tokens"),
+        ("state_hits", "Admissions that continued a stored state.", "state_hits"),
+        ("state_hit_tokens", "Tokens in front of these states.", "state_hit_tokens"),
+        ("state_evictions", "Stored states that were removed to make room.", "state_evictions"),
+    ),
+    "shadow": (
+        ("shadow_tokens", "Tokens computed in idle time to compare answers with full prefill.", "tokens"),
+        ("shadow_seconds", "How long that took.", "seconds"),
+    ),
+    "host": (
+        ("host_hits", "Segments that were read from the memory of the host.", "hits"),
+        ("host_hit_tokens", "Their tokens.", "hit_tokens"),
+        ("host_writes", "Segments that were copied there.", "writes"),
+        ("host_refused_writes", "Segments that found no room there.", "refused"),
+        ("host_evictions", "Segments that were removed to make room.", "evictions"),
+    ),
+    "disk": (
+        ("store_hits", "Segments that were read from disk.", "hits"),
+        ("store_hit_tokens", "Their tokens.", "hit_tokens"),
+        ("store_writes", "Segments that were written.", "writes"),
+        ("store_refused_writes", "Segments that could not be written, or for which there was no room.", "refused"),
+        ("store_evictions", "Segments that were removed to make room.", "evictions"),
+        ("store_evicted_age_seconds", "For how long they had not been read, summed.", "evicted_age_s"),
+    ),
+    "shared": (
+        ("shared_store_hits", "Segments that were read from the shared store.", "hits"),
+        ("shared_store_hit_tokens", "Their tokens.", "hit_tokens"),
+        ("shared_store_writes", "Segments that were written there.", "writes"),
+        ("shared_store_refused_writes", "Segments that could not be written there.", "refused"),
+        ("shared_store_failures", "How often it could not be asked any more.", "failures"),
+    ),
+}
+
+
 class EngineCollector(Collector):
     """Reads the statistics of the engine and the schema registry at every scrape."""
 
-    def __init__(self, engine: StatsSource, schemas: Sized, model: str) -> None:
+    def __init__(self, engine: AsyncLLM, schemas: Sized, model: str) -> None:
         self._engine = engine
         self._schemas = schemas
         self._model = model
@@ -213,54 +254,28 @@ class EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         stats = self._engine.stats()
         shadow = stats.shadow or ShadowStats()
-        gauges: Iterable[tuple[str, str, float]] = (
-            ("num_requests_running", "Answers that are being computed.", stats.running),
-            ("num_requests_waiting", "Answers that wait for a place.", stats.waiting),
-            ("kv_cache_usage_perc", "Share of the KV pool that running requests need, 0 to 1.", _share(stats)),
-            ("kv_chunks", "Chunks of the KV pool.", stats.chunks),
-            ("kv_chunks_used", "Chunks in which anything lies.", stats.used_chunks),
-            ("kv_chunks_held", "Chunks that running requests need.", stats.held_chunks),
-            ("pinned_bytes", "Bytes of the KV pool that pins take.", stats.pinned_bytes),
-            ("segments", "Segments in the store.", stats.segments),
-            ("stored_tokens", "Tokens in the store.", stats.stored_tokens),
-            ("schemas", "Schemas that the server knows.", len(self._schemas)),
-        )
-        counters: Iterable[tuple[str, str, float]] = (
-            ("num_preemptions", "Times that an answer lost its place to make room.", stats.preemptions),
-            ("engine_steps", "Forward passes.", stats.steps),
-            ("profiled_tokens", "Tokens computed in idle time for profiles of modules.", stats.profiled_tokens),
-            ("profile_seconds", "How long that took.", stats.profile_s),
-            ("promoted_tokens", "Tokens computed in idle time of what is asked for again.", stats.promoted_tokens),
-            ("promotion_seconds", "How long that took.", stats.promotion_s),
-            ("encoded_tokens", "Tokens of modules that were computed.", stats.encoded_tokens),
-            ("shadow_tokens", "Tokens computed in idle time to compare answers with full prefill.", shadow.tokens),
-            ("shadow_seconds", "How long that took.", shadow.seconds),
-        )
-        host, disk, shared = stats.host or TierStats(), stats.disk or TierStats(), stats.shared or TierStats(up=False)
-        gauges = (
-            *gauges,
-            *_state_gauges(stats),
-            *_host_gauges(host),
-            *_store_gauges(stats, disk),
-            *_shared_gauges(shared),
-        )
-        counters = (
-            *counters,
-            *_state_counters(stats),
-            *_host_counters(host),
-            *_store_counters(disk),
-            *_shared_counters(shared),
-        )
+        tiers = {"host": stats.host or TierStats(), "disk": stats.disk or TierStats()}
+        tiers["shared"] = stats.shared or TierStats(up=False)
+        sources: dict[str, Any] = {"engine": stats, "shadow": shadow, **tiers}
         yield from self._divergence(shadow)
         yield from self._speculation(stats)
-        yield self._store_misses("host_misses", "memory of the host", host)
-        yield self._store_misses("store_misses", "store on disk", disk)
-        yield self._store_misses("shared_store_misses", "shared store", shared)
-        for kind, rows in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
-            for name, says, value in rows:
-                family = kind(PREFIX + name, says, labels=("model_name", "engine"))
-                family.add_metric((self._model, ENGINE), value)
-                yield family
+        yield self._store_misses("host_misses", "memory of the host", tiers["host"])
+        yield self._store_misses("store_misses", "store on disk", tiers["disk"])
+        yield self._store_misses("shared_store_misses", "shared store", tiers["shared"])
+        yield self._family(GaugeMetricFamily, "schemas", "Schemas that the server knows.", len(self._schemas))
+        usage = stats.held_chunks / stats.chunks
+        says = "Share of the KV pool that running requests need, 0 to 1."
+        yield self._family(GaugeMetricFamily, "kv_cache_usage_perc", says, usage)
+        for kind, tables in ((GaugeMetricFamily, GAUGES), (CounterMetricFamily, COUNTERS)):
+            for source, rows in tables.items():
+                for name, says, field in rows:
+                    yield self._family(kind, name, says, getattr(sources[source], field))
+
+    def _family(self, kind: type[Any], name: str, says: str, value: float) -> Metric:
+        made = kind(PREFIX + name, says, labels=("model_name", "engine"))
+        made.add_metric((self._model, ENGINE), value)
+        family: Metric = made
+        return family
 
     def _divergence(self, shadow: ShadowStats) -> Iterator[Metric]:
         """Yield the results of shadow sampling, by schema and policy."""
@@ -309,77 +324,3 @@ class EngineCollector(Collector):
         for reason in STORE_MISSES:
             family.add_metric((self._model, ENGINE, reason), counts.get(reason, 0))
         return family
-
-
-def _state_gauges(stats: EngineStats) -> Iterable[tuple[str, str, float]]:
-    return (
-        ("state_slots", "Slots for the states of recurrent layers.", stats.state_slots),
-        ("state_slots_used", "Slots of running requests and stored states.", stats.used_state_slots),
-        ("states_stored", "Stored states.", stats.states),
-        ("state_bytes", "Bytes of all slots.", stats.state_bytes),
-    )
-
-
-def _state_counters(stats: EngineStats) -> Iterable[tuple[str, str, float]]:
-    return (
-        ("state_hits", "Admissions that continued a stored state.", stats.state_hits),
-        ("state_hit_tokens", "Tokens in front of these states.", stats.state_hit_tokens),
-        ("state_evictions", "Stored states that were removed to make room.", stats.state_evictions),
-    )
-
-
-def _host_gauges(host: TierStats) -> Iterable[tuple[str, str, float]]:
-    return (
-        ("host_segments", "Segments in the memory of the host, below the KV pool of a device.", host.segments),
-        ("host_bytes", "Bytes of that memory that they take.", host.bytes),
-        ("host_quota_bytes", "The most that they may take.", host.quota),
-    )
-
-
-def _host_counters(host: TierStats) -> Iterable[tuple[str, str, float]]:
-    return (
-        ("host_hits", "Segments that were read from the memory of the host.", host.hits),
-        ("host_hit_tokens", "Their tokens.", host.hit_tokens),
-        ("host_writes", "Segments that were copied there.", host.writes),
-        ("host_refused_writes", "Segments that found no room there.", host.refused),
-        ("host_evictions", "Segments that were removed to make room.", host.evictions),
-    )
-
-
-def _store_gauges(stats: EngineStats, disk: TierStats) -> Iterable[tuple[str, str, float]]:
-    return (
-        ("store_segments", "Segments on disk.", disk.segments),
-        ("store_bytes", "Bytes of their files.", disk.bytes),
-        ("store_quota_bytes", "The most that they may have.", disk.quota),
-        ("store_unwritten_segments", "Segments that wait to be written.", stats.unwritten_segments),
-        ("store_write_lag_seconds", "For how long the first of them has waited.", stats.write_lag_s),
-    )
-
-
-def _store_counters(disk: TierStats) -> Iterable[tuple[str, str, float]]:
-    return (
-        ("store_hits", "Segments that were read from disk.", disk.hits),
-        ("store_hit_tokens", "Their tokens.", disk.hit_tokens),
-        ("store_writes", "Segments that were written.", disk.writes),
-        ("store_refused_writes", "Segments that could not be written, or for which there was no room.", disk.refused),
-        ("store_evictions", "Segments that were removed to make room.", disk.evictions),
-        ("store_evicted_age_seconds", "For how long they had not been read, summed.", disk.evicted_age_s),
-    )
-
-
-def _shared_gauges(shared: TierStats) -> Iterable[tuple[str, str, float]]:
-    return (("shared_store_up", "Whether there is a shared store that can be asked.", shared.up),)
-
-
-def _shared_counters(shared: TierStats) -> Iterable[tuple[str, str, float]]:
-    return (
-        ("shared_store_hits", "Segments that were read from the shared store.", shared.hits),
-        ("shared_store_hit_tokens", "Their tokens.", shared.hit_tokens),
-        ("shared_store_writes", "Segments that were written there.", shared.writes),
-        ("shared_store_refused_writes", "Segments that could not be written there.", shared.refused),
-        ("shared_store_failures", "How often it could not be asked any more.", shared.failures),
-    )
-
-
-def _share(stats: EngineStats) -> float:
-    return stats.held_chunks / stats.chunks

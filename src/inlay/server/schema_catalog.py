@@ -21,10 +21,20 @@ from inlay.kv.identity import SegmentSpec
 from inlay.kv.lifetimes import BY_KEY
 from inlay.pml import Schema
 from inlay.policy import BEST
-from inlay.prompt.known_schemas import PUBLIC, SchemaRegistry
+from inlay.prompt.contexts import PUBLIC, SchemaRegistry
 from inlay.server.limits import Tenant
-from inlay.server.schema_documents import SchemaBody, SchemaSource, of_schema, of_text, read_source
-from inlay.server.schema_record import KeptSchema, PrewarmTask, SchemaKeeper, SchemaRecord, SchemaVersion
+from inlay.server.schema_record import (
+    KeptSchema,
+    PrewarmTask,
+    SchemaBody,
+    SchemaKeeper,
+    SchemaRecord,
+    SchemaSource,
+    SchemaVersion,
+    of_schema,
+    of_text,
+    read_source,
+)
 from inlay.types import Scope
 
 
@@ -226,7 +236,7 @@ class SchemaCatalog:
         pinned: dict[bytes, SegmentSpec] = {}
         if record is not None and record.public:
             with suppress(InlayError):  # the engine may have been shut down meanwhile, here and below
-                by_key = {spec.key for spec in await asyncio.wrap_future(self._llm.admin.pinned(None))}
+                by_key = {spec.key for spec in await asyncio.wrap_future(self._llm.local.pinned(None))}
                 had = await self._keys(record) if by_key else {}
                 pinned = {key: spec for key, spec in had.items() if key in by_key}
         yield
@@ -238,7 +248,7 @@ class SchemaCatalog:
         if pinned:
             with suppress(InlayError):
                 request = self._llm.processor.encoding("segments", pinned.values())
-                await asyncio.wrap_future(self._llm.admin.unpin(request, None, BY_KEY))
+                await asyncio.wrap_future(self._llm.local.unpin(request, None, BY_KEY))
 
     async def _keys(self, record: SchemaRecord) -> dict[bytes, SegmentSpec]:
         """Return the segments of a schema that can be encoded ahead, by key."""

@@ -23,8 +23,22 @@ from inlay.server.errors import JSONBytes, failure_response, json_bytes
 from inlay.server.limits import Tenant
 from inlay.server.routes import ADVICE, route_of
 from inlay.server.schema_catalog import SchemaCatalog
-from inlay.server.schema_documents import BODY, NO_BODY, RESPONSES, GivenSchema, SchemaOptions, check_name
-from inlay.server.schema_record import MODULES, Page, PrewarmTask, SchemaRecord, detail, encoding, past_source, summary
+from inlay.server.schema_record import (
+    BODY,
+    MODULES,
+    NO_BODY,
+    RESPONSES,
+    GivenSchema,
+    Page,
+    PrewarmTask,
+    SchemaOptions,
+    SchemaRecord,
+    check_name,
+    detail,
+    encoding,
+    past_source,
+    summary,
+)
 from inlay.server.threads import json_response
 
 if TYPE_CHECKING:
@@ -221,7 +235,8 @@ def asking(
     if only is not None:
         for name in request.query_params:
             if name not in only:
-                raise BodyError(f"the query holds {name!r:.60}; it may hold {', '.join(only)}", param="query")
+                may = f"may hold {', '.join(only)}" if only else "is to be empty"
+                raise BodyError(f"the query holds {name!r:.60}; it {may}", param="query")
         if request.state.body not in body:
             takes = "no body; leave it out" if len(body) == 1 else "an empty object as its body; send {}"
             raise BodyError(f"this takes {takes}", code="unexpected_body")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from inlay.errors import ModelError, ParameterError
 from inlay.policy import CEILINGS, PolicyFields, ReusePolicy, log_deprecated
-from inlay.settings import BATCH, SERVE, check_choice, check_seconds, check_settings, parse_bytes, setting
+from inlay.settings import BATCH, SERVE, check_choice, check_settings, parse_bytes, served, setting
 
 LOG_FORMATS = ("text", "json")
 EMBEDDING_POOLINGS = ("mean", "last", "cls")
@@ -42,10 +42,10 @@ class ServerSettings:
         ParameterError: for a value that is not allowed, or options that exclude each other.
     """
 
-    host: str = setting("127.0.0.1", "The address to listen on; 0.0.0.0 for all of this machine.", commands=(SERVE,))
-    port: int = setting(8000, "The port to listen on; 0 takes a free one.", commands=(SERVE,))
-    uds: Path | None = setting(None, "Listen on this Unix domain socket instead of host and port.", commands=(SERVE,))
-    root_path: str = setting("", 'The path prefix at a proxy, like "/llm".', commands=(SERVE,))
+    host: str = served("127.0.0.1", "The address to listen on; 0.0.0.0 for all of this machine.")
+    port: int = served(8000, "The port to listen on; 0 takes a free one.")
+    uds: Path | None = served(None, "Listen on this Unix domain socket instead of host and port.")
+    root_path: str = served("", 'The path prefix at a proxy, like "/llm".')
     served_names: tuple[str, ...] = setting(
         ("demo",),
         "The model's names in requests; answers use the first one. Repeatable in commands. Default: MODEL, or its last "
@@ -60,81 +60,41 @@ class ServerSettings:
     across_adapters: bool | None = setting(None, "As of the engine.")
     find: str | None = setting(None, "As of the engine.")
     tolerance: float | str | None = setting(None, 'The tolerance of reuse "auto". None for the engine\'s.')
-    max_reuse: str = setting(
-        "modular", "The most reuse that a request may ask for.", commands=(SERVE,), choices=CEILINGS
+    max_reuse: str = served("modular", "The most reuse that a request may ask for.", choices=CEILINGS)
+    keys_file: Path | None = served(
+        None, "The file that ``inlay keys`` writes. Other callers are refused.", option="keys"
     )
-    keys_file: Path | None = setting(
-        None, "The file that ``inlay keys`` writes. Other callers are refused.", commands=(SERVE,), option="keys"
-    )
-    api_keys: tuple[str, ...] = setting(
+    api_keys: tuple[str, ...] = served(
         (),
         "The operator's keys, beside the file. Without file and keys, every caller is answered. Repeatable in "
         "commands. Others can read command lines; use INLAY_API_KEY in the environment.",
-        commands=(SERVE,),
         option="api_key",
         secret=True,
     )
-    open_to_network: bool = setting(
-        False,
-        "Allow a server without keys to listen beyond this machine. Everybody there may use the model.",
-        commands=(SERVE,),
+    open_to_network: bool = served(
+        False, "Allow a server without keys to listen beyond this machine. Everybody there may use the model."
     )
-    cors_origins: tuple[str, ...] = setting(
+    cors_origins: tuple[str, ...] = served(
         (),
         'Origins of web pages whose scripts may call the server; "*" for all. Repeatable in commands.',
-        commands=(SERVE,),
         option="cors_origin",
     )
-    max_body_bytes: int | str = setting(
-        "8MiB",
-        'The largest body of a request, in bytes or like "8MiB".',
-        commands=(SERVE,),
-        option="max_body",
-        checked=parse_bytes,
+    max_body_bytes: int | str = served(
+        "8MiB", 'The largest body of a request, in bytes or like "8MiB".', option="max_body", checked=parse_bytes
     )
-    max_nesting: int = setting(64, "The most levels of lists and objects in a body.", commands=(SERVE,), least=1)
-    timeout_s: float | None = setting(
+    max_nesting: int = served(64, "The most levels of lists and objects in a body.", least=1)
+    timeout_s: float | None = served(
         300.0,
         "Seconds until a request is aborted, unless it asks for another time. None (0 for commands) for never.",
-        commands=(SERVE,),
-        option="timeout",
-        checked=check_seconds,
         zero_is_none=True,
     )
-    max_timeout_s: float | None = setting(
-        None,
-        "The most seconds that a request may ask for. Default: the timeout.",
-        commands=(SERVE,),
-        option="max_timeout",
-        checked=check_seconds,
+    max_timeout_s: float | None = served(None, "The most seconds that a request may ask for. Default: the timeout.")
+    stream_interval: int = served(
+        1, "New tokens per event of a stream, over all its choices. A larger value costs less.", least=1
     )
-    stream_interval: int = setting(
-        1,
-        "New tokens per event of a stream, over all its choices. A larger value costs less.",
-        commands=(SERVE,),
-        least=1,
-    )
-    keep_alive_s: float = setting(
-        10.0,
-        "Seconds without an event until a stream sends its headers and a comment.",
-        commands=(SERVE,),
-        option="keep_alive",
-        checked=check_seconds,
-    )
-    slow_client_s: float = setting(
-        30.0,
-        "Seconds that a client may leave sent data unread.",
-        commands=(SERVE,),
-        option="slow_client",
-        checked=check_seconds,
-    )
-    drain_s: float = setting(
-        30.0,
-        "Seconds that running requests may continue once the server stops.",
-        commands=(SERVE,),
-        option="drain",
-        checked=check_seconds,
-    )
+    keep_alive_s: float = served(10.0, "Seconds without an event until a stream sends its headers and a comment.")
+    slow_client_s: float = served(30.0, "Seconds that a client may leave sent data unread.")
+    drain_s: float = served(30.0, "Seconds that running requests may continue once the server stops.")
     default_max_tokens: int | None = setting(
         None,
         "The most tokens of answers to requests without a limit. Default: 16 for completions, and for chats none.",
@@ -152,57 +112,38 @@ class ServerSettings:
         "The format of reasoning (docs/guides/tools.md), or off. Default: detected from the chat template.",
         commands=(SERVE, BATCH),
     )
-    schema_ttl: str | None = setting(
-        None,
-        'The lifetime of the encoded states of the first schemas, like "1h". Default: no limit.',
-        commands=(SERVE,),
+    schema_ttl: str | None = served(
+        None, 'The lifetime of the encoded states of the first schemas, like "1h". Default: no limit.'
     )
-    log_format: str = setting(
-        "text",
-        "The format of the log on stderr: text, or json for one object a line.",
-        commands=(SERVE,),
-        choices=LOG_FORMATS,
+    log_format: str = served(
+        "text", "The format of the log on stderr: text, or json for one object a line.", choices=LOG_FORMATS
     )
-    log_level: str = setting("info", "The lowest level of the log.", commands=(SERVE,), choices=LOG_LEVELS)
-    max_stored_responses: int = setting(
-        1_024,
-        "The most responses of one tenant that are stored for ``previous_response_id``.",
-        commands=(SERVE,),
-        least=1,
+    log_level: str = served("info", "The lowest level of the log.", choices=LOG_LEVELS)
+    max_stored_responses: int = served(
+        1_024, "The most responses of one tenant that are stored for ``previous_response_id``.", least=1
     )
-    max_stored_bytes: int = setting(
-        32 * 2**20, "The most bytes of one tenant's stored responses, as JSON.", commands=(SERVE,), least=1
+    max_stored_bytes: int = served(32 * 2**20, "The most bytes of one tenant's stored responses, as JSON.", least=1)
+    max_stored_bytes_total: int = served(
+        256 * 2**20, "The most bytes of all tenants' stored responses together.", least=1
     )
-    max_stored_bytes_total: int = setting(
-        256 * 2**20, "The most bytes of all tenants' stored responses together.", commands=(SERVE,), least=1
-    )
-    stored_response_s: float = setting(
-        24 * 3600.0,
-        "Seconds that a response is stored.",
-        commands=(SERVE,),
-        option="stored_response",
-        checked=check_seconds,
-    )
-    embedding_model: str | None = setting(
+    stored_response_s: float = served(24 * 3600.0, "Seconds that a response is stored.")
+    embedding_model: str | None = served(
         None,
         "A second model that answers /v1/embeddings and /v1/rerank: a folder or a hub name. Default: the served model "
         "answers them.",
-        commands=(SERVE,),
         checked=_location,
         is_path=lambda text: text.startswith("."),
     )
-    embedding_pooling: str | None = setting(
+    embedding_pooling: str | None = served(
         None,
         "The vector of the embedding model's last hidden states: their mean, the last token's, or the first one's "
         "(cls). Default: as the checkpoint declares, else last for decoders and mean for others.",
-        commands=(SERVE,),
         choices=EMBEDDING_POOLINGS,
     )
-    page: bool = setting(True, 'Show the cache, requests and a playground at "/".', commands=(SERVE,))
-    otlp_traces_endpoint: str | None = setting(
+    page: bool = served(True, 'Show the cache, requests and a playground at "/".')
+    otlp_traces_endpoint: str | None = served(
         None,
         'Send a trace of every request to this OpenTelemetry collector, like "http://127.0.0.1:4318/v1/traces".',
-        commands=(SERVE,),
         checked=_endpoint,
     )
 

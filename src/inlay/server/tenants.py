@@ -1,26 +1,240 @@
-"""Finds the tenant of a request by its key, and checks keys, rate limits and the Host header in middlewares."""
+"""Finds the tenant of a request by its key, and checks keys, rate limits and the Host header in middlewares.
+
+A key is ``inlay-ID-SECRET``. ID is public and finds the key's entry in one step. SECRET is 256 random bits. Only the
+owner has the key: the file holds a salted SHA-256 of it. Slow hashes (bcrypt, argon2) protect passwords that people
+choose. 256 random bits cannot be guessed, and every request computes the hash.
+
+Other users cannot read the file, one process at a time changes it, and a crash never leaves a partial file.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import hmac
 import ipaddress
 import logging
 import os
 import re
+import secrets
+import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_serializer
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from inlay.api.failures import BodyError
 from inlay.errors import ParameterError
 from inlay.server.errors import has_body, refuse
-from inlay.server.keys import KeyFile, Stamp, read_keys
-from inlay.server.limits import EVERYBODY, NO_LIMITS, PUBLIC, Meter, Tenant
+from inlay.server.limits import EVERYBODY, NO_LIMITS, PUBLIC, Limits, Meter, Tenant
 from inlay.server.routes import route_of
+from inlay.whole_file import replace_file
+
+_PREFIX = "inlay"
+_ID_BYTES, _SECRET_BYTES, _SALT_BYTES = 4, 32, 16
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+_NOBODYS_SALT, _NOBODYS_HASH = "00" * _SALT_BYTES, "00" * 32
+
+_Salt = Annotated[str, Field(pattern=rf"^[0-9a-f]{{{2 * _SALT_BYTES}}}$")]
+_KeyId = Annotated[str, Field(pattern=rf"^[0-9a-f]{{{2 * _ID_BYTES}}}$")]
+
+
+def _as_limits(value: object) -> Limits:
+    if not isinstance(value, Mapping):
+        raise ValueError("limits are an object")
+    known = [field.name for field in fields(Limits)]
+    for name in value:
+        if name not in known:
+            raise ValueError(f"there is no limit {name!r:.60}; there are {', '.join(known)}")
+    return Limits(**value)
+
+
+class _StrictEntry(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class TenantEntry(_StrictEntry):
+    """A tenant. ``salt`` is its hexadecimal cache_salt, chosen once, so that all its keys share one cache."""
+
+    salt: _Salt
+    limits: Annotated[Limits, BeforeValidator(_as_limits)] = NO_LIMITS
+
+    @field_serializer("limits")
+    def _named(self, limits: Limits) -> dict[str, Any]:
+        return {name: value for name, value in asdict(limits).items() if value is not None}
+
+
+class KeyEntry(_StrictEntry):
+    """A key of a tenant.
+
+    Args:
+        tenant: the tenant's name.
+        admin: the key may change public schemas and segments.
+        salt: of the hash, in hexadecimal.
+        sha256: the hash, in hexadecimal.
+        created: the time in UTC.
+    """
+
+    tenant: str
+    admin: bool
+    salt: _Salt
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    created: str
+
+
+class KeyFile(_StrictEntry):
+    """The content of a keys file: tenants by name, and keys by id. ``version`` is the version of the format."""
+
+    version: Literal[1]
+    tenants: dict[Annotated[str, Field(pattern=_NAME)], TenantEntry] = Field(default_factory=dict)
+    keys: dict[_KeyId, KeyEntry] = Field(default_factory=dict)
+
+    def entry_of(self, key: str) -> KeyEntry | None:
+        """Return the entry of a key; None if there is none. A wrong id takes as long as a wrong secret."""
+        entry = self.keys.get(key.removeprefix(f"{_PREFIX}-").partition("-")[0])
+        salt, expected = (_NOBODYS_SALT, _NOBODYS_HASH) if entry is None else (entry.salt, entry.sha256)
+        return entry if hmac.compare_digest(_hashed(key, salt), expected) else None
+
+    def add(self, tenant: str, *, admin: bool = False) -> tuple[str, str]:
+        """Create a key for a tenant, and the tenant if it is new. Returns the key and its id."""
+        if tenant not in self.tenants:
+            self.tenants[tenant] = TenantEntry(salt=secrets.token_hex(_SALT_BYTES))
+        key_id = secrets.token_hex(_ID_BYTES)
+        while key_id in self.keys:
+            key_id = secrets.token_hex(_ID_BYTES)
+        key, salt = f"{_PREFIX}-{key_id}-{secrets.token_urlsafe(_SECRET_BYTES)}", secrets.token_hex(_SALT_BYTES)
+        created = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        self.keys[key_id] = KeyEntry(tenant=tenant, admin=admin, salt=salt, sha256=_hashed(key, salt), created=created)
+        return key, key_id
+
+
+def check_tenant(name: str) -> str:
+    """Return a valid tenant name. Metrics and logs show it. Raises ParameterError."""
+    if name == PUBLIC:
+        raise ParameterError(f"the tenant is {PUBLIC!r}, which is reserved for servers without keys; give another name")
+    if not re.fullmatch(_NAME, name):
+        raise ParameterError(
+            f"the tenant is {name!r:.80}; write 1 to 64 letters, digits, dots, dashes and underscores, the first a "
+            "letter or a digit"
+        )
+    return name
+
+
+def _hashed(key: str, salt: str) -> str:
+    return hashlib.sha256(bytes.fromhex(salt) + key.encode()).hexdigest()
+
+
+_MAX_BYTES = 64 * 2**20
+_RESTORE = "correct it, or put a copy in its place"
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Identifies one state of a file without reading it."""
+
+    inode: int
+    size: int
+    modified_ns: int
+    changed_ns: int  # its mode may change alone
+
+    @classmethod
+    def of(cls, found: os.stat_result) -> Stamp:
+        return cls(found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def read_keys(path: Path) -> tuple[KeyFile, Stamp]:
+    """Return the content of a keys file, and the state of the file.
+
+    Raises ParameterError if it cannot be read, other users may read it, or it is damaged.
+    """
+    try:
+        with open(path, "rb", opener=_without_waiting) as file:
+            found = os.fstat(file.fileno())
+            _check_mode(path, found)
+            data = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError):
+            raise ParameterError(
+                f"{path}: no such file; make it with inlay keys add --file {path} --tenant …"
+            ) from None
+        raise ParameterError(f"{path}: cannot be read ({error.strerror}); check the path") from None
+    if len(data) > _MAX_BYTES:
+        raise ParameterError(f"{path}: has more than {_MAX_BYTES:,} bytes, which no file of keys has; check the path")
+    return _parsed(path, data), Stamp.of(found)
+
+
+@contextmanager
+def editing(path: Path) -> Iterator[KeyFile]:
+    """Give the content of a keys file to change, and write it if the block succeeds. A missing file is empty.
+
+    The folder is locked meanwhile instead of the file, because the file is replaced. Raises ParameterError.
+    """
+    with _locked(path):
+        content = read_keys(path)[0] if path.exists() else KeyFile(version=1)
+        yield content
+        _write(path, content)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    try:
+        folder = os.open(os.path.dirname(os.path.realpath(path)), os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        raise ParameterError(f"{path}: there is no folder {path.parent}; make it first") from None
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # opening a pipe would wait for a writer
+
+
+def _check_mode(path: Path, found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise ParameterError(f"{path}: is no regular file; check the path")
+    if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        mode = stat.S_IMODE(found.st_mode)
+        raise ParameterError(f"{path}: others may read or change it (mode {mode:04o}); run chmod 600 {path}")
+
+
+def _parsed(path: Path, data: bytes) -> KeyFile:
+    try:
+        content = KeyFile.model_validate_json(data)
+    except ValidationError as error:
+        raise ParameterError(f"{path}: {_sentence(error)}; {_RESTORE}") from None
+    for key_id, key in content.keys.items():
+        if key.tenant not in content.tenants:
+            raise ParameterError(
+                f"{path}: keys.{key_id} is of the tenant {key.tenant!r:.80}, which does not exist; {_RESTORE}"
+            )
+    return content
+
+
+def _sentence(error: ValidationError) -> str:
+    """Return the first problem, its place, and the number of further problems."""
+    first, *more = error.errors(include_url=False, include_input=False)
+    place = ".".join(str(part) for part in first["loc"] if part != "[key]")
+    what = first["msg"].removeprefix("Value error, ")
+    return f"{f'{place}: ' if place else ''}{what}{f' (and {len(more)} more)' if more else ''}"
+
+
+def _write(path: Path, content: KeyFile) -> None:
+    """Replace the file in one step. A symbolic link still points at it, and its owner stays the same."""
+    try:  # root may edit a file that the server's user reads
+        replace_file(Path(os.path.realpath(path)), f"{content.model_dump_json(indent=2)}\n".encode(), keep_owner=True)
+    except OSError as error:
+        raise ParameterError(f"{path}: cannot be written ({error.strerror}); nothing has changed") from None
+
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from inlay.api.openai import Endpoint
 from inlay.client.async_llm import AsyncLLM
 from inlay.policy import FIELDS as POLICY_FIELDS
 from inlay.prompt.inputs import CHAT_OPTIONS, check_ids
+from inlay.server.completions import check_name, check_schemas, policy_of, read_call
 from inlay.server.limits import Tenant
-from inlay.server.requests import check_name, check_schemas, policy_of, read_call
 from inlay.server.routes import COUNT_TOKENS, DETOKENIZE, TOKENIZE
 from inlay.server.service import Service
 from inlay.server.threads import json_response

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from inlay.attention.device_storage import DeviceStorage
-from inlay.attention.storage import LayerShape
+from inlay.attention.storage import DeviceStorage, LayerShape
 from inlay.attention.torch import TorchBackend
 
 

@@ -18,7 +18,7 @@ from inlay.models.load import load_model
 from inlay.slots import SlotRange
 from tests.conftest import tiny
 
-from inlay.attention.device_storage import DeviceStorage  # isort: skip
+from inlay.attention.storage import DeviceStorage  # isort: skip
 from inlay.attention.storage import KVStorage, LayerShape  # isort: skip
 from tests.raising import raises
 

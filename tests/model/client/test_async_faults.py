@@ -18,7 +18,7 @@ from inlay.engine.core import EngineCore
 from inlay.engine.kv_manager import KVCacheManager
 from inlay.engine.runner import Runner
 from inlay.engine.scheduler import Scheduler
-from inlay.output.processor import RequestState
+from inlay.output import RequestState
 from inlay.types import RequestOutput
 from tests.conftest import tiny
 from tests.raising import raises

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from inlay import LLM, SamplingParams, Schema
-from inlay.attention.grouping import FIRST, LENGTH
-from inlay.attention.plan import PlanContext
+from inlay.attention.plan import FIRST, LENGTH, PlanContext
 from inlay.engine.encoder import Encoding
 from inlay.engine.request import Request
 from inlay.kv.identity import SegmentSpec

@@ -12,7 +12,7 @@ from torch import Tensor
 from inlay.engine.forward import ForwardPass, StepObserver
 from inlay.engine.request import Request
 from inlay.kv.identity import LOSSLESS, SegmentSpec
-from inlay.kv.segment import PrefixMatch
+from inlay.kv.pool import PrefixMatch
 from inlay.prompt.composed import CachedSpan, RecomputedSpan
 from tests.model.engine.driving import Driver
 from tests.model.equivalence.composed_oracle import Layers

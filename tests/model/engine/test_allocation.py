@@ -5,7 +5,7 @@ from __future__ import annotations
 from inlay.engine.allocation import pieces
 from inlay.kv.identity import Context, KeyMaker, TokenRun
 from inlay.kv.policies import Use
-from inlay.kv.segment import PrefixMatch, Segment, SegmentRange
+from inlay.kv.pool import PrefixMatch, Segment, SegmentRange
 from inlay.slots import SlotRange
 
 KEYS = KeyMaker(fingerprint=b"model", kv_dtype="float32", codec="none", salt=b"", positioned=False)

@@ -10,9 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from inlay import LLM, SamplingParams
-from inlay.engine.jobs import Step
 from inlay.engine.runner import Runner
-from inlay.engine.scheduler import Scheduler
+from inlay.engine.scheduler import Scheduler, Step
 from inlay.errors import AbortedError
 from inlay.sampling import sampler
 from inlay.sampling.sampler import PendingTokens

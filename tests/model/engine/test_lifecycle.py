@@ -10,7 +10,7 @@ import torch
 
 from inlay import CapacityError, ContextError, Schema
 from inlay.engine import kv_manager
-from inlay.engine.jobs import Step
+from inlay.engine.scheduler import Step
 from inlay.errors import DeadlineError, InlayError, QueueFullError
 from inlay.kv.store import SegmentStore
 from tests.model.engine.driving import Driver, check_stock, ids

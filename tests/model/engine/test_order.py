@@ -9,7 +9,7 @@ import pytest
 
 from inlay import LLM, SamplingParams, Schema, any_order, use
 from inlay.engine import order as order_module
-from inlay.engine.background.popularity import MOST_NODES, RequestCounts
+from inlay.engine.background.promoter import MOST_NODES, RequestCounts
 from inlay.engine.order import OrderChooser
 from inlay.errors import ParameterError
 from inlay.prompt.free_order import MAX_SETS

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-import inlay.engine.answer
+import inlay.engine.request
 from inlay import LLM, ContextError, ParameterError, Prompt, SamplingParams, Schema
 from inlay.engine.runner import Runner
 from tests.conftest import tiny
@@ -127,7 +127,7 @@ def test_a_preempted_request_is_scored_once_more_to_the_same_end():
 
 def test_a_pass_holds_no_more_logits_than_it_may(monkeypatch):
     llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0)
-    monkeypatch.setattr(inlay.engine.answer, "PASS_LOGITS", 10 * llm.vocab_size)
+    monkeypatch.setattr(inlay.engine.request, "PASS_LOGITS", 10 * llm.vocab_size)
     seen: list[int] = []
     run = Runner.run
 
@@ -147,7 +147,7 @@ def test_a_pass_holds_no_more_logits_than_it_may(monkeypatch):
 
 def test_who_has_its_report_slows_no_other_prompt_down_while_it_answers(monkeypatch):
     driver = Driver(max_num_batched_tokens=64)
-    monkeypatch.setattr(inlay.engine.answer, "PASS_LOGITS", 8 * driver.llm.vocab_size)
+    monkeypatch.setattr(inlay.engine.request, "PASS_LOGITS", 8 * driver.llm.vocab_size)
     scored, other = driver.request(IDS, tokens=20, prompt_logprobs=0), driver.request(IDS[:30], tokens=1)
     driver.add(scored)
     while not scored.token_ids:

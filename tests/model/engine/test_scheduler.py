@@ -10,8 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from inlay.engine.jobs import Admission, Step
-from inlay.engine.scheduler import Scheduler
+from inlay.engine.scheduler import Admission, Scheduler, Step
 from inlay.errors import QueueFullError
 from tests.raising import raises
 from tests.unit.engine.fakes import FakeJob, FakeMemory, make, run

@@ -8,8 +8,8 @@ import pytest
 
 from inlay import Prompt, SamplingParams
 from inlay.engine import kv_manager
-from inlay.engine.jobs import Step
 from inlay.engine.prompt_state import PromptState
+from inlay.engine.scheduler import Step
 from inlay.errors import DeadlineError
 from inlay.types import Scope
 from tests.model.engine.driving import Driver, check_stock
@@ -183,7 +183,7 @@ def test_parts_of_messages_and_content_found_again(reuse):
 @pytest.mark.parametrize("kind", KINDS)
 def test_less_text_asks_than_is_new(kind, monkeypatch):
     """The last tokens of a long text are the query; stored text before them is found as usual."""
-    monkeypatch.setattr("inlay.prompt.recompute.MOST_ROWS", 4)
+    monkeypatch.setattr("inlay.prompt.composed.MOST_ROWS", 4)
     driver = driver_for()
     text, counts = "A long question, is it not?", []
     for _ in range(2):

@@ -10,7 +10,7 @@ import torch
 from inlay import LLM, CapacityError, ModelError, ParameterError, SamplingParams
 from inlay.engine import probes
 from inlay.engine.request import Request
-from inlay.kv.states import LEAST_SLOTS, StatePool
+from inlay.kv.pool import LEAST_SLOTS, StatePool
 from inlay.models.mixers import rebound
 from inlay.models.mixers.states import StateSpan
 from inlay.sampling import sampler

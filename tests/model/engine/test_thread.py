@@ -15,7 +15,7 @@ import pytest
 
 from inlay import LLM, AsyncLLM, EngineDeadError, InlayError, SamplingParams, Schema
 from inlay.engine import core as engine_module
-from inlay.engine.inbox import Command, Inbox
+from inlay.engine.core import Command, Inbox
 from inlay.engine.kv_manager import KVCacheManager
 from inlay.engine.runner import Runner
 from inlay.events import TokenEvent

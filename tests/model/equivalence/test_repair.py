@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from inlay import SamplingParams, Schema
-from inlay.prompt.composed import compose
-from inlay.prompt.recompute import choose_tokens
+from inlay.prompt.composed import choose_tokens, compose
 from tests.conftest import CONFIGS, tiny
 from tests.generated import in_pairs
 from tests.model.equivalence.oracle import prefill

@@ -10,8 +10,7 @@ from transformers import DynamicCache
 from inlay import SamplingParams, Schema
 from inlay.engine.unshared_runner import with_cache
 from inlay.models.interface import attention_implementation
-from inlay.prompt.composed import compose
-from inlay.prompt.recompute import choose_tokens
+from inlay.prompt.composed import choose_tokens, compose
 from tests.conftest import CONFIGS, tiny
 from tests.generated import in_pairs
 from tests.model.equivalence.oracle import PromptCacheOracle, forward, keys_and_values, mask_for, prefill

@@ -17,8 +17,7 @@ from inlay.api.dialect import OPENAI
 from inlay.api.openai import Endpoint
 from inlay.api.tools.formats import model_tools
 from inlay.attention.registry import get_backend
-from inlay.authoring.memory import CODECS
-from inlay.authoring.memory.families import shape_of
+from inlay.authoring.memory import CODECS, shape_of
 from inlay.models.families import family_of
 from inlay.models.interface import attention_implementation
 from inlay.models.linear import FrozenLinear

@@ -14,8 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from inlay import LLM, AsyncLLM, ModelError, SamplingParams
-from inlay.authoring.memory import CODECS
-from inlay.authoring.memory.families import shape_of
+from inlay.authoring.memory import CODECS, shape_of
 from inlay.cli.main import main
 from inlay.models.families import check_config
 from inlay.models.formats.reading import pieces_of

@@ -9,8 +9,7 @@ import torch
 
 from inlay import LLM, SamplingParams
 from inlay.prompt.anchors import SeenAnchors
-from inlay.prompt.chat_options import ChatOptions
-from inlay.prompt.inputs import Conversation
+from inlay.prompt.inputs import ChatOptions, Conversation
 from inlay.prompt.request import EngineRequest
 from tests.conftest import tiny
 from tests.model.api.tool_templates import tool_model

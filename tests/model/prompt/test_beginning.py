@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inlay import LLM, SamplingParams, Schema
-from inlay.prompt.composed import CachedSpan, NewSpan
-from inlay.prompt.prefix import Prefix, prefix_of
+from inlay.prompt.composed import CachedSpan, NewSpan, Prefix, prefix_of
 from inlay.prompt.request import EngineRequest
 from inlay.types import Scope
 from tests.conftest import tiny

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from inlay.prompt.borders import LEAST, MOST, Borders
+from inlay.prompt.seen_pieces import LEAST, MOST, Borders
 from tests.model.api.tool_templates import tool_tokenizer
 
 WORDS = (

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from inlay import LLM, SamplingParams
 from inlay.errors import ParameterError
-from inlay.prompt.seen_texts import text_hash
+from inlay.prompt.seen_pieces import text_hash
 from inlay.retrieval import CacheScorer
-from inlay.retrieval.parts import marked_parts
+from inlay.retrieval.rerank import marked_parts
 from inlay.types import CachedText
 from tests.conftest import tiny
 from tests.model.server.site import CHAT, Site, with_keys

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from inlay import LLM, AsyncLLM, SamplingParams, Schema
 from inlay.client.warm_plan import PlanEntry, choose
 from inlay.errors import ParameterError
-from inlay.retrieval.parts import marked_parts
+from inlay.retrieval.rerank import marked_parts
 from tests.conftest import tiny
 from tests.system.cli.test_cli import run
 

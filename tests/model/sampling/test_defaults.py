@@ -13,8 +13,8 @@ import pytest
 from transformers import GenerationConfig
 
 from inlay import LLM, AsyncLLM, ModelError, ParameterError, SamplingParams
+from inlay.client.base import sampling_defaults
 from inlay.models.load import LoadedModel, load_model
-from inlay.sampling.defaults import sampling_defaults
 from tests.conftest import tiny
 
 #: Answers that are the same every time, and are those of no other parameters.

@@ -18,9 +18,8 @@ from inlay.models.load import load_tokenizer
 from inlay.sampling import plain, sampler
 from inlay.sampling.params import SamplingParams
 from inlay.sampling.plain import scaled_down
-from inlay.sampling.report import Sampled
 from inlay.sampling.row import Row
-from inlay.sampling.sampler import begin, sample
+from inlay.sampling.sampler import Sampled, begin, sample
 from inlay.sampling.structured import Grammars
 from tests.generated import examples
 from tests.model.sampling.test_compiled import PARAMS, WIDE, shapes, steps

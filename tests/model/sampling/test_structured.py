@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inlay import LLM, InlayError, ParameterError, SamplingParams
-from inlay.output.detokenizer import TextStream
+from inlay.output import TextStream
 from inlay.sampling import structured
 from inlay.sampling.grammar_forms import too_large
 from inlay.sampling.structured import Grammars, Guide, allowed_bits

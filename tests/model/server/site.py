@@ -17,9 +17,9 @@ from fastapi import FastAPI
 
 from inlay import AsyncLLM
 from inlay.server.app import build_app
-from inlay.server.keys import editing
 from inlay.server.limits import Limits
 from inlay.server.settings import ServerSettings
+from inlay.server.tenants import editing
 from tests.conftest import tiny
 
 JSON = {"Content-Type": "application/json"}

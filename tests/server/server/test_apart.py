@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from inlay.server.keys import editing
+from inlay.server.tenants import editing
 from tests.model.server.site import CHAT, COMPLETIONS, JSON, PAGE, SCHEMAS, Site, refused, serving, with_keys
 
 

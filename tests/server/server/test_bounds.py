@@ -20,8 +20,8 @@ from inlay import CapacityError
 from inlay.api.openai import OpenAI
 from inlay.server import completions, threads
 from inlay.server.errors import json_bytes
-from inlay.server.keys import editing
 from inlay.server.limits import Limits
+from inlay.server.tenants import editing
 from inlay.server.threads import json_pieces, json_response
 from inlay.types import RequestOutput
 from tests.server.server.conftest import CHAT, COMPLETIONS, SCHEMA, Site, running, small_model
@@ -143,7 +143,7 @@ def test_log_probabilities_are_bounded(site: Site):
 
 
 def test_an_answer_of_unsaid_length_is_as_long_as_its_log_probabilities_may_be(monkeypatch, site: Site):
-    monkeypatch.setattr("inlay.server.usage.MAX_LOGPROBS", 100)
+    monkeypatch.setattr("inlay.server.metrics.MAX_LOGPROBS", 100)
     body = {"prompt": "x", "ignore_eos": True, "logprobs": 19, "n": 1}
     assert site.post(COMPLETIONS, **body)["usage"]["completion_tokens"] == 5
     assert site.post(COMPLETIONS, **{**body, "logprobs": 0})["usage"]["completion_tokens"] == 16

@@ -18,9 +18,9 @@ from inlay import AsyncLLM, Schema
 from inlay.kv.offload.disk import DiskTier
 from inlay.server import cache_view
 from inlay.server.app import build_app
-from inlay.server.keys import editing
 from inlay.server.limits import Limits
 from inlay.server.settings import ServerSettings
+from inlay.server.tenants import editing
 from tests.conftest import tiny
 from tests.model.server.site import CHAT, SCHEMAS, Site, refused, serving_app
 from tests.system.cli.test_cli import run

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from inlay.server.connection import ClientGoneError, Connection
+from inlay.server.body import ClientGoneError, Connection
 
 LAST = {"type": "http.response.body", "body": b"", "more_body": False}
 MORE = {"type": "http.response.body", "body": b"x", "more_body": True}

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay import ParameterError
-from inlay.server.keys import KeyFile, check_tenant, editing, read_keys
 from inlay.server.limits import Limits
+from inlay.server.tenants import KeyFile, check_tenant, editing, read_keys
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_a_change_that_fails_changes_nothing(path: Path, monkeypatch):
 def test_several_processes_add_at_the_same_time(path: Path):
     program = (
         "import sys, pathlib\n"
-        "from inlay.server.keys import editing\n"
+        "from inlay.server.tenants import editing\n"
         "for _ in range(8):\n"
         "    with editing(pathlib.Path(sys.argv[1])) as keys: print(keys.add('acme')[0])\n"
     )

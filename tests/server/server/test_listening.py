@@ -20,9 +20,9 @@ import pytest
 
 from inlay import AsyncLLM, ParameterError
 from inlay.server.app import build_app
-from inlay.server.keys import editing
 from inlay.server.run import Server, listen, listen_unix, tls_context, url
 from inlay.server.settings import ServerSettings
+from inlay.server.tenants import editing
 from tests.server.clients.site import self_signed
 from tests.server.server.conftest import COMPLETIONS, SCHEMA, UnixConnection, running, small_model
 

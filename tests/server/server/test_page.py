@@ -13,9 +13,8 @@ import pytest
 
 from inlay.server.app import build_app
 from inlay.server.page_files import FOLDER, page_files
-from inlay.server.run import Server, listen
+from inlay.server.run import Server, StartingApp, listen
 from inlay.server.settings import ServerSettings
-from inlay.server.starting import StartingApp
 from tests.model.server import site as tenants
 from tests.server.server.conftest import Site, running, small_model
 

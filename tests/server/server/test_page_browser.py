@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from inlay import AsyncLLM, Schema
-from inlay.server.keys import editing
+from inlay.server.tenants import editing
 from tests.browsing import PHONE, ask, chromium, expect, number, opened
 from tests.pages import DOCS
 from tests.server.server.conftest import Site, running

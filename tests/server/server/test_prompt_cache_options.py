@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from inlay.api.openai.translate import read_body, translate
+from inlay.api.openai.bodies import read_body, translate
 from tests.model.server.site import CHAT, Site, refused, serving
 
 LONG = "A document with quite a few words in it. " * 6

@@ -12,7 +12,7 @@ import pytest
 
 from inlay import LLM, AsyncLLM, ParameterError, SamplingParams
 from inlay.api.openai import Endpoint, read_body, respond, translate
-from inlay.api.openai.stream import Chunks
+from inlay.api.openai.respond import Chunks
 from inlay.api.reasoning import model_reasoning
 from inlay.api.tools.formats import model_tools
 from inlay.types import CompletionOutput, RequestMetrics, RequestOutput, Usage

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from inlay.policy import LOGGED, PolicyFields
-from inlay.server.keys import editing
 from inlay.server.limits import Limits
+from inlay.server.tenants import editing
 from tests.server.server.conftest import CHAT, COMPLETIONS, SCHEMA, Site, running, small_model
 
 PROMPT = {"schema": "trip", "content": [{"import": "miami"}, "Where?"]}

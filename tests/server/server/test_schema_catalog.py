@@ -19,7 +19,7 @@ from inlay.api.failures import BodyError
 from inlay.errors import CapacityError
 from inlay.server.limits import EVERYBODY, Tenant
 from inlay.server.schema_catalog import SchemaCatalog, SchemaQuotas
-from inlay.server.schema_documents import SchemaSource, of_schema
+from inlay.server.schema_record import SchemaSource, of_schema
 from tests.raising import raises
 
 ANN, BOB = Tenant("ann", "a"), Tenant("bob", "b")

@@ -23,7 +23,7 @@ from inlay.api.dialect import OPENAI
 from inlay.server import body as body_module
 from inlay.server.limits import Limits, Tenant
 from inlay.server.schema_catalog import SchemaCatalog, SchemaQuotas
-from inlay.server.schema_documents import MAX_TAGS, MAX_VALUES
+from inlay.server.schema_record import MAX_TAGS, MAX_VALUES
 from inlay.server.schemas import progress_events
 from tests.conftest import tiny
 from tests.server.server.watching import TENANTS, model, server, service

@@ -15,7 +15,7 @@ import uvicorn
 
 from inlay import AsyncLLM
 from inlay.server.app import build_app
-from inlay.server.schema_documents import SchemaOptions
+from inlay.server.schema_record import SchemaOptions
 from inlay.server.settings import ServerSettings
 from tests.pages import DOCS, blocks, curl, rows
 

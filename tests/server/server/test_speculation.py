@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from inlay import AsyncLLM
-from inlay.engine.speculation.speculator import Speculator
+from inlay.engine.speculator import Speculator
 from tests.conftest import tiny
 from tests.model.engine.speculation.planted import FREE
 from tests.server.server.conftest import Site, running

@@ -11,9 +11,8 @@ from inlay.api.anthropic import error_body
 from inlay.api.failures import Failure
 from inlay.models.load import MODEL_DIRECTORY, load_model, weights_progress
 from inlay.server.app import build_app
-from inlay.server.run import Server, listen
+from inlay.server.run import Loading, Server, StartingApp, listen
 from inlay.server.settings import ServerSettings
-from inlay.server.starting import Loading, StartingApp
 from tests.server.server.conftest import COMPLETIONS, SCHEMA, Site, small_model
 
 

@@ -10,10 +10,9 @@ import pytest
 
 from inlay import ParameterError
 from inlay.api.failures import BodyError, failure_of
-from inlay.server.keys import editing
 from inlay.server.limits import EVERYBODY, Limits
 from inlay.server.routes import ROUTES
-from inlay.server.tenants import AuthMiddleware, Tenants
+from inlay.server.tenants import AuthMiddleware, Tenants, editing
 from tests.server.server.asgi import Echo, send
 
 

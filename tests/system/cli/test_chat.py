@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from inlay.cli.documents import Conversation, Document, read_documents
+from inlay.cli.documents import Document, DocumentChat, read_documents
 from inlay.cli.main import main
 from inlay.models.shapes import bytes_tokenizer
 from inlay.wording import printable
@@ -201,14 +201,14 @@ def test_files_of_one_name_stay_apart(tmp_path):
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.txt").write_text(folder)
-    conversation = Conversation()
+    conversation = DocumentChat()
     for folder in ("one", "two"):
         conversation.add(read_documents([str(tmp_path / folder / "a.txt")]))
     assert [each.text for each in conversation.documents.values()] == ["one\n", "two\n"]
 
 
 def test_documents_stay_in_front_of_their_question():
-    conversation = Conversation("Be short.")
+    conversation = DocumentChat("Be short.")
     a, b = (Document(name, Path(name), f"{name}\n") for name in "ab")
     conversation.add([a])
     first = conversation.next("One?")

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from inlay.server.keys import read_keys
 from inlay.server.limits import Limits
-from inlay.server.tenants import Tenants
+from inlay.server.tenants import Tenants, read_keys
 from tests.system.cli.test_cli import run
 
 

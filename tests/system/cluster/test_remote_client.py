@@ -12,7 +12,7 @@ import pytest
 
 from inlay import AbortedError, AsyncLLM, DeadlineError, ParameterError, RequestOutput, SamplingParams, Schema
 from inlay.errors import EngineDeadError, InlayError
-from inlay.prompt.seen_texts import text_hash
+from inlay.prompt.seen_pieces import text_hash
 from inlay.retrieval import marked_parts
 from inlay.server.cache_view import CacheView
 from tests.adapters import ALL, write_adapter
@@ -314,7 +314,7 @@ def test_files_listings_and_pins_are_refused_with_the_reason():
             await made.llm.pin("s")
         assert not await made.llm.unpin("s"), "nothing is pinned"
         with raises("cluster.not_available", ParameterError):
-            made.llm.admin.modules()
+            made.llm.local.modules()
 
     with_cluster(test)
 

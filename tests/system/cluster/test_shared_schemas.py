@@ -10,7 +10,7 @@ from inlay.api.failures import BodyError
 from inlay.cluster.schema_folder import SchemaFolder
 from inlay.server.limits import EVERYBODY, Tenant
 from inlay.server.schema_catalog import SchemaCatalog
-from inlay.server.schema_documents import SchemaSource, of_schema
+from inlay.server.schema_record import SchemaSource, of_schema
 from tests.conftest import tiny
 from tests.raising import raises
 

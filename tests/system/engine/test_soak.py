@@ -16,7 +16,7 @@ import pytest
 
 from inlay import Schema
 from inlay.engine.request import Request
-from inlay.kv.segment import Segment
+from inlay.kv.pool import Segment
 from tests.model.engine.driving import Driver, ids, placed_requests, step
 
 SCHEMA = Schema.from_string(

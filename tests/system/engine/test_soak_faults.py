@@ -32,7 +32,7 @@ from inlay.engine import core, forward, kv_manager, lookup
 from inlay.engine.allocation import SequenceAllocation
 from inlay.engine.encoder import Encoding
 from inlay.engine.request import Request
-from inlay.output.processor import AnswerState, RequestState
+from inlay.output import AnswerState, RequestState
 from tests.conftest import tiny
 from tests.model.engine.driving import placed_requests
 from tests.unit.kv.accounting import audit

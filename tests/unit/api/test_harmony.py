@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.api.harmony import HarmonyParser, forced
 from inlay.api.pieces import CalledTool, WholeAnswer
-from inlay.api.reasoning import Thought
+from inlay.api.reasoning import HarmonyParser, Thought, forced
 from inlay.sampling.grammar_forms import read_tags
 
 ANALYSIS = "<|channel|>analysis<|message|>The user asks for the weather.<|end|>"

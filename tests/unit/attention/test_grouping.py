@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.attention.grouping import LONG, Groups
-from inlay.attention.plan import Item, Part, advance, build_plan, items_at
+from inlay.attention.plan import LONG, Groups, Item, Part, advance, build_plan, items_at
 from inlay.slots import SlotRange, cut
 from tests.generated import examples
 from tests.unit.attention.kernel_cases import Asked, one_on, random_asked

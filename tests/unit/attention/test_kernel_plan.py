@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from inlay.attention.backend import AttentionOptions
-from inlay.attention.cpu import CpuBackend, kernel
+from inlay.attention.cpu import CpuBackend
+from inlay.attention.kernel import kernel
 from inlay.attention.plan import Item, Part, advance, build_plan
 from inlay.slots import SlotRange
 from tests.unit.attention import kernel_cases

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from inlay.attention.device_storage import DeviceStorage
-from inlay.attention.storage import LayerShape
+from inlay.attention.storage import DeviceStorage, LayerShape
 from inlay.slots import SlotRange
 
 

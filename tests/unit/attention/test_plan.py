@@ -156,7 +156,7 @@ def test_groups_do_not_depend_on_how_columns_are_sorted(monkeypatch, share):
     slow: list[Any] = []
     lexsort = np.lexsort
     monkeypatch.setattr(np, "lexsort", lambda keys: slow.append(1) or lexsort(keys))
-    monkeypatch.setattr("inlay.attention.grouping.MOST_BITS", 0)
+    monkeypatch.setattr("inlay.attention.plan.MOST_BITS", 0)
     assert grouped(parts, share=share) == near
     assert slow
 

@@ -7,10 +7,9 @@ from array import array
 
 import pytest
 
-from inlay.cluster.affinity import Affinity, RouterSettings
+from inlay.cluster.affinity import Affinity, ResidencyMap, RouterSettings
 from inlay.cluster.loads import RequestLoad
 from inlay.cluster.pieces import Wanted, WantedPiece
-from inlay.cluster.residency_map import ResidencyMap
 from inlay.errors import ParameterError
 from inlay.kv.changes import StoreChanges
 

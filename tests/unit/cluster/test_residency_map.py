@@ -8,7 +8,7 @@ from array import array
 
 import pytest
 
-from inlay.cluster.residency_map import ResidencyMap
+from inlay.cluster.affinity import ResidencyMap
 from inlay.errors import ParameterError
 from inlay.kv.changes import StoreChanges
 from tests.raising import raises

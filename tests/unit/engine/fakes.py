@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from inlay.engine.jobs import Admission, Step
-from inlay.engine.scheduler import Scheduler
+from inlay.engine.scheduler import Admission, Scheduler, Step
 from inlay.errors import CapacityError
 
 

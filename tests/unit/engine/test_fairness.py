@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.engine.fairness import crowded_out
-from inlay.engine.scheduler import Scheduler
+from inlay.engine.scheduler import Scheduler, crowded_out
 from inlay.errors import QueueFullError
 from tests.generated import examples
 from tests.raising import raises

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from inlay.engine.allocation import SequenceAllocation
-from inlay.kv.segment import Hold
+from inlay.kv.pool import Hold
 from inlay.kv.store import SegmentStore
 from inlay.slots import SlotRange
 

@@ -13,8 +13,7 @@ from inlay.engine.allocation import pieces
 from inlay.errors import CapacityError
 from inlay.kv.identity import EMPTY, Context, KeyMaker, TokenRun
 from inlay.kv.index import PrefixIndex, shared_length
-from inlay.kv.pool import KVPool
-from inlay.kv.segment import Hold, PrefixMatch
+from inlay.kv.pool import Hold, KVPool, PrefixMatch
 from inlay.kv.store import SegmentStore
 from inlay.slots import SlotRange, cut
 from tests.unit.kv.accounting import audit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tracemalloc
 
 from inlay.kv.identity import KeyMaker, SegmentSpec, specify
-from inlay.kv.misses import EVICTED, NEVER_SEEN, MissReasons
+from inlay.kv.offload.stack import EVICTED, NEVER_SEEN, MissReasons
 
 KEYS = KeyMaker(fingerprint=b"model", kv_dtype="float32", codec="none", salt=b"", positioned=False)
 

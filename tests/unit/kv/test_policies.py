@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from inlay.errors import CapacityError
 from inlay.kv.identity import Context, KeyMaker, TokenRun, specify
 from inlay.kv.policies import DEFAULT_EVICTION, POLICIES, PassCost, Use, cost, hybrid, lfu, lru, lru2
-from inlay.kv.pool import KVPool
-from inlay.kv.segment import Segment
+from inlay.kv.pool import KVPool, Segment
 from inlay.kv.store import SegmentStore
 from tests.generated import examples
 from tests.unit.kv.accounting import audit

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from inlay.kv.identity import Context, KeyMaker, TokenRun
 from inlay.kv.policies import Use
-from inlay.kv.segment import Hold, PrefixMatch, Segment, SegmentRange
+from inlay.kv.pool import Hold, PrefixMatch, Segment, SegmentRange
 from inlay.slots import SlotRange
 
 KEYS = KeyMaker(fingerprint=b"model", kv_dtype="float32", codec="none", salt=b"", positioned=False)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from inlay.kv.identity import Context, TokenRun
-from inlay.kv.segment import Origin
-from inlay.kv.texts import WINDOW, windows_of
+from inlay.kv.index import WINDOW, windows_of
+from inlay.kv.pool import Origin
 from tests.unit.kv.offload.site import Site
 
 OWNER = ("", b"")

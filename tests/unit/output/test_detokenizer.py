@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from inlay.output.detokenizer import TextStream
+from inlay.output import TextStream
 from inlay.sampling.params import SamplingParams
 from tests.generated import examples
 

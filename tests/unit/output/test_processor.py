@@ -12,7 +12,7 @@ from inlay import InlayError, SamplingParams
 from inlay.events import Fault, TokenEvent
 from inlay.logprobs import FlatLogprobs
 from inlay.models.shapes import bytes_tokenizer
-from inlay.output.processor import OutputProcessor, RequestState, TokenTexts
+from inlay.output import OutputProcessor, RequestState, TokenTexts
 from inlay.policy import ReusePolicy
 from inlay.prompt.request import EngineRequest, PromptPart
 from inlay.types import RequestMetrics, Usage

@@ -41,7 +41,6 @@ WITH_A_MODEL = (
     SRC / "prompt/processor.py",
     SRC / "prompt/model_info.py",
     SRC / "prompt/placement.py",
-    SRC / "prompt/placement.py",
     SRC / "client" / "llm.py",
     SRC / "client" / "schemas.py",
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.prompt.known_schemas import PUBLIC, SchemaRegistry
+from inlay.prompt.contexts import PUBLIC, SchemaRegistry
 
 NAMES, OWNERS = st.sampled_from("xyz"), st.sampled_from([PUBLIC, "ann", "bob"])
 

@@ -8,10 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay.kv.identity import Context, KeyMaker, specify
-from inlay.prompt.composed import CachedSpan, NewSpan, RecomputedSpan, compose_parts, open_end
-from inlay.prompt.recompute import choose_tokens, expected_deviations
+from inlay.policy import Recompute
+from inlay.prompt.composed import (
+    CachedSpan,
+    NewSpan,
+    RecomputedSpan,
+    choose_tokens,
+    compose_parts,
+    expected_deviations,
+    open_end,
+)
 from inlay.prompt.request import PromptPart
-from inlay.recompute import Recompute
 
 KEYS = KeyMaker(fingerprint=b"model", kv_dtype="float32", codec="none", salt=b"", positioned=False)
 FRONT = specify((1, 2), 0, (), KEYS)

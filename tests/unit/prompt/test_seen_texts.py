@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.prompt.seen_texts import SeenTexts, is_hash, text_hash
+from inlay.prompt.seen_pieces import SeenTexts, is_hash, text_hash
 
 
 def test_a_hash_is_the_sha256_of_the_utf8_bytes():

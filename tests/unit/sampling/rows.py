@@ -10,9 +10,8 @@ import torch
 
 from inlay.sampling import plain
 from inlay.sampling.params import SamplingParams
-from inlay.sampling.report import Sampled
 from inlay.sampling.row import Row
-from inlay.sampling.sampler import sample
+from inlay.sampling.sampler import Sampled, sample
 
 
 def normal(*shape: int, seed: int = 0, scale: float = 3.0) -> torch.Tensor:

@@ -22,8 +22,7 @@ import pytest
 import typing_extensions
 
 from inlay.errors import StructureError
-from inlay.sampling.bounded_schemas import bounded_document
-from inlay.sampling.json_schemas import GrammarError, holdable, self_contained
+from inlay.sampling.json_schemas import GrammarError, bounded_document, holdable, self_contained
 from inlay.sampling.structured import Grammars
 from tests.tokenizers_for_tests import family
 

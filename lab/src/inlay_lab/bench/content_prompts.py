@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inlay.errors import ParameterError
-from inlay.retrieval.parts import marked_parts
+from inlay.retrieval.rerank import marked_parts
 from inlay_lab.eval.collection import SYSTEM, Retriever, generated, joined
 
 WORKLOADS = ("rag", "agent", "repeat")

@@ -18,8 +18,7 @@ from inlay.engine.background.profiler import KnownProfiles, Profile, deviation
 from inlay.engine.core import EngineCore
 from inlay.errors import CapacityError
 from inlay.pml.schema import Prompt
-from inlay.prompt.composed import compose
-from inlay.prompt.recompute import expected_deviations, inexact_modules
+from inlay.prompt.composed import compose, expected_deviations, inexact_modules
 from inlay.prompt.request import EngineRequest
 from inlay.sampling.params import SamplingParams
 from inlay.slots import cut

@@ -22,8 +22,7 @@ import numpy as np
 from inlay.check.statistics import wilson_interval
 from inlay.client.llm import LLM
 from inlay.errors import ParameterError
-from inlay.retrieval.parts import marked_parts
-from inlay.retrieval.rerank import choose_cached
+from inlay.retrieval.rerank import choose_cached, marked_parts
 from inlay.sampling.params import SamplingParams
 from inlay.types import CachedText
 from inlay_lab.eval.collection import Ask, Collection, Retriever, generated, popularity

@@ -1,7 +1,7 @@
 """Published figures to compare experiments with, each with its table, figure or section.
 
 Prompt Cache (Gim et al., arXiv 2311.04934) prints the results of figures 3, 4 and 9 to 13 as ranges only; these are
-here. Its tables 1 and 3 are in eval/longbench/paper.py, table 2 is in inlay/authoring/memory/estimate.py.
+here. Its tables 1 and 3 are in eval/longbench/paper.py, table 2 is in inlay/authoring/memory.py.
 ChunkAttention (Ye et al., arXiv 2402.15220): tables as printed, and the text's numbers on its figures.
 The commentary is an article in Japanese on Prompt Cache (論文解説: Prompt Cache). Its tables are in no version of the
 paper.

@@ -8,10 +8,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Protocol
 
-from inlay.cluster.affinity import Affinity, Decision, RouterSettings
+from inlay.cluster.affinity import Affinity, Decision, ResidencyMap, RouterSettings
 from inlay.cluster.loads import RequestLoad
 from inlay.cluster.pieces import Wanted
-from inlay.cluster.residency_map import ResidencyMap
 from inlay.kv.changes import StoreChanges
 from inlay_lab.simulate.costs import Costs
 from inlay_lab.simulate.replica import Job, Replica

@@ -196,7 +196,5 @@ def _memory() -> int:
     """Bytes of the router's map, by the files that allocated them."""
     gc.collect()
     snapshot = tracemalloc.take_snapshot()
-    mine = snapshot.filter_traces(
-        [tracemalloc.Filter(True, "*residency_map.py"), tracemalloc.Filter(True, "*loads.py")]
-    )
+    mine = snapshot.filter_traces([tracemalloc.Filter(True, "*affinity.py"), tracemalloc.Filter(True, "*loads.py")])
     return sum(trace.size for trace in mine.traces)

@@ -1,13 +1,11 @@
-"""Anthropic's Messages API without HTTP, with one file per step.
+"""Anthropic's Messages API without HTTP.
 
-``blocks`` declares messages and their content, and ``bodies`` the fields and the rules to read them. ``translate``
-creates the call. ``respond`` writes a message or an error, and ``stream`` writes events. ``openapi`` describes the
-routes.
+``blocks`` declares messages and their content. ``bodies`` has the fields, the rules to read them, and the translation
+into a call. ``respond`` writes a message, its events, or an error.
 """
 
-from inlay.api.anthropic.bodies import ROUTES, Endpoint, components, read_body
+from inlay.api.anthropic.bodies import ROUTES, Endpoint, components, read_body, translate
 from inlay.api.anthropic.respond import MessageEvents, error_body, limit_headers, respond
-from inlay.api.anthropic.translate import translate
 from inlay.api.call import AnswerRoute
 
 __all__ = ["Anthropic", "Endpoint", "Events", "error_body", "read_body", "respond", "translate"]

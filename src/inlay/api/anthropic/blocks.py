@@ -8,9 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from inlay.api.failures import MAX_PROBLEMS
-from inlay.api.forms import MARKS, MAX_ID, MAX_PARTS, SWITCH, TEXT, CacheControl, PartForms, StrictForm
-from inlay.api.reading import Problem
-from inlay.api.turns import joined, parts_of
+from inlay.api.pieces import joined, parts_of
+from inlay.api.reading import MARKS, MAX_ID, MAX_PARTS, SWITCH, TEXT, CacheControl, PartForms, Problem, StrictForm
 
 NAME = r"^[A-Za-z0-9_.-]{1,128}$"
 NAMED = "letters, digits, _, . and -, at most 128 of them"

@@ -10,14 +10,22 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Unpack
 
-from inlay.api.call import Call, Level
+from inlay.api.call import Call, Level, Named
 from inlay.api.failures import Failure
-from inlay.api.pieces import AnswerPieces, CalledTool, Piece, WholeAnswer, call_digest, whole_answer
+from inlay.api.pieces import (
+    AnswerPieces,
+    CalledTool,
+    Piece,
+    WholeAnswer,
+    call_digest,
+    counts_of,
+    inlay_of,
+    whole_answer,
+)
 from inlay.api.reasoning import ReasoningUse, Thought
 from inlay.api.tools.readers import object_in
-from inlay.api.usage import counts_of, inlay_of
 from inlay.types import CompletionOutput, RequestOutput
 
 #: HTTP status → Anthropic's type of an error. Other client errors are "invalid_request_error", and others "api_error".
@@ -33,31 +41,23 @@ _ERRORS = {
 _TOO_LONG = "prompt is too long"  # clients such as Claude Code look for these words, and shorten the conversation
 
 
-def respond(
-    call: Call,
-    outputs: Sequence[RequestOutput],
-    *,
-    name: str,
-    created: int,
-    model: str,
-    fingerprint: str | None = None,
-) -> dict[str, Any]:
-    """Return the body of a message. For the arguments, see ``Dialect.respond``."""
+def respond(call: Call, outputs: Sequence[RequestOutput], **named: Unpack[Named]) -> dict[str, Any]:
+    """Return the body of a message."""
     (output,) = outputs
     (answer,) = output.outputs
     whole = whole_answer(call, output, answer)
     return {
-        **head(name, model),
-        "content": content_of(whole, name),
+        **head(named),
+        "content": content_of(whole, named["name"]),
         **end(answer, calls=whole.calls),
         "usage": usage_of(outputs, call.reasoning),
         "inlay": inlay_of(outputs),
     }
 
 
-def head(name: str, model: str) -> dict[str, Any]:
+def head(named: Named) -> dict[str, Any]:
     """Return the first fields of a message."""
-    return {"id": f"msg_{name}", "type": "message", "role": "assistant", "model": model}
+    return {"id": f"msg_{named['name']}", "type": "message", "role": "assistant", "model": named["model"]}
 
 
 def content_of(whole: WholeAnswer, name: str) -> list[dict[str, Any]]:
@@ -144,20 +144,11 @@ _PING = {"type": "ping"}
 
 
 class MessageEvents:
-    """The events of one message.
+    """The events of one message."""
 
-    Args:
-        call: the request.
-        name: see ``respond``.
-        created: see ``respond``.
-        model: see ``respond``.
-        fingerprint: see ``respond``.
-    """
-
-    def __init__(self, call: Call, *, name: str, created: int, model: str, fingerprint: str | None = None) -> None:
+    def __init__(self, call: Call, **named: Unpack[Named]) -> None:
         self._call = call
-        self._name = name
-        self._model = model
+        self._named = named
         self._pieces: AnswerPieces | None = None
         self._latest: RequestOutput | None = None
         self._index = -1  # of the current block
@@ -192,7 +183,7 @@ class MessageEvents:
                 yield from self._told(piece)
 
     def _start(self, output: RequestOutput) -> dict[str, Any]:
-        message = {**head(self._name, self._model), "content": [], "stop_reason": None, "stop_sequence": None}
+        message = {**head(self._named), "content": [], "stop_reason": None, "stop_sequence": None}
         return {"type": "message_start", "message": {**message, "usage": usage_of([output], self._call.reasoning)}}
 
     def _told(self, piece: Piece) -> Iterator[dict[str, Any]]:
@@ -206,7 +197,7 @@ class MessageEvents:
                 yield self._delta({"type": "text_delta", "text": piece.content})
         else:
             if piece.name is not None:
-                yield from self._opened(piece.call, opened_call(self._name, piece.call, piece.name))
+                yield from self._opened(piece.call, opened_call(self._named["name"], piece.call, piece.name))
             if piece.arguments:
                 yield self._delta({"type": "input_json_delta", "partial_json": piece.arguments})
 

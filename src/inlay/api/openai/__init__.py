@@ -1,15 +1,12 @@
-"""OpenAI's API without HTTP, with one file per step.
+"""OpenAI's API without HTTP.
 
-``bodies`` and ``messages`` declare the fields, and ``read`` checks a body. ``tools`` and ``reasoning`` interpret its
-requests for these, and ``translate`` creates the call. ``respond`` writes a response or an error, ``stream`` writes
-events, and ``logprobs`` serves both. ``openapi`` describes the routes.
+``bodies`` and ``messages`` declare the fields. ``bodies`` has their rules and the translation into a call, too.
+``respond`` writes a response, its events, or an error.
 """
 
 from inlay.api.call import AnswerRoute
-from inlay.api.openai.bodies import ROUTES, Endpoint, components
-from inlay.api.openai.respond import error_body, limit_headers, respond
-from inlay.api.openai.stream import Chunks
-from inlay.api.openai.translate import read_body, translate
+from inlay.api.openai.bodies import ROUTES, Endpoint, components, read_body, translate
+from inlay.api.openai.respond import Chunks, error_body, limit_headers, respond
 
 __all__ = ["Chunks", "Endpoint", "OpenAI", "error_body", "read_body", "respond", "translate"]
 

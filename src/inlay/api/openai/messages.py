@@ -8,8 +8,18 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from inlay.api.failures import MAX_PROBLEMS, BodyError
-from inlay.api.forms import MARKS, MAX_ID, MAX_PARTS, MAX_TOOLS, NAME, TEXT, CacheControl, PartForms, StrictForm
-from inlay.api.reading import Problem
+from inlay.api.reading import (
+    MARKS,
+    MAX_ID,
+    MAX_PARTS,
+    MAX_TOOLS,
+    NAME,
+    TEXT,
+    CacheControl,
+    PartForms,
+    Problem,
+    StrictForm,
+)
 from inlay.api.tools.readers import object_in
 
 _CONTENT = (

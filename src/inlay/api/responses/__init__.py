@@ -1,15 +1,13 @@
-"""OpenAI's Responses API without HTTP, with one file per step.
+"""OpenAI's Responses API without HTTP.
 
-``items`` declares the input, and ``bodies`` the fields and the rules to read them. ``translate`` creates the call.
-``respond`` writes a response, and ``stream`` writes events. ``openapi`` describes the route. The server stores
-responses.
+``items`` declares the input. ``bodies`` has the fields, the rules to read them, and the translation into a call.
+``respond`` writes a response and its events. The server stores responses.
 """
 
 from inlay.api.call import AnswerRoute
 from inlay.api.openai.respond import error_body, limit_headers
-from inlay.api.responses.bodies import ROUTES, Endpoint, components, read_body
+from inlay.api.responses.bodies import ROUTES, Endpoint, components, read_body, translate
 from inlay.api.responses.respond import ResponseEvents, respond
-from inlay.api.responses.translate import translate
 
 __all__ = ["Endpoint", "Events", "Responses", "read_body", "respond", "translate"]
 

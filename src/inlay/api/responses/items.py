@@ -10,11 +10,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from inlay.api.failures import MAX_PROBLEMS
-from inlay.api.forms import MARKS, MAX_ID, MAX_PARTS, TEXT, CacheControl, PartForms, StrictForm
 from inlay.api.openai.messages import MarkedText, marked_text
-from inlay.api.reading import Problem
+from inlay.api.pieces import joined
+from inlay.api.reading import MARKS, MAX_ID, MAX_PARTS, TEXT, CacheControl, PartForms, Problem, StrictForm
 from inlay.api.tools.readers import object_in
-from inlay.api.turns import joined
 
 NAME = r"^[A-Za-z0-9_-]{1,128}$"
 NAMED = "letters, digits, _ and -, at most 128 of them"

@@ -5,64 +5,53 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Unpack
 
-from inlay.api.call import Call
+from inlay.api.call import Call, Named
 from inlay.api.failures import Failure
-from inlay.api.pieces import AnswerPieces, CalledTool, Piece, WholeAnswer, call_digest, whole_answer
+from inlay.api.pieces import (
+    AnswerPieces,
+    CalledTool,
+    Piece,
+    WholeAnswer,
+    call_digest,
+    counts_of,
+    inlay_of,
+    whole_answer,
+)
 from inlay.api.reasoning import ReasoningUse, Thought
 from inlay.api.responses.items import encoded_reasoning
-from inlay.api.usage import counts_of, inlay_of
 from inlay.types import CompletionOutput, RequestOutput
 
 DONE, CUT, RUNNING, FAILED = "completed", "incomplete", "in_progress", "failed"
 
 
-def respond(
-    call: Call,
-    outputs: Sequence[RequestOutput],
-    *,
-    name: str,
-    created: int,
-    model: str,
-    fingerprint: str | None = None,
-) -> dict[str, Any]:
-    """Return the document of a response. For the arguments, see ``Dialect.respond``."""
+def respond(call: Call, outputs: Sequence[RequestOutput], **named: Unpack[Named]) -> dict[str, Any]:
+    """Return the document of a response."""
     (output,) = outputs
     (answer,) = output.outputs
     status = status_of(answer)
     return {
-        **document(call, status, name=name, created=created, model=model),
-        "output": items_of(whole_answer(call, output, answer), call, name, status),
+        **document(call, status, **named),
+        "output": items_of(whole_answer(call, output, answer), call, named["name"], status),
         "usage": usage_of(outputs, call.reasoning),
         "inlay": inlay_of(outputs),
     }
 
 
-def document(
-    call: Call, status: str, *, name: str, created: int, model: str, failure: Failure | None = None
-) -> dict[str, Any]:
-    """Return a response without output.
-
-    Args:
-        call: the request.
-        status: of the response.
-        name: the unique part of its id.
-        created: seconds since 1970.
-        model: the model's name.
-        failure: the reason for a failed response.
-    """
+def document(call: Call, status: str, failure: Failure | None = None, **named: Unpack[Named]) -> dict[str, Any]:
+    """Return a response without output. ``failure`` is the reason for a failed one."""
     repeated = {key: value for key, value in call.repeated.items() if key != "include_encrypted"}
     return {
-        "id": f"resp_{name}",
+        "id": f"resp_{named['name']}",
         "object": "response",
-        "created_at": created,
-        "completed_at": max(created, int(time.time())) if status == DONE else None,
+        "created_at": named["created"],
+        "completed_at": max(named["created"], int(time.time())) if status == DONE else None,
         "status": status,
         "background": False,
         "error": None if failure is None else {"code": failure.code or failure.kind.value, "message": failure.message},
         "incomplete_details": {"reason": "max_output_tokens"} if status == CUT else None,
-        "model": model,
+        "model": named["model"],
         "output": [],
         "truncation": "disabled",
         "usage": None,
@@ -159,20 +148,12 @@ _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", "
 
 
 class ResponseEvents:
-    """The events of one response.
+    """The events of one response."""
 
-    Args:
-        call: the request.
-        name: see ``respond``.
-        created: see ``respond``.
-        model: see ``respond``.
-        fingerprint: see ``respond``.
-    """
-
-    def __init__(self, call: Call, *, name: str, created: int, model: str, fingerprint: str | None = None) -> None:
+    def __init__(self, call: Call, **named: Unpack[Named]) -> None:
         self._call = call
-        self._name = name
-        self._named: dict[str, Any] = {"name": name, "created": created, "model": model}
+        self._name = named["name"]
+        self._named = named
         self._pieces: AnswerPieces | None = None
         self._latest: RequestOutput | None = None
         self._number = 0  # of the next event
@@ -202,7 +183,7 @@ class ResponseEvents:
 
     def fail(self, failure: Failure) -> list[str]:
         """Return the event that ends the stream with an error."""
-        response = {**document(self._call, FAILED, failure=failure, **self._named), "output": self._items}
+        response = {**document(self._call, FAILED, failure, **self._named), "output": self._items}
         return [self._event({"type": "response.failed", "response": response})]
 
     def _events(self, output: RequestOutput) -> Iterator[dict[str, Any]]:

@@ -1,16 +1,14 @@
-"""Tool calls: the formats of models (formats), the grammar of calls (schema), and the parsing of answers (parsers).
+"""Tool calls: the tools of a request (offer), the formats of models and the parsing of answers (formats).
 
-Without a grammar, free_parser separates text from calls, and a reader of the format's syntax reads each call (readers,
-tagged, literals).
+Without a grammar, ``FreeParser`` separates text from calls, and a reader of the format's syntax reads each call
+(readers, tagged).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inlay.api.tools.formats import ModelTools
-from inlay.api.tools.free_parser import FreeParser
-from inlay.api.tools.parsers import AnswerParser, Delta, EitherParser, HeldParser
+from inlay.api.tools.formats import AnswerParser, Delta, EitherParser, FreeParser, HeldParser, ModelTools
 from inlay.api.tools.readers import Functions
 
 __all__ = ["AnswerParser", "Delta", "ToolUse"]

@@ -22,16 +22,23 @@ import triton
 from torch import Tensor
 
 from inlay.attention.backend import AttentionOptions
-from inlay.attention.device_storage import DeviceStorage, Scales
 from inlay.attention.mass import attention_mass
 from inlay.attention.plan import Part, Plan
 from inlay.attention.rope import Rotary
-from inlay.attention.storage import LARGEST, KVStorage, LayerShape
+from inlay.attention.storage import LARGEST, DeviceStorage, KVStorage, LayerShape, Scales
 from inlay.attention.triton import kernels
-from inlay.attention.triton.cost import CostModel, Shape, coefficients
-from inlay.attention.triton.jobs import BLOCK_KEYS, TILES, Device
 from inlay.attention.triton.plain import PlainPrefill, installed
-from inlay.attention.triton.tables import WorkTables, build_tables, head_tile
+from inlay.attention.triton.tables import (
+    BLOCK_KEYS,
+    TILES,
+    CostModel,
+    Device,
+    Shape,
+    WorkTables,
+    build_tables,
+    coefficients,
+    head_tile,
+)
 from inlay.attention.triton.work import MOST_STEPS, DeviceTables, Kind, TritonRecording
 from inlay.errors import ParameterError
 

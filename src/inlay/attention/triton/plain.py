@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 
 from inlay.attention.backend import AttentionOptions
-from inlay.attention.grouping import FIRST, LENGTH, MASKED, POSITION, SHIFT
-from inlay.attention.plan import Part, Plan
+from inlay.attention.plan import FIRST, LENGTH, MASKED, POSITION, SHIFT, Part, Plan
 
 logger = logging.getLogger(__name__)
 

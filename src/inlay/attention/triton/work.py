@@ -2,7 +2,7 @@
 
 Tables are uploaded in one asynchronous copy. A decode step that only grows lengths increments one number on the
 device. A *recording* keeps its tables at fixed addresses, with spare room. Several plans can use it in turn
-(engine/graphs.py).
+(engine/runner.py).
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from torch import Tensor
 
 from inlay.attention.plan import Plan
 from inlay.attention.rope import Rotary
-from inlay.attention.triton.cost import Shape
 from inlay.attention.triton.plain import PlainPart, plain_parts
-from inlay.attention.triton.tables import Ints, Room, WorkTables
+from inlay.attention.triton.tables import Ints, Room, Shape, WorkTables
 
 #: The most decode steps before splits are computed again.
 MOST_STEPS = 256

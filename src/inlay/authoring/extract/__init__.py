@@ -3,10 +3,10 @@
 Needs no model and no tokenizer: the caller passes a function that encodes texts.
 """
 
-from inlay.authoring.extract.corpus import Corpus
 from inlay.authoring.extract.extraction import Extraction, ExtractionSettings, Saving, extract
 from inlay.authoring.extract.log import LogError, LoggedPrompt, LoggedTurn, LogReader
 from inlay.authoring.extract.proposal import Proposal
+from inlay.authoring.extract.runs import Corpus
 
 __all__ = [
     "Corpus",

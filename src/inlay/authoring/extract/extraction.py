@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from inlay.authoring.extract.choose import Encode, choose
-from inlay.authoring.extract.corpus import Corpus
-from inlay.authoring.extract.find import find
+from inlay.authoring.extract.find import Encode, choose, find
 from inlay.authoring.extract.proposal import Proposal, propose
+from inlay.authoring.extract.runs import Corpus
 from inlay.errors import ParameterError, Place
 from inlay.pml import Item, NewText, SchemaText, TurnStart, resolve
 from inlay.pml.nodes import ROLES
+from inlay.wording import counted
 
 _BATCH_CHARACTERS = 4_000_000  # of new text that is tokenized at a time
 _BORDERS = 2**32 - len(ROLES)  # elements from here on are starts of turns, not tokens
@@ -323,13 +323,13 @@ def _notes(result: Extraction) -> list[str]:
     if left_out := proposal.choice.left_out:
         worth = sum(piece.worth for piece in left_out)
         notes.append(
-            f"{_many(len(left_out), 'more text')} would make modules, and save up to {worth:,} more tokens; "
+            f"{counted(len(left_out), 'more text')} would make modules, and save up to {worth:,} more tokens; "
             "they are left out, since a schema is limited by --max-modules and by the size of its file"
         )
     if saving.fitting < len(proposal.corpus):
         notes.append(
-            f"{_many(len(proposal.corpus) - saving.fitting, 'prompt')} cannot use the schema, without the text that is "
-            "always present; give them a schema of their own"
+            f"{counted(len(proposal.corpus) - saving.fitting, 'prompt')} cannot use the schema, without the text that "
+            "is always present; give them a schema of their own"
         )
     if saving.by_prefix > saving.by_schema:
         notes.append(
@@ -348,11 +348,11 @@ def _order(result: Extraction) -> list[str]:
     if not proposal.arrangement.swapped:
         return []
     one, other, first, later = proposal.arrangement.examples[0]
-    pairs = _many(proposal.arrangement.swapped, "pair")
+    pairs = counted(proposal.arrangement.swapped, "pair")
     return [
         f"{pairs} of modules in both orders, such as {proposal.names[one]} and {proposal.names[other]} "
-        f"({first:,} and {later:,} times); {_many(proposal.moved, 'prompt')} in another order than the schema's, which "
-        "needs positions 'packed'"
+        f"({first:,} and {later:,} times); {counted(proposal.moved, 'prompt')} in another order than the schema's, "
+        "which needs positions 'packed'"
     ]
 
 
@@ -360,7 +360,3 @@ def _unusable(corpus: Corpus) -> int:
     """Return the number of prompts with characters that no schema can hold."""
     usable = np.concatenate((corpus.usable, [True]))  # the last element is for END
     return len(np.unique(corpus.prompts_of(np.flatnonzero(~usable[corpus.words]))))
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from inlay.authoring.extract.choose import ChosenPieces, Cover
-from inlay.authoring.extract.corpus import Bools, Corpus, Longs
-from inlay.authoring.extract.find import SchemaFrame
+from inlay.authoring.extract.find import ChosenPieces, Cover, SchemaFrame
+from inlay.authoring.extract.runs import Bools, Corpus, Longs
 from inlay.errors import Place
 from inlay.pml import Import, Module, Prompt, PromptTurn, Schema, Text, Turn, Union, numbered
 from inlay.pml.attributes import TAGS, objection

@@ -17,10 +17,8 @@ from inlay.engine.background.profiler import Profiler
 from inlay.engine.request import Request
 from inlay.engine.runner import Runner
 from inlay.kv.store import SegmentStore
-from inlay.policy import BEST
-from inlay.prompt.composed import ComposedPrompt, compose
-from inlay.prompt.recompute import choose_tokens, inexact_modules
-from inlay.recompute import Recompute
+from inlay.policy import BEST, Recompute
+from inlay.prompt.composed import ComposedPrompt, choose_tokens, compose, inexact_modules
 from inlay.tolerance import Measured
 
 #: The recomputations that are compared. The first is none.

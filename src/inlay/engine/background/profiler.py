@@ -32,7 +32,7 @@ from inlay.engine.runner import Runner
 from inlay.errors import CapacityError
 from inlay.kv.identity import SegmentSpec
 from inlay.kv.offload.residency import Residency
-from inlay.kv.segment import Hold, PrefixMatch
+from inlay.kv.pool import Hold, PrefixMatch
 from inlay.kv.store import SegmentStore
 from inlay.slots import SlotRange, cut
 

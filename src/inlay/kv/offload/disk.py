@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +18,19 @@ from inlay.errors import ParameterError
 from inlay.kv.identity import LOSSLESS
 from inlay.kv.offload.codecs import Slab
 from inlay.kv.offload.disk_index import DiskIndex
-from inlay.kv.offload.entries import TierCounts, TierEntries
-from inlay.kv.offload.files import FileSource, remove_drafts, write_file
-from inlay.kv.offload.form import FORM, UnknownFormError, read_header, read_segment, read_slabs, size_of
+from inlay.kv.offload.form import (
+    FORM,
+    FileSource,
+    UnknownFormError,
+    read_header,
+    read_segment,
+    read_slabs,
+    remove_drafts,
+    size_of,
+    write_file,
+)
 from inlay.kv.offload.record import SegmentRecord
-from inlay.kv.offload.tier import Miss, TierEntry, TierMissError
+from inlay.kv.offload.tier import Miss, Tier, TierCounts, TierEntries, TierEntry, TierMissError
 from inlay.kv.policies import PassCost, Policy, lru
 from inlay.types import TierStats
 from inlay.whole_file import sync_folder
@@ -38,7 +46,7 @@ _MOST_PROFILES = 4096  # of segments that are not written yet; the oldest go fir
 MOST_USES = 256  # Uses that are kept in memory. More are written at once, fewer on refresh.
 
 
-class DiskTier:
+class DiskTier(Tier):
     """Segments in files of a folder. ``get``, ``put`` and ``delete`` may be called from any thread.
 
     Args:
@@ -81,12 +89,6 @@ class DiskTier:
     def holds(self, key: bytes) -> bool:
         return key in self._entries
 
-    def unsure(self, key: bytes) -> bool:
-        return False
-
-    def find(self, keys: Sequence[bytes]) -> None:
-        """Do nothing: ``holds`` is always sure."""
-
     def get(self, asked: SegmentRecord, take: Callable[[int, Slab], None], late: Callable[[], bool]) -> None:
         try:
             with self._opened(asked.key, whole=True) as file:
@@ -106,11 +108,11 @@ class DiskTier:
             return self.holds(record.key)
         try:
             if not self._make_room(size_of(record)):
-                self._counts.refused()
+                self._counts.add(refused=1)
                 return False
             written = write_file(self.folder, record.key.hex() + _SUFFIX, record, slabs)
         except OSError as error:
-            self._counts.refused()
+            self._counts.add(refused=1)
             self._no_writes_until = time.monotonic() + _RETRY_S
             logger.warning("segments are not written to %s for a while: %s", self.folder, error)
             return False
@@ -121,7 +123,7 @@ class DiskTier:
             profile = self._profiles.pop(record.key, None)
         if profile is not None:
             self._index.add_profile(record.key, *profile)
-        self._counts.wrote(written)
+        self._counts.add(writes=1, written_bytes=written)
         return True
 
     def add_profile(self, key: bytes, lossless: bytes, deviations: bytes) -> None:
@@ -341,7 +343,7 @@ class DiskTier:
 
     def _hit(self, asked: SegmentRecord) -> None:
         now = time.time()
-        self._counts.hit(asked.tokens)
+        self._counts.add(hits=1, hit_tokens=asked.tokens)
         with self._lock:
             self._uses.append((asked.key, now))
             if asked.key in self._entries:

@@ -1,6 +1,6 @@
 """The host tier: segments in host memory, below a pool in device memory.
 
-It receives modules that the pool evicts (demotion.py), not computed segments. A module that loads again stays here
+It receives modules that the pool evicts (saver.py), not computed segments. A module that loads again stays here
 while there is room. When room is needed, copies of modules in the pool are evicted first, so that the two hold more
 together.
 
@@ -30,9 +30,8 @@ import numpy.typing as npt
 
 from inlay.kv.identity import LOSSLESS
 from inlay.kv.offload.codecs import CODECS, Slab
-from inlay.kv.offload.entries import TierCounts, TierEntries
 from inlay.kv.offload.record import SegmentRecord
-from inlay.kv.offload.tier import Miss, TierEntry, TierMissError
+from inlay.kv.offload.tier import Miss, Tier, TierCounts, TierEntries, TierEntry, TierMissError
 from inlay.kv.policies import PassCost, Policy, lru
 from inlay.kv.pool import FreeSpans
 from inlay.slots import SlotRange
@@ -163,7 +162,7 @@ class HostSegment:
         return sum(each.length for each in self.pages)
 
 
-class HostTier:
+class HostTier(Tier):
     """Segments in ``capacity`` bytes of memory, in the form that they have in the pool.
 
     Args:
@@ -193,12 +192,6 @@ class HostTier:
 
     def holds(self, key: bytes) -> bool:
         return key in self.kept
-
-    def unsure(self, key: bytes) -> bool:
-        return False
-
-    def find(self, keys: Sequence[bytes]) -> None:
-        """Do nothing: ``holds`` is always sure."""
 
     def fits(self, record: SegmentRecord) -> bool:
         """True if a segment fits into the empty tier."""
@@ -239,7 +232,7 @@ class HostTier:
         finally:
             if kept is not None:
                 self._let_go(kept)
-        self._counts.hit(asked.tokens)
+        self._counts.add(hits=1, hit_tokens=asked.tokens)
         with self._guard:
             entry = self._entries.get(asked.key)
             if entry is not None:
@@ -251,7 +244,7 @@ class HostTier:
             return True
         pages = self._make_room(_size_of(record))
         if pages is None:
-            self._counts.refused()
+            self._counts.add(refused=1)
             return False
         kept = HostSegment(record, pages)
         try:
@@ -273,7 +266,7 @@ class HostTier:
             self.kept[record.key] = kept
             self._kept_pages += kept.size
             self._entries.note(replace(TierEntry.of(record, size, time.time()), uses=uses))
-        self._counts.wrote(size)
+        self._counts.add(writes=1, written_bytes=size)
         return True
 
     def delete(self, key: bytes) -> bool:
@@ -297,9 +290,6 @@ class HostTier:
     def expire(self, key: bytes, ttl_s: float) -> None:
         """Do nothing: the engine ends lifetimes, and it lives as long as this memory."""
 
-    def left_s(self, key: bytes) -> float | None:
-        return None
-
     def iterate(self) -> Iterator[TierEntry]:
         with self._guard:
             entries = list(self._entries.values())
@@ -316,9 +306,6 @@ class HostTier:
 
     def stats(self) -> TierStats:
         return self._counts.stats(self.iterate(), quota=self.quota)
-
-    def refresh(self) -> None:
-        """Do nothing: no other process writes here."""
 
     def close(self) -> None:
         self.clear()

@@ -13,17 +13,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from inlay.kv.identity import TEXT_LABEL, SegmentSpec
-from inlay.kv.misses import LATE
-from inlay.kv.offload.arrivals import Arrival
-from inlay.kv.offload.demotion import Demoter
 from inlay.kv.offload.disk import DiskTier
 from inlay.kv.offload.host import HostTier
-from inlay.kv.offload.loader import Coming, Loader
+from inlay.kv.offload.loader import Arrival, Coming, Loader
 from inlay.kv.offload.record import SlabMemory, StateMemory
-from inlay.kv.offload.saver import Saver
-from inlay.kv.offload.stack import TierStack
+from inlay.kv.offload.saver import Demoter, Saver
+from inlay.kv.offload.stack import LATE, TierStack
 from inlay.kv.offload.tier import Tier
-from inlay.kv.segment import LOADED, PrefixMatch
+from inlay.kv.pool import LOADED, PrefixMatch
 from inlay.kv.store import SegmentStore
 from inlay.types import TierStats
 

@@ -1,15 +1,18 @@
-"""The protocol of every tier below the pool."""
+"""The protocol of every tier below the pool, and its entries in the order of eviction."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 from inlay.errors import PortableError
 from inlay.kv.offload.codecs import Slab
 from inlay.kv.offload.record import SegmentRecord
+from inlay.kv.policies import EvictionQueue, PassCost, Policy, Use
 from inlay.types import TierStats
 
 
@@ -87,15 +90,14 @@ class Tier(Protocol):
     ``get``, ``put``, ``delete``, ``left_s``, ``find`` and ``refresh`` may block and run on background threads. All else
     never blocks. All methods are thread-safe.
 
+    Where a method has a body, it is that of a tier that is always sure, keeps no lifetimes and has no other writers.
+
     Attributes:
         codec: the codec for segments from the pool. Segments from another tier keep their form.
     """
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def codec(self) -> str: ...
+    name: str
+    codec: str
 
     def holds(self, key: bytes) -> bool:
         """True if the segment is believed to be there. Makes no request, so it may be wrong."""
@@ -103,11 +105,11 @@ class Tier(Protocol):
 
     def unsure(self, key: bytes) -> bool:
         """True if only ``find`` can tell whether the segment is there."""
-        ...
+        return False
 
     def find(self, keys: Sequence[bytes]) -> None:
         """Find out which of these are there, for ``holds``. Raises TierMissError if that is impossible now."""
-        ...
+        return
 
     def get(self, asked: SegmentRecord, take: Callable[[int, Slab], None], late: Callable[[], bool]) -> None:
         """Deliver a segment's slabs, layer by layer. Each is checked before delivery.
@@ -140,7 +142,7 @@ class Tier(Protocol):
 
     def left_s(self, key: bytes) -> float | None:
         """Seconds until a segment expires; None for never. May block."""
-        ...
+        return None
 
     def iterate(self) -> Iterator[TierEntry]:
         """All entries, most recently used last."""
@@ -161,8 +163,171 @@ class Tier(Protocol):
 
     def refresh(self) -> None:
         """Learn of changes by other processes. May block."""
-        ...
+        return
 
     def close(self) -> None:
         """Close files and connections. Stored segments stay."""
         ...
+
+
+@dataclass(eq=False, slots=True)
+class _Item:
+    """An entry as the eviction queue sees it. Pinned and taken entries are not listed."""
+
+    entry: TierEntry
+    use: Use
+    listed: int | None = None
+
+
+class TierEntries(Mapping[bytes, TierEntry]):
+    """The entries of one tier by key, and an eviction queue of those that are not pinned. Not thread-safe.
+
+    Entries count uses of all processes since the first one. The floor at the last use is known of this process only.
+    Entries from before its start count as older.
+
+    Attributes:
+        evictable_bytes: the size of all entries that are not pinned.
+    """
+
+    def __init__(self, policy: Policy, cost: PassCost | None = None) -> None:
+        self.evictable_bytes = 0
+        self._queue: EvictionQueue[_Item] = EvictionQueue(policy, cost or PassCost())
+        self._items: dict[bytes, _Item] = {}
+        self._labelled: defaultdict[bytes, set[bytes]] = defaultdict(set)  # the keys of each label
+
+    def __getitem__(self, key: bytes) -> TierEntry:
+        return self._items[key].entry
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._items
+
+    def labelled(self, labels: Iterable[bytes]) -> list[TierEntry]:
+        """The entries with any of these labels."""
+        keys = {key for label in labels for key in self._labelled.get(label, ())}
+        return [self._items[key].entry for key in keys]
+
+    def begin(self, entries: Iterable[TierEntry]) -> None:
+        """Add entries that were there before this process started."""
+        for entry in entries:
+            self._note(entry, 0.0)
+
+    def replace(self, entries: Iterable[TierEntry]) -> None:
+        """Replace all entries."""
+        now = {entry.key: entry for entry in entries}
+        self.change({key: now.get(key) for key in self._items.keys() | now.keys()})
+
+    def change(self, changed: Mapping[bytes, TierEntry | None]) -> None:
+        """Set or remove the entries of these keys. None removes."""
+        for key, entry in changed.items():
+            if entry is None:
+                self.remove(key)
+            elif self.get(key) != entry:
+                self.note(entry)
+
+    def note(self, entry: TierEntry) -> None:
+        """Add or update an entry, and list it for eviction unless it is pinned."""
+        self._note(entry, self._queue.floor)
+
+    def remove(self, key: bytes) -> bool:
+        """Remove an entry. Returns True if it was known."""
+        item = self._items.pop(key, None)
+        if item is None:
+            return False
+        self._count(item, -1)
+        self._unlabel(item.entry)
+        if item.listed is not None:
+            self._queue.remove(item)
+        return True
+
+    def take(self) -> TierEntry | None:
+        """Return the first entry of the queue, and list it no more. Returns None if all are pinned or taken."""
+        with self._queue.next() as items:
+            first = next(items, None)
+        if first is None:
+            return None
+        self._queue.remove(first)
+        return first.entry
+
+    def evicted(self, entry: TierEntry) -> None:
+        """Record that an entry from ``take`` is evicted. Call it before ``remove``."""
+        item = self._items.get(entry.key)
+        if item is not None:
+            self._queue.evicted(item)
+
+    def _note(self, entry: TierEntry, floor: float) -> None:
+        item = self._items.get(entry.key)
+        if item is None:
+            item = self._items[entry.key] = _Item(entry, _use(entry, floor))
+        else:
+            self._count(item, -1)
+            self._unlabel(item.entry)
+            item.use = _use(entry, item.use.floor if item.entry.used == entry.used else floor)
+            item.entry = entry
+        self._count(item, 1)
+        for label in entry.labels:
+            self._labelled[label].add(entry.key)
+        if not entry.pinned:
+            self._queue.put(item)
+        elif item.listed is not None:
+            self._queue.remove(item)
+
+    def _unlabel(self, entry: TierEntry) -> None:
+        for label in entry.labels:
+            self._labelled[label].discard(entry.key)
+            if not self._labelled[label]:
+                del self._labelled[label]
+
+    def _count(self, item: _Item, sign: int) -> None:
+        if not item.entry.pinned:
+            self.evictable_bytes += sign * item.entry.size
+
+
+def _use(entry: TierEntry, floor: float) -> Use:
+    # The first use wrote the entry, the others read it. The time of the last use but one is unknown. For entries that
+    # were read, the last use stands in for it.
+    before = entry.used if entry.uses else 0.0
+    return Use(entry.tokens, 0, True, entry.used, entry.uses + 1, entry.used, before, floor)
+
+
+class TierCounts:
+    """Reads, writes and evictions of one tier, by the field of TierStats. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._misses: Counter[str] = Counter()
+        self._sums: Counter[str] = Counter()
+
+    def add(self, **sums: int) -> None:
+        """Add to the counters of these names."""
+        with self._lock:
+            self._sums.update(sums)
+
+    def missed(self, reason: Miss) -> None:
+        """Count a miss."""
+        with self._lock:
+            self._misses[reason.value] += 1
+
+    def evicted(self, ages_s: Iterable[float]) -> None:
+        """Count evicted segments. ``ages_s`` are the seconds since each was last read."""
+        ages: Any = list(ages_s)
+        self.add(evictions=len(ages), evicted_age_s=sum(ages))
+
+    def stats(self, entries: Iterable[TierEntry], **more: Any) -> TierStats:
+        """The counters and the current contents. ``more`` are further fields of TierStats."""
+        held = list(entries)
+        with self._lock:
+            sums: dict[str, Any] = dict(self._sums)
+            return TierStats(
+                segments=len(held),
+                tokens=sum(entry.tokens for entry in held),
+                bytes=sum(entry.size for entry in held),
+                misses=tuple(sorted(self._misses.items())),
+                **sums,
+                **more,
+            )

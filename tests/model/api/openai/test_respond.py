@@ -13,8 +13,8 @@ from inlay import LLM
 from inlay.api.call import system_fingerprint
 from inlay.api.openai import Endpoint, read_body, respond, translate
 from inlay.api.openai.respond import usage_of
+from inlay.api.pieces import inlay_of
 from inlay.api.tools.formats import model_tools
-from inlay.api.usage import inlay_of
 from inlay.types import RequestMetrics, RequestOutput, Usage
 from tests.conftest import tiny
 from tests.model.api.tool_templates import tool_model

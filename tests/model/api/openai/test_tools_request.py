@@ -18,7 +18,7 @@ from inlay.api.call import Call
 from inlay.api.failures import BodyError
 from inlay.api.openai import Endpoint, read_body, respond, translate
 from inlay.api.tools.formats import ModelTools, model_tools
-from inlay.api.tools.schema import calls_schema, check_parameters, structure_failure
+from inlay.api.tools.offer import calls_schema, check_parameters, structure_failure
 from inlay.errors import StructureError
 from inlay.sampling.structured import Grammars
 from tests.model.api.tool_templates import tool_model, tool_tokenizer

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from inlay.api.harmony import HarmonyParser
 from inlay.api.openai import read_body, translate
 from inlay.api.pieces import WholeAnswer
+from inlay.api.reasoning import HarmonyParser
 from inlay.api.tools.formats import model_tools, named_format
 from inlay.api.tools.offer import with_family_ids
 from inlay.prompt.chat import ChatTemplate
@@ -171,7 +171,7 @@ def test_the_rendered_call_is_parsed_as_that_call(family: Family) -> None:
         harmony = HarmonyParser(functions, parallel=True)
         answer = WholeAnswer.of([*harmony.feed(family.written), *harmony.finish()])
     else:
-        from inlay.api.tools.free_parser import FreeParser
+        from inlay.api.tools.formats import FreeParser
 
         parser = FreeParser(tools, functions, parallel=True)
         answer = WholeAnswer.of([*parser.feed(family.written), *parser.finish()])

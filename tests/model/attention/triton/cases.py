@@ -14,7 +14,7 @@ from torch import Tensor
 
 from inlay.attention.plan import Part, build_plan
 from inlay.attention.triton.backend import TritonBackend
-from inlay.attention.triton.cost import CostModel
+from inlay.attention.triton.tables import CostModel
 from tests.unit.attention.kernel_cases import Layer, bf16, expected_of, fp32, fresh_of, pool_for, with_rotary
 
 fp16 = torch.float16

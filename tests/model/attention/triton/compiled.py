@@ -20,7 +20,7 @@ from triton.compiler import ASTSource
 
 from inlay.attention.triton import kernels
 from inlay.attention.triton.backend import block_width, settings_of
-from inlay.attention.triton.cost import Shape
+from inlay.attention.triton.tables import Shape
 
 PLAIN = {"SOFTCAP": False, "WINDOW": False, "SLOPES": False, "SINKS": False}
 EVERYTHING = dict.fromkeys(PLAIN, True)

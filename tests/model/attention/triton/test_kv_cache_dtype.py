@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from inlay import LLM, ParameterError, Schema
-from inlay.attention.device_storage import DeviceStorage
 from inlay.attention.plan import Item, Part, build_plan
-from inlay.attention.storage import NARROW, LayerShape
+from inlay.attention.storage import NARROW, DeviceStorage, LayerShape
 from inlay.attention.torch import TorchBackend
 from inlay.slots import SlotRange
 from tests.conftest import tiny

@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from inlay.attention.device_storage import DeviceStorage
 from inlay.attention.plan import Part, build_plan
 from inlay.attention.reference import ReferenceBackend
-from inlay.attention.storage import LARGEST, SCALE_BYTES, KVStorage, LayerShape, dequantize, quantize
+from inlay.attention.storage import LARGEST, SCALE_BYTES, DeviceStorage, KVStorage, LayerShape, dequantize, quantize
 from inlay.slots import SlotRange
 from tests.model.attention.triton.cases import backend, fp16, interpreted, same, variations
 from tests.model.attention.triton.test_kernels import SHORT

@@ -10,12 +10,9 @@ import pytest
 import torch
 
 from inlay.attention.plan import Item, Part, Plan, advance, build_plan
-from inlay.attention.triton.cost import Shape
-from inlay.attention.triton.jobs import Device
-from inlay.attention.triton.tables import Room, build_tables
+from inlay.attention.triton.tables import Device, Room, Shape, build_tables
 from inlay.engine.allocation import Work
-from inlay.engine.graphs import SIZES, PassGraphs
-from inlay.engine.runner import Runner
+from inlay.engine.runner import SIZES, PassGraphs, Runner
 from inlay.slots import SlotRange
 from tests.conftest import tiny
 from tests.model.attention.triton.cases import SHARING, backend, interpreted

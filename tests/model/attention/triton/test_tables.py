@@ -13,9 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inlay.attention.plan import Item, Part, Plan, build_plan
-from inlay.attention.triton.cost import CostModel, Shape, coefficients
-from inlay.attention.triton.jobs import BLOCK_KEYS, TILES, Device
-from inlay.attention.triton.tables import LEAST_SPLIT, WorkTables, build_tables
+from inlay.attention.triton.tables import (
+    BLOCK_KEYS,
+    LEAST_SPLIT,
+    TILES,
+    CostModel,
+    Device,
+    Shape,
+    WorkTables,
+    build_tables,
+    coefficients,
+)
 from inlay.errors import ParameterError
 from inlay.slots import SlotRange
 from tests.model.attention.triton.cases import SHARING

@@ -9,8 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from inlay.attention.storage import LayerShape, bytes_per_token
-from inlay.authoring.memory import CODECS
-from inlay.authoring.memory.families import FAMILIES, attention_layer, shape_of
+from inlay.authoring.memory import CODECS, FAMILIES, attention_layer, shape_of
 from inlay.engine.unshared_runner import returned_cache
 from inlay.errors import ModelError
 from inlay.models.families import FAMILIES as SERVED_FAMILIES

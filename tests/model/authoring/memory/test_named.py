@@ -9,8 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from inlay.authoring.memory import ARCHITECTURES, CODECS, shape_named
-from inlay.authoring.memory.families import shape_of
+from inlay.authoring.memory import ARCHITECTURES, CODECS, shape_named, shape_of
 from inlay.errors import ModelError
 from inlay.models.shapes import SHAPES
 from tests.raising import raises

@@ -12,10 +12,10 @@ import torch
 
 from inlay import LLM, AsyncLLM, ParameterError, SamplingParams, Schema
 from inlay.check.run import divergence
-from inlay.engine.background import popularity, promoter
+from inlay.engine.background import promoter
 from inlay.engine.request import Request
 from inlay.kv.identity import TokenRun
-from inlay.kv.segment import PrefixMatch
+from inlay.kv.pool import PrefixMatch
 from inlay.prompt.composed import CachedSpan
 from inlay.types import Scope
 from inlay_lab.eval.setting import Setting
@@ -638,8 +638,8 @@ def test_what_is_begun_goes_on_where_it_was_given_up():
 
 
 def test_one_salt_cannot_fill_the_tables(monkeypatch):
-    monkeypatch.setattr(popularity, "MOST_NODES", 10)
-    monkeypatch.setattr(popularity, "MOST_WAITING", 2 * (FIRST + SECOND))
+    monkeypatch.setattr(promoter, "MOST_NODES", 10)
+    monkeypatch.setattr(promoter, "MOST_WAITING", 2 * (FIRST + SECOND))
     driver = driver_for()
     ask(driver, "ab", salt="one")
     for number, names in enumerate(islice(permutations("abcd", 3), 9)):
@@ -651,7 +651,7 @@ def test_one_salt_cannot_fill_the_tables(monkeypatch):
 
 
 def test_many_salts_that_come_once_take_nobodys_promotion(monkeypatch):
-    monkeypatch.setattr(popularity, "MOST_SALTS", 4)
+    monkeypatch.setattr(promoter, "MOST_SALTS", 4)
     driver = driver_for()
     for _ in range(2):
         ask(driver, "ab", salt="one")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from inlay.engine.pass_cost import RowCost
 from inlay.engine.request import Request
-from inlay.engine.speculation.speculator import Draft, Speculator
+from inlay.engine.speculator import Draft, Speculator
 
 #: The prompt, the seed and the number of an answer. The seeds of a test's requests differ.
 Name = tuple[tuple[int, ...], int | None, int]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inlay.engine.pass_cost import RowCost, measured_rows
-from inlay.engine.speculation.draft_length import AcceptanceRates, Chance, choose_lengths
+from inlay.engine.speculator import AcceptanceRates, Chance, choose_lengths
 from tests.conftest import tiny
 from tests.model.engine.driving import Driver
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from inlay.engine.speculation import text_index
-from inlay.engine.speculation.text_index import EarlierAnswers, GrowingIndex
+from inlay.engine import text_index
+from inlay.engine.text_index import EarlierAnswers, GrowingIndex
 
 NONE: frozenset[bytes] = frozenset()
 

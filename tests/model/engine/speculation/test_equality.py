@@ -16,8 +16,7 @@ import pytest
 
 from inlay import LLM, SamplingParams, Schema
 from inlay.engine import forward
-from inlay.engine.speculation.draft_length import AcceptanceRates
-from inlay.engine.speculation.speculator import Speculator
+from inlay.engine.speculator import AcceptanceRates, Speculator
 from inlay.types import RequestOutput
 from tests.adapters import write_adapter
 from tests.conftest import CONFIGS, tiny

@@ -12,8 +12,7 @@ import pytest
 
 from inlay import LLM, SamplingParams, Schema
 from inlay.engine.request import Request
-from inlay.engine.speculation.draft_length import MOST_ANSWERS, AcceptanceRates
-from inlay.engine.speculation.speculator import Draft, Speculator
+from inlay.engine.speculator import MOST_ANSWERS, AcceptanceRates, Draft, Speculator
 from inlay.errors import ParameterError
 from inlay.sampling import sampler
 from tests.conftest import tiny

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.engine.speculation import text_index
-from inlay.engine.speculation.text_index import MOST_MATCH, DraftIndex, GrowingIndex
+from inlay.engine import text_index
+from inlay.engine.text_index import MOST_MATCH, DraftIndex, GrowingIndex
 
 TOKENS = st.lists(st.sampled_from([1, 2, 3, 2**21 + 1, 2**22 - 1]), max_size=60)
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from inlay.kv.offload import codecs, files, form
+from inlay.kv.offload import codecs, form
 from inlay.kv.offload.disk import DiskTier
 from inlay.kv.offload.tier import Miss, TierMissError
 from tests.unit.kv.offload.segments import (
@@ -55,7 +55,7 @@ def test_what_is_read_whole_begins_with_a_large_request(tmp_path, monkeypatch):
     size = tier.path(SPEC.key).stat().st_size
     monkeypatch.setattr(os, "preadv", lambda file, to, at: (asked.append((at, len(to[0]))), preadv(file, to, at))[1])
     for first in (2 * size, size // 2):
-        monkeypatch.setattr(files, "FIRST_BYTES", first)
+        monkeypatch.setattr(form, "FIRST_BYTES", first)
         asked.clear()
         assert same(read(tier, record_of(SPEC)), slabs_of(SPEC))
         assert asked[0] == (0, min(first, size))

@@ -12,7 +12,7 @@ import pytest
 
 from inlay.errors import ParameterError
 from inlay.kv.choices import check_address, without_password
-from inlay.kv.offload import link, shared
+from inlay.kv.offload import shared
 from inlay.kv.offload.disk import DiskTier
 from inlay.kv.offload.shared import SharedTier
 from inlay.kv.offload.tier import Miss, TierMissError
@@ -42,7 +42,7 @@ def quick(monkeypatch):
     """Deadlines that a test can wait for."""
     for name in ("FIND_S", "BLOCK_S", "WRITE_S"):
         monkeypatch.setattr(shared, name, 0.5)
-    monkeypatch.setattr(link, "CONNECT_S", 0.5)
+    monkeypatch.setattr(shared, "CONNECT_S", 0.5)
 
 
 @pytest.fixture(params=["fake", pytest.param("real", marks=needs_server)])
@@ -326,8 +326,8 @@ def test_a_server_that_claims_a_great_length_is_not_read_to_its_end(fake, caplog
     assert miss.value.reason is Miss.FAILED
     assert "it answers with more than 8 MiB" in caplog.text
     assert sent.ended.wait(10), "its connection is closed"
-    assert sent.bytes < 2 * link.MOST_ANSWERED + (16 << 20), "the rest lay in the buffers of the two sockets"
-    assert most < 5 * link.MOST_ANSWERED, "redis-py copies what it has"
+    assert sent.bytes < 2 * shared.MOST_ANSWERED + (16 << 20), "the rest lay in the buffers of the two sockets"
+    assert most < 5 * shared.MOST_ANSWERED, "redis-py copies what it has"
     tier.close()
 
 
@@ -421,8 +421,8 @@ def test_so_much_is_to_go_while_the_server_is_away_and_is_told_in_few_calls(fake
         tier.delete(key)
     assert sum("are to be removed from the shared store" in record.message for record in caplog.records) == 1
     calls = []
-    call = link.Link.call
-    monkeypatch.setattr(link.Link, "call", lambda self, *asked: (calls.append(asked), call(self, *asked))[1])
+    call = shared.Link.call
+    monkeypatch.setattr(shared.Link, "call", lambda self, *asked: (calls.append(asked), call(self, *asked))[1])
     fake.come_back()
     wait_for(lambda: len(fake.values) <= 2000)
     assert sorted(fake.values) == sorted(f"inlay:v1:{key.hex()}".encode() for key in keys[:2000])

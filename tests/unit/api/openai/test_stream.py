@@ -15,7 +15,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from inlay.api.call import Call
 from inlay.api.openai import Endpoint, read_body, respond, translate
-from inlay.api.openai.stream import Chunks
+from inlay.api.openai.respond import Chunks
 from inlay.api.tools.formats import FORMATS, ModelTools
 from inlay.logprobs import Logprob
 from inlay.types import CompletionOutput, RequestMetrics, RequestOutput, Usage

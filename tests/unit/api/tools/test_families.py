@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay.api.tools import Delta
-from inlay.api.tools.formats import FORMATS, ModelTools, named_format
-from inlay.api.tools.free_parser import FreeParser
+from inlay.api.tools.formats import FORMATS, FreeParser, ModelTools, named_format
 from inlay.api.tools.tagged import kinds_of, typed
 
 FUNCTIONS: dict[str, dict[str, Any]] = {

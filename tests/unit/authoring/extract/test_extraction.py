@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inlay.authoring.extract import Corpus, Extraction, ExtractionSettings, LogError, LoggedPrompt, extract
-from inlay.authoring.extract import choose as choose_module
-from inlay.authoring.extract import corpus as corpus_module
+from inlay.authoring.extract import find as find_module
+from inlay.authoring.extract import runs as runs_module
 from inlay.authoring.extract.extraction import describe
 from inlay.errors import ParameterError
 from inlay.pml import Module, NewText, Schema, SchemaText, Union, resolve
@@ -241,7 +241,7 @@ def test_max_modules_keeps_those_that_save_most():
 
 
 def test_a_schema_stays_within_the_size_of_a_file(monkeypatch):
-    monkeypatch.setattr(choose_module, "ROOM", len(document(1)) + 50)
+    monkeypatch.setattr(find_module, "ROOM", len(document(1)) + 50)
     result = extracted(plain(*[f"{n}{document(1)}{n}{document(2)}{n}" for n in range(3)]))
     assert len(result.proposal.names) == 1
     assert "they are left out" in describe(result)["notes"][0]
@@ -311,6 +311,6 @@ def test_settings_out_of_range(options):
 
 
 def test_a_log_that_is_too_large(monkeypatch):
-    monkeypatch.setattr(corpus_module, "MAX_WORDS", 5)
+    monkeypatch.setattr(runs_module, "MAX_WORDS", 5)
     with raises("prompt.log_too_large", LogError, names="log.jsonl"):
         Corpus.of(plain("one two", "three four"), "log.jsonl")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from inlay.authoring.extract.corpus import Corpus
 from inlay.authoring.extract.find import find, find_frame
+from inlay.authoring.extract.runs import Corpus
 from tests.unit.authoring.extract.helpers import chat, corpus_of, plain
 
 SYSTEM = ("system", "You help.")

@@ -6,9 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.authoring.extract.corpus import END, Corpus, repeated_windows
 from inlay.authoring.extract.find import find
-from inlay.authoring.extract.runs import Runs, find_runs, join_runs
+from inlay.authoring.extract.runs import END, Corpus, Runs, find_runs, join_runs, repeated_windows
 from tests.unit.authoring.extract.helpers import corpus_of, plain
 
 A = "一二三四五六七八九十百千"  # each character is a word

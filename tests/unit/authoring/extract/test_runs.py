@@ -8,8 +8,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inlay.authoring.extract.corpus import END, NONE, repeated_windows
-from inlay.authoring.extract.runs import find_runs
+from inlay.authoring.extract.runs import END, NONE, find_runs, repeated_windows
 
 relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines may be busy
 ABOUT = {

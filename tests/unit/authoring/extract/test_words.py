@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.authoring.extract.corpus import Vocabulary, carried_by_xml, split_words
+from inlay.authoring.extract.runs import Vocabulary, carried_by_xml, split_words
 
 
 @settings(deadline=None)

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from inlay.attention.device_storage import DeviceStorage
-from inlay.attention.storage import KVStorage, LayerShape, bytes_per_token
+from inlay.attention.storage import DeviceStorage, KVStorage, LayerShape, bytes_per_token
 from inlay.errors import CapacityError
 from inlay.kv.identity import SegmentSpec
 from inlay.kv.offload.host import HostTier

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from inlay.kv.offload.arrivals import Arrival, bring_by_layer
+from inlay.kv.offload.loader import Arrival, bring_by_layer
 from inlay.kv.offload.tier import Miss, TierMissError
 from inlay.slots import SlotRange
 from tests.unit.kv.offload.segments import KEYS, LAYERS, record_of, slabs_of, spec_of

@@ -12,7 +12,7 @@ from inlay.kv.identity import SegmentSpec, specify
 from inlay.kv.offload.disk import DiskTier
 from inlay.kv.offload.host import PAGE, HostTier
 from inlay.kv.offload.loader import Coming
-from inlay.kv.segment import PrefixMatch
+from inlay.kv.pool import PrefixMatch
 from tests.unit.kv.accounting import audit
 from tests.unit.kv.offload.segments import KEYS, spec_of
 from tests.unit.kv.offload.site import Site
@@ -201,7 +201,7 @@ def test_a_copy_that_hangs_is_waited_for_no_longer_than_a_read(host, monkeypatch
 
 def test_room_is_made_although_copies_take_longer_than_they_are_remembered(monkeypatch):
     """The host tier drops the first copies meanwhile. Each chunk leaves the pool once its own copy is done."""
-    monkeypatch.setattr("inlay.kv.offload.demotion.OFFERED_S", 0.4)
+    monkeypatch.setattr("inlay.kv.offload.saver.OFFERED_S", 0.4)
     host = HostTier(2 * PAGE)
     site = Site([], tokens=512, host=host)
     for number in range(8):

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 
 from inlay.errors import CapacityError
-from inlay.kv.offload import link, shared
+from inlay.kv.offload import shared
 from inlay.kv.offload.disk import DiskTier
 from inlay.kv.offload.host import PAGE, HostTier
 from inlay.kv.offload.loader import Coming
@@ -57,9 +57,9 @@ class Tiers(RuleBasedStateMachine):
         for name in ("FIND_S", "BLOCK_S", "WRITE_S"):
             self.patch.setattr(shared, name, 0.05)
         self.patch.setattr(shared, "ABSENT_S", 0.0)
-        self.patch.setattr(link, "CONNECT_S", 0.1)
-        self.patch.setattr(link, "FIRST_PAUSE_S", 0.01)
-        self.patch.setattr(link, "LONGEST_PAUSE_S", 0.02)
+        self.patch.setattr(shared, "CONNECT_S", 0.1)
+        self.patch.setattr(shared, "FIRST_PAUSE_S", 0.01)
+        self.patch.setattr(shared, "LONGEST_PAUSE_S", 0.02)
         self.patch.setattr("inlay.kv.offload.loader.AGAIN_S", 0.0)
         self.codec, self.pages = "none", 0
 
