@@ -171,8 +171,9 @@ def error_of(logits: Tensor, expected: Tensor) -> float:
 def error_by_row(logits: Tensor, expected: Tensor) -> Tensor:
     """The error of each row of logits as a share of their spread."""
     logits, expected = logits.float(), expected.float()
-    spread = (expected - expected.mean(-1, keepdim=True)).norm(dim=-1).clamp_min(1e-9)
-    return (logits - expected).norm(dim=-1) / spread
+    spread = torch.linalg.vector_norm(expected - expected.mean(-1, keepdim=True), dim=-1).clamp_min(1e-9)
+    error: Tensor = torch.linalg.vector_norm(logits - expected, dim=-1) / spread
+    return error
 
 
 #: A model without attention has no KV. Its tokens count with the memory of their ids in the index.
@@ -262,8 +263,8 @@ def _row_errors(loaded: LoadedModel, runner: Runner, pair: int) -> list[Tensor]:
         [Work(texts[0][_MARK:], _part(places[0], _MARK, length - _MARK), state=span)], range(length - _MARK)
     )
     wholes = [_stock(loaded, text, runner.backend.device) for text in texts]
-    logits = (*(torch.cat(own) for own in found), rest)
-    return [error_by_row(*each) for each in zip(logits, (*wholes, wholes[0][_MARK:]), strict=True)]
+    computed = (*(torch.cat(own) for own in found), rest)
+    return [error_by_row(*each) for each in zip(computed, (*wholes, wholes[0][_MARK:]), strict=True)]
 
 
 def _part(place: SlotRange, start: int, rows: int) -> Part:

@@ -29,7 +29,7 @@ from inlay.kv.offload.host import HostTier
 from inlay.kv.offload.saver import Saver
 from inlay.kv.offload.stack import TierStack
 from inlay.kv.offload.tier import Miss, TierMissError
-from inlay.kv.segment import LOADED, Hold, PrefixMatch
+from inlay.kv.segment import Hold, Origin, PrefixMatch
 from inlay.slots import SlotRange, cut, total
 
 #: The share of the pool that loads may take at the same time. A single load may take more.
@@ -269,7 +269,7 @@ class Loader:
                     self._store.insert(each.spec, slots, returns=True)
                 else:
                     prefix = each.spec.prefix(len(each.spec.ids))
-                    self._store.insert(prefix, slots, returns=True, origin=LOADED)
+                    self._store.insert(prefix, slots, returns=True, origin=Origin("", frozenset(each.spec.labels)))
                 self._give_state(each.spec, load.states.get(key))
                 self._remember(key, load.arrived[key])
             if self._store.get(each.spec) is not None:
