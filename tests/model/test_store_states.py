@@ -72,6 +72,17 @@ def test_a_new_process_continues_the_state_that_an_earlier_one_has_written(name,
         assert stats.state_bytes % stats.state_slots == 0 < stats.state_bytes
 
 
+def test_requests_of_any_salt_continue_the_state_behind_a_public_schema(tmp_path):
+    with Process("qwen3_5_text", tmp_path) as first:
+        first.salt = "one"
+        first.cached("What then?")
+        found = first.cached("And now?")
+    with Process("qwen3_5_text", tmp_path) as second:
+        for second.salt in ("two", None):
+            assert second.cached(f"Is it far from {second.salt}?") == found > 100
+            assert bool(second.disk_tokens) == (second.salt == "two")
+
+
 @pytest.mark.parametrize("name", MODELS[:2])
 def test_a_damaged_state_is_a_miss_and_changes_no_answer(name, tmp_path):
     with Process(name, tmp_path) as first:

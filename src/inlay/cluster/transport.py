@@ -68,7 +68,7 @@ async def next_item(items: AsyncGenerator[bytes, None], check: Callable[[], None
     return coming.result()
 
 
-VERSION = 5
+VERSION = 6
 
 
 @dataclass(frozen=True, slots=True)
