@@ -132,9 +132,6 @@ WHOLE = Recompute("linked", 2**31 - 1)
 #: The recomputation for a policy with too large a divergence from full prefill (docs/guides/reuse-policies.md).
 _SAFER = Recompute("profiled", 0.15)
 
-#: The recomputation without another one for a model with recurrent layers: as many tokens as its convolutions see.
-FIRST = Recompute("linked", 3)
-
 #: The recomputation under ``find`` without another one. Unmarked text often depends on the text before it.
 _FOUND = Recompute("profiled", 0.1)
 
@@ -522,11 +519,14 @@ class ReusePolicy:
             raise PolicyError(message, field="positions", code="policy.unsupported")
         return self
 
-    def with_states(self) -> ReusePolicy:
+    def with_states(self, first_tokens: int) -> ReusePolicy:
         """Return this settled policy for a model with recurrent layers, which recomputes first tokens alone.
 
         A module's first tokens do not know the text before the module. Later ones know their state, which is stored
         behind the module's last token alone. So no token within a module can be recomputed.
+
+        Args:
+            first_tokens: the number of first tokens without another ``recompute``.
 
         Raises:
             PolicyError: if the policy recomputes other tokens.
@@ -538,10 +538,11 @@ class ReusePolicy:
             raise PolicyError(
                 f"find is '{self.find}', and {why}; leave find out", field="find", code="policy.unsupported"
             )
+        first = Recompute("linked", first_tokens)
         if self.recompute is None:
-            return replace(self, recompute=FIRST)
-        if self.recompute.kind != FIRST.kind:
-            message = f"recompute is '{self.recompute}', and {why}; leave recompute out, or give '{FIRST}'"
+            return replace(self, recompute=first)
+        if self.recompute.kind != first.kind:
+            message = f"recompute is '{self.recompute}', and {why}; leave recompute out, or give '{first}'"
             raise PolicyError(message, field="recompute", code="policy.unsupported")
         return self
 

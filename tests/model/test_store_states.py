@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from safetensors import safe_open
 
 from inlay import LLM, ParameterError, Schema
+from inlay.kv.offload import disk
 from inlay.kv.offload.disk import DiskTier
 from tests.model.equivalence.recorder import Recorder, close
 from tests.model.families.configs import tiny
 from tests.model.families.suite import _steps as steps_of
+from tests.model.test_store import Clock
 
 SCHEMA = Schema.from_string(
     '<schema name="s">Always here. <module name="a">One module, of a few tokens more than a chunk.</module>'
@@ -25,7 +28,7 @@ class Process:
     """A process over a folder, which ends with the block."""
 
     def __init__(self, name: str, folder: Path, **settings: object) -> None:
-        self.name = name
+        self.name, self.salt = name, None
         self.recorder = Recorder(tiny(name), store=folder, **settings)
         self.recorder.llm.add_schema(SCHEMA, encode=False)
 
@@ -38,7 +41,7 @@ class Process:
     def cached(self, text: str) -> int:
         """Ask with both modules, check the logits, and return how many tokens came from the store."""
         prompt = SCHEMA.prompt().use("a").use("b").text(text)
-        ((output, logits),) = self.recorder.greedy([prompt], 3, reuse="exact")
+        ((output, logits),) = self.recorder.greedy([prompt], 3, reuse="exact", cache_salt=self.salt)
         close(logits, steps_of(self.name, list(output.prompt_token_ids), output))
         self.disk_tokens = output.usage.disk_tokens
         return int(output.usage.cached_tokens)
@@ -67,6 +70,17 @@ def test_a_new_process_continues_the_state_that_an_earlier_one_has_written(name,
         assert (stats.state_hits, stats.state_hit_tokens) == (1, found)
         assert stats.states <= stats.used_state_slots < stats.state_slots
         assert stats.state_bytes % stats.state_slots == 0 < stats.state_bytes
+
+
+def test_requests_of_any_salt_continue_the_state_behind_a_public_schema(tmp_path):
+    with Process("qwen3_5_text", tmp_path) as first:
+        first.salt = "one"
+        first.cached("What then?")
+        found = first.cached("And now?")
+    with Process("qwen3_5_text", tmp_path) as second:
+        for second.salt in ("two", None):
+            assert second.cached(f"Is it far from {second.salt}?") == found > 100
+            assert bool(second.disk_tokens) == (second.salt == "two")
 
 
 @pytest.mark.parametrize("name", MODELS[:2])
@@ -101,12 +115,93 @@ def test_text_of_requests_is_not_written(tmp_path):
     assert not files(tmp_path)
 
 
-def test_a_private_schema_is_not_written(tmp_path):
-    llm = LLM(tiny("qwen3_5_text"), kv_memory="16MiB", store=tmp_path)
-    llm.add_schema(SCHEMA, cache_salt="mine")
-    llm.generate([SCHEMA.prompt().use("a").text("What then?")], cache_salt="mine")
-    llm.shutdown()
+def private(name: str, folder: Path, salt: str, *, store_private: bool | None = True) -> Process:
+    """A process to which the schema is private to a salt."""
+    process = Process(name, folder, store_private=store_private)
+    process.recorder.llm.remove_schema("s")
+    process.recorder.llm.add_schema(SCHEMA, cache_salt=salt, encode=False)
+    process.salt = salt
+    return process
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_private_schema_is_not_written_unless_asked(name, tmp_path):
+    with private(name, tmp_path, "mine", store_private=None) as process:
+        process.cached("What then?")
+        assert process.cached("And now?") > 100
     assert not files(tmp_path)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_new_process_continues_a_private_state_under_its_salt_alone(name, tmp_path):
+    with private(name, tmp_path, "mine") as first:
+        first.cached("What then?")
+        found = first.cached("And now?")
+    assert found > 100
+    (file,) = files(tmp_path)
+    assert b"mine" not in file.read_bytes()
+    with private(name, tmp_path, "yours") as other:
+        assert other.cached("Is it far?") == 0
+        assert other.disk_tokens == 0
+    with Process(name, tmp_path) as public:
+        assert public.cached("Is it far?") == 0
+    with private(name, tmp_path, "mine") as second:
+        assert second.cached("Is it far?") == found
+        assert second.disk_tokens == found
+        assert second.recorder.llm.stats().state_hit_tokens == found
+
+
+@pytest.mark.parametrize("salt", [None, "mine"])
+def test_a_prefix_goes_with_the_lifetime_of_its_schema(salt, tmp_path, monkeypatch):
+    """Each request restarts the lifetime, in the pool and on disk."""
+    clock = Clock(monkeypatch)
+    monkeypatch.setattr(disk, "time", SimpleNamespace(time=lambda: clock.now, monotonic=time.monotonic))
+
+    def asked(*waits: float) -> list[int]:
+        """Ask once in a new process, and again after each wait."""
+        with Process("qwen3_5_text", tmp_path, store_private=True) as process:
+            llm, process.salt = process.recorder.llm, salt
+            llm.remove_schema("s")
+            llm.add_schema(SCHEMA, cache_salt=salt, encode=False, ttl="5m")
+            found = [process.cached("What then?")]
+            for wait in waits:
+                clock.now += wait
+                found.append(process.cached("And now?"))
+            return found
+
+    computed, whole = asked(200)
+    assert (computed, len(files(tmp_path))) == (0, 1)
+    clock.now += 200
+    assert asked(200) == [whole, whole]
+    assert asked(301) == [whole, 0]
+    clock.now += 301
+    assert asked() == [0]
+    assert files(tmp_path)
+
+
+@pytest.mark.parametrize("known", ["written", "found", "loaded"])
+def test_an_evicted_private_schema_leaves_no_state_and_takes_no_other(known, tmp_path):
+    with Process("qwen3_5_text", tmp_path) as public:
+        public.cached("What then?")
+    with private("qwen3_5_text", tmp_path, "yours") as other:
+        other.cached("What then?")
+    kept = set(files(tmp_path))
+    with private("qwen3_5_text", tmp_path, "mine") as first:
+        whole = first.cached("What then?") or first.cached("And now?")
+        if known == "written":
+            assert first.recorder.llm.evict("s", cache_salt="mine") >= whole > 100
+            assert first.cached("Is it far?") == 0
+            first.recorder.llm.evict("s", cache_salt="mine")
+    assert len(kept) == 2
+    if known != "written":
+        assert len(files(tmp_path)) == 3
+        with private("qwen3_5_text", tmp_path, "mine") as second:
+            if known == "loaded":
+                assert second.cached("Is it far?") == whole
+            second.recorder.llm.evict("s", cache_salt="mine")
+            assert second.cached("And back?") == 0
+            second.recorder.llm.evict("s", cache_salt="mine")
+    assert set(files(tmp_path)) == kept
 
 
 def test_a_lossy_codec_is_refused(tmp_path):

@@ -283,7 +283,7 @@ _GROUPED = (
         "helium",
     ),
     *("hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hyperclovax", "internlm3", "iquestcoder", "jais2", "jamba"),
-    *("kolibri1", "laguna", "lfm2", "llama", "llama4_text", "mellum", "minimax_m2", "ministral", "ministral3"),
+    *("kolibri1", "laguna", "lfm2", "lfm3", "llama", "llama4_text", "mellum", "minimax_m2", "ministral", "ministral3"),
     *("mistral", "mixtral", "nanochat", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "phi", "phi3", "phimoe"),
     *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "seed_oss", "smollm3", "solar_open", "stablelm"),
     *("starcoder2", "vaultgemma"),

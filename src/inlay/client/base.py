@@ -326,7 +326,7 @@ class Base:
         asked = replace(default_policy(modules=False) if asked.auto and not modules else asked, positions=placed)
         resolved = asked if model.why_unshared else self.auto.resolve(asked, schema, adapter, new=new)
         settled = resolved.settled(model.why_not_shift).check_allowed(model.highest, model.why_limited)
-        return settled.with_states() if model.recurrent else settled
+        return settled.with_states(model.first_tokens) if model.recurrent else settled
 
     def _default(self, modules: bool, schema: Schema | None, adapter: str | None) -> ReusePolicy:
         """Return the policy of a request without one."""

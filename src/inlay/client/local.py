@@ -459,5 +459,6 @@ def _model_info(
         text_model=loaded.text_model,
         why_exact=spec.whole,
         recurrent=spec.recurrent,
+        first_tokens=spec.first_tokens,
         pool_tokens=pool.slots,
     )

@@ -68,7 +68,7 @@ async def next_item(items: AsyncGenerator[bytes, None], check: Callable[[], None
     return coming.result()
 
 
-VERSION = 5
+VERSION = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Description:
 
 _INFO = (
     *("vocab_size", "max_positions", "bytes_per_token", "why_not_shift", "why_unshared", "why_exact", "limit"),
-    *("text_model", "recurrent", "pool_tokens"),
+    *("text_model", "recurrent", "first_tokens", "pool_tokens"),
 )
 
 

@@ -34,7 +34,7 @@ from inlay.engine.lookup import (
 )
 from inlay.engine.lower_tiers import LowerTiers, Prefetcher
 from inlay.engine.order import OrderChooser
-from inlay.engine.recurrent_state import begin_state, mark_prompt, public_prefix
+from inlay.engine.recurrent_state import begin_state, mark_prompt, schema_prefix
 from inlay.engine.request import Request
 from inlay.engine.retention import DerivedData, Retention
 from inlay.engine.scheduler import Admission
@@ -368,7 +368,7 @@ class KVCacheManager:
             missed = request.prefill.misses or misses
             request.count(lookup.modules, lookup.prefixes, known, missed, self.residency.came_from, prefix)
             self._lower.write_used_again(request, lookup)
-            self.retention.claim(request)
+            self.retention.claim(request, prefix)
             self.prefetcher.admitted(request, [spec for spec in read if not spec.detached])
         return Admission.ADMITTED
 
@@ -522,7 +522,7 @@ class KVCacheManager:
         """The prefix of a request that tiers below the pool may hold with its recurrent state. None for no such."""
         if self._store.states is None or not self.residency.tiers or request.prompt.request.policy.reads_nothing:
             return None
-        return public_prefix(request.prompt.request.parts, composed, self._store.keys)
+        return schema_prefix(request.prompt.request.parts, composed, self._store.keys)
 
     def _own(self, allocation: SequenceAllocation, segments: Iterable[Segment]) -> set[Segment]:
         """The segments in the request's own chunks: the request computed them and the store kept them."""

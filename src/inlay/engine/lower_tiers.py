@@ -103,9 +103,10 @@ class LowerTiers:
         return None if answer is Coming.NOT else Admission.COMING
 
     def write_prefix(self, spec: SegmentSpec) -> None:
-        """Write a prefix with its recurrent state to the lower tiers, once its state is stored."""
+        """Write a prefix with its recurrent state to the lower tiers, if its state is stored and they may have it."""
         found = self._store.get(spec)
-        if self._residency.tiers and found is not None and found.state is not None:
+        allowed = self._kept is Kept.ALL or not spec.before.private
+        if self._residency.tiers and allowed and found is not None and found.state is not None:
             self._residency.computed(spec)
             self._residency.save(spec)
 

@@ -206,11 +206,18 @@ def begin_state(pool: StatePool, lookup: Lookup, *, own: bool) -> RecurrentState
     return begun
 
 
-def public_prefix(parts: Iterable[PromptPart], composed: ComposedPrompt, keys: KeyMaker) -> SegmentSpec | None:
-    """Return the text of a public schema at the start of a prompt, for the tiers below the pool. None if short."""
-    tokens = sum(len(part.ids) for part in takewhile(lambda part: not part.owned and part.kept, parts))
+def schema_prefix(parts: Iterable[PromptPart], composed: ComposedPrompt, keys: KeyMaker) -> SegmentSpec | None:
+    """Return the text of a schema at the start of a prompt, for the tiers below the pool. None if short.
+
+    A private schema's text is private to its salt, as the prompt's other text is.
+    """
     first = composed[0]
-    if not isinstance(first, NewSpan) or first.run is None or not LEAST_TOKENS <= tokens <= len(first.ids):
+    if not isinstance(first, NewSpan) or first.run is None:
+        return None
+    private = first.run.before.private
+    read = list(takewhile(lambda part: part.kept and part.copies and part.owned == private, parts))
+    tokens = sum(len(part.ids) for part in read)
+    if not LEAST_TOKENS <= tokens <= len(first.ids):
         return None
     run = first.run.prefix(tokens)
     key = keys.key(run.digest, run.ids, run.start)
@@ -223,7 +230,7 @@ def public_prefix(parts: Iterable[PromptPart], composed: ComposedPrompt, keys: K
         key=key,
         record=run.after(tokens),
         text=True,
-        labels=(TEXT_LABEL,),
+        labels=(TEXT_LABEL, *dict.fromkeys(label for part in read for label in part.copies[1:])),
     )
 
 

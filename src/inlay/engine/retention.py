@@ -68,9 +68,16 @@ class Retention:
         self._evicted_texts: dict[str, float] = {}  # the same by salt, for all text of it
         self.pins = Pins(store, residency.forms, pin_share)
 
-    def claim(self, request: Request) -> None:
-        """Start the lifetimes (``ttl_s``) of the modules and the text that a request reads."""
+    def claim(self, request: Request, prefix: SegmentSpec | None = None) -> None:
+        """Start the lifetimes (``ttl_s``) of the modules and the text that a request reads.
+
+        Args:
+            prefix: the schema's text at its start that the tiers below the pool may hold.
+        """
         now = time.monotonic()
+        limits = [part.ttl_s for part in request.prompt.request.parts if part.copies and part.ttl_s is not None]
+        if prefix is not None and limits and self._lifetimes.claim(prefix, min(limits), now, _owner(request, prefix)):
+            self._residency.expire_at([prefix.key], min(limits))
         for part in request.prompt.request.parts:
             if part.ttl_s is None:
                 continue
@@ -153,8 +160,7 @@ class Retention:
             self._residency.misses.failed(form, EVICTED)
             self._residency.forget(form.key)
         self._residency.forget_labelled(labels)
-        if any(not spec.before.private for spec in specs):
-            self._residency.forget_prefixes()
+        self._residency.forget_prefixes(in_place)
         return tokens
 
     def _with_labelled(self, specs: Sequence[SegmentSpec], labels: frozenset[bytes]) -> list[SegmentSpec]:

@@ -41,6 +41,8 @@ from inlay.policy import Recompute
 from inlay.prompt.composed import CachedSpan, ComposedPrompt, NewSpan, Scores, inexact_modules
 from inlay.slots import SlotRange, cut
 
+_WORTH_A_PLAN = 64  # rows of one layer that cost more than a plan of the others
+
 logger = logging.getLogger(__name__)
 
 #: Recorded numbers of rows; larger passes are not recorded.
@@ -257,8 +259,6 @@ class Selection:
 
 def _numbers(ranges: tuple[SlotRange, ...]) -> npt.NDArray[np.int64]:
     return np.concatenate([np.arange(each.first, each.end) for each in ranges])
-
-_WORTH_A_PLAN = 64  # rows of one layer that cost more than a plan of the others
 
 
 class Runner:

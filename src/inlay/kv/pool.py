@@ -375,10 +375,6 @@ class Origin:
         return Origin(self.salt, self.modules | other.modules, self.movable or other.movable)
 
 
-#: The origin of a prefix that was loaded from a tier, until its reader adds the modules that it contains.
-LOADED = Origin("", frozenset({b"loaded"}))
-
-
 @dataclass(eq=False, slots=True)
 class StoredState:
     """The state behind a segment's last token. It never changes.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,6 @@ from inlay.models.multimodal import (
     is_multimodal,
     processor_template,
     text_config,
-    without_report,
 )
 from inlay.models.pull import hub_reason, pull, waiting
 from inlay.models.quantized import read_quantized, settings_of
@@ -295,8 +293,11 @@ def _checkpoint(name: str, dtype: str, form: WeightForm, *, keep: bool = True) -
     with ReadAhead(pieces_of(weight_files(place), None if text is None else text.__contains__)) as ahead:
         if gguf is not None:
             model = _read_gguf(gguf, config, dtype)
+        elif text is None:
+            model = _read_weights(place, config, dtype)
         else:
-            model = _read_weights(place, config, dtype, names=None if text is None else NAMES)
+            with text.reading():
+                model = _read_weights(place, config, dtype, NAMES)
         if files is not None and files != Checkpoint.of(place, config):
             files = None  # changed while loading, so the digest is not cached
         model.eval()
@@ -366,7 +367,7 @@ def _read_model(
     name: str, config: PretrainedConfig, dtype: torch.dtype | str, names: dict[str, str] | None
 ) -> PreTrainedModel:
     try:
-        with quiet_transformers(), nullcontext() if names is None else without_report():
+        with quiet_transformers():
             read: Any = AutoModelForCausalLM.from_pretrained(
                 name,
                 config=config,

@@ -13,9 +13,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig, PretrainedConfig
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
+from transformers.core_model_loading import WeightConverter
 
 from inlay.models.family import body_name
 from inlay.models.fill import on_meta
@@ -25,15 +28,16 @@ from inlay.wording import counted, listed
 #: Types of multimodal checkpoints with a text model that is served alone.
 MULTIMODAL = (
     *("gemma3", "gemma3n", "gemma4", "gemma4_unified", "idefics3", "llama4", "mistral3", "qwen2_5_vl", "qwen2_vl"),
-    *("qwen3_5", "qwen3_5_moe", "qwen3_vl", "smolvlm"),
+    *("qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "smolvlm"),
 )
 
-#: Types of text models without a causal class of their own, and the type with the same computation. They rotate by
-#: three positions for each token, and those of a text are equal.
-_SAME = {
-    "qwen2_5_vl_text": "qwen2",
-    "qwen2_vl_text": "qwen2",
-    "qwen3_vl_text": "qwen3",
+#: Types of text models without a causal class of their own, and the settings of one with the same computation. They
+#: rotate by three positions for each token, and those of a text are equal.
+_SAME: dict[str, dict[str, Any]] = {
+    "qwen2_5_vl_text": {"model_type": "qwen2"},
+    "qwen2_vl_text": {"model_type": "qwen2"},
+    "qwen3_vl_text": {"model_type": "qwen3"},
+    "qwen3_vl_moe_text": {"model_type": "qwen3_moe", "norm_topk_prob": True},
 }
 #: Settings of those three positions.
 _OF_POSITIONS = ("mrope_section", "mrope_interleaved")
@@ -47,21 +51,6 @@ NAMES: dict[str, str] = {
     r"^model\.language_model\.": "model.",
     r"^model\.text_model\.": "model.",
 }
-
-
-@contextmanager
-def without_report() -> Iterator[None]:
-    """Within the block, transformers does not list the weights that are left out."""
-    log = logging.getLogger("transformers.modeling_utils")
-    log.addFilter(_is_no_report)
-    try:
-        yield
-    finally:
-        log.removeFilter(_is_no_report)
-
-
-def _is_no_report(record: logging.LogRecord) -> bool:
-    return "LOAD REPORT" not in record.getMessage()
 
 
 def is_multimodal(config: PretrainedConfig) -> bool:
@@ -112,6 +101,26 @@ class TextWeights:
         self._model = on_meta(copy.deepcopy(config), torch.bfloat16)
         self._body = body_name(self._model)
 
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Within the block, transformers reads the text model, and lists no weights that are left out.
+
+        Some checkpoints have their experts in another order of dimensions than the text model. The stock class of the
+        whole checkpoint knows how to convert them.
+        """
+        log = logging.getLogger("transformers.modeling_utils")
+        known, whole = map(get_checkpoint_conversion_mapping, (self._type, self._kind))
+        converters = [each for each in whole or () if isinstance(each, WeightConverter)]
+        log.addFilter(_is_no_report)
+        if converters:
+            register_checkpoint_conversion_mapping(self._type, [*(known or ()), *converters], overwrite=True)
+        try:
+            yield
+        finally:
+            if converters:
+                register_checkpoint_conversion_mapping(self._type, known or [], overwrite=True)
+            log.removeFilter(_is_no_report)
+
     @property
     def sentence(self) -> str:
         """A sentence for users that names the text model."""
@@ -141,13 +150,17 @@ class TextWeights:
         )
 
 
+def _is_no_report(record: logging.LogRecord) -> bool:
+    return "LOAD REPORT" not in record.getMessage()
+
+
 def _same_computation(text: PretrainedConfig) -> PretrainedConfig:
     settings = text.to_dict()
     rotary = {name: value for name, value in (text.rope_parameters or {}).items() if name not in _OF_POSITIONS}
     if rotary.get("rope_type") == "mrope":
         rotary["rope_type"] = "default"
     settings |= {"rope_parameters": rotary}
-    for name in ("model_type", "architectures", "transformers_version", "rope_scaling"):
+    for name in ("architectures", "transformers_version", "rope_scaling"):
         settings.pop(name, None)
-    made: PretrainedConfig = AutoConfig.for_model(_SAME[text.model_type], **settings)
+    made: PretrainedConfig = AutoConfig.for_model(**settings | _SAME[text.model_type])
     return made

@@ -163,6 +163,8 @@ def _packed(files: _Files, stem: str, parts: set[str], settings: Settings) -> St
             raise MisfitError(f"is of the shape {tuple(shape)}, which is no matrix")
         bits = 4 if -(-shape[1] // 8) == numbers.shape[1] else 8
         return PackQuantized(numbers, (shape[0], shape[1]), get("weight_scale"), zeros, order, bits, sizes)
+    if several := sorted(part for part in parts if part.endswith("_proj_scale_inv")):
+        raise MisfitError(f"is several experts in one tensor with a {several[0]}, which inlay does not read")
     names = sorted(parts & {"weight_scale", "weight_scale_inv"})
     if "weight" not in parts or not names or (weight := get("weight")).dtype not in (*_FLOATS8, torch.int8):
         return None

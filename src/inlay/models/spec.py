@@ -45,6 +45,7 @@ class ModelSpec:
         keeps_rows: True if the layers behind the last one with keys of its own take the rows of ``PassContext.kept``.
         limit: The reason why the context is shorter than the configuration says. None: it is not.
         recurrent: True for a model with recurrent layers. It has states beside its KV.
+        first_tokens: The tokens of a module whose convolutions see other text, which are recomputed by default.
         whole: The reason against modules, for a model that reuses exact prefixes alone. None: it reads modules.
         attending: The ``layer_idx`` of each of ``layers``, if only some layers attend. None: all attend.
     """
@@ -59,6 +60,7 @@ class ModelSpec:
     keeps_rows: bool = False
     limit: str | None = None
     recurrent: bool = False
+    first_tokens: int = 0
     whole: str | None = None
     attending: tuple[int, ...] | None = None
 

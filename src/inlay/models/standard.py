@@ -66,7 +66,8 @@ class Standard(Family):
         """Return how a shift rotates a layer's queries, or None for learned positions."""
         match positions:
             case "rotary":
-                module: Any = getattr(model, body_name(model)).rotary_emb
+                body: Any = getattr(model, body_name(model))
+                module = getattr(body, "rotary_emb", None) or body.pos_emb  # of LFM2 with experts
                 kinds = getattr(model.config, "layer_types", None)
                 own = getattr(module, f"{kinds[layer]}_inv_freq", None) if kinds else None
                 frequencies = module.inv_freq if own is None else own

@@ -23,7 +23,7 @@ from inlay.models.spec import LayerSpec, ModelSpec
 WHY: dict[str, tuple[str, ...]] = {
     "they fold the text into states of fixed size, in all or some of their layers, so that nothing of it can be kept, "
     "shared or read apart from the rest": (
-        *("bailing_hybrid", "inkling2_text", "inkling_text", "lfm3", "minimax", "qwen4_exp", "qwen4_exp_text", "rwkv"),
+        *("bailing_hybrid", "inkling2_text", "inkling_text", "minimax", "qwen4_exp", "qwen4_exp_text", "rwkv"),
         *("xlstm", "zamba", "zaya"),
     ),
     "their attention chooses, mixes or shares keys in a way of its own, beside transformers' AttentionInterface": (

@@ -36,6 +36,7 @@ class ModelInfo:
         text_model: a sentence about a model that is the text model of a multimodal checkpoint. None for other models.
         why_exact: the reason why requests reuse exact prefixes and no modules, or None.
         recurrent: True if the model has recurrent layers. Its text is then read only up to stored states.
+        first_tokens: the first tokens of a module that are recomputed by default, if the model has recurrent layers.
         pool_tokens: the tokens that its KV pool holds. None if that is not known.
     """
 
@@ -50,6 +51,7 @@ class ModelInfo:
     text_model: str | None = None
     why_exact: str | None = None
     recurrent: bool = False
+    first_tokens: int = 0
     pool_tokens: int | None = None
 
     @property

@@ -371,22 +371,21 @@ class PromptProcessor:
         known = None
         if layout.schema is not None:
             known = self.schemas.known(layout.schema, PUBLIC if layout.public else salt)
-        return tuple(
-            PromptPart(
-                part.ids,
-                part.start,
-                owned=part.origin is None or not layout.public,
-                kept=part.kept,
-                ttl_s=part.origin.ttl_s if isinstance(part.origin, ContentPart) else None,
-                marked=part.marked,
-                copies=(
-                    self.schemas.copies(known, part.origin)
-                    if known is not None and isinstance(part.origin, TextRun | Hole)
-                    else ()
-                ),
+
+        def in_place(part: Placed) -> PromptPart:
+            origin, ttl_s = part.origin, None
+            copies: tuple[bytes, ...] = ()
+            if isinstance(origin, ContentPart):
+                ttl_s = origin.ttl_s
+            elif known is not None and isinstance(origin, TextRun | Hole):
+                ttl_s = known.ttl_s if self.model.recurrent else None
+                copies = self.schemas.copies(known, origin)
+            owned = origin is None or not layout.public
+            return PromptPart(
+                part.ids, part.start, owned, kept=part.kept, ttl_s=ttl_s, marked=part.marked, copies=copies
             )
-            for part in layout.parts
-        )
+
+        return tuple(map(in_place, layout.parts))
 
     def _changed_base(self, layout: PromptLayout, policy: ReusePolicy, salt: str) -> Anchor | None:
         """Return the earlier anchor to read modules behind, if this prompt's anchor is a changed version of it.

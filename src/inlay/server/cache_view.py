@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 from inlay.api.failures import BodyError
 from inlay.client.async_llm import AsyncLLM
 from inlay.client.local import InProcessClient
+from inlay.errors import ParameterError
 from inlay.kv.identity import SegmentSpec, made_under
 from inlay.kv.lifetimes import BY_KEY
 from inlay.kv.offload.disk import DiskTier
@@ -157,7 +159,7 @@ class CacheView:
 
     async def evict_all(self, tenant: Tenant) -> Evicted:
         """Evict all segments of a tenant, and all text of its requests. An admin also evicts public ones."""
-        segments = tokens = size = left = 0
+        segments = tokens = size = left = texts = 0
         for _ in range(_MOST_ROUNDS):  # requests that run meanwhile store more
             found = await self.segments(tenant)
             own = [one for one in found if one.private or tenant.admin or tenant.salt is None]
@@ -170,8 +172,12 @@ class CacheView:
                 tokens += await asyncio.wrap_future(self._llm.schemas.evict(self._request(specs.values())))
                 size += sum(one.state.tokens for one in some) * self._llm.client.model.bytes_per_token
                 segments += len(some)
+        for record in self._schemas.visible(tenant):  # their names reach files of earlier processes, too
+            if tenant.admin or tenant.salt is None or not record.public:
+                with suppress(ParameterError):  # it was deleted meanwhile
+                    texts += await self._schemas.evict(record)
         self._llm.processor.forget_texts(tenant.salt or "")
-        texts = await asyncio.wrap_future(self._llm.local.evict_texts(tenant.salt or ""))
+        texts += await asyncio.wrap_future(self._llm.local.evict_texts(tenant.salt or ""))
         return Evicted(segments, tokens + texts, size + texts * self._llm.client.model.bytes_per_token, left)
 
     async def pin(self, segment: StoredSegment, tenant: Tenant) -> int:

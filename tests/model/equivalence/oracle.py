@@ -7,6 +7,7 @@ new tokens are computed on top of it.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -31,6 +32,8 @@ def mask_for(model: PreTrainedModel, query: Tensor, key: Tensor, visible: Tensor
         return additive(near)
     if config.model_type.startswith("lfm2"):
         return {"full_attention": additive(visible), "conv": None}
+    if config.model_type == "lfm3":
+        return {"full_attention": additive(visible), "sliding_attention": additive(near), "conv": None}
     if config.model_type in ("gemma4_text", "qwen2", "qwen3"):
         return {"full_attention": additive(visible), "sliding_attention": additive(near)}
     return additive(visible)
@@ -138,7 +141,10 @@ class PromptCacheOracle:
         """An empty stock cache, with these columns of its convolutions."""
         if not self.loaded.spec.recurrent:
             return DynamicCache()
-        cache = DynamicCache(config=self.loaded.model.config)
+        config = copy.copy(self.loaded.model.config)
+        # a cache of layers with a sliding window would drop tokens
+        config.layer_types = [kind.replace("sliding", "full") for kind in config.layer_types]
+        cache = DynamicCache(config=config)
         for number, each in columns.items():
             layer: Any = cache.layers[number]
             layer.lazy_initialization(conv_states=each)

@@ -26,13 +26,14 @@ ASKING = {
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    ("which", "policy", "recompute"), in_pairs(ASKING, POLICIES, ["linked:3", "linked:0", "linked:7"])
+    ("name", "which", "policy", "recompute"),
+    in_pairs(["lfm2", "lfm3"], ASKING, POLICIES, ["linked:3", "linked:0", "linked:7"]),
 )
-def test_a_prompt_of_modules(which, policy, recompute):
+def test_a_prompt_of_modules(name, which, policy, recompute):
     context, positions = policy
     if which == "new text in the middle" and positions == "schema":
         return  # there is no gap behind the trip's last words
-    loaded, schema = tiny("lfm2"), Schema.from_string(SCHEMA)
+    loaded, schema = tiny(name), Schema.from_string(SCHEMA)
     recorder = recorder_for(loaded, schema)
     prompt = ASKING[which](schema.prompt())
     for _ in range(2):  # a second time everything comes from the store
@@ -79,10 +80,11 @@ def test_a_module_at_the_end_of_a_prompt_is_computed():
     assert other.usage.computed_tokens >= len("We can spend a little.")
 
 
-def test_first_tokens_bring_answers_nearer_to_full_prefill():
+@pytest.mark.parametrize(("name", "first"), [("lfm2", 3), ("lfm3", 7)])
+def test_first_tokens_bring_answers_nearer_to_full_prefill(name, first):
     """Without them, the convolutions at a module's first tokens see no text before it."""
     schema = Schema.from_string(SCHEMA)
-    recorder = recorder_for(tiny("lfm2"), schema)
+    recorder = recorder_for(tiny(name), schema)
     prompts = [make(schema.prompt()) for make in ASKING.values()]
     full = [logits for _, logits in recorder.greedy(prompts, 1, reuse="off")]
 
@@ -92,7 +94,7 @@ def test_first_tokens_bring_answers_nearer_to_full_prefill():
         return float(torch.stack([(a.exp() * (a - b)).sum() for a, b in pairs]).mean())
 
     assert divergence("modular") < divergence("modular+linked:0")
-    assert divergence("modular") == divergence("modular+linked:3")  # the default
+    assert divergence("modular") == divergence(f"modular+linked:{first}")  # the default
 
 
 def test_exact_requests_read_no_module_that_was_encoded_elsewhere():

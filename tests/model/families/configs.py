@@ -191,6 +191,7 @@ RECURRENT: dict[str, dict[str, Any]] = {
     | {"linear_head_dim": 8, "linear_conv_kernel_dim": 4},
     "lfm2": _CONVOLUTIONS,
     "lfm2_moe": _CONVOLUTIONS | {"num_dense_layers": 1},
+    "lfm3": {"layer_types": ["conv", "sliding_attention", "conv", "full_attention"], "head_dim": 8},
     "mamba": {"state_size": 8, "intermediate_size": 64},
     "mamba2": {"num_heads": 4, "head_dim": 16, "state_size": 16, "n_groups": 1, "chunk_size": 16},
     "nemotron_h": {

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from inlay import LLM, SamplingParams, Schema
+from inlay import LLM, RequestOutput, SamplingParams, Schema
 from inlay.api.dialect import OPENAI
 from inlay.api.openai import Endpoint
 from inlay.api.tools.formats import model_tools
@@ -128,15 +128,23 @@ def packed_weights(name: str) -> None:
 
 def bfloat16(name: str) -> None:
     """As near to the model in fp32 as the stock model in bfloat16 is, teacher-forced; shifts are allowed there too."""
-    prompt, recorder = _ids(30), Recorder(tiny_bfloat16(name), reuse="off")
+    recorder = Recorder(tiny_bfloat16(name), reuse="off")
+    _, ours, theirs, truth = errors_in_bfloat16(name, recorder, _ids(30))
+    assert ours.norm() < 2 * theirs.norm() + 0.01 * truth.norm()
+    assert (recorder.llm.positions_for("isolated") == "packed") == claims_shifts(name)
+
+
+def errors_in_bfloat16(
+    name: str, recorder: Recorder, prompt: list[int]
+) -> tuple[RequestOutput, Tensor, Tensor, Tensor]:
+    """Answer a prompt. Returns the output, and by row: our distance to fp32, the stock model's, and the length."""
     ((output, logits),) = recorder.greedy([prompt], 8)
     ids = prompt + list(output.outputs[0].token_ids)[:-1]
     truth = untouched(name, ids)[len(prompt) - 1 :]
     stock = in_bfloat16(stock_model(name))
     with torch.inference_mode(), attention_implementation(stock, stock_implementation(name)):
         theirs = stock(torch.tensor([ids]), use_cache=False).logits[0, len(prompt) - 1 :]
-    assert (logits.float() - truth).norm() < 2 * (theirs.float() - truth).norm() + 0.01 * truth.norm()
-    assert (recorder.llm.positions_for("isolated") == "packed") == claims_shifts(name)
+    return output, *((each.float() - truth).norm(dim=-1) for each in (logits, theirs)), truth.norm(dim=-1)
 
 
 def quantized_weights(name: str) -> None:

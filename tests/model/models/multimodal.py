@@ -47,7 +47,7 @@ _LINEAR = {
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
 }
-_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
 #: Model type → settings of the whole checkpoint.
 CASES: dict[str, dict[str, Any]] = {
@@ -80,6 +80,10 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "qwen3_vl": {
         "text_config": _TEXT | _THREE,
+        "vision_config": _QWEN | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+    },
+    "qwen3_vl_moe": {
+        "text_config": _TEXT | _THREE | _EXPERTS,
         "vision_config": _QWEN | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
     },
     "smolvlm": {"text_config": _TEXT | {"model_type": "llama"}, "vision_config": _VISION},

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 from inlay import LLM, AsyncLLM, ModelError, SamplingParams
 from inlay.authoring.memory import CODECS, shape_of
@@ -42,6 +43,7 @@ TEXT = {
     "qwen3_5": ("qwen3_5_text", {"visual"}),
     "qwen3_5_moe": ("qwen3_5_moe_text", {"visual"}),
     "qwen3_vl": ("qwen3", {"visual"}),
+    "qwen3_vl_moe": ("qwen3_moe", {"visual"}),
     "smolvlm": ("llama", {"connector", "vision_model"}),
 }
 
@@ -172,6 +174,45 @@ def test_a_quantized_checkpoint_keeps_the_numbers_of_its_text_model(folders, tmp
     close(logits, _expected(rounded, prompt, output))
 
 
+@pytest.mark.parametrize("layout", ["inputs first", "single"])
+def test_experts_in_the_layouts_of_published_checkpoints(layout, folders, tmp_path):
+    """Qwen3-VL-MoE is published with the inputs of experts first. Quantizing tools write each expert alone."""
+    folder = _without(folders["qwen3_vl_moe"], tmp_path / "published", "visual.pos_embed.weight")
+    written: dict[str, Tensor] = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if ".experts." not in name:
+            written[name] = tensor
+        elif layout == "inputs first":
+            written[name] = tensor.transpose(1, 2).contiguous()
+        else:
+            path, _, part = name.rpartition(".")
+            parts = ["gate_proj", "up_proj"] if part == "gate_up_proj" else [part]
+            for expert, weight in enumerate(tensor):
+                for one, each in zip(parts, weight.chunk(len(parts)), strict=True):
+                    written[f"{path}.{expert}.{one}.weight"] = each.contiguous()
+    save_file(written, folder / "model.safetensors", {"format": "pt"})
+    before = get_checkpoint_conversion_mapping("qwen3_moe")
+    loaded, prompt = load_model(folder, dtype="float32"), _ids(20)
+    ((output, logits),) = Recorder(loaded).greedy([prompt], 2)
+    close(logits, _expected(whole("qwen3_vl_moe"), prompt, output))
+    assert len(get_checkpoint_conversion_mapping("qwen3_moe")) == len(before)
+
+
+def test_experts_in_one_tensor_of_8_bits_are_refused(folders, tmp_path):
+    folder = _without(folders["qwen3_vl_moe"], tmp_path / "fp8", "visual.pos_embed.weight")
+    written: dict[str, Tensor] = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        fused = name.endswith("experts.gate_up_proj")
+        written[name] = tensor.to(torch.float8_e4m3fn) if fused else tensor
+        if fused:
+            written[f"{name}_scale_inv"] = torch.full((len(tensor), 1, 1), 2.0)
+    save_file(written, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "fp8"}}))
+    with raises("model.invalid_quantization", ModelError, names="mlp.experts"):
+        load_model(folder)
+
+
 def test_the_fingerprint_does_not_depend_on_the_form_of_the_weights(folders):
     packed, stock = (load_model(folders["gemma4"], dtype="float32", weights=form) for form in ("packed", "stock"))
     assert packed.fingerprint == stock.fingerprint
@@ -205,7 +246,7 @@ def test_a_configuration_is_checked_without_weights(kind, folders):
     assert config.tie_word_embeddings == whole(kind).config.tie_word_embeddings
 
 
-@pytest.mark.parametrize("kind", ["gemma4", "mistral3", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("kind", ["gemma4", "mistral3", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])
 def test_memory_is_that_of_the_text_model(kind, folders):
     predicted = shape_of(read_config(str(folders[kind]))).bytes_per_token(CODECS["fp32"])
     taken = LLM(load_model(folders[kind], dtype="float32"), kv_memory="16MiB").store.pool.bytes_per_token

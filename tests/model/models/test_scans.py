@@ -1,14 +1,18 @@
-"""The compiled scans of recurrent layers against the stock PyTorch code, on random spans, states and marks."""
+"""The scans of recurrent layers against the stock PyTorch code, on random spans, states and marks."""
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers.models.falcon_mamba import modeling_falcon_mamba
 from transformers.models.granitemoehybrid import modeling_granitemoehybrid
+from transformers.models.jamba import modeling_jamba
 from transformers.models.kimi_linear import modeling_kimi_linear
+from transformers.models.mamba import modeling_mamba
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from inlay.attention.kernel import kernel
@@ -90,6 +94,49 @@ def test_the_state_space_of_mamba2(monkeypatch, limit, heads, width, groups, sta
         return scan(x, time, a, b, c, 16, D=d, dt_bias=bias, dt_softplus=True, dt_limit=limit)
 
     both(monkeypatch, run, (heads, width, state))
+
+
+@pytest.mark.parametrize("home", [modeling_mamba, modeling_falcon_mamba, modeling_jamba])
+def test_mambas_scan_in_pieces_equals_the_stock_scan_of_whole_texts(monkeypatch, home):
+    """Stock code starts at an empty state whenever several tokens come, so only a whole text is an oracle."""
+    torch.manual_seed(0)
+    channels, width, lengths = 6, 8, (40, 23)
+    sizes = (channels, channels, width, width, channels)
+    texts = [tuple(torch.randn(1, size, rows) for size in sizes) for rows in lengths]
+    a, d, bias = -torch.rand(channels, width) - 0.1, torch.randn(channels), torch.randn(channels)
+
+    def stock(text: tuple[Tensor, ...], rows: int) -> tuple[Tensor, Tensor]:
+        x, time, b, c, gate = (each[..., :rows] for each in text)
+        named = {"D": d, "z": gate, "delta_bias": bias, "delta_softplus": True}
+        return inspect.unwrap(home.mamba_selective_scan)(x, time, a, b, c, return_last_state=True, **named)
+
+    scan, storage = operations.mamba1(home), StateStorage(SLOTS, torch.device("cpu"))
+    found: list[list[Tensor]] = [[], []]
+    ends, marked = [0, 0], 5
+    for pieces in ((13, 1), (1, 1), (9, 20), (1, 1), (16, 0)):  # rows of each text in a pass
+        spans = [
+            (rows, StateSpan(number + 1 if end else None, number + 1, () if end or number else ((marked, 7),)))
+            for number, (rows, end) in enumerate(zip(pieces, ends, strict=True))
+            if rows
+        ]
+        states = PassStates(storage, spans)
+        monkeypatch.setattr(operations, "states_now", lambda states=states: states)
+        parts = [
+            tuple(each[..., end : end + rows] for each in text)
+            for text, end, rows in zip(texts, ends, pieces, strict=True)
+        ]
+        x, time, b, c, gate = (torch.cat(each, -1) for each in zip(*parts, strict=True))
+        output = scan(x, time, a, b, c, D=d, z=gate, delta_bias=bias, delta_softplus=True)
+        for number, each in enumerate(output.split(list(pieces), -1)):
+            found[number].append(each)
+            ends[number] += pieces[number]
+    assert tuple(ends) == lengths
+    kept = storage.part(".state", (channels, width), torch.float32)
+    for number, (text, rows) in enumerate(zip(texts, lengths, strict=True)):
+        output, state = stock(text, rows)
+        torch.testing.assert_close(torch.cat(found[number], -1), output, atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(kept[number + 1][None], state, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(kept[7][None], stock(texts[0], marked)[1], atol=2e-5, rtol=1e-4)
 
 
 @needs_kernel

@@ -22,6 +22,7 @@ from inlay.server.limits import Limits
 from inlay.server.settings import ServerSettings
 from inlay.server.tenants import editing
 from tests.conftest import tiny
+from tests.model.families.configs import tiny as recurrent
 from tests.model.server.site import CHAT, SCHEMAS, Site, refused, serving_app
 from tests.system.cli.test_cli import run
 from tests.unit.kv.offload.segments import filled, read, record_of, same, slabs_of, spec_of
@@ -345,6 +346,33 @@ def test_parts_that_begin_alike_are_all_listed_and_all_of_a_tenant_is_evicted_at
     assert [row["key"] for row in listed(site, "ann")] == [row["key"] for row in anns]
     usage = site.call("POST", CHAT, body, key="bob")[2]["usage"]
     assert usage["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+def test_all_of_a_tenant_includes_text_with_states_that_an_earlier_server_has_written(tmp_path):
+    path = tmp_path / "keys.json"
+    with editing(path) as file:
+        keys = {name: file.add(name)[0] for name in ("ann", "bob")}
+    body = {"pml": '<prompt schema="trip"><lima/><user>Where to?</user></prompt>', "max_tokens": 2}
+
+    def written() -> set[Path]:
+        return set((tmp_path / "store" / "v1").glob("*.safetensors"))
+
+    before: list[set[Path]] = []
+    for ends in (False, True):
+        llm = AsyncLLM(recurrent("qwen3_5_text"), kv_memory="4MiB", store=tmp_path / "store", store_private=True)
+        with serving_app(build_app(llm, ServerSettings(keys_file=path)), keys) as site:
+            for key in () if ends else keys:
+                assert site.call("POST", SCHEMAS, {"pml": TRIP}, key=key)[0] == 201
+                assert site.call("POST", "/v1/completions", body, key=key)[0] == 200
+                llm.local.residency.flush(10)
+                before.append(written())
+            if ends:
+                assert site.call("POST", SCHEMAS, {"pml": TRIP}, key="ann")[0] == 201
+                assert site.call("DELETE", SEGMENTS, key="ann")[0] == 200
+        llm.shutdown()
+    ann, both = before
+    assert len(ann) == 1
+    assert written() == both - ann
 
 
 def test_segments_of_other_models_are_counted_apart(tmp_path, capsys):

@@ -35,7 +35,7 @@ from inlay.kv.offload.saver import Saver
 from inlay.kv.offload.stack import EVICTED, LATE, TierStack
 from inlay.kv.offload.tier import Miss, TierMissError
 from inlay.kv.policies import Use
-from inlay.kv.pool import LOADED, Hold, PrefixMatch, Segment, SegmentRange
+from inlay.kv.pool import Hold, Origin, PrefixMatch, Segment, SegmentRange
 from inlay.slots import SlotRange, cut, total
 
 
@@ -396,7 +396,7 @@ class Loader:
                     self._store.insert(each.spec, slots, returns=True)
                 else:
                     prefix = each.spec.prefix(len(each.spec.ids))
-                    self._store.insert(prefix, slots, returns=True, origin=LOADED)
+                    self._store.insert(prefix, slots, returns=True, origin=Origin("", frozenset(each.spec.labels)))
                 self._give_state(each.spec, load.states.get(key))
                 self._remember(key, load.arrived[key])
             if self._store.get(each.spec) is not None:

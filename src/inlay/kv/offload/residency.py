@@ -20,7 +20,7 @@ from inlay.kv.offload.record import SlabMemory, StateMemory
 from inlay.kv.offload.saver import Demoter, Saver
 from inlay.kv.offload.stack import LATE, TierStack
 from inlay.kv.offload.tier import Tier
-from inlay.kv.pool import LOADED, PrefixMatch
+from inlay.kv.pool import PrefixMatch
 from inlay.kv.store import SegmentStore
 from inlay.types import TierStats
 
@@ -244,17 +244,18 @@ class Residency:
                 if entry.fingerprint == self._store.keys.fingerprint:
                     self.forget(entry.key)
 
-    def forget_prefixes(self) -> None:
-        """Forget all text of prompts of a model with recurrent layers in the tiers, whatever modules it contains.
+    def forget_prefixes(self, labels: frozenset[bytes]) -> None:
+        """Forget the text of prompts in the tiers that has any of these labels. See ``forget_labelled``.
 
-        Text that was just loaded leaves the pool as well. A shared tier keeps text that this process has neither
-        written nor read.
+        Only models with recurrent layers have such text.
         """
-        if self._stack.states is None:
-            return
-        texts = self._store.texts(LOADED.salt)
-        self._store.evict([one for one in texts if one.origin is not None and one.origin.modules & LOADED.modules])
-        self.forget_labelled(frozenset({TEXT_LABEL}))
+        for spec in self._saver.unwritten():
+            if TEXT_LABEL in spec.labels and not labels.isdisjoint(spec.labels):
+                self.forget(spec.key)
+        for tier in self.tiers if self._stack.states is not None else ():
+            for entry in tier.labelled({TEXT_LABEL}):
+                if entry.fingerprint == self._store.keys.fingerprint and not labels.isdisjoint(entry.labels):
+                    self.forget(entry.key)
 
     def clear_host(self) -> None:
         """Clear the host tier and discard loads from it. Other tiers keep their segments."""

@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from inlay.attention.rope import UNTURNED, Rotary
+from inlay.attention.rope import UNTURNED
 from inlay.models.families.deepseek import DeepseekV3, absorb
-from inlay.models.family import Allows, body_name, windows_of
+from inlay.models.family import Allows, windows_of
 from inlay.models.interface import carry
 from inlay.models.linear import MakeLinear
 from inlay.models.mixers.rebound import is_mixer, rebind
@@ -92,9 +92,9 @@ def _attends(module: nn.Module) -> bool:
 
 
 class ShortConvolution(Recurrent):
-    """LFM2: attention beside short convolutions, whose state is their input at the last two tokens."""
+    """LFM2 and LFM3: attention beside short convolutions, whose state is their input at the last few tokens."""
 
-    model_types: ClassVar[tuple[str, ...]] = ("lfm2", "lfm2_moe")
+    model_types: ClassVar[tuple[str, ...]] = ("lfm2", "lfm2_moe", "lfm3")
     fixed = None
 
     def allows(self, config: PretrainedConfig) -> Allows:
@@ -103,14 +103,13 @@ class ShortConvolution(Recurrent):
 
     def layers(self, model: PreTrainedModel) -> tuple[LayerSpec, ...]:
         """See Family.layers."""
-        config, body = model.config, getattr(model, body_name(model))
-        module: Any = getattr(body, "rotary_emb", None) or body.pos_emb
-        rotary = Rotary(module.inv_freq.detach().float().cpu().clone())
-        return (LayerSpec(self.kv_heads(config), head_dim(config), rotary),) * len(self.attending(model))
+        heads, width = self.kv_heads(model.config), head_dim(model.config)
+        attending = self.attending(model)
+        return tuple(LayerSpec(heads, width, self.rotary(model, layer, "rotary")) for layer in attending)
 
     def spec(self, model: PreTrainedModel) -> ModelSpec:
         """See Family.spec."""
-        return replace(super().spec(model), fixed=None, whole=None)
+        return replace(super().spec(model), fixed=None, whole=None, first_tokens=model.config.conv_L_cache)
 
 
 class Mamba(Recurrent):

@@ -79,6 +79,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("granitemoehybrid", {"layer_types": ["mamba", "attention"] * 2, **MAMBA, "num_local_experts": 0}),
     ("jamba", {**EXPERTS, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 4, "mamba_dt_rank": 4}),
     ("lfm2", {"layer_types": ["conv", "full_attention"] * 2}),
+    ("lfm3", {"layer_types": ["conv", "sliding_attention", "conv", "full_attention"], "head_dim": 8, **WINDOW}),
     ("llama", {}),
     ("llama", {"num_key_value_heads": 4}),
     ("llama", {"head_dim": 16, "num_key_value_heads": 1}),
