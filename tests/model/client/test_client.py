@@ -133,13 +133,13 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_answers_are_those_of_an_engine_in_this_process(name):
+def test_remote_answers_equal_local_answers(name):
     prompts = ["Hello", [1, 2, 3], [{"role": "user", "content": "Well?"}]]
     assert said(made(RemoteLLM), prompts, CASES[name]) == said(made(LLM), prompts, CASES[name])
 
 
 @pytest.mark.parametrize("include", [False, True])
-def test_what_comes_behind_a_stop_string_is_dropped(include):
+def test_tokens_after_a_stop_string_are_dropped(include):
     local, remote = made(LLM), made(RemoteLLM)
     params = SamplingParams(n=4, max_tokens=40, seed=1, ignore_eos=True)
     whole = local.generate("Tell me something.", params)[0].outputs
@@ -185,7 +185,7 @@ def test_errors_cross():
         list(stream)
 
 
-def test_a_request_id_that_is_taken_is_refused():
+def test_duplicate_request_id_is_rejected():
     llm = made(LLM)
     first, second = (llm.processor.process("Hello", GREEDY, llm.policy(), request_id="x") for _ in range(2))
     states = [llm.outputs.begin(request) for request in (first, second)]

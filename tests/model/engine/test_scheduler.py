@@ -157,7 +157,7 @@ def add(scheduler: Scheduler[FakeJob], *some: FakeJob) -> None:
         scheduler.add(job)
 
 
-def test_a_long_prompt_does_not_hold_up_answers():
+def test_long_prompt_does_not_delay_answers():
     scheduler, memory = make(chunks=100)
     short, long = jobs((2, 9), (30, 1))
     add(scheduler, short)
@@ -169,7 +169,7 @@ def test_a_long_prompt_does_not_hold_up_answers():
         run(scheduler, memory, step)
 
 
-def test_alone_a_prompt_gets_the_whole_budget():
+def test_lone_prompt_gets_the_whole_budget():
     scheduler, _ = make(chunks=100)
     (long,) = jobs((30, 1))
     add(scheduler, long)
@@ -184,7 +184,7 @@ def test_priority_goes_before_arrival():
     assert [job for job, _ in scheduler.step(3).prefill] == [urgent]
 
 
-def test_the_last_in_line_is_preempted_and_comes_back_first():
+def test_last_in_the_queue_is_preempted_and_resumes_first():
     scheduler, memory = make(chunks=10, requests=3)
     first, second, third = jobs((3, 7), (3, 7), (1, 7))
     add(scheduler, first, second)
@@ -202,7 +202,7 @@ def test_the_last_in_line_is_preempted_and_comes_back_first():
     assert [job.said for job in (first, second, third)] == [7, 7, 7]
 
 
-def test_nobody_overtakes_one_that_has_no_room():
+def test_request_without_memory_is_not_overtaken():
     scheduler, memory = make(chunks=10)
     first, large, small = jobs((4, 9), (8, 1), (1, 1))
     add(scheduler, first, large, small)
@@ -212,7 +212,7 @@ def test_nobody_overtakes_one_that_has_no_room():
     assert scheduler.waiting == [large, small]
 
 
-def test_one_that_has_no_room_is_asked_again_when_somebody_has_left():
+def test_request_without_memory_is_retried_after_a_release():
     """Looking for room in a full pool takes time, and there is none before."""
     scheduler, memory = make(chunks=10)
     first, large = jobs((4, 5), (8, 1))
@@ -224,7 +224,7 @@ def test_one_that_has_no_room_is_asked_again_when_somebody_has_left():
     assert [answer for _, answer in memory.asked] == answers
 
 
-def test_who_waits_for_what_somebody_computes_is_overtaken():
+def test_request_waiting_for_a_shared_prefix_is_overtaken():
     scheduler, memory = make(chunks=100)
     first, alike, other = jobs((20, 1), (20, 1), (2, 1))
     first.topic = alike.topic = 1
@@ -241,7 +241,7 @@ def test_who_waits_for_what_somebody_computes_is_overtaken():
 
 
 @pytest.mark.parametrize("answer", [Admission.LATER, Admission.COMING])
-def test_who_waits_takes_no_place_and_is_asked_when_something_has_changed(answer):
+def test_waiting_request_takes_no_slot_and_is_retried_on_a_change(answer):
     class Waits:
         room = 0
 
@@ -280,7 +280,7 @@ def test_who_waits_takes_no_place_and_is_asked_when_something_has_changed(answer
 
 
 @pytest.mark.parametrize("sequences", [0, 1])
-def test_a_step_looks_at_few_of_many_tenants_that_wait(sequences, monkeypatch):
+def test_step_looks_at_few_of_many_waiting_tenants(sequences, monkeypatch):
     scheduler, memory = make(chunks=10**6, requests=2, tokens=64, prefill=64)
     say = memory.admit
     memory.admit = lambda job, alone: Admission.TAKEN if not job.sequences else say(job, alone)
@@ -296,7 +296,7 @@ def test_a_step_looks_at_few_of_many_tenants_that_wait(sequences, monkeypatch):
     assert len(looked) < 100
 
 
-def test_one_that_can_never_fit_fails_and_the_others_go_on():
+def test_request_that_never_fits_fails_and_others_continue():
     scheduler, _ = make(chunks=10)
     never, small = jobs((50, 1), (2, 1))
     add(scheduler, never, small)
@@ -307,7 +307,7 @@ def test_one_that_can_never_fit_fails_and_the_others_go_on():
     assert not scheduler.waiting
 
 
-def test_one_that_grows_beyond_the_pool_fails():
+def test_request_outgrowing_the_pool_fails():
     scheduler, memory = make(chunks=10)
     (job,) = jobs((4, 50))
     add(scheduler, job)
@@ -322,7 +322,7 @@ def test_one_that_grows_beyond_the_pool_fails():
     assert not scheduler.waiting
 
 
-def test_no_room_with_nobody_running_is_an_error_and_no_endless_wait():
+def test_full_pool_without_running_requests_is_an_error():
     scheduler, memory = make(chunks=10)
     memory.held[FakeJob(99, 1, 1)] = 8  # a reference from outside the scheduler
     (job,) = jobs((4, 1))
@@ -332,7 +332,7 @@ def test_no_room_with_nobody_running_is_an_error_and_no_endless_wait():
     assert "has no room for this request beside what is held in it; give a larger kv_memory" in str(error)
 
 
-def test_waiting_for_nobody_is_caught():
+def test_waiting_without_a_computing_request_fails_an_assertion():
     """If the memory returned LATER while no job computes, its callers would wait for ever."""
     scheduler, memory = make()
     memory.answer = lambda job: Admission.LATER
@@ -341,7 +341,7 @@ def test_waiting_for_nobody_is_caught():
         scheduler.step(0)
 
 
-def test_the_line_is_not_asked_through_while_it_waits():
+def test_queue_is_not_scanned_while_it_waits():
     scheduler, memory = make(chunks=1000, requests=4, tokens=2)
     alike = jobs(*[(50, 1)] * 100, topic=1)
     add(scheduler, *alike)
@@ -349,7 +349,7 @@ def test_the_line_is_not_asked_through_while_it_waits():
     assert len(memory.asked) <= 4
 
 
-def test_one_past_its_deadline_leaves_within_one_step_and_gives_its_memory_back():
+def test_expired_requests_leave_within_a_step_and_release_memory():
     scheduler, memory = make()
     running, waiting = FakeJob(0, 4, 50, deadline=5.0), FakeJob(1, 18, 1, deadline=5.0)
     add(scheduler, running, waiting)
@@ -363,7 +363,7 @@ def test_one_past_its_deadline_leaves_within_one_step_and_gives_its_memory_back(
     assert not scheduler.waiting
 
 
-def test_a_full_line_refuses_and_leaves_no_trace():
+def test_full_queue_rejects_a_request_completely():
     scheduler, _ = make(waiting=2)
     one, two, three = jobs((1, 1), (1, 1), (1, 1))
     add(scheduler, one, two)
@@ -373,7 +373,7 @@ def test_a_full_line_refuses_and_leaves_no_trace():
     assert scheduler.waiting == [one, two]
 
 
-def test_one_that_has_no_room_holds_up_no_other_tenant():
+def test_request_without_memory_does_not_block_other_tenants():
     scheduler, memory = make(chunks=20, requests=3)
     first = FakeJob(0, 4, 50, tenant="a")
     add(scheduler, first)
@@ -392,7 +392,7 @@ def test_one_that_has_no_room_holds_up_no_other_tenant():
     assert [job.said for job in small] == [1] * 6
 
 
-def test_many_tenants_without_room_are_not_all_asked():
+def test_few_of_many_tenants_without_memory_are_retried():
     scheduler, memory = make(chunks=20, requests=100)
     add(scheduler, FakeJob(0, 4, 50, tenant="a"))
     run(scheduler, memory, scheduler.step(0))
@@ -425,7 +425,7 @@ def test_a_step_does_not_look_at_all_tenants_for_each_of_their_jobs(monkeypatch,
     assert 400 <= len(looked) < 1000
 
 
-def test_who_joins_a_long_line_is_not_held_against_all_in_it():
+def test_joining_a_long_queue_compares_few_requests():
     compared: list[object] = []
 
     class Compared(FakeJob):
@@ -454,7 +454,7 @@ def test_a_step_does_not_look_at_every_deadline():
     assert [job.number for job in scheduler.step(105.0).expired] == [0, 1, 2, 3, 4, 5]
 
 
-def test_who_left_is_not_kept_until_its_deadline():
+def test_removed_request_is_not_kept_until_its_deadline():
     scheduler, _ = make()
     jobs = weakref.WeakSet()
     for number in range(1000):
@@ -467,7 +467,7 @@ def test_who_left_is_not_kept_until_its_deadline():
 
 
 @pytest.mark.parametrize("way", ["remove", "requeue", "preempt"])
-def test_a_fault_while_memory_is_taken_back_leaves_no_half_of_a_job(way):
+def test_fault_while_releasing_memory_leaves_no_partial_request(way):
     scheduler, memory = make()
     first, second = jobs((4, 2), (4, 2))
     add(scheduler, first, second)
@@ -517,7 +517,7 @@ class _FailsOnce(list):
 
 @pytest.mark.parametrize("error", [RuntimeError("a fault"), KeyboardInterrupt()])
 @pytest.mark.parametrize("method", ["insert", "delete"])
-def test_a_fault_behind_an_admission_takes_it_back(method, error):
+def test_fault_after_admission_undoes_it(method, error):
     """It comes when the pool has made room, and the job does not run yet."""
     scheduler, memory = make()
     first, second = jobs((4, 2), (4, 2))
@@ -542,7 +542,7 @@ def test_a_fault_behind_an_admission_takes_it_back(method, error):
 
 
 @pytest.mark.parametrize("answer", [Admission.COMING, Admission.FREEING])
-def test_who_waits_for_a_lower_tier_waits_where_nobody_runs(answer):
+def test_request_loading_from_a_lower_tier_waits_while_nothing_runs(answer):
     """Of the same tenant others go on only behind one that has all it needs but its segments."""
     scheduler, memory = make()
     first, second = FakeJob(1, 4, 1), FakeJob(2, 4, 1)

@@ -127,7 +127,7 @@ def at_positions(layout, chain, part, positions: str, primer):
 
 
 @pytest.mark.parametrize(("which", "name", "policy"), in_pairs(PROMPTS, CONFIGS, POLICIES))
-def test_a_spliced_prompt(which, name, policy):
+def test_composed_prompt_equals_prompt_cache(which, name, policy):
     reuse, positions = policy
     if name == "gpt2" and positions == "packed":
         return  # refused, see test_learned_positions_allow_no_shift
@@ -179,7 +179,7 @@ def test_chunk_sizes_and_chunked_encoding(chunk_size, budget):
 
 
 @pytest.mark.parametrize("reuse", ["isolated", "anchored"])
-def test_one_copy_at_several_shifts_in_one_batch(rotary_model, reuse):
+def test_one_copy_serves_several_shifts_in_one_batch(rotary_model, reuse):
     """One physical copy serves sequences that read it at different offsets, in the same batch, in any order."""
     recorder = Recorder(rotary_model, reuse=reuse)
     schema = Schema.from_string(
@@ -207,7 +207,7 @@ def test_one_copy_at_several_shifts_in_one_batch(rotary_model, reuse):
 
 @pytest.mark.parametrize("name", list(CONFIGS))
 @pytest.mark.parametrize("reuse", ["isolated", "anchored", "exact"])
-def test_text_that_was_not_selected_changes_nothing(name, reuse):
+def test_unselected_text_changes_nothing(name, reuse):
     """Invariant 2: under ``schema`` positions only the length of unselected text can matter."""
     loaded = tiny(name)
     positions = ["schema"] if name == "gpt2" and reuse != "exact" else ["schema", "packed"]
@@ -223,7 +223,7 @@ def test_text_that_was_not_selected_changes_nothing(name, reuse):
         assert seen[0].equal(seen[1])
 
 
-def test_under_packed_positions_not_even_the_length_matters():
+def test_packed_positions_do_not_depend_on_unselected_lengths():
     seen = []
     for filler in ("Short.", "Very much longer than it was before, and longer still."):
         schema = Schema.from_string(SCHEMA.replace("We can spend a little.", filler))
@@ -234,7 +234,7 @@ def test_under_packed_positions_not_even_the_length_matters():
     close(seen[0], seen[1])  # where segments lie in the pool moves the last bits
 
 
-def test_a_request_does_not_depend_on_others_in_its_batch(rotary_model):
+def test_request_does_not_depend_on_its_batch(rotary_model):
     recorder = Recorder(rotary_model)
     schema = Schema.from_string(SCHEMA)
     recorder.llm.add_schema(schema)

@@ -92,7 +92,7 @@ def check(recorder, loaded, prompt, policy, positions, *, told=None):
     ("which", "name", "kind"),
     in_pairs(["order and gaps", NESTED, "ends in a module", "new text in the middle"], CONFIGS, KINDS),
 )
-def test_the_choice_and_the_answer(which, name, kind):
+def test_selection_and_answer_equal_the_stock_model(which, name, kind):
     loaded, schema = tiny(name), Schema.from_string(SCHEMA)
     positions = "schema" if name == "gpt2" else "packed"
     if which.startswith("new text") and positions == "schema":
@@ -112,7 +112,7 @@ def test_the_choice_and_the_answer(which, name, kind):
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_ratio_of_one_is_full_prefill(name, kind):
+def test_ratio_of_one_equals_full_prefill(name, kind):
     loaded, schema = tiny(name), Schema.from_string(SCHEMA)
     positions = "schema" if name == "gpt2" else "packed"
     recorder = recorder_for(loaded, schema, positions=positions)
@@ -125,7 +125,7 @@ def test_a_ratio_of_one_is_full_prefill(name, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_ratio_of_nothing_is_no_repair(kind):
+def test_ratio_of_zero_recomputes_nothing(kind):
     schema = Schema.from_string(SCHEMA)
     recorder = recorder_for(tiny("llama"), schema)
     prompt = PROMPTS["order and gaps"](schema.prompt())

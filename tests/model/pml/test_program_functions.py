@@ -115,7 +115,7 @@ WRONG_TYPES = {
 
 
 @pytest.mark.parametrize(("signature", "expected"), WRONG_TYPES.items())
-def test_types_that_a_program_does_not_take(signature: str, expected: str) -> None:
+def test_unsupported_parameter_types_are_rejected(signature: str, expected: str) -> None:
     names = {"Bits": Bits, "Empty": Empty, "Place": Place, "Collection": Collection}
     source = f"@program\ndef p({signature}):\n    yield 'a'\n    if a:\n        yield a\n"
     (found,) = sentences(lambda: define(source, **names))
@@ -186,7 +186,7 @@ def test_other_decorators() -> None:
 
 
 @pytest.mark.parametrize("thing", [functools.partial(print), 3, len, Place, None.__class__])
-def test_what_is_no_function(thing: Any) -> None:
+def test_objects_without_a_function_are_rejected(thing: Any) -> None:
     with raises("pml.not_a_function", ParameterError):
         program(thing)
 
@@ -202,7 +202,7 @@ def test_without_source() -> None:
         )
 
 
-def test_source_that_is_not_what_is_running(tmp_path: Path) -> None:
+def test_changed_source_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "programs.py"
     file.write_text("\n\ndef q(a: bool):\n    yield 'b'\n")
     code = compile("def q(b: bool):\n    yield 'a'\n", str(file), "exec")
@@ -219,7 +219,7 @@ def test_constants_are_read_when_the_program_is_decorated() -> None:
     assert said(frozen.schema, frozen()) == "a"
 
 
-def test_names_that_come_later() -> None:
+def test_names_defined_later_are_rejected() -> None:
     def early() -> None:
         @program
         def p(a: bool) -> Iterator[str]:

@@ -74,7 +74,7 @@ def test_a_plain_conversation_is_warned_once_of_the_date(caplog, template: str, 
         (templates.QWEN_3, [SYSTEM, USER], {}),
     ],
 )
-def test_no_warning_where_the_text_has_no_date_of_today(caplog, template: str, messages: list, variables: dict):
+def test_date_without_todays_value_logs_no_warning(caplog, template: str, messages: list, variables: dict):
     model(template).chat(messages, ONE, chat_template_kwargs=variables)
     assert warnings(caplog) == []
 

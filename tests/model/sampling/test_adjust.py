@@ -37,7 +37,7 @@ def told(params: SamplingParams, prompt: list[int], answer: list[int]) -> Row:
     answer=st.lists(_TOKEN, max_size=100),
     seed=st.integers(0, 1000),
 )
-def test_the_repetition_penalty_is_that_of_transformers(penalty, prompt, answer, seed):
+def test_repetition_penalty_equals_transformers(penalty, prompt, answer, seed):
     logits = normal(1, VOCABULARY, seed=seed)
     expected = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([prompt + answer]), logits.clone())
     found = adjust(logits, [told(SamplingParams(repetition_penalty=penalty), prompt, answer)], VOCABULARY)
@@ -74,7 +74,7 @@ def test_biases_are_added(biases):
     assert torch.equal(found, expected)
 
 
-def test_the_order_is_that_of_vllm():
+def test_adjustments_are_applied_in_vllms_order():
     """Forbidden, then the bias, then repetition, frequency and presence: by hand for one token."""
     params = SamplingParams(
         logit_bias={4: -5.0, 5: 3.0}, repetition_penalty=2.0, frequency_penalty=0.5, presence_penalty=0.25, min_tokens=9
@@ -87,7 +87,7 @@ def test_the_order_is_that_of_vllm():
     assert found.tolist() == [[0.0, 1.0, 2.0, 3.0, -3.25, 3.25, -math.inf]]
 
 
-def test_rows_are_adjusted_each_by_itself():
+def test_rows_are_adjusted_independently():
     logits = normal(4, VOCABULARY)
     before = logits.clone()
     rows = [
@@ -104,7 +104,7 @@ def test_rows_are_adjusted_each_by_itself():
     assert adjust(logits, [row(SamplingParams())] * 4, VOCABULARY) is logits
 
 
-def test_min_tokens_keeps_the_ends_back_until_then():
+def test_min_tokens_bans_end_tokens_at_first():
     logits = torch.tensor([[1.0, 2.0, 9.0, 8.0]])
     params = SamplingParams(temperature=0, min_tokens=2, stop_token_ids=[3])
     made = Row(params, 0, stop_ids=[2])
@@ -124,7 +124,7 @@ def test_penalties_change_greedy_answers_and_not_their_log_probabilities():
     assert [one.token_id for one in found.top] == [1, 0]
 
 
-def test_an_infinite_ban_stays_one():
+def test_infinite_ban_survives_other_adjustments():
     logits = torch.tensor([[-math.inf, 1.0, 0.0]])
     params = replace(SamplingParams(temperature=0), repetition_penalty=0.5, logit_bias={0: 100.0}, frequency_penalty=-2)
     (found,) = choose(logits, [told(params, [0], [0, 0])])

@@ -73,7 +73,7 @@ def steps(runner: Runner, plan: Plan, count: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("shift", [0, 3])
-def test_steps_that_are_played_are_those_that_are_computed(shift):
+def test_replayed_steps_equal_computed_steps(shift):
     """Batches that grow and shrink, advance, and come back: with one recording of a size, or a further one."""
     play = Played()
     recording, plain = runners(play)
@@ -85,7 +85,7 @@ def test_steps_that_are_played_are_those_that_are_computed(shift):
     assert play.recorded <= 3
 
 
-def test_rows_that_fill_a_step_up_store_nothing():
+def test_padding_rows_store_nothing():
     play = Played()
     recording, plain = runners(play)
     steps(recording, build_plan(decoding(3)), 2)
@@ -116,7 +116,7 @@ def behind(work: list[Work]) -> list[int]:
 
 
 @pytest.mark.parametrize("shift", [0, pytest.param(3, marks=pytest.mark.triton)])
-def test_prefills_that_are_played_are_those_that_are_computed(shift):
+def test_replayed_prefills_equal_computed_prefills(shift):
     """The first pass of a shape is computed, the second one is recorded; passes with fewer rows are padded."""
     play = Played()
     recording, plain = runners(play)
@@ -196,7 +196,7 @@ def test_a_recording_without_memory_fails_its_step_alone(caplog):
     assert not caplog.records
 
 
-def test_room_holds_the_tables_of_smaller_plans_and_refuses_larger_ones():
+def test_table_buffer_takes_smaller_plans_and_rejects_larger_ones():
     shape, device = Shape(4, 2, 64, 2), Device(8)
     made = {
         rows: build_tables(build_plan(decoding(rows, shift=3)), shape, device, SHARING) for rows in (3, 4, 5, 9, 17)

@@ -195,7 +195,7 @@ def test_many_answers_are_equal(monkeypatch, tmp_path, family):
     assert count >= 2000 / len(CONFIGS)
 
 
-def test_a_wrongly_accepted_token_is_noticed(monkeypatch, tmp_path):
+def test_wrongly_accepted_token_is_detected(monkeypatch, tmp_path):
     monkeypatch.setattr(forward, "agrees", lambda draft, number, token: number < len(draft.tokens))
     with pytest.raises(AssertionError):
         compare("llama", SETTINGS[0], 1, 30, tmp_path, planted=True)
