@@ -56,7 +56,7 @@ def test_a_stream_has_diagnostics_in_its_last_chunk(site: Site, usage: bool):
 
 
 @pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
-def test_other_dialects_have_them_in_their_last_events(site: Site, path: str):
+def test_other_dialects_have_diagnostics_in_their_last_events(site: Site, path: str):
     body = {**BODIES[path](60), "diagnostics": True, "stream": True}
     status, _, text = site.call("POST", path, body)
     events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]

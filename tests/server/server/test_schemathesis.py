@@ -144,7 +144,7 @@ PATHS = [
 @pytest.mark.parametrize("path", PATHS)
 @settings(UNHURRIED, max_examples=20)
 @given(data=st.data())
-def test_any_json_at_all(made_up_site: Site, path: str, data: st.DataObject):
+def test_any_json_is_answered_without_a_server_error(made_up_site: Site, path: str, data: st.DataObject):
     fields = [
         "messages",
         "prompt",
