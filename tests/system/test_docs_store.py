@@ -53,7 +53,7 @@ def test_every_setting_has_a_row():
     assert rows == [name for name in EngineConfig.__dataclass_fields__ if name.startswith("store")]
 
 
-def test_every_reason_is_told():
+def test_every_miss_reason_is_listed():
     said = PAGE.read_text().split("## Why something is missing")[1].split("\n## ")[0]
     assert re.findall(r"`((?:other )?[a-z]+(?: seen)?)`", said.split("| reason | |")[1]) == [
         *MISS_REASONS[:2],
