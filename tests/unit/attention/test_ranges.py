@@ -125,7 +125,7 @@ def expected(request: Request, query: Tensor, keys: Tensor, values: Tensor, opti
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(seed=st.integers(0, 2**32), window=st.sampled_from([None, None, 1, 12, 60]), share=st.booleans())
 @settings(max_examples=examples(60), deadline=None)
-def test_any_ranges_are_full_attention_under_a_mask(backend, seed, window, share):
+def test_any_ranges_equal_masked_full_attention(backend, seed, window, share):
     drawn = Drawn(seed)
     generator = torch.Generator().manual_seed(seed)
     keys, values = (torch.randn(KV_HEADS, SLOTS, HEAD_DIM, generator=generator) for _ in range(2))

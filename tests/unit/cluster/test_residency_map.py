@@ -39,7 +39,7 @@ def holders(residency: ResidencyMap, key: int) -> set[str]:
     return {name for name in residency.replicas if mask >> residency.slot(name) & 1}
 
 
-def test_changes_are_taken_in_in_their_order():
+def test_changes_are_applied_in_order():
     residency = made("a", "b")
     assert residency.apply("a", told(0, 2, [10, 11], whole=True))
     assert residency.apply("b", told(0, 1, [11], whole=True))
@@ -52,7 +52,7 @@ def test_changes_are_taken_in_in_their_order():
 
 
 @pytest.mark.parametrize("changes", [told(3, 4, [12]), told(1, 4, [12]), told(2, 4, [12], epoch=9)])
-def test_a_gap_asks_for_all(changes: StoreChanges):
+def test_missing_changes_request_a_full_list(changes: StoreChanges):
     residency = made("a")
     residency.apply("a", told(0, 2, [10, 11], whole=True))
     assert not residency.apply("a", changes)
@@ -62,7 +62,7 @@ def test_a_gap_asks_for_all(changes: StoreChanges):
     assert holders(residency, 12) == {"a"}
 
 
-def test_a_replica_that_goes_is_forgotten_at_once_and_its_bits_are_cleared_piece_by_piece():
+def test_lost_replica_is_forgotten_at_once():
     residency = made("a", "b")
     residency.apply("a", told(0, 5000, list(range(1, 5001)), whole=True))
     residency.apply("b", told(0, 1, [7], whole=True))
@@ -77,7 +77,7 @@ def test_a_replica_that_goes_is_forgotten_at_once_and_its_bits_are_cleared_piece
     assert holders(residency, 1) == set()
 
 
-def test_what_was_sent_counts_as_held_until_the_replica_could_have_said_so():
+def test_sent_pieces_count_as_held_until_confirmed():
     clock = Clock()
     residency = made("a", clock=clock, history_s=10)
     residency.note("a", [5])
@@ -95,7 +95,7 @@ def test_what_was_sent_counts_as_held_until_the_replica_could_have_said_so():
     assert holders(residency, 6) == set()
 
 
-def test_tiers_below_are_apart_from_pools():
+def test_lower_tiers_are_separate_from_pools():
     residency = made("a")
     residency.apply("a", StoreChanges(1, 0, 1, array("Q"), array("Q"), array("Q", [8, 9]), whole=True))
     assert residency.masks([8]) == [0]
@@ -104,7 +104,7 @@ def test_tiers_below_are_apart_from_pools():
     assert residency.masks_below([8, 9]) == [0, 1]
 
 
-def test_there_are_never_more_keys_than_there_is_room_for():
+def test_number_of_keys_is_bounded():
     residency = made("a", max_bytes=2**20)
     residency.apply("a", told(0, 20_000, list(range(20_000)), whole=True))
     assert len(residency) <= residency.most_keys
@@ -114,7 +114,7 @@ def test_there_are_never_more_keys_than_there_is_room_for():
         ResidencyMap(max_bytes=5)
 
 
-def test_a_hundred_replicas_and_many_modules_take_no_more_than_was_counted_on():
+def test_memory_for_many_replicas_and_modules_is_bounded():
     """Measures 10,000 modules twice and extrapolates to a million; the bound for a router is 1 GB."""
     names = [f"replica-{number}" for number in range(100)]
     draws = random.Random(1)

@@ -79,7 +79,7 @@ def read(found: PrefixMatch) -> tuple[int, ...]:
 
 @settings(deadline=None)
 @given(st.booleans(), st.lists(RUNS, min_size=1, max_size=12), st.lists(RUNS, max_size=6), st.integers(0, 12))
-def test_the_longest_stored_beginning_is_found(positioned, runs, asked, most):
+def test_longest_stored_prefix_is_found(positioned, runs, asked, most):
     store, oracle = make(positioned), Oracle(positioned)
     for ids, *where in runs:
         found = put(store, run_of(ids, *where))
@@ -98,7 +98,7 @@ def test_the_longest_stored_beginning_is_found(positioned, runs, asked, most):
 
 @settings(deadline=None)
 @given(st.lists(RUNS, min_size=1, max_size=10))
-def test_every_token_lies_where_it_was_written_and_at_its_own_position(runs):
+def test_every_match_returns_the_written_tokens_and_positions(runs):
     """Model the pool as a record of writes: slot → (token, position). Each read returns the requested tokens."""
     store, written = make(), {}
     for ids, *where in runs:
@@ -122,7 +122,7 @@ def test_every_token_lies_where_it_was_written_and_at_its_own_position(runs):
 
 @settings(deadline=None)
 @given(TOKENS, st.integers(0, 12), TOKENS)
-def test_a_run_may_be_stored_in_two_parts_and_found_as_one(ids, at, other):
+def test_run_stored_in_two_parts_is_found_as_one(ids, at, other):
     """Splitting and joining never change a digest: a run after a part has the same name either way."""
     store = make()
     whole = run_of(ids, 1, 0, 0)
@@ -138,7 +138,7 @@ def test_a_run_may_be_stored_in_two_parts_and_found_as_one(ids, at, other):
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(TOKENS, st.integers(0, 12)), min_size=1, max_size=12), st.randoms(use_true_random=False))
-def test_runs_that_begin_inside_what_is_stored_break_nothing(stored, randomly):
+def test_overlapping_runs_keep_the_index_consistent(stored, randomly):
     """A run may be stored inside an existing segment with the same tokens. Each match is right, chunks are accounted
     for,
     and chunks with references stay.
@@ -172,7 +172,7 @@ def test_runs_that_begin_inside_what_is_stored_break_nothing(stored, randomly):
 
 @settings(deadline=None)
 @given(st.lists(RUNS, min_size=1, max_size=10), RUNS, st.integers(0, 12), st.integers(0, 12))
-def test_any_range_of_a_run_is_found_where_it_was_written(runs, asked, first, end):
+def test_any_range_of_a_run_is_found_at_its_slots(runs, asked, first, end):
     """Model the pool as a record of writes: slot → (context, the run's tokens so far), and compare each range with
     it.
     """
@@ -193,7 +193,7 @@ def test_any_range_of_a_run_is_found_where_it_was_written(runs, asked, first, en
 
 @settings(deadline=None)
 @given(st.lists(RUNS, min_size=1, max_size=8), st.lists(RUNS, max_size=8), st.data())
-def test_a_held_range_stays_whatever_is_cut_and_evicted(first, then, data):
+def test_held_range_survives_splits_and_evictions(first, then, data):
     store, holds = make(), []
     for ids, *where in first:
         begin, end = sorted(data.draw(st.tuples(st.integers(0, len(ids)), st.integers(0, len(ids)))))
@@ -214,7 +214,7 @@ def test_a_held_range_stays_whatever_is_cut_and_evicted(first, then, data):
 
 @settings(deadline=None)
 @given(TOKENS, TOKENS, st.data())
-def test_what_is_computed_anew_between_two_ranges_cuts_no_segment(module, other, data):
+def test_recomputed_tokens_between_ranges_split_no_segment(module, other, data):
     """Tokens inside a module, computed against what really stands before them, are another text's, for all there is."""
     store = make()
     stored = run_of(module, 0, 0, 0)
@@ -239,7 +239,7 @@ def _slots(found: PrefixMatch) -> list[int]:
     return _each(found.slots)
 
 
-def test_a_held_segment_in_the_way_of_a_cut_stays_and_an_unheld_one_goes():
+def test_held_segment_survives_a_conflicting_split():
     for held in (True, False):
         store = make()
         module = TokenRun((1, 2, 3), 0, Context()).rest(1)
@@ -254,7 +254,7 @@ def test_a_held_segment_in_the_way_of_a_cut_stays_and_an_unheld_one_goes():
 
 @settings(deadline=None)
 @given(st.lists(RUNS, min_size=1, max_size=8), st.lists(RUNS, max_size=8))
-def test_holds_follow_cuts(first, then):
+def test_references_follow_splits(first, then):
     store = make()
     holds = [(store.hold(found), _slots(found)) for found in (put(store, run_of(ids, *where)) for ids, *where in first)]
     for ids, *where in then:
@@ -273,7 +273,7 @@ def test_holds_follow_cuts(first, then):
 
 @settings(deadline=None)
 @given(st.lists(TOKENS, min_size=1, max_size=10), st.data())
-def test_a_path_loses_its_end_before_its_beginning_and_nothing_that_is_held(runs, data):
+def test_ends_are_evicted_before_prefixes_and_held_segments_stay(runs, data):
     """With a chunk for every token: after each eviction all that is left can be reached from the root."""
     store = make(chunks=256, chunk_size=1)
     for ids in runs:
@@ -292,7 +292,7 @@ def test_a_path_loses_its_end_before_its_beginning_and_nothing_that_is_held(runs
             store.allocate(store.pool.free_chunks + 1)
 
 
-def test_thousands_of_random_joins_and_leaves_lose_no_chunk():
+def test_thousands_of_random_operations_leak_no_chunk():
     """Requests that find, hold, compute, store, and leave in any order, in a pool that is always full."""
     store, randomly = make(chunks=40), random.Random(5)
     seated: list[tuple[Hold, tuple[SlotRange, ...]]] = []

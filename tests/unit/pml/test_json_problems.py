@@ -55,7 +55,7 @@ TEXT_PROBLEMS = {
 
 
 @pytest.mark.parametrize(("text", "problem"), TEXT_PROBLEMS.items(), ids=[key[:20] for key in TEXT_PROBLEMS])
-def test_text_that_is_not_json(text: str, problem: str) -> None:
+def test_invalid_json_is_rejected(text: str, problem: str) -> None:
     assert faults(lambda: Schema.from_json(text, source="s.json")) == [problem]
 
 
@@ -75,7 +75,7 @@ def test_an_argument_twice() -> None:
     assert faults(lambda: Prompt.from_json(text)) == ['pml.duplicate_key content[0].import "a".arguments']
 
 
-def test_bytes_that_are_not_utf8() -> None:
+def test_bytes_without_utf8_are_rejected() -> None:
     assert faults(lambda: Schema.from_json(b'{"name":\n "\xff"}')) == ["pml.wrong_encoding 2:3"]
 
 
@@ -125,7 +125,7 @@ def test_many_problems_and_keys() -> None:
     assert problems_of(inside(*["a"] * 200_001)) == ["pml.too_large content[200000]"]
 
 
-def test_what_is_no_document() -> None:
+def test_unusable_documents_are_rejected() -> None:
     circle: dict[str, Any] = {"name": "s"}
     circle["content"] = [circle]
     for mapping in (circle, {"name": 1j}, {(): 1}):

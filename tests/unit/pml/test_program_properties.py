@@ -244,13 +244,13 @@ RANDOMS = st.randoms(use_true_random=False)
 
 @settings(max_examples=examples(100), deadline=None)
 @given(RANDOMS)
-def test_the_prompt_is_what_the_function_says(random: Random) -> None:
+def test_prompt_equals_the_text_of_the_function(random: Random) -> None:
     maker = Maker(random)
     check(['yield "Begin. "', *maker.block(random.randint(1, 3), ())], maker)
 
 
 @settings(max_examples=examples(40), deadline=None)
 @given(RANDOMS)
-def test_turns_too(random: Random) -> None:
+def test_prompt_with_turns_equals_the_text_of_the_function(random: Random) -> None:
     maker = Maker(random)
     check(maker.turns(), maker)

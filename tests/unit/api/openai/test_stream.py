@@ -172,7 +172,7 @@ def test_prompts_and_answers_are_numbered_as_in_the_response():
 
 @pytest.mark.parametrize("logprobs", [False, True])
 @pytest.mark.parametrize("cuts", [[1], [3, 9, 20, 31], list(range(1, 60))])
-def test_calls_of_tools_are_told_piece_by_piece(cuts, logprobs):
+def test_tool_calls_are_streamed_in_pieces(cuts, logprobs):
     text = 'Well. <tool_call>\n{"name": "look", "arguments": {"at": "é"}}\n</tool_call>'
     call = call_of(Endpoint.CHAT, tools=[TOOL], logprobs=logprobs)
     kept = 0 if logprobs else None
@@ -186,7 +186,7 @@ def test_calls_of_tools_are_told_piece_by_piece(cuts, logprobs):
     assert json.loads(found["message"]["tool_calls"][0]["function"]["arguments"]) == {"at": "é"}
 
 
-def test_usage_so_far_on_every_chunk_for_those_who_ask_for_it():
+def test_running_usage_is_sent_on_request():
     call = call_of(Endpoint.CHAT, stream_options={"include_usage": True, "continuous_usage_stats": True})
     words = ["One", " two", " three"]
     chunks = told(call, [(0, output([answer(0, words[:n], n == 3, None)])) for n in range(1, 4)])

@@ -75,7 +75,7 @@ def aligned(windows: dict[int, tuple[int, ...]], size: int) -> dict[int, int]:
 
 @relaxed
 @given(**SETTINGS)
-def test_runs_are_the_aligned_stretches(prompts, size, least):
+def test_runs_are_aligned_sequences(prompts, size, least):
     words, ends = laid_out(prompts)
     groups = aligned(repeated(prompts, size, least), size)
     runs = find_runs(repeated_windows(words, size, least, ends), size)

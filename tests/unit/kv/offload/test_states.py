@@ -254,5 +254,5 @@ class Tiers(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("examples", [20, pytest.param(200, marks=pytest.mark.slow)])
-def test_tiers(examples):
+def test_random_operations_on_all_tiers(examples):
     run_state_machine_as_test(Tiers, settings=settings(max_examples=examples, stateful_step_count=25, deadline=None))
