@@ -85,7 +85,7 @@ def test_ceiling_limits_the_policy():
 
 
 @given(st.lists(written, min_size=1))
-def test_the_least_of_several_is_within_them_all(words):
+def test_least_of_several_policies_is_within_each(words):
     least = ReusePolicy.least(*words, None)
     assert str(least) in {str(ReusePolicy.parse(word)) for word in words}
     assert all(least.within(ReusePolicy.parse(word)) for word in words)
@@ -211,7 +211,7 @@ def test_promotion_can_be_turned_off_in_the_key(recompute):
         ("auto:answers:0", "policy.bad_tolerance"),
     ],
 )
-def test_a_wrong_key_is_refused(key, code):
+def test_wrong_key_is_refused(key, code):
     with raises(code, PolicyError, names=repr(key)):
         ReusePolicy.parse(key)
     assert ReusePolicy.named(key) is None
@@ -288,7 +288,7 @@ def test_a_tolerance_refines_auto():
     assert PolicyFields("auto").policy() == ReusePolicy.parse("auto")
 
 
-def test_no_field_is_no_policy_and_a_policy_is_itself():
+def test_no_fields_give_no_policy_and_a_policy_is_unchanged():
     assert PolicyFields().policy("packed") is None
     policy = ReusePolicy.parse("modular+linked:3", "schema")
     assert PolicyFields(policy).policy() is policy

@@ -1,4 +1,4 @@
-"""A file that is replaced is there whole, or as it was."""
+"""Replacing a file is atomic: readers see the old or the new content."""
 
 from __future__ import annotations
 

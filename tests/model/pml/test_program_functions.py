@@ -14,7 +14,7 @@ from inlay.errors import ParameterError
 from inlay.pml.program import Program, program
 from tests.raising import raises
 from tests.unit.pml.helpers import sentences
-from tests.unit.pml.programs_for_tests import define, program_of, said
+from tests.unit.pml.programs_for_tests import define, program_of, text_of
 
 FILE = str(Path(__file__).relative_to(Path.cwd()))
 GREETING = "Hello"
@@ -42,7 +42,7 @@ def test_a_nested_function_sees_its_closure_and_its_module() -> None:
 
     for word in ("Ada", "Bob"):
         greet = make(word)
-        assert said(greet.schema, greet(True)) == greet.text(True) == f"Hello {word}\n  !"
+        assert text_of(greet.schema, greet(True)) == greet.text(True) == f"Hello {word}\n  !"
 
 
 def test_annotations_may_be_strings() -> None:
@@ -53,7 +53,7 @@ def test_annotations_may_be_strings() -> None:
         "@program\ndef p(a: Literal['x', 'y'], b: Annotated[str, Length(3)] = 'z') -> Texts[str]:\n"
         "    yield f'{a}{b}'\n"
     )
-    assert said(late.schema, late("y")) == "yz"
+    assert text_of(late.schema, late("y")) == "yz"
 
 
 def test_a_string_annotation_sees_the_closure() -> None:
@@ -216,7 +216,7 @@ def test_constants_are_read_when_the_program_is_decorated() -> None:
     texts = ["a"]
     frozen = program_of("yield TEXTS[0]", TEXTS=texts)
     texts[0] = "b"
-    assert said(frozen.schema, frozen()) == "a"
+    assert text_of(frozen.schema, frozen()) == "a"
 
 
 def test_names_defined_later_are_rejected() -> None:

@@ -46,7 +46,7 @@ def test_every_number_of_the_output_is_written(monkeypatch, instruction_set, sto
 @both_dtypes
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 63, 64, 65])
 def test_keys_at_the_very_end_of_the_pool(instruction_set, stored, length):
-    """Memory behind the last slot is outside the pool, and slots before the first one read are NaN."""
+    """Memory after the last slot is outside the pool, and slots before the first one read are NaN."""
     part = Part.of(100, 1, (Item(SlotRange(127 - length, length), 3),), (SlotRange(127, 1),))
     check(Layer(stored=stored, fresh=stored, chunk=128), [part], instruction_set)
 

@@ -34,7 +34,7 @@ class Cuda:
 
 @pytest.fixture
 def storage(monkeypatch):
-    """One layer of a device that calls itself one of CUDA, and whose tensors are the CPU's."""
+    """One layer of a device that claims to be CUDA, with tensors on the CPU."""
     storage = DeviceStorage([LayerShape(2, 8)], torch.bfloat16, 32, torch.device("cpu"))
     storage.device = SimpleNamespace(type="cuda")
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
@@ -42,7 +42,7 @@ def storage(monkeypatch):
 
 
 class Streams:
-    """Streams and events that only note what is asked of them, one behind the other."""
+    """Streams and events that only record the calls to them, in order."""
 
     def __init__(self, monkeypatch) -> None:
         self.asked: list[str] = []
@@ -104,7 +104,7 @@ def test_nothing_is_locked_without_cuda():
 @pytest.mark.parametrize("locked", [True, False])
 @pytest.mark.parametrize("first", [0, 3])
 def test_slab_in_locked_memory_is_copied_directly(storage, monkeypatch, locked, first):
-    """In one piece and without scales, that is; all else goes through memory that PyTorch has locked."""
+    """If it is one block without scales; all else goes through memory that PyTorch has locked."""
     through = []
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: locked)
     monkeypatch.setattr(
@@ -121,7 +121,7 @@ def test_slab_in_locked_memory_is_copied_directly(storage, monkeypatch, locked, 
 
 @pytest.mark.parametrize("locked", [True, False])
 def test_computation_waits_for_the_layers_it_reads(storage, streams, monkeypatch, locked):
-    """Copies start once, behind the earlier computation, and the host waits after all of them. In between the two
+    """Copies start once, after the earlier computation, and the host waits after all of them. In between the two
     streams meet at one event a layer. Memory that is not locked makes the host wait before it is used again.
     """
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: locked)

@@ -109,10 +109,10 @@ def test_advanced_plan_equals_a_new_one():
     for _ in range(4):
         parts = [part.next(int(part.slots[0]) + 1) for part in parts]
         plan = advance(plan, parts)
-    anew = build_plan(parts)
-    assert np.array_equal(plan.positions, anew.positions)
-    assert np.array_equal(plan.slots, anew.slots)
-    assert np.array_equal(plan.groups.stretches, anew.groups.stretches)
+    rebuilt = build_plan(parts)
+    assert np.array_equal(plan.positions, rebuilt.positions)
+    assert np.array_equal(plan.slots, rebuilt.slots)
+    assert np.array_equal(plan.groups.stretches, rebuilt.groups.stretches)
 
 
 def recomputed() -> tuple[Part, list[int]]:
@@ -128,7 +128,7 @@ def test_scattered_rows_over_a_long_segment_take_few_entries():
     assert build_plan([part]).groups.stretches.shape[1] <= 1000
     read = {slot for run in part.ranges for slot in range(run.first, run.end)}
     assert not read & set(left_out)
-    assert max(slot for slot in read if slot < 2048) < left_out[-1]  # keys behind the last row are not read
+    assert max(slot for slot in read if slot < 2048) < left_out[-1]  # keys after the last row are not read
 
 
 def test_rows_see_stored_and_new_tokens_before_them():

@@ -1,4 +1,4 @@
-"""The examples of clusters: files that are read by others are checked here as far as nothing of theirs is needed."""
+"""The examples of clusters: files for other programs are checked as far as possible without those programs."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def big(places: int = 64, waiting: int | None = None):
 
 @pytest.mark.parametrize("longs", [1, 3, 20])
 def test_new_request_waits_at_most_two_passes(longs):
-    """Behind prompts of 30 passes."""
+    """After prompts of 30 passes."""
     scheduler, memory = big()
     arriving = {0: [FakeJob(n, 1920, 4) for n in range(longs)]}
     arriving |= {now: [FakeJob(100 + now, 10 + 7 * now % 90, 4)] for now in range(1, 25, 4)}

@@ -1,4 +1,4 @@
-"""A context's record is data of constant size that says just what stands before a segment, however it came together."""
+"""A context's record has constant size and depends only on the tokens before a segment, however they were combined."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tell(stream, randomly: random.Random | None = None, begin: Context | None = 
     return record
 
 
-def said(stream):
+def significant(stream):
     """The significant part of a stream: the first salt, and no distance before the first token."""
     kept, salted = [], False
     for each in stream:
@@ -68,7 +68,7 @@ def test_record_does_not_depend_on_token_splits(stream, randomly):
 
 @given(STREAMS, STREAMS)
 def test_equal_digests_mean_equal_contexts(stream, other):
-    assert (digest(tell(stream)) == digest(tell(other))) == (said(stream) == said(other))
+    assert (digest(tell(stream)) == digest(tell(other))) == (significant(stream) == significant(other))
 
 
 @given(STREAMS, st.integers(0, 5))

@@ -19,7 +19,7 @@ from inlay.kv.store import SegmentStore
 from inlay.slots import SlotRange, cut
 from tests.unit.kv.accounting import audit
 
-#: Nothing, some text, the same behind a gap, other text, and text in two parts that did not see each other.
+#: Nothing, some text, the same after a gap, other text, and text in two parts that did not see each other.
 CONTEXTS = (
     ((), 0),
     (((300, 301), 0, EMPTY, True),),
@@ -37,7 +37,7 @@ def make(positioned: bool = False, chunks: int = 64, chunk_size: int = 4) -> Seg
 
 
 def run_of(ids: tuple[int, ...], context: int, gap: int, moved: int) -> TokenRun:
-    """Tokens ``gap`` positions behind a context, all of it moved."""
+    """Tokens ``gap`` positions after a context, all of it moved."""
     record = Context()
     if context:
         for part, start, made, continues in CONTEXTS[context]:
@@ -215,17 +215,17 @@ def test_held_range_survives_splits_and_evictions(first, then, data):
 @settings(deadline=None)
 @given(TOKENS, TOKENS, st.data())
 def test_recomputed_tokens_between_ranges_split_no_segment(module, other, data):
-    """Tokens inside a module, computed against what really stands before them, are another text's, for all there is."""
+    """Recomputed tokens inside a module have a different context, so they match no stored segment."""
     store = make()
     stored = run_of(module, 0, 0, 0)
     put(store, stored)
     begin, end = sorted(data.draw(st.tuples(st.integers(0, len(module)), st.integers(0, len(module)))))
     before = run_of(other, 1, 0, 0)
     composed = before.after(len(other)).extend(module[:begin], before.end, stored.digest, continues=False)
-    anew = TokenRun(module[begin:end], before.end + begin, composed, continues=False)
-    if anew.ids:
-        put(store, anew)
-        assert not set(store.longest(anew).segments) & set(store.longest(stored).segments)
+    recomputed = TokenRun(module[begin:end], before.end + begin, composed, continues=False)
+    if recomputed.ids:
+        put(store, recomputed)
+        assert not set(store.longest(recomputed).segments) & set(store.longest(stored).segments)
     found = store.longest(stored)
     assert [each.segment.run.ids for each in found.ranges] == [module]
     audit(store)

@@ -26,7 +26,7 @@ def run_of(tokens: int) -> TokenRun:
 
 
 def passages(parts: int, tokens: int = 10, more: int = 0) -> list[Passage]:
-    """Of a prompt of so many parts, and ``more`` tokens behind them."""
+    """Of a prompt of so many parts, and ``more`` tokens after them."""
     run = run_of(parts * tokens + more)
     return Passage.all_of(run, [(at, at + tokens) for at in range(0, parts * tokens, tokens)], KEYS)
 

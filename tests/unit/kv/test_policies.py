@@ -76,7 +76,7 @@ def test_frequently_read_segment_stays_under_frequency_policies(policy, stays):
 
 @pytest.mark.parametrize("policy", ["lfu", "lru2", "hybrid", "cost"])
 def test_repeated_lookup_counts_as_one_use(policy):
-    """A request that waits for room asks at every step; that makes what it asks for no more popular."""
+    """A request that waits for room looks up at every step; repeated lookups do not raise the frequency."""
     s = store(policy, 2)
     put(s, module(1))
     read(s, module(1))

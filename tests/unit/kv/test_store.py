@@ -242,7 +242,7 @@ def test_chunks_are_accounted_for(steps):
         audit(s)
 
 
-def said(s: SegmentStore, ids: tuple[int, ...]) -> TokenRun:
+def store_text(s: SegmentStore, ids: tuple[int, ...]) -> TokenRun:
     """Store text that is no module, from its first token on."""
     run, slots = TokenRun(ids, 0, Context()), s.allocate(len(ids))
     s.insert(run, slots)
@@ -257,8 +257,8 @@ def stored(s: SegmentStore) -> set[tuple[int, ...]]:
 def test_module_is_discarded_with_text_after_it():
     s = store(16)
     put(s, spec(1))
-    said(s, (1, 2, 3, 4, 9, 9))
-    said(s, (1, 2, 3, 4, 8, 8))
+    store_text(s, (1, 2, 3, 4, 9, 9))
+    store_text(s, (1, 2, 3, 4, 8, 8))
     s.discard(s.own_ends(spec(1)))
     assert stored(s) == set()
     audit(s)
@@ -267,7 +267,7 @@ def test_module_is_discarded_with_text_after_it():
 def test_module_that_is_a_prefix_of_text_is_discarded():
     """An earlier request had the same text before it became a module, so it is one node with that request's text."""
     s = store(16)
-    said(s, (1, 2, 3, 4, 9, 9))
+    store_text(s, (1, 2, 3, 4, 9, 9))
     assert s.get(spec(1)) is not None
     s.discard(s.own_ends(spec(1)))
     assert s.get(spec(1)) is None
@@ -276,9 +276,9 @@ def test_module_that_is_a_prefix_of_text_is_discarded():
 
 def test_other_text_with_a_common_prefix_stays():
     s = store(16)
-    other = said(s, (1, 2, 7, 7, 7))
+    other = store_text(s, (1, 2, 7, 7, 7))
     put(s, spec(1, 6))
-    said(s, (1, 2, 3, 4, 5, 6, 9))
+    store_text(s, (1, 2, 3, 4, 5, 6, 9))
     s.discard(s.own_ends(spec(1, 6)))
     assert s.longest(other).tokens == 5
     assert s.longest(spec(1, 6)).tokens == 2

@@ -1,4 +1,4 @@
-"""From token events to outputs, for any division into steps and any events behind the end."""
+"""From token events to outputs, for any division into steps and any events after the end."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_repeated_tokens_are_counted_once():
     assert state.output().outputs[0].text == "abcd"
 
 
-def test_answers_end_each_by_itself():
+def test_answers_of_a_request_end_independently():
     finished: list[tuple[str, int]] = []
     state = begin(finished, n=2, stop="b", seed=0)
     state.add([TokenEvent("r", 0, tokens("ab"), 0), TokenEvent("r", 1, tokens("ac"), 0)])

@@ -12,7 +12,7 @@ from inlay.pml import Prompt, Schema
 from inlay.pml import nodes as limits
 from tests.raising import raises
 from tests.unit.pml.helpers import faults
-from tests.unit.pml.json_documents import PROMPT_PROBLEMS, SCHEMA_PROBLEMS, inside, says
+from tests.unit.pml.json_documents import PROMPT_PROBLEMS, SCHEMA_PROBLEMS, inside, prompt_of
 from tests.unit.pml.node_strategies import bare
 
 
@@ -119,7 +119,7 @@ def test_many_problems_and_keys() -> None:
     assert problems[-1] == "pml.more_problems"
     assert problems_of({"name": "s", **{f"k{number}": 1 for number in range(10**5)}}) == ["pml.too_large"]
     arguments = {f"k{number}": 1 for number in range(10**5)}
-    assert problems_of(says({"import": "a", "arguments": arguments}), Prompt) == [
+    assert problems_of(prompt_of({"import": "a", "arguments": arguments}), Prompt) == [
         'pml.too_large content[0].import "a".arguments'
     ]
     assert problems_of(inside(*["a"] * 200_001)) == ["pml.too_large content[200000]"]

@@ -98,7 +98,7 @@ def mutated(draw: st.DrawFn) -> Any:
 @settings(max_examples=examples(300), deadline=None)
 @given(mutated())
 def test_mutated_documents(document: Any) -> None:
-    """Nothing but PMLError comes out, and the JSON Schema takes whatever the reader takes."""
+    """Only PMLError is raised, and the JSON Schema accepts every document that the reader accepts."""
     for kind in (Schema, Prompt):
         try:
             read = kind.from_json(json.dumps(document), source="x.json")

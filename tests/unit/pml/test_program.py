@@ -14,7 +14,16 @@ from inlay.pml.program import Length, program, system, user
 from inlay.prompt.inputs import as_prompt, is_several
 from tests.raising import raises
 from tests.unit.pml.helpers import shorthand
-from tests.unit.pml.programs_for_tests import Color, budget, chat, define, heard, program_of, said, toolbox
+from tests.unit.pml.programs_for_tests import (
+    Color,
+    budget,
+    chat,
+    define,
+    messages_of,
+    program_of,
+    text_of,
+    toolbox,
+)
 
 
 @program
@@ -105,8 +114,8 @@ def test_default_is_left_to_the_schema() -> None:
 
 
 def test_function_and_prompt_give_the_same_text() -> None:
-    assert "".join(trip("miami")) == trip.text("miami") == said(trip.schema, trip("miami"))
-    assert trip.messages("miami") == heard(trip.schema, trip("miami"))
+    assert "".join(trip("miami")) == trip.text("miami") == text_of(trip.schema, trip("miami"))
+    assert trip.messages("miami") == messages_of(trip.schema, trip("miami"))
     assert trip.messages("miami")[0] == {"role": "system", "content": "You plan trips.\n"}
     assert "".join(trip.function("miami")) == trip.text("miami")
     assert (trip.__name__, trip.__doc__) == ("trip", "Plans a trip.")
@@ -163,7 +172,7 @@ def test_argument_used_twice_is_two_parameters() -> None:
     twice = program_of('yield f"{name} and {name}{name}"')
     (module,) = twice.schema.children
     assert bare(module) == ("name", (("name", 5, "Ada"), " and ", ("name-2", 5, "Ada"), ("name-3", 5, "Ada")))
-    assert said(twice.schema, twice(name="Bo")) == "Bo and BoBo"
+    assert text_of(twice.schema, twice(name="Bo")) == "Bo and BoBo"
 
 
 def test_adjacent_texts_are_joined() -> None:
@@ -182,8 +191,8 @@ def test_branches_without_text_need_no_module() -> None:
     )
     only = program_of('match place:\n    case "miami":\n        pass\n    case _:\n        yield "b"')
     assert bare(only.schema.children) == (("place.not-miami", ("b",)),)
-    assert (only.text("miami"), said(only.schema, only("miami"))) == ("", "")
-    assert said(only.schema, only("oslo")) == "b"
+    assert (only.text("miami"), text_of(only.schema, only("miami"))) == ("", "")
+    assert text_of(only.schema, only("oslo")) == "b"
 
 
 def test_code_after_a_return_moves_into_the_other_branch() -> None:
@@ -220,8 +229,8 @@ def test_members_of_a_set_are_selected_separately() -> None:
         ("tools.mail", ("Send mail.\n",)),
     )
     for tools in ({"mail", "search"}, ["mail", "search"], ("mail", "mail", "search"), {"mail": 1, "search": 2}.keys()):
-        assert said(agent.schema, agent(tools=tools)) == "Search the web.\nSend mail.\n"
-    assert said(agent.schema, agent()) == ""
+        assert text_of(agent.schema, agent(tools=tools)) == "Search the web.\nSend mail.\n"
+    assert text_of(agent.schema, agent()) == ""
 
 
 def test_call_is_a_nested_module_with_its_arguments() -> None:
@@ -247,7 +256,7 @@ def test_call_is_a_nested_module_with_its_arguments() -> None:
             ),
         ),
     )
-    assert said(calls.schema, calls(tools={"mail"}, flag=True)) == (
+    assert text_of(calls.schema, calls(tools={"mail"}, flag=True)) == (
         "Send mail.\nBudget of me: little.\nBudget of Ada: little.\n"
     )
 
@@ -255,7 +264,7 @@ def test_call_is_a_nested_module_with_its_arguments() -> None:
 def test_a_text_argument_is_passed_through() -> None:
     passed = program_of("yield from budget(low=True, of=name)")
     assert bare(passed.schema.children) == (("budget", ("Budget of ", ("name", 5, "Ada"), ": little.\n")),)
-    assert said(passed.schema, passed(name="Bo")) == "Budget of Bo: little.\n"
+    assert text_of(passed.schema, passed(name="Bo")) == "Budget of Bo: little.\n"
 
 
 def test_program_can_be_picked_by_a_choice() -> None:
@@ -264,8 +273,8 @@ def test_program_can_be_picked_by_a_choice() -> None:
     picked = program_of(
         "yield from (FIRST if place == 'oslo' else OTHERS[flag])()", FIRST=first, OTHERS=[second, first]
     )
-    assert said(picked.schema, picked("oslo")) == said(picked.schema, picked("miami", True)) == "1"
-    assert said(picked.schema, picked("miami")) == picked.text("miami") == "2"
+    assert text_of(picked.schema, picked("oslo")) == text_of(picked.schema, picked("miami", True)) == "1"
+    assert text_of(picked.schema, picked("miami")) == picked.text("miami") == "2"
 
 
 def test_loop_writes_example_turns() -> None:
@@ -274,7 +283,7 @@ def test_loop_writes_example_turns() -> None:
         "    with user():\n        yield x\n    with assistant():\n        yield y\n"
         "with user():\n    yield name"
     )
-    roles = [message["role"] for message in heard(shots.schema, shots())]
+    roles = [message["role"] for message in messages_of(shots.schema, shots())]
     assert roles == ["user", "assistant", "user", "assistant", "user"]
     assert shots.messages(name="4+4")[-1] == {"role": "user", "content": "4+4"}
 
@@ -284,7 +293,7 @@ def test_all_kinds_of_parameters() -> None:
         "@program\ndef p(a: bool, /, b: bool = True, *, c: bool, d: Literal[1] = 1):\n"
         "    if a and b and c:\n        yield f'{d}'\n"
     )
-    assert kinds.text(True, c=True) == said(kinds.schema, kinds(True, c=True)) == "1"
+    assert kinds.text(True, c=True) == text_of(kinds.schema, kinds(True, c=True)) == "1"
     usage = "call it as p(a: True or False, /, b: True or False = True, *, c: True or False, d: 1 = 1)"
     with pytest.raises(ParameterError) as error:
         kinds(True, True, True)
@@ -293,7 +302,9 @@ def test_all_kinds_of_parameters() -> None:
 
 def test_arguments_may_have_any_name() -> None:
     odd = define("@program\ndef p(self: bool, function: bool, args: bool):\n    yield f'{self}{function}{args}'\n")
-    assert said(odd.schema, odd(self=True, function=False, args=True)) == odd.text(self=True, function=False, args=True)
+    assert text_of(odd.schema, odd(self=True, function=False, args=True)) == odd.text(
+        self=True, function=False, args=True
+    )
     assert odd.text(True, True, True) == "TrueTrueTrue"
 
 
@@ -312,7 +323,7 @@ def test_choice_types_are_checked() -> None:
         (True, "none", True, Color.BLUE),
         (False, Color.BLUE, 2, None, "x", {Color.RED}, [1]),
     ]:
-        assert said(types.schema, types(*arguments)) == types.text(*arguments)
+        assert text_of(types.schema, types(*arguments)) == types.text(*arguments)
     assert types.text(True, "none", True).startswith("True none True")
     for wrong in [(1, "none", 1), (None, "RED", 1), (None, "none", 1.0), (None, "none", 3), (0, "none", 1)]:
         with raises("parameter.wrong_type", ParameterError):

@@ -9,7 +9,7 @@ import pytest
 
 from inlay.errors import PMLError
 from tests.unit.pml import programs_for_tests
-from tests.unit.pml.programs_for_tests import define, program_of, said
+from tests.unit.pml.programs_for_tests import define, program_of, text_of
 
 PAGE = (Path(__file__).parents[3] / "docs/reference/programs.md").read_text(encoding="utf-8")
 
@@ -39,7 +39,9 @@ def test_python_examples_and_their_pml(capsys: pytest.CaptureFixture[str]) -> No
     assert blocks("xml") == pml
     assert blocks("text") == [capsys.readouterr().out]
     agent = names["agent"]
-    assert said(agent.schema, names["prompt"]) == agent.text({"search", "clock"}, "find out when the sun sets in Oslo")
+    assert text_of(agent.schema, names["prompt"]) == agent.text(
+        {"search", "clock"}, "find out when the sun sets in Oslo"
+    )
 
 
 WORKS = {
@@ -157,7 +159,7 @@ def test_supported_constructs_work(body: str) -> None:
         for place in ("miami", "tokyo", "oslo"):
             for arguments in ({}, {"tools": {"mail"}, "note": "n", "name": "", "days": 2}):
                 prompt = works(place, flag, **arguments)
-                assert said(works.schema, prompt) == works.text(place, flag, **arguments)
+                assert text_of(works.schema, prompt) == works.text(place, flag, **arguments)
 
 
 @pytest.mark.parametrize("source", [source for sources in REFUSED.values() for source in sources])

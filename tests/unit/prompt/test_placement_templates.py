@@ -216,7 +216,7 @@ def test_empty_pieces() -> None:
     assert place("<system/><user/>", "", "packed", tokenizer).parts == ()
 
 
-def test_a_carried_on_turn_is_verified(caplog: pytest.LogCaptureFixture) -> None:
+def test_continued_turn_is_verified(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         placed = place("<user>hi</user>", "<assistant>So</assistant>", "packed", family("lower"))
     assert placed.text.endswith("<|im_start|>assistant\nSo")

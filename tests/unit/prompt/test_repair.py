@@ -75,7 +75,7 @@ def test_nothing_is_recomputed_if_zero_or_all_exact():
     assert not choose_tokens(Recompute("linked", 5), compose_parts(PARTS[:1]), {}).offsets
 
 
-def told(composed):
+def described(composed):
     """Each part as (kind, first position, tokens)."""
     return [
         ("repaired", each.positions[0], len(each.ids))
@@ -89,7 +89,7 @@ def told(composed):
 
 def test_recomputed_prefix_is_a_new_span():
     recomputed = compose_parts(PARTS, recomputed_offsets={2: (0, 1), 10: (0, 1, 4)})
-    assert told(recomputed) == [
+    assert described(recomputed) == [
         ("cached", 0, 2),
         ("fresh", 2, 2),
         ("cached", 4, 6),
@@ -103,7 +103,7 @@ def test_recomputed_prefix_is_a_new_span():
 def test_wholly_recomputed_module_is_a_new_span():
     whole = compose_parts(PARTS, recomputed_offsets={2: tuple(range(8)), 10: tuple(range(8))})
     text = compose_parts([PARTS[0], PromptPart(A.ids + B.ids + (7, 7), 2)])
-    assert told(whole) == told(text)
+    assert described(whole) == described(text)
     assert whole[-1].run.digest == text[-1].run.digest
 
 
@@ -112,7 +112,7 @@ def test_module_at_the_end_keeps_its_last_token_new():
     offsets = choose_tokens(Recompute("profiled", 1), open_end(compose_parts(ends)), profiles(b=[1] * 8)).offsets
     assert offsets[10] == tuple(range(7))
     composed_prompt = open_end(compose_parts(ends, recomputed_offsets={10: (2, 3)}))
-    assert told(composed_prompt)[-3:] == [("cached", 10, 5), ("repaired", 12, 2), ("fresh", 17, 1)]
+    assert described(composed_prompt)[-3:] == [("cached", 10, 5), ("repaired", 12, 2), ("fresh", 17, 1)]
 
 
 choices = st.fixed_dictionaries({2: st.sets(st.integers(0, 7)), 10: st.sets(st.integers(0, 7))})

@@ -32,7 +32,7 @@ ENCODERS = {name: TextEncoder(build()) for name, build in BUILD.items()}
 
 
 def composing() -> PreTrainedTokenizerFast:
-    """Bytes behind NFC, as of Qwen."""
+    """Bytes after NFC, as of Qwen."""
     tokenizer = copy.deepcopy(gpt2())
     tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
     return tokenizer
@@ -153,7 +153,7 @@ def test_added_tokens_of_white_space_stay() -> None:
 
 
 class Counting:
-    """A tokenizer that counts what it is asked."""
+    """A tokenizer that counts its calls."""
 
     def __init__(self, inner: Tokenizer) -> None:
         self.inner, self.rounds, self.characters = inner, 0, 0
@@ -221,7 +221,7 @@ def test_a_slow_tokenizer_is_refused() -> None:
 
 
 @given(TEXTS | st.text(max_size=60) | st.text(alphabet="e\u0301\u0323\u212a\u1100\u1161\u11a8", max_size=60))
-def test_no_text_has_fewer_tokens_than_its_length_says(text: str) -> None:
+def test_token_count_is_at_least_the_lower_bound(text: str) -> None:
     for name in ("gpt2", "llama2", "llama3", "bytes", "composing"):
         encoder = BOUNDED[name]
         assert encoder.bound.least_tokens(text) <= len(encoder.text(text))

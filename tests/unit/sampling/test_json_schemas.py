@@ -336,7 +336,7 @@ def test_grammar_accepts_nothing_outside_the_schema():
         ({"properties": {"a": {"$ref": "https://example.org/x"}}}, "properties.a", "https://example.org/x"),
     ],
 )
-def test_errors_name_the_place(schema: Any, place: str, part: str):
+def test_errors_name_the_position(schema: Any, place: str, part: str):
     with pytest.raises(GrammarError) as caught:
         holdable(schema)
     assert str(caught.value).startswith(f"at {place}, ")

@@ -22,7 +22,7 @@ from tests.unit.sampling.rows import choose, kept, normal, probabilities, row
 
 @pytest.fixture(autouse=True, params=["compiled", "plain", "device"])
 def way(request, monkeypatch):
-    """Every test of this file: with the compiled kernel, as where it was not built, and as on a device."""
+    """Runs every test of this file with the compiled kernel, without it, and as on a device."""
     if request.param == "device":
         monkeypatch.setattr(sampler_choose, "on_device", lambda logits: True)
     elif request.param == "plain":
@@ -107,7 +107,7 @@ def test_draw_depends_only_on_its_row(vocabulary):
 
 
 def test_typical_row_does_not_reorder_another_row():
-    """Logits that differ in the last bit tie behind a large temperature; their order stays that of the logits."""
+    """Logits that differ in the last bit tie after a large temperature; their order stays that of the logits."""
     base = torch.full((1, 64), 1.0)
     base[0, ::2] = torch.nextafter(torch.tensor(1.0), torch.tensor(2.0))
     base[0, 5] = 3.0

@@ -1,4 +1,4 @@
-"""Answers as models of current families write them: calls, streamed calls, and calls that are none."""
+"""Answers as models of current families write them: calls, streamed calls, and text that only looks like a call."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from inlay.authoring.extract.extraction import describe
 from inlay.errors import ParameterError
 from inlay.pml import Module, NewText, Schema, SchemaText, Union, resolve
 from tests.raising import raises
-from tests.unit.authoring.extract.helpers import chat, corpus_of, encode, plain, said
+from tests.unit.authoring.extract.helpers import chat, corpus_of, encode, plain, turns_of
 
 WORDS = (
     "harbour",
@@ -97,8 +97,8 @@ def test_every_prompt_is_reproduced(prompts, min_tokens, max_modules):
     for number, prompt in enumerate(prompts):
         if proposal.fits(number):
             expected = [(turn.role, turn.text) for turn in prompt.turns]
-            assert said(proposal.schema, proposal, number) == expected
-            assert said(schema, proposal, number) == expected  # the written files give the same
+            assert turns_of(proposal.schema, proposal, number) == expected
+            assert turns_of(schema, proposal, number) == expected  # the written files give the same
         else:
             assert proposal.prompt(number) is None
     assert len(proposal.choice.pieces) <= max_modules
@@ -193,7 +193,7 @@ def test_chat_with_always_present_text_and_a_union():
     assert result.saving.fitting == 30
     assert result.saving.always_tokens == len("You help people who travel.")
     for number, prompt in enumerate(prompts):
-        assert said(result.proposal.schema, result.proposal, number) == [(t.role, t.text) for t in prompt.turns]
+        assert turns_of(result.proposal.schema, result.proposal, number) == [(t.role, t.text) for t in prompt.turns]
         written = result.proposal.prompt(number)
         assert written is not None
         assert resolve(result.proposal.schema, written)  # without moves

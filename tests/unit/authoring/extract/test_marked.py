@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from inlay.authoring.extract import Corpus, Extraction, ExtractionSettings, LogReader, extract
-from tests.unit.authoring.extract.helpers import encode, said
+from tests.unit.authoring.extract.helpers import encode, turns_of
 
 SYSTEM = "You answer questions from documents, and name the document that the answer is from."
 _SENTENCES = [
@@ -60,7 +60,7 @@ def test_marked_documents_are_the_modules(tmp_path: Path, mark: str):
     for number in range(60):
         content = request(number)["messages"][1]["content"]
         expected = [("system", SYSTEM), ("user", "".join(one["text"] for one in content))]
-        assert said(marked.proposal.schema, marked.proposal, number) == expected
+        assert turns_of(marked.proposal.schema, marked.proposal, number) == expected
 
 
 def test_equal_text_without_a_mark_is_the_same_module(tmp_path: Path):
@@ -73,7 +73,7 @@ def test_equal_text_without_a_mark_is_the_same_module(tmp_path: Path):
 
 
 def test_common_prefix_of_marked_documents_stays_in_them(tmp_path: Path):
-    """The always-present text ends before a marked part, not behind the words with which all of them begin."""
+    """The always-present text ends before a marked part, not after the words with which all of them begin."""
     opening = "This is one of the documents of the handbook, in the version of this year, for all guests of the house. "
     lines = []
     for number in range(20):

@@ -20,7 +20,7 @@ SETTINGS = {**ABOUT, "least": st.integers(2, 4)}
 
 
 def laid_out(prompts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """The words of all prompts, and the place behind each prompt."""
+    """The words of all prompts, and the place after each prompt."""
     words = np.array([word for prompt in prompts for word in (*prompt, END)], np.int32)
     return words, np.cumsum([len(prompt) + 1 for prompt in prompts])
 
@@ -94,7 +94,7 @@ def test_runs_are_aligned_sequences(prompts, size, least):
 
 
 def assert_no_two_could_be_one(places: dict[int, tuple[int, int]], lengths: np.ndarray) -> None:
-    """No run always stands before the same other run that always stands behind it."""
+    """No run always stands before the same other run that always stands after it."""
     behind, before = defaultdict(set), defaultdict(set)
     for place, (run, offset) in places.items():
         if offset == 0:

@@ -1,4 +1,4 @@
-"""Codecs: how many bytes they take, how near they come, and that going through one twice is going through it once."""
+"""Codecs: their bytes, their error, and that applying one twice equals applying it once."""
 
 from __future__ import annotations
 

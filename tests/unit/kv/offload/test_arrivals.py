@@ -131,7 +131,7 @@ def test_request_waits_for_one_layer_only():
 
 
 def test_timeout_fails_the_load():
-    """Also to the thread that reads, which then goes on with nothing of it."""
+    """Also for the reading thread, which skips the segment."""
     late, source = arrival(ONE, 0, left_s=0.0), Source()
     late.wait(0)
     assert late.failed

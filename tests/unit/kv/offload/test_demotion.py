@@ -39,7 +39,7 @@ def in_need(site: Site, spec: SegmentSpec) -> bool:
 
 
 class Slowly:
-    """Copies from a storage that wait to be let go on."""
+    """Copies from a storage that block until they are released."""
 
     def __init__(self, site: Site, monkeypatch) -> None:
         self.reading, self.go_on = threading.Event(), threading.Event()
@@ -91,7 +91,7 @@ def test_whole_segment_is_copied_before_its_end_is_evicted(host):
 
 
 def test_segments_copied_ahead_are_evicted_at_once(host):
-    """A decode step finds a chunk whose going loses nothing, and waits for no copy."""
+    """A decode step takes a chunk that is already copied, and waits for no copy."""
     site = Site([], tokens=256, host=host)
     for spec in (*ALL, spec_of(5, 42)):
         site.compute(spec)

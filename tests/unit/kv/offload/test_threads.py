@@ -127,7 +127,7 @@ def test_32_threads_for_a_minute(tmp_path):
 
 
 def test_memory_tier_keeps_any_form_unchanged(tmp_path):
-    """Copies in memory hold what they are given, in whatever form it came."""
+    """Copies in memory are returned in the form in which they were put."""
     tier = MemoryTier()
     for form in FORMS[:4]:
         tier.put(record_of(form), EXPECTED[form.key])
