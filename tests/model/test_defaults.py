@@ -1,4 +1,4 @@
-"""One default of reuse on every face, chats that are none, and objects that say in a line what they are."""
+"""The default reuse policy of every interface, empty or malformed chats, and the repr of each object."""
 
 from __future__ import annotations
 

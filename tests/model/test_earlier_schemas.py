@@ -1,4 +1,4 @@
-"""Evicting a schema as erasure: what it was before it was replaced, laid out again or restarted goes with it."""
+"""Evicting a schema as erasure: earlier versions go too, whether replaced, laid out again or from before a restart."""
 
 from __future__ import annotations
 

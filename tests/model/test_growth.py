@@ -60,7 +60,7 @@ def test_every_module_of_a_large_schema_in_one_prompt():
 
     composed: list[CachedSpan] = []
     assert seconds(lambda: composed.extend(compose_parts(read(parts)))) < 6
-    # text behind the first module is encoded without it, and so it and all that attends to it stand elsewhere
+    # text after the first module is encoded without it, and so it and all that attends to it stand elsewhere
     assert [part.displaced for part in composed] == [False] * 2 + [True] * 7998
 
 

@@ -200,7 +200,7 @@ def test_late_layer_ends_only_the_wait(device, monkeypatch, expected):
 
 
 def test_running_answers_do_not_wait_for_layers(device, monkeypatch, expected):
-    """Beside an answer that goes on, a request waits before its pass, not in it."""
+    """While another answer is generated, a request waits before its pass, not in it."""
     llm, passes = filled(store_timeout_s=WAIT_S)
     Copies(llm, monkeypatch, lambda layer: time.sleep(0.05))
     long = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)

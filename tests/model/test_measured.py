@@ -117,8 +117,8 @@ def test_unreadable_file_is_logged_once_and_ignored(monkeypatch, caplog):
     assert (found.rows, found.problem) == ({}, problem)
     auto = AutoReuse("small", SimpleNamespace(measured_as=lambda _: bytes(32), why_not_shift=None), EngineConfig())
     assert [str(auto.resolve(ReusePolicy.parse("auto"))) for _ in range(2)] == ["exact"] * 2
-    assert len(said(caplog)) == 1
-    assert "cannot be read (Permission denied)" in said(caplog)[0]
+    assert len(logged(caplog)) == 1
+    assert "cannot be read (Permission denied)" in logged(caplog)[0]
 
 
 def test_newer_file_is_reported_and_kept():
@@ -145,7 +145,7 @@ def test_write_error_is_reported(cache):
     assert "cannot be written" in Measurements.of(MODEL).keep(None, [row("modular", 1.0)])
 
 
-def said(caplog) -> list[str]:
+def logged(caplog) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "inlay.measured"]
 
 
@@ -153,7 +153,7 @@ def test_auto_without_a_measurement_is_exact_and_logs_a_remedy_once(caplog):
     llm = LLM(small_model(), kv_memory="64MiB", reuse="auto")
     llm.add_schema(SCHEMA, encode=False)
     assert [llm.generate(PROMPT)[0].reuse for _ in range(2)] == ["exact"] * 2
-    general, of_schema = said(caplog)
+    general, of_schema = logged(caplog)
     why = "nothing was measured on small; run 'inlay check small' once, with the same dtype and quantization"
     assert general == f"reuse 'auto:0.05' is 'exact': {why}"
     assert of_schema == f"reuse 'auto:0.05' is 'exact' for schema 's': {why}"
@@ -176,7 +176,7 @@ def test_auto_is_resolved_by_schema_and_tolerance(caplog):
     assert llm.generate(PROMPT, reuse="auto:1")[0].reuse == "modular"
     assert llm.generate(PROMPT, reuse="auto:0.001")[0].reuse == "exact"
     assert llm.generate(PROMPT, reuse="auto:answers:0.9")[0].reuse == "modular"
-    assert "reuse 'auto:0.05' is 'isolated' for schema 's': it was measured to be within 0.05 nats a token" in said(
+    assert "reuse 'auto:0.05' is 'isolated' for schema 's': it was measured to be within 0.05 nats a token" in logged(
         caplog
     )
 
@@ -212,7 +212,9 @@ def test_measurements_do_not_apply_to_other_approximations(caplog, tmp_path):
         caplog.clear()
         llm = LLM(tiny("llama"), kv_memory="64MiB", reuse="auto", **settings)
         assert str(llm.policy()) == "exact"
-        assert said(caplog) == [f"reuse 'auto:0.05' is 'exact': what is measured on a model does not hold with {named}"]
+        assert logged(caplog) == [
+            f"reuse 'auto:0.05' is 'exact': what is measured on a model does not hold with {named}"
+        ]
         llm.shutdown()
 
 

@@ -38,7 +38,7 @@ def store(tmp_path):
 
 
 def in_pool(llm: LLM, module: str) -> bool:
-    """Whether a module is in the pool, or on its way there, and comes."""
+    """Whether a module is in the pool or gets there soon."""
     (spec,) = llm.processor.schemas.module_specs("u", llm.policy("anchored"))[module]
     while llm.local.residency.bringing([spec.key]):
         llm.local.residency.wait(10)

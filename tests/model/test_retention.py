@@ -389,7 +389,7 @@ SCAFFOLD = Schema.from_string(
 @pytest.mark.parametrize("reuse", ["exact", "modular", "isolated"])
 @pytest.mark.parametrize("modules", [(), ["a"]])
 def test_text_of_a_schema_is_evicted_under_any_policy_and_in_any_form(reuse, modules):
-    """Whatever policy stored it: a prompt reads no token of an evicted module, nor of text behind it."""
+    """Whatever policy stored it: a prompt reads no token of an evicted module, nor of text after it."""
     llm = make("off")
     llm.add_schema(SCAFFOLD, encode=False)
     prompt = SCAFFOLD.prompt().use("a").use("b").text("What then?")
@@ -458,7 +458,7 @@ def test_evicted_segment_is_freed_when_its_reader_ends():
         assert await llm.evict("s") > 0
         answers = [output async for output in stream]
         assert answers[-1].finished
-        await asyncio.sleep(1.1)  # until what was read is looked at again
+        await asyncio.sleep(1.1)  # until the segments that were read are checked again
         async for _ in llm.generate("Anything.", GREEDY):
             pass
         assert sum(stored for _, stored in (await llm.stored("s")).values()) == 0

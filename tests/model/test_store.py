@@ -177,7 +177,7 @@ def test_text_of_requests_and_private_schemas_stay_in_memory(tmp_path):
 
 
 def test_marked_part_is_written_on_its_second_use_in_a_half_full_store(store):
-    """Most documents that requests bring are asked about once; a file for each would push out what is used."""
+    """Most documents that requests bring are asked about once; a file for each would evict segments in use."""
     document = [{"type": "text", "text": "A document of some length. " * 5, "cache_control": {"type": "ephemeral"}}]
     before = files(store)
     quota = 2 * sum(path.stat().st_size for path in before) - 1
@@ -236,7 +236,7 @@ def test_part_of_a_message_has_its_longest_lifetime(tmp_path, monkeypatch):
 
 
 def test_promoted_text_of_a_part_expires_with_it(monkeypatch):
-    """Behind a part that stays, the other is encoded exactly when both are asked for again."""
+    """After a part that stays, the other is encoded exactly when both are asked for again."""
     clock = Clock(monkeypatch)
     llm = make("off")
 

@@ -41,11 +41,11 @@ def test_added_schema_is_read_from_disk_and_not_encoded(tmp_path):
 
 
 def test_exact_request_reads_no_lossy_form(tmp_path, expected):
-    """Nor what was computed behind one, with both in the pool."""
+    """Nor text that was computed after a lossy form, with both in the pool."""
     restarted(tmp_path, store_codec="int8")
     llm = make(tmp_path, store_codec="int8")
     llm.add_schema(SCHEMA)
-    lossy = answer(llm)  # its text, and its answer, lie behind lossy forms now
+    lossy = answer(llm)  # its text, and its answer, lie after lossy forms now
     assert lossy.usage.module_tokens > 0
     exact = answer(llm, BOTH, reuse="exact")
     assert exact.usage.cached_tokens == 0
@@ -126,7 +126,7 @@ def test_missing_module_is_encoded_with_an_exact_context(tmp_path):
 
 
 def test_text_after_a_lossy_form_has_its_own_key(tmp_path):
-    """Records behind a lossy form differ from those behind an exact one, and those of two codecs differ."""
+    """Records after a lossy form differ from those after an exact one, and those of two codecs differ."""
     llm = make(tmp_path, store_codec="int8")
     llm.add_schema(SCHEMA, encode=False)
 
@@ -165,7 +165,7 @@ def test_evicted_lossy_form_is_recomputed_and_stays_lossy(tmp_path, expected):
     while not request.finished:
         llm.client.pump()
     assert tuple(request.token_ids) == expected, "what it has computed is what it would have been"
-    anchor = len(request.prompt.request.parts[0].ids)  # computed as it is, for modules to be encoded behind
+    anchor = len(request.prompt.request.parts[0].ids)  # computed as it is, for modules to be encoded after
     assert answer(llm, reuse="exact").usage.cached_tokens == anchor
     llm.shutdown()
     output, stats = restarted(tmp_path, store_codec="int8")

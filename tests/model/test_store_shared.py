@@ -186,7 +186,7 @@ def test_other_requests_continue_during_a_query(server, expected, monkeypatch):
 
 
 def test_folder_can_be_a_shared_store(tmp_path, monkeypatch):
-    """One that runs already sees what another has written, and reads it."""
+    """A running engine finds and reads what another has written."""
     monkeypatch.setattr("inlay.kv.offload.disk.LOOK_S", 0.0)
     second = make(tmp_path)
     second.add_schema(SCHEMA, encode=False)

@@ -24,7 +24,7 @@ LONG_S = 20.0
 
 
 class Gates:
-    """Work that goes on until it is let go, and notes in which order it began."""
+    """Work that blocks until it is released, and records the order in which it started."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []
@@ -235,7 +235,7 @@ def test_finished_work_is_freed_at_once(fails: bool):
         with suppress(ValueError):
             await pool.run(work, text)
         del text
-        while gone() is not None and time.monotonic() < until:  # the thread lets go of it behind its result
+        while gone() is not None and time.monotonic() < until:  # the thread releases it after its result
             await asyncio.sleep(0.001)
         assert gone() is None
         pool.close()

@@ -34,7 +34,7 @@ def one_gpu(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def nothing_said():
+def no_log_yet():
     registry.on_device.cache_clear()
     yield
     registry.on_device.cache_clear()

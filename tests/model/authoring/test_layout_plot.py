@@ -179,7 +179,7 @@ def test_matplotlib_is_optional(monkeypatch):
         check_plot_file(Path("a.png"))
 
 
-def test_show_draws_beside_the_tree(tmp_path, monkeypatch, capsys):
+def test_show_prints_the_tree_and_draws_a_plot(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     schema = str(ROOT / "examples/trip/trip.xml")
     status, out, _ = run(capsys, "schema", "show", schema, "--plot", "trip.svg")

@@ -1,4 +1,4 @@
-"""AsyncLLM when something goes wrong: faults, a thread that ends, a shutdown, names that are taken."""
+"""AsyncLLM under faults: failed passes, a thread that ends, a shutdown, names in use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.raising import raises
 SCHEMA = Schema.from_string('<schema name="s"><module name="m">A module of some length.</module></schema>')
 PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 LONG = SamplingParams(temperature=0, max_tokens=1800, ignore_eos=True)
-PATIENCE_S = 20  # of a test that would wait for ever
+PATIENCE_S = 20  # of a test that would wait forever
 
 
 class PanicException(BaseException):
@@ -111,7 +111,7 @@ def test_fault_in_a_pass_ends_its_requests_and_not_the_thread(monkeypatch, kind)
     run(ask())
 
 
-def test_a_fault_at_admission_ends_the_request_concerned(monkeypatch):
+def test_fault_at_admission_ends_only_that_request(monkeypatch):
     async def ask() -> None:
         llm = engine()
         once(monkeypatch, KVCacheManager, "admit", RuntimeError("a fault"), with_words)
@@ -155,7 +155,7 @@ def test_fault_outside_any_request_ends_all_and_not_the_thread(monkeypatch, kind
 
 
 def test_tokens_of_a_failed_pass_are_not_stored(monkeypatch):
-    """It comes when the pass is laid out, and not run."""
+    """The fault occurs when the pass is planned, before it runs."""
 
     async def ask() -> None:
         prompt, before, llm = "A prompt of more tokens than one chunk has.", engine(), engine()
@@ -177,7 +177,7 @@ def test_tokens_of_a_failed_pass_are_not_stored(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, PanicException])
-def test_an_output_that_cannot_be_made_ends_its_request(monkeypatch, kind):
+def test_failed_output_ends_its_request(monkeypatch, kind):
     async def ask() -> None:
         llm = engine()
         stream = llm.generate("broken", LONG)
@@ -246,7 +246,7 @@ def test_when_the_thread_dies_all_requests_fail_and_none_is_accepted(monkeypatch
         ({"sampling_params": {"n": 2}}, r"sampling_params is \{'n': 2\}; give an inlay.SamplingParams"),
     ],
 )
-def test_a_wrong_argument_is_one_sentence(arguments, sentence):
+def test_invalid_argument_gives_one_sentence(arguments, sentence):
     async def ask() -> None:
         llm = engine()
         with pytest.raises(ParameterError, match=f"^{sentence}"):
@@ -354,7 +354,7 @@ def test_given_and_generated_request_ids_never_collide():
     run(ask())
 
 
-def test_a_request_can_be_aborted_while_its_prompt_is_laid_out(monkeypatch):
+def test_request_can_be_aborted_during_prompt_layout(monkeypatch):
     async def ask() -> None:
         llm = engine()
         making, go_on, make = threading.Event(), threading.Event(), llm.processor.process_noted
@@ -377,7 +377,7 @@ def test_a_request_can_be_aborted_while_its_prompt_is_laid_out(monkeypatch):
     run(ask())
 
 
-def test_a_name_is_free_again_when_its_request_was_never_made():
+def test_request_id_of_a_rejected_request_can_be_reused():
     async def ask() -> None:
         llm = engine()
         with raises("prompt.empty", ParameterError):

@@ -251,7 +251,7 @@ def test_module_longer_than_the_context_is_rejected_with_its_place():
         asyncio.run(engine().add_schema(always))
 
 
-def test_an_encoding_that_cannot_fit_is_one_sentence():
+def test_encoding_that_cannot_fit_gives_one_sentence():
     schema = Schema.from_string(f"<schema name='many'>{MANY}</schema>")
 
     async def run() -> None:

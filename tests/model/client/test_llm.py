@@ -110,7 +110,7 @@ def test_schema_without_encoding_is_encoded_by_the_first_prompt(llm):
     (cold,) = llm.generate(SCHEMA.prompt().use("a").text("Well?"), GREEDY)
     (warm,) = llm.generate(SCHEMA.prompt().use("a").text("Well?"), GREEDY)
     assert cold.usage.cached_tokens == 0
-    assert warm.usage.computed_tokens == 1  # the module, and the question behind it too
+    assert warm.usage.computed_tokens == 1  # the module, and the question after it too
     assert cold.metrics.encode_s > 0
     assert warm.metrics.encode_s == 0
     assert tokens([cold]) == tokens([warm])

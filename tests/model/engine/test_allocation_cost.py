@@ -64,14 +64,14 @@ def test_merged_parts_equal_their_parts(seed):
             context.extend(items_at([lies], at))
         else:
             shift = int(rng.integers(0, at + 1))
-            anew = np.flatnonzero(rng.random(length) < 0.4)
-            left_out = tuple((lies.first + anew).tolist())
+            recomputed = np.flatnonzero(rng.random(length) < 0.4)
+            left_out = tuple((lies.first + recomputed).tolist())
             context.extend([Item(lies, at - shift, shift, left_out=left_out)])
-            if anew.size:
-                own = SlotRange(slot, anew.size)
+            if recomputed.size:
+                own = SlotRange(slot, recomputed.size)
                 slot = own.end
-                parts.append(Part.at(at + anew, context.table, [own], among=True))
-                context.extend(scattered([own], at + anew))
+                parts.append(Part.at(at + recomputed, context.table, [own], among=True))
+                context.extend(scattered([own], at + recomputed))
         at += length + int(rng.integers(0, 3))
     one = Part.joined(parts)
     assert one.slots.tolist() == [each for part in parts for each in part.slots.tolist()]

@@ -140,7 +140,7 @@ def test_default_seed_differs_between_requests(llm):
     assert len({one.token_ids for output in (first, second) for one in output.outputs}) == 6
 
 
-def test_stop_strings_end_each_answer_by_itself(llm):
+def test_stop_strings_end_each_answer_independently(llm):
     params = replace(PARAMS, n=8, max_tokens=40, logprobs=None)
     whole = llm.generate("Tell me something.", params)[0].outputs
     stop = next(char for char in whole[0].text if char in whole[1].text)

@@ -16,7 +16,7 @@ from tests.raising import raises
 
 
 def schema_of(modules: int, words: str = "abcdefgh", name: str = "s") -> Schema:
-    """Modules of 42 tokens, or 43, behind nothing, that begin otherwise."""
+    """Modules of 42 or 43 tokens without context, each with its own beginning."""
     texts = "".join(f'<module name="m{n}">{n}{words * 5}.</module>' for n in range(modules))
     return Schema.from_string(f'<schema name="{name}">{texts}</schema>')
 
@@ -65,17 +65,17 @@ def test_encoding_waits_for_a_request_that_fills_the_pool():
 def test_many_requests_and_encodings_in_a_small_pool_all_finish():
     randomly = random.Random(4)
     driver = Driver(kv_tokens=256, max_num_batched_tokens=24, max_num_seqs=3, record=False)
-    everybody: list = []
+    asked: list = []
     for n in range(24):
         if randomly.random() < 0.3:
-            everybody.append(encoding_of(driver, schema_of(randomly.randrange(1, 6), "xyz" * (1 + n % 3), f"s{n}")))
+            asked.append(encoding_of(driver, schema_of(randomly.randrange(1, 6), "xyz" * (1 + n % 3), f"s{n}")))
         else:
             prompt = ids(randomly.randrange(1, 200), n)
-            everybody.append(driver.request(prompt, randomly.randrange(1, 40), priority=randomly.choice([0, 0, 1])))
-        driver.add(everybody[-1])
+            asked.append(driver.request(prompt, randomly.randrange(1, 40), priority=randomly.choice([0, 0, 1])))
+        driver.add(asked[-1])
         driver.step(randomly.randrange(4))
     driver.finish()
-    assert [each.error for each in everybody] == [None] * 24
+    assert [each.error for each in asked] == [None] * 24
     assert driver.all_free()
 
 
@@ -126,7 +126,7 @@ def test_cancelled_encoding_keeps_finished_modules():
     assert stored == sorted(stored, reverse=True)
     assert 5 <= sum(stored) <= 7
     assert not driver.engine.busy
-    driver.encode(encoding.specs)  # another goes on from there
+    driver.encode(encoding.specs)  # another continues from there
     assert all(driver.store.get(spec) for spec in encoding.specs)
     assert driver.all_free()
 

@@ -39,7 +39,7 @@ def test_encoding_keeps_to_the_budget(monkeypatch):
     assert sum(sizes) == llm.store.tokens
 
 
-def test_a_second_request_computes_new_text_alone(monkeypatch):
+def test_second_request_computes_only_new_text(monkeypatch):
     llm = LLM(tiny("llama"), kv_memory="16MiB", max_pass_s=None)
     llm.add_schema(MODULES)
     sizes = observed(llm).tokens

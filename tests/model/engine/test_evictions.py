@@ -1,4 +1,4 @@
-"""Evictions as erasure: no later request reads evicted text, held or computed as it may be at that moment."""
+"""Evictions as erasure: no later request reads evicted text, whether stored or being computed at that moment."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_text_after_several_modules_is_evicted_with_each():
 
 @pytest.mark.parametrize("ttl", [None, "1h"])
 def test_readers_of_an_evicted_module_store_nothing(ttl):
-    """One request reads the module when it is evicted; others come while it still runs, one behind the other."""
+    """One request reads the module when it is evicted; others come while it still runs, one after the other."""
     driver = driver_for(promotion_memory=0)
     driver.llm.add_schema(SCHEMA, ttl=ttl)
     reading = asked(driver, "a", "x?", tokens=60)
@@ -199,7 +199,7 @@ def test_recomputed_tokens_and_profiles_are_evicted_with_their_module():
     assert len(driver.engine.kv_manager.profiles) == 0
 
 
-def test_no_memory_holds_evicted_text():
+def test_evicted_text_is_in_no_memory():
     driver = driver_for(shadow=1.0, speculation="lookup")
     text = "A text that nobody may keep, of some forty tokens or more."
     marked = {"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}

@@ -92,7 +92,7 @@ def test_cpu_steps_are_synchronous(monkeypatch):
 
 
 class Waits(TorchDispatchMode):
-    """Counts what a device would be waited for: numbers that are looked at, and shapes that follow from them."""
+    """Counts operations that would wait for a device: numbers that are read, and shapes that follow from them."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Requests that wait, are preempted, cancelled, too late, too large or damaged: each alone, and the books balance."""
+"""Requests that wait, are preempted, cancelled, expired, too large or invalid: each alone, and accounting balances."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_preempted_request_finds_its_computed_tokens():
 
 
 def test_request_that_fits_finishes_despite_many_preemptions():
-    """Each time it leaves a chunk that is not full behind: read where they lie these would fill the pool."""
+    """Each preemption leaves a partly filled chunk: if they were read where they lie, they would fill the pool."""
     driver = Driver(kv_tokens=96, chunk_size=16)
     urgent = [driver.request(ids(14, 2 + n), 3, priority=-1) for n in range(6)]
     large = driver.request(ids(40), 40)
@@ -192,7 +192,7 @@ def test_request_waiting_for_a_cancelled_one_computes_the_rest():
 @pytest.mark.parametrize("name", ["llama", "mistral"])
 @pytest.mark.parametrize("steps", range(1, 9))
 def test_computed_prompt_of_a_cancelled_request_is_reused(name, steps):
-    """Also where it was in the middle of it."""
+    """Also if it was cancelled in the middle of its prompt."""
     driver, alone = Driver(name, max_num_batched_tokens=8), Driver(name)
     first, again = driver.request(ids(60), 4), driver.request(ids(60), 4)
     driver.add(first)
@@ -376,7 +376,7 @@ def test_fault_at_admission_ends_only_that_request_and_leaks_no_memory(monkeypat
 
 @pytest.mark.parametrize("step", ["insert", "longest"])
 def test_fault_while_storing_results_affects_no_other_request(step):
-    """It comes as a request ends, and as one is given up in the middle of its prompt."""
+    """The fault occurs as a request ends, and as one is cancelled in the middle of its prompt."""
     driver = Driver(max_num_batched_tokens=32)
     ending, begun, other = driver.request(ids(20), 3), driver.request(ids(90, 1)), driver.request(ids(20, 2), 8)
     driver.add(ending, begun, other)

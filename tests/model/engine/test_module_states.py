@@ -1,4 +1,4 @@
-"""Modules of a model with short convolutions in the engine: each has the state behind its last token, or is none."""
+"""Modules of a model with short convolutions in the engine: each has the state after its last token, or is none."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_stored_module_is_read_after_any_other_module():
     assert first.usage.cached_tokens == 0
     assert not second.usage.misses
     assert second.usage.shifted_tokens > 0
-    assert second.usage.computed_tokens == 2 * 3 + len("Where to?")  # the module behind the anchor is exact
+    assert second.usage.computed_tokens == 2 * 3 + len("Where to?")  # the module after the anchor is exact
 
 
 def test_encoding_a_schema_stores_a_state_after_each_module():
@@ -98,7 +98,7 @@ def test_encoding_a_schema_stores_a_state_after_each_module():
     driver.check(request)
     assert request.usage is not None
     assert not request.usage.misses
-    assert request.usage.recomputed_tokens == 3 * (len(NAMES) - 1)  # the one behind the anchor is exact
+    assert request.usage.recomputed_tokens == 3 * (len(NAMES) - 1)  # the one after the anchor is exact
 
 
 def test_a_schema_with_more_modules_than_slots_is_encoded():
@@ -142,7 +142,7 @@ def test_cancelled_request_leaks_no_state_slot(steps):
 
 
 def test_modules_and_states_are_kept_apart_by_salt():
-    """A part of a message is private. So is the state behind it."""
+    """A part of a message is private. So is the state after it."""
     llm = LLM(tiny_with_tools("lfm2"), kv_memory="16MiB", reuse="isolated")
     part = {"type": "text", "text": "The sea is warm in May, and it is quiet.", "cache_control": {"type": "ephemeral"}}
     messages = [{"role": "user", "content": [part, {"type": "text", "text": "Where to?"}]}]

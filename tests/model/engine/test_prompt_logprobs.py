@@ -28,7 +28,7 @@ def llm() -> LLM:
 
 
 def expected(llm: LLM, ids, positions=None) -> torch.Tensor:
-    """(tokens - 1, vocabulary): the stock model's log-probabilities behind every token but the last."""
+    """(tokens - 1, vocabulary): the stock model's log-probabilities after every token but the last."""
     return prefill(llm.loaded, list(ids), None if positions is None else list(positions))[:-1].log_softmax(-1)
 
 
@@ -172,6 +172,6 @@ def test_invalid_logits_end_one_request(llm, monkeypatch):
 
 
 @pytest.mark.parametrize("value", [-1, 21, True, 1.5])
-def test_a_wrong_number_of_alternatives_is_refused(value):
+def test_invalid_number_of_alternatives_is_refused(value):
     with raises("parameter.out_of_range", ParameterError, names="prompt_logprobs"):
         SamplingParams(prompt_logprobs=value)

@@ -1,4 +1,4 @@
-"""Repaired tokens are the request's own: found by those with the same modules in front, read by no exact request."""
+"""Recomputed tokens are reused only after the same modules and token selection, and never by an exact request."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_second_request_reuses_recomputed_tokens(reuse):
     assert first.usage.recomputed_tokens == second.usage.recomputed_tokens > 0
     assert first.usage.computed_tokens == len("Well?") + first.usage.recomputed_tokens
     assert second.usage.computed_tokens == len("And?")
-    longer = driver.request(prompt("ab"), reuse=LINKED)  # text behind a module does not change its selected tokens
+    longer = driver.request(prompt("ab"), reuse=LINKED)  # text after a module does not change its selected tokens
     driver.run(longer)
     assert longer.usage.computed_tokens == len("Well?") + (0 if reuse == LINKED else longer.usage.recomputed_tokens)
 
@@ -73,12 +73,12 @@ def test_exact_request_reads_no_recomputed_tokens(reuse):
     check_stock(driver, exact)
     plain = driver.request(prompt("abc"), reuse="anchored")
     driver.run(plain)
-    # nor does a request without recomputation find the text behind it
+    # nor does a request without recomputation find the text after it
     assert plain.usage.computed_tokens == len("Well?")
 
 
 def test_other_token_selection_is_not_reused():
-    """The tokens behind other choices attend to other keys, though their text is the same."""
+    """The tokens after other choices attend to other keys, though their text is the same."""
     driver = driver_for()
     driver.run(driver.request(prompt("abc"), reuse=PROFILED))
     other = driver.request(prompt("abc"), reuse="anchored+profiled:0.5")

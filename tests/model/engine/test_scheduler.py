@@ -74,9 +74,9 @@ class Machine(RuleBasedStateMachine):
         step = self.scheduler.step(self.now)
         assert again is None or again == step, "there was something to decide"
         self.check_budget(step, left)
-        self.check_who_ran(step, answering)
-        self.check_who_left(step)
-        self.check_the_line(step, line, before)
+        self.check_running(step, answering)
+        self.check_ended(step)
+        self.check_queue_order(step, line, before)
         run(self.scheduler, self.memory, step)
         self.alive = {job for job in self.alive if job.said < job.answer}
         return step
@@ -88,7 +88,7 @@ class Machine(RuleBasedStateMachine):
         assert all(tokens > 0 for _, tokens in step.prefill)
         assert all(tokens <= left.get(job, job.prompt_left) for job, tokens in step.prefill)
 
-    def check_who_ran(self, step: Step[FakeJob], answering: list[FakeJob]) -> None:
+    def check_running(self, step: Step[FakeJob], answering: list[FakeJob]) -> None:
         ran = [*step.decode, *(job for job, _ in step.prefill)]
         assert len(ran) == len(set(ran)), "a job ran twice in one step"
         assert set(ran) <= set(self.scheduler.running)
@@ -96,7 +96,7 @@ class Machine(RuleBasedStateMachine):
         gone = {*step.preempted, *step.expired}
         assert set(step.decode) == set(answering) - gone, "an answer under way gets its next token in every step"
 
-    def check_who_left(self, step: Step[FakeJob]) -> None:
+    def check_ended(self, step: Step[FakeJob]) -> None:
         expired = {job for job in self.alive if job.deadline is not None and job.deadline <= self.now}
         assert set(step.expired) == expired
         failed = {job for job, _ in step.failed}
@@ -107,8 +107,8 @@ class Machine(RuleBasedStateMachine):
             assert job in self.scheduler.waiting
             assert all(other.place < job.place for other in self.scheduler.running), "the last in line goes first"
 
-    def check_the_line(self, step: Step[FakeJob], line: list[FakeJob], before: set[FakeJob]) -> None:
-        """Jobs are asked in the order of the queue, and none behind a job that has no room."""
+    def check_queue_order(self, step: Step[FakeJob], line: list[FakeJob], before: set[FakeJob]) -> None:
+        """Jobs are asked in the order of the queue, and none after a job that has no room."""
         asked = [job for job, _ in self.memory.asked]
         assert asked == sorted(asked, key=lambda job: job.place)
         # Those in front of the last that was asked were asked too, or had left before.
@@ -123,7 +123,7 @@ class Machine(RuleBasedStateMachine):
         assert not (step.preempted and asked), "nobody joins in a step in which somebody had to go"
 
     @invariant()
-    def nobody_is_lost(self):
+    def no_request_is_lost(self):
         running, waiting = self.scheduler.running, self.scheduler.waiting
         assert len(running) + len(waiting) == len(self.alive)
         assert {*running, *waiting} == self.alive
@@ -138,7 +138,7 @@ class Machine(RuleBasedStateMachine):
         steps = (1 + work) * (1 + max((job.prompt + job.answer for job in self.alive), default=0))
         while self.alive and steps:
             self.one_step()
-            self.nobody_is_lost()
+            self.no_request_is_lost()
             steps -= 1
         assert not self.alive, "somebody never ends"
         assert self.memory.free == self.memory.chunks
@@ -333,7 +333,7 @@ def test_full_pool_without_running_requests_is_an_error():
 
 
 def test_waiting_without_a_computing_request_fails_an_assertion():
-    """If the memory returned LATER while no job computes, its callers would wait for ever."""
+    """If the memory returned LATER while no job computes, its callers would wait forever."""
     scheduler, memory = make()
     memory.answer = lambda job: Admission.LATER
     add(scheduler, *jobs((4, 1)))
@@ -404,7 +404,7 @@ def test_few_of_many_tenants_without_memory_are_retried():
 
 
 class Timed(FakeJob):
-    """Counts how often anybody looks at a deadline."""
+    """Counts how often deadlines are read."""
 
     looks = 0
 
@@ -414,7 +414,7 @@ class Timed(FakeJob):
 
 
 @pytest.mark.parametrize("topic", [None, 1])
-def test_a_step_does_not_look_at_all_tenants_for_each_of_their_jobs(monkeypatch, topic):
+def test_step_does_not_scan_all_tenants_for_each_job(monkeypatch, topic):
     scheduler, _ = make(chunks=10**6, requests=100, tokens=100, prefill=100)
     looked: list[object] = []
     turn = Scheduler.turn
@@ -444,7 +444,7 @@ def test_joining_a_long_queue_compares_few_requests():
     assert len(compared) < 1000
 
 
-def test_a_step_does_not_look_at_every_deadline():
+def test_step_does_not_scan_all_deadlines():
     scheduler, memory = make(chunks=100, requests=1)
     add(scheduler, *(Timed(n, 1, 1000, deadline=100.0 + n) for n in range(2000)))
     Timed.looks = 0
@@ -518,7 +518,7 @@ class _FailsOnce(list):
 @pytest.mark.parametrize("error", [RuntimeError("a fault"), KeyboardInterrupt()])
 @pytest.mark.parametrize("method", ["insert", "delete"])
 def test_fault_after_admission_undoes_it(method, error):
-    """It comes when the pool has made room, and the job does not run yet."""
+    """The fault occurs when the pool has made room, and the job does not run yet."""
     scheduler, memory = make()
     first, second = jobs((4, 2), (4, 2))
     add(scheduler, first, second)
@@ -543,7 +543,7 @@ def test_fault_after_admission_undoes_it(method, error):
 
 @pytest.mark.parametrize("answer", [Admission.COMING, Admission.FREEING])
 def test_request_loading_from_a_lower_tier_waits_while_nothing_runs(answer):
-    """Of the same tenant others go on only behind one that has all it needs but its segments."""
+    """Later requests of the same tenant run only after a request that lacks nothing but its segments."""
     scheduler, memory = make()
     first, second = FakeJob(1, 4, 1), FakeJob(2, 4, 1)
     say, answers = memory.admit, {first: answer}

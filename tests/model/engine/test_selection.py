@@ -104,7 +104,7 @@ def test_released_selection_pass_leaves_nothing(reuse):
 
 @pytest.mark.parametrize("reuse", REUSES)
 def test_queue_time_ends_before_the_selection_pass(reuse, monkeypatch):
-    """The time to read again behind the wait, however long, does not count as time in the queue."""
+    """The time to read again after the wait, however long, does not count as time in the queue."""
     laid, real = [], kv_manager.allocation_of
 
     def slow(*asked):

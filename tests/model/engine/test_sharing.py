@@ -90,7 +90,7 @@ def test_request_waits_only_for_the_shared_part_of_a_prompt():
     driver.step()
     assert len(short.token_ids) == 1
     assert short.usage.cached_tokens == 20
-    same = driver.request(ids(20) + ids(400, 1) + ids(3, 5), 2)  # goes on as the long one does, and waits for it
+    same = driver.request(ids(20) + ids(400, 1) + ids(3, 5), 2)  # continues as the long one does, and waits for it
     driver.add(same)
     driver.step(2)
     assert same in driver.engine.scheduler.waiting
@@ -293,7 +293,7 @@ def test_random_modes_one_after_another_and_concurrently(name):
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_isolated_module_at_the_start_is_exact(name):
-    """A module that saw nothing in front of it is exact where nothing stands there; behind it another record begins."""
+    """A module that saw nothing in front of it is exact where nothing stands there; after it another record begins."""
     schema = Schema.from_string(
         '<schema name="s"><module name="a">The first module.</module><module name="b">Another.</module></schema>'
     )

@@ -85,7 +85,7 @@ def test_fresh_slot_has_nothing_of_its_previous_request(name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_state_is_never_ahead_of_its_kv(name):
-    """A pool of few tokens evicts ends of segments. No state stays behind tokens that the store has lost."""
+    """A pool of few tokens evicts ends of segments. No state is kept after tokens that the store has lost."""
     driver = StateDriver(name, tokens=160)
     begin = ids(40)
     seen = 0
@@ -145,7 +145,7 @@ def test_states_are_kept_at_an_interval():
 def test_states_at_an_interval_take_an_eighth_of_the_slots():
     driver = StateDriver(slots=32, state_interval=10)
     driver.cached(ids(200), tokens=1)
-    assert driver.states.stored <= 32 // 8 + 2  # and those before the end of the prompt and behind the answer
+    assert driver.states.stored <= 32 // 8 + 2  # and those before the end of the prompt and after the answer
 
 
 def test_load_check_stops_after_one_pair_that_agrees():

@@ -45,7 +45,7 @@ def abandon(llm: LLM, prompt: str) -> None:
 
 
 def inside(monkeypatch: pytest.MonkeyPatch, moment: str, do: Callable[[], object]) -> None:
-    """Have something happen once, in the middle of the next step: at admission, before or behind the model, or behind
+    """Have something happen once, in the middle of the next step: at admission, before or after the model, or after
     sampling."""
     owner, name = {
         "admission": (KVCacheManager, "admit"),
@@ -259,7 +259,7 @@ def test_keyboard_interrupt_is_raised_after_its_command_failed():
 
 
 class Clock:
-    """A clock that goes when the model computes: 20 ms a pass and 1 ms a token."""
+    """A clock that advances when the model computes: 20 ms a pass and 1 ms a token."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
@@ -277,7 +277,7 @@ class Clock:
 
 
 def test_deadline_is_kept_during_a_long_prefill(monkeypatch):
-    """A deadline behind a prompt of nearly 2,000 tokens is kept to a pass, whose time is bounded."""
+    """During a prefill of nearly 2,000 tokens, a deadline is exceeded by at most one pass, whose time is bounded."""
     free = Driver(max_num_seqs=1)
     (expected,) = free.run(free.request(ids(1900), 3))
     driver = Driver(max_num_seqs=1, max_pass_s=0.25)

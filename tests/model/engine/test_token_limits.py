@@ -1,4 +1,4 @@
-"""Which tokens may come, which must not, how much of a prompt is kept, and answers without text."""
+"""Allowed and banned tokens, prompt truncation, and answers without text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tokenizer that has more tokens than its model: they end the request that holds one, before anything runs."""
+"""A tokenizer with more tokens than its model: a request that contains one fails before anything runs."""
 
 from __future__ import annotations
 

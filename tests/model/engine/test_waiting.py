@@ -1,4 +1,4 @@
-"""Requests that wait: they take no place, are looked up when something has changed, and none is refused that fits."""
+"""Requests that wait: they take no slot, are looked up again only after a change, and none that fits is refused."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_segment_too_large_to_prefetch_is_looked_up_once(tmp_path, hanging):
 
 @pytest.mark.parametrize("prompt", [of_schema(1), {"prompt_token_ids": [at % 250 for at in range(300)]}])
 def test_requests_wait_while_a_late_read_holds_memory(tmp_path, hanging, prompt):
-    """Those whose modules hang, and those who need nothing of them."""
+    """Both requests whose modules hang and requests that need none of them."""
     llm = known(tmp_path, 480, store_timeout_s=0.1)
     engine = llm.local.engine
     first = request(llm, of_schema(0))

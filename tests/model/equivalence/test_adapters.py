@@ -140,7 +140,7 @@ def test_the_output_layer(tmp_path):
 
 
 def test_segments_of_one_adapter_are_not_found_by_another(folders):
-    """A prompt that all ask in turn: each finds what it made itself, and nothing else."""
+    """All send the same prompt in turn: each finds only its own segments."""
     loaded = tiny("llama")
     made = folders(loaded)
     expected, recorder = models(loaded, made), Recorder(loaded, adapters=made, reuse="exact")
@@ -222,7 +222,7 @@ def test_across_reads_modules_encoded_without_the_adapter(reuse, folders):
         logits,
         torch.stack(oracle_logits(loaded, recorder.llm, prompt, answer, reuse, positions, make_oracle=oracle)),
     )
-    # Without the word nothing of it is read, and exact reuse finds nothing that stands behind it.
+    # Without the word nothing of it is read, and exact reuse finds nothing that stands after it.
     ((own, _),) = recorder.greedy([prompt], reuse=reuse, adapter="all")
     assert (own.usage.cached_tokens, own.usage.across_tokens) == (0, 0)
     ((exact, logits),) = recorder.greedy([prompt], reuse="exact", adapter="all")
@@ -322,7 +322,7 @@ def test_store_on_disk_separates_adapters(tmp_path, folders):
 
 
 def test_lossy_forms_in_a_store_are_separated_by_adapter(tmp_path, folders):
-    """Each reads the forms of its own modules; those of the model alone only across adapters, behind which nothing is
+    """Each reads the forms of its own modules; those of the model alone only across adapters, after which nothing is
     exact."""
     loaded = tiny("llama")
     made = folders(loaded)

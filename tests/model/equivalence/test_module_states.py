@@ -1,6 +1,6 @@
 """Modules of a model with short convolutions against Prompt Cache done with the stock model.
 
-Attention reads a module's keys at a shift. The convolutions read their columns behind the module's last token, as they
+Attention reads a module's keys at a shift. The convolutions read their columns after the module's last token, as they
 were encoded. The module's first tokens are recomputed at their new place.
 """
 
@@ -30,7 +30,7 @@ ASKING = {
 def test_a_prompt_of_modules(which, policy, recompute):
     context, positions = policy
     if which == "new text in the middle" and positions == "schema":
-        return  # there is no gap behind the trip's last words
+        return  # there is no gap after the trip's last words
     loaded, schema = tiny("lfm2"), Schema.from_string(SCHEMA)
     recorder = recorder_for(loaded, schema)
     prompt = ASKING[which](schema.prompt())

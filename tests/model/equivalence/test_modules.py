@@ -1,4 +1,4 @@
-"""Spliced prompts against Prompt Cache done with the stock model: contexts, gaps, shifts, parameters, batches."""
+"""Composed prompts against Prompt Cache done with the stock model: contexts, gaps, shifts, parameters, batches."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def oracle_logits(
     answer: list[int],
     reuse: str,
     positions: str,
-    anew=None,
+    recomputed=None,
     make_oracle=PromptCacheOracle,
 ):
     """The logits of every answer token, from modules encoded by the stock model one at a time.
 
-    anew: offsets of tokens to recompute at their place in the prompt, by the start of their part.
+    recomputed: offsets of tokens to recompute in place, by the start of their part.
     """
     processor = llm.processor
     written = prompt if isinstance(prompt, Prompt) else prompt.build()
@@ -82,7 +82,7 @@ def oracle_logits(
         context, own = at_positions(layout, chain, part, positions, primer)
         last = number == len(parts) - 1  # the last token is always computed over the whole prompt
         oracle.add_module(context, own[:-1] if last else own, part.start) if own[last:] else None
-        if offsets := (anew or {}).get(part.start):
+        if offsets := (recomputed or {}).get(part.start):
             oracle.recompute([own[offset][0] for offset in offsets], [part.start + offset for offset in offsets])
         if last:
             oracle.add_fresh([own[-1][0]], part.start + len(own) - 1)
@@ -93,7 +93,7 @@ def oracle_logits(
 
 
 def chain_of(layout, entry, reuse: str, imported: frozenset[str]) -> list:
-    """The context that the entry is encoded behind, by the rules of the design."""
+    """The context that the entry is encoded after, by the rules of the design."""
     scaffold = {"money", "food"} if {"money", "food"} <= imported else set()
 
     def visible(owner) -> bool:
@@ -136,7 +136,7 @@ def test_composed_prompt_equals_prompt_cache(which, name, policy):
     schema = Schema.from_string(SCHEMA)
     recorder.llm.add_schema(schema)
     if which == "new text in the middle" and positions == "schema":
-        return  # there is no gap behind the trip's last words; see test_new_text_in_a_gap
+        return  # there is no gap after the trip's last words; see test_new_text_in_a_gap
     prompt = PROMPTS[which](schema.prompt())
     for _ in range(2):  # a second time everything comes from the store
         ((output, logits),) = recorder.greedy([prompt])

@@ -42,13 +42,13 @@ def chosen(llm, prompt, policy):
 
 def check(recorder, loaded, prompt, reuse, positions, told=None):
     policy = recorder.llm.policy(reuse, positions)
-    anew = chosen(recorder.llm, prompt, policy)
+    recomputed = chosen(recorder.llm, prompt, policy)
     ((output, logits),) = told or recorder.greedy([prompt], reuse=reuse, positions=positions)
     answer = list(output.outputs[0].token_ids)
-    expected = oracle_logits(loaded, recorder.llm, prompt, answer, str(policy.context), positions, anew)
+    expected = oracle_logits(loaded, recorder.llm, prompt, answer, str(policy.context), positions, recomputed)
     for step, row in enumerate(expected):
         close(logits[step], row)
-    assert output.usage.recomputed_tokens == sum(map(len, anew.values()))
+    assert output.usage.recomputed_tokens == sum(map(len, recomputed.values()))
     return output
 
 

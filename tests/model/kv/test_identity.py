@@ -131,7 +131,7 @@ def test_segment_keys_need_no_torch():
 
 
 def test_codec_is_part_of_key_and_record():
-    """Through which codec KV has passed is in the digest, the key, and the record of all that stands behind."""
+    """The codec that KV has passed through is in the digest, the key, and the record of all later text."""
     anchor = specify((1, 2, 3), 0, (), KEYS)
     spec = specify(tuple(range(4, 90)), 3, [anchor], KEYS)
     forms = [spec, spec.through("int8", KEYS), spec.through("fp8", KEYS)]

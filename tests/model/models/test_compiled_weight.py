@@ -1,4 +1,4 @@
-"""The compiled layers of 4 and 8 bits, in every version that runs here, against plain sums in double."""
+"""The compiled layers of 4 and 8 bits, in every version that runs here, against plain sums in fp64."""
 
 from __future__ import annotations
 

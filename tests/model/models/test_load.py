@@ -175,7 +175,7 @@ def test_missing_or_broken_weights(checkpoint, tmp_path):
 
 
 def test_weights_missing_from_a_checkpoint_are_rejected(checkpoint, tmp_path):
-    """transformers would fill what is missing with noise, and say so in a log."""
+    """transformers would fill missing weights with noise, and only log it."""
     folder = copy_of(checkpoint, tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"], weights["model.norm.weight"]

@@ -261,7 +261,7 @@ def test_linear_layers_are_found_inside_joined_layers():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("make", [packed, None])
 def test_scattered_rows_use_their_own_adapters(dtype, make, tmp_path):
-    """Of one layer: every row has what its own adapter adds, to rounding in its dtype."""
+    """In one layer, every row gets the output of its own adapter, to rounding in its dtype."""
     loaded = tiny("llama")
     folders = [write_adapter(tmp_path / str(seed), loaded, ALL, seed=seed, rank=3 + seed) for seed in range(2)]
     layer = loaded.model.get_submodule(Q0)
@@ -289,7 +289,7 @@ def test_scattered_rows_use_their_own_adapters(dtype, make, tmp_path):
 
 
 def test_an_idle_adapter_adds_no_operation_to_a_pass(folder):
-    """A pass without its rows does what it does without any adapter; one with them does more."""
+    """A pass without rows of an adapter runs the same operations as without adapters; one with them runs more."""
     model = prepared("llama").model
     ids = torch.tensor([[3, 1, 4, 1, 5]])
     adapter = load_adapter(model, "a", folder)

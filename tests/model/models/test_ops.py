@@ -62,7 +62,7 @@ def test_silu_of_extreme_values():
 @settings(max_examples=examples(40))
 @given(rows, st.integers(1, 5), st.integers(1, 70), st.sampled_from(DTYPES))
 def test_rotate(rows, heads, half, dtype):
-    """As complex numbers, and only the heads that were given: the values behind them stay."""
+    """As complex numbers, and only the heads that were given: the values after them stay."""
     torch.manual_seed(rows * 1000 + half)
     everything = torch.randn(rows, heads + 2, 2 * half).to(dtype)
     before = everything.clone()

@@ -107,7 +107,7 @@ def test_invalid_name_is_rejected():
 
 
 class Told(logging.Handler):
-    """Knows when something was logged, and what."""
+    """A log handler that records messages and sets an event."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ def test_repository_of_gguf_files_needs_a_file_name(monkeypatch):
 
 
 def test_loading_a_name_pulls_it_first(hub, monkeypatch, tmp_path):
-    """So that run, serve and chat refuse what pull refuses, and take up what was interrupted."""
+    """So run, serve and chat reject what pull rejects, and resume interrupted downloads."""
     folder = tmp_path / "whole"
     copy.deepcopy(tiny("llama").model).save_pretrained(folder)
     tiny("llama").tokenizer.save_pretrained(folder)

@@ -58,7 +58,7 @@ def numbers_of(weight: Tensor, bits: int, group: int, *, symmetric: bool, order:
 
 
 def words(numbers: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
-    """Rows of numbers in rows of words of 32 bits, number by number. order: which number lies at each place."""
+    """Pack rows of numbers into rows of 32-bit words, number by number. order: which number lies at each place."""
     each = 32 // bits
     order = order or tuple(range(each))
     packed = torch.zeros(len(numbers), -(-numbers.shape[1] // each), dtype=torch.int64)

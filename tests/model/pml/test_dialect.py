@@ -1,4 +1,4 @@
-"""The dialect that the authors of Prompt Cache publish: it loads, and means what it means there."""
+"""The dialect that the authors of Prompt Cache publish: it loads, with the same meaning."""
 
 from __future__ import annotations
 

@@ -55,10 +55,10 @@ def test_a_date_in_the_system_turn_loses_no_module(place, caplog):
             assert used.reanchored_tokens == used.anchored_tokens == used.module_tokens == tokens
     (record,) = caplog.records
     assert "mark the stable part of the system turn with cache_control" in record.message
-    usage(llm, asked(system.format("09:04"), OTHER, DOCUMENT))  # behind another document, it is encoded as a later one
+    usage(llm, asked(system.format("09:04"), OTHER, DOCUMENT))  # after another document, it is encoded as a later one
     for order in ((DOCUMENT, OTHER), (OTHER, DOCUMENT)):
         used = usage(llm, asked(system.format("09:05"), *order))
-        assert used.module_tokens == tokens + len(llm.encoder.text(OTHER))  # stored behind the same version
+        assert used.module_tokens == tokens + len(llm.encoder.text(OTHER))  # stored after the same version
 
 
 def test_change_is_logged_once_per_salt(caplog):
@@ -187,7 +187,7 @@ def test_a_small_edit_of_a_long_text_is_a_version_under_every_template(family, o
     assert used.reanchored_tokens == len(llm.encoder.text(DOCUMENT)) + len(llm.encoder.text(OTHER))
 
 
-def test_a_text_that_the_template_rewrites_counts_as_the_callers():
+def test_text_rewritten_by_the_template_counts_as_the_callers():
     rewrites = (
         "{{ messages[0].content | upper }}" + "-" * 200 + "{% for m in messages[1:] %}{{ m.content }}{% endfor %}"
     )

@@ -89,7 +89,7 @@ def test_prefix_is_read_up_to_the_last_stored_module(llm, positions):
     assert [stored(sum(tokens[:count])) for count in range(7)] == list(range(7))
     assert stored(sum(tokens) - 1) == len(tokens) - 1
     assert found.in_place(0).starts == frozenset()
-    assert found.in_place(3).starts == set(starts[1:3])  # the argument is read behind it like other text of the request
+    assert found.in_place(3).starts == set(starts[1:3])  # the argument is read after it like other text of the request
     assert found.in_place(5).starts == set(starts[1:6])
 
 

@@ -41,7 +41,7 @@ def many(modules: int) -> SchemaLayout:
 
 
 def put_together(specs: SchemaSpecs, entry: TextRun | Hole, imported: frozenset[str]) -> SegmentSpec:
-    """The spec of an entry, from the definition: all that its owners may see before it, one behind the other."""
+    """The spec of an entry, from the definition: all that its owners may see before it, one after the other."""
     owners = {entry.owner}
     if specs.anchored:
         owners |= {entry.owner[:depth] for depth in range(len(entry.owner))}
@@ -184,7 +184,7 @@ def test_concurrent_callers_get_the_same_specs():
 
 @pytest.mark.parametrize(("tokens", "primed"), [(400, False), (1600, True)])
 def test_pool_too_small_for_the_primer_encodes_without_it(tokens, primed):
-    """Small pools serve under the default what they served before it had a primer."""
+    """With the default policy, small pools still serve requests for which the primer leaves no room."""
     llm = LLM(tiny("llama"), kv_memory=tokens * 384, chunk_size=16, seed=0)
     text = "This is a module of a small pool. " * 3
     schema = Schema.from_string(f'<schema name="small"><module name="one">{text}</module></schema>')

@@ -79,11 +79,11 @@ def test_the_first_of_several_marked_parts_is_exact_under_anchored():
     llm.generate(conversation(0, 1, 2), ONE)
     usage = llm.generate(conversation(2, 0), ONE)[0].usage
     assert usage.module_tokens == len(llm.encoder.text(DOCUMENTS[0]))
-    assert usage.exact_tokens >= len(llm.encoder.text(DOCUMENTS[2]))  # right behind all that it has seen
+    assert usage.exact_tokens >= len(llm.encoder.text(DOCUMENTS[2]))  # right after all that it has seen
 
 
 def test_lone_marked_part_is_exact():
-    """Directly behind the system turn it has no primer. Beside another document, it is encoded as any other."""
+    """Directly after the system turn it has no primer. Beside another document, it is encoded as any other."""
     llm = make()
     first = llm.generate(conversation(0), ONE)[0].usage
     assert first.computed_tokens == first.prompt_tokens
@@ -145,7 +145,7 @@ def test_parts_of_the_system_turn_have_no_primer():
 
     asked("Be short. ", "Be kind. ")
     assert asked("Be short. ", "Be kind. ").primed_tokens == len(DOCUMENTS[1])
-    usage = asked("Be kind. ", "Be short. ")  # behind other rules, the document is another module
+    usage = asked("Be kind. ", "Be short. ")  # after other rules, the document is another module
     assert (usage.anchored_tokens, usage.primed_tokens) == (len("Be short. "), 0)
 
 
@@ -256,7 +256,7 @@ def test_part_after_another_system_turn_is_not_found():
 
 
 def test_system_text_after_its_last_marked_part_may_change():
-    """The recipe for a date: the stable text is marked, and changing text comes behind it."""
+    """The recipe for a date: the stable text is marked, and changing text comes after it."""
     llm = make(reuse="anchored")
 
     def messages(date: str) -> list[dict]:

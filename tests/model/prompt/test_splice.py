@@ -28,7 +28,7 @@ def composed(prompt, reuse: str, positions: str = "packed"):
     return compose(llm.processor.process(prompt, SamplingParams(), policy))
 
 
-def told(parts):
+def described(parts):
     """Each part as (text, 'exact', 'module', 'displaced' or 'fresh')."""
     named = []
     for part in parts:
@@ -45,8 +45,8 @@ def test_off_computes_everything_and_stores_nothing():
     (part,) = composed(prompt, "off")
     assert isinstance(part, NewSpan)
     assert part.run is None
-    whole = [each for ids, kind in told(composed(prompt, "anchored")) for each in ids]
-    assert told([part]) == [("".join(whole), "fresh")]
+    whole = [each for ids, kind in described(composed(prompt, "anchored")) for each in ids]
+    assert described([part]) == [("".join(whole), "fresh")]
 
 
 def test_off_with_schema_positions_has_a_span_between_gaps():
@@ -57,54 +57,54 @@ def test_off_with_schema_positions_has_a_span_between_gaps():
 
 def test_exact_is_one_span_of_new_tokens():
     parts = composed(SCHEMA.prompt().use("a", p="two").use("b").text("Q"), "exact")
-    assert told(parts) == [("In front. First two module.Second module. Behind.Q", "fresh")]
+    assert described(parts) == [("In front. First two module.Second module. Behind.Q", "fresh")]
     assert (parts[0].run.start, parts[0].run.before.tokens) == (0, 0)
 
 
 def test_exact_with_gaps_has_one_span_per_side():
     parts = composed(SCHEMA.prompt().use("b").text("Q"), "exact", "schema")
-    assert told(parts) == [("In front. ", "fresh"), ("Second module. Behind.Q", "fresh")]
+    assert described(parts) == [("In front. ", "fresh"), ("Second module. Behind.Q", "fresh")]
     first, second = (part.run for part in parts)
     assert second.digest == first.after(len(first.ids)).digest(second.start)
     assert second.start > len(first.ids)
 
 
 def test_anchored_module_is_exact_where_its_context_matches():
-    assert told(composed(SCHEMA.prompt().use("a", p="two").use("b").text("Q"), "anchored")) == [
+    assert described(composed(SCHEMA.prompt().use("a", p="two").use("b").text("Q"), "anchored")) == [
         ("In front. ", "exact"),
         ("First ", "exact"),
         ("two", "fresh"),
         (" module.", "displaced"),  # the argument is shorter than its hole
-        ("Second module.", "displaced"),  # anchored to the text in front, and read behind module a
+        ("Second module.", "displaced"),  # anchored to the text in front, and read after module a
         (" Behind.", "displaced"),
         ("Q", "fresh"),
     ]
 
 
 def test_module_right_after_its_anchor_is_exact():
-    assert told(composed(SCHEMA.prompt().use("b").text("Q"), "anchored"))[:2] == [
+    assert described(composed(SCHEMA.prompt().use("b").text("Q"), "anchored"))[:2] == [
         ("In front. ", "exact"),
         ("Second module.", "exact"),
     ]
 
 
 def test_isolated_module_is_not_displaced():
-    kinds = dict(told(composed(SCHEMA.prompt().use("b").text("Q"), "isolated")))
+    kinds = dict(described(composed(SCHEMA.prompt().use("b").text("Q"), "isolated")))
     assert kinds["Second module."] == "module"
 
 
 def test_schema_positions_displace_nothing():
     parts = composed(SCHEMA.prompt().use("a", p="two").use("b").text("Q"), "anchored", "schema")
-    assert "displaced" not in {kind for _, kind in told(parts)}
+    assert "displaced" not in {kind for _, kind in described(parts)}
 
 
 def test_default_argument_is_its_own_segment():
-    assert told(composed(SCHEMA.prompt().use("a").text("Q"), "anchored"))[2] == ("one", "exact")
+    assert described(composed(SCHEMA.prompt().use("a").text("Q"), "anchored"))[2] == ("one", "exact")
 
 
 def test_last_token_is_always_new():
     parts = composed(SCHEMA.prompt().use("b"), "anchored")
-    assert told(parts)[-2:] == [(" Behind", "displaced"), (".", "fresh")]
+    assert described(parts)[-2:] == [(" Behind", "displaced"), (".", "fresh")]
 
 
 def test_usage_counts_only_hits():

@@ -111,6 +111,6 @@ def test_diagnostics_name_the_date_of_the_template(clock, template: str, message
 
 
 @pytest.mark.parametrize("value", ["tomorrow", "31 Jan 2026", "2026-02-30", "", 20260131, "20260131", "2026-W05-6"])
-def test_a_wrong_date_is_rejected(value):
+def test_invalid_date_is_rejected(value):
     with raises("parameter.invalid_date", ParameterError, names="template_date"):
         model(templates.GPT_OSS, template_date=value)

@@ -1,4 +1,4 @@
-"""Tools and blocks of the system prompt as modules of their own, and the conversation behind them."""
+"""Tools and blocks of the system prompt as modules of their own, and the conversation after them."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_changed_tools_compute_only_the_new_tool(family: str) -> None:
 
 
 def test_text_after_a_tool_change_is_found_by_later_turns() -> None:
-    """The turns behind a change are read from where they were, and what follows is found exactly."""
+    """The turns after a change are read from where they were, and what follows is found exactly."""
     llm = LLM(tool_model("qwen"), kv_memory="32MiB", seed=0)
     messages = [{"role": "user", "content": "Please describe all of the files in the folder, one by one. " * 2}]
     usage(llm, asked(READ, WRITE, messages=messages))

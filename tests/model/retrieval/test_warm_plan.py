@@ -87,7 +87,7 @@ def test_prompts_read_the_chosen_texts(reuse):
     assert output.usage.cached_tokens >= scored[1].tokens + scored[2].tokens
 
 
-def test_an_async_engine_warms_a_plan_as_well():
+def test_async_engine_warms_by_plan():
     async def warmed() -> None:
         llm = AsyncLLM(tiny("llama"), kv_memory="8MiB")
         plan = [PlanEntry(use, text=text, messages=[SYSTEM]) for use, text in zip((1, 3, 2), DOCUMENTS, strict=True)]

@@ -28,7 +28,7 @@ WIDE = 40_003  # more blocks than a short list, and no multiple of a vector's wi
 
 
 def check(logits: torch.Tensor, rows: list[Row]) -> None:
-    """That all versions of the kernel choose what the specification does, and find the same damage."""
+    """Check that all versions of the kernel choose what the specification does, and find the same damage."""
     bits = sampler.random_bits(rows)
     before = logits.clone()
     expected = Chosen(*(each.numpy() for each in plain.choose(logits, rows, bits)))
@@ -133,7 +133,7 @@ def test_any_rows(params, vocabulary, seed, scale, holes, damage, halves):
         for token in (1, 1, 2):
             made.take(token)
     logits = logits.bfloat16() if halves else logits
-    check(logits[:, :vocabulary], rows)  # rows that do not lie one right behind the other
+    check(logits[:, :vocabulary], rows)  # rows that do not lie one right after the other
 
 
 def test_rows_with_a_grammar():

@@ -24,7 +24,7 @@ PROMPT = "Hello"
 
 
 def advised(**said: Any) -> LoadedModel:
-    """A tiny model whose generation configuration says this."""
+    """A tiny model with this generation configuration."""
     model = copy.copy(tiny("llama").model)
     model.generation_config = GenerationConfig(**said)
     return replace(tiny("llama"), model=model)

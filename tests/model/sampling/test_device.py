@@ -30,7 +30,7 @@ TYPICAL = [{"typical_p": 0.6}, {"typical_p": 0.2, "top_p": 0.9}, {"typical_p": 0
 
 
 def check(logits: torch.Tensor, rows: list[Row]) -> None:
-    """That a device chooses what the host does, finds the same damage, and tells the same probabilities."""
+    """Check that a device chooses what the host does, finds the same damage, and gives the same probabilities."""
     before = logits.clone()
     expected = sample(logits, rows)
     with patch.object(sampler, "on_device", lambda logits: True):

@@ -33,7 +33,7 @@ def grammars() -> tuple[Grammars, object]:
 
 
 def follows(structure: dict, text: str) -> Guide | None:
-    """Where a text ends in a language; None where it leaves it."""
+    """The parser's state after a text; None if the text is not a prefix of the language."""
     made, tokenizer = grammars()
     guide = made.guide(structure)
     try:

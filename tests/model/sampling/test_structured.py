@@ -124,7 +124,7 @@ def test_stop_string_truncates_a_structured_answer_and_is_reported():
 
 
 def test_answer_ends_when_the_grammar_is_complete():
-    """Not one forward pass is spent on saying end-of-sequence; min_tokens cannot hold up what is whole."""
+    """No forward pass is spent on the end-of-sequence token, and min_tokens does not delay a complete answer."""
     params = replace(LONG, structured_outputs={"choice": ["ab"]}, min_tokens=10)
     one = model("tiny").generate("x", params)[0].outputs[0]
     assert (one.text, len(one.token_ids), one.finish_reason, one.stop_reason) == ("ab", 2, "stop", None)
@@ -428,7 +428,7 @@ def test_grammars_are_cached_per_salt(monkeypatch):
 
 
 class PanicException(BaseException):
-    """Stands for the exception of a Rust panic, whose class cannot be imported."""
+    """A stand-in for the exception of a Rust panic, whose class cannot be imported."""
 
 
 def _panics(*_: object, **__: object) -> None:

@@ -133,7 +133,7 @@ def test_allowed_tools_are_a_subset_of_the_rendered_tools():
     assert called == ["time", "place"]
 
 
-def test_a_format_beside_tools_is_that_of_answers_without_calls():
+def test_format_with_tools_applies_to_answers_without_calls():
     wanted = {
         "type": "json_schema",
         "json_schema": {"name": "x", "schema": {"$ref": "#/$defs/A", "$defs": {"A": SEEN}}},
@@ -252,7 +252,7 @@ def test_invalid_tool_request_is_rejected_with_one_sentence(body: dict[str, Any]
     assert "\n" not in str(caught.value)
 
 
-def test_text_beside_tools_is_no_format():
+def test_plain_text_with_tools_sets_no_format():
     assert call(response_format={"type": "text"}).tools is not None
 
 
@@ -287,7 +287,7 @@ def test_references_move_with_their_schema():
     assert not {"$schema", "$id"} & moved.keys()
 
 
-def test_a_tool_with_an_id_and_absolute_references_is_held():
+def test_tool_with_an_id_and_absolute_references_constrains_calls():
     parameters = {
         "$id": "https://example.org/weather.json",
         "type": "object",
@@ -318,7 +318,7 @@ def test_unique_items_are_rejected_only_for_strict_functions():
     [
         pytest.param({"properties": CITY["properties"]}, ["{}", ROME], [OPEN], id="left open"),
         pytest.param({"properties": {}}, ["{}"], [OPEN], id="no arguments"),
-        pytest.param({}, ["{}", OPEN, '{"a": {"b": [1, "c"]}}'], [many(17)], id="nothing said"),
+        pytest.param({}, ["{}", OPEN, '{"a": {"b": [1, "c"]}}'], [many(17)], id="no restriction"),
         pytest.param({"additionalProperties": {"type": "integer"}}, [many(16)], [many(17), OPEN], id="by name"),
         pytest.param({**CITY, "additionalProperties": True}, [ROME, f'{ROME[:-1]}, "b": "c"}}'], [OPEN], id="beside"),
         pytest.param(

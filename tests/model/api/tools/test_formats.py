@@ -68,7 +68,7 @@ def test_a_named_parser():
     assert found.format.name == "hermes"
     for row in FORMATS:
         assert named_format(row.name) is row
-    assert model_tools(tool_tokenizer("none"), "hermes") is None  # its template shows no tools all the same
+    assert model_tools(tool_tokenizer("none"), "hermes") is None  # even though its template shows no tools
     with raises("parameter.invalid", ParameterError, names="'xlam'"):
         model_tools(tool_tokenizer("qwen"), "xlam")
 

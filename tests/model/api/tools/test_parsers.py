@@ -31,7 +31,7 @@ def parts(tools: ToolUse, pieces: list[str]) -> list[Delta]:
     return [*(delta for piece in pieces for delta in parser.feed(piece)), *parser.finish()]
 
 
-def told(tools: ToolUse, text: str) -> tuple[str, list[tuple[str, str]]]:
+def parsed(tools: ToolUse, text: str) -> tuple[str, list[tuple[str, str]]]:
     """The text of an answer and its calls."""
     return joined(parts(tools, [text]))
 
@@ -101,7 +101,7 @@ CALLS: dict[str, tuple[str, str, str, list[tuple[str, str]]]] = {
 
 @pytest.mark.parametrize(("family", "answer", "content", "calls"), CALLS.values(), ids=CALLS.keys())
 def test_calls(family: str, answer: str, content: str, calls: list[tuple[str, str]]):
-    assert told(use(family), answer) == (content, calls)
+    assert parsed(use(family), answer) == (content, calls)
     assert joined(parts(use(family), list(answer))) == (content, calls)  # a character at a time
 
 
@@ -134,7 +134,7 @@ MALFORMED = [
 
 @pytest.mark.parametrize(("family", "answer"), MALFORMED)
 def test_text_without_a_call_is_returned_unchanged(family: str, answer: str):
-    assert told(use(family), answer) == (answer, [])
+    assert parsed(use(family), answer) == (answer, [])
     assert joined(parts(use(family), list(answer))) == (answer, [])
 
 
@@ -152,13 +152,13 @@ CUT: list[tuple[str, str, str, list[tuple[str, str]]]] = [
 
 @pytest.mark.parametrize(("family", "answer", "content", "calls"), CUT)
 def test_unfinished_call_keeps_its_arguments(family: str, answer: str, content: str, calls: list[tuple[str, str]]):
-    assert told(use(family), answer) == (content, calls)
+    assert parsed(use(family), answer) == (content, calls)
     assert joined(parts(use(family), list(answer))) == (content, calls)
 
 
 def test_call_after_an_invalid_call_is_parsed():
     answer = f"<tool_call>{{bad}}</tool_call>\n<tool_call>{ROME}</tool_call>"
-    assert told(use("qwen"), answer) == ("<tool_call>{bad}</tool_call>", [SUNNY])
+    assert parsed(use("qwen"), answer) == ("<tool_call>{bad}</tool_call>", [SUNNY])
 
 
 def test_text_and_arguments_are_streamed():
@@ -175,17 +175,20 @@ def test_text_and_arguments_are_streamed():
 
 def test_single_call_ends_the_answer():
     answer = f"So.<tool_call>{ROME}</tool_call> And <tool_call>{ROME}</tool_call>"
-    assert told(use("qwen", parallel=False), answer) == ("So.", [SUNNY])
-    assert told(use("mistral", parallel=False), f"[TOOL_CALLS][{ROME}, {ROME}]") == ("", [SUNNY])
+    assert parsed(use("qwen", parallel=False), answer) == ("So.", [SUNNY])
+    assert parsed(use("mistral", parallel=False), f"[TOOL_CALLS][{ROME}, {ROME}]") == ("", [SUNNY])
 
 
 def test_end_token_is_removed_where_special_tokens_are_kept():
     model = use("mistral").model
     assert "<|end|>" in model.ends
     assert "[TOOL_CALLS]" not in model.ends
-    assert told(use("mistral"), "Hello. <|end|>") == ("Hello. ", [])
-    assert told(use("mistral"), "It is <|bos|>, not <|end|>.<|end|>") == ("It is <|bos|>, not <|end|>.", [])
-    assert told(use("qwen"), "Hello.<|end|>") == ("Hello.<|end|>", [])  # its marks are plain: the engine leaves it out
+    assert parsed(use("mistral"), "Hello. <|end|>") == ("Hello. ", [])
+    assert parsed(use("mistral"), "It is <|bos|>, not <|end|>.<|end|>") == ("It is <|bos|>, not <|end|>.", [])
+    assert parsed(use("qwen"), "Hello.<|end|>") == (
+        "Hello.<|end|>",
+        [],
+    )  # its marks are plain: the engine leaves it out
 
 
 # held to calls
@@ -205,9 +208,9 @@ HELD: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
 
 
 @pytest.mark.parametrize(("answer", "content", "calls"), HELD.values(), ids=HELD.keys())
-def test_answers_that_a_grammar_holds_to_calls(answer: str, content: str, calls: list[tuple[str, str]]):
+def test_answers_constrained_to_calls(answer: str, content: str, calls: list[tuple[str, str]]):
     held = use("qwen", held=True)
-    assert told(held, answer) == (content, calls)
+    assert parsed(held, answer) == (content, calls)
     assert joined(parts(held, list(answer))) == (content, calls)
 
 
@@ -226,7 +229,7 @@ EITHER = [
 @pytest.mark.parametrize(("answer", "content", "calls"), EITHER)
 def test_answer_is_calls_or_structured_output(answer: str, content: str, calls: list[tuple[str, str]]):
     either = replace(use("qwen", held=True), formed=True)
-    assert told(either, answer) == (content, calls)
+    assert parsed(either, answer) == (content, calls)
     assert joined(parts(either, list(answer))) == (content, calls)
 
 
@@ -249,10 +252,10 @@ def test_constrained_arguments_are_streamed_unchanged():
     assert parser.finish() == []
 
 
-def test_the_only_function_that_may_be_called_is_called_however_early_the_answer_ends():
+def test_forced_function_is_named_in_a_truncated_answer():
     one = replace(use("qwen", held=True), functions={"weather": {}})
     for length in range(1, ROME.index("{", 1)):
-        assert told(one, ROME[:length]) == ("", [("weather", "")]), ROME[:length]
+        assert parsed(one, ROME[:length]) == ("", [("weather", "")]), ROME[:length]
 
 
 # any text in any pieces
@@ -280,7 +283,7 @@ def test_splitting_the_text_does_not_change_the_result(
     tools = use(family, held=held, parallel=parallel)
     edges = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
     pieces = [text[first:last] for first, last in pairwise(edges)]
-    whole = told(tools, text)
+    whole = parsed(tools, text)
     assert joined(parts(tools, pieces)) == whole
     for name, _ in whole[1]:
         assert name in NAMES or held
@@ -298,7 +301,7 @@ def test_time_grows_with_the_text_alone(monkeypatch: pytest.MonkeyPatch):
     for attack in ('<tool_call>["', '<tool_call>{"a":["x",', '<tool_call>{"', "<tool_call>[", '<tool_call>"'):
         seen.clear()
         text = attack * 1000
-        assert told(use("qwen"), text) == (text, [])
+        assert parsed(use("qwen"), text) == (text, [])
         assert sum(seen) < 12 * len(text)
 
 

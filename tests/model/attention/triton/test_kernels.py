@@ -95,7 +95,7 @@ def test_modules_packed_for_encoding():
 
 
 def at_any_shift(rows: int = 5, keys: int = 200) -> list[Part]:
-    """Requests that read the same module, each at a position of its own, and a tail behind it."""
+    """Requests that read the same module, each at a position of its own, and a tail after it."""
     return [
         Part.of(
             50 + 70 * n + keys,

@@ -32,7 +32,7 @@ FORCED = [[5, 200, 77], [9]]
 
 
 def distributions(kept: str, name: str, policies: Sequence[str]) -> Tensor:
-    """Of forced tokens behind prompts of different lengths, with the same modules at different places.
+    """Of forced tokens after prompts of different lengths, with the same modules at different places.
 
     (policies, times, tokens, vocabulary): once computed, and then over what is stored.
     """

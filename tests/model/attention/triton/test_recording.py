@@ -45,7 +45,7 @@ class Played:
 
 
 def decoding(rows: int, *, shift: int = 0, start: int = 64) -> list[Part]:
-    """Decode steps behind the same stored keys, each with a shift of its own and room for eight tokens."""
+    """Decode steps after the same stored keys, each with a shift of its own and room for eight tokens."""
     return [
         Part.of(SHARED + n * shift, 1, (Item(SlotRange(0, SHARED), 0, n * shift),), (SlotRange(start + 9 * n, 1),))
         for n in range(rows)
@@ -96,7 +96,7 @@ def test_padding_rows_store_nothing():
 
 
 def prompts(*lengths: int, shift: int = 0) -> list[Work]:
-    """New text behind the same stored keys, of each prompt at a shift of its own."""
+    """New text after the same stored keys, of each prompt at a shift of its own."""
     return [
         Work(
             tuple((7 * at + number) % 250 for at in range(length)),
@@ -142,7 +142,7 @@ def test_any_rows_of_a_played_prefill_have_their_logits(wanted):
 
 
 @pytest.mark.triton
-def test_decode_steps_beside_a_prompt_are_played():
+def test_decode_steps_in_a_pass_with_a_prompt_are_replayed():
     play = Played()
     recording, plain = runners(play)
     for start in (100, 200, 300):

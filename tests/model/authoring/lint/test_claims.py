@@ -38,7 +38,7 @@ def stored(body: str) -> tuple[int, int]:
 def test_each_small_module_is_its_own_segment():
     both = module("a", 3) + module("b", 3, "")
     assert rules(both) == ["small-module", "small-module"]
-    assert stored(both) == (6, 64)  # they share a chunk, and are two segments all the same
+    assert stored(both) == (6, 64)  # they share a chunk, and are still two segments
     assert usage(both, "<a/><b/>").module_tokens + usage(both, "<a/><b/>").exact_tokens == 6
 
 

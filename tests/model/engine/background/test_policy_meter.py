@@ -133,6 +133,6 @@ def test_measuring_is_off_without_auto(settings):
     assert LLM(tiny("llama"), **{"kv_memory": "4MiB", "measure": "auto", **settings}).local.meter is None
 
 
-def test_a_wrong_setting_is_refused():
+def test_invalid_setting_is_refused():
     with raises("parameter.unknown_choice", ParameterError, names="measure"):
         LLM(tiny("llama"), measure="some")

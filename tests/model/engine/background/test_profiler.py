@@ -64,7 +64,7 @@ def driver_for(**settings) -> Driver:
 
 
 def test_deviation_of_each_token_is_measured():
-    """Against the stock model: the module behind its context, and behind a sample of others as they are stored."""
+    """Against the stock model: the module after its context, and after a sample of others as they are stored."""
     driver = driver_for(record=False)
     driver.engine.idle_step()
     work_off(driver)
@@ -361,7 +361,7 @@ def test_parts_of_messages_are_profiled_after_their_preceding_parts(salt):
 
 
 def test_private_request_leaves_no_profile_of_public_modules():
-    """A profile says which modules stood together: of public ones it is made of the schema alone."""
+    """A profile reveals which modules were used together, so that of public modules uses the schema alone."""
     llm = LLM(tiny("llama"), kv_memory="4MiB", seed=0)
     llm.add_schema(SCHEMA, encode=False)
     for salt in ("one", None, None):

@@ -475,7 +475,7 @@ def test_part_inside_a_stored_segment_is_promoted_once():
 
 
 def test_conversation_prefers_its_history_to_a_separate_part():
-    """It was computed where it stands: nothing is more exact."""
+    """The history was computed in place, so it is exact."""
     driver = Driver()
     document = "A document that nobody marks in this conversation."
     turn = chat(part("About this:"), part(document, marked=False), part("Well?", marked=False))
@@ -548,7 +548,7 @@ def test_fault_while_evicting_leaves_no_references(monkeypatch, where):
 
 
 def test_failed_insert_is_not_retried_forever(monkeypatch):
-    """Two that are held may stand in each other's way; see PrefixIndex.insert."""
+    """Two stored segments may conflict; see PrefixIndex.insert."""
     driver = driver_for()
     for _ in range(2):
         ask(driver, "abc")
@@ -630,7 +630,7 @@ def test_interrupted_promotion_continues_where_it_stopped():
         ask(driver, "abc")
     for number in range(20):
         driver.engine.promoter.step(8)
-        ask(driver, "a", f"{number}?", reuse="anchored")  # gives up what is begun
+        ask(driver, "a", f"{number}?", reuse="anchored")  # cancels work in progress
     assert driver.llm.stats().promoted_tokens <= ALL + 8
     third = ask(driver, "abc")
     assert third.usage.module_tokens == 0

@@ -122,7 +122,7 @@ def test_exact_and_forced_answers_are_not_compared():
     driver = driver_for()
     for reuse in ("off", "exact"):
         ask(driver, reuse=reuse)
-    ask(driver, "a")  # the first one stands right behind its anchor
+    ask(driver, "a")  # the first one stands right after its anchor
     ask(driver, forced="To be said.")  # a measurement, not a request
     given_up = driver.request(prompt(), 50, reuse="anchored")
     driver.add(given_up)

@@ -68,7 +68,7 @@ def test_rates_follow_the_answer():
     assert rates.rate(5) < 0.1
 
 
-def test_the_time_of_rows_is_measured_and_gives_its_slots_back():
+def test_measuring_the_time_of_rows_frees_its_slots():
     driver = Driver(speculation="off")
     ticks = iter(range(1000))
     pool = driver.store.pool

@@ -11,12 +11,12 @@ NONE: frozenset[bytes] = frozenset()
 
 
 def found(answers: EarlierAnswers, salt: str, text: list[int]) -> list[int] | None:
-    """The tokens behind the end of a text."""
+    """The tokens after the end of a text."""
     match = answers.find(salt, GrowingIndex(text))
     return None if match is None else list(match[0].ids[match[1].place :])
 
 
-def test_an_answer_is_found_under_its_salt_alone():
+def test_answer_is_found_only_under_its_salt():
     answers = EarlierAnswers()
     answers.add("a", [1, 2, 3, 4, 5], NONE)
     assert found(answers, "a", [9, 1, 2, 3]) == [4, 5]

@@ -108,7 +108,7 @@ def answers(llm: LLM, asked: Sequence[Asked]) -> list[RequestOutput]:
     return made
 
 
-def told(output: RequestOutput, within: float) -> list[Any]:
+def contents(output: RequestOutput, within: float) -> list[Any]:
     """All that an answer consists of. ``within``: the tolerance of its log-probability."""
     return [
         (
@@ -150,7 +150,7 @@ def compare(family: str, settings: dict[str, Any], seed: int, count: int, folder
     within = 0.05 if settings.get("kv_cache_dtype") == "int8" else 1e-3  # rounding decides between two whole numbers
     plain: LLM | None = None
     for each, before, after in zip(asked, expected, found, strict=True):
-        if told(after, within) != told(before, within):
+        if contents(after, within) != contents(before, within):
             plain = plain or LLM(loaded, speculation="off", **common)
             assert near_tie(plain, each, before, after, within), each
     return len(known)

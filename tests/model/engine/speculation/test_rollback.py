@@ -1,4 +1,4 @@
-"""Rejected tokens leave nothing behind: not in the store, not in the pool, not in a later answer."""
+"""Rejected tokens leave no trace in the store, the pool or a later answer."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def noted(driver: Driver) -> Noted:
 
 
 def first_draft(driver: Driver, prompt: Any, said: str, **given: Any) -> Draft | None:
-    """The draft behind the first tokens of an answer, which are set."""
+    """The draft after the first tokens of an answer, which are set."""
     request = driver.request(prompt, 60, **given)
     driver.add(request)
     while not request.token_ids:
@@ -89,7 +89,7 @@ def test_text_of_the_request_is_continued(driver):
     assert draft.source == "text"
 
 
-def test_an_answer_that_repeats_itself_is_continued(driver):
+def test_repetition_in_an_answer_is_drafted(driver):
     draft = first_draft(driver, "Count.", "one two one two one")
     assert text_of(driver, draft) == " two one two one"
     assert draft is not None
@@ -101,7 +101,7 @@ def test_the_longest_match_counts(driver):
     assert text_of(driver, draft).startswith(" dog")
 
 
-def test_an_earlier_answer_is_continued_under_its_salt_alone(driver):
+def test_earlier_answer_is_drafted_under_its_salt_only(driver):
     tokens = driver.llm.encoder.text(f"Answer: {WORDS}.")
     noted(driver).earlier.add("a", tokens, frozenset())
     draft = first_draft(driver, "Well?", "The seventh", salt="a")
@@ -236,7 +236,7 @@ def test_answers_on_a_device_are_equal(monkeypatch):
     assert sum(dict(llm.stats().accepted_tokens).values()) > 0
 
 
-def test_a_running_answer_stops_copying_from_an_answer_that_was_erased(driver):
+def test_running_answer_gets_no_drafts_from_an_evicted_answer(driver):
     answer = driver.llm.encoder.text("He said: the captain of the seventh ship is called Adelaide, and left.")
     driver.engine.speculator.earlier.add("mine", answer, frozenset())
     request = driver.request(ids(20), 60, salt="mine")

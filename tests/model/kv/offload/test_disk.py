@@ -390,7 +390,7 @@ def test_unusable_folder_is_an_error(tmp_path):
 
 
 def test_times_in_the_future_and_the_past_are_accepted(tmp_path, monkeypatch):
-    """A clock that jumps changes who goes first, and nothing else."""
+    """A clock that jumps changes the order of eviction, and nothing else."""
     size = size_of(tmp_path)
     tier = DiskTier(tmp_path / "s", 3 * size)
     for number, at in enumerate((2e9, 0.0, -5.0, 4e9)):
@@ -402,7 +402,7 @@ def test_times_in_the_future_and_the_past_are_accepted(tmp_path, monkeypatch):
 
 
 def killed(folder: Path, times: int) -> None:
-    """Kill a process that writes at moments that differ, and look at what it leaves."""
+    """Kill a writing process at different moments, and check the files that remain."""
     moments = random.Random(7)
     for seed in range(times):
         writer = subprocess.Popen(

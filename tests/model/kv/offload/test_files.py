@@ -1,4 +1,4 @@
-"""Files of segments: read by others as safetensors, and never believed where a byte is wrong."""
+"""Files of segments: readable as safetensors, and rejected if a byte is wrong."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_full_disk_leaves_no_partial_file(tmp_path, monkeypatch, caplog, at):
     assert not tier.put(record_of(SPEC), slabs_of(SPEC)), "it is not tried again at once"
 
 
-def test_a_bound_on_file_sizes_is_a_refusal():
+def test_segment_above_the_file_size_limit_is_not_stored():
     """RLIMIT_FSIZE, in a process of its own: the signal behind it is the process's to ignore, as Python does."""
     code = (
         "import sys, tempfile, pathlib, resource; from tests.unit.kv.offload.segments import *\n"

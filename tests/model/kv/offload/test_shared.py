@@ -238,7 +238,7 @@ def test_stalled_server_is_skipped_after_one_timeout(fake, quick, caplog, comman
 
 
 def test_bytes_that_drip_do_not_outlast_the_deadline(fake, quick):
-    """An answer that goes on, a byte at a time, is no sign of life."""
+    """An answer that trickles in, a byte at a time, does not extend the deadline."""
     tier = tier_of(fake, ONE)
     fake.drips = True
     with pytest.raises(TierMissError) as miss:
@@ -248,7 +248,7 @@ def test_bytes_that_drip_do_not_outlast_the_deadline(fake, quick):
 
 
 def test_slow_read_in_total_is_late(fake, monkeypatch):
-    """Each block comes in time, and all of them do not."""
+    """Each block arrives in time, but the whole value does not."""
     monkeypatch.setattr(shared, "BLOCK", 1000)
     tier = tier_of(fake, TWO)
     late = iter([False, False, True])

@@ -81,7 +81,7 @@ ENTRY = text("a.weight") + struct.pack("<IQ", 1, 64)
         (header(tensors=2, count=0, rest=(ENTRY + struct.pack("<IQ", 0, 0)) * 2 + bytes(512)), "two tensors named a.w"),
     ],
 )
-def test_a_damaged_file_is_refused_in_one_sentence(tmp_path, content, reason):
+def test_damaged_file_is_refused_in_one_sentence(tmp_path, content, reason):
     path = tmp_path / "bad.gguf"
     path.write_bytes(content)
     with pytest.raises(ModelError, match=rf"bad\.gguf: is damaged, cut short or no GGUF: .*{reason}.*; download it ag"):

@@ -45,7 +45,7 @@ def plain():
 def differing(name, texts, found, expected):
     """The texts whose ids differ from llama.cpp's.
 
-    Special tokens of Phi-3 drop the white space behind them. Here that is all white space, as in the model's own
+    Special tokens of Phi-3 drop the white space after them. Here that is all white space, as in the model's own
     tokenizer.
     In llama.cpp it is that of ASCII, even where it spells a token of white space, which Phi-3 does not have.
     """
