@@ -1,4 +1,4 @@
-"""The whole server over HTTP: tenants find nothing of each other, and use no more than they may."""
+"""The whole server over HTTP: tenants cannot read each other's text, nor exceed their limits."""
 
 from __future__ import annotations
 

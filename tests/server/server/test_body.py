@@ -97,7 +97,7 @@ def test_body_without_a_length_is_read_up_to_the_limit():
 
 
 def test_understated_content_length_does_not_bypass_the_limit():
-    """A server checks lengths itself; the guard counts all the same."""
+    """Servers check lengths themselves; the guard counts the bytes anyway."""
     headers = {**JSON, "content-length": "6"}
     pieces, guard = [b"x" * 6] * 3, {"max_body_bytes": 10}
     refused(413, "body_too_large", pieces, headers=headers, guard=guard, closed=False)
@@ -127,7 +127,7 @@ def test_concurrent_bodies_of_one_tenant_share_a_byte_limit():
         await guard(scope, receive, sending)
         return sent
 
-    async def everybody() -> None:
+    async def all_requests() -> None:
         rests: list[asyncio.Future[Message]] = [asyncio.get_running_loop().create_future() for _ in range(22)]
         tasks = [asyncio.create_task(request(rest, "b" if rest is rests[-1] else "a")) for rest in rests]
         await asyncio.sleep(0)
@@ -140,7 +140,7 @@ def test_concurrent_bodies_of_one_tenant_share_a_byte_limit():
         assert (refusal[b"retry-after"], refusal[b"connection"]) == (b"1", b"close")
 
     for _ in range(2):  # all that was held has been given back
-        asyncio.run(everybody())
+        asyncio.run(all_requests())
 
 
 def test_a_slow_body_is_refused():

@@ -1,4 +1,4 @@
-"""Mistakes that would take long to tell, or to show: each is a short 400, and none of them a 500."""
+"""Invalid bodies whose checks or messages could grow large: each is a short 400, and none a 500."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TURN = {"role": "user", "content": "a"}
 MANY = {f"p{i}": {} for i in range(5_000)}
 
 
-def told(site: Site, path: str, body: Any, method: str = "POST") -> tuple[int, str]:
+def rejection(site: Site, path: str, body: Any, method: str = "POST") -> tuple[int, str]:
     """Status and sentence of a refusal, all of which is short."""
     status, _, answer = site.call(method, path, body)
     assert len(json.dumps(answer)) < 10_000
@@ -60,7 +60,7 @@ def test_client_gets_the_rejection_of_a_large_body(site: Site, mib: int, chunked
     ids=lambda structure: str(structure)[:40],
 )
 def test_impossible_grammars_are_rejected(site: Site, structure: dict[str, Any]):
-    status, sentence = told(site, COMPLETIONS, {"prompt": "a", "max_tokens": 8, "structured_outputs": structure})
+    status, sentence = rejection(site, COMPLETIONS, {"prompt": "a", "max_tokens": 8, "structured_outputs": structure})
     assert (status, "structured_outputs" in sentence) == (400, True), sentence
 
 
@@ -98,7 +98,7 @@ def test_choice_of_thousands_of_texts_is_answered(site: Site):
     ids=lambda value: "" if isinstance(value, str) else str(value)[:40],
 )
 def test_client_text_in_errors_is_truncated(site: Site, path: str, body: Any):
-    status, sentence = told(site, path, body)
+    status, sentence = rejection(site, path, body)
     assert status in (400, 404)
     assert "x" * 250 not in sentence
     assert "1" * 300 not in sentence
@@ -107,7 +107,7 @@ def test_client_text_in_errors_is_truncated(site: Site, path: str, body: Any):
 
 @pytest.mark.parametrize("path", ["/v1/models/", "/v1/schemas/", "/"])
 def test_long_path_in_an_error_is_truncated(site: Site, path: str):
-    status, sentence = told(site, path + LONG, None, "GET")
+    status, sentence = rejection(site, path + LONG, None, "GET")
     assert (status, "x" * 101 in sentence) == (404, False)
 
 
@@ -118,8 +118,8 @@ def test_long_path_in_an_error_is_truncated(site: Site, path: str):
         ({"metadata": {str(i): 1 for i in range(MAX_FIELDS + 1)}}, f"{MAX_FIELDS:,} fields"),
     ],
 )
-def test_bodies_that_hold_very_much(site: Site, data: Any, what: str):
-    assert told(site, COMPLETIONS, data) == (400, f"the body holds more than {what}; send several requests")
+def test_bodies_with_too_many_values_are_rejected(site: Site, data: Any, what: str):
+    assert rejection(site, COMPLETIONS, data) == (400, f"the body holds more than {what}; send several requests")
 
 
 def test_no_path_of_the_server_is_shown(tmp_path_factory: pytest.TempPathFactory):

@@ -147,7 +147,7 @@ def test_tenant_sees_and_can_unpin_its_pins(site):
     row = next(row for row in listed(site, "ann") if row["module"] == "oslo")
     llm = site.app.state.service.llm
     site.call("PUT", f"{SEGMENTS}/{row['key']}/pin", key="ann")
-    llm.remove_schema("open")  # behind the back of the server, which lets pins by key go
+    llm.remove_schema("open")  # unnoticed by the server, which drops pins by key
     (seen,) = [one for one in listed(site, "ann") if one["key"] == row["key"]]
     assert seen["pinned"]
     assert row["key"] not in {one["key"] for one in listed(site, "bob")}

@@ -81,7 +81,7 @@ def test_diagnostics_of_anthropics_form_have_no_effect(site: Site):
     assert "diagnostics" not in answer["inlay"]
 
 
-def test_a_wrong_value_is_rejected(site: Site):
+def test_invalid_value_is_rejected(site: Site):
     status, _, answer = site.call("POST", CHAT, {**BODIES[CHAT](1), "diagnostics": "yes"})
     assert (status, answer["error"]["param"]) == (400, "diagnostics")
 

@@ -148,7 +148,7 @@ def test_embeddings_are_counted_and_described(site: Site) -> None:
         (RERANK, {"query": "a", "documents": ["a"] * 9}, "documents"),
     ],
 )
-def test_more_texts_than_the_queue_holds_are_refused_by_the_name_of_their_field(
+def test_more_texts_than_the_queue_holds_are_refused_with_the_field(
     path: str, body: dict[str, Any], field: str
 ) -> None:
     llm = AsyncLLM(tool_model("qwen"), kv_memory="16MiB", chunk_size=4, seed=1, max_waiting=8)

@@ -1,4 +1,4 @@
-"""Keys and their file: nothing of a key is kept, and no crash, race or hand leaves the file as something else."""
+"""Keys and their file: no secret is stored, and no crash, race or edit leaves a file that is misread."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def damaged(*place: str, to: object) -> str:
     ],
     ids=lambda _: "",  # a key's name is drawn: processes that share the tests must call them the same
 )
-def test_a_damaged_file_is_one_sentence_with_its_place(path: Path, text: str, sentence: str):
+def test_damaged_file_gives_one_sentence_with_its_position(path: Path, text: str, sentence: str):
     path.write_text(text)
     path.chmod(0o600)
     for use in (lambda: read_keys(path), lambda: add(path)):

@@ -26,7 +26,7 @@ SECOND, MINUTE = 10**9, 60 * 10**9
 
 
 class Clock:
-    """Stands still until the test advances it."""
+    """A clock that only the test advances."""
 
     def __init__(self) -> None:
         self.now = 12_345
@@ -40,7 +40,7 @@ def tenant(name: str = "a", **limits: Any) -> Tenant:
 
 
 def begin(meter: Meter, who: Tenant) -> tuple[AsyncExitStack, AdmittedRequest] | BodyError:
-    """A request that goes on, or its refusal."""
+    """A request that is admitted and stays open, or its refusal."""
 
     async def enter() -> tuple[AsyncExitStack, AdmittedRequest] | BodyError:
         stack = AsyncExitStack()

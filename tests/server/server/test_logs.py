@@ -255,7 +255,7 @@ class TestLines:
 
 
 def failing(*, after: int = 0) -> ASGIApp:
-    """An application that fails, behind so many pieces of its answer."""
+    """An application that fails after so many chunks of its answer."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         for number in range(after):

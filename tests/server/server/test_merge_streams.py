@@ -1,4 +1,4 @@
-"""News of several prompts: the latest of each, none lost, and nothing left behind."""
+"""Merged streams of several prompts: the latest output of each, none lost, and every source closed."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_a_stop_sequence_ends_the_answer(tools_site: Site) -> None:
     assert message["content"][0]["text"] == whole[: whole.index(letter)]
 
 
-def test_the_start_of_an_answer_is_continued(tools_site: Site) -> None:
+def test_prefilled_answer_is_continued(tools_site: Site) -> None:
     body = {**BODY, "temperature": 0, "max_tokens": 12, "allowed_token_ids": list(b"abcdefgh")}
     whole = tools_site.post(MESSAGES, **body)["content"][0]["text"]
     start = whole[:5]

@@ -244,7 +244,7 @@ def test_every_field_is_covered():
     }
 
 
-def test_client_habits_change_nothing(client: OpenAI):
+def test_fields_without_effect_change_nothing(client: OpenAI):
     given = arguments("chat", "seed", 3)
     assert {name for name in NO_EFFECT if not name.startswith("prompt_cache")} == set(HABITS)
     assert whole(create(client, "chat", **given, **HABITS)) == whole(create(client, "chat", **given))

@@ -1,4 +1,4 @@
-"""The page at /: its files, the headers that keep it apart from other origins, and the ways to do without it."""
+"""The page at /: its files, the headers that keep it apart from other origins, and the ways to disable it."""
 
 from __future__ import annotations
 

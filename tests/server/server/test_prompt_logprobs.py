@@ -14,7 +14,7 @@ IDS = CONTEXT + CONTINUATION
 
 
 def expected(site: Site, ids: list[int]) -> Any:
-    """(tokens - 1, vocabulary): the stock model's log-probabilities behind every token but the last."""
+    """(tokens - 1, vocabulary): the stock model's log-probabilities after every token but the last."""
     return prefill(site.service.llm.loaded, ids)[:-1].log_softmax(-1)
 
 

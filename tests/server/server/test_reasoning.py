@@ -115,7 +115,7 @@ def test_format_applies_only_after_reasoning():
     assert call.params.reasoning_end == "</think>"
     params = replace(call.params, temperature=0, max_tokens=40)
     thought = llm.tokenizer.encode("Hm, no form here.</think>")
-    # the text up to the mark is given; behind it the grammar decides
+    # the text up to the mark is given; after it the grammar decides
     request = llm.local.prepare(llm.processor.process(call.prompts[0], params, llm.policy()))
     for token in thought:
         assert request.sampling.row.guide is None
@@ -136,18 +136,18 @@ def test_answer_without_reasoning_follows_its_format_from_the_start():
     call = translate(read_body(asked, CHAT), reasoning=model_reasoning(llm.tokenizer))
     params = replace(call.params, n=6, seed=1)
 
-    def told(text: str) -> bool:
-        """Whether something holds behind an answer that began so."""
+    def has_guide(text: str) -> bool:
+        """Whether a guide constrains the answer after this text."""
         row = llm.local.prepare(llm.processor.process(call.prompts[0], params, llm.policy())).sampling.row
         for token in llm.tokenizer.encode(text, add_special_tokens=False):
             row.take(token)
         return row.guide is not None
 
-    assert [told(text) for text in ("", "<", "<t", "<think", "<p>a", "y")] == [True] * 6
-    assert not told("<think>Hm")
-    assert told("<think>Hm.</think>")
+    assert [has_guide(text) for text in ("", "<", "<t", "<think", "<p>a", "y")] == [True] * 6
+    assert not has_guide("<think>Hm")
+    assert has_guide("<think>Hm.</think>")
     with pytest.raises(ParameterError, match="doesn't satisfy the grammar"):
-        told("<tp")
+        has_guide("<tp")
     no_mark = {llm.tokenizer.encode("<")[0]: -100}
     said = llm.generate(call.prompts[0], replace(params, logit_bias=no_mark))[0].outputs
     assert {one.text for one in said} == {"yes"}

@@ -162,7 +162,7 @@ def test_marked_part_is_found_after_other_text(tools_site: Site) -> None:
     document = "A document that several questions are about. " * 3
     part = {"type": "input_text", "text": document, "cache_control": {"type": "ephemeral", "ttl": "1h"}}
     turns = [{"role": "user", "content": "Before."}, {"role": "assistant", "content": "Yes."}]
-    for before in ([], turns, turns):  # directly behind the system turn, the part is exact and stays in its place
+    for before in ([], turns, turns):  # directly after the system turn, the part is exact and stays in its place
         question = {"role": "user", "content": [part, {"type": "input_text", "text": "Why?"}]}
         answer = tools_site.post(RESPONSES, **{**BODY, "input": [*before, question], "reuse": "modular"})
     assert answer["inlay"]["module_tokens"] >= len(document) - 8

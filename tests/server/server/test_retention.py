@@ -81,8 +81,8 @@ def test_public_schema_is_evicted_only_by_admins(client):
     assert client.delete("/v1/schemas/trip/stored", **as_("root")).json()["evicted_tokens"] > 0
 
 
-def test_a_changed_module_is_encoded_alone(client):
-    """Siblings behind the same text stay as they are encoded."""
+def test_only_the_changed_module_is_encoded(client):
+    """Siblings after the same text stay as they are encoded."""
     before = made(client, TRIP)
     client.put(
         "/v1/schemas/trip", json={"pml": TRIP.replace("Go to Miami.", "See Lima."), "encode": False}, **as_("ann")

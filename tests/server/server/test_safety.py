@@ -1,4 +1,4 @@
-"""The whole server over HTTP against who means it no good: every refusal is OpenAI's, with a sentence."""
+"""The whole server over HTTP against hostile clients: every refusal is an OpenAI error, with a sentence."""
 
 from __future__ import annotations
 

@@ -294,7 +294,7 @@ class Shelf(RuleBasedStateMachine):
         return next((key for key in keys if key in self.model), None)
 
     @invariant()
-    def everybody_sees_what_is_theirs(self) -> None:
+    def every_tenant_sees_its_schemas(self) -> None:
         assert len(self.registry) == len(self.model) == len(self.library.schemas)
         for tenant in (ANN, BOB, ROOT):
             seen = [(entry.name, entry.salt, entry.version) for entry in self.registry.visible(tenant)]

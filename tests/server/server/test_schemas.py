@@ -372,7 +372,7 @@ class TestOwners:
 
 
 class TestChanging:
-    def test_versions_follow_each_other_and_if_match_holds(self, client):
+    def test_versions_are_consecutive_and_if_match_is_enforced(self, client):
         first = made(client, TRIP)
         milan = {"pml": TRIP.replace("Miami", "Milan")}
         response = client.put("/v1/schemas/trip", json=milan, **as_("ann", If_Match=first["etag"]))

@@ -43,7 +43,7 @@ def answers() -> Iterator[list[str]]:
 
 
 def like(shown: Any, came: Any) -> bool:
-    """Compare output with the page, except for numbers, which depend on the model, and text behind "…"."""
+    """Compare output with the page, except for numbers, which depend on the model, and text after "…"."""
     if isinstance(shown, dict):
         return (
             isinstance(came, dict) and list(shown) == list(came) and all(like(shown[key], came[key]) for key in shown)

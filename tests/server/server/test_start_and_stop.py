@@ -1,4 +1,4 @@
-"""A server's life, from its first schema to its last words."""
+"""Start and shutdown of a server, from its schemas to its last log lines."""
 
 from __future__ import annotations
 

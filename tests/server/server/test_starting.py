@@ -1,4 +1,4 @@
-"""A server while its model loads: it lives, it says how far it is, and then it is the server."""
+"""A server while its model loads: it is alive, reports progress, and then serves requests."""
 
 from __future__ import annotations
 

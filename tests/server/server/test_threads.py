@@ -59,7 +59,7 @@ async def begun(gate: Gate) -> None:
 
 
 async def turns(times: int = 5) -> None:
-    """Let everything that can go on go on."""
+    """Let every ready task run."""
     for _ in range(times):
         await asyncio.sleep(0)
 
@@ -176,13 +176,13 @@ with tempfile.NamedTemporaryFile() as told:
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_info"), reason="arenas are glibc's")
 def test_server_limits_malloc_arenas_and_the_switch_interval():
-    def told(*arguments: str) -> tuple[float, int]:
+    def measured(*arguments: str) -> tuple[float, int]:
         command = [sys.executable, "-c", _ARENAS_OF_THREADS, *arguments]
         interval, info = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split(maxsplit=1)
         return float(interval), len(re.findall("<heap nr=", info))
 
-    assert told() == (0.005, 9)
-    assert told("set up") == (pytest.approx(1e-4), 2)
+    assert measured() == (0.005, 9)
+    assert measured("set up") == (pytest.approx(1e-4), 2)
 
 
 def test_threads_end_with_their_workers():
@@ -257,7 +257,7 @@ def test_waiting_bytes_of_one_tenant_are_bounded(gates: list[Gate]):
     asyncio.run(run())
 
 
-def test_a_body_that_took_long_is_followed_by_a_rest_while_the_engine_is_busy():
+def test_slow_body_delays_the_next_one_while_the_engine_is_busy():
     """Its tenant's alone."""
     busy = threading.Event()
     busy.set()

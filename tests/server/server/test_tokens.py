@@ -1,4 +1,4 @@
-"""Prompts as token ids and back: just what completions take."""
+"""Prompts to token ids and back: the same ids that completions use."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[3]
 
 
 class Held:
-    """Calls of one method that wait until they are let go, but for some."""
+    """Calls of one method that block until they are released, except where ``unless`` is true."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, target: Any, name: str, *, unless: Any = lambda *given: False):
         real = getattr(target, name)

@@ -95,7 +95,7 @@ def test_an_unknown_previous_response_is_not_found() -> None:
         ({"stop": 5}, "stop is 5; it must be"),
     ],
 )
-def test_the_wrong_value_in_a_field_is_named(body: dict[str, Any], begin: str) -> None:
+def test_invalid_value_in_a_field_is_named(body: dict[str, Any], begin: str) -> None:
     error = refusal(body)
     assert str(error).startswith(begin)
     assert error.param == next(iter(body))

@@ -34,7 +34,7 @@ def text(said: str, **mark: Any) -> dict[str, Any]:
     return {"type": "text", "text": said, **mark}
 
 
-def test_a_text_is_a_turn_of_the_user() -> None:
+def test_plain_text_is_a_user_turn() -> None:
     assert turns({}) == [USER]
     assert turns({"instructions": "Be kind."}) == [{"role": "system", "content": "Be kind."}, USER]
 
