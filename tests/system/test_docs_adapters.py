@@ -43,7 +43,7 @@ def test_its_commands_run(capsys):
         out = capsys.readouterr().out
         assert "sql" in out
         assert "law" in out
-    # A server goes on for ever: that its line is understood shows where it stumbles over one more word.
+    # A server does not exit, so a conflicting option makes it fail: the error shows that the others were parsed.
     assert main([*shlex.split(commands[2])[1:], "--adapter", "law=x"]) != 0
     assert "two adapters are called 'law'" in capsys.readouterr().err
 

@@ -14,7 +14,7 @@ from tests.pages import DOCS, blocks
 PAGE = DOCS / "guides/cache-tiers.md"
 
 
-def test_the_second_start_encodes_nothing(tmp_path, capsys):
+def test_second_start_encodes_nothing(tmp_path, capsys):
     (block,) = [block for block in blocks(PAGE) if block.language == "python" and not block.note]
     assert "/tmp/inlay-store" in block.text
     exec(block.text.replace("/tmp/inlay-store", str(tmp_path)), {})

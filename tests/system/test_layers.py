@@ -166,7 +166,7 @@ def files() -> dict[str, str]:
     return found
 
 
-def test_the_layers_hold(files: dict[str, str]) -> None:
+def test_imports_respect_the_layers(files: dict[str, str]) -> None:
     assert list(problems(read(files))) == []
 
 

@@ -59,7 +59,7 @@ def test_commands(command, capsys, monkeypatch):
         assert json.loads(out)["cached_tokens"] > 0
 
 
-def said_by_the_clients_python(base: str) -> list[str]:
+def output_of_the_client_example(base: str) -> list[str]:
     code = blocks("python")[0].replace("http://127.0.0.1:8000/v1", base)
     assert base in code
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
@@ -81,7 +81,7 @@ def test_serve_answers_and_stops(command):
             )
             assert answer.choices[0].message.content
             assert answer.usage.prompt_tokens
-            first, second = said_by_the_clients_python(base)
+            first, second = output_of_the_client_example(base)
             assert "of" in first.split()
             cached, of = second.split()[-3::2]
             assert int(of) // 2 < int(cached) < int(of), "the documents, in another order"

@@ -1,4 +1,4 @@
-"""The output: taken up wherever it ended, and never mixed with another batch."""
+"""The output: resumed wherever it ended, and never mixed with another batch."""
 
 from __future__ import annotations
 

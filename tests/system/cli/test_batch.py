@@ -63,7 +63,7 @@ def test_a_batch_of_the_bundled_model(capsys):
     assert report["prompt_tokens"] > report["cached_tokens"] > 0
     assert report["cached_share"] == round(report["cached_tokens"] / report["prompt_tokens"], 4)
     assert "Traceback" not in err
-    assert run(capsys, "in", "out")[0] == 1  # nothing to do, and a line is wrong all the same
+    assert run(capsys, "in", "out")[0] == 1  # nothing to do, and a line is still wrong
     rows = read(Path("out"))
     Path("out").write_text("".join(json.dumps(row) + "\n" for row in rows if row["custom_id"]))
     write(Path("in"), [line("c", prompt="The ferry")])

@@ -112,7 +112,7 @@ def test_exported_segments_are_imported(capsys, store, tmp_path):
 
 
 def test_damaged_archive_members_are_not_imported(capsys, store, tmp_path):
-    """Names in an archive say nothing: a file lies where its own header says, or nowhere."""
+    """Names in an archive are ignored: a file is placed by its own header, or not at all."""
     sound = DiskTier(store, 1 << 30).path(SPECS[0].key).read_bytes()
     with tarfile.open("mixed.tar", "w") as archive:
         for name, data in (

@@ -118,7 +118,7 @@ def test_quit_ends_the_session(capsys, monkeypatch):
         ("/reuse modular 3", "recompute"),
     ],
 )
-def test_a_wrong_command_is_one_sentence(capsys, monkeypatch, line, named):
+def test_invalid_command_gives_one_sentence(capsys, monkeypatch, line, named):
     status, _, err = chat(capsys, monkeypatch, line)
     assert status == 2
     told = ("random weights", "still loading")  # a slow machine reports its progress

@@ -36,7 +36,7 @@ def run(capsys, *arguments: str) -> tuple[int, str, str]:
     return status, out, err
 
 
-def test_a_missing_package_is_one_sentence(files, capsys, monkeypatch):
+def test_missing_package_gives_one_sentence(files, capsys, monkeypatch):
     monkeypatch.delitem(sys.modules, "inlay.cli.sources", raising=False)
     monkeypatch.setitem(sys.modules, "pydantic_settings", None)  # a dependency that came after the installation
     status, out, err = run(capsys, "config", "show")
@@ -369,5 +369,5 @@ def test_run_rejects_an_invalid_prompt_before_loading_a_model(tmp_path, capsys, 
     ],
 )
 def test_empty_arguments_are_refused(capsys, arguments, what):
-    """A variable that is not set often leaves one; it stood for a default, or for the working folder."""
+    """An unset variable often produces one, which would mean a default or the working folder."""
     assert run(capsys, *arguments) == (2, "", f"inlay: {what}; give it a value, or leave it out\n")

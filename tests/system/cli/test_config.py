@@ -58,7 +58,7 @@ def test_empty_variable_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("text", "keys"), [("one two", ["one", "two"]), ('["one", "t wo"]', ["one", "t wo"])])
-def test_a_variable_holds_several_texts(monkeypatch: pytest.MonkeyPatch, text: str, keys: list[str]) -> None:
+def test_variable_may_contain_several_texts(monkeypatch: pytest.MonkeyPatch, text: str, keys: list[str]) -> None:
     monkeypatch.setenv("INLAY_API_KEY", text)
     assert values_of("serve", {}, None)["api_key"].value == keys
 
@@ -130,13 +130,13 @@ def test_unreadable_files(file: Path, content: bytes | None) -> None:
         values_of("serve", {}, file)
 
 
-def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INLAY_MAX_NUM_SEQS", "0")
     with raises("parameter.out_of_range", ParameterError, names="INLAY_MAX_NUM_SEQS"):
         values_of("serve", {}, None)
 
 
-def test_a_value_of_a_secret_is_never_shown(
+def test_secret_value_is_never_shown(
     capsys: pytest.CaptureFixture[str], file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INLAY_API_KEY", '["hush"')

@@ -108,7 +108,7 @@ def test_unreadable_files_are_one_sentence(files, capsys, arguments, remedy):
     (files / "latin").write_bytes(b"\xe9t\xe9\n")
     arguments = arguments.replace("FOLDER", "folder").replace("LATIN", "latin")
     assert main([*arguments.split()]) in (1, 2)
-    *_, told = capsys.readouterr().err.splitlines()  # behind the end of a progress bar
+    *_, told = capsys.readouterr().err.splitlines()  # after the end of a progress bar
     assert told.startswith(("inlay: ", "folder: ", "latin:"))
     assert remedy in told
 

@@ -69,7 +69,7 @@ def test_anthropic_names_the_block(lint):
     assert breaks(report) == {"tools": "tool set"}
 
 
-def test_a_log_that_only_grows_breaks_nothing(lint):
+def test_growing_conversation_breaks_no_cache(lint):
     first = openai("3 May", "read")
     longer = {**first, "messages": [*first["messages"], {"role": "assistant", "content": "One."}, QUESTION]}
     report = lint(first, longer, options=("--strict",))
@@ -95,7 +95,7 @@ def test_the_table_shows_both_texts(tmp_path, capsys):
     assert "Today is 4 May" in printed
 
 
-def test_a_wrong_line_is_reported_with_its_place(tmp_path, capsys):
+def test_invalid_line_is_reported_with_its_position(tmp_path, capsys):
     file = tmp_path / "log.jsonl"
     file.write_text(json.dumps(openai("3 May")) + "\n{}\n")
     assert command_line.main(["lint", "--log", str(file)]) == 2

@@ -33,14 +33,14 @@ def ask(capsys, *options: str) -> tuple[dict, str]:
     return json.loads(out), err
 
 
-def told(err: str) -> list[str]:
+def lines_of(err: str) -> list[str]:
     """The lines about the store."""
     return [line for line in err.splitlines() if "kept" in line or "store" in line]
 
 
-def test_the_second_run_encodes_nothing(capsys, cache):
+def test_second_run_encodes_nothing(capsys, cache):
     first, said = ask(capsys)
-    assert told(said) == [f"inlay: encoded modules are kept in {cache} (0.0 of 16.0 GiB; --store off keeps none)"]
+    assert lines_of(said) == [f"inlay: encoded modules are kept in {cache} (0.0 of 16.0 GiB; --store off keeps none)"]
     second, _ = ask(capsys)
     assert second["text"] == first["text"]
     assert (first["encoded_tokens"] > 0, first["tiers"]["disk"]) == (True, 0)
@@ -64,7 +64,7 @@ def test_store_off_keeps_nothing(capsys, cache):
     for _ in range(2):
         row, said = ask(capsys, "--store", "off")
         assert row["encoded_tokens"] > 0
-        assert told(said) == []
+        assert lines_of(said) == []
     assert not cache.exists()
 
 

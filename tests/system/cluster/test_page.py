@@ -1,4 +1,4 @@
-"""The page of a cluster, in Chromium: what works, and what it says about the rest."""
+"""The page of a cluster, in Chromium: what works, and the messages for what does not."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_modules_are_encoded_on_their_replica_and_found_there():
 
 
 def test_adapters_work_on_replicas(tmp_path: Path):
-    """With each adapter what one engine says, none finds what another has left, and the router knows whose it is."""
+    """Each adapter answers as on one engine, none reads another's segments, and the router separates them."""
     folders = {name: write_adapter(tmp_path / name, tiny("llama"), ALL, seed=seed) for seed, name in enumerate("xy")}
     wanted: dict[str | None, RequestOutput] = {}
 
@@ -229,7 +229,7 @@ def test_requests_fail_without_replicas_and_recover_later():
 
 
 def test_stalled_replica_is_avoided():
-    """The first one asked says nothing at all; its request goes elsewhere, and so do later ones."""
+    """The first replica never responds; its request is retried elsewhere, and later ones avoid it."""
 
     async def test(made: Cluster) -> None:
         made.transport.silent.add("r0")

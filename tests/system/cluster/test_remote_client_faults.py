@@ -1,4 +1,4 @@
-"""However and wherever a call ends, every caller that waits for an answer or an encoding gets the reason."""
+"""However a call fails, every caller that waits for an answer or an encoding gets the error."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_running_calls_end_when_the_client_is_shut_down():
 
 
 class OddError(Exception):
-    """Of no kind that anybody knows."""
+    """An error of an unknown kind."""
 
 
 @pytest.mark.parametrize(
