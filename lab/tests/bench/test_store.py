@@ -107,7 +107,7 @@ def test_llama_cpp_slot_is_restored(tmp_path: Path):
     config = AutoConfig.for_model("llama", **settings)
     with llama_slot(config, tmp_path / "slot", tokens=30, new=4) as slot:
         assert slot.bytes == slot.file.stat().st_size
-        assert slot.held() > 0  # behind the saved sequence
+        assert slot.held() > 0  # after the saved sequence
         answer = slot.token
         whole, reading = slot.loaded()
         assert (slot.token, 0 < reading < whole) == (answer, True)

@@ -106,7 +106,7 @@ def test_numbers_that_the_question_states_are_ranked():
     assert draw(Exercise.RANKED_NUMBERS, 1, Split.TRAIN, 0, 40) == conversation
 
 
-def test_every_step_of_a_ranking_counts_as_much_as_its_end(encoder: Encoder):
+def test_every_step_of_a_ranking_weighs_as_much_as_its_end(encoder: Encoder):
     for question in draw(Exercise.RANKED_NUMBERS, 1, Split.TRAIN, 0, 40).questions:
         steps = re.findall(r", so( [^:,;]+)", question.answer)
         ids, weights = encoder(question.answer), encoder.weights(question)

@@ -171,7 +171,7 @@ def test_only_the_first_process_writes(tmp_path: Path):
     assert not (tmp_path / "checkpoint.pt").exists()
 
 
-def test_a_round_number_of_predictions_holds_all_that_count(encoder: Encoder, trained: Training):
+def test_rounded_predictions_contain_all_weighted_ones(encoder: Encoder, trained: Training):
     for seed in range(4):
         lesson = Lesson((1, 3), 3 + seed)
         batch, _ = answering(random.Random(seed), encoder, Split.TRAIN, lesson, tokens=600)
@@ -271,7 +271,7 @@ def test_names_of_short_stages_do_not_overlap():
     assert second - first >= 20
 
 
-def test_a_model_is_trained_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trained: Training):
+def test_training_continues_from_a_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trained: Training):
     start = Training(tmp_path, SHORT, 1, 0, 1, trained.out / "model")
     for name, weight in weights(trained).items():
         assert torch.equal(weights(start)[name], weight.to(torch.bfloat16).float())
@@ -282,7 +282,7 @@ def test_a_model_is_trained_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
     assert (tmp_path / "model" / "config.json").is_file()
 
 
-def test_a_model_is_trained_on_by_the_further_recipe(
+def test_training_continues_with_the_further_recipe(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, trained: Training
 ):
     started: list[tuple] = []

@@ -40,7 +40,7 @@ def workload(requests: int = 8, completion: int = 11) -> Workload:
     return shared_prefix(262, requests=requests, prefix=0, question=10, completion=completion)
 
 
-def test_a_pace_says_how_long_a_run_takes_at_most():
+def test_pace_bounds_the_duration_of_a_run():
     pace = pace_of(Fake(), workload(), 5.0)
     assert pace == Pace(pytest.approx(0.010), pytest.approx(0.002), 2)
     # Two waves of four rows: 80 prompt tokens, and 2 × 10 steps of twice the tried number of rows.
@@ -51,7 +51,7 @@ def test_a_pace_says_how_long_a_run_takes_at_most():
     assert Pace(0.01, 0.0, 2).seconds(workload(requests=1), 10, batch=4) == pytest.approx(0.1)
 
 
-def test_a_pace_is_of_a_small_run_within_the_limit():
+def test_pace_is_measured_on_a_small_run_within_the_limit():
     fake = Fake()
     pace_of(fake, workload(), 5.0)
     assert fake.seen == [(2, 5.0)]

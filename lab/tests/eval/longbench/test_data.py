@@ -13,7 +13,7 @@ from inlay_lab.eval.longbench.data import Template, open_suite
 from inlay_lab.eval.longbench.datasets import DATASETS
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "longbench"
-#: Datasets with a template in the example: the question is behind the context, as in the bundled model's training.
+#: Datasets with a template in the example: the question is after the context, as in the bundled model's training.
 PLAIN = {"narrativeqa", "qasper", "multifieldqa_en", "hotpotqa", "2wikimqa", "musique"}
 ROW: dict[str, Any] = {
     "input": "Who?",
