@@ -14,7 +14,7 @@ _FENCED = re.compile(r"^```(\w*)[ ]?(.*)\n((?s:.*?))^```$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block: its language, the words behind the language, its text, and the file and line of its fence."""
+    """A fenced block: its language, the words after the language, its text, and the file and line of its fence."""
 
     language: str
     note: str

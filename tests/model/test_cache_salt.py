@@ -40,7 +40,7 @@ def test_the_same_text_under_two_salts(llm, reuse):
 
 
 @pytest.mark.parametrize("reuse", POLICIES)
-def test_a_private_schema_is_its_owners_alone(llm, reuse):
+def test_private_schema_is_invisible_to_other_salts(llm, reuse):
     llm.add_schema(Schema.from_string(PML), cache_salt="one", reuse=reuse)
     with raises("schema.unknown", PMLError, names="'s'"):
         llm.generate(PROMPT, ONE, reuse=reuse, cache_salt="two")
@@ -54,7 +54,7 @@ def test_a_private_schema_is_its_owners_alone(llm, reuse):
 
 
 @pytest.mark.parametrize("reuse", POLICIES)
-def test_a_public_schema_is_shared_and_what_follows_it_is_not(llm, reuse):
+def test_public_schema_is_shared_and_text_after_it_is_not(llm, reuse):
     llm.add_schema(Schema.from_string(PML), encode=False)
     length = len(llm.lay_out(PROMPT, reuse=reuse).ids)
     own = len(llm.encoder.text("A question of their own?"))
@@ -64,7 +64,7 @@ def test_a_public_schema_is_shared_and_what_follows_it_is_not(llm, reuse):
     assert cached(llm, PROMPT, reuse, None) == length - own
 
 
-def test_an_argument_keeps_what_follows_it_private(llm):
+def test_text_after_an_argument_is_private(llm):
     module = '<module name="m">name <param name="who" len="8" default="nobody"/> and more text.</module>'
     schema = f'<schema name="p">Here: {module}</schema>'
     llm.add_schema(Schema.from_string(schema), encode=False)
@@ -74,7 +74,7 @@ def test_an_argument_keeps_what_follows_it_private(llm):
     assert cached(llm, mine, "exact", "two") == head
 
 
-def test_ones_own_schema_goes_before_a_public_one_of_that_name(llm):
+def test_private_schema_precedes_a_public_one_of_that_name(llm):
     llm.add_schema(Schema.from_string(PML))
     llm.add_schema(Schema.from_string(PML.replace("Another one.", "Something else.")), cache_salt="one")
     theirs, everybodys = (llm.generate(PROMPT, ONE, cache_salt=salt)[0].prompt for salt in ("one", "two"))
@@ -103,7 +103,7 @@ def test_a_salt_changes_no_answer(llm, reuse):
 
 
 @pytest.mark.parametrize("salt", ["", 3, b"x"])
-def test_a_salt_is_a_text(llm, salt):
+def test_salt_must_be_a_string(llm, salt):
     with raises("parameter.invalid_cache_salt", ParameterError):
         llm.generate(TEXT, ONE, cache_salt=salt)
 
@@ -115,7 +115,7 @@ def test_a_salt_is_a_text(llm, salt):
         ("x" * 1025, "cache_salt has 1,025 characters; 1,024 at most"),
     ],
 )
-def test_a_salt_that_nobody_can_key_by_is_refused_before_anything_is_done(llm, salt, says):
+def test_invalid_salt_is_rejected_before_anything_is_done(llm, salt, says):
     with raises("parameter.invalid_cache_salt", ParameterError, names=says):
         llm.generate(TEXT, ONE, cache_salt=salt)
     with raises("parameter.invalid_cache_salt", ParameterError, names=says):
@@ -123,7 +123,7 @@ def test_a_salt_that_nobody_can_key_by_is_refused_before_anything_is_done(llm, s
     assert llm.generate(TEXT, ONE, cache_salt="x" * 1024)[0].outputs[0].token_ids
 
 
-def test_stats_tell_what_is_there(llm):
+def test_stats_count_requests_and_segments(llm):
     before = llm.stats()
     assert (before.running, before.waiting, before.segments, before.held_chunks, before.used_chunks) == (0, 0, 0, 0, 0)
     stream = llm.stream(TEXT, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))

@@ -17,7 +17,7 @@ GIB = 2**30
 
 
 @pytest.mark.parametrize("kv_memory", ["999TiB", 10**30, psutil.virtual_memory().total + 1])
-def test_a_pool_that_the_machine_has_no_memory_for_is_told_in_a_sentence(kv_memory):
+def test_pool_larger_than_memory_is_one_sentence(kv_memory):
     with raises("engine.no_memory", CapacityError, names="kv_memory"):
         LLM(tiny("llama"), kv_memory=kv_memory)
 
@@ -31,7 +31,7 @@ def test_a_pool_that_the_machine_has_no_memory_for_is_told_in_a_sentence(kv_memo
         RuntimeError("CUDA out of memory. Tried to allocate 400 GiB"),
     ],
 )
-def test_memory_that_the_system_refuses_is_told_in_a_sentence(error):
+def test_refused_allocation_is_one_sentence(error):
     with (
         raises("engine.no_memory", CapacityError, names="host_memory"),
         allocating("host_memory", 3 * GIB, "3GiB", 4 * GIB, "this machine"),
@@ -40,13 +40,13 @@ def test_memory_that_the_system_refuses_is_told_in_a_sentence(error):
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EACCES, "no"), RuntimeError("a fault of the model"), ValueError("no")])
-def test_other_faults_stay_what_they_are(error):
+def test_other_errors_are_raised_unchanged(error):
     with pytest.raises(type(error)), allocating("kv_memory", GIB, None, 4 * GIB, "this machine"):
         raise error
 
 
 @pytest.mark.parametrize("size", ["9" * 400, "0.3", "", "0", 0, -1, True])
-def test_what_is_no_size_is_refused(size):
+def test_invalid_size_is_rejected(size):
     with raises("parameter.invalid_size", ParameterError, names="kv_memory"):
         parse_bytes("kv_memory", size)
 

@@ -1,4 +1,4 @@
-"""One default of reuse on every face, chats that are none, and objects that say in a line what they are."""
+"""The default reuse policy of every interface, empty or malformed chats, and the repr of each object."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MARKED = [{"role": "user", "content": [{**DOCUMENT, "cache_control": {"type": "e
 PLAIN = [{"role": "user", "content": [DOCUMENT]}]
 
 
-def test_an_empty_policy_is_none():
+def test_empty_policy_is_rejected():
     with raises("policy.unknown", ParameterError, field="reuse"):
         EngineConfig(reuse="")
 
@@ -50,19 +50,19 @@ def llm():
         (None, False),
     ],
 )
-def test_the_default_goes_by_modules(llm, prompt, modules):
+def test_default_policy_depends_on_modules(llm, prompt, modules):
     assert has_modules(prompt) is modules
     assert str(llm.policy_for(prompt)) == ("modular" if modules else "exact")
     assert str(llm.policy_for(prompt, "isolated")) == "isolated"
 
 
-def test_a_default_that_is_given_is_for_all():
+def test_given_default_applies_to_all_prompts():
     llm = LLM(tiny("llama"), kv_memory="4MiB", reuse="off")
     assert {str(llm.policy_for(prompt)) for prompt in ("Hello", MARKED, SCHEMA.prompt())} == {"off"}
     llm.shutdown()
 
 
-def test_a_batch_of_both_gets_both(llm):
+def test_batch_with_and_without_modules_gets_both_defaults(llm):
     llm.add_schema(SCHEMA)
     of_schema, plain = llm.generate([SCHEMA.prompt().use("a", x="1").text("?"), "Hello"], GREEDY)
     assert of_schema.usage.cached_tokens > 0
@@ -76,7 +76,7 @@ def test_a_chat_is_a_list_of_messages(llm, messages):
     assert llm.chat([]) == []
 
 
-def test_objects_say_what_they_are_in_a_line(llm):
+def test_objects_have_a_one_line_repr(llm):
     layout = llm.add_schema(SCHEMA)
     (output,) = llm.generate("Hello", GREEDY)
     assert repr(SCHEMA) == '<Schema "s" of <schema>: 1 module>'
@@ -104,7 +104,7 @@ def test_drift_is_a_deprecated_name(llm):
         assert llm.drift() == llm.divergence()
 
 
-def test_a_policy_in_fields_is_the_one_of_its_key(llm):
+def test_policy_fields_equal_the_deprecated_key(llm):
     (fields,) = llm.generate("Hello", reuse="modular", recompute="linked:3", promote=False)
     with pytest.warns(DeprecationWarning, match="Write reuse='modular', recompute='linked:3', promote=False"):
         (key,) = llm.generate("Hello", reuse="modular+linked:3+healing:off")

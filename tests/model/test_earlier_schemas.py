@@ -1,4 +1,4 @@
-"""Evicting a schema as erasure: what it was before it was replaced, laid out again or restarted goes with it."""
+"""Evicting a schema as erasure: earlier versions go too, whether replaced, laid out again or from before a restart."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def cached(llm: LLM, prompt: object, reuse: str, **asked: object) -> int:
 
 @pytest.mark.parametrize(("model", "reuse"), MODELS)
 @pytest.mark.parametrize("salt", [None, "mine"])
-def test_a_replaced_schema_is_evicted_with_the_one_in_its_place(tmp_path, model, reuse, salt):
+def test_earlier_schema_is_evicted_with_its_replacement(tmp_path, model, reuse, salt):
     llm = make(tmp_path, model)
     for schema in (EARLIER, OTHER):
         llm.add_schema(schema, encode=False, cache_salt=salt)
@@ -69,7 +69,7 @@ def test_files_of_an_earlier_process_and_an_earlier_schema_are_removed(tmp_path,
     assert files(tmp_path) == []
 
 
-def test_one_module_of_an_earlier_schema_is_evicted_by_its_name(tmp_path):
+def test_evicting_a_module_evicts_its_earlier_versions(tmp_path):
     llm = make(tmp_path, "llama")
     llm.add_schema(EARLIER)
     llm.add_schema(Schema.from_string(EARLIER.to_pml().replace("Miami", "Boston")), replace=True)
@@ -82,7 +82,7 @@ def test_one_module_of_an_earlier_schema_is_evicted_by_its_name(tmp_path):
 
 
 @pytest.mark.parametrize("reuse", ["exact", "modular"])
-def test_a_request_that_reads_a_replaced_schema_leaves_nothing_behind(reuse):
+def test_running_request_on_a_replaced_schema_leaves_nothing(reuse):
     llm = make("off", "llama")
     llm.add_schema(EARLIER, encode=False)
     running = llm.stream(BOTH, GREEDY, reuse=reuse)
@@ -95,7 +95,7 @@ def test_a_request_that_reads_a_replaced_schema_leaves_nothing_behind(reuse):
     llm.shutdown()
 
 
-def test_the_public_schema_and_the_own_one_of_the_same_name_are_evicted_apart():
+def test_public_and_private_schemas_of_one_name_are_evicted_separately():
     llm = make("off", "llama")
     for salt in (None, "mine"):
         llm.add_schema(EARLIER, cache_salt=salt)

@@ -38,7 +38,7 @@ def seconds(function: Callable[[], Any]) -> float:
     return time.thread_time() - began
 
 
-def test_parts_that_become_one_run():
+def test_composing_one_span_from_many_parts():
     ids = tuple(range(20))
     parts = [PromptPart(ids, 20 * n, owned=bool(n % 2)) for n in range(16_000)]
     assert seconds(lambda: compose_parts(parts)) < 2.5  # 0.1; quadratic: 20
@@ -59,7 +59,7 @@ def test_every_module_of_a_large_schema_in_one_prompt():
 
     composed: list[CachedSpan] = []
     assert seconds(lambda: composed.extend(compose_parts(read(parts)))) < 6
-    # text behind the first module is encoded without it, and so it and all that attends to it stand elsewhere
+    # text after the first module is encoded without it, and so it and all that attends to it stand elsewhere
     assert [part.displaced for part in composed] == [False] * 2 + [True] * 7998
 
 
@@ -89,7 +89,7 @@ def test_many_turns():
     assert seconds(lambda: template.verify(roles, ["word"] * len(roles), pieces)) < 5
 
 
-def test_prompts_in_line_share_their_numbers():
+def test_queued_prompts_share_their_numbers():
     ids = list(range(300, 50_300))
     lay_out_ids(ids, "").positions  # noqa: B018  # what all have in common is there from now on
     tracemalloc.start()
@@ -104,7 +104,7 @@ def test_prompts_in_line_share_their_numbers():
     assert held < 4 * 50_000 * 20, "two references a token; with integers of its own, each would hold 72 bytes"
 
 
-def test_giving_back_to_a_pool_of_many_free_spans():
+def test_freeing_slots_of_a_fragmented_pool():
     pool = KVPool(80_000, 1, 1)
     held = [pool.allocate(1) for _ in range(80_000)]
     assert seconds(lambda: [pool.free(each) for each in held[::2]]) < 5  # 0.1; quadratic: 200
@@ -124,7 +124,7 @@ def test_eviction_among_many_segments():
     assert len(store) == 20_000 - 2000 - pool.free_chunks
 
 
-def test_forgetting_a_module_with_many_texts_behind_it():
+def test_evicting_a_module_with_many_texts_after_it():
     store = SegmentStore(KVPool(10_000, 1, 1), KEYS)
 
     def put(run):
@@ -147,7 +147,7 @@ def module_and(module: SegmentSpec, token: int) -> TokenRun:
     return TokenRun((*module.ids, token), 0, Context())
 
 
-def test_beginnings_that_wait_to_be_encoded():
+def test_prefixes_queued_for_encoding():
     known = Popularity(lambda run: None, lambda run: True)
     runs = [TokenRun((number,), 0, Context()) for number in range(16_000)]
     nodes = [Node(run, bytes(str(run.ids), "ascii"), 1, (b"module",)) for run in runs]

@@ -97,7 +97,7 @@ def test_a_working_set_of_twice_the_pool_is_encoded_once(device, settings, expec
     llm.shutdown()
 
 
-def test_without_it_what_is_evicted_is_computed_again(device, expected):
+def test_evicted_text_is_recomputed_without_host_memory(device, expected):
     llm = make(host_memory=0)
     encoded = add_all(llm)
     assert tokens_of(answers(llm)) == expected[1]
@@ -171,7 +171,7 @@ def test_device_host_disk(device, tmp_path, expected):
         llm.shutdown()
 
 
-def test_who_waits_for_room_to_come_up_is_not_overtaken_for_ever(device, monkeypatch):
+def test_request_waiting_for_a_load_is_not_overtaken_forever(device, monkeypatch):
     """While another load is in progress, later requests do not take the room that a large request waits for."""
     llm = make(store_timeout_s=30)
     add_all(llm)
@@ -207,7 +207,7 @@ def test_who_waits_for_room_to_come_up_is_not_overtaken_for_ever(device, monkeyp
     llm.shutdown()
 
 
-def test_what_is_evicted_or_removed_is_nowhere(device):
+def test_evicted_or_removed_schemas_leave_the_host_tier(device):
     llm = make()
     add_all(llm)
     host = llm.local.residency.tiers[0]
@@ -225,7 +225,7 @@ def test_what_is_evicted_or_removed_is_nowhere(device):
     llm.shutdown()
 
 
-def test_lifetimes_end_there_too(device, monkeypatch):
+def test_lifetimes_end_in_the_host_tier(device, monkeypatch):
     clock = Clock(monkeypatch)
     llm = make()
     llm.add_schema(SCHEMAS[0], ttl="1m")
@@ -242,7 +242,7 @@ def test_lifetimes_end_there_too(device, monkeypatch):
     llm.shutdown()
 
 
-def test_salts_are_apart_and_private_text_may_be_there(device):
+def test_host_tier_keeps_salts_apart_and_stores_private_text(device):
     """The memory belongs to this process, so private text may be stored there. Only its own salt finds it."""
     llm = make()
     private = Schema.from_string(f'<schema name="p"><module name="m">{WORDS}, privately</module></schema>')
@@ -262,7 +262,7 @@ def test_salts_are_apart_and_private_text_may_be_there(device):
     llm.shutdown()
 
 
-def test_text_that_comes_back_is_written_on_its_second_use(device, tmp_path, monkeypatch):
+def test_loaded_text_is_written_to_disk_on_its_second_use(device, tmp_path, monkeypatch):
     """Loading the text again does not count as a use; reading it during the load does.
 
     The folder reports no spare room, because with room the first use writes the text.
@@ -282,7 +282,7 @@ def test_text_that_comes_back_is_written_on_its_second_use(device, tmp_path, mon
     llm.shutdown()
 
 
-def test_a_wrong_byte_is_computed_again(device, expected, caplog):
+def test_corrupt_byte_is_recomputed(device, expected, caplog):
     llm = make(host_memory="2MiB")
     encoded = add_all(llm)
     host = llm.local.residency.tiers[0]
@@ -294,7 +294,7 @@ def test_a_wrong_byte_is_computed_again(device, expected, caplog):
     llm.shutdown()
 
 
-def test_on_a_cpu_they_are_one_tier(caplog):
+def test_cpu_has_no_separate_host_tier(caplog):
     with caplog.at_level(logging.WARNING):
         llm = make(host_memory="1GiB")
     assert "device and host are one tier here" in caplog.text
@@ -307,7 +307,7 @@ def test_on_a_cpu_they_are_one_tier(caplog):
     assert "host_memory" not in caplog.text
 
 
-def test_how_much_memory(monkeypatch):
+def test_host_memory_sizes(monkeypatch):
     memory = SimpleNamespace(virtual_memory=lambda: SimpleNamespace(available=8 << 30))
     monkeypatch.setattr("inlay.config.psutil", memory)
     assert EngineConfig().host_bytes() == 2 << 30
@@ -318,7 +318,7 @@ def test_how_much_memory(monkeypatch):
             EngineConfig(host_memory=wrong)
 
 
-def test_the_memory_is_the_device_s_to_lock(device, monkeypatch):
+def test_host_memory_is_pinned_by_the_device(device, monkeypatch):
     locked = []
     monkeypatch.setattr("inlay.attention.storage.DeviceStorage.lock", lambda self, memory: locked.append(memory))
     llm = make(host_memory="2MiB")
@@ -328,7 +328,7 @@ def test_the_memory_is_the_device_s_to_lock(device, monkeypatch):
 
 
 @pytest.mark.long
-def test_run_says_what_came_from_there(device, tmp_path, capsys):
+def test_run_reports_tokens_of_each_tier(device, tmp_path, capsys):
     from inlay.cli.main import main
 
     schema, prompt = tmp_path / "s.xml", tmp_path / "p.xml"

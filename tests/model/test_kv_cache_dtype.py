@@ -45,7 +45,7 @@ def apart(one: list[dict[int, float]], other: list[dict[int, float]]) -> float:
 
 @pytest.mark.parametrize("backend", ["cpu", "torch", "reference"])
 @pytest.mark.parametrize("model", ["gemma4_text", "gpt2", "llama", "qwen2"])
-def test_exact_is_what_this_engine_computes_without_reuse(model, backend):
+def test_exact_equals_computation_without_reuse(model, backend):
     llm = make(model=model, attention_backend=backend)
     alone = steps(llm, "off")
     assert apart(alone, steps(llm, "exact")) < 1e-4
@@ -55,7 +55,7 @@ def test_exact_is_what_this_engine_computes_without_reuse(model, backend):
     assert 0 < apart(alone, steps(make("auto", model), "off")) < 0.1, "near to what is computed without rounding"
 
 
-def test_exact_is_what_is_computed_without_reuse_in_fp8(monkeypatch):
+def test_exact_equals_computation_without_reuse_in_fp8(monkeypatch):
     pretend(monkeypatch)
     llm = make("fp8")
     alone = steps(llm, "off")
@@ -64,7 +64,7 @@ def test_exact_is_what_is_computed_without_reuse_in_fp8(monkeypatch):
     assert 0 < apart(alone, steps(make("auto"), "off")) < 1, "near to what is computed without rounding"
 
 
-def test_a_device_and_the_cpu_round_to_int8_alike(monkeypatch):
+def test_device_and_cpu_round_to_int8_equally(monkeypatch):
     expected = {
         reuse: steps(make(), reuse) for reuse in ("exact", "modular", "anchored+blend:0.3", "anchored+query:0.3")
     }
@@ -74,13 +74,13 @@ def test_a_device_and_the_cpu_round_to_int8_alike(monkeypatch):
 
 
 @pytest.mark.parametrize("model", ["llama", "qwen2", "qwen3", "mistral"])
-def test_segments_may_be_shifted_as_they_may_without_rounding(model):
+def test_int8_segments_may_be_shifted(model):
     llm = make(model=model)
     assert llm.client.model.why_not_shift is None
     assert apart(steps(llm, "modular"), steps(make("auto", model), "modular")) < 0.1
 
 
-def test_segments_in_fp8_may_be_shifted_as_well(monkeypatch):
+def test_fp8_segments_may_be_shifted(monkeypatch):
     pretend(monkeypatch)
     llm = make("fp8")
     assert llm.client.model.why_not_shift is None
@@ -88,7 +88,7 @@ def test_segments_in_fp8_may_be_shifted_as_well(monkeypatch):
 
 
 @pytest.mark.parametrize(("kept", "tensor"), [("int8", "I8"), ("fp8", "F8_E4M3")])
-def test_what_is_written_is_what_is_in_the_pool_and_no_other_dtype_reads_it(tmp_path, monkeypatch, kept, tensor):
+def test_stored_bytes_equal_the_pool_and_other_dtypes_do_not_read_them(tmp_path, monkeypatch, kept, tensor):
     pretend(monkeypatch)
     llm = make(kept, store=tmp_path)
     llm.add_schema(SCHEMA)
@@ -113,7 +113,7 @@ def test_what_is_written_is_what_is_in_the_pool_and_no_other_dtype_reads_it(tmp_
         other.shutdown()
 
 
-def test_a_file_that_says_it_was_rounded_twice_is_none(tmp_path):
+def test_twice_rounded_record_is_rejected(tmp_path):
     llm = make(store=tmp_path)
     llm.add_schema(SCHEMA)
     llm.shutdown()
@@ -124,7 +124,7 @@ def test_a_file_that_says_it_was_rounded_twice_is_none(tmp_path):
         SegmentRecord.from_json(said | {"codec": "int8"})
 
 
-def test_a_broken_models_numbers_are_not_written(tmp_path):
+def test_invalid_numbers_are_not_written(tmp_path):
     llm = make(store=tmp_path)
     storage, slabs = llm.storage, []
     read = storage.read_slab
@@ -142,7 +142,7 @@ def test_a_broken_models_numbers_are_not_written(tmp_path):
     assert files(tmp_path) == []
 
 
-def test_numbers_of_fp8_that_are_none_are_no_kv():
+def test_fp8_nan_is_not_finite():
     slab = np.zeros((2, 1, 3, 8), np.uint8)
     slab[1, 0, 2, 1] = 0x7E  # the largest one
     assert is_finite(slab, "fp8")
@@ -155,7 +155,7 @@ def test_numbers_of_fp8_that_are_none_are_no_kv():
 
 
 @pytest.mark.parametrize(("kept", "on_device"), [("int8", False), ("int8", True), ("fp8", True)])
-def test_inlay_memory_says_what_a_token_takes(capsys, monkeypatch, kept, on_device):
+def test_memory_command_equals_the_pools_bytes_per_token(capsys, monkeypatch, kept, on_device):
     main(["memory", "--model", "demo", "--codec", kept, "--json"])
     predicted = json.loads(capsys.readouterr().out)["models"][0]["bytes_per_token"]
     if on_device:
@@ -171,11 +171,11 @@ def test_inlay_memory_says_what_a_token_takes(capsys, monkeypatch, kept, on_devi
     assert bytes_per_token(layers, NARROW[kept]) == 3 * 2 * 2 * (64 + 4) + 96 + 4
 
 
-def test_every_part_knows_the_same_dtypes():
+def test_all_modules_list_the_same_dtypes():
     assert tuple(NARROW) == tuple(SCALED) == ROUNDED
 
 
-def test_what_is_measured_is_of_one_dtype(monkeypatch):
+def test_measurements_are_kept_per_dtype(monkeypatch):
     pretend(monkeypatch)
     assert len({make(kept).client.model.measured_as(None) for kept in ("auto", "int8", "fp8")}) == 3
 
@@ -192,18 +192,18 @@ def test_wrong_settings(settings, code, names):
         LLM(tiny("llama"), **{"kv_cache_dtype": "int8"} | settings)
 
 
-def test_a_tier_does_not_round_fp8_again():
+def test_store_does_not_round_fp8_again():
     with raises("parameter.conflict", ParameterError, names="store_codec"):
         EngineConfig(kv_cache_dtype="fp8", store_codec="int8")
 
 
 @pytest.mark.parametrize("backend", ["cpu", "torch", "reference"])
-def test_a_cpu_has_no_fp8(backend):
+def test_cpu_does_not_support_fp8(backend):
     with raises("parameter.unavailable_dtype", ParameterError, names="'int8'"):
         make("fp8", attention_backend=backend)
 
 
-def test_every_command_that_loads_a_model_takes_it(capsys):
+def test_every_model_command_has_the_kv_cache_dtype_option(capsys):
     for command in ("run", "serve", "batch", "check", "cache warm", "eval modular-qa", "eval longbench"):
         main([*command.split(), "--help"])
         assert "--kv-cache-dtype" in capsys.readouterr().out, command
@@ -212,6 +212,6 @@ def test_every_command_that_loads_a_model_takes_it(capsys):
         assert "--kv-cache-dtype" in capsys.readouterr().out, bench
 
 
-def test_fp8_on_a_cpu_names_what_to_take_instead():
+def test_fp8_on_a_cpu_is_rejected_with_an_alternative():
     with raises("parameter.unavailable_dtype", ParameterError, names="'int8'"):
         LLM(tiny("llama"), kv_cache_dtype="fp8")

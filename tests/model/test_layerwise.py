@@ -137,7 +137,7 @@ def test_the_first_layer_is_computed_before_the_last_is_copied(device, monkeypat
 
 
 @pytest.mark.parametrize("layer", [0, 1])
-def test_what_was_computed_with_a_damaged_layer_is_dropped(device, monkeypatch, expected, layer, caplog):
+def test_tokens_computed_with_a_damaged_layer_are_dropped(device, monkeypatch, expected, layer, caplog):
     """The request is recomputed with its modules. Other requests of that pass still get their answers."""
     llm, passes = filled(store_timeout_s=WAIT_S)
     go_on, first_is_up, check = threading.Event(), threading.Event(), inlay.kv.offload.host.checksum
@@ -182,7 +182,7 @@ def test_what_was_computed_with_a_damaged_layer_is_dropped(device, monkeypatch, 
     ended(llm)
 
 
-def test_a_layer_that_is_late_ends_the_wait_and_nothing_else(device, monkeypatch, expected):
+def test_late_layer_ends_only_the_wait(device, monkeypatch, expected):
     llm, passes = filled(store_timeout_s=0.3)
     go_on = threading.Event()
 
@@ -199,8 +199,8 @@ def test_a_layer_that_is_late_ends_the_wait_and_nothing_else(device, monkeypatch
     ended(llm)
 
 
-def test_who_answers_does_not_wait_for_layers(device, monkeypatch, expected):
-    """Beside an answer that goes on, a request waits before its pass, not in it."""
+def test_running_answers_do_not_wait_for_layers(device, monkeypatch, expected):
+    """While another answer is generated, a request waits before its pass, not in it."""
     llm, passes = filled(store_timeout_s=WAIT_S)
     Copies(llm, monkeypatch, lambda layer: time.sleep(0.05))
     long = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
@@ -212,7 +212,7 @@ def test_who_answers_does_not_wait_for_layers(device, monkeypatch, expected):
     ended(llm)
 
 
-def test_who_gives_up_gives_its_share_back(device, monkeypatch):
+def test_failed_request_releases_its_chunks_and_loading_continues(device, monkeypatch):
     """A fault of the pass ends the request. Its chunks still load, for other requests."""
     llm, _ = filled(store_timeout_s=WAIT_S)
     copies = Copies(llm, monkeypatch)

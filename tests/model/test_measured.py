@@ -38,7 +38,7 @@ def row(policy: str, kl_high: float, *, prompts: int = 10, recomputed: float = 0
     return Measured(policy, "packed", prompts, kl_high / 2, kl_high, 1.0, 1.0, 0.9, recomputed, 1.0)
 
 
-def test_what_is_kept_is_there_again():
+def test_kept_measurements_are_read_back():
     assert Measurements.of(MODEL).about(SCHEMA) == ()
     assert Measurements.of(MODEL).keep(None, [row("modular", 1.0)]) is None
     assert Measurements.of(MODEL).keep(SCHEMA, [row("modular", 0.1)]) is None
@@ -48,7 +48,7 @@ def test_what_is_kept_is_there_again():
     assert Measurements.of(bytes([1] * 32)).about(None) == ()
 
 
-def test_fewer_prompts_do_not_take_the_place_of_more():
+def test_measurement_of_fewer_prompts_does_not_replace_one_of_more():
     for each in (row("modular", 1.0, prompts=20), row("modular", 2.0, prompts=5), row("isolated", 3.0, prompts=5)):
         Measurements.of(MODEL).keep(None, [each])
     assert Measurements.of(MODEL).about(None) == (row("modular", 1.0, prompts=20), row("isolated", 3.0, prompts=5))
@@ -69,7 +69,7 @@ def damage(path, how: str) -> None:
         path.write_bytes(b"\xff")
 
 
-def test_modular_of_an_older_file_is_not_known():
+def test_modular_of_an_older_file_is_ignored():
     """Its modules were measured without a primer."""
     Measurements.of(MODEL).keep(None, [row("modular", 1.0), row("modular+linked:16", 0.5), row("anchored", 0.7)])
     path = Measurements.of(MODEL).path
@@ -84,7 +84,7 @@ def test_modular_of_an_older_file_is_not_known():
 
 
 @pytest.mark.parametrize("how", ["cut", "changed", "list", "bytes"])
-def test_a_damaged_file_is_told_and_ignored(how):
+def test_damaged_file_is_reported_and_ignored(how):
     Measurements.of(MODEL).keep(None, [row("modular", 1.0)])
     path = Measurements.of(MODEL).path
     damage(path, how)
@@ -95,7 +95,7 @@ def test_a_damaged_file_is_told_and_ignored(how):
     assert Measurements.of(MODEL).about(None) == (row("modular", 2.0),)
 
 
-def test_a_damaged_file_is_replaced_whatever_its_folder_is_called(tmp_path, monkeypatch):
+def test_damaged_file_is_replaced_in_any_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("INLAY_CACHE_ROOT", str(tmp_path / "of version 2"))
     Measurements.of(MODEL).keep(None, [row("modular", 1.0)])
     damage(Measurements.of(MODEL).path, "cut")
@@ -103,7 +103,7 @@ def test_a_damaged_file_is_replaced_whatever_its_folder_is_called(tmp_path, monk
     assert Measurements.of(MODEL).about(None) == (row("modular", 2.0),)
 
 
-def test_a_file_that_cannot_be_read_is_told_once_and_nothing_is_known(monkeypatch, caplog):
+def test_unreadable_file_is_logged_once_and_ignored(monkeypatch, caplog):
     Measurements.of(small_model().fingerprint).keep(None, [row("modular", 0.01)])
     path = Measurements.of(small_model().fingerprint).path
 
@@ -117,11 +117,11 @@ def test_a_file_that_cannot_be_read_is_told_once_and_nothing_is_known(monkeypatc
     assert (found.rows, found.problem) == ({}, problem)
     auto = AutoReuse("small", SimpleNamespace(measured_as=lambda _: bytes(32), why_not_shift=None), EngineConfig())
     assert [str(auto.resolve(ReusePolicy.parse("auto"))) for _ in range(2)] == ["exact"] * 2
-    assert len(said(caplog)) == 1
-    assert "cannot be read (Permission denied)" in said(caplog)[0]
+    assert len(logged(caplog)) == 1
+    assert "cannot be read (Permission denied)" in logged(caplog)[0]
 
 
-def test_a_newer_file_is_told_ignored_and_left_alone():
+def test_newer_file_is_reported_and_kept():
     Measurements.of(MODEL).keep(None, [row("modular", 1.0)])
     path = Measurements.of(MODEL).path
     path.write_text(json.dumps({"version": VERSION + 1, "more": "than we know"}))
@@ -132,7 +132,7 @@ def test_a_newer_file_is_told_ignored_and_left_alone():
     assert path.read_bytes() == before
 
 
-def test_another_models_file_is_not_taken():
+def test_file_of_another_model_is_ignored():
     Measurements.of(MODEL).keep(None, [row("modular", 1.0)])
     other = bytes([1] * 32)
     Measurements.of(MODEL).path.rename(Measurements.of(other).path)
@@ -140,20 +140,20 @@ def test_another_models_file_is_not_taken():
     assert "is damaged" in Measurements.of(other).problem
 
 
-def test_what_cannot_be_written_is_told(cache):
+def test_write_error_is_reported(cache):
     (cache / "checks").write_text("a file")
     assert "cannot be written" in Measurements.of(MODEL).keep(None, [row("modular", 1.0)])
 
 
-def said(caplog) -> list[str]:
+def logged(caplog) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "inlay.measured"]
 
 
-def test_auto_without_a_measurement_is_exact_and_says_once_how_to_get_one(caplog):
+def test_auto_without_a_measurement_is_exact_and_logs_a_remedy_once(caplog):
     llm = LLM(small_model(), kv_memory="64MiB", reuse="auto")
     llm.add_schema(SCHEMA, encode=False)
     assert [llm.generate(PROMPT)[0].reuse for _ in range(2)] == ["exact"] * 2
-    general, of_schema = said(caplog)
+    general, of_schema = logged(caplog)
     why = "nothing was measured on small; run 'inlay check small' once, with the same dtype and quantization"
     assert general == f"reuse 'auto:0.05' is 'exact': {why}"
     assert of_schema == f"reuse 'auto:0.05' is 'exact' for schema 's': {why}"
@@ -176,7 +176,7 @@ def test_auto_is_resolved_by_schema_and_tolerance(caplog):
     assert llm.generate(PROMPT, reuse="auto:1")[0].reuse == "modular"
     assert llm.generate(PROMPT, reuse="auto:0.001")[0].reuse == "exact"
     assert llm.generate(PROMPT, reuse="auto:answers:0.9")[0].reuse == "modular"
-    assert "reuse 'auto:0.05' is 'isolated' for schema 's': it was measured to be within 0.05 nats a token" in said(
+    assert "reuse 'auto:0.05' is 'isolated' for schema 's': it was measured to be within 0.05 nats a token" in logged(
         caplog
     )
 
@@ -196,7 +196,7 @@ def test_auto_is_the_default_once_the_model_is_measured():
     assert str(fixed.policy_for(PROMPT)) == "modular"
 
 
-def test_a_private_schema_is_its_own_measurement():
+def test_private_schema_uses_its_own_measurement():
     Measurements.of(small_model().fingerprint).keep(OTHER, [row("modular", 0.01)])
     llm = LLM(small_model(), kv_memory="64MiB", reuse="auto")
     llm.add_schema(SCHEMA, encode=False)
@@ -205,14 +205,16 @@ def test_a_private_schema_is_its_own_measurement():
     assert llm.generate(PROMPT, cache_salt="ann")[0].reuse == "modular"
 
 
-def test_what_was_measured_does_not_hold_for_other_approximations(caplog, tmp_path):
+def test_measurements_do_not_apply_to_other_approximations(caplog, tmp_path):
     Measurements.of(tiny("llama").fingerprint).keep(None, [row("modular", 0.01)])
     store = {"store": tmp_path / "store", "store_codec": "int8"}
     for settings, named in (({"placeholders": "unk"}, "placeholders 'unk'"), (store, "store_codec 'int8'")):
         caplog.clear()
         llm = LLM(tiny("llama"), kv_memory="64MiB", reuse="auto", **settings)
         assert str(llm.policy()) == "exact"
-        assert said(caplog) == [f"reuse 'auto:0.05' is 'exact': what is measured on a model does not hold with {named}"]
+        assert logged(caplog) == [
+            f"reuse 'auto:0.05' is 'exact': what is measured on a model does not hold with {named}"
+        ]
         llm.shutdown()
 
 
@@ -224,7 +226,7 @@ def test_what_was_measured_does_not_hold_for_other_approximations(caplog, tmp_pa
         ([row("modular+linked:16", 0.2), row("anchored+linked:16", 0.04, recomputed=0.5)], "linked:2147483647"),
     ],
 )
-def test_auto_without_profiles_takes_what_was_measured_without_them_or_exact(rows, unprofiled):
+def test_auto_without_profiles_uses_unprofiled_measurements_or_exact(rows, unprofiled):
     """An engine that makes none takes another policy; one that makes them answers modules without one so."""
     Measurements.of(tiny("llama").fingerprint).keep(None, [*rows, row("modular+profiled:0.1", 0.04, recomputed=0.1)])
     llm = LLM(tiny("llama"), kv_memory="4MiB", reuse="auto", tolerance=0.05)
@@ -237,7 +239,7 @@ def test_auto_without_profiles_takes_what_was_measured_without_them_or_exact(row
     without.shutdown()
 
 
-def test_under_auto_a_message_part_is_exact_until_it_has_a_profile():
+def test_auto_reads_a_message_part_exactly_until_it_is_profiled():
     """From its second request on it is encoded and profiled, where the engine finds time."""
     Measurements.of(tiny("llama").fingerprint).keep(None, [row("modular+profiled:0.1", 0.04, recomputed=0.1)])
     llm = LLM(tiny("llama"), kv_memory="8MiB", chunk_size=4, reuse="auto", tolerance=0.05, promotion_memory=0, seed=0)

@@ -18,7 +18,7 @@ def made(**options: object) -> LLM:
     return LLM(tiny("llama"), kv_memory="16MiB", **options)
 
 
-def test_a_chat_template_in_place_of_the_models_own():
+def test_chat_template_option_replaces_the_models():
     theirs, own = made(chat_template=TEMPLATE), made()
     (output,) = theirs.chat(CHAT, ONE)
     assert theirs.tokenizer.decode(output.prompt_token_ids).endswith("[user]Hello!")
@@ -39,7 +39,7 @@ def test_a_chat_template_in_place_of_the_models_own():
         ("{{ messages", "chat_template:1: unexpected end of template"),
     ],
 )
-def test_what_is_no_chat_template(text, sentence):
+def test_invalid_chat_template_is_rejected(text, sentence):
     with pytest.raises(ParameterError) as caught:
         made(chat_template=text)
     assert str(caught.value).startswith(sentence)
@@ -64,6 +64,6 @@ def test_a_shorter_context():
         (True, "parameter.out_of_range"),
     ],
 )
-def test_contexts_that_no_model_has(length, code):
+def test_unsupported_context_lengths_are_rejected(length, code):
     with raises(code, ParameterError, names="max_model_len"):
         made(max_model_len=length)

@@ -38,7 +38,7 @@ def store(tmp_path):
 
 
 def in_pool(llm: LLM, module: str) -> bool:
-    """Whether a module is in the pool, or on its way there, and comes."""
+    """Whether a module is in the pool or gets there soon."""
     (spec,) = llm.processor.schemas.module_specs("u", llm.policy("anchored"))[module]
     while llm.local.residency.bringing([spec.key]):
         llm.local.residency.wait(10)
@@ -47,7 +47,7 @@ def in_pool(llm: LLM, module: str) -> bool:
 
 
 @pytest.mark.parametrize(("prefetch", "there"), [("waiting", False), ("likely", True)])
-def test_siblings_of_what_is_taken_of_a_union(store, prefetch, there):
+def test_sibling_of_a_union_member_is_prefetched(store, prefetch, there):
     llm = make(store, prefetch=prefetch)
     llm.add_schema(UNION, encode=False)
     answer(llm, taking("a"))
@@ -56,7 +56,7 @@ def test_siblings_of_what_is_taken_of_a_union(store, prefetch, there):
     llm.shutdown()
 
 
-def test_modules_that_followed_the_last_time(store):
+def test_modules_of_the_last_sequence_are_prefetched(store):
     llm = make(store, prefetch="likely")
     llm.add_schema(UNION, encode=False)
     answer(llm, taking("a"))
@@ -69,7 +69,7 @@ def test_modules_that_followed_the_last_time(store):
 
 
 @pytest.mark.parametrize(("kib", "remembered"), [(16, True), (12, False)])
-def test_what_followed_is_remembered_up_to_so_many_bytes(store, monkeypatch, kib, remembered):
+def test_memory_for_observed_sequences_is_bounded(store, monkeypatch, kib, remembered):
     """Three modules of some 50 tokens, that take 4.4 KiB each."""
     monkeypatch.setattr(lower_tiers, "MOST_BYTES", kib * 2**10)
     llm = make(store, prefetch="likely")
@@ -82,7 +82,7 @@ def test_what_followed_is_remembered_up_to_so_many_bytes(store, monkeypatch, kib
     llm.shutdown()
 
 
-def test_what_others_have_written_is_brought_up_for_those_in_line(monkeypatch):
+def test_shared_segments_are_loaded_for_queued_requests(monkeypatch):
     """With one slot taken, the shared tier is queried and read for the request in the queue."""
     server = FakeServer()
     restarted(None, taking("a"), UNION, store_shared=server.address)
@@ -109,6 +109,6 @@ def test_what_others_have_written_is_brought_up_for_those_in_line(monkeypatch):
     server.go_away()
 
 
-def test_what_is_no_kind_of_prefetch_is_refused():
+def test_unknown_prefetch_mode_is_rejected():
     with raises("parameter.unknown_choice", ParameterError, names="prefetch"):
         LLM(tiny("llama"), prefetch="all")

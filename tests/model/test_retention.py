@@ -36,7 +36,7 @@ def crowd(llm, times: int = 12) -> None:
 # Lifetimes
 
 
-def test_a_schema_is_forgotten_when_nobody_has_read_it_for_its_lifetime(tmp_path, monkeypatch):
+def test_unread_schema_expires_after_its_lifetime(tmp_path, monkeypatch):
     clock = Clock(monkeypatch)
     llm = make(tmp_path)
     llm.add_schema(SCHEMA, ttl="5m")
@@ -49,7 +49,7 @@ def test_a_schema_is_forgotten_when_nobody_has_read_it_for_its_lifetime(tmp_path
     llm.shutdown()
 
 
-def test_what_no_prompt_has_read_has_a_lifetime_from_its_encoding(tmp_path, monkeypatch):
+def test_lifetime_of_unread_schema_starts_at_its_encoding(tmp_path, monkeypatch):
     clock = Clock(monkeypatch)
     llm = make(tmp_path)
     llm.add_schema(SCHEMA, ttl="5m")
@@ -60,7 +60,7 @@ def test_what_no_prompt_has_read_has_a_lifetime_from_its_encoding(tmp_path, monk
     llm.shutdown()
 
 
-def test_of_two_schemas_with_one_text_the_lifetime_that_ends_last_counts(monkeypatch):
+def test_longest_lifetime_of_equal_texts_counts(monkeypatch):
     clock = Clock(monkeypatch)
     llm = make("off")
     llm.add_schema(SCHEMA, ttl="1h")
@@ -71,7 +71,7 @@ def test_of_two_schemas_with_one_text_the_lifetime_that_ends_last_counts(monkeyp
     llm.shutdown()
 
 
-def test_a_later_process_gives_what_it_reads_no_more_time_than_is_left(tmp_path, monkeypatch):
+def test_later_process_keeps_the_remaining_lifetime(tmp_path, monkeypatch):
     llm = make(tmp_path)
     llm.add_schema(SCHEMA, ttl="5m")
     llm.shutdown()
@@ -84,7 +84,7 @@ def test_a_later_process_gives_what_it_reads_no_more_time_than_is_left(tmp_path,
     later.shutdown()
 
 
-def test_inf_outlives_all_others(monkeypatch):
+def test_infinite_lifetime_outlives_all_others(monkeypatch):
     clock = Clock(monkeypatch)
     llm = make("off")
     llm.add_schema(SCHEMA, ttl="inf")
@@ -94,7 +94,7 @@ def test_inf_outlives_all_others(monkeypatch):
     llm.shutdown()
 
 
-def test_a_lifetime_that_is_none_is_refused_before_anything_is_known():
+def test_invalid_lifetime_is_rejected_before_the_schema_is_added():
     llm = make("off")
     with raises("parameter.invalid_lifetime", ParameterError, names="ttl"):
         llm.add_schema(SCHEMA, ttl="5 minutes")
@@ -103,7 +103,7 @@ def test_a_lifetime_that_is_none_is_refused_before_anything_is_known():
 
 
 @pytest.mark.parametrize("reuse", ["exact", "modular"])
-def test_a_marked_part_has_its_lifetime_under_every_policy(monkeypatch, reuse):
+def test_marked_part_expires_under_every_policy(monkeypatch, reuse):
     """Under exact the part is text of the prompt: text after it expires with it, and text before it stays."""
     clock = Clock(monkeypatch)
     llm = make("off")
@@ -126,7 +126,7 @@ def test_a_marked_part_has_its_lifetime_under_every_policy(monkeypatch, reuse):
 @pytest.mark.parametrize(
     "recompute", ["linked:12", "linked:9999", "profiled:0.3", "profiled:1", "query:0.4", "blend:0.4"]
 )
-def test_what_was_computed_anew_of_a_part_goes_with_it(monkeypatch, recompute):
+def test_recomputed_tokens_of_a_part_expire_with_it(monkeypatch, recompute):
     clock = Clock(monkeypatch)
     llm = make("off")
     messages = marked("Some words before it, of which there is no end. ", "@" * 80)
@@ -154,7 +154,7 @@ def marked(*texts: str) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("reuse", ["exact", "modular"])
-def test_nobody_has_others_parts_forgotten_by_many_of_their_own(monkeypatch, reuse):
+def test_lifetime_table_is_fair_between_salts(monkeypatch, reuse):
     monkeypatch.setattr(lifetimes, "MOST_TOKENS", 3000)
     clock = Clock(monkeypatch)
     llm = make("off")
@@ -171,7 +171,7 @@ def test_nobody_has_others_parts_forgotten_by_many_of_their_own(monkeypatch, reu
     llm.shutdown()
 
 
-def test_of_a_prompts_parts_those_that_others_still_ask_for_stay(monkeypatch):
+def test_parts_requested_again_outlive_the_prompt(monkeypatch):
     clock = Clock(monkeypatch)
     llm = make("off")
     shared, both = marked(DOCUMENT), marked(DOCUMENT, "Another document, which is of some more words. " * 8)
@@ -188,7 +188,7 @@ def test_of_a_prompts_parts_those_that_others_still_ask_for_stay(monkeypatch):
 # Pins
 
 
-def test_what_is_pinned_stays_and_what_is_not_goes(tmp_path):
+def test_pinned_modules_are_not_evicted(tmp_path):
     llm = make("off", kv_memory="512KiB", eviction="lru")
     llm.add_schema(SCHEMA, encode=False)
     taken = llm.pin("s")
@@ -203,7 +203,7 @@ def test_what_is_pinned_stays_and_what_is_not_goes(tmp_path):
     llm.shutdown()
 
 
-def test_one_module_alone_is_pinned_with_what_it_is_encoded_behind():
+def test_module_is_pinned_with_its_context():
     llm = make("off", kv_memory="512KiB", eviction="lru")
     llm.add_schema(SCHEMA)
     llm.pin("s", modules=["a"])
@@ -218,7 +218,7 @@ def test_one_module_alone_is_pinned_with_what_it_is_encoded_behind():
     ("asked", "settings"),
     [({"max_bytes": "1KiB"}, {}), ({}, {"pin_memory": 0.001})],
 )
-def test_pins_over_the_budget_are_refused_and_change_nothing(asked, settings):
+def test_pins_over_the_budget_are_rejected_without_effect(asked, settings):
     llm = make("off", **settings)
     llm.add_schema(SCHEMA)
     with raises("cache.pin_limit", CapacityError, names="48.0 KiB"):
@@ -228,7 +228,7 @@ def test_pins_over_the_budget_are_refused_and_change_nothing(asked, settings):
     llm.shutdown()
 
 
-def test_a_request_that_needs_what_is_pinned_is_refused_and_waits_for_nobody():
+def test_request_needing_pinned_memory_is_rejected_at_once():
     llm = make("off", kv_memory="256KiB", pin_memory=1.0)
     llm.add_schema(SCHEMA)
     llm.pin("s")
@@ -241,7 +241,7 @@ def test_a_request_that_needs_what_is_pinned_is_refused_and_waits_for_nobody():
     llm.shutdown()
 
 
-def test_a_schema_that_is_removed_or_replaced_keeps_no_pins():
+def test_removed_or_replaced_schema_keeps_no_pins():
     llm = make("off")
     for end in (lambda: llm.remove_schema("s"), lambda: llm.add_schema(OTHER, replace=True)):
         llm.add_schema(SCHEMA, replace=True)
@@ -251,7 +251,7 @@ def test_a_schema_that_is_removed_or_replaced_keeps_no_pins():
     llm.shutdown()
 
 
-def test_pins_of_several_are_counted_for_each_and_stay_until_all_have_gone():
+def test_pins_of_several_tenants_are_counted_separately():
     async def main() -> None:
         llm = make("off", AsyncLLM)
         await llm.add_schema(SCHEMA)
@@ -266,7 +266,7 @@ def test_pins_of_several_are_counted_for_each_and_stay_until_all_have_gone():
     asyncio.run(main())
 
 
-def test_two_schemas_that_share_segments_are_pinned_each_for_itself():
+def test_two_schemas_with_shared_segments_are_pinned_separately():
     llm = make("off")
     llm.add_schema(SCHEMA)
     one = llm.pin("s")
@@ -280,7 +280,7 @@ def test_two_schemas_that_share_segments_are_pinned_each_for_itself():
     llm.shutdown()
 
 
-def test_a_pin_takes_the_place_of_the_one_before_and_a_refused_one_changes_nothing():
+def test_new_pin_replaces_the_old_one_unless_rejected():
     llm = make("off", pin_memory=0.03)
     llm.add_schema(SCHEMA)
     whole = llm.pin("s", max_bytes="49KiB")
@@ -297,7 +297,7 @@ def test_a_pin_takes_the_place_of_the_one_before_and_a_refused_one_changes_nothi
     llm.shutdown()
 
 
-def test_a_pin_that_is_given_up_leaves_nothing_pinned_that_nobody_can_let_go():
+def test_cancelled_pin_leaves_nothing_pinned():
     async def main() -> None:
         llm = make("off", AsyncLLM)
         await llm.add_schema(SCHEMA)
@@ -320,7 +320,7 @@ def test_a_pin_that_is_given_up_leaves_nothing_pinned_that_nobody_can_let_go():
     asyncio.run(main())
 
 
-def test_what_is_pinned_is_shown_though_it_is_nowhere_yet():
+def test_pinned_segment_is_listed_before_it_is_encoded():
     llm = make("off")
     llm.add_schema(SCHEMA, encode=False)
     segments = llm.segments_of("s", (), None, None)
@@ -333,7 +333,7 @@ def test_what_is_pinned_is_shown_though_it_is_nowhere_yet():
     llm.shutdown()
 
 
-def test_what_is_evicted_is_pinned_no_more():
+def test_evicted_module_is_not_pinned():
     llm = make("off")
     llm.add_schema(SCHEMA)
     whole = llm.pin("s")
@@ -351,7 +351,7 @@ def test_what_is_evicted_is_pinned_no_more():
     llm.shutdown()
 
 
-def test_what_is_pinned_outlives_its_lifetime(monkeypatch):
+def test_pinned_text_outlives_its_lifetime(monkeypatch):
     clock = Clock(monkeypatch)
     llm = make("off")
     llm.add_schema(SCHEMA, ttl="5m")
@@ -367,7 +367,7 @@ def test_what_is_pinned_outlives_its_lifetime(monkeypatch):
 # Evictions
 
 
-def test_what_is_evicted_is_nowhere_and_the_schema_stays(tmp_path):
+def test_evicted_text_is_removed_everywhere_and_the_schema_stays(tmp_path):
     llm = make(tmp_path)
     llm.add_schema(SCHEMA)
     expected = answer(llm).outputs[0].token_ids
@@ -389,7 +389,7 @@ SCAFFOLD = Schema.from_string(
 @pytest.mark.parametrize("reuse", ["exact", "modular", "isolated"])
 @pytest.mark.parametrize("modules", [(), ["a"]])
 def test_text_of_a_schema_is_evicted_under_any_policy_and_in_any_form(reuse, modules):
-    """Whatever policy stored it: a prompt reads no token of an evicted module, nor of text behind it."""
+    """Whatever policy stored it: a prompt reads no token of an evicted module, nor of text after it."""
     llm = make("off")
     llm.add_schema(SCAFFOLD, encode=False)
     prompt = SCAFFOLD.prompt().use("a").use("b").text("What then?")
@@ -407,7 +407,7 @@ def test_text_of_a_schema_is_evicted_under_any_policy_and_in_any_form(reuse, mod
     llm.shutdown()
 
 
-def test_a_module_that_is_evicted_leaves_text_without_it():
+def test_evicting_a_module_keeps_text_without_it():
     llm = make("off", reuse="exact")
     schema = Schema.from_string(
         '<schema name="s"><module name="a">One of two modules.</module>'
@@ -424,7 +424,7 @@ def test_a_module_that_is_evicted_leaves_text_without_it():
     llm.shutdown()
 
 
-def test_one_module_alone_is_evicted_and_pins_hold_nothing_against_it():
+def test_evicting_one_module_ignores_pins():
     llm = make("off")
     llm.add_schema(SCHEMA)
     llm.pin("s")
@@ -438,7 +438,7 @@ def test_one_module_alone_is_evicted_and_pins_hold_nothing_against_it():
     ("name", "modules", "code"),
     [("t", (), "schema.unknown"), ("s", ["c"], "schema.unknown_module")],
 )
-def test_what_is_not_there_is_neither_pinned_nor_evicted(name, modules, code):
+def test_unknown_schema_or_module_is_neither_pinned_nor_evicted(name, modules, code):
     llm = make("off")
     llm.add_schema(SCHEMA, encode=False)
     for do in (llm.pin, llm.evict):
@@ -449,7 +449,7 @@ def test_what_is_not_there_is_neither_pinned_nor_evicted(name, modules, code):
     llm.shutdown()
 
 
-def test_what_a_request_still_reads_goes_when_it_ends():
+def test_evicted_segment_is_freed_when_its_reader_ends():
     async def main() -> None:
         llm = make("off", AsyncLLM)
         await llm.add_schema(SCHEMA)
@@ -458,7 +458,7 @@ def test_what_a_request_still_reads_goes_when_it_ends():
         assert await llm.evict("s") > 0
         answers = [output async for output in stream]
         assert answers[-1].finished
-        await asyncio.sleep(1.1)  # until what was read is looked at again
+        await asyncio.sleep(1.1)  # until the segments that were read are checked again
         async for _ in llm.generate("Anything.", GREEDY):
             pass
         assert sum(stored for _, stored in (await llm.stored("s")).values()) == 0

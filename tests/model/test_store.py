@@ -85,7 +85,7 @@ def test_a_restarted_process_computes_no_module(tmp_path, model):
     assert after.unwritten_segments == 0
 
 
-def test_a_schema_that_is_added_is_read_and_not_encoded(store):
+def test_added_schema_is_read_from_disk_and_not_encoded(store):
     llm = make(store)
     llm.add_schema(SCHEMA)
     assert llm.stats().encoded_tokens == 0
@@ -95,7 +95,7 @@ def test_a_schema_that_is_added_is_read_and_not_encoded(store):
     llm.shutdown()
 
 
-def test_a_module_alone_is_missing_alone(store, expected):
+def test_only_the_missing_module_is_encoded(store, expected):
     """A segment's context needs to be in the pool only if the segment is recomputed."""
     largest = max(files(store), key=lambda path: path.stat().st_size)
     largest.unlink()
@@ -106,7 +106,7 @@ def test_a_module_alone_is_missing_alone(store, expected):
     assert len(files(store)) == 3, "it was written again"
 
 
-def test_what_the_pool_evicts_comes_back_from_the_store(tmp_path, expected):
+def test_segments_evicted_from_the_pool_are_read_from_disk(tmp_path, expected):
     llm = make(tmp_path)
     llm.add_schema(SCHEMA)
     answer(llm)
@@ -120,7 +120,7 @@ def test_what_the_pool_evicts_comes_back_from_the_store(tmp_path, expected):
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "empty", "another's", "gone"])
-def test_a_damaged_store_is_a_slower_start_and_no_other_answer(store, expected, damage, caplog):
+def test_damaged_store_costs_time_and_changes_no_answer(store, expected, damage, caplog):
     for path in files(store):
         data = bytearray(path.read_bytes())
         path.unlink()
@@ -137,7 +137,7 @@ def test_a_damaged_store_is_a_slower_start_and_no_other_answer(store, expected, 
     assert restarted(store)[1].encoded_tokens == 0, "and the next one is quick again"
 
 
-def test_swapped_files_are_noticed(store, expected, caplog):
+def test_swapped_files_are_detected(store, expected, caplog):
     one, two, three = (path.read_bytes() for path in files(store))
     for path, data in zip(files(store), (two, three, one), strict=True):
         path.unlink()
@@ -147,12 +147,12 @@ def test_swapped_files_are_noticed(store, expected, caplog):
     assert "another segment" in caplog.text
 
 
-def test_others_keys_find_nothing(store):
+def test_other_salts_and_models_find_nothing(store):
     for other in ({"cache_salt": "mine"}, {"model": "qwen2"}):
         assert restarted(store, **other)[1].disk_tokens == 0
 
 
-def test_an_upgrade_finds_nothing(store, monkeypatch):
+def test_new_version_finds_nothing(store, monkeypatch):
     monkeypatch.setattr("inlay.models.fingerprint.NUMERICS_VERSION", NUMERICS_VERSION + 1)
     assert restarted(store)[1].disk_tokens == 0
     monkeypatch.undo()
@@ -176,8 +176,8 @@ def test_text_of_requests_and_private_schemas_stay_in_memory(tmp_path):
         assert path.stat().st_mode & 0o077 == 0
 
 
-def test_a_marked_part_is_written_on_its_second_use_once_the_store_is_half_full(store):
-    """Most documents that requests bring are asked about once; a file for each would push out what is used."""
+def test_marked_part_is_written_on_its_second_use_in_a_half_full_store(store):
+    """Most documents that requests bring are asked about once; a file for each would evict segments in use."""
     document = [{"type": "text", "text": "A document of some length. " * 5, "cache_control": {"type": "ephemeral"}}]
     before = files(store)
     quota = 2 * sum(path.stat().st_size for path in before) - 1
@@ -194,7 +194,7 @@ def test_a_marked_part_is_written_on_its_second_use_once_the_store_is_half_full(
     ("store_private", "salt", "written"),
     [(None, None, True), (None, "mine", False), (False, None, False), (True, "mine", True)],
 )
-def test_a_marked_part_is_written_on_its_first_use_where_there_is_room(tmp_path, kind, store_private, salt, written):
+def test_marked_part_is_written_on_its_first_use_if_there_is_space(tmp_path, kind, store_private, salt, written):
     """By default the folder keeps those of requests without a salt; others need the caller's word."""
     document = [{"type": "text", "text": "A document of some length. " * 5, "cache_control": {"type": "ephemeral"}}]
     chat = [{"role": "user", "content": [*document, {"type": "text", "text": "What?"}]}]
@@ -216,7 +216,7 @@ async def _last(outputs):
     return [output async for output in outputs][-1]
 
 
-def test_a_part_of_a_message_lives_as_long_as_the_latest_claim(tmp_path, monkeypatch):
+def test_part_of_a_message_has_its_longest_lifetime(tmp_path, monkeypatch):
     """Of two requests' claims the one that ends last counts, in the pool and on disk; then it has expired."""
     clock = Clock(monkeypatch)
     llm = make(tmp_path, store_private=True)
@@ -235,8 +235,8 @@ def test_a_part_of_a_message_lives_as_long_as_the_latest_claim(tmp_path, monkeyp
     llm.shutdown()
 
 
-def test_what_was_promoted_of_a_part_goes_with_it(monkeypatch):
-    """Behind a part that stays, the other is encoded exactly when both are asked for again."""
+def test_promoted_text_of_a_part_expires_with_it(monkeypatch):
+    """After a part that stays, the other is encoded exactly when both are asked for again."""
     clock = Clock(monkeypatch)
     llm = make("off")
 
@@ -262,7 +262,7 @@ def test_what_was_promoted_of_a_part_goes_with_it(monkeypatch):
     llm.shutdown()
 
 
-def test_a_private_segment_is_not_found_by_others(tmp_path):
+def test_private_segment_is_not_found_by_other_salts(tmp_path):
     llm = make(tmp_path, store_private=True)
     llm.add_schema(SCHEMA, cache_salt="one")
     llm.shutdown()
@@ -273,7 +273,7 @@ def test_a_private_segment_is_not_found_by_others(tmp_path):
     llm.shutdown()
 
 
-def test_there_is_no_store_unless_somebody_says_so(tmp_path, monkeypatch):
+def test_store_is_off_by_default(tmp_path, monkeypatch):
     monkeypatch.delenv("INLAY_STORE")
     assert restarted(None)[1].disk is None
     monkeypatch.setenv("INLAY_STORE", str(tmp_path / "said"))
@@ -304,7 +304,7 @@ def hang(monkeypatch) -> threading.Event:
     return go_on
 
 
-def test_what_waits_for_a_place_is_read_meanwhile(store, expected, monkeypatch):
+def test_disk_is_read_for_queued_requests(store, expected, monkeypatch):
     """With one slot, the running request does not continue until the disk is read for the request in the queue."""
     began, get = threading.Event(), DiskTier.get
     monkeypatch.setattr(DiskTier, "get", lambda *asked: (began.set(), get(*asked))[1])
@@ -328,7 +328,7 @@ def test_what_waits_for_a_place_is_read_meanwhile(store, expected, monkeypatch):
     llm.shutdown()
 
 
-def test_others_go_on_while_segments_are_on_their_way(store, expected, monkeypatch):
+def test_other_requests_continue_while_segments_load(store, expected, monkeypatch):
     go_on = hang(monkeypatch)
 
     async def ask():
@@ -352,7 +352,7 @@ async def last(llm: AsyncLLM, prompt):
     return [output async for output in llm.generate(prompt, GREEDY)][-1]
 
 
-def test_what_is_late_is_computed(store, expected, monkeypatch):
+def test_late_segments_are_computed(store, expected, monkeypatch):
     go_on = hang(monkeypatch)
     llm = make(store, store_timeout_s=0.05)
     llm.add_schema(SCHEMA, encode=False)
@@ -363,7 +363,7 @@ def test_what_is_late_is_computed(store, expected, monkeypatch):
     llm.shutdown()
 
 
-def test_a_request_that_waits_can_be_given_up(store, monkeypatch):
+def test_waiting_request_can_be_cancelled(store, monkeypatch):
     go_on = hang(monkeypatch)
 
     async def ask():
@@ -382,7 +382,7 @@ def test_a_request_that_waits_can_be_given_up(store, monkeypatch):
     assert asyncio.run(ask()).usage.cached_tokens > 0
 
 
-def test_a_full_disk_takes_nothing_down(tmp_path, expected, monkeypatch, caplog):
+def test_full_disk_affects_no_answer(tmp_path, expected, monkeypatch, caplog):
     def refuse(*_):
         raise OSError(28, "No space left on device")
 
@@ -395,7 +395,7 @@ def test_a_full_disk_takes_nothing_down(tmp_path, expected, monkeypatch, caplog)
 
 
 @pytest.mark.parametrize("later", [0, 2])
-def test_what_a_damaged_request_computed_is_not_kept(tmp_path, monkeypatch, later):
+def test_segments_of_an_invalid_request_are_not_stored(tmp_path, monkeypatch, later):
     """Logits that are no numbers, in the pass that ends the prompt or in a later one: its modules are suspect."""
     llm = make(tmp_path)
     llm.add_schema(SCHEMA, encode=False)
@@ -413,7 +413,7 @@ def test_what_a_damaged_request_computed_is_not_kept(tmp_path, monkeypatch, late
     assert files(tmp_path) == []
 
 
-def test_a_small_pool_reads_what_it_can_hold(tmp_path):
+def test_small_pool_reads_segments_that_fit(tmp_path):
     """A schema of more segments than the pool holds at once, asked for one module at a time, over and over."""
     modules = "".join(f'<module name="m{n}">Text of module {n}, which is its own. {n * 7}</module>' for n in range(12))
     schema = Schema.from_string(f'<schema name="s">{modules}</schema>')
@@ -434,7 +434,7 @@ def test_a_small_pool_reads_what_it_can_hold(tmp_path):
     small.shutdown()
 
 
-def test_an_encoding_reads_and_encodes_in_turns(store, caplog):
+def test_encoding_alternates_between_reading_and_computing(store, caplog):
     """One whose segments are in part on disk, in part nowhere."""
     caplog.set_level(logging.ERROR)
     files(store)[0].unlink()
@@ -494,7 +494,7 @@ def test_misses_are_explained(tmp_path):
     assert misses(plain) == {"evicted": tokens}
 
 
-def test_no_explanation_tells_of_somebodys_own_segments(tmp_path):
+def test_miss_reasons_do_not_reveal_private_segments(tmp_path):
     llm = make(tmp_path, store_private=True)
     llm.add_schema(SCHEMA, cache_salt="one")
     answer(llm, cache_salt="one")
@@ -504,7 +504,7 @@ def test_no_explanation_tells_of_somebodys_own_segments(tmp_path):
         each.shutdown()
 
 
-def test_what_is_late_says_so(store, monkeypatch):
+def test_late_segments_are_reported_as_late(store, monkeypatch):
     go_on = hang(monkeypatch)
     llm = make(store, store_timeout_s=0.05)
     llm.add_schema(SCHEMA, encode=False)

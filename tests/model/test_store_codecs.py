@@ -29,7 +29,7 @@ def test_a_restarted_process_computes_no_module(tmp_path, codec):
     assert after.disk.bytes < plain.bytes
 
 
-def test_a_schema_that_is_added_is_read_and_not_encoded(tmp_path):
+def test_added_schema_is_read_from_disk_and_not_encoded(tmp_path):
     restarted(tmp_path, store_codec="int8")
     llm = make(tmp_path, store_codec="int8")
     llm.add_schema(SCHEMA)
@@ -40,12 +40,12 @@ def test_a_schema_that_is_added_is_read_and_not_encoded(tmp_path):
     llm.shutdown()
 
 
-def test_who_wants_exactness_reads_no_lossy_form(tmp_path, expected):
-    """Nor what was computed behind one, with both in the pool."""
+def test_exact_request_reads_no_lossy_form(tmp_path, expected):
+    """Nor text that was computed after a lossy form, with both in the pool."""
     restarted(tmp_path, store_codec="int8")
     llm = make(tmp_path, store_codec="int8")
     llm.add_schema(SCHEMA)
-    lossy = answer(llm)  # its text, and its answer, lie behind lossy forms now
+    lossy = answer(llm)  # its text, and its answer, lie after lossy forms now
     assert lossy.usage.module_tokens > 0
     exact = answer(llm, BOTH, reuse="exact")
     assert exact.usage.cached_tokens == 0
@@ -62,7 +62,7 @@ def test_who_wants_exactness_reads_no_lossy_form(tmp_path, expected):
     llm.shutdown()
 
 
-def test_the_lossless_form_is_read_where_both_are_there(tmp_path, expected):
+def test_lossless_form_is_preferred(tmp_path, expected):
     restarted(tmp_path, store_codec="int8")
     restarted(tmp_path)  # which reads no int8, computes, and writes what it has computed
     assert len(files(tmp_path)) == 6
@@ -72,7 +72,7 @@ def test_the_lossless_form_is_read_where_both_are_there(tmp_path, expected):
     assert stats.encoded_tokens == 0
 
 
-def test_what_one_has_computed_it_reads_as_it_is(tmp_path, expected):
+def test_computed_segments_in_the_pool_stay_lossless(tmp_path, expected):
     """The process that has written lossy forms has the others in its pool."""
     llm = make(tmp_path, store_codec="int8")
     llm.add_schema(SCHEMA, encode=False)
@@ -88,7 +88,7 @@ def test_what_one_has_computed_it_reads_as_it_is(tmp_path, expected):
     llm.shutdown()
 
 
-def test_another_codec_is_why_something_is_missing(tmp_path):
+def test_other_codec_is_a_miss_reason(tmp_path):
     for settings in ({}, {"store_codec": "fp8"}):
         folder = tmp_path / str(len(settings))
         restarted(folder, store_codec="int8")
@@ -96,7 +96,7 @@ def test_another_codec_is_why_something_is_missing(tmp_path):
         assert output.usage.misses == (("other codec", stats.encoded_tokens),)
 
 
-def test_damage_is_a_slower_start(tmp_path, expected):
+def test_damaged_lossy_file_costs_time_only(tmp_path, expected):
     restarted(tmp_path, store_codec="int8")
     for path in files(tmp_path):
         data = bytearray(path.read_bytes())
@@ -109,7 +109,7 @@ def test_damage_is_a_slower_start(tmp_path, expected):
     assert restarted(tmp_path, store_codec="int8")[1].encoded_tokens == 0
 
 
-def test_one_module_is_missing_alone_and_encoded_behind_what_is_exact(tmp_path):
+def test_missing_module_is_encoded_with_an_exact_context(tmp_path):
     """The module's context returns in a lossy form, and is recomputed exactly to encode the module."""
     restarted(tmp_path, store_codec="int8")
     largest = max(files(tmp_path), key=lambda path: path.stat().st_size)
@@ -125,8 +125,8 @@ def test_one_module_is_missing_alone_and_encoded_behind_what_is_exact(tmp_path):
     whole.shutdown()
 
 
-def test_what_stands_behind_a_lossy_form_is_another_text(tmp_path):
-    """Records behind a lossy form differ from those behind an exact one, and those of two codecs differ."""
+def test_text_after_a_lossy_form_has_its_own_key(tmp_path):
+    """Records after a lossy form differ from those after an exact one, and those of two codecs differ."""
     llm = make(tmp_path, store_codec="int8")
     llm.add_schema(SCHEMA, encode=False)
 
@@ -146,7 +146,7 @@ def test_what_stands_behind_a_lossy_form_is_another_text(tmp_path):
     llm.shutdown()
 
 
-def test_a_form_that_has_gone_is_computed_and_named_no_more_exact_than_it_was(tmp_path, expected):
+def test_evicted_lossy_form_is_recomputed_and_stays_lossy(tmp_path, expected):
     """A running request keeps the forms that it reads. If they have gone, it is admitted again."""
     llm = make(tmp_path, store_codec="int8")
     llm.add_schema(SCHEMA, encode=False)
@@ -165,14 +165,14 @@ def test_a_form_that_has_gone_is_computed_and_named_no_more_exact_than_it_was(tm
     while not request.finished:
         llm.client.pump()
     assert tuple(request.token_ids) == expected, "what it has computed is what it would have been"
-    anchor = len(request.prompt.request.parts[0].ids)  # computed as it is, for modules to be encoded behind
+    anchor = len(request.prompt.request.parts[0].ids)  # computed as it is, for modules to be encoded after
     assert answer(llm, reuse="exact").usage.cached_tokens == anchor
     llm.shutdown()
     output, stats = restarted(tmp_path, store_codec="int8")
     assert (stats.encoded_tokens, output.usage.exact_tokens) == (0, 0), "it was written as the form that it is called"
 
 
-def test_a_request_that_was_written_before_forms_were_known_may_be_read(tmp_path):
+def test_request_serialised_before_forms_existed_is_readable(tmp_path):
     """Forms belong to the engine: serialized requests do not name them."""
 
     llm = make(tmp_path, store_codec="int8")
@@ -183,7 +183,7 @@ def test_a_request_that_was_written_before_forms_were_known_may_be_read(tmp_path
     llm.shutdown()
 
 
-def test_half_of_the_bytes(tmp_path):
+def test_lossy_stores_take_half_of_the_bytes(tmp_path):
     """Of a module of 1,024 tokens and more, its file as a whole."""
     text = " ".join(str(number * 7919 % 10_007) for number in range(2000))
 

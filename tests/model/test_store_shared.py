@@ -41,7 +41,7 @@ def expected():
 
 
 @pytest.mark.parametrize("codec", ["none", "int8"])
-def test_others_read_what_one_has_encoded(server, tmp_path, expected, codec):
+def test_encoded_text_is_read_by_other_servers(server, tmp_path, expected, codec):
     first, before = restarted(None, store_shared=server.address, store_codec=codec)
     assert (first.usage.shared_tokens, before.shared.writes) == (0, 3)
     second, after = restarted(tmp_path, store_shared=server.address, store_codec=codec)
@@ -55,7 +55,7 @@ def test_others_read_what_one_has_encoded(server, tmp_path, expected, codec):
         assert first.outputs[0].token_ids == second.outputs[0].token_ids == third.outputs[0].token_ids == expected
 
 
-def test_a_schema_that_is_added_is_read_and_not_encoded(server):
+def test_added_schema_is_read_and_not_encoded(server):
     restarted(None, store_shared=server.address)
     llm = make(None, store_shared=server.address)
     llm.add_schema(SCHEMA)
@@ -63,7 +63,7 @@ def test_a_schema_that_is_added_is_read_and_not_encoded(server):
     llm.shutdown()
 
 
-def test_private_text_is_not_shared_unless_somebody_says_so(server):
+def test_private_text_is_shared_only_if_enabled(server):
     for private, written in ((False, 0), (True, 3)):
         llm = make(None, store_shared=server.address, store_private=private)
         llm.add_schema(SCHEMA, cache_salt="somebody's")
@@ -89,7 +89,7 @@ def test_marked_parts_of_messages_are_not_shared_by_default(server, tmp_path):
         assert bool(server.values) is written
 
 
-def test_nobody_is_asked_for_text_that_is_not_shared(server):
+def test_server_is_not_queried_for_private_text(server):
     llm = make(None, store_shared=server.address)
     llm.add_schema(SCHEMA, encode=False, cache_salt="somebody's")
     answer(llm, cache_salt="somebody's")
@@ -98,7 +98,7 @@ def test_nobody_is_asked_for_text_that_is_not_shared(server):
 
 
 @pytest.mark.parametrize("command", ["EXISTS", "GETRANGE", "SET"])
-def test_a_server_that_stalls_makes_a_slower_answer_and_no_other(server, quick, expected, command):
+def test_stalled_server_delays_an_answer_and_does_not_change_it(server, quick, expected, command):
     restarted(None, store_shared=server.address)
     if command == "SET":
         server.values.clear()
@@ -116,7 +116,7 @@ def test_a_server_that_stalls_makes_a_slower_answer_and_no_other(server, quick, 
     assert {reason for reason, _ in output.usage.misses} <= reasons[command]
 
 
-def test_a_server_that_lies_makes_a_slower_answer_and_no_other(server, expected):
+def test_corrupt_values_delay_an_answer_and_do_not_change_it(server, expected):
     restarted(None, store_shared=server.address)
     for name, value in server.values.items():
         server.values[name] = value[:-1] + bytes([value[-1] ^ 1])
@@ -127,7 +127,7 @@ def test_a_server_that_lies_makes_a_slower_answer_and_no_other(server, expected)
     assert restarted(None, store_shared=server.address)[1].encoded_tokens == 0, "it was written again"
 
 
-def test_what_a_server_has_just_answered_is_waited_for(server, expected, monkeypatch):
+def test_finished_query_is_not_late(server, expected, monkeypatch):
     """The answer is known a moment before the query has ended. A request in between is not late."""
     find = shared.SharedTier.find
 
@@ -141,7 +141,7 @@ def test_what_a_server_has_just_answered_is_waited_for(server, expected, monkeyp
     assert {reason for reason, _ in output.usage.misses} == {"never seen"}
 
 
-def test_what_a_server_cannot_give_is_waited_for_until_it_has_said_so(server, expected, monkeypatch):
+def test_failed_read_is_not_late(server, expected, monkeypatch):
     """The failure is known a moment before the read has ended. A request in between is not late."""
     get = shared.SharedTier.get
 
@@ -159,14 +159,14 @@ def test_what_a_server_cannot_give_is_waited_for_until_it_has_said_so(server, ex
     assert output.usage.misses == (("corrupt", stats.encoded_tokens),)
 
 
-def test_a_server_need_not_be_there(server, expected):
+def test_server_may_be_absent(server, expected):
     server.go_away()
     output, stats = restarted(None, store_shared=server.address)
     assert output.outputs[0].token_ids == expected
     assert (stats.shared.up, stats.unwritten_segments) == (False, 0)
 
 
-def test_others_go_on_while_the_server_is_asked(server, expected, monkeypatch):
+def test_other_requests_continue_during_a_query(server, expected, monkeypatch):
     restarted(None, store_shared=server.address)
 
     async def ask():
@@ -185,8 +185,8 @@ def test_others_go_on_while_the_server_is_asked(server, expected, monkeypatch):
     assert asyncio.run(ask()).outputs[0].token_ids == expected
 
 
-def test_a_folder_is_a_store_that_servers_share(tmp_path, monkeypatch):
-    """One that runs already sees what another has written, and reads it."""
+def test_folder_can_be_a_shared_store(tmp_path, monkeypatch):
+    """A running engine finds and reads what another has written."""
     monkeypatch.setattr("inlay.kv.offload.disk.LOOK_S", 0.0)
     second = make(tmp_path)
     second.add_schema(SCHEMA, encode=False)
@@ -199,12 +199,12 @@ def test_a_folder_is_a_store_that_servers_share(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("address", ["somewhere", 3, "http://host"])
-def test_what_is_no_address_is_an_error(address):
+def test_invalid_address_is_rejected(address):
     with raises("cache.invalid_address", ParameterError, names="store_shared"):
         make(None, store_shared=address)
 
 
-def test_run_says_where_tokens_came_from(server, capsys, monkeypatch):
+def test_run_reports_tokens_of_each_tier(server, capsys, monkeypatch):
     monkeypatch.chdir(Path(__file__).parents[2])
     arguments = ["run", "examples/docs/docs.xml", "--prompt", "examples/docs/prompt.xml", "--json", "--max-tokens", "1"]
     arguments += ["--reuse", "anchored", "--store", "off", "--store-shared", server.address, "--store-codec", "int8"]

@@ -51,7 +51,7 @@ def test_values_of_python(value: object, text: str) -> None:
     assert shown_python(value) == text
 
 
-def test_a_mapping_is_shown_as_a_dict_whatever_its_size() -> None:
+def test_mapping_is_shown_as_a_dict_of_any_size() -> None:
     assert show(MappingProxyType({"role": "user"})) == "{'role': 'user'}"
     assert show(MappingProxyType({"role": LONG * 1000})).startswith("{'role': 'xxx")
     assert len(show(MappingProxyType({"role": LONG * 1000}))) <= 101

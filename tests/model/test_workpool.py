@@ -24,7 +24,7 @@ LONG_S = 20.0
 
 
 class Gates:
-    """Work that goes on until it is let go, and notes in which order it began."""
+    """Work that blocks until it is released, and records the order in which it started."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []
@@ -55,7 +55,7 @@ def gates() -> Iterator[Gates]:
     gates.let_go("all")
 
 
-def test_results_and_errors_come_back():
+def test_results_and_errors_are_returned():
     pool = WorkPool("sums")
     assert pool.submit(sum, [1, 2]).result(LONG_S) == 3
     assert isinstance(pool.submit(int, "x").exception(LONG_S), ValueError)
@@ -77,7 +77,7 @@ def test_an_owner_has_half_of_the_threads_at_most(gates):
     assert [future.result(LONG_S) for future in [*futures, bob]] == [*names, "bob"]
 
 
-def test_owners_take_turns(gates):
+def test_owners_alternate(gates):
     pool = WorkPool("work", 1)
     futures = [pool.submit(gates.work, "first", owner="ann")]
     gates.wait_for("first")
@@ -89,7 +89,7 @@ def test_owners_take_turns(gates):
     assert gates.begun == ["first", "ann0", "bob0", "eve0", "ann1", "bob1", "eve1"]
 
 
-def test_work_without_an_owner_may_have_all_threads(gates):
+def test_unowned_work_may_use_all_threads(gates):
     pool = WorkPool("work", 3)
     for number in range(4):
         pool.submit(gates.work, str(number))
@@ -97,7 +97,7 @@ def test_work_without_an_owner_may_have_all_threads(gates):
     assert len(gates.begun) == 3
 
 
-def test_a_line_is_as_long_as_may_be(gates):
+def test_queue_length_is_bounded(gates):
     pool = WorkPool("compiling", 2, most_waiting=2)
     futures = [pool.submit(gates.work, "0", owner="ann")]
     gates.wait_for("0")
@@ -110,7 +110,7 @@ def test_a_line_is_as_long_as_may_be(gates):
     pool.submit(gates.work, "3", owner="ann")
 
 
-def test_who_leaves_the_line_is_never_begun_and_who_has_begun_keeps_the_thread(gates):
+def test_cancelled_waiting_job_never_starts_and_running_job_continues(gates):
     pool = WorkPool("work", 2)  # of which one owner may have one
 
     async def leave() -> None:
@@ -133,7 +133,7 @@ def test_who_leaves_the_line_is_never_begun_and_who_has_begun_keeps_the_thread(g
 
 
 @pytest.mark.parametrize("begun", [True, False])
-def test_a_deadline_is_told_at_once_wherever_the_work_stands(gates, begun):
+def test_deadline_error_is_raised_at_once(gates, begun):
     pool = WorkPool("prompt processing", 2)
 
     async def ask() -> None:
@@ -147,7 +147,7 @@ def test_a_deadline_is_told_at_once_wherever_the_work_stands(gates, begun):
     asyncio.run(ask())
 
 
-def test_a_deadline_that_has_passed_begins_nothing():
+def test_expired_deadline_starts_nothing():
     pool, called = WorkPool("work"), []
     with pytest.raises(DeadlineError):
         asyncio.run(pool.run(called.append, 1, deadline=time.perf_counter() - 1))
@@ -155,7 +155,7 @@ def test_a_deadline_that_has_passed_begins_nothing():
     assert not called
 
 
-def test_a_timeout_of_the_work_itself_stays_one():
+def test_timeout_error_of_the_work_is_raised_unchanged():
     def fails() -> None:
         raise TimeoutError("of its own")
 
@@ -163,7 +163,7 @@ def test_a_timeout_of_the_work_itself_stays_one():
         asyncio.run(WorkPool("work").run(fails, deadline=time.perf_counter() + LONG_S))
 
 
-def test_it_says_for_how_long_nothing_has_moved(gates):
+def test_stuck_time_is_reported(gates):
     now = [100.0]
     pool = WorkPool("work", 2, clock=lambda: now[0])
     for name in ("0", "1"):
@@ -181,7 +181,7 @@ def test_it_says_for_how_long_nothing_has_moved(gates):
     last.result(LONG_S)
 
 
-def test_a_closed_pool_fails_what_waits_and_takes_no_more(gates):
+def test_closed_pool_fails_waiting_work_and_takes_no_more(gates):
     pool = WorkPool("work", 2)
     running = pool.submit(gates.work, "running", owner="ann")
     gates.wait_for("running")
@@ -209,7 +209,7 @@ def test_many_jobs_of_many_owners_each_run_once():
     assert sorted(done) == sorted(set(range(400)) - cancelled)
 
 
-def test_a_process_that_ends_does_not_wait_for_them():
+def test_exiting_process_does_not_wait_for_threads():
     program = (
         "import time\nfrom inlay.workpool import WorkPool\nbegun = []\n"
         "pool = WorkPool('work')\npool.submit(lambda: (begun.append(1), time.sleep(600)))\n"
@@ -219,7 +219,7 @@ def test_a_process_that_ends_does_not_wait_for_them():
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_nothing_of_what_has_ended_waits_for_the_garbage_collector(fails: bool):
+def test_finished_work_is_freed_at_once(fails: bool):
     class Text(str):
         """One that says when it is gone."""
 
@@ -235,7 +235,7 @@ def test_nothing_of_what_has_ended_waits_for_the_garbage_collector(fails: bool):
         with suppress(ValueError):
             await pool.run(work, text)
         del text
-        while gone() is not None and time.monotonic() < until:  # the thread lets go of it behind its result
+        while gone() is not None and time.monotonic() < until:  # the thread releases it after its result
             await asyncio.sleep(0.001)
         assert gone() is None
         pool.close()

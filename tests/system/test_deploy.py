@@ -56,7 +56,7 @@ def test_every_copied_file_exists_and_is_in_the_context():
         assert source.removeprefix("./") in kept, f"{source} is not in the context"
 
 
-def test_the_build_has_every_file_that_the_package_is_made_of():
+def test_build_context_has_every_package_file():
     """Files that pyproject.toml names, and the folder of CMakeLists.txt."""
     copied = " ".join(rest for word, rest in instructions() if word == "COPY")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -64,7 +64,7 @@ def test_the_build_has_every_file_that_the_package_is_made_of():
         assert re.search(rf"(^|\s|/){re.escape(name)}(\s|$)", copied), name
 
 
-def test_the_image_installs_extras_that_exist():
+def test_image_installs_existing_extras():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     installed = [rest for word, rest in instructions() if word == "RUN" and "pip install" in rest]
     assert len(installed) == 2
@@ -86,7 +86,7 @@ def test_the_image_runs_without_root_and_compiler():
 
 
 @pytest.mark.skipif(not HADOLINT.exists(), reason="hadolint is not installed")
-def test_hadolint_finds_nothing_in_the_dockerfiles():
+def test_hadolint_accepts_the_dockerfiles():
     files = [DEPLOY / "Dockerfile", ROOT / "examples/cluster/Dockerfile"]
     checked = subprocess.run([HADOLINT, "--no-color", *files], capture_output=True, text=True, check=False)
     assert (checked.returncode, checked.stdout) == (0, "")
@@ -117,7 +117,7 @@ def answering(status: int) -> Iterator[int]:
 
 
 @pytest.mark.parametrize(("status", "healthy"), [(200, True), (503, False)])
-def test_the_health_check_asks_if_the_server_is_ready(status, healthy):
+def test_health_check_queries_readiness(status, healthy):
     (check,) = (rest for word, rest in last_stage() if word == "HEALTHCHECK")
     command = json.loads(check.partition("CMD ")[2])
     with answering(status) as port:
@@ -141,7 +141,7 @@ def test_the_compose_file_fits_the_image_and_the_settings():
     assert int(service["stop_grace_period"].removesuffix("s")) > drain
 
 
-def test_the_settings_are_those_of_a_server():
+def test_settings_file_is_valid_for_a_server():
     found = values_of(SERVE, {}, DEPLOY / "inlay.toml")
     assert sum(one.origin.startswith(str(DEPLOY)) for one in found.values()) == 7
 
@@ -151,7 +151,7 @@ def unit() -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
 
 
-def test_the_unit_gives_requests_time_to_end():
+def test_unit_gives_requests_time_to_finish():
     drain = values_of(SERVE, {}, DEPLOY / "inlay.toml")["drain"].value
     assert int(unit()["TimeoutStopSec"]) > drain
     assert unit()["ExecStart"].endswith("inlay serve --config /etc/inlay/inlay.toml")
@@ -168,7 +168,7 @@ def test_systemd_accepts_the_unit(tmp_path):
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0, "its exposure is above 2.0"
 
 
-def test_proxies_have_the_bounds_of_the_server():
+def test_proxies_have_the_limits_of_the_server():
     found = values_of(SERVE, {}, DEPLOY / "inlay.toml")
     nginx, caddy = ((DEPLOY / name).read_text() for name in ("nginx.conf", "Caddyfile"))
     (megabytes,) = re.findall(r"client_max_body_size (\d+)m;", nginx)
@@ -180,7 +180,7 @@ def test_proxies_have_the_bounds_of_the_server():
     assert "proxy_buffering off;" in nginx
 
 
-def test_the_ignored_files_are_none_that_the_image_needs():
+def test_dockerignore_excludes_no_needed_file():
     patterns = [line for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines() if line[:2] == "**"]
     files = [path for path in (ROOT / "src").rglob("*") if path.is_file()]
     needed = [path for path in files if path.suffix != ".so" and path.parent.name != "__pycache__"]

@@ -35,7 +35,7 @@ def installed(site: Path, name: str, version: str, entry_point: str = "") -> Non
     (folder / "entry_points.txt").write_text(entry_point and f"[console_scripts]\ninlay = {entry_point}\n")
 
 
-def test_another_projects_inlay_is_told_where_it_is_used(site, capsys, caplog):
+def test_other_distribution_named_inlay_is_reported(site, capsys, caplog):
     assert other_project() is None
     installed(site, "inlay", "0.3.3")
     assert re.match(OTHER, other_project() or "")
@@ -47,7 +47,7 @@ def test_another_projects_inlay_is_told_where_it_is_used(site, capsys, caplog):
     assert [re.match(OTHER, record.getMessage()) is not None for record in caplog.records] == [True]
 
 
-def test_this_project_is_no_other_one(site):
+def test_this_project_is_not_reported(site):
     installed(site, "inlay-llm", "9.0", "inlay.cli.main:entry")
     installed(site, "inlay", "0.1.0", "inlay.cli.main:entry")
     assert other_project() is None
@@ -72,13 +72,13 @@ def test_the_name_of_the_distribution_is_the_same_everywhere():
     assert {"plots", "shared"} <= named
 
 
-def test_wheels_are_built_for_every_python_that_is_named():
+def test_wheels_are_built_for_every_classified_python():
     named = re.findall(r"Python :: (3\.\d+)'", str(PROJECT["project"]["classifiers"]))
     built = [f"3.{number}" for number in re.findall(r"cp3(\d+)-", str(PROJECT["tool"]["cibuildwheel"]["build"]))]
     assert named == built
 
 
-def test_wheels_are_built_and_tried_where_the_readme_says_that_inlay_runs():
+def test_wheels_are_built_for_every_system_in_the_readme():
     """With the kernel, which a failed build leaves out without a word: the test of each wheel imports it."""
     wheels = PROJECT["tool"]["cibuildwheel"]
     systems = (ROOT / "README.md").read_text().split("inlay runs on ")[1].split("computes on")[0]

@@ -28,7 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write_adapter(tmp_path / "adapters" / name, demo, seed=seed)
 
 
-def test_its_python_runs():
+def test_python_example_runs():
     (block,) = [block for block in PAGE if block.language == "python"]
     exec(block.text, names := {})
     expected = names["llm"].distributions(names["prompts"], [[5]] * 3, adapter=["sql", "law", None])
@@ -43,7 +43,7 @@ def test_its_commands_run(capsys):
         out = capsys.readouterr().out
         assert "sql" in out
         assert "law" in out
-    # A server goes on for ever: that its line is understood shows where it stumbles over one more word.
+    # A server does not exit, so a conflicting option makes it fail: the error shows that the others were parsed.
     assert main([*shlex.split(commands[2])[1:], "--adapter", "law=x"]) != 0
     assert "two adapters are called 'law'" in capsys.readouterr().err
 
@@ -53,7 +53,7 @@ def test_its_request_names_an_adapter():
     assert json.loads(block.text)["model"] == "sql"
 
 
-def test_every_field_that_is_honoured_has_a_row():
+def test_every_supported_field_has_a_row():
     named = {
         name
         for row in rows(DOCS / "guides/adapters.md", "in `adapter_config.json`", "")

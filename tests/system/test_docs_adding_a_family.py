@@ -57,7 +57,7 @@ def wren(request: pytest.FixtureRequest) -> Iterator[Family]:
     del FAMILIES["wren"]
 
 
-def test_without_its_file_a_model_is_served_without_reuse(folder: Path) -> None:
+def test_unknown_family_is_served_without_reuse(folder: Path) -> None:
     llm = LLM(str(folder / "path/to/wren"))
     assert "models of type 'wren' are served without reuse: inlay has not verified" in (llm.loaded.note or "")
     with raises("policy.unsupported", ParameterError, names="wren"):
@@ -65,7 +65,7 @@ def test_without_its_file_a_model_is_served_without_reuse(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("wren")
-def test_with_its_file_a_model_answers_as_the_stock_one(
+def test_added_family_equals_the_stock_model(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)
@@ -91,7 +91,7 @@ def test_its_command_finds_the_tests() -> None:
         assert f"tests/model/{file}" in done.stdout
 
 
-def test_the_files_it_names_are_there() -> None:
+def test_linked_files_exist() -> None:
     linked = re.findall(r"\]\(([^)#]+)\)", PAGE.read_text(encoding="utf-8"))
     assert linked
     assert [name for name in linked if not (PAGE.parent / name).exists()] == []

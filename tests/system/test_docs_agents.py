@@ -19,7 +19,7 @@ def tool(name: str) -> dict:
     return {"type": "function", "function": function}
 
 
-def test_its_example_computes_the_new_tool_alone(capsys):
+def test_example_computes_only_the_new_tool(capsys):
     (example,) = (block for block in blocks(PAGE) if block.language == "python")
     tools = {name: tool(name) for name in ("read", "write", "search")}
     exec(compile(example.text, str(example), "exec"), {"MODEL": tool_model("qwen"), **tools})

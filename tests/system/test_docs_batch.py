@@ -44,7 +44,7 @@ def test_its_command_answers_the_example(capsys):
     assert set(report) - {"model", "output"} <= set(re.findall(r"`(\w+)`", PAGE))
 
 
-def test_its_python_runs(capsys):
+def test_python_example_runs(capsys):
     (code,) = blocks("python")
     exec(compile(code, "batch.md", "exec"), {})
     answered, share = capsys.readouterr().out.split()
@@ -52,7 +52,7 @@ def test_its_python_runs(capsys):
     assert float(share) > 0.5
 
 
-def test_its_requests_are_answered(capsys):
+def test_example_requests_are_answered(capsys):
     Path("in").write_text("".join(blocks("json request")))
     assert main(["batch", "in", "out", "--schema", "examples/records/records.xml"]) == 0
     assert set(bodies(Path("out"))) == {"mayor", "captain", "phone"}
@@ -60,7 +60,7 @@ def test_its_requests_are_answered(capsys):
     assert bodies(Path("out"))["phone"]["choices"][0]["message"]["content"] == "48213"
 
 
-def test_its_answers_are_those_that_come():
+def test_shown_answers_equal_the_output():
     _, shown = blocks("json answer")
     Path("in").write_text("\n".join(ERRORS))
     assert main(["batch", "in", "out", "--model", "random:tiny"]) == 1

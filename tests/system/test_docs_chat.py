@@ -39,7 +39,9 @@ def notes(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if "inlay run" in block.text], ids=str)
-def test_one_question(block: Block, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_question_prints_the_shown_answer(
+    block: Block, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(DOCS.parent)
     assert main([*shlex.split(block.text)[1:], "--store", "off"]) == 0
     assert capsys.readouterr().out == BLOCKS[BLOCKS.index(block) + 1].text

@@ -18,7 +18,7 @@ PAGE = DOCS / "guides/clusters.md"
 STATE = dict.fromkeys(("replicas", "stalled", "keys", "dropped_keys", "imbalance"), 0.0)
 
 
-def test_the_file_is_one():
+def test_cluster_file_is_valid():
     (block,) = [block for block in blocks(PAGE) if block.language == "yaml"]
     settings = ClusterSettings.of(yaml.safe_load(block.text))
     assert (settings.replicas.min, settings.replicas.max, settings.router.bound) == (1, 4, 1.25)

@@ -46,6 +46,6 @@ def test_its_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert int(capsys.readouterr().out) > 0
 
 
-def test_it_names_every_field() -> None:
+def test_page_names_every_field() -> None:
     named = set(re.findall(r"`(\w+)`", PAGE.read_text(encoding="utf-8")))
     assert {*EmbeddingsBody.model_fields, *RerankBody.model_fields} <= named

@@ -43,19 +43,19 @@ def test_its_examples_run(site: Site, client: str, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out.strip()
 
 
-def test_its_fields_are_those_of_the_bodies() -> None:
+def test_fields_equal_the_bodies() -> None:
     named = set(re.findall(r"`(\w+)`", TEXT)) | {"model", "stream"}
     own = {*MessagesBody.model_fields, *ResponsesBody.model_fields} - set(CommonBody.model_fields)
     assert {*own, *MESSAGES_NO_EFFECT, *RESPONSES_NO_EFFECT} - {"comparison_response_id"} <= named
 
 
-def test_its_paths_are_those_of_the_server() -> None:
+def test_paths_equal_the_servers() -> None:
     told = {tuple(path.strip("`").split()) for path, _ in rows(PAGE, "path", "API")}
     table = {(method, route.path.replace("{name}", "{id}")) for route in ROUTES for method in route.methods}
     assert told == {one for one in table if one[1].startswith(("/v1/messages", "/v1/responses"))}
 
 
-def test_its_codes_are_those_of_the_sources() -> None:
+def test_codes_equal_the_sources() -> None:
     sources = [*(SOURCES / "api").rglob("*.py"), SOURCES / "server" / "stored_responses.py"]
     text = "".join(source.read_text(encoding="utf-8") for source in sources)
     listed = {code.strip("`") for _, code, _ in rows(PAGE, "status", "code", "")}
@@ -63,7 +63,7 @@ def test_its_codes_are_those_of_the_sources() -> None:
     assert {*re.findall(r'code="(\w+)"', sources[-1].read_text(encoding="utf-8"))} <= listed
 
 
-def test_its_bounds_are_those_of_the_server() -> None:
+def test_limits_equal_the_servers() -> None:
     settings = ServerSettings()
     told = re.search(
         r"at most ([\d,]+) responses and (\d+) MiB, for (\d+) hours,\s+and all tenants together (\d+) MiB", TEXT

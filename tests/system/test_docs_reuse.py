@@ -25,7 +25,7 @@ def test_shadow_sampling(capsys):
     assert found.taken is None
 
 
-def test_parts_of_messages():
+def test_parts_of_messages_are_reused():
     block = example("cache_control")
     llm = LLM("demo", seed=0)
     exec(block.text, names := {"llm": llm})

@@ -12,7 +12,7 @@ from tests.pages import DOCS, blocks, rows
 PAGE = DOCS / "reference/sampling.md"
 
 
-def test_the_code_runs_and_prints_what_the_page_shows(capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_prints_the_shown_output(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, object] = {}
     printed = ""
     for block in blocks(PAGE):
@@ -32,7 +32,7 @@ def test_every_parameter_has_a_row_with_its_default() -> None:
     assert written == {field.name: str(field.default) for field in fields}
 
 
-def test_every_step_names_parameters_that_there_are() -> None:
+def test_every_step_names_existing_parameters() -> None:
     steps = rows(PAGE, "step", "parameters", "greedy rows too")
     named = [name.strip("` ") for _, parameters, _ in steps for name in parameters.split(",")]
     assert len(named) == len(set(named)) == 15

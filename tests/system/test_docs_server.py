@@ -55,7 +55,7 @@ def test_modules_are_reused_and_answers_are_right(answers: dict[str, str]):
         assert answer["inlay"]["exact_tokens"] + answer["inlay"]["module_tokens"] > 20
 
 
-def test_its_usage_is_the_one_that_comes(answers: dict[str, str]):
+def test_usage_has_the_shown_fields(answers: dict[str, str]):
     shown = json.loads(next(block for block in blocks(PAGE) if block.note == "usage").text)
     came = json.loads(answers[LINES[0]])
     for part in shown:
@@ -66,7 +66,7 @@ def test_its_usage_is_the_one_that_comes(answers: dict[str, str]):
     )
 
 
-def test_its_stream_ends_as_it_says(answers: dict[str, str]):
+def test_stream_ends_as_shown(answers: dict[str, str]):
     (stream,) = (answer for line, answer in answers.items() if " -N " in line)
     events = stream.split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]
@@ -74,14 +74,14 @@ def test_its_stream_ends_as_it_says(answers: dict[str, str]):
     assert (last["choices"], set(last) >= {"usage", "inlay"}) == ([], True)
 
 
-def test_its_python_runs(demo: Site, capsys: pytest.CaptureFixture[str]):
+def test_python_example_runs(demo: Site, capsys: pytest.CaptureFixture[str]):
     (code,) = (block.text for block in blocks(GUIDE) if block.language == "python")
     exec(compile(code.replace("127.0.0.1:8000", f"127.0.0.1:{demo.port}"), str(GUIDE), "exec"), {})
     first, second, _ = capsys.readouterr().out.splitlines()
     assert int(first.split()[-1]) < 10 < 200 < int(second.split()[-1])
 
 
-def test_it_names_every_field_path_and_code(demo: Site):
+def test_page_names_every_field_path_and_code(demo: Site):
     named = {name for cells in rows(PAGE, "fields", "") for name in re.findall(r"`(\w+)`", cells[0])}
     assert named == {*ChatBody.model_fields, *CompletionBody.model_fields, *NO_EFFECT}
     text = PAGE.read_text()

@@ -42,7 +42,7 @@ def test_limits_are_listed():
     assert listed == [field.name for field in fields(Limits)]
 
 
-def test_refusals_are_listed():
+def test_error_codes_are_listed():
     listed = {code.strip("`") for _, code, _ in rows(PAGE, "status", "code", "what is refused")}
     folder = Path(inlay.server.__file__).parent
     raised = {code for name in SOURCES for code in re.findall(r'code="(\w+)"', (folder / f"{name}.py").read_text())}

@@ -24,7 +24,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", READ, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_and_anchors_lead_somewhere(page: Path) -> None:
+def test_links_and_anchors_exist(page: Path) -> None:
     text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     lost = []
     for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)", text):

@@ -14,7 +14,7 @@ from tests.pages import DOCS, blocks
 PAGE = DOCS / "guides/cache-tiers.md"
 
 
-def test_the_second_start_encodes_nothing(tmp_path, capsys):
+def test_second_start_encodes_nothing(tmp_path, capsys):
     (block,) = [block for block in blocks(PAGE) if block.language == "python" and not block.note]
     assert "/tmp/inlay-store" in block.text
     exec(block.text.replace("/tmp/inlay-store", str(tmp_path)), {})
@@ -53,7 +53,7 @@ def test_every_setting_has_a_row():
     assert rows == [name for name in EngineConfig.__dataclass_fields__ if name.startswith("store")]
 
 
-def test_every_reason_is_told():
+def test_every_miss_reason_is_listed():
     said = PAGE.read_text().split("## Why something is missing")[1].split("\n## ")[0]
     assert re.findall(r"`((?:other )?[a-z]+(?: seen)?)`", said.split("| reason | |")[1]) == [
         *MISS_REASONS[:2],

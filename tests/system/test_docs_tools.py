@@ -90,7 +90,7 @@ def test_every_format_has_a_row() -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen", "llama", "mistral", "simple"])
-def test_the_answers_of_the_table_are_calls(family: str) -> None:
+def test_example_answers_of_the_table_are_calls(family: str) -> None:
     tools = model_tools(tool_tokenizer(family))
     assert isinstance(tools, ModelTools)
     table = rows(PAGE, "format", "an answer that calls", "told from a template that has")
@@ -111,13 +111,13 @@ def test_the_answers_of_the_table_are_calls(family: str) -> None:
         ]
 
 
-def test_its_fields() -> None:
+def test_every_field_has_a_row() -> None:
     named = set(re.findall(r"`(\w+)`", TEXT))
     fields = {name for name in ChatBody.model_fields if "tool" in name}
     assert {*fields, *Function.model_fields} - {"description"} <= named
 
 
-def test_a_model_that_knows_no_tools_says_so() -> None:
+def test_model_without_tools_rejects_them() -> None:
     tools = model_tools(LLM("demo", kv_memory="16MiB").tokenizer)
     body = {"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function", "function": {"name": "f"}}]}
     with raises("unsupported_field", inlay.ParameterError, field="tools"):

@@ -16,12 +16,12 @@ PAGE = DOCS / "guides/writing-schemas.md"
 FORMS, THEIRS = [block for block in blocks(PAGE) if block.language == "python"]
 
 
-def test_its_forms_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_forms_give_equal_schemas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(DOCS.parent)
     exec(compile(FORMS.text, str(FORMS), "exec"), {})
 
 
-def test_the_example_of_prompt_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompt_cache_example_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     section = Path("section.md")
     section.write_text(PAGE.read_text(encoding="utf-8").partition("## Coming from Prompt Cache")[2], encoding="utf-8")
@@ -35,7 +35,7 @@ def test_the_example_of_prompt_cache(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert output.usage.shifted_tokens == 0  # type: ignore[attr-defined]
 
 
-def test_the_methods_it_names_exist() -> None:
+def test_named_methods_exist() -> None:
     ours = " ".join(row[1] for row in rows(PAGE, "theirs", "here"))
     llm = LLM(tiny("llama"))
     named = set(re.findall(r"\bllm\.(\w+)\(", ours))

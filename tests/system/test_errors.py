@@ -50,7 +50,7 @@ def error_classes() -> Iterator[type[BaseException]]:
 
 @pytest.mark.parametrize("way", _COPIES)
 @pytest.mark.parametrize("kind", error_classes(), ids=lambda kind: kind.__name__)
-def test_an_error_is_the_same_after_it_was_pickled_or_copied(kind, way):
+def test_error_survives_pickling_and_copying(kind, way):
     own = "__init__" in vars(kind) or any("__init__" in vars(base) for base in kind.__mro__[1:-3])
     parameters = list(inspect.signature(kind.__init__).parameters.values())[1:] if own else []
     named = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]

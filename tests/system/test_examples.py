@@ -60,12 +60,12 @@ def test_every_example_has_a_readme_with_commands():
 
 
 @pytest.mark.parametrize(("name", "command"), COMMANDS, ids=[f"{name}-{n}" for n, (name, _) in enumerate(COMMANDS)])
-def test_the_commands_of_its_readme(run, name: str, command: str):
+def test_commands_of_each_readme_run(run, name: str, command: str):
     assert f"examples/{name}/" in command
     assert run(command).strip()
 
 
-def test_the_python_of_the_trip_is_its_prompt(monkeypatch: pytest.MonkeyPatch):
+def test_python_and_pml_of_the_trip_example_are_equal(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(ROOT)
     (code,) = re.findall(r"^```python\n(.*?)^```", (EXAMPLES / "trip/README.md").read_text(), re.DOTALL | re.MULTILINE)
     names: dict[str, Any] = {}
@@ -74,7 +74,7 @@ def test_the_python_of_the_trip_is_its_prompt(monkeypatch: pytest.MonkeyPatch):
     assert names["prompt"].to_pml() == written.to_pml()
 
 
-def test_the_folder_is_answered_from(run):
+def test_folder_example_answers_its_questions(run):
     output = run("python examples/folder/ask.py")
     for answer in ("Rolan Fader", "1412", "148 crowns", "Dora Kalis", "8081"):
         assert answer in output
@@ -94,6 +94,6 @@ def test_every_text_gets_a_label(run):
     assert {line.split()[0] for line in lines} <= {"praise", "complaint", "question"}
 
 
-def test_a_folder_without_documents(run, tmp_path: Path):
+def test_folder_without_documents_is_rejected(run, tmp_path: Path):
     with pytest.raises(SystemExit, match=r"holds no \.txt files"):
         run(f"python examples/folder/ask.py --folder {tmp_path}")

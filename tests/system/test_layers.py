@@ -166,7 +166,7 @@ def files() -> dict[str, str]:
     return found
 
 
-def test_the_layers_hold(files: dict[str, str]) -> None:
+def test_imports_respect_the_layers(files: dict[str, str]) -> None:
     assert list(problems(read(files))) == []
 
 
@@ -177,7 +177,7 @@ def test_the_tour_draws_these_layers() -> None:
     assert [set(line.split()) for line in drawn] == [set(row) for row in reversed(rows)]
 
 
-def test_the_ground_imports_no_torch() -> None:
+def test_base_layer_imports_no_torch() -> None:
     code = f"import sys, {', '.join(f'inlay.{module}' for module in LIGHT)}; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
@@ -201,7 +201,7 @@ def test_an_import_that_breaks_a_rule_is_named(files: dict[str, str], module: st
     assert any(problem.startswith(f"{module}, line ") and sentence in problem for problem in problems(read(planted)))
 
 
-def test_a_circle_is_named() -> None:
+def test_import_cycle_is_named() -> None:
     imports = read(
         {
             "pml.a": "from inlay.pml import b",
@@ -213,5 +213,5 @@ def test_a_circle_is_named() -> None:
     assert list(problems(imports)) == ["pml.a → pml.b → pml.c → pml.a is a circle"]
 
 
-def test_a_module_of_no_layer_is_named() -> None:
+def test_module_without_a_layer_is_named() -> None:
     assert list(problems(read({"extras.a": ""}))) == ["extras.a belongs to no layer; add extras to LAYERS"]

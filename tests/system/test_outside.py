@@ -77,7 +77,7 @@ def _own(tree: ast.Module) -> set[str]:
     return methods | fields | assigned
 
 
-def test_nothing_private_is_reached_for() -> None:
+def test_no_private_names_are_used() -> None:
     files = [path for folder in FOLDERS for path in sorted(folder.rglob("*.py")) if path != Path(__file__)]
     assert len(files) > 200
     assert [f"{path.name}, {found}" for path in files for found in reached(path.read_text(encoding="utf-8"))] == []
@@ -101,5 +101,5 @@ def test_nothing_private_is_reached_for() -> None:
         ("model.config._attn_implementation", []),
     ],
 )
-def test_what_is_reached_for_is_named(text: str, found: list[str]) -> None:
+def test_private_name_is_reported(text: str, found: list[str]) -> None:
     assert [each.rpartition(" ")[2] for each in reached(text)] == found

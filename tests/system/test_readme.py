@@ -38,7 +38,7 @@ def run(command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=3600, env=environment)
 
 
-def test_every_command_is_known_here():
+def test_every_readme_command_is_known():
     assert {"make demo", "make test"} < set(COMMANDS)
     assert set(COMMANDS) - set(INLAY) - set(BENCH) - set(EVAL) - set(SERVE) == {"make demo", "make test"}
     assert len(SERVE) == 1
@@ -59,7 +59,7 @@ def test_commands(command, capsys, monkeypatch):
         assert json.loads(out)["cached_tokens"] > 0
 
 
-def said_by_the_clients_python(base: str) -> list[str]:
+def output_of_the_client_example(base: str) -> list[str]:
     code = blocks("python")[0].replace("http://127.0.0.1:8000/v1", base)
     assert base in code
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
@@ -81,7 +81,7 @@ def test_serve_answers_and_stops(command):
             )
             assert answer.choices[0].message.content
             assert answer.usage.prompt_tokens
-            first, second = said_by_the_clients_python(base)
+            first, second = output_of_the_client_example(base)
             assert "of" in first.split()
             cached, of = second.split()[-3::2]
             assert int(of) // 2 < int(cached) < int(of), "the documents, in another order"
@@ -126,7 +126,7 @@ def test_make_demo_is_the_first_command_of_the_readme():
     assert any(command.split() == demo.replace(".venv/bin/", "").split() for command in INLAY)
 
 
-def test_the_python(capsys, monkeypatch):
+def test_readme_python_runs(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     _, code = blocks("python")
     exec(compile(code, "README.md", "exec"), {})
@@ -146,7 +146,7 @@ def test_the_architecture_names_every_package():
             assert f"](../{package.relative_to(ROOT)}" in text, package
 
 
-def test_the_index_without_cuda_stands_before_the_first_installation():
+def test_cpu_package_index_precedes_the_first_installation():
     """Without it pip brings gigabytes of CUDA to machines that have no GPU."""
     for page in ("README.md", "docs/tutorial/first-schema.md", "docs/internals/kernel.md"):
         before, found, _ = (ROOT / page).read_text().partition("pip install .")

@@ -42,7 +42,7 @@ def test_the_tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: py
                 check(Path(block.note))
 
 
-def test_every_block_is_a_file_or_a_command_with_what_it_says() -> None:
+def test_every_block_is_a_file_or_a_command_with_output() -> None:
     for block in BLOCKS:
         assert block.language in ("sh", "text", "python") or (block.language == "xml" and block.note), block
         assert block.language != "sh" or (block.text.startswith("inlay ") and block.text.count("\n") == 1), block

@@ -58,7 +58,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_what_a_wheel_holds(wheel: Path):
+def test_wheel_contents(wheel: Path):
     names = zipfile.ZipFile(wheel).namelist()
     assert wheel.name.startswith("inlay_llm-")
     assert any(name.startswith("inlay/_kernel.") for name in names)

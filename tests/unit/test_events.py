@@ -36,7 +36,7 @@ def test_events_go_through_bytes():
         (PMLError([Problem(Place("s"), "wrong")]), RuntimeError, "PMLError: s: wrong"),
     ],
 )
-def test_an_error_is_itself_here_and_told_elsewhere(error, kind, message):
+def test_error_keeps_its_type_only_within_the_process(error, kind, message):
     event = TokenEvent("a", 0, error=Fault.of(error))
     assert event.error.exception() is error
     (read,) = events_from_bytes(events_to_bytes([event]))
@@ -54,6 +54,6 @@ def test_an_error_is_itself_here_and_told_elsewhere(error, kind, message):
         (b'{"version":3,"events":[{"type":"token","request_id":"a","index":0,"x":1}]}', "cluster.damaged_events"),
     ],
 )
-def test_what_is_no_event_is_told_so(data, code):
+def test_invalid_event_bytes_are_rejected(data, code):
     with raises(code):
         events_from_bytes(data)

@@ -15,7 +15,7 @@ TEXTS = {65: "A", 66: "B", 67: "C"}
 ENTRIES = [{token: Logprob(logprob, rank, TEXTS[token]) for token, logprob, rank in entry} for entry in RANKED]
 
 
-def test_it_is_equal_to_the_list_of_its_entries():
+def test_flat_logprobs_equal_a_list():
     flat = FlatLogprobs(RANKED, TEXTS)
     assert flat == ENTRIES
     assert list(flat) == ENTRIES
@@ -29,7 +29,7 @@ def test_it_is_equal_to_the_list_of_its_entries():
     assert [list(entry) for entry in flat] == [[65, 66], [67, 65, 66], [66]], "the token itself comes first"
 
 
-def test_entries_without_anything_are_none():
+def test_entries_without_values_are_none():
     flat = FlatLogprobs([None, *RANKED])
     assert list(flat.ranked()) == [None, *RANKED]
     assert flat[0] is None
@@ -37,7 +37,7 @@ def test_entries_without_anything_are_none():
     assert flat.so_far(TEXTS) == [None, *ENTRIES]
 
 
-def test_what_was_taken_stays_while_it_grows():
+def test_snapshot_is_unchanged_by_later_entries():
     flat = FlatLogprobs(RANKED[:1], TEXTS)
     taken = flat.so_far()
     flat.append(RANKED[1])
@@ -47,7 +47,7 @@ def test_what_was_taken_stays_while_it_grows():
     assert taken[-1] == ENTRIES[0]
 
 
-def test_it_is_pickled_as_a_list():
+def test_flat_logprobs_are_pickled_as_a_list():
     written = pickle.loads(pickle.dumps(FlatLogprobs(RANKED, TEXTS)))
     assert type(written) is list
     assert written == ENTRIES

@@ -42,7 +42,7 @@ def test_the_written_form_reads_as_the_same_policy(word, positions):
     assert ReusePolicy.named(word) == ReusePolicy.parse(word)
 
 
-def test_modular_is_the_most_exact_form_there_is():
+def test_modular_is_the_most_exact_form():
     """It encodes missing modules as ``primed`` does, and by default reads more exact stored forms."""
     best, fixed = ReusePolicy.parse("modular"), ReusePolicy.parse("primed")
     assert best == BEST != fixed
@@ -62,20 +62,20 @@ def test_modular_is_the_most_exact_form_there_is():
     ("word", "near"),
     [("exat", "exact"), ("Exact", "exact"), ("modlar+linked:16", "modular"), ("anchord", "anchored"), ("atuo", "auto")],
 )
-def test_a_misspelt_policy_is_refused_with_the_nearest_one(word, near):
+def test_misspelt_policy_is_rejected_with_the_nearest_name(word, near):
     with raises("policy.unknown", PolicyError, field="reuse", names=f"reuse='{near}'"):
         ReusePolicy.parse(word)
 
 
 @pytest.mark.parametrize("word", ["", None, 3, ["off"]])
-def test_a_value_that_is_no_policy_is_refused(word):
+def test_invalid_policy_value_is_rejected(word):
     with raises("policy.unknown", PolicyError, names="off, exact, isolated, anchored, primed, modular, auto"):
         ReusePolicy.parse(word)
     with raises("policy.bad_positions", PolicyError, field="positions", names="schema, packed"):
         ReusePolicy.parse("off", word if word is not None else "")
 
 
-def test_a_ceiling_bounds_what_is_asked_for():
+def test_ceiling_limits_the_policy():
     for word, ceiling in product(WORDS, LEVELS):
         policy, most = ReusePolicy.parse(word), ReusePolicy.parse(ceiling)
         assert policy.within(most) == (LEVELS.index(policy.level) <= LEVELS.index(ceiling))
@@ -85,7 +85,7 @@ def test_a_ceiling_bounds_what_is_asked_for():
 
 
 @given(st.lists(written, min_size=1))
-def test_the_least_of_several_is_within_them_all(words):
+def test_least_of_several_policies_is_within_each(words):
     least = ReusePolicy.least(*words, None)
     assert str(least) in {str(ReusePolicy.parse(word)) for word in words}
     assert all(least.within(ReusePolicy.parse(word)) for word in words)
@@ -129,7 +129,7 @@ def test_the_next_safer_policy(asked, safer, without):
     assert gaps.positions == ("packed" if safer == "exact" != asked else "schema"), "full prefill has no gaps"
 
 
-def test_the_default_goes_by_whether_there_are_modules():
+def test_default_policy_depends_on_modules():
     assert default_policy(modules=True) == BEST
     assert default_policy(modules=False) == ReusePolicy.parse("exact")
 
@@ -140,7 +140,7 @@ def test_the_default_goes_by_whether_there_are_modules():
     | st.tuples(st.sampled_from(SHARES), st.integers(0, 10_000)).map(lambda some: f"{some[0]}:{some[1] / 10_000:.4f}"),
     st.sampled_from([None, *POSITIONS]),
 )
-def test_a_repaired_policy_is_written_and_read(word, recompute, positions):
+def test_policy_with_recomputation_round_trips(word, recompute, positions):
     written = f"{word}+{recompute}"
     policy = ReusePolicy.parse(written, positions)
     assert re.fullmatch(KEY, written)
@@ -153,14 +153,14 @@ def test_a_repaired_policy_is_written_and_read(word, recompute, positions):
     assert policy.alone().recompute is None
 
 
-def test_amounts_are_written_as_short_as_they_can_be():
+def test_amounts_are_written_in_short_form():
     short = {"profiled:0.1500": "profiled:0.15", "profiled:1.0": "profiled:1", "linked:08": "linked:8"}
     for written, told in short.items():
         assert str(ReusePolicy.parse(f"modular+{written}")) == f"modular+{told}"
 
 
 @pytest.mark.parametrize("recompute", ["", "+linked:16", "+profiled:0.15"])
-def test_healing_is_turned_off_in_writing(recompute):
+def test_promotion_can_be_turned_off_in_the_key(recompute):
     written = f"modular{recompute}+healing:off"
     policy = ReusePolicy.parse(written)
     assert str(policy) == written
@@ -211,14 +211,14 @@ def test_healing_is_turned_off_in_writing(recompute):
         ("auto:answers:0", "policy.bad_tolerance"),
     ],
 )
-def test_a_wrong_key_is_refused(key, code):
+def test_wrong_key_is_refused(key, code):
     with raises(code, PolicyError, names=repr(key)):
         ReusePolicy.parse(key)
     assert ReusePolicy.named(key) is None
     assert not re.fullmatch(KEY, key) or key.startswith("auto:answers:")  # whose bounds a pattern does not have
 
 
-def test_a_repair_is_within_what_its_level_is_within():
+def test_recomputation_does_not_change_the_ceiling_check():
     for ceiling in LEVELS:
         recomputed, plain = ReusePolicy.parse("anchored+linked:8"), ReusePolicy.parse("anchored")
         assert recomputed.within(ReusePolicy.parse(ceiling)) == plain.within(ReusePolicy.parse(ceiling))
@@ -288,7 +288,7 @@ def test_a_tolerance_refines_auto():
     assert PolicyFields("auto").policy() == ReusePolicy.parse("auto")
 
 
-def test_no_field_is_no_policy_and_a_policy_is_itself():
+def test_no_fields_give_no_policy_and_a_policy_is_unchanged():
     assert PolicyFields().policy("packed") is None
     policy = ReusePolicy.parse("modular+linked:3", "schema")
     assert PolicyFields(policy).policy() is policy
@@ -408,7 +408,7 @@ def test_wrong_fields_are_refused(fields, code, names):
         fields.policy()
 
 
-def test_messages_name_options_of_the_command_line():
+def test_messages_name_command_line_options():
     with raises("policy.conflict", PolicyError, field="recompute", names="--recompute linked:3"):
         PolicyFields("exact", recompute="linked:3").policy(options=True)
     with raises("policy.conflict", PolicyError, field="promote", names="--no-promote"):
@@ -436,7 +436,7 @@ def test_every_field_has_a_description():
 
 
 @pytest.mark.parametrize("kind", SHARES)
-def test_a_pass_chooses_where_something_is_left_to_choose(kind):
+def test_selection_pass_runs_only_for_partial_ratios(kind):
     selects = [ReusePolicy.parse(f"anchored+{kind}:{share}").recompute.selects for share in ("0", "0.5", "1")]
     assert selects == [False, kind != "profiled", False]
 
@@ -479,7 +479,7 @@ def test_auto_is_the_cheapest_policy_that_was_measured_to_be_within_its_toleranc
         assert str(policy.resolved(rows, None)) == taken
 
 
-def test_auto_goes_by_what_was_measured_where_modules_stand():
+def test_auto_uses_only_measurements_for_its_positions():
     """Measurements with packed positions do not apply to modules at their schema's positions."""
     assert str(ReusePolicy.parse("auto:0.05").resolved(ROWS, "it turns")) == "isolated"
     at_schema = ReusePolicy.parse("auto:0.05", "schema").resolved(ROWS, None)
@@ -492,7 +492,7 @@ def test_auto_without_a_measurement_is_exact():
     assert ReusePolicy.parse("auto:answers:0.1").resolved(without_answers, None) == ReusePolicy.parse("exact")
 
 
-def test_auto_takes_its_tolerance_from_the_engine_where_it_has_none():
+def test_auto_uses_the_engines_tolerance_by_default():
     alone, own = ReusePolicy.parse("auto"), ReusePolicy.parse("auto:0.2")
     assert str(alone.tolerating(DEFAULT)) == "auto:0.05"
     assert own.tolerating(DEFAULT) == own
@@ -500,19 +500,19 @@ def test_auto_takes_its_tolerance_from_the_engine_where_it_has_none():
 
 
 @pytest.mark.parametrize("tolerance", [True, None, "x", float("nan"), -0.1, 1e9, [0.1], "answers:", "answers:1.01"])
-def test_what_is_no_tolerance_is_told_so(tolerance):
+def test_invalid_tolerance_is_rejected(tolerance):
     with raises("policy.bad_tolerance", PolicyError, field="tolerance"):
         Tolerance.parse(tolerance)
 
 
 @given(st.floats(0, 1000), st.floats(0.001, 1))
-def test_a_tolerance_reads_as_it_is_written(kl, answers):
+def test_tolerance_round_trips(kl, answers):
     for tolerance in (Tolerance(kl=round(kl, 6)), Tolerance(answers=round(answers, 6))):
         assert Tolerance.parse(str(tolerance)) == tolerance
     assert Tolerance.parse(kl) == Tolerance(kl=kl)
 
 
-def test_a_ceiling_of_auto_allows_what_was_measured_to_be_within_it():
+def test_auto_ceiling_allows_policies_within_its_tolerance():
     ceiling = ReusePolicy.parse("auto:0.05")
 
     def allowed(positions: str | None) -> list[str]:
@@ -533,13 +533,13 @@ def test_a_ceiling_of_auto_allows_what_was_measured_to_be_within_it():
     assert [ReusePolicy.least("modular", word) == ReusePolicy.parse(word) for word in CEILINGS] == [True] * 4
 
 
-def test_schemas_are_encoded_ahead_for_what_their_prompts_get():
+def test_schemas_are_encoded_for_the_policy_of_their_prompts():
     modular, auto = BEST, ReusePolicy.parse("auto")
     assert ReusePolicy.ahead(None, modular) == ReusePolicy.ahead(ReusePolicy.parse("exact"), modular) == BEST
     assert ReusePolicy.ahead(auto, modular) == ReusePolicy.ahead(None, auto) == auto
 
 
-def test_an_equal_value_of_another_type_is_checked_again():
+def test_equal_value_of_another_type_is_rejected():
     assert PolicyFields("modular", promote=False).policy() == PolicyFields("modular", promote=False).policy()
     with raises("policy.bad_promote", PolicyError):
         PolicyFields("modular", promote=0).policy()

@@ -23,7 +23,7 @@ values = st.recursive(
 
 
 @given(values, st.booleans())
-def test_what_is_json_is_read_as_python_reads_it(value: Any, escaped: bool) -> None:
+def test_json_is_parsed_as_python_does(value: Any, escaped: bool) -> None:
     data = json.dumps(value, ensure_ascii=escaped).encode()
     assert read_json(data) == json.loads(data)
 
@@ -54,7 +54,7 @@ def depth_of(text: str) -> int:
 @example('["\\"[[[[[[[[["]', 8)
 @example('["\\\\",[[[[[[[[1]]]]]]]]]', 8)
 @example("[" + '"' * 512 + "[" * 9, 8)
-def test_nothing_too_deep_reaches_the_parser(text: str, most: int) -> None:
+def test_too_deep_nesting_never_reaches_the_parser(text: str, most: int) -> None:
     """For any text, valid or not, the parser never gets more nesting than the limit."""
     if depth_of(text) > most:
         with pytest.raises(JSONError) as caught:
@@ -66,7 +66,7 @@ def test_nothing_too_deep_reaches_the_parser(text: str, most: int) -> None:
 
 
 @given(st.binary(max_size=40))
-def test_any_bytes_are_a_value_or_an_error_of_ours(data: bytes) -> None:
+def test_any_bytes_give_a_value_or_a_project_error(data: bytes) -> None:
     with suppress(JSONError):
         read_json(data)
 
@@ -75,7 +75,7 @@ def test_any_bytes_are_a_value_or_an_error_of_ours(data: bytes) -> None:
 @example("\\\\ud800", "")
 @example("\\ud83d\\ude00", "\n")
 @example("\\ude00\\ud83d", "")
-def test_halves_of_characters_are_found_where_they_stand(escapes: str, before: str) -> None:
+def test_lone_surrogates_are_located(escapes: str, before: str) -> None:
     data = f'[{json.dumps(before, ensure_ascii=False)},\n"{escapes}"]'.encode()
     try:
         value = json.loads(data)
@@ -106,37 +106,39 @@ def test_halves_of_characters_are_found_where_they_stand(escapes: str, before: s
         (b"[" + b"[]," * 100 + b"1]", JsonFault.SIZE, "", None, None),
     ],
 )
-def test_what_is_wrong(data: bytes, fault: JsonFault, detail: str, line: int | None, column: int | None) -> None:
+def test_invalid_json_is_located(
+    data: bytes, fault: JsonFault, detail: str, line: int | None, column: int | None
+) -> None:
     with pytest.raises(JSONError) as caught:
         read_json(data, max_depth=MOST, max_containers=100)
     error = caught.value
     assert (error.fault, error.detail, error.line, error.column) == (fault, detail, line, column)
 
 
-def test_bytes_that_are_not_utf8() -> None:
+def test_bytes_without_utf8_are_rejected() -> None:
     with pytest.raises(JSONError) as caught:
         read_json(b'{"a": "\xff"}')
     assert (caught.value.fault, caught.value.index) == (JsonFault.ENCODING, 7)
 
 
-def test_deeper_than_python_can_parse() -> None:
+def test_nesting_beyond_pythons_limit_is_rejected() -> None:
     with pytest.raises(JSONError) as caught:
         read_json(b"[" * 100_000 + b"]" * 100_000)
     assert caught.value.fault is JsonFault.DEPTH
 
 
-def test_brackets_in_texts_count_for_nothing() -> None:
+def test_brackets_in_strings_do_not_count_as_nesting() -> None:
     data = json.dumps({"a": '[{"\\' * 1_000, "b": "[" * 100}).encode()
     assert read_json(data, max_depth=1, max_containers=1) == json.loads(data)
 
 
-def test_objects_and_numbers_of_the_callers_own() -> None:
+def test_custom_objects_and_integers_can_be_made() -> None:
     made = read_json(b'{"a": 1, "a": 23}', make_object=list, make_integer=len)  # type: ignore[arg-type]
     assert made == [("a", 1), ("a", 2)]
 
 
 @pytest.mark.parametrize(("number", "many"), [("7", True), ("0.5", True), ("7", False)])
-def test_others_have_their_turn_between_two_of_many_numbers(number, many):
+def test_other_threads_can_run_while_many_numbers_are_parsed(number, many):
     """Python's parser holds the interpreter for as long as it runs, 0.1 s a million numbers; functions give it up."""
     count, calls = (50_000 if many else 1000), 0
 

@@ -267,7 +267,7 @@ def test_a_request_reports_its_cached_tokens():
         dataclasses.replace(output, prompt_positions=(0,))
 
 
-def test_values_are_shown_in_part():
+def test_long_values_are_truncated():
     class Odd:
         def __repr__(self) -> str:
             return "x" * 1_000 + "\n"

@@ -1,4 +1,4 @@
-"""A file that is replaced is there whole, or as it was."""
+"""Replacing a file is atomic: readers see the old or the new content."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from inlay.whole_file import replace_file
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_the_new_file_is_there_and_nothing_beside_it(tmp_path, durable):
+def test_new_file_is_whole_without_leftovers(tmp_path, durable):
     path = tmp_path / "keys.json"
     for data in (b"first", b"second, longer"):
         replace_file(path, data, durable=durable, keep_owner=True)
@@ -22,7 +22,7 @@ def test_the_new_file_is_there_and_nothing_beside_it(tmp_path, durable):
 
 
 @pytest.mark.parametrize("name", ["fsync", "replace"])
-def test_what_fails_leaves_the_old_file(tmp_path, monkeypatch, name):
+def test_failed_replacement_keeps_the_old_file(tmp_path, monkeypatch, name):
     path = tmp_path / "keys.json"
     replace_file(path, b"first")
 
@@ -36,7 +36,7 @@ def test_what_fails_leaves_the_old_file(tmp_path, monkeypatch, name):
     assert os.listdir(tmp_path) == ["keys.json"]
 
 
-def test_the_owner_stays_whose_the_file_was(tmp_path, monkeypatch):
+def test_owner_of_the_file_is_kept(tmp_path, monkeypatch):
     path = tmp_path / "keys.json"
     path.write_bytes(b"first")
     given = []

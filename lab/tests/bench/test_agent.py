@@ -18,7 +18,7 @@ def computed(result: dict, run: str, policy: str) -> list[int]:
     return [turn["computed_tokens"] for turn in result["runs"][run][policy]]
 
 
-def test_an_agent_whose_tools_and_files_change():
+def test_changed_tools_and_files_cost_a_modular_agent_little():
     result = measure_agent(SMALL)
     lengths = result["prompt_tokens"]["changed"]
     assert [len(turns) for columns in result["runs"].values() for turns in columns.values()] == [4] * 4
@@ -34,7 +34,7 @@ def test_an_agent_whose_tools_and_files_change():
     assert all(turn["ttft_s"] > 0 for turn in result["runs"]["changed"]["modular"])
 
 
-def test_thinking_that_later_prompts_leave_out_costs_the_answer_behind_it():
+def test_dropped_thinking_costs_the_answer_after_it():
     plain, thinking = measure_agent(SMALL), measure_agent(replace(SMALL, thinking=60))
     assert thinking["prompt_tokens"] == plain["prompt_tokens"]
     pairs = zip(computed(thinking, "same", "exact")[1:], computed(plain, "same", "exact")[1:], strict=True)
@@ -84,7 +84,7 @@ def program(tmp_path: Path) -> Path:
     return path
 
 
-def test_llama_reads_the_prefix_of_the_last_prompt_and_answer(program: Path):
+def test_llama_server_reads_the_prefix_of_the_last_prompt(program: Path):
     result = measure_agent(replace(SMALL, dtype="bfloat16", llama_server=program))
     assert result["without_llama"] is None
     for run in ("same", "changed"):
@@ -94,7 +94,7 @@ def test_llama_reads_the_prefix_of_the_last_prompt_and_answer(program: Path):
         assert [turn["ttft_s"] for turn in result["runs"][run]["llama-server"]] == [each / 500 for each in new]
 
 
-def test_a_server_that_is_missing_or_ends_is_named(tmp_path: Path, program: Path):
+def test_missing_or_failing_server_is_named(tmp_path: Path, program: Path):
     with pytest.raises(ParameterError, match="--llama-server"):
         measure_agent(replace(SMALL, llama_server=tmp_path / "none"))
     program.write_text("#!/bin/sh\necho no such model\nexit 1\n")

@@ -30,7 +30,7 @@ def attacked(site: Site, attack: Attack, seconds: float = 0.5) -> Seen:
 
 
 @pytest.mark.parametrize("name", ["fields", "true", "leave-streams"])
-def test_an_attack_in_short(site: Site, name: str):
+def test_short_attack_is_measured(site: Site, name: str):
     seen = attacked(site, attacks(1)[name], 2.0)  # long enough for the victim on a busy machine
     assert seen.waits
     assert seen.alone > 0
@@ -41,7 +41,7 @@ def test_an_attack_in_short(site: Site, name: str):
     assert seen.peak >= seen.before > 0
 
 
-def test_who_refuses_the_victim_is_told(site: Site, monkeypatch: pytest.MonkeyPatch):
+def test_failed_victim_requests_are_reported(site: Site, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(EngineCore, "add", lambda *_: exec("raise RuntimeError('a fault')"))
     seen = attacked(site, attacks(1)["fields"], 0.1)
     assert seen.failures
@@ -62,7 +62,7 @@ def test_problems():
     assert Seen().problems() == ["the victim got no answer"]
 
 
-def test_clients_share_the_requests_out():
+def test_clients_divide_the_requests():
     sends = [[Send("GET", f"/{n}")] for n in range(3)]
     assert list(rounds_of(sends, 2)) == [[sends[0], sends[2]], [sends[1]]]
     assert list(rounds_of(sends[:1], 2)) == [[sends[0]], [sends[0]]]

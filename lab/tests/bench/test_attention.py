@@ -88,7 +88,7 @@ def test_every_column_computes_the_same_attention(column, heads, shared, dtype, 
     torch.testing.assert_close(output.float(), reference.float(), atol=tolerance, rtol=tolerance)
 
 
-def test_sequences_hold_different_tokens_behind_what_they_share():
+def test_sequences_have_different_tokens_after_the_shared_prefix():
     case = Case("float32", 2, 2, 8, batch=3, context=24, shared=8, chunk=8)
     content = Content(case)
     (first, _), (second, _) = content.private(0), content.private(1)
@@ -99,7 +99,7 @@ def test_sequences_hold_different_tokens_behind_what_they_share():
 
 
 @pytest.mark.parametrize("copies", [False, True])
-def test_a_pool_holds_the_bytes_that_a_case_counts(copies):
+def test_pool_has_the_counted_bytes_of_a_case(copies):
     case = Case("bfloat16", 4, 2, 16, batch=5, context=47, shared=32, chunk=16)
     pages = Pages(case, Content(case), copies=copies)
     assert pages.pool.free_chunks == 0
@@ -120,7 +120,7 @@ def test_every_placement_of_segments_gives_the_same_output(heads, query, dtype):
         torch.testing.assert_close(output.float(), reference.float(), atol=tolerance, rtol=tolerance)
 
 
-def test_placements_are_what_they_say():
+def test_placements_are_as_named():
     case = SegmentCase("float32", 2, 2, 8, "decode", 3, 5, 16)
 
     def places(placement: str) -> list[tuple[int, int, int]]:
@@ -132,7 +132,7 @@ def test_placements_are_what_they_say():
     assert places("shifted") == [(0, 0, 0), (16, 0, 5), (32, 0, 10)]
 
 
-def test_the_json_of_every_part(measured):
+def test_json_has_every_part(measured):
     result = measured
     assert [(row["context"], row["shared"]) for row in result["table3"]] == [(16, 0), (16, 8), (16, 12), (16, 16)]
     assert [(row["context"], row["shared"]) for row in result["figure3"]] == [(16, 16), (24, 16)]
@@ -155,7 +155,7 @@ def test_the_json_of_every_part(measured):
     assert result["backend"] == get_backend("auto").name
 
 
-def test_runs_are_as_many_as_they_say_and_lie_apart():
+def test_scattered_ranges_have_the_given_number_and_do_not_touch():
     for count in (1, 2, 7):
         ranges = scattered(16, count, 8)
         assert len(ranges) == count
@@ -165,7 +165,7 @@ def test_runs_are_as_many_as_they_say_and_lie_apart():
         assert len(join(sorted(ranges, key=lambda each: each.first))) == count
 
 
-def test_a_scattered_prompt_gives_the_same_as_one_in_one_run():
+def test_scattered_prompt_equals_a_contiguous_one():
     case = PrefillCase("float32", 4, 2, 16, tokens=64, runs=(1, 5), chunk=8)
     one, many = (prefill_step(case, count, get_backend("auto"))() for count in case.runs)
     torch.testing.assert_close(many, one, atol=1e-5, rtol=0)
@@ -178,7 +178,7 @@ def test_progress_counts_cells():
     assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
-def test_columns_that_share_count_what_is_shared_once(measured):
+def test_sharing_columns_count_shared_bytes_once(measured):
     last = measured["table3"][-1]["columns"]
     token = 2 * 2 * 16 * 4  # keys and values of two heads, fp32
     assert last["ours"]["distinct_gb"] == last["paged"]["distinct_gb"] == round((16 + 2) * token / 1e9, 4)
@@ -186,7 +186,7 @@ def test_columns_that_share_count_what_is_shared_once(measured):
 
 
 @pytest.mark.parametrize(("free", "skipped"), [(0, set(COLUMNS)), (10_000, {"unshared", "sdpa", "flash", "naive"})])
-def test_what_does_not_fit_is_skipped_with_the_reason(monkeypatch, free, skipped):
+def test_column_without_enough_memory_is_skipped_with_a_reason(monkeypatch, free, skipped):
     class Memory:
         available = free
 
@@ -198,7 +198,7 @@ def test_what_does_not_fit_is_skipped_with_the_reason(monkeypatch, free, skipped
     assert all("GB may be used" in row["columns"][name]["skipped"] for name in skipped)
 
 
-def test_memories_that_do_not_fit_together_are_measured_one_by_one(monkeypatch):
+def test_caches_too_large_together_are_measured_one_by_one(monkeypatch):
     class Memory:
         available = 50_000
 
@@ -233,7 +233,7 @@ def test_wrong_settings(wrong, sentence):
         AttentionSetting(**wrong)
 
 
-def test_a_backend_that_is_not_there():
+def test_unknown_backend_is_rejected():
     with pytest.raises(ParameterError, match="attention backend 'gpu' does not exist"):
         measure_attention(changed(backend="gpu"))
 

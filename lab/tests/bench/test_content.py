@@ -34,13 +34,13 @@ def test_documents_in_new_combinations_are_read_without_marks() -> None:
     assert tokens["content"] >= 0.6 * tokens["marks"]
 
 
-def test_files_that_other_sessions_read_are_read_without_marks() -> None:
+def test_files_of_other_sessions_are_read_without_marks() -> None:
     rows = asked("agent", Sizes(prompts=4 * STEPS, characters=400))
     assert rows["exact"]["recomputed"] == 0 < rows["content"]["recomputed"]  # modules, not prefixes alone
     assert 0.75 * rows["marks"]["read"] <= rows["content"]["read"]
 
 
-def test_a_text_is_read_from_its_third_sighting_on() -> None:
+def test_text_is_read_from_its_third_occurrence() -> None:
     done: list[tuple[int, int]] = []
     sizes = Sizes(prompts=2 * SIGHTINGS)
     result = measure_content(ContentSetting(workload="repeat", sizes=sizes), lambda *at: done.append(at))

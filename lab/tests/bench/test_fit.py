@@ -18,7 +18,7 @@ def test_a_parabola_is_found():
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(-50, 50)), min_size=4, unique_by=lambda point: point[0]))
-def test_a_line_is_the_least_squares_one(points):
+def test_line_is_the_least_squares_fit(points):
     found = fit(points, 1)
     assert found is not None
     x, y = np.array(points, float).T
@@ -34,5 +34,5 @@ def test_no_curve_through_as_many_points_as_coefficients(points, degree):
     assert fit(points, degree) is None
 
 
-def test_points_at_one_place_are_no_curve():
+def test_points_at_one_x_have_no_curve():
     assert fit([(1, 1), (1, 2), (1, 3), (1, 4)], 1) is None

@@ -100,7 +100,7 @@ def test_checks(tmp_path):
     assert row["passes"] > 0
 
 
-def test_without_a_gpu_there_is_a_sentence():
+def test_missing_gpu_is_one_sentence():
     done = subprocess.run(
         [sys.executable, SCRIPTS / "attention.py"],
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True,

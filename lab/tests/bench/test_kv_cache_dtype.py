@@ -15,7 +15,7 @@ FILE = Path(__file__).parents[2] / "benchmarks" / "kv_cache_dtype.py"
 
 
 @pytest.mark.long
-def test_its_table_is_that_of_the_page(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_table_equals_the_page(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setattr(sys, "argv", [str(FILE), "random:tiny", "2x400", "1x700"])
     runpy.run_path(str(FILE), run_name="__main__")
     head, line, *rows, last = capsys.readouterr().out.splitlines()

@@ -88,7 +88,7 @@ def test_weights_are_counted_without_loading_them(shape):
             assert llama.bytes_read(config, quantization) == pytest.approx(expected, rel=0.01)
 
 
-def test_no_room_for_the_stock_model_is_one_sentence(monkeypatch):
+def test_too_little_memory_for_the_stock_model_is_one_sentence(monkeypatch):
     config = AutoConfig.for_model("llama", vocab_size=100, hidden_size=32, num_hidden_layers=1)
     stock.check_another_fits(config, torch.float32)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
@@ -122,7 +122,7 @@ def test_decode_json():
 
 
 @pytest.mark.usefixtures("quick_model")
-def test_models_that_do_not_fit_together_go_one_after_the_other(monkeypatch):
+def test_models_too_large_together_run_one_after_another(monkeypatch):
     monkeypatch.setattr("inlay_lab.bench.decode.measure.another_fits", lambda *arguments: False)
     setting = DecodeSetting(model=TINY, context=8, tokens=2, baselines=("transformers",), runs=1, quick=True)
     result = measure_decode(setting)
@@ -130,7 +130,7 @@ def test_models_that_do_not_fit_together_go_one_after_the_other(monkeypatch):
     assert set(result["columns"]) == {"inlay", "transformers"}
 
 
-def test_a_step_is_taken_apart_and_put_together_again(fp32):
+def test_step_shares_add_up_and_the_engine_is_restored(fp32):
     before = (engine.begin, forward.build_plan, vars(type(get_backend()))["attend"])
     forwards = [vars(module).get("forward") for module in fp32.loaded.model.modules()]
     shares = step_shares(fp32, PROMPT, 3)
@@ -156,7 +156,7 @@ def test_wrong_decode_settings(wrong, error, sentence):
         measure_decode(DecodeSetting(**{"model": TINY, **wrong}))
 
 
-def test_why_llama_cpp_is_left_out(monkeypatch):
+def test_reason_for_skipping_llama_cpp(monkeypatch):
     config = tiny("llama").model.config
     gpt2 = tiny("gpt2").model.config
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -171,7 +171,7 @@ def test_why_llama_cpp_is_left_out(monkeypatch):
 
 
 @pytest.mark.usefixtures("quick_model")
-def test_a_column_that_is_left_out_says_why(monkeypatch):
+def test_skipped_column_has_a_reason(monkeypatch):
     setting = DecodeSetting(
         model=TINY, dtype="float32", context=8, tokens=2, baselines=("llama.cpp",), runs=1, quick=True
     )
@@ -215,7 +215,7 @@ def test_llama_cpp_gives_first_tokens_of_whole_and_held_prompts():
             assert all(meter() > 0 for meter in (*meters.values(), *meters.values()))
 
 
-def test_first_tokens_say_why_llama_cpp_is_left_out(monkeypatch):
+def test_ttft_gives_the_reason_for_skipping_llama_cpp(monkeypatch):
     monkeypatch.setattr("inlay_lab.bench.ttft.why_not", lambda *arguments: "not here")
     setting = TTFTSetting(model=TINY, rows=(Setting(16, 8),), runs=1, baselines=("llama.cpp",), quick=True)
     result = measure_ttft(setting)
@@ -224,14 +224,14 @@ def test_first_tokens_say_why_llama_cpp_is_left_out(monkeypatch):
 
 
 @pytest.mark.skipif(not HAS_LLAMA, reason="llama-cpp-python and gguf are not installed")
-def test_a_file_that_llama_cpp_cannot_read_is_one_sentence(monkeypatch):
+def test_unreadable_llama_cpp_file_is_one_sentence(monkeypatch):
     monkeypatch.setattr(llama, "write_gguf", lambda config, path, quantization: path.write_bytes(b"no model"))
     sentence = r"llama\.cpp cannot load the model; leave it out with --baselines transformers"
     with pytest.raises(ModelError, match=sentence), llama.llama_answers(tiny("llama").model.config, 4, 4):
         pass
 
 
-def test_encoding_stores_what_the_stock_model_computes(fp32):
+def test_encoding_stores_the_stock_models_values(fp32):
     text = '<schema name="e"><module name="a">first of them</module><module name="b">and a second one</module></schema>'
     encode(fp32, text)
     ids = module_ids(fp32, text)
@@ -276,7 +276,7 @@ def test_wrong_encode_settings(wrong, error, sentence):
 
 
 @pytest.mark.usefixtures("quick_model")
-def test_a_sweep_fits_curves_and_says_what_it_left_out(tmp_path):
+def test_sweep_fits_curves_and_lists_skipped_rows(tmp_path):
     rows = tuple(Setting(count, 8) for count in (16, 32, 48, 64, 80, 9000))
     setting = TTFTSetting(model=TINY, rows=rows, runs=1, sweep=True, longest_baseline=64, quick=True)
     result = measure_ttft(setting)
@@ -294,14 +294,14 @@ def test_a_sweep_fits_curves_and_says_what_it_left_out(tmp_path):
 
 
 @pytest.mark.usefixtures("quick_model")
-def test_without_a_sweep_what_does_not_fit_is_an_error():
+def test_too_long_row_without_a_sweep_is_an_error():
     with pytest.raises(ContextError, match="do not fit the model's context of 2048"):
         measure_ttft(TTFTSetting(model=TINY, rows=(Setting(16, 8), Setting(9000, 8)), quick=True))
 
 
 @pytest.mark.usefixtures("quick_model")
 @pytest.mark.parametrize("reuse", ["isolated", "modular", "anchored+linked:4", "modular+profiled:0.25"])
-def test_every_request_that_is_timed_computes_its_new_tokens_and_its_repair(monkeypatch, reuse):
+def test_every_timed_request_computes_its_new_and_recomputed_tokens(monkeypatch, reuse):
     """No request finds text that an earlier one computed."""
     usages, first_token = [], ttft.first_token
 

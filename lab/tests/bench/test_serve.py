@@ -37,7 +37,7 @@ def run(site: Site, load: Load = SHORT) -> dict[str, Any]:
     return asyncio.run(run_load(f"http://127.0.0.1:{site.port}", load, lambda line: None))
 
 
-def test_a_short_load(loaded: Site):
+def test_short_load_passes(loaded: Site):
     found = run(loaded)
     assert (found["wrong"], found["errors"], found["problems"]) == (0, 0, [])
     assert found["equal"] + found["near_ties"] + found["habits"]["leave"] >= found["requests"] > 8
@@ -52,7 +52,7 @@ def test_a_short_load(loaded: Site):
     assert len(found["rss_mib"]) == 7
 
 
-def test_tokens_that_get_lost_are_found(loaded: Site, monkeypatch: pytest.MonkeyPatch):
+def test_lost_tokens_are_detected(loaded: Site, monkeypatch: pytest.MonkeyPatch):
     update = Chunks.update
 
     def lossy(self: Chunks, number: int, output: RequestOutput) -> Iterable[str]:
@@ -65,7 +65,7 @@ def test_tokens_that_get_lost_are_found(loaded: Site, monkeypatch: pytest.Monkey
     assert found["problems"]
 
 
-def test_its_command_takes_a_server_that_runs(loaded: Site, monkeypatch: pytest.MonkeyPatch, capsys):
+def test_command_uses_a_running_server(loaded: Site, monkeypatch: pytest.MonkeyPatch, capsys):
     url = f"http://127.0.0.1:{loaded.port}"
     options = ["--url", url, "--clients", "2", "--seconds", "0.3", "--prompts", "2", "--max-tokens", "4"]
     monkeypatch.setattr(sys, "argv", ["serve_load.py", *options])
@@ -73,7 +73,7 @@ def test_its_command_takes_a_server_that_runs(loaded: Site, monkeypatch: pytest.
     assert capsys.readouterr().out.startswith(f'{{"model": "{url}", "clients": 2, ')
 
 
-def test_servers_with_and_without_traces_are_compared_in_turns():
+def test_servers_with_and_without_traces_are_compared_alternately():
     llm = small_model(max_num_seqs=6)
     with (
         collecting() as collector,
@@ -107,7 +107,7 @@ def test_verdicts(said: str, verdict: Verdict):
     assert case.judge(said) is verdict
 
 
-def test_a_client_skips_the_comments_of_a_long_silence():
+def test_client_skips_keep_alive_comments():
     class Quiet:
         """A connection that stays silent for long."""
 

@@ -38,12 +38,12 @@ def test_flat(own: list[float], growth: float, flat: bool):
 
 
 @pytest.mark.parametrize("minutes", [10, 11.5])
-def test_a_soak_too_short_to_say_anything(minutes: float):
+def test_too_short_soak_is_rejected(minutes: float):
     with pytest.raises(ParameterError, match=rf"a soak of {minutes:g} minutes says nothing.*give it 12 minutes"):
         Soak(minutes=minutes)
 
 
-def test_a_process_has_memory_of_its_own_and_of_files():
+def test_memory_of_a_process_excludes_files():
     rss, own = memory_of(os.getpid())
     with mmap.mmap(-1, 64 << 20) as kept:  # not the memory that the process had before
         for at in range(0, len(kept), 4096):
@@ -62,7 +62,7 @@ async def ask(url: str, kinds: list[str], seen: Seen) -> None:
     tenant.leave()
 
 
-def test_mistakes_are_refused_and_what_else_is_refused_is_told():
+def test_expected_rejections_pass_and_others_are_reported():
     llm = small_model(max_num_seqs=6)
     with running(llm) as site:
         seen, url = Seen(), f"http://127.0.0.1:{site.port}"
@@ -76,7 +76,7 @@ def test_mistakes_are_refused_and_what_else_is_refused_is_told():
 
 
 @pytest.mark.long
-def test_a_short_soak(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_short_soak_passes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     options = ["--minutes", "0.3", "--settle", "0.1", "--interval", "3", "--rate", "40"]
     monkeypatch.setattr(sys, "argv", [str(FILE), *options])
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # of the server: more threads would wait for other tests' threads

@@ -20,7 +20,7 @@ def test_the_prompts_of_a_task_differ(task):
     assert {params.greedy for params in work.params} == {task != "story"}
 
 
-def test_quotes_are_of_given_passages(tmp_path):
+def test_quotes_are_from_given_passages(tmp_path):
     (tmp_path / "passages.jsonl").write_text(
         "".join(json.dumps({"name": name, "text": f"Text {name}."}) + "\n" for name in "ab")
     )

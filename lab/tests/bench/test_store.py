@@ -57,7 +57,7 @@ def test_a_file_system_in_memory_is_never_cold():
         file.unlink()
 
 
-def test_memory_like_a_pool_takes_what_the_file_says(tmp_path: Path):
+def test_pool_like_memory_has_the_files_shape(tmp_path: Path):
     file, other = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
     for path in (file, other):
         save_file({f"layers.{n}.kv": torch.randn(2, 3, 5, 4) for n in range(2)} | {"filling": torch.ones(7)}, path)
@@ -90,7 +90,7 @@ def test_rows_of_a_folder(on_disk: Path):
 
 
 @pytest.mark.long
-def test_what_cannot_be_measured_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_unavailable_measurements_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("inlay_lab.bench.store.measure.drop_pages", lambda file: False)
     monkeypatch.setattr("inlay_lab.bench.store.measure.why_not", lambda *arguments: "not here")
     found = measured(tmp_path, codec="int8", baselines=("disk", "llama.cpp"))
@@ -102,12 +102,12 @@ def test_what_cannot_be_measured_is_left_out(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.long
 @pytest.mark.skipif(not HAS_LLAMA, reason="llama-cpp-python and gguf are not installed")
-def test_a_slot_of_llama_cpp_comes_back_as_it_was(tmp_path: Path):
+def test_llama_cpp_slot_is_restored(tmp_path: Path):
     settings = dict(CONFIGS["llama"][1]) | {"hidden_size": 128, "intermediate_size": 96}
     config = AutoConfig.for_model("llama", **settings)
     with llama_slot(config, tmp_path / "slot", tokens=30, new=4) as slot:
         assert slot.bytes == slot.file.stat().st_size
-        assert slot.held() > 0  # behind the saved sequence
+        assert slot.held() > 0  # after the saved sequence
         answer = slot.token
         whole, reading = slot.loaded()
         assert (slot.token, 0 < reading < whole) == (answer, True)

@@ -15,13 +15,13 @@ def meter(log: list[str], name: str, values: list[float]):
     return run
 
 
-def test_the_first_turn_does_not_count():
+def test_first_turn_is_not_counted():
     timed = in_turns({"a": meter([], "a", [9.0, 1.0, 2.0, 30.0, 40.0, 50.0])}, 4)
     assert (timed["a"].seconds, timed["a"].runs) == (1.5, 2)  # a second or more: half as many runs
     assert (timed["a"].ms, timed["a"].fastest) == (1500, 1.0)
 
 
-def test_what_takes_long_runs_once():
+def test_slow_meter_runs_once():
     log: list[str] = []
     timed = in_turns({"long": meter(log, "long", [11.0, 1.0]), "b": meter(log, "b", [0.5])}, 3)
     assert log.count("long") == 1
@@ -30,13 +30,13 @@ def test_what_takes_long_runs_once():
     assert (timed["b"].seconds, timed["b"].runs) == (0.5, 3)
 
 
-def test_short_ones_run_more_often_than_asked_for():
+def test_short_meters_run_more_often_than_requested():
     timed = in_turns({"a": meter([], "a", [0.01]), "b": meter([], "b", [0.015])}, 1)
     assert timed["a"].runs == timed["b"].runs == 10  # turns of 25 ms, up to a quarter of a second
     assert in_turns({"a": meter([], "a", [1e-6])}, 1)["a"].runs == 40
 
 
-def test_every_turn_meets_every_meter_in_changing_order():
+def test_every_turn_runs_every_meter_in_changing_order():
     log: list[str] = []
     in_turns({name: meter(log, name, [0.5]) for name in "abc"}, 6)
     turns = ["".join(log[at : at + 3]) for at in range(0, len(log), 3)]
@@ -51,7 +51,7 @@ def test_progress_counts_turns():
     assert told == [(1, 4), (2, 4), (3, 4)]
 
 
-def test_what_comes_before_is_not_in_the_time(monkeypatch):
+def test_preparation_is_not_timed(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("inlay_lab.bench.machine.time.perf_counter", lambda: now[0])
 

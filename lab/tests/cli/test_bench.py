@@ -45,7 +45,7 @@ def run(capsys, command: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_tables_and_what_the_machine_can_do(name, capsys, monkeypatch):
+def test_table_and_machine_ceilings_are_printed(name, capsys, monkeypatch):
     results = []
     module = sys.modules[bench.__dict__[name].__module__]
     monkeypatch.setattr(module, "show", lambda result, *more: results.append(result) or show(result, *more))
@@ -62,7 +62,7 @@ def test_tables_and_what_the_machine_can_do(name, capsys, monkeypatch):
     assert any(headings[name] in line for line in table)
 
 
-def test_json_alone(capsys):
+def test_json_only(capsys):
     status, out, _ = run(capsys, f"{ATTENTION} --part figure3,figure4 --columns ours,paged --json --backend torch")
     assert status == 0
     (line,) = out.splitlines()
@@ -106,7 +106,7 @@ def test_plots(capsys, tmp_path):
         ("flops", "No such command 'flops'"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(command, sentence, capsys, tmp_path, monkeypatch):
+def test_errors_are_one_sentence(command, sentence, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     status, out, err = run(capsys, command)
     assert status == 2
@@ -121,12 +121,12 @@ def test_the_page_shows_options_that_exist(line, capsys):
     assert run(capsys, f"{line} --help")[0] == 0  # an unknown option is an error before the help is printed
 
 
-def test_help_does_not_hide_an_unknown_option(capsys):
+def test_unknown_option_is_reported_despite_help(capsys):
     assert run(capsys, "ttft --model demo --sweeep --help")[0] == 2
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_command_is_a_file_too(name, capsys, monkeypatch):
+def test_every_command_is_also_a_file(name, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", [f"{name}.py", "--help"])
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(BENCHMARKS / f"{name}.py"), run_name="__main__")
@@ -165,7 +165,7 @@ def test_eviction_policies_side_by_side(capsys):
         ("--token-ms -1", "they must be 0 or more"),
     ],
 )
-def test_eviction_says_what_is_wrong(capsys, arguments, sentence):
+def test_eviction_errors_are_one_sentence(capsys, arguments, sentence):
     status, _, err = run(capsys, f"eviction {arguments}")
     assert status != 0
     assert sentence in err.replace("\n", " ")

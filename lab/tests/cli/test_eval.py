@@ -31,7 +31,7 @@ def _short_answers(monkeypatch):
     monkeypatch.setattr("inlay_lab.eval.modular_qa.MAX_TOKENS", 6)
 
 
-def test_json_alone(model, capsys):
+def test_json_only(model, capsys):
     arguments = ["--documents", "2", "--questions", "5", "--reuse", "off,isolated", "--positions", "packed,schema"]
     status, out, _ = run(capsys, "eval", "modular-qa", "--model", model, *arguments, "--seed", "3", "--json")
     assert status == 0
@@ -68,7 +68,7 @@ def test_tables(model, capsys):
     assert max(map(len, lines)) <= 80
 
 
-def test_scaffolds_have_a_table_of_their_own(model, capsys):
+def test_scaffolds_have_their_own_table(model, capsys):
     arguments = ["--documents", "2", "--questions", "5", "--reuse", "isolated", "--scaffold"]
     lines, result = of_tables(capsys, "--model", model, *arguments)
     titles = [line.partition(":")[0] for line in lines if line.endswith("of the prompts' tokens cached")]
@@ -93,7 +93,7 @@ def test_answers_are_kept(model, tmp_path, capsys):
     assert json.loads(file.read_text().splitlines()[0])["question"] != answers[0]["question"]
 
 
-def test_a_report_goes_on_where_it_was(model, tmp_path, capsys, monkeypatch):
+def test_interrupted_report_is_continued(model, tmp_path, capsys, monkeypatch):
     folder = tmp_path / "deep" / "report"
     arguments = [*("--documents", "2,3", "--questions", "9", "--tasks", "all", "--order", "permuted"), "--json"]
     arguments += ["--model", model, "--reuse", "off,anchored", "--report", str(folder)]
@@ -113,7 +113,7 @@ def test_a_report_goes_on_where_it_was(model, tmp_path, capsys, monkeypatch):
     assert (status, again, (folder / "answers.jsonl").read_text()) == (0, out, answers)
 
 
-def test_numbers_of_documents_have_tables_of_their_own(model, capsys):
+def test_each_number_of_documents_has_its_table(model, capsys):
     arguments = ["--documents", "2,3", "--questions", "5", "--reuse", "off"]
     status, out, _ = run(capsys, "eval", "modular-qa", "--model", model, *arguments)
     assert status == 0
@@ -121,7 +121,7 @@ def test_numbers_of_documents_have_tables_of_their_own(model, capsys):
     assert titles == ["off, packed, 2 documents", "off, packed, 3 documents"]
 
 
-def test_a_report_needs_a_place_and_matplotlib(tmp_path, capsys, monkeypatch):
+def test_report_needs_a_folder_and_matplotlib(tmp_path, capsys, monkeypatch):
     (tmp_path / "file").write_text("")
     status, _, err = run(capsys, "eval", "modular-qa", "--report", str(tmp_path / "file" / "report"))
     assert status == 2
@@ -154,7 +154,7 @@ def test_a_report_needs_a_place_and_matplotlib(tmp_path, capsys, monkeypatch):
         ("--documents 100 --questions 1", "the prompt ends at position"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(arguments, sentence, capsys):
+def test_errors_are_one_sentence(arguments, sentence, capsys):
     status, out, err = run(capsys, "eval", "modular-qa", *arguments.split())
     assert status == 2
     assert sentence in err.splitlines()[-1]
@@ -162,7 +162,7 @@ def test_what_is_wrong_is_one_sentence(arguments, sentence, capsys):
     assert not out
 
 
-def test_help_names_it(capsys):
+def test_help_lists_the_command(capsys):
     assert main(["--help"]) == 0
     assert main(["eval", "--help"]) == 0
     assert "modular-qa" in capsys.readouterr().out

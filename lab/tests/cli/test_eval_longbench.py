@@ -19,7 +19,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save(tmp_path_factory.mktemp("model")))
 
 
-def test_json_alone(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_only(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--model", model, "--reuse", "isolated,off,exact", "--limit", "1", "--json"]
     status, out, _ = run(capsys, "eval", "longbench", *QA, *arguments)
     assert status == 0
@@ -47,7 +47,7 @@ def test_tables_before_the_json(
     assert max(map(len, lines)) <= 80
 
 
-def test_a_report_goes_on_where_it_was(
+def test_interrupted_report_is_continued(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / "deep" / "report"
@@ -76,7 +76,7 @@ def test_a_report_goes_on_where_it_was(
         ("--model ./nowhere", "./nowhere: no such directory"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(
+def test_errors_are_one_sentence(
     arguments: str, sentence: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(EXAMPLE.parents[1])
@@ -87,7 +87,7 @@ def test_what_is_wrong_is_one_sentence(
     assert not out
 
 
-def test_the_folder_must_be_given(capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_folder_is_required(capsys: pytest.CaptureFixture[str]) -> None:
     status, _, err = run(capsys, "eval", "longbench")
     assert status == 2
     assert "--data" in err

@@ -49,7 +49,7 @@ def test_list(tmp_path, capsys, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failure_is_the_status(tmp_path, capsys):
+def test_failure_sets_the_exit_status(tmp_path, capsys):
     (tmp_path / "d" / "gpu").mkdir(parents=True)
     (tmp_path / "d" / "gpu" / "attention.json").write_text("{")
     status, _, err = run(capsys, "reproduce", "--only", "gpu-kernels", "--stored", "d")
@@ -69,7 +69,7 @@ def test_a_failure_is_the_status(tmp_path, capsys):
         (["--out", "/dev/null/x"], "--out: /dev/null/x/results cannot be made"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(arguments, sentence, capsys):
+def test_errors_are_one_sentence(arguments, sentence, capsys):
     status, out, err = run(capsys, "reproduce", *arguments)
     assert (status, out) == (2, "")
     assert err.startswith(f"inlay: {sentence}")

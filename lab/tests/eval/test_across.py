@@ -52,13 +52,13 @@ def number(value: str) -> int:
     return int(re.sub(r"\D", "", value))
 
 
-def test_tasks_are_those_there_were_and_four():
+def test_all_tasks_are_the_old_ones_and_four():
     assert (*TASKS, "superlative", "sort", "conflict", "shared") == ALL_TASKS
 
 
 @SPLITS
 @pytest.mark.parametrize("task", ["superlative", "sort"])
-def test_what_is_named_is_stated_and_nothing_else(task: str, split: Split):
+def test_stated_values_belong_to_the_named_documents(task: str, split: Split):
     lengths = Counter()
     for documents, question in asked(task, split):
         found = dict(listed(question.answer))
@@ -78,7 +78,7 @@ def test_what_is_named_is_stated_and_nothing_else(task: str, split: Split):
 
 
 @pytest.mark.parametrize("task", ["superlative", "sort"])
-def test_the_answer_follows_from_the_numbers_two_at_a_time(task: str):
+def test_answer_follows_from_pairwise_comparisons(task: str):
     asks, firsts = set(), Counter()
     for _, question in asked(task):
         values = {name: number(value) for name, value in listed(question.answer)}
@@ -108,7 +108,7 @@ def test_the_answer_follows_from_the_numbers_two_at_a_time(task: str):
 
 
 @SPLITS
-def test_contradictions_are_there_or_not(split: Split):
+def test_half_of_the_questions_have_contradictions(split: Split):
     answers: Counter[str] = Counter()
     for documents, question in asked("conflict", split, rounds=120):
         (name,) = {each.name for each in documents if re.search(rf"\b{each.name}\b", question.text)}
@@ -141,7 +141,7 @@ def test_two_documents_share_the_value(split: Split):
 @SPLITS
 @pytest.mark.parametrize("task", ["conflict", "shared"])
 @pytest.mark.parametrize("count", [2, 3, 24])
-def test_pairs_are_on_one_thing_or_share_a_value(task: str, count: int, split: Split):
+def test_pairs_have_one_name_or_share_a_value(task: str, count: int, split: Split):
     for seed in range(10):
         written, pairs = write_paired(Words(random.Random(seed), split), count, task)
         assert len(written) == count
@@ -156,7 +156,7 @@ def test_pairs_are_on_one_thing_or_share_a_value(task: str, count: int, split: S
         assert len(set(names)) == count - (len(pairs) if task == "conflict" else 0)
 
 
-def test_a_document_says_what_its_facts_are():
+def test_document_states_its_facts():
     for task in ("conflict", "shared"):
         for documents, _ in asked(task, Split.TRAIN, rounds=20):
             for each in documents:
@@ -164,7 +164,7 @@ def test_a_document_says_what_its_facts_are():
                 assert all(value.text in each.sentences[key] for key, value in each.facts.items())
 
 
-def test_both_of_a_pair_are_imported():
+def test_both_documents_of_a_pair_are_imported():
     rng = random.Random(0)
     seen = Counter()
     for _ in range(200):
@@ -177,7 +177,7 @@ def test_both_of_a_pair_are_imported():
 
 
 @pytest.mark.parametrize("task", ACROSS_TASKS)
-def test_answers_fit(task: str):
+def test_answers_fit_the_token_limit(task: str):
     encoder = Encoder(small_tokenizer())
     assert max(len(encoder(question.answer)) for _, question in asked(task)) < MAX_TOKENS
 
@@ -204,7 +204,7 @@ def test_wordings_belong_to_their_split(task: str, split: Split):
     assert len(found) > 40
 
 
-def test_what_cannot_be_asked_is_not_asked():
+def test_unanswerable_questions_are_not_asked():
     words = Words(random.Random(0), Split.TRAIN)
     written = (write_documents(Words(random.Random(seed), Split.TRAIN), 1)[0] for seed in range(100))
     town = next(document for document in written if document.kind.name == "town")
@@ -212,7 +212,7 @@ def test_what_cannot_be_asked_is_not_asked():
     assert [ask(asker, task) for task in ACROSS_TASKS] == [None] * 4
 
 
-def test_a_contradiction_is_asked_for_where_there_is_one():
+def test_contradiction_is_asked_if_there_is_one():
     words = Words(random.Random(0), Split.TRAIN)
     town = next(d for s in range(99) for d in write_documents(Words(random.Random(s), Split.TRAIN), 1) if d.facts)
     key = next(iter(town.facts))

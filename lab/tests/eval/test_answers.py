@@ -35,7 +35,7 @@ def test_answers_are_found_by_mode_and_case(path: Path):
         assert log.find(OTHER, ["a"]) is None
 
 
-def test_a_line_that_was_broken_off_is_dropped(path: Path):
+def test_truncated_line_is_dropped(path: Path):
     keep(path, "one")
     whole = path.read_bytes()
     for cut in (1, 5, 30):
@@ -48,7 +48,7 @@ def test_a_line_that_was_broken_off_is_dropped(path: Path):
     assert path.read_bytes() == whole.replace(b"one", b"anew")
 
 
-def test_answers_of_something_else_are_refused(path: Path):
+def test_answers_of_another_model_are_rejected(path: Path):
     keep(path, "one")
     kept = path.read_bytes()
     with pytest.raises(ParameterError, match=r'answers\.jsonl is of {"model": "small"}, not of {"model": "large"}'):
@@ -57,20 +57,20 @@ def test_answers_of_something_else_are_refused(path: Path):
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"mode": {}}', '{"case": "a"}', "3"])
-def test_a_damaged_line_is_named(path: Path, line: str):
+def test_damaged_line_is_located(path: Path, line: str):
     keep(path, "one")
     path.write_text(path.read_text() + line + "\n")
     with pytest.raises(ParameterError, match=r"answers\.jsonl:4 is damaged; delete the file to ask anew"):
         AnswerLog(path, OF)
 
 
-def test_what_cannot_be_written_is_refused(tmp_path: Path):
+def test_unwritable_file_is_rejected(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ParameterError, match=r"file/answers\.jsonl: cannot be written"):
         AnswerLog(tmp_path / "file" / "answers.jsonl", OF)
 
 
-def test_a_case_is_told_by_all_that_it_is_asked_with():
+def test_case_key_covers_all_settings():
     def keys(**changed: int) -> list[str]:
         drawn = {"documents": 3, "spare": 1, "questions": 20, "seed": 0} | changed
         return [key for each in draw_rounds(**drawn) for key in case_keys(each)]

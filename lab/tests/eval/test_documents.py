@@ -90,7 +90,7 @@ def test_held_out_forms_are_asked_of_other_attributes(form: Form):
 
 
 @SPLITS
-def test_a_document_states_its_facts_once_each_and_not_all_there_are(split: Split):
+def test_document_states_its_facts_once_and_omits_others(split: Split):
     for drawn in conversations(split):
         for document in drawn.documents:
             _, stated = read_document(document)
@@ -108,7 +108,7 @@ def test_documents_are_about_different_things(split: Split):
         assert len({document.kind.name for document in written}) <= 4
 
 
-def test_a_name_that_comes_again_is_drawn_again(monkeypatch: pytest.MonkeyPatch):
+def test_repeated_name_is_drawn_again(monkeypatch: pytest.MonkeyPatch):
     made = iter(["Bolu", "Bolu", "Bolu", "Kana", "Bolu", "Kana", "Tiro"])
     monkeypatch.setattr("inlay_lab.eval.documents.Words.name", lambda words, maker: next(made))
     monkeypatch.setattr("inlay_lab.eval.documents.Words.value", lambda words, maker: Value("1", "1", 1))
@@ -117,7 +117,7 @@ def test_a_name_that_comes_again_is_drawn_again(monkeypatch: pytest.MonkeyPatch)
 
 
 @SPLITS
-def test_words_alike_begin_and_end_like_others(split: Split):
+def test_similar_words_share_starts_and_ends(split: Split):
     """Counts words of ten documents that share their first two letters with another word, and their last two."""
 
     def shared(words: Words) -> float:
@@ -132,7 +132,7 @@ def test_words_alike_begin_and_end_like_others(split: Split):
     assert alike > 0.5
 
 
-def test_documents_and_questions_may_be_of_words_alike():
+def test_documents_and_questions_may_have_similar_words():
     drawn = draw_conversation(random.Random(2), Split.TRAIN, documents=12, questions=20, alike=True)
     syllables = {word[:2] for word in made_words(all_text(drawn))}
     assert len({document.name for document in drawn.documents}) == 12

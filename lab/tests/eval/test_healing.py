@@ -25,7 +25,7 @@ def _short_answers(monkeypatch):
     monkeypatch.setattr("inlay_lab.eval.modular_qa.MAX_TOKENS", 4)
 
 
-def test_what_is_asked_again_comes_to_full_prefill():
+def test_repeated_prompts_reach_full_prefill():
     llm = LLM(small_model(), kv_memory="128MiB", profile="off")
     told: list[tuple[int, int]] = []
     rows = measure_healing(llm, Setting(reuse=("modular",), healing=3, **SMALL), lambda *done: told.append(done))
@@ -40,7 +40,7 @@ def test_what_is_asked_again_comes_to_full_prefill():
     assert told[-1] == (15, 15)
 
 
-def test_combinations_without_room_are_not_encoded_again_and_again():
+def test_combinations_without_memory_are_not_promoted_repeatedly():
     """A tenth of this pool holds four of the five combinations."""
     llm = LLM(small_model(), kv_memory="64MiB", profile="off")
     rows = measure_healing(llm, Setting(reuse=("modular",), healing=8, **SMALL))
@@ -55,7 +55,7 @@ def test_other_measurements_promote_nothing():
     assert twice[0]["kl"] == pytest.approx(twice[1]["kl"])
 
 
-def test_a_profiled_policy_is_scored_when_its_profiles_are_there(monkeypatch):
+def test_profiled_policy_is_scored_with_profiles(monkeypatch):
     llm = LLM(small_model(), kv_memory="64MiB")
     generate, used = llm.generate, []
 
@@ -84,7 +84,7 @@ def test_the_report_has_a_table_and_a_drawing(tmp_path: Path):
     assert f"| {second['most_kl']:.3g} | {second['approximate']:.1%} | " in page
 
 
-def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_promotion_curve_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     model = str(save(tmp_path / "model"))
     arguments = ["--documents", "2", "--spare", "0", "--questions", "1", "--reuse", "modular", "--healing", "2"]
     assert main(["eval", "modular-qa", "--model", model, *arguments, "--json"]) == 0
@@ -108,6 +108,6 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert [line.split()[:2] for line in lines[at + 2 : at + 4]] == [["2", "1"], ["2", "2"]]
 
 
-def test_how_often_is_no_negative_number():
+def test_negative_repetitions_are_rejected():
     with pytest.raises(ParameterError, match="healing is -1; it must be at least 0"):
         Setting(healing=-1)

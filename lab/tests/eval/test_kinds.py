@@ -45,7 +45,7 @@ def split_up(found: list[Wordings]) -> tuple[set[str], set[str]]:
     return {way for way, held_out in pairs if not held_out}, {way for way, held_out in pairs if held_out}
 
 
-def test_kinds_are_many_and_told_apart():
+def test_kinds_are_many_and_distinct():
     assert len(kinds()) >= 8
     for of in (lambda kind: kind.name, lambda kind: kind.many, lambda kind: kind.names):
         assert len({of(kind) for kind in kinds()}) == len(kinds())
@@ -69,7 +69,7 @@ def test_placeholders_of_questions_on_every_kind():
     assert all(placeholders(way) == ["many"] for way in every(KIND_COUNTS))
 
 
-def test_at_least_three_wordings_and_none_twice():
+def test_at_least_three_wordings_and_no_repetition():
     everything = [
         FRAMES,
         KIND_COUNTS,
@@ -98,7 +98,7 @@ def test_comparing_needs_numbers_and_counting_a_short_list(kind: Kind, attribute
         assert len(set(arguments)) == len(arguments) >= 3
 
 
-def test_entries_hold_nothing_that_is_never_read():
+def test_entries_have_only_used_keys():
     keys = {"key", "value", "phrases", "statements", "questions", "compare", "pick", "count"}
     for entry in tomllib.loads(files("inlay_lab.eval").joinpath("kinds.toml").read_text(encoding="utf-8"))["kind"]:
         assert set(entry) == {"name", "many", "names", "pronouns", "intros", "attribute"}

@@ -55,7 +55,7 @@ def test_a_seed_names_its_cases():
     assert draw(10) != draw(10, seed=1)
 
 
-def test_the_questions_stay_what_they_were():
+def test_questions_do_not_change():
     """Further wordings for training must not change the questions that compare models."""
     texts = [
         *(document.text for each in draw(20, 6, 6) for document in each.documents),
@@ -71,7 +71,7 @@ def test_prompts_of_one_schema_import_different_documents():
         assert len(imported) > 6
 
 
-def test_scaffolds_name_what_cases_import():
+def test_scaffolds_equal_the_imports_of_cases():
     for each in draw(20, 6, 6):
         assert not each.schema().scaffolds
         named = [scaffold.modules for scaffold in each.schema(scaffolds=True).scaffolds]
@@ -88,7 +88,7 @@ def test_names_are_held_out():
         assert any(map(held_out, made))
 
 
-def test_single_answers_stand_in_an_imported_document():
+def test_single_answers_are_in_an_imported_document():
     for case, imported, _ in cases("single"):
         (answer,) = {
             fact.text
@@ -123,7 +123,7 @@ def test_counts_are_of_imported_documents():
     assert any(everything)  # counting over documents that are not imported would be noticed
 
 
-def test_subtasks_say_what_is_asked():
+def test_subtasks_are_as_named():
     found: dict[str, set[str]] = {}
     for task in TASKS:
         for case, imported, _ in cases(task):
@@ -151,7 +151,7 @@ def test_unstated_facts_are_in_no_imported_document():
         assert not any(asks(case.question, document, key) for document in imported for key in document.facts)
 
 
-def test_forms_are_asked_for_and_kept():
+def test_forms_are_requested_and_followed():
     forms = set()
     for case, imported, _ in cases("form"):
         forms.add(case.form)
@@ -169,7 +169,7 @@ def test_forms_are_asked_for_and_kept():
 @pytest.mark.parametrize(
     ("reuse", "positions"), [("off", "packed"), ("off", "schema"), ("anchored", "packed"), ("isolated", "schema")]
 )
-def test_prompts_are_those_of_the_training_format(reuse, positions):
+def test_prompts_equal_the_training_format(reuse, positions):
     encoder = Encoder(small_tokenizer())
     llm = LLM(small_model(), kv_memory="64MiB")
     (each,) = draw(10, 2, 2)
@@ -214,7 +214,7 @@ def counted(question: str, documents: list[Document]) -> int:
     raise AssertionError(question)
 
 
-def test_tasks_do_not_change_each_other():
+def test_tasks_do_not_affect_each_other():
     every = draw_rounds(documents=4, spare=4, questions=4 * len(ALL_TASKS), seed=0, tasks=ALL_TASKS)
     for task in ALL_TASKS:
         alone = draw_rounds(documents=4, spare=4, questions=4, seed=0, tasks=(task,))
@@ -225,7 +225,7 @@ def test_tasks_do_not_change_each_other():
     assert five == draw_rounds(documents=4, spare=4, questions=4 * len(TASKS), seed=0)
 
 
-def test_fewer_questions_are_the_beginning_of_more():
+def test_fewer_questions_are_a_prefix_of_more():
     few, many = (draw_rounds(documents=3, spare=3, questions=n, seed=2, tasks=ALL_TASKS) for n in (18, 54))
     assert len(few) == len(many) / 3
     assert all(each in many for each in few)

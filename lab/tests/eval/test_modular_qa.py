@@ -84,7 +84,7 @@ def test_rows_of_every_mode_and_task():
     assert not len(llm.store)
 
 
-def test_the_row_of_all_is_the_mean_of_the_tasks():
+def test_mean_row_is_the_mean_of_the_tasks():
     *tasks, whole = measure_modular_qa(make(), Setting(reuse=("anchored",), **SMALL))["rows"]
     assert whole["task"] == "all"
     assert whole["kl"] == pytest.approx(sum(row["kl"] for row in tasks) / len(tasks), rel=1e-3)
@@ -120,7 +120,7 @@ def test_right_answers_count(monkeypatch):
         assert (row["only_reference"], row["only_this"], row["p_value"]) == (0, 0, 1)
 
 
-def test_every_answer_is_told(monkeypatch):
+def test_every_answer_is_reported(monkeypatch):
     llm = make()
     say(monkeypatch, llm, lambda reuse, right: f" {right}\n" if reuse == "off" else "nothing")
     told = []
@@ -144,13 +144,13 @@ def test_every_answer_is_told(monkeypatch):
             assert summary["cached"] == round(cached / tokens, 4)
 
 
-def test_what_nobody_asked_for_is_not_told():
+def test_reference_answers_are_reported_only_on_request():
     told = []
     measure_modular_qa(make(), Setting(reuse=("anchored",), **SMALL), tell=told.append)
     assert {row["reuse"] for row in told} == {"anchored"}
 
 
-def test_almost_right_answers_do_not(monkeypatch):
+def test_almost_right_answers_do_not_count(monkeypatch):
     llm = make()
     say(monkeypatch, llm, lambda reuse, right: right if reuse == "off" else right + ".")
     rows = measure_modular_qa(llm, Setting(reuse=("off", "isolated"), **SMALL))["rows"]
@@ -160,7 +160,7 @@ def test_almost_right_answers_do_not(monkeypatch):
     assert isolated["p_value"] == pytest.approx(2 / 2**10, rel=1e-3)
 
 
-def test_the_reference_is_run_when_it_is_not_asked_for(monkeypatch):
+def test_reference_runs_even_if_not_requested(monkeypatch):
     llm = make()
     say(monkeypatch, llm, lambda reuse, right: "" if reuse == "off" else right)
     rows = measure_modular_qa(llm, Setting(reuse=("anchored", "anchored"), **SMALL))["rows"]
@@ -169,7 +169,7 @@ def test_the_reference_is_run_when_it_is_not_asked_for(monkeypatch):
     assert all(row["kl"] > 0 for row in rows)
 
 
-def test_scaffolds_give_back_what_documents_see_of_each_other(monkeypatch):
+def test_scaffolds_restore_attention_between_documents(monkeypatch):
     llm = make()
     say(monkeypatch, llm, lambda reuse, right: right)
     told = []
@@ -273,7 +273,7 @@ def counting_calls(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> list[str]:
     return asked
 
 
-def test_a_run_goes_on_where_it_was_broken_off(monkeypatch, tmp_path):
+def test_interrupted_run_is_continued(monkeypatch, tmp_path):
     llm, log, setting = make(), tmp_path / "answers.jsonl", Setting(reuse=("off", "anchored"), **SMALL)
     asked = counting_calls(monkeypatch, llm)
 
@@ -294,7 +294,7 @@ def test_a_run_goes_on_where_it_was_broken_off(monkeypatch, tmp_path):
     assert not asked
 
 
-def test_more_is_asked_of_what_is_missing(monkeypatch, tmp_path):
+def test_only_missing_answers_are_asked(monkeypatch, tmp_path):
     llm, log = make(), tmp_path / "answers.jsonl"
     asked = counting_calls(monkeypatch, llm)
     few = {"documents": 2, "spare": 1, "questions": 10}
@@ -316,7 +316,7 @@ def test_more_is_asked_of_what_is_missing(monkeypatch, tmp_path):
         assert row == alone | {name: pytest.approx(alone[name], abs=1e-6) for name in ("kl", "kl_high")}
 
 
-def test_answers_of_another_model_are_not_mixed_in(tmp_path):
+def test_answers_of_another_model_are_rejected(tmp_path):
     log = tmp_path / "answers.jsonl"
     measure_modular_qa(make(), Setting(reuse=("off",), **SMALL), log=log)
     with pytest.raises(ParameterError, match="give another directory, or delete the file"):
@@ -336,7 +336,7 @@ def test_several_numbers_of_documents():
     assert [row["questions"] for row in rows] == [3, 3, 6] * 4
 
 
-def test_the_difference_is_that_of_the_pairs(monkeypatch):
+def test_difference_equals_the_paired_difference(monkeypatch):
     llm = make()
     right = iter([True, True, False, *[True] * 7])
     say(monkeypatch, llm, lambda reuse, answer: answer if reuse == "off" or next(right) else "")
@@ -345,7 +345,7 @@ def test_the_difference_is_that_of_the_pairs(monkeypatch):
     assert row["difference_low"] < -0.1 < row["difference_high"] < 0.3
 
 
-def test_repaired_tokens_are_a_share_of_the_modules(monkeypatch):
+def test_recomputed_is_a_share_of_module_tokens(monkeypatch):
     llm = make()
     generate = llm.generate
 
@@ -366,7 +366,7 @@ def test_repaired_tokens_are_a_share_of_the_modules(monkeypatch):
     assert [row["recomputed"] for row in rows] == [0.25] * 6 + [0.0] * 6
 
 
-def test_the_time_to_the_first_token_is_that_of_a_request_alone(monkeypatch):
+def test_time_to_first_token_is_of_a_lone_request(monkeypatch):
     llm, sizes = make(), []
     generate = llm.generate
 
@@ -388,7 +388,7 @@ def test_documents_in_any_order_need_packed_positions():
         measure_modular_qa(make(), Setting(reuse=("anchored",), positions=("schema",), order="permuted", **SMALL))
 
 
-def test_passes_of_module_tokens_that_choose_count(monkeypatch):
+def test_selection_passes_count_as_recomputed(monkeypatch):
     """``blend`` has such passes; a pass of new text does not count as one."""
     small = SMALL | {"tasks": ("single",)}
     rows = measure_modular_qa(
@@ -399,7 +399,7 @@ def test_passes_of_module_tokens_that_choose_count(monkeypatch):
     assert shares["anchored+blend:0.2"] > 0.5
 
 
-def test_the_oracle_repairs_what_moves_most_and_leaves_profiles_as_they_were():
+def test_oracle_recomputes_the_largest_deviations_and_restores_profiles():
     llm = make()
     rows = measure_modular_qa(llm, Setting(reuse=("anchored", "anchored+oracle:0.5", "anchored+oracle:1"), **SMALL))
     kl = {row["reuse"]: row["kl"] for row in rows["rows"] if row["task"] == "all"}

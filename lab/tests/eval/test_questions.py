@@ -83,7 +83,7 @@ def test_answers_follow_from_the_facts(split: Split):
 
 
 @SPLITS
-def test_tasks_are_what_they_say(split: Split):
+def test_tasks_are_as_named(split: Split):
     asks = {"single": {"fact"}, "form": {"fact"}, "unstated": {"fact"}, "compare": {"compare"}}
     for drawn in conversations(split):
         form = form_of(drawn)
@@ -95,7 +95,7 @@ def test_tasks_are_what_they_say(split: Split):
 
 
 @SPLITS
-def test_one_word_is_one_word_of_the_fact(split: Split):
+def test_word_answer_is_one_word_of_the_fact(split: Split):
     answers = set()
     for seed in range(40):
         mix = {"form": 1.0}
@@ -184,7 +184,7 @@ def test_no_question_is_asked_twice(split: Split):
         assert 1 <= len({question.text for question in drawn.questions}) == len(drawn.questions) <= 6
 
 
-def test_tasks_and_forms_can_be_chosen():
+def test_tasks_and_forms_can_be_selected():
     for task in ("single", "count", "unstated"):
         drawn = draw_conversation(
             random.Random(1), Split.TRAIN, documents=5, questions=4, form=Form.PLAIN, mix={task: 1.0}
@@ -193,7 +193,7 @@ def test_tasks_and_forms_can_be_chosen():
         assert [question.task for question in drawn.questions] == [task] * 4
 
 
-def test_what_cannot_be_asked_is_not_asked():
+def test_unanswerable_questions_are_not_asked():
     written = (write_documents(Words(random.Random(seed), Split.TRAIN), 1)[0] for seed in range(100))
     alone = next(document for document in written if document.kind.name == "town")
     words = Words(random.Random(0), Split.TRAIN)
@@ -203,7 +203,7 @@ def test_what_cannot_be_asked_is_not_asked():
     assert Asker(words, [mayor]).ask("single") is not None
 
 
-def test_questions_that_no_documents_allow():
+def test_impossible_questions_are_rejected():
     with pytest.raises(ParameterError, match="no question of compare can be asked on 1 documents; take more"):
         draw_conversation(
             random.Random(1), Split.TRAIN, documents=1, questions=1, form=Form.PLAIN, mix={"compare": 1.0}

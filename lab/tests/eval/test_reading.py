@@ -40,7 +40,7 @@ def write(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_the_gold_passage_takes_every_place(folder):
+def test_gold_passage_is_at_every_position(folder):
     data = read_data(folder)
     assert len(data.questions) == 3  # one has no answer
     question = data.questions[0]
@@ -85,7 +85,7 @@ def demo() -> LLM:
     return LLM("demo", dtype="float32", kv_memory="128MiB", promotion_memory=0, store="off")
 
 
-def test_full_prefill_is_the_stock_model_and_recomputing_everything_equals_it(folder):
+def test_full_prefill_and_full_recomputation_equal_the_stock_model(folder):
     data = read_data(folder)
     llm = demo()
     done = []
@@ -116,7 +116,7 @@ def test_full_prefill_is_the_stock_model_and_recomputing_everything_equals_it(fo
     assert full["gold"] == pytest.approx(sum(means) / 2, abs=1e-3)
 
 
-def test_questions_asked_at_the_same_time_have_the_figures_of_one_by_one(folder, monkeypatch):
+def test_concurrent_questions_give_the_same_figures(folder, monkeypatch):
     data, results = read_data(folder), []
     for at_once in (1, 3):
         monkeypatch.setattr(module, "AT_ONCE", at_once)
@@ -148,7 +148,7 @@ def test_an_interruption_keeps_the_questions_so_far(folder, monkeypatch):
     assert partial == [result]
 
 
-def test_expected_flips_are_those_of_normal_noise():
+def test_expected_flips_equal_simulated_noise():
     draw = random.Random(0)
     margins = [draw.uniform(-2, 2) for _ in range(4000)]
     flips = [(margin >= 0) != (margin + draw.gauss(0, 0.3) >= 0) for margin in margins]
@@ -171,7 +171,7 @@ def test_tasks_ask_for_the_gold_passage_and_answer(folder):
         assert parts[at - 1] == f"[{asked.options[asked.right]}] "
 
 
-def test_recomputing_everything_changes_no_decision_and_no_summary(folder):
+def test_full_recomputation_changes_no_decision_or_summary(folder):
     tasks = ("choice", "citation", "summary")
     result = measure_reading(
         demo(), read_data(folder), policies=("modular+profiled:1",), passages=3, questions=2, tasks=tasks
@@ -212,7 +212,7 @@ def test_likeness_is_the_longest_common_subsequence():
     assert (rouge_l("", "word"), rouge_l("", "")) == (0, 1)
 
 
-def test_bad_data_is_named_with_its_place(folder):
+def test_invalid_data_is_located(folder):
     (folder / "passages.jsonl").write_text('{"name": "a"}\n')
     with pytest.raises(ParameterError, match=r"passages\.jsonl:1: 'text' is missing"):
         read_data(folder)

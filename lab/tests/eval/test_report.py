@@ -71,13 +71,13 @@ def test_points_are_over_the_tasks_that_count():
     assert counting(result(), 6) == ["single", "count"]
 
 
-def test_where_no_task_counts_all_are_taken():
+def test_all_tasks_are_used_if_none_counts():
     assert {point.questions for point in points(result(reference=0.69))} == {600}
     assert counting(result(reference=0.69), 6) == []
     assert {point.questions for point in points(result(), ["sort"])} == {200}
 
 
-def test_modes_of_one_policy_are_told_apart():
+def test_modes_of_one_policy_have_different_labels():
     several = result()
     several["rows"] += [each | {"positions": "schema", "scaffold": True} for each in several["rows"]]
     labels = [point.label for point in points(several)]
@@ -105,14 +105,14 @@ def test_tables_and_files(tmp_path: Path):
     assert f"| anchored+linked:4 | 0.775 ({low:+.3f}) | 0.675 ({low:+.3f}) | 0.175 ({low:+.3f}) |\n" in page
 
 
-def test_what_cannot_be_drawn_is_left_out(tmp_path: Path):
+def test_empty_plots_are_left_out(tmp_path: Path):
     only = result()
     only["rows"] = [each for each in only["rows"] if each["reuse"] == "off"]
     write_report(only, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"report.md", "report.json", "ttft.png"}
 
 
-def test_a_report_that_cannot_be_written(tmp_path: Path):
+def test_unwritable_report_is_rejected(tmp_path: Path):
     (tmp_path / "report.json").mkdir()
     with pytest.raises(ParameterError, match=r"--report .*report\.json cannot be written"):
         write_report(result(), tmp_path)
@@ -135,7 +135,7 @@ def lines(figure: Figure, panel: int) -> dict[str, list[tuple[float, float]]]:
     return {bars.get_label(): [(round(x, 4), round(y, 4)) for x, y in bars[0].get_xydata()] for bars in axes.containers}
 
 
-def test_lines_begin_at_the_policy_that_they_add_to(drawn: dict[str, Figure]):
+def test_lines_start_at_the_policy_without_recomputation(drawn: dict[str, Figure]):
     assert lines(drawn["recomputed.png"], 0) == {
         "isolated": [(0, 0.7)],
         "anchored": [(0, 0.71)],
@@ -148,7 +148,7 @@ def test_lines_begin_at_the_policy_that_they_add_to(drawn: dict[str, Figure]):
     assert timed["off"] == [(50, 0.85)]
 
 
-def test_each_number_of_documents_and_each_task_has_its_panel(drawn: dict[str, Figure]):
+def test_each_number_of_documents_and_task_has_its_panel(drawn: dict[str, Figure]):
     titles = [axes.get_title() for axes in drawn["recomputed.png"].axes]
     assert titles == ["6 documents, 400 questions", "12 documents, 400 questions", "", ""]
     titles = [axes.get_title() for axes in drawn["tasks.png"].axes]
@@ -160,13 +160,13 @@ def test_each_number_of_documents_and_each_task_has_its_panel(drawn: dict[str, F
     assert lines(drawn["documents.png"], 1)["isolated"] == [(6, 0.5), (12, 0.5)]
 
 
-def test_full_prefill_is_drawn_across(drawn: dict[str, Figure]):
+def test_full_prefill_is_a_horizontal_line(drawn: dict[str, Figure]):
     across = {line.get_label(): line.get_ydata()[0] for line in drawn["recomputed.png"].axes[0].lines}
     assert across["full prefill"] == pytest.approx(0.85)
     assert across["full prefill, −0.02"] == pytest.approx(0.83)
 
 
-def test_no_two_of_many_lines_look_alike(drawn: dict[str, Figure], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_many_lines_look_different(drawn: dict[str, Figure], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     many = result(6, 12)
     many["rows"] += [
         each | {"reuse": f"anchored+linked:{k}"}
@@ -179,7 +179,7 @@ def test_no_two_of_many_lines_look_alike(drawn: dict[str, Figure], monkeypatch: 
     assert len(set(looks)) == len(looks) == 25
 
 
-def test_no_share_is_drawn_beyond_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_error_bars_stay_within_zero_and_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """With few questions the bounds of a difference reach far beyond what a share can be."""
     figures: dict[str, Figure] = {}
     monkeypatch.setattr(curve, "save", lambda figure, path, option: figures.update({path.name: figure}))

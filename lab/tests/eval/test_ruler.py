@@ -95,7 +95,7 @@ def test_a_file_of_lmcache_keeps_its_passages_in_order(tmp_path):
 @pytest.mark.parametrize(
     "damaged", ["{", "{}", "[3]", '[{"question": "?"}]', '[{"question": "?", "answers": [], "ctxs": [1]}]']
 )
-def test_a_damaged_file_is_refused_with_its_place(tmp_path, damaged):
+def test_damaged_file_is_refused_with_its_position(tmp_path, damaged):
     path = tmp_path / "questions.json"
     path.write_text(damaged)
     with pytest.raises(ParameterError, match=r"questions\.json"):

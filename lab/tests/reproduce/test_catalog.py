@@ -39,14 +39,14 @@ def test_every_source_has_its_experiments():
 
 
 @pytest.mark.parametrize("batch", published.ROOFLINE)
-def test_table_1_is_what_its_formulas_give(batch):
+def test_table_1_equals_its_formulas(batch):
     for (flops, moved, intensity, _), counted in zip(published.ROOFLINE[batch], complexity(batch), strict=True):
         assert counted[0] / 1e6 == pytest.approx(flops, abs=0.01)
         assert counted[1] / 1e6 == pytest.approx(moved, abs=0.01)
         assert counted[0] / counted[1] == pytest.approx(intensity, abs=0.01)
 
 
-def test_table_3_has_the_ratios_that_the_text_gives():
+def test_table_3_has_the_ratios_of_the_text():
     times = [star / chunk for (_, shared), (*_, star, chunk) in published.KERNELS.items() if shared >= 1024]
     full = [published.KERNELS[n, n] for n in (1024, 2048, 4096)]
     assert [round(row[4] / row[5], 1) for row in full] == [2.8, 3.1, 3.2], "§4.1: 2.8 to 3.2"
@@ -59,7 +59,7 @@ def test_the_papers_datasets_have_their_shapes():
     assert LONGBENCH_SHAPES.keys() == PUBLISHED.keys()
 
 
-def test_every_published_figure_says_where_it_stands():
+def test_every_published_figure_names_its_source():
     every = [value for value in vars(published).values() if isinstance(value, Published)]
     for table in (published.THROUGHPUT_TIMES, published.LATENCY_TIMES, published.KV_SAVED, published.HIT_RATE_TIMES):
         every += table.values()

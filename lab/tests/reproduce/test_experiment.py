@@ -26,12 +26,12 @@ from .samples import outcome
         (0.0, 0.0, True),
     ],
 )
-def test_what_is_called_the_same(value, ours, same):
+def test_rounded_figures_agree(value, ours, same):
     assert Published(value, "table 1").agrees(ours) is same
     assert Row("x", "", ours, Published(value, "table 1")).differs is not same
 
 
-def test_without_two_figures_nothing_differs():
+def test_missing_figure_does_not_differ():
     assert not Row("x", "ms", 1.0).differs
     assert not Row("x", "ms", None, Published(2.0, "table 1")).differs
 
@@ -41,6 +41,6 @@ def test_outcomes_survive_json():
 
 
 @pytest.mark.parametrize("damage", [{"rows": [{"what": "x"}]}, {"tables": None}, {"notes": 3}])
-def test_something_else_is_no_outcome(damage):
+def test_invalid_outcome_is_rejected(damage):
     with pytest.raises((KeyError, TypeError)):
         Outcome.read(outcome().report() | damage)

@@ -31,7 +31,7 @@ def failing(data, path):
     raise KeyError("points")
 
 
-def test_figures_stand_side_by_side(tmp_path):
+def test_published_and_measured_figures_are_in_one_row(tmp_path):
     missing = Entry(experiment("two"), Status.NOT_HERE, reason="it needs a GPU")
     write_report([entry(draw=drawing), missing], Scale.QUICK, MACHINE, tmp_path)
     text = (tmp_path / "report.md").read_text()
@@ -51,13 +51,13 @@ def test_figures_stand_side_by_side(tmp_path):
     assert found["experiments"][0]["rows"][0]["published"]["value"] == 2.0
 
 
-def test_a_drawing_that_fails_costs_the_drawing_alone(tmp_path, caplog):
+def test_failing_plot_loses_only_the_plot(tmp_path, caplog):
     write_report([entry(draw=failing)], Scale.QUICK, MACHINE, tmp_path)
     assert "one could not be drawn" in caplog.text
     assert "![" not in (tmp_path / "report.md").read_text()
 
 
-def test_a_report_that_cannot_be_written_is_one_sentence(tmp_path):
+def test_unwritable_report_is_one_sentence(tmp_path):
     (tmp_path / "report.md").mkdir()
     with pytest.raises(ParameterError, match=r"--out: .*report.md cannot be written"):
         write_report([entry()], Scale.QUICK, MACHINE, tmp_path)
@@ -66,7 +66,7 @@ def test_a_report_that_cannot_be_written_is_one_sentence(tmp_path):
         write_report([entry(draw=drawing)], Scale.QUICK, MACHINE, tmp_path)
 
 
-def test_those_that_failed_are_named():
+def test_failed_experiments_are_named():
     assert failed([entry(), Entry(experiment("two"), Status.FAILED, reason="so")]) == ["two"]
 
 

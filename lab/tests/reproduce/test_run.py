@@ -51,7 +51,7 @@ def runs(tmp_path):
     return Runs(tmp_path)
 
 
-def test_what_is_kept_is_not_measured_again(runs):
+def test_kept_results_are_not_measured_again(runs):
     every = [experiment("one"), experiment("two")]
     assert [entry.status for entry in runs(every)] == [Status.MEASURED, Status.MEASURED]
     again = runs([*every, experiment("three")])
@@ -61,7 +61,7 @@ def test_what_is_kept_is_not_measured_again(runs):
     assert [entry.status for entry in runs(every, again=True)] == [Status.MEASURED, Status.MEASURED]
 
 
-def test_a_failing_experiment_ends_nothing_else(runs, capsys):
+def test_failing_experiment_ends_no_other(runs, capsys):
     every = [
         experiment("broken", raising(ModelError("the model is not there"))),
         experiment("wrong", raising(ZeroDivisionError("by zero"))),
@@ -81,7 +81,7 @@ def test_a_failing_experiment_ends_nothing_else(runs, capsys):
     assert runs(every)[0].status == Status.FAILED, "a failure is tried again"
 
 
-def test_only_some(runs):
+def test_only_selected_experiments_run(runs):
     every = [experiment("one"), experiment("two"), experiment("light", light=True)]
     plan = {"only": ["one"]}
     with pytest.raises(ParameterError, match="there is no experiment 'one'; use one of first-token, growth"):
@@ -98,7 +98,7 @@ def test_only_some(runs):
     assert runs([experiment(name), *every], only=[name])[1].status == Status.KEPT
 
 
-def test_what_is_given_is_a_setting(runs):
+def test_given_values_are_part_of_the_settings(runs):
     seen = []
     taking = experiment("one", lambda settings: seen.append(settings) or outcome(), given=("model", "stored"))
     runs([taking], given={"model": "mine", "longbench": "else"})
@@ -108,14 +108,14 @@ def test_what_is_given_is_a_setting(runs):
     assert [each["model"] for each in seen] == ["mine", "yours"]
 
 
-def test_an_interruption_leaves_what_was_measured(runs):
+def test_interruption_keeps_measured_results(runs):
     every = [experiment("one"), experiment("two", raising(KeyboardInterrupt()))]
     with pytest.raises(KeyboardInterrupt):
         runs(every)
     assert runs([experiment("one")])[0].status == Status.KEPT
 
 
-def test_the_summary_says_what_agrees(runs):
+def test_summary_lists_agreement(runs):
     entries = runs([experiment("one"), experiment("two", raising(NotHereError("no")))])
     found = summary(entries, Scale.QUICK, MACHINE)
     one, two = found["experiments"]
@@ -126,7 +126,7 @@ def test_the_summary_says_what_agrees(runs):
 TINY = {"tokens": 64, "layers": 1, "runs": 1}
 
 
-def test_a_real_experiment_in_a_process_of_its_own():
+def test_experiment_runs_in_its_own_process():
     found = in_own_process(EXPERIMENTS["copies"], TINY, 300)
     one, every, nothing, _ = found.rows
     assert (one.published.value, one.unit) == (3.79, "ms")
@@ -135,7 +135,7 @@ def test_a_real_experiment_in_a_process_of_its_own():
     assert "64 tokens of Llama-2 7B's shape in bfloat16, 1 MiB a layer" in found.notes[0]
 
 
-def test_a_process_says_why_there_is_nothing():
+def test_process_reports_why_it_has_no_result():
     with pytest.raises(NotHereError, match="it needs LongBench's files"):
         in_own_process(EXPERIMENTS["quality"], {"longbench": None}, 300)
     with pytest.raises(FailedError, match="KeyError: 'tokens'"):
@@ -147,6 +147,6 @@ def test_a_process_ends_at_its_limit():
         in_own_process(EXPERIMENTS["copies"], TINY, 0.06)
 
 
-def test_a_process_that_is_gone_is_a_failure():
+def test_crashed_process_is_a_failure():
     with pytest.raises(FailedError, match="its process ended with status 1 and no result"):
         in_own_process(experiment("nobody knows this"), {}, 300)

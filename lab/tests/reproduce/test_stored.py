@@ -38,7 +38,7 @@ def store(folder, script, rows, device="nvidia-h200", **more):
     return {"stored": str(folder)}
 
 
-def test_first_tokens_stand_under_the_devices_name(tmp_path):
+def test_first_tokens_are_listed_under_the_device(tmp_path):
     found = EXPERIMENTS["gpu-first-token"].measure(store(tmp_path, "prompt_cache", [FIRST]))
     rows = {row.what: row for row in found.rows}
     lowest = rows["nvidia-h200, modules in host memory: times as fast, lowest"]
@@ -52,7 +52,7 @@ def test_first_tokens_stand_under_the_devices_name(tmp_path):
     assert "stored runs of nvidia-h200" in found.notes[0]
 
 
-def test_kernels_stand_beside_table_3(tmp_path):
+def test_kernels_are_compared_with_table_3(tmp_path):
     other = KERNEL | {"dtype": "bfloat16"}
     found = EXPERIMENTS["gpu-kernels"].measure(store(tmp_path, "attention", [KERNEL, other]))
     time, times = found.rows
@@ -62,7 +62,7 @@ def test_kernels_stand_beside_table_3(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["gpu-first-token", "gpu-kernels"])
-def test_without_a_stored_run_it_says_what_to_do(tmp_path, name):
+def test_missing_gpu_run_names_the_script(tmp_path, name):
     script = {"gpu-first-token": "prompt_cache", "gpu-kernels": "attention"}[name]
     dry = store(tmp_path, script, [], device="dry-x86-64", dry=True)
     for settings in ({"stored": None}, dry):
@@ -78,7 +78,7 @@ def test_without_a_stored_run_it_says_what_to_do(tmp_path, name):
         ('{"device": "x", "dry": false, "rows": [{"model": "m"}]}', "row 0: it lacks fields of a stored run"),
     ],
 )
-def test_damage_is_one_sentence(tmp_path, text, sentence):
+def test_damaged_file_is_one_sentence(tmp_path, text, sentence):
     settings = store(tmp_path, "prompt_cache", [FIRST])
     (tmp_path / "nvidia-h200" / "prompt_cache.json").write_text(text)
     with pytest.raises(ParameterError, match=sentence):

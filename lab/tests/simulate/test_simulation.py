@@ -46,13 +46,13 @@ def run(router: str, exponent: float = 1.0, each: int = 4, load: float = 0.6, se
     return simulate(arrivals(drawn, load * 10 / mean, seed), router=router, replicas=10, costs=costs, seed=seed)
 
 
-def test_a_prompt_takes_its_passes_and_an_answer_one_each():
+def test_prompt_takes_its_passes_and_each_answer_token_one():
     (job,), (end,) = alone(request(0, new=500, answer=10))
     assert job.ttft_s == pytest.approx(0.01 + 0.5)
     assert end - job.ttft_s == pytest.approx(10 * (0.01 + 0.001))
 
 
-def test_what_was_computed_is_found():
+def test_computed_module_is_found():
     module = WantedPiece((1,), 1000)
     first, second = alone(request(0, module), request(10, module))[0]
     assert (first.found, first.ttft_s) == (0, pytest.approx(1.1 + 2 * 0.01))
@@ -64,27 +64,27 @@ def test_a_prompt_waits_for_the_one_before_it():
     assert jobs[1].ttft_s > 1.9 * jobs[0].ttft_s
 
 
-def test_prompts_that_come_during_a_pass_share_the_next_one():
+def test_prompts_arriving_during_a_pass_share_the_next_one():
     """Both have their tokens at its end, and each running answer takes its part of the pass."""
     jobs, _ = alone(request(0, answer=20), request(0.05), request(0.06))
     assert jobs[0].ttft_s == pytest.approx(0.01 + 0.1)
     assert [job.request.at + job.ttft_s for job in jobs[1:]] == [pytest.approx(0.11 + 0.01 + 0.001 + 0.2)] * 2
 
 
-def test_who_comes_while_answers_are_decoded_waits_for_the_end_of_the_pass():
+def test_prompt_arriving_during_decode_waits_for_the_pass():
     first, second = alone(request(0, answer=50), request(0.11 + 3.5 * 0.011))[0]
     assert first.ttft_s == pytest.approx(0.11)
     assert second.ttft_s == pytest.approx(0.5 * 0.011 + 0.01 + 0.001 + 0.1)
 
 
-def test_a_prompt_that_takes_part_of_a_pass_leaves_the_rest_of_it_to_the_next_one():
+def test_rest_of_a_pass_goes_to_the_next_prompt():
     first, second, third = alone(request(0, new=10), request(0.001, new=700), request(0.002, new=500))[0]
     passed = first.ttft_s + 0.01 + 0.001 + 1.0
     assert second.ttft_s + 0.001 == pytest.approx(passed)
     assert third.ttft_s + 0.002 == pytest.approx(passed + 0.01 + 2 * 0.001 + 0.2)
 
 
-def test_what_a_prompt_ahead_computes_is_found():
+def test_module_of_an_earlier_prompt_in_the_pass_is_found():
     module = WantedPiece((1,), 500)
     _, second, third = alone(request(0, new=10), request(0.001, module), request(0.002, module))[0]
     assert (second.found, third.found) == (0, 500)
@@ -98,7 +98,7 @@ def test_a_chain_is_found_up_to_its_first_gap():
     assert [job.found for job in jobs] == [0, 100, 300]
 
 
-def test_tiers_below_are_read_in_less_time_than_computing_takes():
+def test_lower_tiers_are_read_faster_than_computed():
     small = Costs(prefill_s=1e-3, pass_s=0.01, decode_s=1e-3, chunk=1000, pool=1_000, below=10_000, below_s=1e-4)
     one, other = WantedPiece((1,), 900), WantedPiece((2,), 900)
     jobs, _ = alone(request(0, one), request(10, other), request(20, one), costs=small)
@@ -106,7 +106,7 @@ def test_tiers_below_are_read_in_less_time_than_computing_takes():
     assert jobs[0].ttft_s / 3 > jobs[2].ttft_s > 0.1
 
 
-def test_a_store_forgets_what_was_used_least_recently():
+def test_least_recently_used_is_evicted():
     store = TokenStore(100)
     assert store.put(1, 60) == []
     assert store.put(2, 40) == []
@@ -118,7 +118,7 @@ def test_a_store_forgets_what_was_used_least_recently():
 
 
 @pytest.mark.parametrize("router", ROUTERS)
-def test_the_same_seed_says_the_same(router: str):
+def test_same_seed_gives_the_same_result(router: str):
     one, other = (run(router).to_dict() for _ in range(2))
     for name in ("decision_us", "decision_us_p99"):
         del one[name], other[name]
@@ -133,7 +133,7 @@ def test_module_affinity_finds_more_and_answers_sooner():
     assert ours.ttft_p99_s < prefix.ttft_p99_s
 
 
-def test_what_it_predicts_is_what_is_found():
+def test_predicted_share_equals_the_hit_share():
     ours = run("module")
     assert ours.predicted_share == pytest.approx(ours.hit_share, abs=0.1)
 
@@ -146,11 +146,11 @@ def test_no_router_does_better_than_the_best_replica_alone():
     assert 0.8 * ours.ttft_p99_s < ours.least_p99_s < ours.ttft_p99_s
 
 
-def test_hot_modules_leave_no_replica_with_far_more_than_the_others():
+def test_hot_modules_keep_replicas_balanced():
     assert run("module", exponent=1.3).imbalance < 1.5
 
 
-def test_with_nothing_shared_it_is_no_worse_than_power_of_two():
+def test_without_sharing_module_affinity_matches_power_of_two():
     for load in (0.3, 0.8):
         ours, two = (run(name, each=0, load=load) for name in ("module", "power-of-two"))
         assert ours.hit_share == two.hit_share == 0
@@ -188,14 +188,14 @@ def test_traces_of_mooncake_are_read_as_chains(tmp_path: Path):
         ("[1]", "'modules' is missing|this is no request"),
     ],
 )
-def test_a_line_that_is_no_request_is_named(tmp_path: Path, line: str, said: str):
+def test_invalid_line_is_located(tmp_path: Path, line: str, said: str):
     path = tmp_path / "trace.jsonl"
     path.write_text(f"\n{line}\n")
     with pytest.raises(ParameterError, match=rf"trace.jsonl:2: this is no request.*({said})|{said}"):
         read_trace(path)
 
 
-def test_costs_go_through_a_file(tmp_path: Path):
+def test_costs_round_trip_through_a_file(tmp_path: Path):
     path = tmp_path / "costs.json"
     path.write_text(COSTS.to_json())
     assert Costs.from_file(path) == COSTS

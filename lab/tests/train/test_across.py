@@ -27,7 +27,7 @@ def stated(documents: list[Document], key: str) -> list[str]:
 
 @SPLITS
 @pytest.mark.parametrize(("exercise", "task"), list(TASKS.items()), ids=lambda value: str(value))
-def test_a_task_itself_is_asked_once_of_its_documents(exercise: Exercise, task: str, split: Split):
+def test_lone_task_is_asked_once_of_its_documents(exercise: Exercise, task: str, split: Split):
     for seed in range(20):
         conversation = draw(exercise, seed, split, 2 + seed % 7)
         assert len(conversation.documents) == 2 + seed % 7
@@ -37,7 +37,7 @@ def test_a_task_itself_is_asked_once_of_its_documents(exercise: Exercise, task: 
 
 @SPLITS
 @pytest.mark.parametrize("exercise", STEPS, ids=lambda exercise: exercise.value)
-def test_a_step_has_as_many_documents_as_asked_for_and_at_most_so_many_questions(exercise: Exercise, split: Split):
+def test_step_has_the_given_documents_and_bounded_questions(exercise: Exercise, split: Split):
     several = 0
     for seed in range(20):
         conversation = draw(exercise, seed, split, 2 + seed % 7, 3)
@@ -49,7 +49,7 @@ def test_a_step_has_as_many_documents_as_asked_for_and_at_most_so_many_questions
 
 
 @SPLITS
-def test_contradictions_are_asked_of_every_thing_by_itself(split: Split):
+def test_contradictions_are_asked_of_each_name(split: Split):
     answers: Counter[str] = Counter()
     for seed in range(40):
         conversation = draw(Exercise.CONTRADICTIONS, seed, split, 7)
@@ -67,7 +67,7 @@ def test_contradictions_are_asked_of_every_thing_by_itself(split: Split):
 
 
 @SPLITS
-def test_shared_values_stand_in_two_documents_each(split: Split):
+def test_shared_values_are_in_two_documents(split: Split):
     for seed in range(40):
         conversation = draw(Exercise.SHARINGS, seed, split, 8)
         values = Counter(fact.text for document in conversation.documents for fact in document.facts.values())
@@ -77,7 +77,7 @@ def test_shared_values_stand_in_two_documents_each(split: Split):
 
 
 @SPLITS
-def test_no_list_of_a_conversation_is_of_the_same_values_as_another(split: Split):
+def test_lists_of_a_conversation_have_different_values(split: Split):
     tasks = set()
     for seed in range(40):
         conversation = draw(Exercise.RANKINGS, seed, split, 6)
@@ -106,7 +106,7 @@ def test_numbers_that_the_question_states_are_ranked():
     assert draw(Exercise.RANKED_NUMBERS, 1, Split.TRAIN, 0, 40) == conversation
 
 
-def test_every_step_of_a_ranking_counts_as_much_as_its_end(encoder: Encoder):
+def test_every_step_of_a_ranking_weighs_as_much_as_its_end(encoder: Encoder):
     for question in draw(Exercise.RANKED_NUMBERS, 1, Split.TRAIN, 0, 40).questions:
         steps = re.findall(r", so( [^:,;]+)", question.answer)
         ids, weights = encoder(question.answer), encoder.weights(question)

@@ -77,7 +77,7 @@ def test_the_first_layer_looks_at_the_previous_token(model: LlamaForCausalLM, st
 
 
 @pytest.mark.parametrize("start", [0, CONTEXT - 300])
-def test_the_second_layer_looks_behind_the_same_token(model: LlamaForCausalLM, start: int):
+def test_second_layer_attends_after_the_same_token(model: LlamaForCausalLM, start: int):
     ids, before = twice(model.config.vocab_size)
     look = looks(model, ids[None], start)[1][0]
     queries = torch.tensor([at for at in range(150, 300) if before[at] + 1 < 150])
@@ -85,7 +85,7 @@ def test_the_second_layer_looks_behind_the_same_token(model: LlamaForCausalLM, s
         assert look[head, queries, before[queries] + 1].mean() > 0.5
 
 
-def test_the_third_layer_looks_at_the_document_asked_about(
+def test_third_layer_attends_to_the_requested_document(
     tokenizer: PreTrainedTokenizerBase, encoder: Encoder, counts: Tensor
 ):
     batch, drawn = answering(
@@ -133,7 +133,7 @@ def test_training_attention_is_causal_attention(model: LlamaForCausalLM, tokens:
         assert (ours - theirs).abs().max() < 0.05 * max(1.0, float(theirs.abs().max()))
 
 
-def test_training_attention_sees_nothing_that_follows(model: LlamaForCausalLM):
+def test_training_attention_does_not_see_later_tokens(model: LlamaForCausalLM):
     q, k, v = torch.randn(3, 1, 4, 200, 64, generator=torch.Generator().manual_seed(0))
     whole = attention("training", q, k, v)
     k[:, :, 130:], v[:, :, 130:] = 7.0, 7.0

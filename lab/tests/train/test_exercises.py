@@ -84,7 +84,7 @@ def test_some_numbers_differ_in_their_last_digits_only():
     assert 0.01 < close / len(two) < 0.5
 
 
-def test_easy_ones_ask_for_the_larger_and_are_told_by_the_first_digits():
+def test_easy_comparisons_ask_for_the_larger_and_differ_in_first_digits():
     by_the_first = 0
     for question in drawn(Split.TRAIN, Exercise.EASY_COMPARISONS):
         _, names, numbers, best = parts(question)

@@ -30,7 +30,7 @@ def folder(
     return into
 
 
-def test_weights_are_those_of_the_model_in_bf16(model: LlamaForCausalLM, folder: Path):
+def test_exported_weights_equal_the_model_in_bf16(model: LlamaForCausalLM, folder: Path):
     read = AutoModelForCausalLM.from_pretrained(folder)
     assert read.dtype == torch.bfloat16
     assert read.lm_head.weight is read.model.embed_tokens.weight
@@ -39,12 +39,12 @@ def test_weights_are_those_of_the_model_in_bf16(model: LlamaForCausalLM, folder:
         assert torch.equal(weight, model.get_parameter(name).to(torch.bfloat16))
 
 
-def test_the_model_itself_stays_as_it_was(model: LlamaForCausalLM, folder: Path):
+def test_export_leaves_the_model_unchanged(model: LlamaForCausalLM, folder: Path):
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
     assert model.config._attn_implementation == "causal"
 
 
-def test_the_configuration_holds_nothing_of_training(folder: Path):
+def test_exported_configuration_has_no_training_settings(folder: Path):
     for file in ("config.json", "generation_config.json"):
         assert "causal" not in {str(value) for value in json.loads((folder / file).read_text()).values()}
     assert AutoModelForCausalLM.from_pretrained(folder).config._attn_implementation != "causal"
@@ -55,7 +55,7 @@ def test_files_are_small(folder: Path):
     assert {file.suffix for file in folder.iterdir()} <= {".json", ".safetensors", ".jinja"}
 
 
-def test_the_tokenizer_comes_along(tokenizer: PreTrainedTokenizerBase, folder: Path):
+def test_tokenizer_is_exported(tokenizer: PreTrainedTokenizerBase, folder: Path):
     read = AutoTokenizer.from_pretrained(folder)
     assert read.get_vocab() == tokenizer.get_vocab()
     assert (read.bos_token, read.eos_token, read.pad_token) == ("<|begin|>", "<|end|>", "<|end|>")
@@ -76,7 +76,7 @@ def test_generation_ends_with_the_turn(tokenizer: PreTrainedTokenizerBase, folde
     assert generation.do_sample is False
 
 
-def test_inlay_chats_with_it(tokenizer: PreTrainedTokenizerBase, folder: Path):
+def test_exported_model_chats_with_inlay(tokenizer: PreTrainedTokenizerBase, folder: Path):
     llm = LLM(str(folder), dtype="float32", kv_memory="64MiB")
     (output,) = llm.chat(CHAT, SamplingParams(temperature=0, max_tokens=5))
     ids = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, return_dict=False)

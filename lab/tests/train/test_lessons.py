@@ -51,7 +51,7 @@ def test_rows_are_conversations_padded_to_a_round_width(encoder: Encoder, seed: 
         assert line == row + [encoder.end] * (width - len(row))
 
 
-def test_answers_count_in_full_and_other_text_a_little(encoder: Encoder, seed: int):
+def test_answers_have_full_weight_and_other_text_little(encoder: Encoder, seed: int):
     batch, drawn = draw(encoder, seed)
     shares = []
     for line, each in zip(batch.weights, drawn, strict=True):
@@ -73,7 +73,7 @@ def test_an_answer_ends_with_the_end_of_its_turn(encoder: Encoder, seed: int):
         assert ends.sum() == len(each.questions)
 
 
-def test_results_count_more_than_what_leads_up_to_them(encoder: Encoder):
+def test_results_have_more_weight_than_their_derivation(encoder: Encoder):
     results = {}
     for seed in range(12):
         batch, drawn = draw(encoder, seed, gapped=0.0)
@@ -94,7 +94,7 @@ def test_lessons_without_documents_are_comparisons(encoder: Encoder):
         assert said == "".join(question.result for question in each.questions)
 
 
-def test_lessons_of_repeating_ask_for_nothing_else(encoder: Encoder):
+def test_repetition_lessons_ask_for_nothing_else(encoder: Encoder):
     batch, drawn = draw(encoder, 0, exercise=Exercise.REPETITIONS)
     assert {question.task for each in drawn for question in each.questions} == {"repeating"}
     for line, counts, each in zip(batch.ids, batch.weights, drawn, strict=True):
@@ -102,7 +102,7 @@ def test_lessons_of_repeating_ask_for_nothing_else(encoder: Encoder):
         assert said == "".join(question.answer + "<|end|>" for question in each.questions)
 
 
-def test_easy_comparisons_are_other_ones(encoder: Encoder):
+def test_easy_comparisons_differ_from_others(encoder: Encoder):
     exercises = (Exercise.EASY_COMPARISONS, Exercise.COMPARISONS)
     (_, easy), (_, any_two) = (draw(encoder, 0, exercise=exercise) for exercise in exercises)
     years = [re.search(r": \d{4},", question.answer) for each in easy for question in each.questions]
@@ -124,7 +124,7 @@ def test_a_batch_has_one_number_of_documents(encoder: Encoder):
     assert set(found) == {2, 3, 4, 5}
 
 
-def test_lessons_of_words_alike(encoder: Encoder):
+def test_lessons_with_similar_words(encoder: Encoder):
     _, drawn = draw(encoder, 0, documents=(8, 8), alike=True)
     for each in drawn:
         assert len({word[:2] for word in made_words(all_text(each))}) <= 9
@@ -143,7 +143,7 @@ def test_positions_without_gaps_are_contiguous(encoder: Encoder, seed: int):
         assert int(line.max()) < CONTEXT
 
 
-def test_gaps_stand_before_documents_and_the_first_question(encoder: Encoder, seed: int):
+def test_gaps_are_before_documents_and_the_first_question(encoder: Encoder, seed: int):
     batch, drawn = draw(encoder, seed, gapped=1.0)
     wide = 0
     for line, each in zip(batch.positions, drawn, strict=True):

@@ -55,7 +55,7 @@ def test_a_person_is_four_tokens(tokenizer: PreTrainedTokenizerBase):
         assert len(pieces(tokenizer, f" {words.name('person')}")) == 4
 
 
-def test_a_word_is_the_same_wherever_it_stands(tokenizer: PreTrainedTokenizerBase):
+def test_word_has_the_same_tokens_anywhere(tokenizer: PreTrainedTokenizerBase):
     alone = pieces(tokenizer, " Bolukar")
     for before, after in (("The town", " is here."), ("in", "?"), ("of", ", or"), ("Star of", "\n")):
         assert pieces(tokenizer, f"{before} Bolukar{after}")[len(pieces(tokenizer, before)) :][: len(alone)] == alone
@@ -63,12 +63,12 @@ def test_a_word_is_the_same_wherever_it_stands(tokenizer: PreTrainedTokenizerBas
 
 @given(text=st.text(max_size=80))
 @settings(max_examples=300, deadline=None)
-def test_any_text_comes_back(tokenizer: PreTrainedTokenizerBase, text: str):
+def test_any_text_round_trips(tokenizer: PreTrainedTokenizerBase, text: str):
     assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
 
 
 @SPLITS
-def test_generated_text_comes_back(encoder: Encoder, split: Split):
+def test_generated_text_round_trips(encoder: Encoder, split: Split):
     for drawn in conversations(split)[:30]:
         for document in drawn.documents:
             assert encoder.tokenizer.decode(encoder(document.text)) == document.text
@@ -87,7 +87,7 @@ def messages(drawn: Conversation) -> list[dict[str, str]]:
 
 
 @SPLITS
-def test_lessons_are_written_as_the_chat_template_does(encoder: Encoder, split: Split):
+def test_lessons_equal_the_chat_template(encoder: Encoder, split: Split):
     for drawn in conversations(split)[:40]:
         runs, turns = encoder.conversation(drawn)
         ids = [*chain.from_iterable(runs), *chain.from_iterable(asked + answer for asked, answer in turns)]

@@ -98,7 +98,9 @@ def test_training_moves_every_weight(trained: Training, tmp_path: Path):
         assert not torch.equal(weight, start[name])
 
 
-def test_a_broken_run_ends_as_an_unbroken_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trained: Training):
+def test_interrupted_run_equals_an_uninterrupted_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trained: Training
+):
     break_after(monkeypatch, Training(tmp_path, SHORT, 1, 0, 1), 3)
     resumed = Training(tmp_path, SHORT, 1, 0, 1)
     resumed.resume()
@@ -127,7 +129,7 @@ def test_without_a_checkpoint_training_starts(tmp_path: Path):
     assert_same(weights(training), weights(Training(tmp_path, SHORT, 1, 0, 1)))
 
 
-def test_half_a_checkpoint_is_an_error(tmp_path: Path, trained: Training):
+def test_truncated_checkpoint_is_an_error(tmp_path: Path, trained: Training):
     whole = (trained.out / "checkpoint.pt").read_bytes()
     (tmp_path / "checkpoint.pt").write_bytes(whole[: len(whole) // 2])
     training = Training(tmp_path, SHORT, 1, 0, 1)
@@ -149,9 +151,7 @@ def test_the_model_is_written_at_the_end(trained: Training):
         assert torch.equal(written.state_dict()[name], weight.to(torch.bfloat16))
 
 
-def test_a_save_that_fails_leaves_the_last_checkpoint(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trained: Training
-):
+def test_failed_save_keeps_the_last_checkpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trained: Training):
     (tmp_path / "checkpoint.pt").write_bytes((trained.out / "checkpoint.pt").read_bytes())
 
     def half_a_save(state, path):
@@ -166,12 +166,12 @@ def test_a_save_that_fails_leaves_the_last_checkpoint(
     assert training.step == 6
 
 
-def test_one_process_writes(tmp_path: Path):
+def test_only_the_first_process_writes(tmp_path: Path):
     Training(tmp_path, SHORT, 1, 1, 2).save()
     assert not (tmp_path / "checkpoint.pt").exists()
 
 
-def test_a_round_number_of_predictions_holds_all_that_count(encoder: Encoder, trained: Training):
+def test_rounded_predictions_contain_all_weighted_ones(encoder: Encoder, trained: Training):
     for seed in range(4):
         lesson = Lesson((1, 3), 3 + seed)
         batch, _ = answering(random.Random(seed), encoder, Split.TRAIN, lesson, tokens=600)
@@ -227,7 +227,7 @@ def test_drills_take_their_share_of_batches(monkeypatch: pytest.MonkeyPatch, tmp
     assert shares["comparing"] == pytest.approx(shares["count"], abs=0.3)
 
 
-def test_further_wordings_come_later(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_further_wordings_start_in_a_later_stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     splits = [stage.split for stage in RECIPE]
     assert splits == sorted(splits, key=[Split.FIRST, Split.TRAIN].index)
     drawn = []
@@ -259,7 +259,7 @@ def test_a_run_can_be_drawn(tmp_path: Path, trained: Training):
     assert "<!-- exact match, 6 documents -->" in drawn
 
 
-def test_names_of_short_stages_stand_apart():
+def test_names_of_short_stages_do_not_overlap():
     axes = Figure().subplots()
     steps = {"one": 1, "two": 5, "three": 6, "four": 500, "end": 1000}
     name_stages(axes, [{"step": step, "stage": name} for name, step in steps.items()])
@@ -271,7 +271,7 @@ def test_names_of_short_stages_stand_apart():
     assert second - first >= 20
 
 
-def test_a_model_is_trained_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trained: Training):
+def test_training_continues_from_a_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trained: Training):
     start = Training(tmp_path, SHORT, 1, 0, 1, trained.out / "model")
     for name, weight in weights(trained).items():
         assert torch.equal(weights(start)[name], weight.to(torch.bfloat16).float())
@@ -282,7 +282,7 @@ def test_a_model_is_trained_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
     assert (tmp_path / "model" / "config.json").is_file()
 
 
-def test_a_model_is_trained_on_by_the_further_recipe(
+def test_training_continues_with_the_further_recipe(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, trained: Training
 ):
     started: list[tuple] = []
@@ -304,7 +304,7 @@ def test_a_model_is_trained_on_by_the_further_recipe(
     assert f"--model is {tmp_path}; there is no config.json in it" in capsys.readouterr().err
 
 
-def test_the_further_recipe_keeps_what_was_learned():
+def test_further_recipe_includes_earlier_exercises():
     drills = {drill.exercise for stage in FURTHER for drill in stage.drills}
     across = {Exercise.SUPERLATIVES, Exercise.SORTS, Exercise.CONFLICTS, Exercise.SHARED}
     assert drills >= {*across, Exercise.COMPARISONS, Exercise.KIND_COUNTS, Exercise.REPETITIONS}
@@ -319,7 +319,7 @@ def test_the_further_recipe_keeps_what_was_learned():
     ("arguments", "sentence"),
     [(["--processes", "0"], "--processes is 0; at least one is needed"), ([], "checkpoint.pt is damaged; delete it")],
 )
-def test_the_command_refuses_before_it_starts(
+def test_invalid_command_is_rejected_before_it_starts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments, sentence: str
 ):
     (tmp_path / "checkpoint.pt").write_bytes(b"no checkpoint")
@@ -330,7 +330,7 @@ def test_the_command_refuses_before_it_starts(
     assert sentence in capsys.readouterr().err
 
 
-def test_an_interrupted_command_says_how_to_go_on(
+def test_interrupted_command_names_the_next_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ):
     def interrupted(*_, **__):

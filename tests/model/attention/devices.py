@@ -1,4 +1,4 @@
-"""A device where there is none: PyTorch's attention over the memory of a device, which lies in the host's here."""
+"""A simulated device: PyTorch's attention over device memory that is really the host's."""
 
 from __future__ import annotations
 

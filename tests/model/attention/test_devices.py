@@ -34,14 +34,14 @@ def one_gpu(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def nothing_said():
+def no_log_yet():
     registry.on_device.cache_clear()
     yield
     registry.on_device.cache_clear()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_without_a_gpu_auto_is_the_cpu_and_the_rest_is_refused():
+def test_auto_without_a_gpu_uses_the_cpu_and_gpu_devices_are_rejected():
     assert find_device("auto") == find_device("cpu") == torch.device("cpu")
     for name in ("cuda", "cuda:1"):
         with raises("parameter.unavailable_device", ParameterError, names=f"'{name}'"):
@@ -55,7 +55,7 @@ def test_with_a_gpu_auto_is_that(one_gpu):
         find_device("cuda:1")
 
 
-def test_on_a_gpu_auto_is_triton_and_says_so_once(monkeypatch, caplog):
+def test_auto_on_a_gpu_uses_triton_and_logs_it_once(monkeypatch, caplog):
     made = []
     monkeypatch.setattr("inlay.attention.triton.backend.TritonBackend", lambda device: made.append(device))
     with caplog.at_level(logging.INFO):
@@ -65,7 +65,7 @@ def test_on_a_gpu_auto_is_triton_and_says_so_once(monkeypatch, caplog):
     assert [record.getMessage() for record in caplog.records] == ["attention runs on the GPU in Triton's kernels"]
 
 
-def test_on_a_gpu_without_triton_auto_is_pytorch_and_says_so_once(monkeypatch, caplog):
+def test_auto_without_triton_uses_pytorch_and_logs_it_once(monkeypatch, caplog):
     monkeypatch.setattr(registry, "has_triton", lambda: False)
     assert [(each.name, each.device) for each in (get_backend("auto", GPU), get_backend("auto", GPU))] == [
         ("torch", GPU)
@@ -79,7 +79,7 @@ def test_on_a_gpu_without_triton_auto_is_pytorch_and_says_so_once(monkeypatch, c
 
 
 @pytest.mark.parametrize("name", ["cpu", "reference"])
-def test_what_computes_on_the_cpu_is_refused_on_a_gpu(name):
+def test_cpu_backends_are_rejected_on_a_gpu(name):
     with raises("parameter.unavailable_backend", ParameterError, names="'auto'"):
         get_backend(name, GPU)
 
@@ -97,7 +97,7 @@ def test_weights_of_the_cpu_are_refused_on_a_gpu(one_gpu):
             load_model("demo", device="cuda", **{name: value})
 
 
-def test_a_model_is_brought_to_the_device(one_gpu, monkeypatch):
+def test_model_is_moved_to_the_device(one_gpu, monkeypatch):
     loaded = tiny("llama")
     moved = []
     monkeypatch.setattr(type(loaded.model), "to", lambda self, device: moved.append(device) or self)
@@ -114,13 +114,13 @@ def test_a_model_is_brought_to_the_device(one_gpu, monkeypatch):
         put_on(loaded.model, "m", GPU)
 
 
-def test_a_model_that_is_loaded_stays_where_it_is(one_gpu):
+def test_loaded_model_stays_on_its_device(one_gpu):
     assert LLM(tiny("llama"), kv_memory="4MiB").loaded.model.device.type == "cpu"
     with raises("parameter.conflict", ParameterError, names="device"):
         LLM(tiny("llama"), device="cuda")
 
 
-def test_the_pool_takes_most_of_what_a_device_has_left(one_gpu):
+def test_pool_takes_most_of_the_free_device_memory(one_gpu):
     assert free_bytes(torch.device("cpu")) is None
     assert free_bytes(GPU) == 30 * 2**30
     assert EngineConfig().kv_bytes(10 * 2**30, free_bytes(GPU)) == 18 * 2**30
@@ -129,7 +129,7 @@ def test_the_pool_takes_most_of_what_a_device_has_left(one_gpu):
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
-def test_memory_on_a_device_holds_what_memory_of_the_host_does(dtype, shared):
+def test_device_storage_equals_host_storage(dtype, shared):
     layers = [LayerShape(2, 8, shared), LayerShape(1, 4, shared)]
     host, device = KVStorage(layers, dtype, 64), DeviceStorage(layers, dtype, 64, torch.device("cpu"))
     runs, generator = [SlotRange(3, 5), SlotRange(20, 2)], torch.Generator().manual_seed(0)

@@ -61,7 +61,7 @@ def build(checkout: Path, what: str, **environment: str) -> tuple[Path, str]:
     return checkout / "dist" / said.splitlines()[-1], said
 
 
-def test_without_a_compiler_a_wheel_without_the_kernel_is_made_and_works(checkout, tmp_path):
+def test_wheel_without_a_compiler_works_without_the_kernel(checkout, tmp_path):
     wheel, said = build(checkout, "build_wheel", **NO_COMPILER)
     assert wheel.name.endswith("-py3-none-any.whl")
     assert "is not able to compile a simple test program" in said  # pip shows it with -v
@@ -76,7 +76,7 @@ def test_without_a_compiler_a_wheel_without_the_kernel_is_made_and_works(checkou
     ]
 
 
-def test_without_a_compiler_an_editable_install_is_made(checkout):
+def test_editable_install_works_without_a_compiler(checkout):
     wheel, _ = build(checkout, "build_editable", **NO_COMPILER)
     assert wheel.name.endswith("-py3-none-any.whl")
 

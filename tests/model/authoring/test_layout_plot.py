@@ -111,7 +111,7 @@ def boxes_of_text(figure: Figure) -> dict[str, tuple[float, float, float, float]
 
 
 @pytest.mark.parametrize("modules", [1, 3, 60])
-def test_no_text_lies_on_another_or_outside(modules):
+def test_labels_do_not_overlap_or_leave_the_figure(modules):
     figure = layout_figure(generated(modules, seed=modules))
     found = boxes_of_text(figure)
     assert len(found) >= 2 * modules + 2
@@ -123,7 +123,7 @@ def test_no_text_lies_on_another_or_outside(modules):
         assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1], (one, other)
 
 
-def test_outer_boxes_reach_around_inner_ones():
+def test_outer_boxes_enclose_inner_ones():
     """Of two boxes around the same rows no two edges lie on each other."""
     nested = "".join(f'<module name="m{n}">x' for n in range(6)) + "</module>" * 6
     (axes,) = layout_figure(lay_out(nested)).axes
@@ -148,7 +148,7 @@ def test_the_same_schema_gives_the_same_file(tmp_path):
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
 
 
-def test_names_that_the_font_lacks_are_told_once(tmp_path, caplog, recwarn):
+def test_missing_glyphs_are_logged_once(tmp_path, caplog, recwarn):
     draw_layout(lay_out('<module name="旅行">A</module><module name="計画">B</module>'), tmp_path / "a.png")
     assert [record.message.split(": ")[-1][:30] for record in caplog.records] == ["the font lacks some characters"]
     assert not [warning for warning in recwarn if "Glyph" in str(warning.message)]
@@ -179,7 +179,7 @@ def test_matplotlib_is_optional(monkeypatch):
         check_plot_file(Path("a.png"))
 
 
-def test_show_draws_beside_the_tree(tmp_path, monkeypatch, capsys):
+def test_show_prints_the_tree_and_draws_a_plot(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     schema = str(ROOT / "examples/trip/trip.xml")
     status, out, _ = run(capsys, "schema", "show", schema, "--plot", "trip.svg")
@@ -197,7 +197,7 @@ def test_show_draws_beside_the_tree(tmp_path, monkeypatch, capsys):
         ("folder.png", "--plot folder.png cannot be written: Is a directory"),
     ],
 )
-def test_what_is_wrong_with_a_plot_is_one_sentence(tmp_path, monkeypatch, capsys, plot, sentence):
+def test_plot_errors_are_one_sentence(tmp_path, monkeypatch, capsys, plot, sentence):
     monkeypatch.chdir(tmp_path)
     Path("folder.png").mkdir()
     Path("s.xml").write_text('<schema name="s">Hi.</schema>')

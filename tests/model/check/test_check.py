@@ -60,7 +60,7 @@ def test_generated_prompts_are_of_every_kind_and_the_same_every_time():
     assert min(len(pieces(kind)) for kind in ("code", "prose")) > 30
 
 
-def test_prompts_of_a_users_schema_import_what_may_stand_together():
+def test_prompts_of_a_schema_import_compatible_modules():
     prompts = draw_prompts(TRIP, 24, 0)
     assert prompts == draw_prompts(TRIP, 24, 0)
     assert len(set(map(repr, prompts))) == 24
@@ -71,7 +71,7 @@ def test_prompts_of_a_users_schema_import_what_may_stand_together():
     assert any("train" in one for one in imported)
 
 
-def test_the_drift_of_a_mode():
+def test_divergence_of_a_mode():
     reference = torch.log_softmax(torch.tensor([[2.0, 1.0, 0.0], [0.0, 3.0, 1.0]]), dim=-1)
     other = torch.log_softmax(torch.tensor([[2.0, 1.0, 0.5], [0.0, 1.0, 3.0]]), dim=-1)
     found = compare(reference, other, [0, 1])
@@ -112,7 +112,7 @@ def test_rows_of_every_policy():
     assert not len(llm.store) or llm.stats().running == 0
 
 
-def test_the_drift_is_that_of_distributions():
+def test_divergence_is_that_of_distributions():
     llm = make()
     prompts = [
         Prompt.from_string(f'<prompt schema="trip"><{name}/><budget/>Where?</prompt>') for name in ("miami", "oslo")
@@ -128,7 +128,7 @@ def test_the_drift_is_that_of_distributions():
     assert found.kinds == {"trip": (2, 1)}
 
 
-def test_what_is_recommended_is_what_auto_takes():
+def test_recommended_policy_is_the_choice_of_auto():
     llm = make()
     for tolerance, taken in ((Tolerance(kl=100.0), "modular"), (Tolerance(answers=1.0), "exact")):
         found = check_model(llm, setting(schema=TRIP, against=("exact", "modular"), tolerance=tolerance))
@@ -137,7 +137,7 @@ def test_what_is_recommended_is_what_auto_takes():
         assert ("it computes least" in found.reason) == (taken == "modular")
 
 
-def test_keys_that_are_normalised_after_the_rotation_are_not_shifted():
+def test_model_with_keys_normalised_after_rotation_is_not_shifted():
     llm = LLM(tiny_family("hunyuan_v1_dense"), kv_memory="128MiB", promotion_memory=0)
     why = llm.client.model.why_not_shift
     found = check_model(llm, setting(schema=TRIP, against=("exact", "isolated", "modular")))
@@ -153,7 +153,7 @@ def test_keys_that_are_normalised_after_the_rotation_are_not_shifted():
     ]
 
 
-def test_the_cheapest_policy_is_measured_when_the_time_is_over():
+def test_cheapest_policy_is_measured_even_without_time():
     found = check_model(make(), setting(schema=TRIP, against=("exact", "modular+linked:4", "modular"), seconds=1e-9))
     assert [(row.policy, row.prompts) for row in found.rows] == [("modular", 1)]
     assert (found.missing, found.complete, found.interrupted) == (("exact", "modular+linked:4"), False, False)
@@ -203,7 +203,7 @@ def test_of_random_weights_only_distributions_are_compared():
         ({"schema": TRIP, "prompts": [Prompt.from_string('<prompt schema="x">a</prompt>')]}, "is of schema 'x'"),
     ],
 )
-def test_what_cannot_be_checked_is_told(wrong, told):
+def test_invalid_check_settings_are_rejected(wrong, told):
     with pytest.raises(ParameterError, match=told):
         CheckSetting(**wrong)
 
@@ -213,7 +213,7 @@ def test_a_schema_without_modules_asks_for_prompts():
         check_model(make(), setting(schema=Schema.from_string('<schema name="bare">Text.</schema>')))
 
 
-def test_the_policies_are_written_as_they_are_read():
+def test_policy_names_are_normalised():
     for name in (*AGAINST, *QUICK):
         assert str(ReusePolicy.parse(name)) == name
     assert CheckSetting(against=("modular", "modular+profiled:0.10", "modular")).policies == (
@@ -222,6 +222,6 @@ def test_the_policies_are_written_as_they_are_read():
     )
 
 
-def test_a_model_that_has_room_for_no_generated_prompt_asks_for_a_schema():
+def test_model_too_small_for_generated_prompts_needs_a_schema():
     with raises("schema.too_long", ParameterError, names="96"):
         check_model(make(max_model_len=96), setting())

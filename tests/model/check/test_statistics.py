@@ -59,7 +59,7 @@ def test_many_pairs():
 @pytest.mark.parametrize(
     ("only_first", "only_second", "pairs"), [(2, 12, 50), (99, 10, 500), (0, 5, 40), (3, 3, 30), (1, 0, 100)]
 )
-def test_bounds_of_a_difference_are_those_that_a_score_test_accepts(only_first, only_second, pairs):
+def test_interval_bounds_agree_with_the_score_test(only_first, only_second, pairs):
     """At a bound, the score with the likeliest share under that difference, found by trying them all, is 1.96."""
     seen = (only_second - only_first) / pairs
     low, high = difference_interval(only_first, only_second, pairs)
@@ -84,7 +84,7 @@ def test_bounds_of_a_difference_mirror():
         assert -1 <= low <= (only_second - only_first) / pairs <= high <= 1
 
 
-def test_no_answer_apart_leaves_little_doubt():
+def test_interval_without_discordant_pairs_is_narrow():
     z = 1.959964
     assert difference_interval(0, 0, 2000)[0] == pytest.approx(-(z**2) / (2000 + z**2), rel=1e-4)
     assert difference_interval(20, 10, 2000)[0] > -0.02 > difference_interval(40, 10, 2000)[0]

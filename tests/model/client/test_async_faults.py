@@ -1,4 +1,4 @@
-"""AsyncLLM when something goes wrong: faults, a thread that ends, a shutdown, names that are taken."""
+"""AsyncLLM under faults: failed passes, a thread that ends, a shutdown, names in use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.raising import raises
 SCHEMA = Schema.from_string('<schema name="s"><module name="m">A module of some length.</module></schema>')
 PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 LONG = SamplingParams(temperature=0, max_tokens=1800, ignore_eos=True)
-PATIENCE_S = 20  # of a test that would wait for ever
+PATIENCE_S = 20  # of a test that would wait forever
 
 
 class PanicException(BaseException):
@@ -97,7 +97,7 @@ def with_words(_: Any, request: Any) -> bool:
 
 
 @pytest.mark.parametrize("kind", [PanicException, SystemExit, RuntimeError])
-def test_any_fault_in_a_pass_ends_those_in_it_and_not_the_thread(monkeypatch, kind):
+def test_fault_in_a_pass_ends_its_requests_and_not_the_thread(monkeypatch, kind):
     async def ask() -> None:
         llm = engine(max_num_seqs=1)
         once(monkeypatch, engine_module, "begin", kind("a fault"), lambda logits, rows: True)
@@ -111,7 +111,7 @@ def test_any_fault_in_a_pass_ends_those_in_it_and_not_the_thread(monkeypatch, ki
     run(ask())
 
 
-def test_a_fault_at_admission_ends_the_request_concerned(monkeypatch):
+def test_fault_at_admission_ends_only_that_request(monkeypatch):
     async def ask() -> None:
         llm = engine()
         once(monkeypatch, KVCacheManager, "admit", RuntimeError("a fault"), with_words)
@@ -125,7 +125,7 @@ def test_a_fault_at_admission_ends_the_request_concerned(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, PanicException])
-def test_a_fault_when_a_request_is_queued_ends_it_alone(monkeypatch, kind):
+def test_fault_while_queueing_ends_only_that_request(monkeypatch, kind):
     async def ask() -> None:
         llm = engine()
         once(monkeypatch, EngineCore, "add", kind("a fault"), with_words)
@@ -140,7 +140,7 @@ def test_a_fault_when_a_request_is_queued_ends_it_alone(monkeypatch, kind):
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, PanicException])
-def test_a_fault_of_nobody_in_particular_ends_all_and_not_the_thread(monkeypatch, kind):
+def test_fault_outside_any_request_ends_all_and_not_the_thread(monkeypatch, kind):
     async def ask() -> None:
         llm = engine(max_num_seqs=1)
         once(monkeypatch, Scheduler, "step", kind("a fault"), lambda scheduler, *_: len(scheduler.waiting) == 2)
@@ -154,8 +154,8 @@ def test_a_fault_of_nobody_in_particular_ends_all_and_not_the_thread(monkeypatch
     run(ask())
 
 
-def test_what_a_fault_has_kept_from_being_computed_is_not_stored(monkeypatch):
-    """It comes when the pass is laid out, and not run."""
+def test_tokens_of_a_failed_pass_are_not_stored(monkeypatch):
+    """The fault occurs when the pass is planned, before it runs."""
 
     async def ask() -> None:
         prompt, before, llm = "A prompt of more tokens than one chunk has.", engine(), engine()
@@ -177,7 +177,7 @@ def test_what_a_fault_has_kept_from_being_computed_is_not_stored(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, PanicException])
-def test_an_output_that_cannot_be_made_ends_its_request(monkeypatch, kind):
+def test_failed_output_ends_its_request(monkeypatch, kind):
     async def ask() -> None:
         llm = engine()
         stream = llm.generate("broken", LONG)
@@ -192,7 +192,7 @@ def test_an_output_that_cannot_be_made_ends_its_request(monkeypatch, kind):
     run(ask())
 
 
-def test_when_the_thread_ends_all_hear_why_and_nobody_is_taken_in(monkeypatch):
+def test_when_the_thread_dies_all_requests_fail_and_none_is_accepted(monkeypatch):
     """A permanent fault: no request can be scheduled or removed."""
 
     async def ask() -> None:
@@ -246,7 +246,7 @@ def test_when_the_thread_ends_all_hear_why_and_nobody_is_taken_in(monkeypatch):
         ({"sampling_params": {"n": 2}}, r"sampling_params is \{'n': 2\}; give an inlay.SamplingParams"),
     ],
 )
-def test_a_wrong_argument_is_one_sentence(arguments, sentence):
+def test_invalid_argument_gives_one_sentence(arguments, sentence):
     async def ask() -> None:
         llm = engine()
         with pytest.raises(ParameterError, match=f"^{sentence}"):
@@ -259,7 +259,7 @@ def test_a_wrong_argument_is_one_sentence(arguments, sentence):
 # Shutdown
 
 
-def test_what_was_posted_during_a_pass_ends_with_the_shutdown(monkeypatch):
+def test_requests_posted_during_a_pass_end_at_shutdown(monkeypatch):
     async def ask() -> None:
         llm = engine()
         computing, go_on, posted = threading.Event(), threading.Event(), threading.Semaphore(0)
@@ -304,7 +304,7 @@ def test_what_was_posted_during_a_pass_ends_with_the_shutdown(monkeypatch):
     run(ask())
 
 
-def test_a_model_that_was_never_asked_can_be_shut_down():
+def test_unused_model_can_be_shut_down():
     async def ask() -> None:
         llm = engine()
         llm.shutdown()
@@ -319,7 +319,7 @@ def test_a_model_that_was_never_asked_can_be_shut_down():
 # Names
 
 
-def test_of_two_requests_of_one_name_at_the_same_time_one_is_refused():
+def test_second_request_with_the_same_id_is_rejected():
     async def ask() -> None:
         llm = engine()
         one, other = await outcomes(
@@ -334,7 +334,7 @@ def test_of_two_requests_of_one_name_at_the_same_time_one_is_refused():
     run(ask())
 
 
-def test_names_that_are_given_and_those_that_are_not_never_meet():
+def test_given_and_generated_request_ids_never_collide():
     async def ask() -> None:
         llm = engine()
         names = [str(number) for number in range(12)]
@@ -354,7 +354,7 @@ def test_names_that_are_given_and_those_that_are_not_never_meet():
     run(ask())
 
 
-def test_a_request_can_be_aborted_while_its_prompt_is_laid_out(monkeypatch):
+def test_request_can_be_aborted_during_prompt_layout(monkeypatch):
     async def ask() -> None:
         llm = engine()
         making, go_on, make = threading.Event(), threading.Event(), llm.processor.process_noted
@@ -377,7 +377,7 @@ def test_a_request_can_be_aborted_while_its_prompt_is_laid_out(monkeypatch):
     run(ask())
 
 
-def test_a_name_is_free_again_when_its_request_was_never_made():
+def test_request_id_of_a_rejected_request_can_be_reused():
     async def ask() -> None:
         llm = engine()
         with raises("prompt.empty", ParameterError):
@@ -387,7 +387,7 @@ def test_a_name_is_free_again_when_its_request_was_never_made():
     run(ask())
 
 
-def test_a_thread_that_cannot_be_started_is_an_error_and_can_be_tried_again(monkeypatch):
+def test_thread_that_fails_to_start_is_an_error_and_can_be_retried(monkeypatch):
     async def ask() -> None:
         llm = engine()
         start = threading.Thread.start

@@ -41,7 +41,7 @@ async def last(stream: AsyncIterator[RequestOutput]) -> RequestOutput:
     return outputs[-1]
 
 
-def test_many_callers_get_what_each_would_get_alone():
+def test_concurrent_answers_equal_separate_answers():
     prompts = [f"Some words that all begin with, and then number {n}." for n in range(12)]
     solo = LLM(tiny("llama"), kv_memory="16MiB")
     expected = [solo.generate(prompt, PARAMS, reuse="off")[0].outputs[0].token_ids for prompt in prompts]
@@ -103,7 +103,7 @@ def test_abort_and_deadline_end_one_request_with_an_error():
     asyncio.run(end())
 
 
-def test_a_full_queue_refuses_one_and_serves_the_rest():
+def test_full_queue_rejects_requests_and_serves_the_rest():
     async def ask() -> list[object]:
         llm = engine(max_num_seqs=1, max_waiting=2)
         first = llm.generate("Number 0", LONG)
@@ -119,7 +119,7 @@ def test_a_full_queue_refuses_one_and_serves_the_rest():
     assert len(served) >= 3
 
 
-def test_a_wrong_prompt_is_one_sentence_and_stops_nobody():
+def test_invalid_prompt_is_one_sentence_and_other_requests_run():
     async def ask() -> RequestOutput:
         llm = engine()
         with raises("prompt.empty", ParameterError):
@@ -144,7 +144,7 @@ def test_a_slow_reader_gets_fewer_steps_and_all_of_the_answer():
     assert len(outputs[-1].outputs[0].token_ids) == 60
 
 
-def test_shutdown_ends_what_is_under_way():
+def test_shutdown_ends_running_requests():
     async def end() -> None:
         llm = engine()
         stream = llm.generate("Hello", LONG)
@@ -160,7 +160,7 @@ def test_shutdown_ends_what_is_under_way():
 
 
 @pytest.mark.parametrize(("modules", "repeats"), [(12, 4), (1, 44)])
-def test_a_schema_is_encoded_between_the_steps_of_others(modules, repeats):
+def test_schema_is_encoded_between_the_steps_of_other_requests(modules, repeats):
     """Other streams go on during the many passes of a schema with many modules or one long module."""
     texts = [f"Text number {n} of some length. " * repeats for n in range(modules)]
     modules = "".join(f"<module name='m{n}'>{text}</module>" for n, text in enumerate(texts))
@@ -189,7 +189,7 @@ MANY = "".join(f"<module name='m{n}'>{f'Text number {n}. ' * 20}</module>" for n
 
 
 @pytest.mark.parametrize("change", ["removed", "replaced", "given up"])
-def test_the_encoding_of_a_schema_that_is_not_wanted_any_more_ends(change):
+def test_cancelled_encoding_stops(change):
     schema = Schema.from_string(f"<schema name='many'>{MANY}</schema>")
 
     async def run() -> tuple[int, int]:
@@ -224,7 +224,7 @@ def test_the_encoding_of_a_schema_that_is_not_wanted_any_more_ends(change):
     assert 300 < stored < tokens
 
 
-def test_the_same_schema_added_again_disturbs_nobody():
+def test_adding_the_same_schema_concurrently_is_safe():
     schema = Schema.from_string(f"<schema name='many'>{MANY}</schema>")
 
     async def run() -> None:
@@ -235,7 +235,7 @@ def test_the_same_schema_added_again_disturbs_nobody():
     asyncio.run(run())
 
 
-def test_a_module_longer_than_the_context_is_refused_where_it_stands():
+def test_module_longer_than_the_context_is_rejected_with_its_place():
     long = "word " * 410
     schema = Schema.from_string(
         f"<schema name='s'>\n  <module name='fits'>x</module><module name='m'>{long}</module></schema>"
@@ -251,7 +251,7 @@ def test_a_module_longer_than_the_context_is_refused_where_it_stands():
         asyncio.run(engine().add_schema(always))
 
 
-def test_an_encoding_that_cannot_fit_is_one_sentence():
+def test_encoding_that_cannot_fit_gives_one_sentence():
     schema = Schema.from_string(f"<schema name='many'>{MANY}</schema>")
 
     async def run() -> None:
@@ -265,7 +265,7 @@ def test_an_encoding_that_cannot_fit_is_one_sentence():
     asyncio.run(run())
 
 
-def test_progress_that_fails_ends_the_encoding_alone():
+def test_failing_progress_callback_ends_only_its_encoding():
     async def run() -> None:
         llm = engine()
 
@@ -292,7 +292,7 @@ def test_a_weight_is_a_number_above_0(weight):
     asyncio.run(run())
 
 
-def test_a_tenant_in_a_full_line_makes_way_for_another():
+def test_full_queue_drops_a_request_of_the_largest_tenant():
     async def run() -> list[RequestOutput | BaseException]:
         llm = engine(max_num_seqs=2, max_waiting=3)
         many = []
@@ -310,7 +310,7 @@ def test_a_tenant_in_a_full_line_makes_way_for_another():
     assert isinstance(refused, QueueFullError)
 
 
-def test_stored_tells_what_is_encoded():
+def test_stored_reports_encoded_tokens():
     async def run() -> None:
         llm = engine()
         await llm.add_schema(SCHEMA, encode=False)
@@ -328,7 +328,7 @@ def test_stored_tells_what_is_encoded():
     asyncio.run(run())
 
 
-def test_the_time_to_the_first_token_has_three_parts():
+def test_time_to_first_token_is_queue_fetch_and_compute():
     async def run() -> list[RequestOutput]:
         llm = engine(max_num_seqs=1)
         return await asyncio.gather(*(last(llm.generate(f"Prompt number {n}", PARAMS)) for n in range(3)))
@@ -341,7 +341,7 @@ def test_the_time_to_the_first_token_has_three_parts():
 
 
 @pytest.mark.parametrize("answers", [1, 3])
-def test_who_wants_the_whole_answer_is_told_once(answers):
+def test_stream_interval_none_gives_one_output(answers):
     async def run() -> tuple[list[RequestOutput], RequestOutput]:
         llm = engine()
         params = SamplingParams(temperature=1, seed=3, n=answers, max_tokens=10, ignore_eos=True)
@@ -353,7 +353,7 @@ def test_who_wants_the_whole_answer_is_told_once(answers):
     assert [one.token_ids for one in whole.outputs] == [one.token_ids for one in streamed.outputs]
 
 
-def test_who_wants_to_hear_less_often_hears_of_more_tokens_at_once():
+def test_stream_interval_batches_tokens():
     async def run() -> list[RequestOutput]:
         params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
         return [output async for output in engine().generate("Hello", params, stream_interval=8)]
@@ -365,12 +365,12 @@ def test_who_wants_to_hear_less_often_hears_of_more_tokens_at_once():
 
 
 @pytest.mark.parametrize("interval", [0, -3])
-def test_an_interval_of_nothing_is_refused(interval: int):
+def test_invalid_stream_interval_is_rejected(interval: int):
     with raises("parameter.out_of_range", ParameterError, names=str(interval)):
         asyncio.run(last(engine().generate("Hello", PARAMS, stream_interval=interval)))
 
 
-def test_who_wants_the_whole_answer_hears_why_there_is_none():
+def test_deadline_error_is_raised_without_streaming():
     async def run() -> None:
         llm = engine()
         with pytest.raises(DeadlineError):

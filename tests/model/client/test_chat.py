@@ -38,7 +38,7 @@ POLICIES: tuple[dict[str, Any], ...] = (
 )
 
 
-def said(output: RequestOutput) -> tuple[Any, ...]:
+def result_of(output: RequestOutput) -> tuple[Any, ...]:
     usage = replace(output.usage, drafted_tokens=0, accepted_tokens=0)  # earlier answers give drafts to later ones
     return output.outputs[0].token_ids, output.prompt_positions, usage, output.reuse, output.order
 
@@ -102,7 +102,7 @@ def test_chat_answers_under_the_policy_of_generate(policy: dict[str, Any]):
     for _ in range(2):  # the second finds the parts
         (expected,) = wanted.generate(MESSAGES, GREEDY, **policy)
         (output,) = found.chat(MESSAGES, GREEDY, **policy)
-        assert said(output) == said(expected)
+        assert result_of(output) == result_of(expected)
     assert output.usage.cached_tokens > 0
     if "cache_salt" in policy:
         (other,) = found.chat(MESSAGES, GREEDY, **{**policy, "cache_salt": "another"})
@@ -112,12 +112,12 @@ def test_chat_answers_under_the_policy_of_generate(policy: dict[str, Any]):
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy["reuse"])
 def test_asynchronous_chat_answers_as_chat_does(policy: dict[str, Any]):
     llm = engine(LLM)
-    wanted = [said(llm.chat(MESSAGES, GREEDY, **policy)[0]) for _ in range(2)]
+    wanted = [result_of(llm.chat(MESSAGES, GREEDY, **policy)[0]) for _ in range(2)]
 
     async def ask() -> list[Any]:
         other = engine(AsyncLLM)
         found = [
-            said([one async for one in other.chat(MESSAGES, GREEDY, tenant="ann", **policy)][-1]) for _ in range(2)
+            result_of([one async for one in other.chat(MESSAGES, GREEDY, tenant="ann", **policy)][-1]) for _ in range(2)
         ]
         other.shutdown()
         return found
@@ -125,7 +125,7 @@ def test_asynchronous_chat_answers_as_chat_does(policy: dict[str, Any]):
     assert asyncio.run(ask()) == wanted
 
 
-def test_a_wrong_policy_of_a_chat_is_refused():
+def test_invalid_policy_of_a_chat_is_refused():
     llm = engine(LLM)
     with raises("policy.conflict"):
         llm.chat(MESSAGES, GREEDY, reuse="exact", recompute="linked:3")

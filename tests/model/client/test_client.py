@@ -28,7 +28,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
 class Wire(SteppedEngine):
-    """An engine whose requests and events are bytes on their way. Events of a step arrive behind the next one."""
+    """An engine whose requests and events are bytes on their way. Events of a step arrive after the next one."""
 
     def __init__(self, inner: InProcessClient) -> None:
         self._inner = inner
@@ -101,7 +101,7 @@ def made(kind: type[LLM], **settings: Any) -> LLM:
     return kind(tiny("llama"), **{**fixed, **settings})
 
 
-def said(llm: LLM, prompts: Any, params: Any, **how: Any) -> list[Any]:
+def results_of(llm: LLM, prompts: Any, params: Any, **how: Any) -> list[Any]:
     """The output without its dependence on the clock and on the batch: of log-probabilities the ranks."""
     llm.reset_prefix_cache()
     found = []
@@ -133,21 +133,21 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_answers_are_those_of_an_engine_in_this_process(name):
+def test_remote_answers_equal_local_answers(name):
     prompts = ["Hello", [1, 2, 3], [{"role": "user", "content": "Well?"}]]
-    assert said(made(RemoteLLM), prompts, CASES[name]) == said(made(LLM), prompts, CASES[name])
+    assert results_of(made(RemoteLLM), prompts, CASES[name]) == results_of(made(LLM), prompts, CASES[name])
 
 
 @pytest.mark.parametrize("include", [False, True])
-def test_what_comes_behind_a_stop_string_is_dropped(include):
+def test_tokens_after_a_stop_string_are_dropped(include):
     local, remote = made(LLM), made(RemoteLLM)
     params = SamplingParams(n=4, max_tokens=40, seed=1, ignore_eos=True)
     whole = local.generate("Tell me something.", params)[0].outputs
     stop = next(char for char in whole[0].text[3:] if char in whole[1].text)
     cut = replace(params, stop=stop, include_stop_str_in_output=include)
-    expected = said(local, "Tell me something.", cut)
+    expected = results_of(local, "Tell me something.", cut)
     assert {answer[3] for answer in expected[0][-1]} >= {stop}
-    assert said(remote, "Tell me something.", cut)[0][1:] == expected[0][1:]
+    assert results_of(remote, "Tell me something.", cut)[0][1:] == expected[0][1:]
     assert len(remote.client.finished) == len(set(remote.client.finished)) > 1
     assert remote.stats().running == 0, "the engine has heard of it"
     steps = remote.stats().steps
@@ -185,7 +185,7 @@ def test_errors_cross():
         list(stream)
 
 
-def test_a_request_id_that_is_taken_is_refused():
+def test_duplicate_request_id_is_rejected():
     llm = made(LLM)
     first, second = (llm.processor.process("Hello", GREEDY, llm.policy(), request_id="x") for _ in range(2))
     states = [llm.outputs.begin(request) for request in (first, second)]

@@ -111,7 +111,7 @@ TOOL_SETS = {
 
 
 @pytest.mark.parametrize("change", TOOL_SETS)
-def test_another_tool_set_is_explained(llm: LLM, change: str):
+def test_changed_tool_set_is_explained(llm: LLM, change: str):
     for tools in TOOL_SETS[change]:
         found = explained(llm, {"messages": asked(), **({} if tools is None else {"tools": tools})}, change)
     assert kinds(found)[0] == "tool set"
@@ -128,7 +128,7 @@ def test_dropped_reasoning_is_explained(llm: LLM):
     assert found.causes[0].place == "messages[1]"
 
 
-def test_an_answer_whose_reasoning_is_dropped_is_explained(llm: LLM):
+def test_answer_with_dropped_reasoning_is_explained(llm: LLM):
     processor = llm.processor
     policy = llm.policy("exact", modules=False)
     turn = {"role": "user", "content": ISLAND}
@@ -184,7 +184,7 @@ def test_a_text_prompt_is_explained(llm: LLM):
     assert found.causes[0].place == "prompt"
 
 
-def test_another_adapter_is_explained(tmp_path):
+def test_changed_adapter_is_explained(tmp_path):
     loaded = tiny("llama")
     write_adapter(tmp_path, loaded)
     llm = LLM(loaded, kv_memory="16MiB", seed=0, adapters={"polite": tmp_path})
@@ -309,7 +309,7 @@ def test_text_between_the_states_of_a_recurrent_model_is_explained():
     assert found.departure.place == "messages[3]"
 
 
-def test_parts_in_another_order_keep_their_names(llm: LLM):
+def test_reordered_parts_keep_their_names(llm: LLM):
     explained(llm, marked(ISLAND, BRIDGE), "free")
     prompt = marked(BRIDGE, ISLAND)
     prompt[1]["order"] = "any"

@@ -41,7 +41,7 @@ def tokens(outputs) -> list[tuple[int, ...]]:
     return [output.outputs[0].token_ids for output in outputs]
 
 
-def test_the_public_names_are_all_there():
+def test_public_names_exist():
     assert inlay.__all__ == sorted(inlay.__all__, key=lambda n: (not n.isupper(), n[0].islower(), n))
     for name in inlay.__all__:
         assert getattr(inlay, name) is not None
@@ -94,7 +94,7 @@ def test_pml_in_plain_text_stays_text(llm):
     assert llm.tokenizer.decode(output.prompt_token_ids) == '<prompt schema="s"><a/></prompt>'
 
 
-def test_add_schema_encodes_and_prompts_find_it(llm):
+def test_added_schema_is_encoded_and_reused(llm):
     seen = []
     llm.add_schema(SCHEMA, progress=lambda done, total: seen.append((done, total)))
     assert seen[-1][0] == seen[-1][1] == 35
@@ -104,25 +104,25 @@ def test_add_schema_encodes_and_prompts_find_it(llm):
     assert output.num_cached_tokens == 27
 
 
-def test_a_schema_can_be_left_for_the_first_prompt(llm):
+def test_schema_without_encoding_is_encoded_by_the_first_prompt(llm):
     llm.add_schema(SCHEMA, encode=False)
     assert llm.store.tokens == 0
     (cold,) = llm.generate(SCHEMA.prompt().use("a").text("Well?"), GREEDY)
     (warm,) = llm.generate(SCHEMA.prompt().use("a").text("Well?"), GREEDY)
     assert cold.usage.cached_tokens == 0
-    assert warm.usage.computed_tokens == 1  # the module, and the question behind it too
+    assert warm.usage.computed_tokens == 1  # the module, and the question after it too
     assert cold.metrics.encode_s > 0
     assert warm.metrics.encode_s == 0
     assert tokens([cold]) == tokens([warm])
 
 
-def test_warm_encodes_what_the_prompt_reads_and_no_more(llm):
+def test_warm_encodes_only_what_the_prompt_reads(llm):
     llm.add_schema(SCHEMA, encode=False)
     llm.warm(SCHEMA.prompt().use("b").text("Well?"))
     assert llm.store.tokens == len("In front. ") + len("Another.") + PRIMER
 
 
-def test_a_schema_of_the_same_name_takes_the_place(llm):
+def test_replaced_schema_is_used(llm):
     llm.add_schema(SCHEMA)
     other = Schema.from_string('<schema name="s"><module name="z">New.</module></schema>')
     with raises("schema.duplicate_name", ParameterError, names="s"):
@@ -135,7 +135,7 @@ def test_a_schema_of_the_same_name_takes_the_place(llm):
     assert output.prompt == "New.?"
 
 
-def test_chat_is_what_the_template_makes_of_it(llm):
+def test_chat_uses_the_chat_template(llm):
     messages = [{"role": "user", "content": "Hello"}]
     text = llm.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     (one,) = llm.chat(messages, GREEDY)
@@ -161,7 +161,7 @@ def test_warming_an_empty_prompt_does_nothing(llm):
         llm.generate(Prompt.from_string('<prompt schema="e"/>'))
 
 
-def test_streaming_says_the_same_in_steps(llm):
+def test_streaming_gives_the_same_answer_in_steps(llm):
     llm.add_schema(SCHEMA)
     prompt = SCHEMA.prompt().use("b").text("Go")
     (whole,) = llm.generate(prompt, GREEDY)
@@ -174,7 +174,7 @@ def test_streaming_says_the_same_in_steps(llm):
     assert all(whole.outputs[0].text.startswith(step.outputs[0].text) for step in steps)
 
 
-def test_calls_in_the_middle_of_a_stream_mix_nothing_up(llm):
+def test_calls_during_a_stream_do_not_mix(llm):
     """An engine has one batch. Each thread that steps it advances all requests, and receives its own answer only."""
     expected = [llm.generate(text, GREEDY)[0].outputs[0].token_ids for text in ("One", "Another")]
     one, other = llm.stream("One", GREEDY), llm.stream("Another", GREEDY)
@@ -188,7 +188,7 @@ def test_calls_in_the_middle_of_a_stream_mix_nothing_up(llm):
     assert not llm.stats().busy
 
 
-def test_a_failed_step_ends_the_answers_in_it_and_no_others(llm, monkeypatch):
+def test_failed_step_ends_only_its_answers(llm, monkeypatch):
     stream = llm.stream("One", GREEDY)
     next(stream)
 
@@ -205,7 +205,7 @@ def test_a_failed_step_ends_the_answers_in_it_and_no_others(llm, monkeypatch):
     assert tokens(llm.generate("One", GREEDY))
 
 
-def test_a_stream_that_is_left_gives_everything_back(llm):
+def test_closed_stream_releases_its_memory(llm):
     free = llm.store.pool.free_chunks
     stream = llm.stream("Hello", SamplingParams(max_tokens=50, ignore_eos=True))
     next(stream)
@@ -255,7 +255,7 @@ def test_stop_strings_and_stop_tokens(llm):
     assert cut.outputs[0].stop_reason == text
 
 
-def test_end_of_sequence_ends_an_answer_unless_told_otherwise():
+def test_end_of_sequence_ends_an_answer_by_default():
     llm = LLM(tiny("llama"), kv_memory="16MiB")
     (free,) = llm.generate("Hello", SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))
     last = free.outputs[0].token_ids[-1]
@@ -315,7 +315,7 @@ def test_a_prompt_beyond_the_pool():
     assert tokens(llm.generate([[1] * 5], GREEDY))
 
 
-def test_a_small_pool_serves_requests_one_after_the_other():
+def test_small_pool_serves_requests_one_after_another():
     llm = LLM(tiny("llama"), kv_memory=300 * 384, chunk_size=4)
     prompts = [[n] * 40 for n in range(1, 12)]
     params = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
@@ -325,7 +325,7 @@ def test_a_small_pool_serves_requests_one_after_the_other():
     assert llm.store.pool.free_chunks == llm.store.pool.chunks
 
 
-def test_a_request_that_had_to_wait_counts_what_was_encoded_for_it():
+def test_queued_request_counts_tokens_encoded_for_it():
     """Its modules are encoded, then there is no room for its tail; when it is tried again they are no hits."""
     schema = Schema.from_string('<schema name="s"><module name="a">A module of some length.</module></schema>')
     llm = LLM(tiny("llama"), kv_memory=40 * 4 * 384, chunk_size=4, max_model_len=160)  # so the primer is short
@@ -336,7 +336,7 @@ def test_a_request_that_had_to_wait_counts_what_was_encoded_for_it():
     assert waited.metrics.encode_s > 0
 
 
-def test_a_pool_too_small_for_anything():
+def test_too_small_pool_is_rejected():
     with raises("cache.pool_too_small", CapacityError, names="9216"):
         LLM(tiny("llama"), kv_memory=16 * 384, chunk_size=8)
 
@@ -362,7 +362,7 @@ def test_wrong_settings():
             LLM(tiny("llama"), **settings)
 
 
-def test_params_that_are_none_are_refused(llm):
+def test_wrong_sampling_params_are_rejected(llm):
     for params in ({"temperature": 0}, [GREEDY, {"temperature": 0}]):
         with raises("parameter.wrong_type", ParameterError, names="sampling_params"):
             llm.generate(["Hello", "Good morning"], params)
@@ -378,7 +378,7 @@ def test_an_unknown_schema(llm):
         llm.generate(SCHEMA.prompt().use("a").text("?"))
 
 
-def test_a_fault_in_a_step_gives_everything_back(llm, monkeypatch):
+def test_fault_in_a_step_releases_all_memory(llm, monkeypatch):
     free = llm.store.pool.free_chunks
 
     def fail(*args, **kwargs):
@@ -396,7 +396,7 @@ def test_a_fault_in_a_step_gives_everything_back(llm, monkeypatch):
     assert tokens(llm.generate("Hello", GREEDY))
 
 
-def test_a_device_without_memory_ends_the_requests_of_the_pass_alone(llm, monkeypatch):
+def test_device_out_of_memory_ends_only_the_requests_of_the_pass(llm, monkeypatch):
     """A backend that runs out of memory in a pass fails the requests of that pass, and the engine goes on."""
     free, expected = llm.store.pool.free_chunks, tokens(llm.generate("Hello", GREEDY))
     llm.reset_prefix_cache()
@@ -417,7 +417,7 @@ def test_a_device_without_memory_ends_the_requests_of_the_pass_alone(llm, monkey
     assert llm.store.pool.free_chunks == free
 
 
-def test_an_interrupt_stops_the_caller_and_loses_nothing(llm, monkeypatch, caplog):
+def test_interrupt_stops_the_caller_and_loses_no_request(llm, monkeypatch, caplog):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
@@ -435,7 +435,7 @@ def test_an_interrupt_stops_the_caller_and_loses_nothing(llm, monkeypatch, caplo
     assert tokens(llm.generate("Hello", GREEDY)) == expected
 
 
-def test_what_the_others_came_to_is_not_lost(llm, monkeypatch):
+def test_error_carries_the_outputs_of_other_prompts(llm, monkeypatch):
     expected = tokens(llm.generate(["Hello", "A third one"], GREEDY))
     small = LLM(tiny("llama"), kv_memory=2 * 64 * llm.store.pool.bytes_per_token, seed=0)
     prompts = ["Hello", "Too long " * 100, "A third one"]

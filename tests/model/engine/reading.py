@@ -44,7 +44,7 @@ def lossy_of(request: Request) -> list[SegmentSpec]:
     return [spec for spec in specs if spec.codec != LOSSLESS]
 
 
-def said_of(request: Request) -> str:
+def description_of(request: Request) -> str:
     """A request and its composed prompt, as a failure shows them."""
     said, lines = request.prompt.request, []
     for part in request.prompt.composed:

@@ -15,7 +15,7 @@ from inlay.slots import SlotRange
 from tests.model.engine.driving import Driver, check_stock
 
 
-def test_parts_of_a_growing_context_see_what_stood_before_them():
+def test_parts_of_a_growing_context_see_earlier_items_only():
     rng = np.random.default_rng(0)
     context, items, position, slot = PlanContext(), [], 0, 0
     parts: list[tuple[Part, Part]] = []
@@ -51,7 +51,7 @@ def seen_by_rows(parts):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_parts_that_go_on_are_one_part_of_which_each_row_sees_the_same(seed):
+def test_merged_parts_equal_their_parts(seed):
     """Text, modules at shifts, and recomputed tokens among the others of a module."""
     rng = np.random.default_rng(seed)
     context, parts, at, slot = PlanContext(), [], 0, 0
@@ -64,14 +64,14 @@ def test_parts_that_go_on_are_one_part_of_which_each_row_sees_the_same(seed):
             context.extend(items_at([lies], at))
         else:
             shift = int(rng.integers(0, at + 1))
-            anew = np.flatnonzero(rng.random(length) < 0.4)
-            left_out = tuple((lies.first + anew).tolist())
+            recomputed = np.flatnonzero(rng.random(length) < 0.4)
+            left_out = tuple((lies.first + recomputed).tolist())
             context.extend([Item(lies, at - shift, shift, left_out=left_out)])
-            if anew.size:
-                own = SlotRange(slot, anew.size)
+            if recomputed.size:
+                own = SlotRange(slot, recomputed.size)
                 slot = own.end
-                parts.append(Part.at(at + anew, context.table, [own], among=True))
-                context.extend(scattered([own], at + anew))
+                parts.append(Part.at(at + recomputed, context.table, [own], among=True))
+                context.extend(scattered([own], at + recomputed))
         at += length + int(rng.integers(0, 3))
     one = Part.joined(parts)
     assert one.slots.tolist() == [each for part in parts for each in part.slots.tolist()]
@@ -80,7 +80,7 @@ def test_parts_that_go_on_are_one_part_of_which_each_row_sees_the_same(seed):
     assert seen_by_rows([first, rest])[: one.rows] == seen_by_rows(parts)
 
 
-def test_repaired_modules_are_computed_as_one():
+def test_recomputed_tokens_of_many_modules_run_together():
     context, prefill, slot = PlanContext(), [], 0
     for number in range(50):
         context.extend([Item(SlotRange(slot, 9), 0, shift=10 * number, left_out=(slot + 4,))])
@@ -97,7 +97,7 @@ def test_repaired_modules_are_computed_as_one():
     assert len(build_plan([taken[0].part]).groups) == 1
 
 
-def test_a_piece_is_turned_into_numbers_once(monkeypatch: pytest.MonkeyPatch):
+def test_span_is_converted_to_numbers_once(monkeypatch: pytest.MonkeyPatch):
     seen, table_of = [], plan.table_of
 
     def counted(items):
@@ -115,7 +115,7 @@ def test_a_piece_is_turned_into_numbers_once(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("among", [False, True])
-def test_parts_that_wait_hold_no_tables_of_their_own(among):
+def test_queued_parts_hold_no_tables(among):
     tracemalloc.start()
     try:
         context, parts = PlanContext(), []
@@ -130,7 +130,7 @@ def test_parts_that_wait_hold_no_tables_of_their_own(among):
     assert waiting < tables / 10
 
 
-def test_modules_that_are_encoded_read_what_stands_before_them_once(monkeypatch: pytest.MonkeyPatch):
+def test_encoded_modules_read_shared_text_once(monkeypatch: pytest.MonkeyPatch):
     """Of a schema with text between its modules, each of which sees all text before it."""
     seen, table_of = [], plan.table_of
 

@@ -42,7 +42,7 @@ def alone(llm: LLM, question, params: SamplingParams) -> list[tuple[str, tuple[i
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt2"])
 @pytest.mark.parametrize("question", ["Tell me something.", "x"])
 @pytest.mark.parametrize("budget", [4096, 5])
-def test_answers_equal_those_of_separate_requests(name, question, budget):
+def test_answers_equal_separate_requests(name, question, budget):
     llm = LLM(tiny(name), kv_memory="16MiB", chunk_size=4, max_num_batched_tokens=budget)
     (output,) = llm.generate(question, PARAMS)
     assert [one.index for one in output.outputs] == [0, 1, 2]
@@ -75,7 +75,7 @@ class Plans(StepObserver):
         self.parts.append([work.part for work in made.work])
 
 
-def test_answers_read_one_copy_of_the_prompt(llm):
+def test_answers_share_the_slots_of_the_prompt(llm):
     plans = Plans()
     llm.observe(plans)
     llm.generate("Tell me something.", replace(PARAMS, max_tokens=3, ignore_eos=True))
@@ -84,7 +84,7 @@ def test_answers_read_one_copy_of_the_prompt(llm):
 
 
 @pytest.mark.parametrize("places", [1, 2])
-def test_more_answers_than_places_run_one_after_the_other(places):
+def test_answers_beyond_max_num_seqs_run_in_turn(places):
     llm = LLM(tiny("llama"), kv_memory="16MiB", chunk_size=4, max_num_seqs=places)
     free = llm.store.pool.free_chunks
     (output,) = llm.generate("Tell me something.", PARAMS)
@@ -95,7 +95,7 @@ def test_more_answers_than_places_run_one_after_the_other(places):
     assert llm.store.pool.free_chunks == free
 
 
-def test_answers_wait_for_memory_and_give_it_back(llm):
+def test_answers_wait_for_memory_and_release_it(llm):
     params = replace(PARAMS, n=4, max_tokens=30, ignore_eos=True)
     expected = [one.token_ids for one in llm.generate("Tell me something.", params)[0].outputs]
     # The prompt's chunks, and room for one answer more than them.
@@ -108,7 +108,7 @@ def test_answers_wait_for_memory_and_give_it_back(llm):
     assert small.store.pool.free_chunks == small.store.pool.chunks == chunks
 
 
-def test_every_chunk_comes_back(llm):
+def test_every_chunk_is_released(llm):
     free = llm.store.pool.free_chunks
     llm.add_schema(SCHEMA)
     llm.generate([prompt(), "x", prompt()], [PARAMS, replace(PARAMS, n=2, max_tokens=1), replace(PARAMS, n=1)])
@@ -134,13 +134,13 @@ def test_all_answers_are_streamed_together(llm):
     assert steps[-1].metrics.total_s >= steps[-1].metrics.ttft_s > 0
 
 
-def test_a_seed_that_is_not_given_differs_from_request_to_request(llm):
+def test_default_seed_differs_between_requests(llm):
     params = replace(PARAMS, seed=None)
     first, second = llm.generate(["Well?"] * 2, params)
     assert len({one.token_ids for output in (first, second) for one in output.outputs}) == 6
 
 
-def test_stop_strings_end_each_answer_by_itself(llm):
+def test_stop_strings_end_each_answer_independently(llm):
     params = replace(PARAMS, n=8, max_tokens=40, logprobs=None)
     whole = llm.generate("Tell me something.", params)[0].outputs
     stop = next(char for char in whole[0].text if char in whole[1].text)
@@ -181,7 +181,7 @@ def run(llm: LLM, requests: list[Request]) -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("step", [0, 3])
-def test_damaged_logits_end_one_request_and_the_others_go_on(llm, monkeypatch, value, step):
+def test_invalid_logits_end_only_one_request(llm, monkeypatch, value, step):
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     expected = [one.outputs[0].token_ids for one in llm.generate(["One", "Two", "Three"], params)]
     llm.store.clear()
@@ -203,7 +203,7 @@ def test_damaged_logits_end_one_request_and_the_others_go_on(llm, monkeypatch, v
     assert not llm.stats().busy
 
 
-def test_one_damaged_answer_of_several_leaves_the_others(llm, monkeypatch):
+def test_invalid_logits_end_only_one_answer(llm, monkeypatch):
     expected = [one.token_ids for one in llm.generate("Tell me.", replace(PARAMS, ignore_eos=True))[0].outputs]
     damage(monkeypatch, 0, math.nan, 0)
     leader = prepared(llm, "Tell me.", replace(PARAMS, ignore_eos=True))
@@ -212,7 +212,7 @@ def test_one_damaged_answer_of_several_leaves_the_others(llm, monkeypatch):
     assert [tuple(member.token_ids) for member in leader.family] == [(), *expected[1:]]
 
 
-def test_tokens_that_the_model_does_not_know_are_refused(llm):
+def test_unknown_tokens_are_rejected(llm):
     for changes in ({"logit_bias": {262: 1.0}}, {"stop_token_ids": [3, 262]}):
         with pytest.raises(ParameterError) as caught:
             llm.generate("x", SamplingParams(**changes))

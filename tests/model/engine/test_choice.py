@@ -24,7 +24,7 @@ def read(request: Any) -> int:
     return sum(isinstance(part, CachedSpan) for part in request.prompt.composed) - 1
 
 
-def test_what_is_stored_while_a_request_waits_is_found():
+def test_text_stored_while_a_request_waits_is_found():
     driver = Driver()
     before = driver.request(chat("First", marked=False))
     driver.run(before)
@@ -36,7 +36,7 @@ def test_what_is_stored_while_a_request_waits_is_found():
     assert waiting.usage.module_tokens + waiting.usage.exact_tokens >= len(DOCUMENT)
 
 
-def test_what_has_gone_while_a_request_waits_is_computed_where_it_stands():
+def test_text_evicted_while_a_request_waits_is_recomputed():
     driver = Driver()
     driver.run(driver.request(chat("First", marked=True)))
     waiting = driver.request(chat("Second", marked=False))
@@ -45,7 +45,7 @@ def test_what_has_gone_while_a_request_waits_is_computed_where_it_stands():
     assert read(waiting) == 0
 
 
-def test_a_preempted_request_keeps_its_choice():
+def test_preempted_request_keeps_its_composed_prompt():
     driver = Driver(kv_tokens=240, max_model_len=320)  # so the primer is short
     driver.run(driver.request(chat("First", marked=True), 1))
     late = driver.request(chat("Second", marked=False), 60, priority=1)
@@ -63,7 +63,7 @@ def test_a_preempted_request_keeps_its_choice():
     assert (late.error, len(late.token_ids)) == (None, 60)
 
 
-def test_all_answers_to_a_prompt_read_the_same():
+def test_all_answers_to_a_prompt_read_the_same_segments():
     driver = Driver(max_num_seqs=1)
     driver.run(driver.request(chat("First", marked=True), 1))
     leader = driver.request(chat("Second", marked=False), 4, n=3, temperature=1.0)

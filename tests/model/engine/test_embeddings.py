@@ -37,7 +37,7 @@ def embedded(kind: str, pooling: str, prompts: list[list[int]] = PROMPTS) -> lis
 
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_an_embedding_is_the_stock_models_hidden_state(kind: str, pooling: str) -> None:
+def test_embedding_equals_the_stock_models_hidden_state(kind: str, pooling: str) -> None:
     for _ in range(2):  # the second time, prompts are in the cache
         for ids, found in zip(PROMPTS, embedded(kind, pooling), strict=True):
             np.testing.assert_allclose(found, stock(kind, ids, pooling), atol=1e-4)
@@ -53,7 +53,7 @@ def test_the_last_token_reads_the_cache_and_a_mean_does_not() -> None:
         np.testing.assert_allclose(output.embedding, stock("llama", ids[0], pooling), atol=1e-4)
 
 
-def test_an_answer_and_its_prompts_embedding_come_together() -> None:
+def test_answer_and_embedding_of_a_prompt_come_together() -> None:
     plain = llm().generate([PROMPTS[0]], SamplingParams(max_tokens=4, temperature=0))[0]
     both = llm().generate([PROMPTS[0]], SamplingParams(max_tokens=4, temperature=0, pooling="mean"))[0]
     assert both.outputs[0].token_ids == plain.outputs[0].token_ids
@@ -61,7 +61,7 @@ def test_an_answer_and_its_prompts_embedding_come_together() -> None:
     np.testing.assert_allclose(both.embedding, stock("llama", PROMPTS[0], "mean"), atol=1e-4)
 
 
-def test_requests_of_one_batch_do_not_change_each_other() -> None:
+def test_requests_of_one_batch_do_not_affect_each_other() -> None:
     outputs = llm().generate(
         PROMPTS * 3,
         [

@@ -16,7 +16,7 @@ from tests.raising import raises
 
 
 def schema_of(modules: int, words: str = "abcdefgh", name: str = "s") -> Schema:
-    """Modules of 42 tokens, or 43, behind nothing, that begin otherwise."""
+    """Modules of 42 or 43 tokens without context, each with its own beginning."""
     texts = "".join(f'<module name="m{n}">{n}{words * 5}.</module>' for n in range(modules))
     return Schema.from_string(f'<schema name="{name}">{texts}</schema>')
 
@@ -31,7 +31,7 @@ def held_by(driver: Driver, encoding: Encoding) -> int:
     return len({chunk for slots in (allocation.modules, *allocation.hold.slots()) for chunk in pool.chunks_of(slots)})
 
 
-def test_a_request_that_does_not_fit_beside_an_encoding_waits_for_it():
+def test_request_waits_for_an_encoding_that_fills_the_pool():
     driver = Driver(kv_tokens=512, chunk_size=16, max_num_batched_tokens=16)
     encoding, request = encoding_of(driver, schema_of(11)), driver.request(ids(490, 1), 3)
     driver.add(encoding)
@@ -47,7 +47,7 @@ def test_a_request_that_does_not_fit_beside_an_encoding_waits_for_it():
     assert driver.all_free()
 
 
-def test_an_encoding_that_does_not_fit_beside_a_request_waits_for_it():
+def test_encoding_waits_for_a_request_that_fills_the_pool():
     driver = Driver(kv_tokens=512, chunk_size=16)
     encoding, request = encoding_of(driver, schema_of(11)), driver.request(ids(480, 1), 20)
     driver.add(request)
@@ -62,24 +62,24 @@ def test_an_encoding_that_does_not_fit_beside_a_request_waits_for_it():
     assert driver.all_free()
 
 
-def test_many_of_both_in_a_small_pool_all_end():
+def test_many_requests_and_encodings_in_a_small_pool_all_finish():
     randomly = random.Random(4)
     driver = Driver(kv_tokens=256, max_num_batched_tokens=24, max_num_seqs=3, record=False)
-    everybody: list = []
+    asked: list = []
     for n in range(24):
         if randomly.random() < 0.3:
-            everybody.append(encoding_of(driver, schema_of(randomly.randrange(1, 6), "xyz" * (1 + n % 3), f"s{n}")))
+            asked.append(encoding_of(driver, schema_of(randomly.randrange(1, 6), "xyz" * (1 + n % 3), f"s{n}")))
         else:
             prompt = ids(randomly.randrange(1, 200), n)
-            everybody.append(driver.request(prompt, randomly.randrange(1, 40), priority=randomly.choice([0, 0, 1])))
-        driver.add(everybody[-1])
+            asked.append(driver.request(prompt, randomly.randrange(1, 40), priority=randomly.choice([0, 0, 1])))
+        driver.add(asked[-1])
         driver.step(randomly.randrange(4))
     driver.finish()
-    assert [each.error for each in everybody] == [None] * 24
+    assert [each.error for each in asked] == [None] * 24
     assert driver.all_free()
 
 
-def test_an_encoding_holds_a_share_of_the_pool_however_large_the_schema_is():
+def test_encoding_holds_a_bounded_share_of_the_pool():
     driver = Driver(kv_tokens=1024, chunk_size=16, max_num_batched_tokens=16, record=False)
     encoding = encoding_of(driver, schema_of(20))
     driver.add(encoding)
@@ -106,7 +106,7 @@ def test_the_primer_is_computed_once_for_all_modules(ahead):
     assert driver.llm.stats().encoded_tokens == primer + 10 * 42 + 2 * 43
 
 
-def test_encodings_together_hold_no_more_than_one():
+def test_only_one_encoding_holds_memory_at_a_time():
     driver = Driver(kv_tokens=2048, chunk_size=16, max_num_batched_tokens=16, record=False)
     encodings = [encoding_of(driver, schema_of(8, words, words)) for words in ("ab", "cd", "ef")]
     driver.add(*encodings)
@@ -116,7 +116,7 @@ def test_encodings_together_hold_no_more_than_one():
     assert all(encoding.complete for encoding in encodings)
 
 
-def test_an_encoding_that_is_given_up_leaves_what_is_done():
+def test_cancelled_encoding_keeps_finished_modules():
     driver = Driver(kv_tokens=1024, chunk_size=16, max_num_batched_tokens=50, record=False)
     encoding = encoding_of(driver, schema_of(20))
     driver.add(encoding)
@@ -126,12 +126,12 @@ def test_an_encoding_that_is_given_up_leaves_what_is_done():
     assert stored == sorted(stored, reverse=True)
     assert 5 <= sum(stored) <= 7
     assert not driver.engine.busy
-    driver.encode(encoding.specs)  # another goes on from there
+    driver.encode(encoding.specs)  # another continues from there
     assert all(driver.store.get(spec) for spec in encoding.specs)
     assert driver.all_free()
 
 
-def test_a_schema_larger_than_the_pool_is_refused_in_a_sentence():
+def test_schema_larger_than_the_pool_is_rejected_in_one_sentence():
     driver = Driver(kv_tokens=256)
     encoding = encoding_of(driver, schema_of(7))
     with raises("engine.kv_memory", CapacityError, names="294"):
@@ -154,7 +154,7 @@ def test_requests_and_encodings_share_passes_and_answers_stay_exact():
     check_stock(driver, request)
 
 
-def test_what_a_request_computes_is_not_encoded_and_the_other_way_round():
+def test_request_and_encoding_do_not_compute_the_same_module_twice():
     for first in ("request", "encoding"):
         driver = Driver(max_num_batched_tokens=16, reuse="isolated")
         schema = schema_of(2)
@@ -168,7 +168,7 @@ def test_what_a_request_computes_is_not_encoded_and_the_other_way_round():
         assert driver.all_free()
 
 
-def test_an_encoding_that_an_answer_needs_the_room_of_goes_on_afterwards():
+def test_preempted_encoding_continues_afterwards():
     driver = Driver(kv_tokens=160, max_num_batched_tokens=4, chunk_size=4)
     request = driver.request(ids(60), 84)
     driver.add(request)
@@ -184,7 +184,7 @@ def test_an_encoding_that_an_answer_needs_the_room_of_goes_on_afterwards():
     assert driver.all_free()
 
 
-def test_a_fault_in_a_pass_ends_an_encoding_in_it(monkeypatch):
+def test_fault_in_a_pass_ends_its_encoding(monkeypatch):
     driver = Driver()
     encoding = encoding_of(driver, schema_of(2))
 
@@ -199,7 +199,7 @@ def test_a_fault_in_a_pass_ends_an_encoding_in_it(monkeypatch):
     assert driver.all_free()
 
 
-def test_where_positions_are_learned_what_lies_beyond_the_context_is_left_out():
+def test_modules_beyond_learned_positions_are_not_encoded():
     texts = "".join(f'<module name="m{n}">{"abcdefgh" * 110}{n}</module>' for n in range(4))
     schema = Schema.from_string(f'<schema name="s">{texts}</schema>')
     driver = Driver("gpt2", kv_tokens=5000, positions="schema", reuse="isolated", record=False)
@@ -214,7 +214,7 @@ def test_where_positions_are_learned_what_lies_beyond_the_context_is_left_out():
 
 
 @pytest.mark.parametrize("kind", ["request", "encoding"])
-def test_a_fault_when_room_was_taken_gives_it_back(monkeypatch: pytest.MonkeyPatch, kind: str):
+def test_fault_after_allocation_releases_memory(monkeypatch: pytest.MonkeyPatch, kind: str):
     driver = Driver(kv_tokens=512, chunk_size=16)
 
     def task() -> Any:

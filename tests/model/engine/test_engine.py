@@ -43,7 +43,7 @@ def test_encoding_keeps_to_the_budget(monkeypatch):
     assert sum(sizes) == llm.store.tokens
 
 
-def test_a_second_request_computes_new_text_alone(monkeypatch):
+def test_second_request_computes_only_new_text(monkeypatch):
     llm = LLM(tiny("llama"), kv_memory="16MiB", max_pass_s=None)
     llm.add_schema(MODULES)
     sizes = observed(llm).tokens
@@ -52,7 +52,7 @@ def test_a_second_request_computes_new_text_alone(monkeypatch):
     assert sizes == [len("And?"), 1, 1]
 
 
-def test_a_prompt_of_several_fresh_parts_takes_one_pass(monkeypatch):
+def test_several_new_parts_take_one_pass(monkeypatch):
     schema = Schema.from_string(
         '<schema name="s"><module name="a">Go <param name="p" len="9"/> and <param name="q" len="9"/>.</module>'
         "</schema>"
@@ -75,7 +75,7 @@ def test_plans_are_built_when_the_batch_changes_and_advanced_otherwise(monkeypat
     assert built == [2, 2, 1]
 
 
-def test_a_request_that_joins_leaves_the_parts_of_others_alone(monkeypatch):
+def test_joining_request_leaves_the_tables_of_others_unchanged(monkeypatch):
     """A decoding request's table is made once, whatever other requests do, and across chunks of the pool."""
     llm = LLM(tiny("llama"), kv_memory="16MiB", chunk_size=4, max_num_seqs=2, max_num_batched_tokens=6)
     made: list[int] = []
@@ -86,7 +86,7 @@ def test_a_request_that_joins_leaves_the_parts_of_others_alone(monkeypatch):
     assert sorted(made) == [1] * 4 + [5, 11, 12, 12]
 
 
-def test_every_chunk_comes_back():
+def test_every_chunk_is_released():
     llm = LLM(tiny("llama"), kv_memory="16MiB", chunk_size=4)
     llm.add_schema(MODULES)
     prompts = [MODULES.prompt().use(f"m{n}").text("And?") for n in range(6)]

@@ -1,4 +1,4 @@
-"""Evictions as erasure: no later request reads evicted text, held or computed as it may be at that moment."""
+"""Evictions as erasure: no later request reads evicted text, whether stored or being computed at that moment."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def stored(driver: Driver) -> int:
     return driver.llm.stats().stored_tokens
 
 
-def test_modules_that_begin_alike_are_all_listed_and_evicted_one_by_one_in_any_order():
+def test_modules_with_a_common_prefix_are_evicted_one_by_one():
     driver = driver_for()
     driver.schema(SCHEMA, reuse="isolated")
     specs = specs_of(driver, reuse="isolated")
@@ -70,7 +70,7 @@ def test_modules_that_begin_alike_are_all_listed_and_evicted_one_by_one_in_any_o
     assert driver.all_free()
 
 
-def test_a_module_is_evicted_though_others_are_encoded_behind_it():
+def test_module_with_modules_encoded_after_it_is_evicted():
     driver = driver_for()
     driver.schema(Schema.from_string(SCHEMA.to_pml().replace('name="s">', 'name="s">Always here. ')), reuse="anchored")
     first, *others = sorted(specs_of(driver, "", reuse="anchored"), key=lambda spec: spec.before.tokens)
@@ -82,7 +82,7 @@ def test_a_module_is_evicted_though_others_are_encoded_behind_it():
     assert stored(driver) == 0
 
 
-def test_what_is_left_of_a_module_is_listed_and_evicted():
+def test_partly_discarded_module_is_listed_and_evicted():
     driver = driver_for()
     driver.schema(SCHEMA, reuse="isolated")
     spec = specs_of(driver, "a", reuse="isolated")[0]
@@ -94,7 +94,7 @@ def test_what_is_left_of_a_module_is_listed_and_evicted():
     assert (stored(driver), listed(driver)) == (0, set())
 
 
-def test_text_behind_several_modules_goes_with_each_of_them():
+def test_text_after_several_modules_is_evicted_with_each():
     driver = driver_for(promotion_memory=0)
     driver.schema(SCHEMA)
     ask(driver, "abc", "What do all of these say?")
@@ -106,8 +106,8 @@ def test_text_behind_several_modules_goes_with_each_of_them():
 
 
 @pytest.mark.parametrize("ttl", [None, "1h"])
-def test_readers_of_an_evicted_module_keep_it_from_later_requests_and_store_nothing(ttl):
-    """One request reads the module when it is evicted; others come while it still runs, one behind the other."""
+def test_readers_of_an_evicted_module_store_nothing(ttl):
+    """One request reads the module when it is evicted; others come while it still runs, one after the other."""
     driver = driver_for(promotion_memory=0)
     driver.llm.add_schema(SCHEMA, ttl=ttl)
     reading = asked(driver, "a", "x?", tokens=60)
@@ -127,7 +127,7 @@ def test_readers_of_an_evicted_module_keep_it_from_later_requests_and_store_noth
     assert driver.all_free()
 
 
-def test_a_module_that_is_being_computed_when_it_is_evicted_is_not_stored():
+def test_module_evicted_while_computed_is_not_stored():
     driver = driver_for(max_num_batched_tokens=16, prefill_chunk=16)
     driver.schema(SCHEMA, encode=False)
     request = asked(driver, "ab")
@@ -140,7 +140,7 @@ def test_a_module_that_is_being_computed_when_it_is_evicted_is_not_stored():
     assert ask(driver, "ab").usage.cached_tokens == 0
 
 
-def test_a_request_that_waited_when_its_module_was_evicted_does_not_store_it():
+def test_waiting_request_does_not_store_an_evicted_module():
     driver = driver_for(max_num_seqs=1)
     driver.schema(SCHEMA)
     first, second = driver.request("Once", 8, reuse="off"), asked(driver, "abc")
@@ -155,7 +155,7 @@ def test_a_request_that_waited_when_its_module_was_evicted_does_not_store_it():
     assert stored(driver) > 0, "a later request sends the text anew"
 
 
-def test_a_schema_that_is_being_encoded_when_it_is_evicted_stays_evicted():
+def test_schema_evicted_while_encoded_stays_evicted():
     driver = driver_for(max_num_batched_tokens=16, prefill_chunk=16)
     _, specs = driver.llm.schemas.add(SCHEMA, driver.llm.policy())
     encoding = Encoding("a schema", tuple(specs))
@@ -167,7 +167,7 @@ def test_a_schema_that_is_being_encoded_when_it_is_evicted_stays_evicted():
     assert stored(driver) == 0
 
 
-def test_a_promoted_combination_that_is_read_goes_when_its_reader_ends():
+def test_evicted_promoted_combination_is_freed_when_its_reader_ends():
     driver = driver_for()
     driver.schema(SCHEMA)
     for question in "xy":
@@ -186,7 +186,7 @@ def test_a_promoted_combination_that_is_read_goes_when_its_reader_ends():
     assert stored(driver) == 0, "and what was asked for before is not encoded again"
 
 
-def test_recomputed_tokens_and_profiles_go_with_their_module():
+def test_recomputed_tokens_and_profiles_are_evicted_with_their_module():
     driver = driver_for(profile="auto", promotion_memory=0)
     driver.schema(SCHEMA)
     driver.llm.local.profile(specs_of(driver, "abcd"))
@@ -199,7 +199,7 @@ def test_recomputed_tokens_and_profiles_go_with_their_module():
     assert len(driver.engine.kv_manager.profiles) == 0
 
 
-def test_nothing_in_memory_refers_to_evicted_text():
+def test_evicted_text_is_in_no_memory():
     driver = driver_for(shadow=1.0, speculation="lookup")
     text = "A text that nobody may keep, of some forty tokens or more."
     marked = {"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}
@@ -239,7 +239,7 @@ def ids_in(llm: Any, ids: Sequence[int]) -> list[object]:
     return found
 
 
-def test_all_text_of_a_salt_is_evicted_and_nothing_of_others():
+def test_evicting_a_salt_evicts_only_its_text():
     driver = driver_for()
     for salt in ("ann", "bob"):
         driver.run(driver.request("Some words that are no module at all", 2, reuse="exact", salt=salt))

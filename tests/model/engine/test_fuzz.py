@@ -1,4 +1,4 @@
-"""Random requests of every kind over a small pool and a store on disk: each answer is right.
+"""Random requests of every kind over a small pool and a store on disk: each answer is correct.
 
 Every finished answer is compared with an oracle that gets only the composed prompt of the request (composed_oracle.py).
 Requests that accept no approximation are compared with the stock model too. Random choices: the model and its settings,
@@ -28,7 +28,7 @@ from inlay.prompt.composed import CachedSpan, NewSpan
 from inlay.types import Scope
 from tests.adapters import merged, write_adapter
 from tests.model.engine.driving import Driver, ids, placed_requests, step
-from tests.model.engine.reading import Read, lossy_of, said_of
+from tests.model.engine.reading import Read, description_of, lossy_of
 from tests.model.equivalence.composed_oracle import ComposedOracle
 from tests.model.equivalence.oracle import prefill
 from tests.model.test_store import Clock
@@ -232,7 +232,7 @@ class Fuzz:
 
     def hold(self, request: Request, rows: Tensor, expected: Tensor, kind: str) -> None:
         self.seen[kind] += 1
-        assert same(rows, expected), (kind, float((rows - expected).abs().max()), said_of(request))
+        assert same(rows, expected), (kind, float((rows - expected).abs().max()), description_of(request))
 
     def settle(self) -> None:
         """With no request left and no load in progress, the accounting is right and only the store has chunks."""

@@ -51,7 +51,7 @@ def answers(**settings: Any) -> list[list[Any]]:
 
 
 @pytest.mark.parametrize("places", [64, 3])
-def test_answers_are_those_of_a_host_that_waits(monkeypatch, places):
+def test_asynchronous_answers_equal_synchronous_answers(monkeypatch, places):
     expected = answers(max_num_seqs=places)
     device(monkeypatch)
     assert answers(max_num_seqs=places) == expected
@@ -74,7 +74,7 @@ class Log:
         return noted
 
 
-def test_the_host_waits_when_the_next_step_is_launched(monkeypatch):
+def test_host_waits_after_launching_the_next_step(monkeypatch):
     device(monkeypatch)
     driver = Driver(record=False)
     log = Log(monkeypatch)
@@ -83,7 +83,7 @@ def test_the_host_waits_when_the_next_step_is_launched(monkeypatch):
     assert log.said == ["run 16", "wait", "run 2", "run 2", "wait", "run 1", "wait", "run 1", "wait", "wait"]
 
 
-def test_on_the_host_nothing_is_in_flight(monkeypatch):
+def test_cpu_steps_are_synchronous(monkeypatch):
     driver = Driver(record=False)
     log = Log(monkeypatch)
     driver.run(driver.request(ids(9), 4))
@@ -91,7 +91,7 @@ def test_on_the_host_nothing_is_in_flight(monkeypatch):
 
 
 class Waits(TorchDispatchMode):
-    """Counts what a device would be waited for: numbers that are looked at, and shapes that follow from them."""
+    """Counts operations that would wait for a device: numbers that are read, and shapes that follow from them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Waits(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_a_decode_step_waits_for_nothing_but_its_tokens(monkeypatch):
+def test_decode_step_waits_only_for_its_tokens(monkeypatch):
     device(monkeypatch)
     driver = Driver(record=False)
     driver.add(*(driver.llm.local.prepare(prepared(driver, one)) for one in PARAMS[:5]))
@@ -122,7 +122,7 @@ def prepared(driver: Driver, params: SamplingParams) -> Any:
     return driver.llm.processor.process("Once upon a time", params, driver.llm.policy())
 
 
-def test_who_ends_by_a_token_leaves_its_row_and_its_room_behind(monkeypatch):
+def test_request_ended_by_a_stop_token_wastes_one_row(monkeypatch):
     (said,) = Driver(record=False).run(Driver(record=False).request(ids(9), 8))
     device(monkeypatch)
     driver = Driver(record=False)
@@ -138,7 +138,7 @@ def test_who_ends_by_a_token_leaves_its_row_and_its_room_behind(monkeypatch):
     assert driver.store.pool.free_chunks == driver.store.pool.chunks
 
 
-def test_a_newcomer_is_not_kept_waiting(monkeypatch):
+def test_new_request_starts_without_delay(monkeypatch):
     device(monkeypatch)
     driver = Driver(record=False)
     first, second = driver.request(ids(9), 20), driver.request(ids(7, 1), 5)
@@ -153,7 +153,7 @@ def test_a_newcomer_is_not_kept_waiting(monkeypatch):
 
 
 @pytest.mark.parametrize("steps", [2, 3, 4])
-def test_a_cancelled_request_gets_no_token_and_the_others_theirs(monkeypatch, steps):
+def test_cancelled_request_gets_no_token_and_others_continue(monkeypatch, steps):
     (expected,) = Driver(record=False).run(Driver(record=False).request(ids(7, 1), 9))
     device(monkeypatch)
     driver = Driver(record=False)
@@ -167,7 +167,7 @@ def test_a_cancelled_request_gets_no_token_and_the_others_theirs(monkeypatch, st
     assert tuple(second.token_ids) == expected
 
 
-def test_nobody_is_left_when_all_were_cancelled(monkeypatch):
+def test_cancelling_the_only_request_leaves_the_engine_idle(monkeypatch):
     device(monkeypatch)
     driver = Driver(record=False)
     only = driver.request(ids(9), 9)
@@ -179,7 +179,7 @@ def test_nobody_is_left_when_all_were_cancelled(monkeypatch):
 
 
 @pytest.mark.parametrize(("owner", "name"), [(Runner, "run"), (PendingTokens, "wait"), (PendingTokens, "__init__")])
-def test_a_fault_ends_those_in_the_step_and_nobody_else(monkeypatch, owner, name):
+def test_fault_ends_only_the_requests_of_its_step(monkeypatch, owner, name):
     device(monkeypatch)
     driver = Driver(record=False)
     inside = [driver.request(ids(9 + n, n), tokens) for n, tokens in enumerate((3, 9))]
@@ -204,7 +204,7 @@ def broken(*_: Any, **__: Any) -> None:
     raise RuntimeError("broken")
 
 
-def test_an_interrupted_wait_stops_the_program_and_ends_the_step(monkeypatch):
+def test_interrupted_wait_raises_and_ends_the_step(monkeypatch):
     device(monkeypatch)
     driver = Driver(record=False)
     only = driver.request(ids(9), 9)
@@ -221,7 +221,7 @@ def test_an_interrupted_wait_stops_the_program_and_ends_the_step(monkeypatch):
     assert not driver.engine.busy
 
 
-def test_given_answers_are_waited_for(monkeypatch):
+def test_forced_answers_are_synchronous(monkeypatch):
     expected, driver = Driver(), Driver()
     (said,) = expected.run(expected.request(ids(9), forced="hello"))
     device(monkeypatch)
@@ -242,7 +242,7 @@ def running(chunks: int, *answering: FakeJob) -> tuple[Scheduler[FakeJob], FakeM
     return scheduler, memory
 
 
-def test_a_step_is_taken_again_where_there_is_nothing_to_decide():
+def test_step_is_repeated_while_nothing_changes():
     one, other, third = (FakeJob(number, 2, 5) for number in range(3))
     scheduler, _ = running(100, one, other)
     assert scheduler.again(0, ()) == Step(decode=[one, other])
@@ -254,7 +254,7 @@ def test_a_step_is_taken_again_where_there_is_nothing_to_decide():
     assert scheduler.again(0, ()) is None, "there is one now"
 
 
-def test_a_step_is_not_taken_again_past_a_deadline_without_room_or_where_a_tenant_has_too_few_places():
+def test_deadline_full_memory_or_waiting_tenant_stops_step_repetition():
     scheduler, _ = running(100, FakeJob(0, 2, 5, deadline=3.0))
     assert scheduler.again(2.9, ()) is not None
     assert scheduler.again(3.0, ()) is None

@@ -1,4 +1,4 @@
-"""Requests that wait, are preempted, cancelled, too late, too large or damaged: each alone, and the books balance."""
+"""Requests that wait, are preempted, cancelled, expired, too large or invalid: each alone, and accounting balances."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_tiny_pool_gives_the_same_answers_as_a_large_one(name):
     assert tiny.all_free()
 
 
-def test_a_preempted_request_finds_what_it_had_computed():
+def test_preempted_request_finds_its_computed_tokens():
     driver = Driver(kv_tokens=60)
     one, other = driver.request(ids(20), 30), driver.request(ids(20, 1), 12)
     driver.run(one, other)
@@ -59,8 +59,8 @@ def test_a_preempted_request_finds_what_it_had_computed():
     assert other.usage.cached_tokens == 0  # the match of the first admission, without its own work
 
 
-def test_a_request_that_fits_is_answered_however_often_it_is_preempted():
-    """Each time it leaves a chunk that is not full behind: read where they lie these would fill the pool."""
+def test_request_that_fits_finishes_despite_many_preemptions():
+    """Each preemption leaves a partly filled chunk: if they were read where they lie, they would fill the pool."""
     driver = Driver(kv_tokens=96, chunk_size=16)
     urgent = [driver.request(ids(14, 2 + n), 3, priority=-1) for n in range(6)]
     large = driver.request(ids(40), 40)
@@ -77,7 +77,7 @@ def test_a_request_that_fits_is_answered_however_often_it_is_preempted():
     assert driver.all_free()
 
 
-def test_a_pool_that_is_just_large_enough_is():
+def test_pool_of_exactly_the_request_size_suffices():
     """40 tokens of prompt and 24 of answer, of which the last is never computed, in 64 slots."""
     driver = Driver(kv_tokens=64, chunk_size=16)
     driver.run(driver.request(ids(20), 3), driver.request(ids(7, 4), 3))
@@ -87,7 +87,7 @@ def test_a_pool_that_is_just_large_enough_is():
     check_stock(driver, request)
 
 
-def test_what_lies_scattered_is_computed_anew_where_there_is_no_other_room():
+def test_scattered_segments_are_recomputed_if_the_pool_is_full():
     """Every module in a chunk of its own: read where they lie they would fill the pool."""
     schema = Schema.from_string(
         '<schema name="s">' + "".join(f'<module name="m{n}">{n}n.</module>' for n in range(5)) + "</schema>"
@@ -109,7 +109,7 @@ def test_what_lies_scattered_is_computed_anew_where_there_is_no_other_room():
 # Priorities, deadlines, a bounded line
 
 
-def test_the_more_urgent_goes_first():
+def test_higher_priority_runs_first():
     driver = Driver(max_num_seqs=1)
     running, late, urgent = (driver.request(ids(9, n), 3, priority=p) for n, p in enumerate((0, 1, -1)))
     driver.add(running)
@@ -119,7 +119,7 @@ def test_the_more_urgent_goes_first():
     assert running.answer.first_token_at < urgent.answer.first_token_at < late.answer.first_token_at
 
 
-def test_a_request_past_its_deadline_ends_and_the_others_go_on(monkeypatch):
+def test_expired_request_ends_and_others_continue(monkeypatch):
     driver = Driver(max_num_seqs=2)
     running, other = driver.request(ids(9), 20, deadline=1e12), driver.request(ids(9, 1), 6)
     waiting = driver.request(ids(9, 2), 6, deadline=1e12)
@@ -138,7 +138,7 @@ def test_a_request_past_its_deadline_ends_and_the_others_go_on(monkeypatch):
     assert driver.all_free()
 
 
-def test_a_line_that_is_full_takes_all_answers_of_a_request_or_none():
+def test_full_queue_takes_all_answers_of_a_request_or_none():
     driver = Driver(max_waiting=3)
     driver.add(driver.request(ids(5), 2, n=2, temperature=1.0))
     refused = driver.request(ids(5), 2, n=2, temperature=1.0)
@@ -153,7 +153,7 @@ def test_a_line_that_is_full_takes_all_answers_of_a_request_or_none():
 
 
 @pytest.mark.parametrize("victim", range(6))
-def test_cancelling_at_any_moment_gives_everything_back(victim):
+def test_cancelling_at_any_step_releases_everything(victim):
     expected = None
     for moment in (0, 1, 2, 5, 13, 30):
         driver = Driver(kv_tokens=200, prefill_chunk=7, max_num_batched_tokens=12)
@@ -177,7 +177,7 @@ def test_cancelling_at_any_moment_gives_everything_back(victim):
         assert driver.all_free()
 
 
-def test_who_waited_for_a_cancelled_request_computes_the_rest():
+def test_request_waiting_for_a_cancelled_one_computes_the_rest():
     driver = Driver(max_num_batched_tokens=8)
     one, other = driver.request(ids(40)), driver.request(ids(40))
     driver.add(one, other)
@@ -192,8 +192,8 @@ def test_who_waited_for_a_cancelled_request_computes_the_rest():
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["llama", "mistral"])
 @pytest.mark.parametrize("steps", range(1, 9))
-def test_what_a_cancelled_request_had_computed_of_its_prompt_is_found_by_the_next(name, steps):
-    """Also where it was in the middle of it."""
+def test_computed_prompt_of_a_cancelled_request_is_reused(name, steps):
+    """Also if it was cancelled in the middle of its prompt."""
     driver, alone = Driver(name, max_num_batched_tokens=8), Driver(name)
     first, again = driver.request(ids(60), 4), driver.request(ids(60), 4)
     driver.add(first)
@@ -208,7 +208,7 @@ def test_what_a_cancelled_request_had_computed_of_its_prompt_is_found_by_the_nex
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("steps", range(1, 12))
-def test_modules_that_a_cancelled_request_had_computed_are_found_by_the_next(steps):
+def test_computed_modules_of_a_cancelled_request_are_reused(steps):
     driver, alone = Driver(max_num_batched_tokens=8), Driver()
     for each in (driver, alone):
         each.schema(SCHEMA, encode=False)
@@ -224,7 +224,7 @@ def test_modules_that_a_cancelled_request_had_computed_are_found_by_the_next(ste
     assert driver.all_free()
 
 
-def test_what_a_cancelled_request_had_said_is_found_by_the_next():
+def test_generated_tokens_of_a_cancelled_request_are_reused():
     driver = Driver()
     request = driver.request(ids(20), 30)
     driver.add(request)
@@ -255,7 +255,7 @@ def test_prompts_in_tiny_chunks_give_the_same_answers(name):
 # Errors
 
 
-def test_a_request_larger_than_the_pool_fails_and_the_others_go_on():
+def test_request_larger_than_the_pool_fails_and_others_continue():
     driver = Driver(kv_tokens=64)
     large, small = driver.request(ids(70), 2), driver.request(ids(9))
     driver.run(large, small)
@@ -264,7 +264,7 @@ def test_a_request_larger_than_the_pool_fails_and_the_others_go_on():
     check_stock(driver, small)
 
 
-def test_the_memory_that_an_error_asks_for_is_enough():
+def test_memory_named_by_the_error_suffices():
     """Also where less than half a MiB is missing, which must not be rounded away."""
     driver = Driver(kv_tokens=64)
     large = driver.request(ids(1000), 2)
@@ -276,7 +276,7 @@ def test_the_memory_that_an_error_asks_for_is_enough():
     assert fits.error is None
 
 
-def test_a_request_that_grows_larger_than_the_pool_fails_and_the_others_go_on():
+def test_request_outgrowing_the_pool_fails_and_others_continue():
     driver = Driver(kv_tokens=64)
     large, small = driver.request(ids(20), 100), driver.request(ids(9, 1), 30)
     driver.run(large, small)
@@ -288,7 +288,7 @@ def test_a_request_that_grows_larger_than_the_pool_fails_and_the_others_go_on():
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_an_answer_of_no_given_length_that_fills_the_pool_is_as_long_as_it_gets(n):
+def test_answer_without_a_limit_ends_when_the_pool_is_full(n):
     driver = Driver(kv_tokens=64)
     request, small = driver.request(ids(20), max_tokens=None, n=n, temperature=n - 1.0), driver.request(ids(9, 1), 10)
     driver.run(request, small)
@@ -301,14 +301,14 @@ def test_an_answer_of_no_given_length_that_fills_the_pool_is_as_long_as_it_gets(
     assert driver.all_free()
 
 
-def test_a_prompt_beyond_the_context_is_refused_before_it_is_queued():
+def test_prompt_beyond_the_context_is_rejected_before_queueing():
     driver = Driver()
     with raises("request.too_long", ContextError, names="2047"):
         driver.request([1] * 2048)
     assert not driver.engine.busy
 
 
-def test_a_damaged_row_of_logits_ends_its_request_alone():
+def test_invalid_logits_end_only_their_request():
     driver = Driver()
     run = driver.engine.runner.run
 
@@ -329,7 +329,7 @@ def test_a_damaged_row_of_logits_ends_its_request_alone():
     assert driver.all_free()
 
 
-def test_damage_in_one_of_two_modules_that_begin_alike_ends_its_request_alone():
+def test_invalid_logits_in_a_shared_module_prefix_end_only_their_request():
     """Two missing modules, one a prefix of the other, share one segment."""
     schema = Schema.from_string(
         '<schema name="s"><module name="long">the same words, and more of them</module>'
@@ -355,7 +355,7 @@ def test_damage_in_one_of_two_modules_that_begin_alike_ends_its_request_alone():
 
 
 @pytest.mark.parametrize(("owner", "step"), [(SegmentStore, "allocate"), (kv_manager, "allocation_of")])
-def test_a_fault_while_a_request_gets_its_place_ends_it_alone_and_loses_no_room(monkeypatch, owner, step):
+def test_fault_at_admission_ends_only_that_request_and_leaks_no_memory(monkeypatch, owner, step):
     """At the fault, the prefix match has references and room has been made."""
     driver = Driver()
     first = driver.request(ids(200), 4)
@@ -377,8 +377,8 @@ def test_a_fault_while_a_request_gets_its_place_ends_it_alone_and_loses_no_room(
 
 
 @pytest.mark.parametrize("step", ["insert", "longest"])
-def test_a_fault_while_what_a_request_computed_is_kept_harms_nobody_and_loses_no_room(step):
-    """It comes as a request ends, and as one is given up in the middle of its prompt."""
+def test_fault_while_storing_results_affects_no_other_request(step):
+    """The fault occurs as a request ends, and as one is cancelled in the middle of its prompt."""
     driver = Driver(max_num_batched_tokens=32)
     ending, begun, other = driver.request(ids(20), 3), driver.request(ids(90, 1)), driver.request(ids(20, 2), 8)
     driver.add(ending, begun, other)
@@ -404,7 +404,7 @@ def test_a_fault_while_what_a_request_computed_is_kept_harms_nobody_and_loses_no
     assert driver.all_free()
 
 
-def test_a_failed_forward_pass_ends_those_in_it_and_nobody_else():
+def test_failed_forward_pass_ends_only_its_requests():
     driver = Driver(max_num_seqs=2)
     run = driver.engine.runner.run
     broken = [False]
@@ -435,7 +435,7 @@ def test_a_failed_forward_pass_ends_those_in_it_and_nobody_else():
     assert driver.all_free()
 
 
-def test_a_prompt_whose_computation_failed_is_not_stored():
+def test_failed_prompt_is_not_stored():
     driver = Driver(max_num_batched_tokens=16)
     run = driver.engine.runner.run
 

@@ -1,4 +1,4 @@
-"""Modules of a model with short convolutions in the engine: each has the state behind its last token, or is none."""
+"""Modules of a model with short convolutions in the engine: each has the state after its last token, or is none."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def ask(driver: ModuleDriver, names: tuple[str, ...], text: str = "Where to?", *
     return request
 
 
-def test_a_module_is_read_behind_any_other_once_it_is_stored():
+def test_stored_module_is_read_after_any_other_module():
     driver = ModuleDriver()
     first, second = ask(driver, NAMES[:3]), ask(driver, NAMES[2::-1])
     for request in (first, second):
@@ -88,17 +88,17 @@ def test_a_module_is_read_behind_any_other_once_it_is_stored():
     assert first.usage.cached_tokens == 0
     assert not second.usage.misses
     assert second.usage.shifted_tokens > 0
-    assert second.usage.computed_tokens == 2 * 3 + len("Where to?")  # the module behind the anchor is exact
+    assert second.usage.computed_tokens == 2 * 3 + len("Where to?")  # the module after the anchor is exact
 
 
-def test_encoding_a_schema_stores_a_state_behind_each_module():
+def test_encoding_a_schema_stores_a_state_after_each_module():
     driver = ModuleDriver(encode=True)
     request = ask(driver, NAMES)
     driver.run(request)
     driver.check(request)
     assert request.usage is not None
     assert not request.usage.misses
-    assert request.usage.recomputed_tokens == 3 * (len(NAMES) - 1)  # the one behind the anchor is exact
+    assert request.usage.recomputed_tokens == 3 * (len(NAMES) - 1)  # the one after the anchor is exact
 
 
 def test_a_schema_with_more_modules_than_slots_is_encoded():
@@ -127,7 +127,7 @@ def test_a_module_without_its_state_is_encoded_again():
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 4])
-def test_a_cancelled_request_leaves_no_state_of_a_module_behind(steps):
+def test_cancelled_request_leaks_no_state_slot(steps):
     driver = ModuleDriver(max_num_batched_tokens=30, prefill_chunk=16)
     requests = [ask(driver, NAMES[number : number + 3]) for number in range(3)]
     driver.add(*requests)
@@ -141,8 +141,8 @@ def test_a_cancelled_request_leaves_no_state_of_a_module_behind(steps):
     assert driver.states.free_slots == driver.states.slots - 1
 
 
-def test_salts_hold_for_modules_and_their_states():
-    """A part of a message is private. So is the state behind it."""
+def test_modules_and_states_are_kept_apart_by_salt():
+    """A part of a message is private. So is the state after it."""
     llm = LLM(tiny_with_tools("lfm2"), kv_memory="16MiB", reuse="isolated")
     part = {"type": "text", "text": "The sea is warm in May, and it is quiet.", "cache_control": {"type": "ephemeral"}}
     messages = [{"role": "user", "content": [part, {"type": "text", "text": "Where to?"}]}]

@@ -65,7 +65,7 @@ def text_of(driver: Driver, request) -> str:
 
 
 @pytest.mark.parametrize("model", ["llama", "gpt2", "mistral"])
-def test_an_order_that_is_stored_is_taken_and_wholly_read_and_gives_the_stock_models_logits(model):
+def test_stored_order_is_chosen_and_equals_the_stock_model(model):
     driver = driver_for(model)
     ask(driver, fixed("ba", "First?"))
     request = ask(driver, free("ab", "Then?"))
@@ -76,14 +76,14 @@ def test_an_order_that_is_stored_is_taken_and_wholly_read_and_gives_the_stock_mo
     check_stock(driver, request)
 
 
-def test_where_nothing_is_stored_modules_stand_as_they_are_written():
+def test_written_order_is_kept_if_nothing_is_stored():
     driver = driver_for(encode=False)
     request = ask(driver, free("cab"))
     assert order_of(request) == "cab"
     check_stock(driver, request)
 
 
-def test_a_longer_way_is_found_behind_a_shorter_member():
+def test_longer_match_is_found_beyond_a_shorter_member():
     driver = driver_for()
     ask(driver, fixed("b", "A question behind the longest module alone."))
     ask(driver, fixed("adcb"))
@@ -92,7 +92,7 @@ def test_a_longer_way_is_found_behind_a_shorter_member():
     assert request.usage.computed_tokens == 1
 
 
-def test_behind_what_is_stored_stands_what_was_asked_for_most():
+def test_most_requested_modules_follow_the_stored_prefix():
     driver = driver_for()
     for names in ("dc", "ca", "ca"):
         ask(driver, free(names))
@@ -102,7 +102,7 @@ def test_behind_what_is_stored_stands_what_was_asked_for_most():
     assert order_of(request) == "ab", "at this place it was c"
 
 
-def test_a_few_words_that_many_texts_begin_with_do_not_count():
+def test_few_tokens_of_a_common_prefix_do_not_count():
     schema = Schema.from_string(
         '<schema name="s"><module name="a">The one that is meant.</module>'
         '<module name="b">Another one.</module></schema>'
@@ -114,7 +114,7 @@ def test_a_few_words_that_many_texts_begin_with_do_not_count():
     assert order_of(request) == "ba"
 
 
-def test_conversations_keep_the_order_that_they_began_with():
+def test_conversations_keep_their_first_order():
     driver = driver_for()
     ask(driver, fixed("ab", "Something else?"))
     ask(driver, fixed("ba", "First question? Answer. Second question?"))
@@ -124,7 +124,7 @@ def test_conversations_keep_the_order_that_they_began_with():
     assert order_of(request) == "ab"
 
 
-def test_nobody_elses_orders_show():
+def test_orders_of_other_salts_are_invisible():
     driver = driver_for()
     for _ in range(3):
         ask(driver, free("cba"), salt="one")
@@ -134,7 +134,7 @@ def test_nobody_elses_orders_show():
     assert order_of(ask(driver, free("bac"), salt="two")) == "abc", "its own"
 
 
-def test_nobody_elses_orders_show_where_modules_are_read():
+def test_promoted_orders_of_other_salts_are_invisible():
     driver = driver_for()
     for _ in range(3):
         ask(driver, free("cba"), reuse="modular", salt="one")
@@ -147,7 +147,7 @@ def test_nobody_elses_orders_show_where_modules_are_read():
 
 
 @pytest.mark.parametrize("model", ["llama", "mistral"])
-def test_modules_come_to_the_order_that_was_promoted(model):
+def test_promoted_order_is_chosen(model):
     driver = driver_for(model)
     ask(driver, free("cab"), reuse="modular")
     second = ask(driver, free("abc"), reuse="modular")
@@ -159,7 +159,7 @@ def test_modules_come_to_the_order_that_was_promoted(model):
     check_stock(driver, third)
 
 
-def test_what_is_promoted_counts_more_than_what_was_asked_for_most():
+def test_promoted_order_beats_the_most_requested_one():
     driver = driver_for()
     for _ in range(2):
         ask(driver, fixed("dcb"), reuse="modular")
@@ -170,7 +170,7 @@ def test_what_is_promoted_counts_more_than_what_was_asked_for_most():
 
 
 @pytest.mark.parametrize("reuse", ["exact", "modular"])
-def test_answers_to_one_prompt_and_preempted_ones_keep_the_order(reuse):
+def test_all_answers_and_preempted_requests_keep_their_order(reuse):
     driver = driver_for(kv_tokens=300, max_model_len=320)  # so the primer is short
     ask(driver, fixed("ba", "Before?"))
     requests = [driver.request(free("ab", f"{n}?"), 60, reuse=reuse, n=2, temperature=1.0) for n in range(3)]
@@ -204,7 +204,7 @@ def test_a_batch_of_free_and_fixed_orders():
         check_stock(driver, request)
 
 
-def test_sets_one_behind_the_other_and_inside_a_module():
+def test_consecutive_and_nested_sets_are_ordered():
     schema = Schema.from_string(
         f'<schema name="s"><module name="n">Outer. <module name="x">An inner module.</module>'
         f'<module name="y">Another inner one.</module></module>Between.{MODULES}</schema>'
@@ -225,7 +225,7 @@ def test_sets_one_behind_the_other_and_inside_a_module():
     check_stock(driver, moved)
 
 
-def test_members_with_arguments_defaults_unions_and_what_is_never_cached():
+def test_sets_with_arguments_unions_and_uncached_members():
     schema = Schema.from_string(
         '<schema name="s">Front.<module name="p">A <param name="x" len="9"/> that is filled '
         '<param name="y" len="5" default="so"/>.</module><union><module name="u">One member.</module>'
@@ -245,7 +245,7 @@ def test_members_with_arguments_defaults_unions_and_what_is_never_cached():
     assert "thing" in text_of(driver, request)
 
 
-def test_parts_of_messages():
+def test_parts_of_messages_can_be_ordered():
     llm = LLM(tiny("llama"), seed=0, chunk_size=4, max_pass_s=None)
     marked = [{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}} for text in TEXTS.values()]
     question = {"type": "text", "text": "Which?"}
@@ -289,7 +289,7 @@ def test_parts_of_messages():
         ),
     ],
 )
-def test_where_the_order_is_not_free_the_reason_is_given(asked, why):
+def test_fixed_order_gives_its_reason(asked, why):
     driver = driver_for()
     ask(driver, fixed("ab"))
     request = ask(driver, free("ba"), **asked)
@@ -298,7 +298,7 @@ def test_where_the_order_is_not_free_the_reason_is_given(asked, why):
     assert order_of(request) == ("ab" if "positions" in asked else "ba")
 
 
-def test_what_stands_between_members_keeps_them_where_they_are():
+def test_text_between_members_fixes_their_order():
     schema = Schema.from_string(
         '<schema name="s"><module name="a">A</module>between<module name="b">B</module></schema>'
     )
@@ -311,7 +311,7 @@ def test_what_stands_between_members_keeps_them_where_they_are():
     assert output.prompt.endswith("AbetweenB?")
 
 
-def test_a_request_in_bytes_has_its_sets():
+def test_sets_survive_serialisation():
     driver = driver_for()
     made = driver.llm.processor.process(free("cab"), SamplingParams(max_tokens=1), driver.llm.policy("exact"))
     read = EngineRequest.from_bytes(made.to_bytes(), driver.llm.client.model.keys)
@@ -324,7 +324,7 @@ def test_a_request_in_bytes_has_its_sets():
         assert driver.llm.tokenizer.decode(list(turned.ids)).endswith(turned.text[-20:])
 
 
-def test_choosing_is_bounded():
+def test_work_of_choosing_an_order_is_bounded():
     names = [f"m{number}" for number in range(64)]
     schema = Schema.from_string(
         "<schema name='s'>Front."
@@ -361,7 +361,7 @@ def many_sets(sets: int, text: str = "Of {}.") -> tuple[Driver, object]:
 
 
 @pytest.mark.parametrize("reuse", ["exact", "modular"])
-def test_choosing_and_noting_grow_evenly_with_the_sets(reuse):
+def test_work_of_choosing_grows_linearly_with_the_sets(reuse):
     driver, prompt = many_sets(10)
     ask(driver, prompt, reuse=reuse)  # the first request is not counted
 
@@ -385,7 +385,7 @@ def test_choosing_and_noting_grow_evenly_with_the_sets(reuse):
     assert many < 6 * few, "four times the sets; where each looks at all parts it is ten times as many and more"
 
 
-def test_a_request_has_so_many_looks_for_all_its_sets_and_the_others_stay(monkeypatch):
+def test_lookup_budget_is_shared_by_all_sets(monkeypatch):
     driver, prompt = many_sets(20)
     asked = driver.request(prompt, reuse="exact").prompt.request
     chooser = OrderChooser(driver.store)
@@ -398,7 +398,7 @@ def test_a_request_has_so_many_looks_for_all_its_sets_and_the_others_stay(monkey
     assert orders[-1] == (0, 1)
 
 
-def test_a_request_that_waits_does_not_choose_for_ever(monkeypatch):
+def test_waiting_request_stops_choosing_after_its_budget(monkeypatch):
     monkeypatch.setattr(order_module, "MOST_WORK", 100)
     driver = driver_for(encode=False)
     request, chosen = driver.request(free("abcd"), reuse="exact"), 0
@@ -420,7 +420,7 @@ def test_a_request_that_waits_does_not_choose_for_ever(monkeypatch):
     assert 1 < chosen < 10
 
 
-def test_modules_without_tokens_take_no_time():
+def test_modules_without_tokens_can_be_ordered():
     modules = "".join(f'<module name="m{n}"></module>' for n in range(40))
     schema = Schema.from_string(f'<schema name="s">Front.{modules}{MODULES}</schema>')
     driver = Driver()
@@ -432,7 +432,7 @@ def test_modules_without_tokens_take_no_time():
         )
 
 
-def test_a_prompt_has_so_many_sets():
+def test_too_many_sets_are_rejected():
     driver, prompt = many_sets(MAX_SETS + 1, "x")
     with raises("prompt.too_many_sets", ParameterError, names="257"):
         driver.request(prompt, reuse="exact")
@@ -440,7 +440,7 @@ def test_a_prompt_has_so_many_sets():
     assert len(asked.sets) == MAX_SETS + 1, "none of them is free"
 
 
-def test_counts_are_bounded_and_apart():
+def test_request_counts_are_bounded_and_per_salt():
     counts = RequestCounts()
     counts.ask("one", [b"x", b"x", b"y"])
     assert (counts.of("one", b"x"), counts.of("one", b"y"), counts.of("two", b"x")) == (2, 1, 0)

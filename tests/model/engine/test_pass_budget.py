@@ -27,7 +27,7 @@ def linear(fixed: float, a_token: float) -> Callable[[int], float]:
 
 @pytest.mark.parametrize("fixed", [0.0, 0.03, 0.15])
 @pytest.mark.parametrize("a_token", [0.0001, 0.0005, 0.0025])
-def test_passes_come_up_to_the_time_and_not_beyond(fixed: float, a_token: float):
+def test_passes_grow_to_the_time_limit_and_stay_below(fixed: float, a_token: float):
     made = run(PassBudget(0.25), 24, linear(fixed, a_token))
     assert made[0][0] == FLOOR
     assert all(seconds <= 0.25 + 1e-9 for _, seconds in made)
@@ -35,21 +35,21 @@ def test_passes_come_up_to_the_time_and_not_beyond(fixed: float, a_token: float)
     assert made[-1][0] == pytest.approx(right, rel=0.05)
 
 
-def test_no_pass_is_four_times_the_largest_that_was_measured():
+def test_pass_grows_at_most_fourfold():
     sizes = [tokens for tokens, _ in run(PassBudget(0.25), 5, linear(0, 1e-6))]
     assert sizes == [32, 128, 512, 2048, 4096]
 
 
-def test_a_model_that_is_slow_gets_on_all_the_same():
+def test_slow_model_gets_the_smallest_pass():
     assert [tokens for tokens, _ in run(PassBudget(0.25), 5, linear(1.0, 0.1))] == [FLOOR] * 5
 
 
-def test_a_bound_from_elsewhere_is_kept():
+def test_callers_limit_is_respected():
     budget = PassBudget(0.25)
     assert (budget.tokens(5), budget.tokens(MOST)) == (5, FLOOR)
 
 
-def test_without_a_time_nothing_bounds_a_pass():
+def test_pass_is_unbounded_without_a_time_limit():
     budget = PassBudget(None)
     budget.took(100, 60.0)
     assert budget.tokens(MOST) == MOST
@@ -67,7 +67,7 @@ def test_passes_shrink_while_a_context_grows():
     assert min(times[4:]) > 0.25 * 0.85
 
 
-def test_short_prompts_say_nothing_against_long_passes():
+def test_short_prompts_do_not_shrink_long_passes():
     budget = PassBudget(0.25)
     long = run(budget, 12, linear(0.05, 0.001))[-1][0]
     run(budget, 50, linear(0.05, 0.001), prompt=3)
@@ -76,7 +76,7 @@ def test_short_prompts_say_nothing_against_long_passes():
     assert budget.tokens(MOST) >= long
 
 
-def test_answers_that_join_leave_less_for_prompts():
+def test_added_answers_shrink_the_prompt_budget():
     budget = PassBudget(0.25)
     run(budget, 12, linear(0.05, 0.001))
     seconds = [seconds for _, seconds in run(budget, 12, linear(0.2, 0.001))]
@@ -85,7 +85,7 @@ def test_answers_that_join_leave_less_for_prompts():
     assert run(budget, 12, linear(0.05, 0.001))[-1][0] == pytest.approx(200, rel=0.05)
 
 
-def test_one_pass_that_stalls_costs_a_few_short_ones():
+def test_one_stalled_pass_costs_a_few_short_ones():
     budget, cost = PassBudget(0.25), linear(0.05, 0.001)
     before = run(budget, 12, cost)[-1][0]
     budget.took(before, 20.0)

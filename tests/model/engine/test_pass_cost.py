@@ -37,7 +37,7 @@ def runner_of(tokens: int) -> tuple[Runner, KVPool]:
     return Runner(loaded, get_backend("auto", loaded.model.device), pool.slots), pool
 
 
-def test_it_is_that_of_the_machine():
+def test_measured_cost_is_that_of_the_machine():
     runner, pool = runner_of(1024)
     clock = Passes(runner)
     cost = measured_cost(tiny("llama").spec, runner, pool, clock=lambda: clock.now)
@@ -47,12 +47,12 @@ def test_it_is_that_of_the_machine():
     assert pool.free_chunks == pool.chunks
 
 
-def test_a_pool_that_is_too_small_for_it_keeps_the_default():
+def test_pool_too_small_to_measure_keeps_the_default():
     runner, pool = runner_of(96)
     assert measured_cost(tiny("llama").spec, runner, pool) == PassCost()
 
 
-def test_an_engine_measures_where_evictions_weigh_it(monkeypatch):
+def test_pass_cost_is_measured_only_for_cost_eviction(monkeypatch):
     monkeypatch.setattr("inlay.client.local.measured_cost", lambda *about: PassCost(1.0, 7.0))
     costs = []
 

@@ -28,7 +28,7 @@ def llm() -> LLM:
 
 
 def expected(llm: LLM, ids, positions=None) -> torch.Tensor:
-    """(tokens - 1, vocabulary): the stock model's log-probabilities behind every token but the last."""
+    """(tokens - 1, vocabulary): the stock model's log-probabilities after every token but the last."""
     return prefill(llm.loaded, list(ids), None if positions is None else list(positions))[:-1].log_softmax(-1)
 
 
@@ -52,7 +52,7 @@ def test_a_prompt_over_several_passes_has_the_stock_models_log_probabilities(llm
     assert len(output.outputs[0].token_ids) == 3
 
 
-def test_what_is_stored_is_computed_anew_where_its_logits_are_wanted(llm):
+def test_stored_prefix_is_recomputed_for_prompt_logprobs(llm):
     llm.generate([IDS], SamplingParams(temperature=0, max_tokens=1))
     (again,) = llm.generate([IDS], SamplingParams(temperature=0, max_tokens=1))
     (scored,) = llm.generate([IDS], NOTHING)
@@ -62,7 +62,7 @@ def test_what_is_stored_is_computed_anew_where_its_logits_are_wanted(llm):
 
 
 @pytest.mark.parametrize("positions", ["schema", "packed"])
-def test_modules_are_computed_where_they_stand(llm, positions):
+def test_modules_are_computed_in_place(llm, positions):
     llm.add_schema(SCHEMA, positions=positions)
     prompt = Prompt.from_string('<prompt schema="s"><b/>What then?</prompt>')
     (output,) = llm.generate([prompt], NOTHING, reuse="anchored", positions=positions)
@@ -83,7 +83,7 @@ def test_requests_of_all_kinds_share_passes(llm):
     assert [outputs[n].outputs[0].token_ids for n in (0, 1, 3)] == [alone[n] for n in (0, 1, 3)]
 
 
-def test_a_request_for_no_token_ends_behind_its_prompt(llm):
+def test_request_for_no_token_ends_after_its_prompt(llm):
     (output,) = llm.generate([IDS], NOTHING)
     (answer,) = output.outputs
     assert (answer.text, answer.token_ids, answer.finish_reason) == ("", (), "length")
@@ -92,7 +92,7 @@ def test_a_request_for_no_token_ends_behind_its_prompt(llm):
         SamplingParams(max_tokens=0)
 
 
-def test_a_prompt_as_long_as_the_context_fits_where_no_token_is_wanted(llm):
+def test_prompt_of_context_length_fits_without_an_answer(llm):
     ids = [1] * llm.loaded.spec.max_positions
     (output,) = llm.generate([ids], SamplingParams(max_tokens=0, prompt_logprobs=0))
     assert output.prompt_logprobs[-1] is not None
@@ -107,7 +107,7 @@ def test_several_answers_share_one_report(llm):
 
 
 @pytest.mark.parametrize("tokens", [0, 3])
-def test_an_answer_that_is_sooner_than_the_report_of_its_prompt_does_not_cut_it(tokens):
+def test_early_answer_does_not_truncate_prompt_logprobs(tokens):
     """Of two answers to a long prompt the second gets most of every pass, and has its first token before the first."""
     llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0, max_num_batched_tokens=64, prefill_chunk=32)
     params = SamplingParams(n=2, seed=1, max_tokens=tokens, ignore_eos=True, prompt_logprobs=1)
@@ -116,7 +116,7 @@ def test_an_answer_that_is_sooner_than_the_report_of_its_prompt_does_not_cut_it(
     assert [len(answer.token_ids) for answer in output.outputs] == [tokens, tokens]
 
 
-def test_a_preempted_request_is_scored_once_more_to_the_same_end():
+def test_preempted_request_reports_the_same_logprobs():
     llm = LLM(tiny("llama"), kv_memory="64KiB", seed=0, chunk_size=8)
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, prompt_logprobs=1)
     outputs = llm.generate([IDS[:20], IDS[3:23], IDS[7:27]], params)
@@ -125,7 +125,7 @@ def test_a_preempted_request_is_scored_once_more_to_the_same_end():
         check(llm, output, top=1)
 
 
-def test_a_pass_holds_no_more_logits_than_it_may(monkeypatch):
+def test_logits_of_a_pass_are_bounded(monkeypatch):
     llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0)
     monkeypatch.setattr(inlay.engine.request, "PASS_LOGITS", 10 * llm.vocab_size)
     seen: list[int] = []
@@ -145,7 +145,7 @@ def test_a_pass_holds_no_more_logits_than_it_may(monkeypatch):
     assert seen == [1]  # in one pass, once no request is scored
 
 
-def test_who_has_its_report_slows_no_other_prompt_down_while_it_answers(monkeypatch):
+def test_finished_report_does_not_slow_other_prompts(monkeypatch):
     driver = Driver(max_num_batched_tokens=64)
     monkeypatch.setattr(inlay.engine.request, "PASS_LOGITS", 8 * driver.llm.vocab_size)
     scored, other = driver.request(IDS, tokens=20, prompt_logprobs=0), driver.request(IDS[:30], tokens=1)
@@ -157,7 +157,7 @@ def test_who_has_its_report_slows_no_other_prompt_down_while_it_answers(monkeypa
     assert other.token_ids  # in one pass
 
 
-def test_damaged_logits_end_one_request(llm, monkeypatch):
+def test_invalid_logits_end_one_request(llm, monkeypatch):
     run = Runner.run
 
     def damaged(runner, work, rows, plan=None):
@@ -172,6 +172,6 @@ def test_damaged_logits_end_one_request(llm, monkeypatch):
 
 
 @pytest.mark.parametrize("value", [-1, 21, True, 1.5])
-def test_a_wrong_number_of_alternatives_is_refused(value):
+def test_invalid_number_of_alternatives_is_refused(value):
     with raises("parameter.out_of_range", ParameterError, names="prompt_logprobs"):
         SamplingParams(prompt_logprobs=value)

@@ -1,4 +1,4 @@
-"""Repaired tokens are the request's own: found by those with the same modules in front, read by no exact request."""
+"""Recomputed tokens are reused only after the same modules and token selection, and never by an exact request."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def driver_for(**settings) -> Driver:
 
 
 @pytest.mark.parametrize("reuse", [LINKED, PROFILED])
-def test_the_next_request_with_the_same_modules_in_front_computes_none(reuse):
+def test_second_request_reuses_recomputed_tokens(reuse):
     driver = driver_for()
     first, second = (
         driver.request(prompt("abc", "Well?"), reuse=reuse),
@@ -49,13 +49,13 @@ def test_the_next_request_with_the_same_modules_in_front_computes_none(reuse):
     assert first.usage.recomputed_tokens == second.usage.recomputed_tokens > 0
     assert first.usage.computed_tokens == len("Well?") + first.usage.recomputed_tokens
     assert second.usage.computed_tokens == len("And?")
-    longer = driver.request(prompt("ab"), reuse=LINKED)  # text behind a module does not change its selected tokens
+    longer = driver.request(prompt("ab"), reuse=LINKED)  # text after a module does not change its selected tokens
     driver.run(longer)
     assert longer.usage.computed_tokens == len("Well?") + (0 if reuse == LINKED else longer.usage.recomputed_tokens)
 
 
 @pytest.mark.parametrize("reuse", [LINKED, PROFILED])
-def test_other_modules_in_front_find_nothing(reuse):
+def test_recomputed_tokens_are_not_found_after_other_modules(reuse):
     driver = driver_for()
     driver.run(driver.request(prompt("abc"), reuse=reuse))
     other = driver.request(prompt("cab"), reuse=reuse)
@@ -64,7 +64,7 @@ def test_other_modules_in_front_find_nothing(reuse):
 
 
 @pytest.mark.parametrize("reuse", [LINKED, PROFILED])
-def test_an_exact_request_reads_nothing_of_it(reuse):
+def test_exact_request_reads_no_recomputed_tokens(reuse):
     """Invariant 3."""
     driver = driver_for()
     driver.run(driver.request(prompt("abc"), reuse=reuse))
@@ -73,12 +73,12 @@ def test_an_exact_request_reads_nothing_of_it(reuse):
     check_stock(driver, exact)
     plain = driver.request(prompt("abc"), reuse="anchored")
     driver.run(plain)
-    # nor does a request without recomputation find the text behind it
+    # nor does a request without recomputation find the text after it
     assert plain.usage.computed_tokens == len("Well?")
 
 
-def test_what_is_repaired_depends_on_which_tokens_are():
-    """The tokens behind other choices attend to other keys, though their text is the same."""
+def test_other_token_selection_is_not_reused():
+    """The tokens after other choices attend to other keys, though their text is the same."""
     driver = driver_for()
     driver.run(driver.request(prompt("abc"), reuse=PROFILED))
     other = driver.request(prompt("abc"), reuse="anchored+profiled:0.5")
@@ -87,7 +87,7 @@ def test_what_is_repaired_depends_on_which_tokens_are():
 
 
 @pytest.mark.parametrize("reuse", [LINKED, PROFILED])
-def test_several_answers_share_what_is_repaired(reuse):
+def test_several_answers_share_recomputed_tokens(reuse):
     driver = driver_for()
     request = driver.request(prompt("abc"), 6, reuse=reuse, n=3, temperature=1.0, seed=1)
     driver.run(request)
@@ -118,7 +118,7 @@ def test_a_tiny_pool_gives_the_same_answers_as_a_large_one():
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
-def test_what_a_cancelled_request_had_repaired_is_found_by_the_next(steps):
+def test_recomputed_tokens_of_a_cancelled_request_are_reused(steps):
     driver = driver_for(max_num_batched_tokens=8)
     first = driver.request(prompt("abc"), reuse=PROFILED)
     driver.add(first)
@@ -131,14 +131,14 @@ def test_what_a_cancelled_request_had_repaired_is_found_by_the_next(steps):
     assert whole.run(whole.request(prompt("abc"), reuse=PROFILED)) == [tuple(again.token_ids)]
 
 
-def test_those_who_arrive_together_compute_it_once():
+def test_concurrent_requests_recompute_tokens_once():
     driver = driver_for()
     requests = [driver.request(prompt("abc", text), reuse="anchored+profiled:0.6") for text in ("Well?", "And?")]
     driver.run(*requests)
     assert sorted(request.usage.computed_tokens for request in requests)[0] == len("And?")
 
 
-def test_a_conversation_over_repaired_modules_hits_its_history():
+def test_conversation_after_recomputation_hits_its_history():
     driver = driver_for()
     driver.run(driver.request(prompt("abc"), reuse=PROFILED, forced=" It is so."))
     again = driver.request(prompt("abc", "Well? It is so. More?"), reuse=PROFILED)
@@ -147,7 +147,7 @@ def test_a_conversation_over_repaired_modules_hits_its_history():
     assert driver.all_free()
 
 
-def test_one_run_for_all_scattered_tokens_of_a_module():
+def test_scattered_tokens_of_a_module_form_one_span():
     driver = driver_for()
     request = driver.request(prompt("abc"), reuse=PROFILED)
     driver.add(request)
@@ -157,7 +157,7 @@ def test_one_run_for_all_scattered_tokens_of_a_module():
 
 
 @pytest.mark.parametrize("reuse", [LINKED, PROFILED])
-def test_repaired_tokens_are_their_owners_alone(reuse):
+def test_recomputed_tokens_are_kept_apart_by_salt(reuse):
     """This holds for public schemas, so that timing does not reveal other tenants' combinations."""
     driver = driver_for()
     counts = []
@@ -180,7 +180,7 @@ def test_profiles_are_bounded():
     assert profiles.version == 4
 
 
-def test_until_there_is_a_profile_the_first_tokens_of_each_module_are_chosen():
+def test_without_a_profile_the_first_tokens_are_recomputed():
     driver = Driver()
     driver.schema(SCHEMA)
     request = driver.request(prompt("bc"), reuse=PROFILED)
@@ -190,7 +190,7 @@ def test_until_there_is_a_profile_the_first_tokens_of_each_module_are_chosen():
     assert ReusePolicy.parse(PROFILED).profiled
 
 
-def test_a_conversation_keeps_what_was_repaired_before_there_were_profiles():
+def test_conversation_keeps_its_selection_when_profiles_appear():
     driver = Driver()
     driver.schema(SCHEMA)
     history = "A first question, and its answer, which is not short."

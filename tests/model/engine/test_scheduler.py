@@ -73,9 +73,9 @@ class Machine(RuleBasedStateMachine):
         step = self.scheduler.step(self.now)
         assert again is None or again == step, "there was something to decide"
         self.check_budget(step, left)
-        self.check_who_ran(step, answering)
-        self.check_who_left(step)
-        self.check_the_line(step, line, before)
+        self.check_running(step, answering)
+        self.check_ended(step)
+        self.check_queue_order(step, line, before)
         run(self.scheduler, self.memory, step)
         self.alive = {job for job in self.alive if job.said < job.answer}
         return step
@@ -87,7 +87,7 @@ class Machine(RuleBasedStateMachine):
         assert all(tokens > 0 for _, tokens in step.prefill)
         assert all(tokens <= left.get(job, job.prompt_left) for job, tokens in step.prefill)
 
-    def check_who_ran(self, step: Step[FakeJob], answering: list[FakeJob]) -> None:
+    def check_running(self, step: Step[FakeJob], answering: list[FakeJob]) -> None:
         ran = [*step.decode, *(job for job, _ in step.prefill)]
         assert len(ran) == len(set(ran)), "a job ran twice in one step"
         assert set(ran) <= set(self.scheduler.running)
@@ -95,7 +95,7 @@ class Machine(RuleBasedStateMachine):
         gone = {*step.preempted, *step.expired}
         assert set(step.decode) == set(answering) - gone, "an answer under way gets its next token in every step"
 
-    def check_who_left(self, step: Step[FakeJob]) -> None:
+    def check_ended(self, step: Step[FakeJob]) -> None:
         expired = {job for job in self.alive if job.deadline is not None and job.deadline <= self.now}
         assert set(step.expired) == expired
         failed = {job for job, _ in step.failed}
@@ -106,8 +106,8 @@ class Machine(RuleBasedStateMachine):
             assert job in self.scheduler.waiting
             assert all(other.place < job.place for other in self.scheduler.running), "the last in line goes first"
 
-    def check_the_line(self, step: Step[FakeJob], line: list[FakeJob], before: set[FakeJob]) -> None:
-        """Jobs are asked in the order of the queue, and none behind a job that has no room."""
+    def check_queue_order(self, step: Step[FakeJob], line: list[FakeJob], before: set[FakeJob]) -> None:
+        """Jobs are asked in the order of the queue, and none after a job that has no room."""
         asked = [job for job, _ in self.memory.asked]
         assert asked == sorted(asked, key=lambda job: job.place)
         # Those in front of the last that was asked were asked too, or had left before.
@@ -122,7 +122,7 @@ class Machine(RuleBasedStateMachine):
         assert not (step.preempted and asked), "nobody joins in a step in which somebody had to go"
 
     @invariant()
-    def nobody_is_lost(self):
+    def no_request_is_lost(self):
         running, waiting = self.scheduler.running, self.scheduler.waiting
         assert len(running) + len(waiting) == len(self.alive)
         assert {*running, *waiting} == self.alive
@@ -137,7 +137,7 @@ class Machine(RuleBasedStateMachine):
         steps = (1 + work) * (1 + max((job.prompt + job.answer for job in self.alive), default=0))
         while self.alive and steps:
             self.one_step()
-            self.nobody_is_lost()
+            self.no_request_is_lost()
             steps -= 1
         assert not self.alive, "somebody never ends"
         assert self.memory.free == self.memory.chunks
@@ -156,7 +156,7 @@ def add(scheduler: Scheduler[FakeJob], *some: FakeJob) -> None:
         scheduler.add(job)
 
 
-def test_a_long_prompt_does_not_hold_up_answers():
+def test_long_prompt_does_not_delay_answers():
     scheduler, memory = make(chunks=100)
     short, long = jobs((2, 9), (30, 1))
     add(scheduler, short)
@@ -168,7 +168,7 @@ def test_a_long_prompt_does_not_hold_up_answers():
         run(scheduler, memory, step)
 
 
-def test_alone_a_prompt_gets_the_whole_budget():
+def test_lone_prompt_gets_the_whole_budget():
     scheduler, _ = make(chunks=100)
     (long,) = jobs((30, 1))
     add(scheduler, long)
@@ -183,7 +183,7 @@ def test_priority_goes_before_arrival():
     assert [job for job, _ in scheduler.step(3).prefill] == [urgent]
 
 
-def test_the_last_in_line_is_preempted_and_comes_back_first():
+def test_last_in_the_queue_is_preempted_and_resumes_first():
     scheduler, memory = make(chunks=10, requests=3)
     first, second, third = jobs((3, 7), (3, 7), (1, 7))
     add(scheduler, first, second)
@@ -201,7 +201,7 @@ def test_the_last_in_line_is_preempted_and_comes_back_first():
     assert [job.said for job in (first, second, third)] == [7, 7, 7]
 
 
-def test_nobody_overtakes_one_that_has_no_room():
+def test_request_without_memory_is_not_overtaken():
     scheduler, memory = make(chunks=10)
     first, large, small = jobs((4, 9), (8, 1), (1, 1))
     add(scheduler, first, large, small)
@@ -211,7 +211,7 @@ def test_nobody_overtakes_one_that_has_no_room():
     assert scheduler.waiting == [large, small]
 
 
-def test_one_that_has_no_room_is_asked_again_when_somebody_has_left():
+def test_request_without_memory_is_retried_after_a_release():
     """Looking for room in a full pool takes time, and there is none before."""
     scheduler, memory = make(chunks=10)
     first, large = jobs((4, 5), (8, 1))
@@ -223,7 +223,7 @@ def test_one_that_has_no_room_is_asked_again_when_somebody_has_left():
     assert [answer for _, answer in memory.asked] == answers
 
 
-def test_who_waits_for_what_somebody_computes_is_overtaken():
+def test_request_waiting_for_a_shared_prefix_is_overtaken():
     scheduler, memory = make(chunks=100)
     first, alike, other = jobs((20, 1), (20, 1), (2, 1))
     first.topic = alike.topic = 1
@@ -240,7 +240,7 @@ def test_who_waits_for_what_somebody_computes_is_overtaken():
 
 
 @pytest.mark.parametrize("answer", [Admission.LATER, Admission.COMING])
-def test_who_waits_takes_no_place_and_is_asked_when_something_has_changed(answer):
+def test_waiting_request_takes_no_slot_and_is_retried_on_a_change(answer):
     class Waits:
         room = 0
 
@@ -279,7 +279,7 @@ def test_who_waits_takes_no_place_and_is_asked_when_something_has_changed(answer
 
 
 @pytest.mark.parametrize("sequences", [0, 1])
-def test_a_step_looks_at_few_of_many_tenants_that_wait(sequences, monkeypatch):
+def test_step_looks_at_few_of_many_waiting_tenants(sequences, monkeypatch):
     scheduler, memory = make(chunks=10**6, requests=2, tokens=64, prefill=64)
     say = memory.admit
     memory.admit = lambda job, alone: Admission.TAKEN if not job.sequences else say(job, alone)
@@ -295,7 +295,7 @@ def test_a_step_looks_at_few_of_many_tenants_that_wait(sequences, monkeypatch):
     assert len(looked) < 100
 
 
-def test_one_that_can_never_fit_fails_and_the_others_go_on():
+def test_request_that_never_fits_fails_and_others_continue():
     scheduler, _ = make(chunks=10)
     never, small = jobs((50, 1), (2, 1))
     add(scheduler, never, small)
@@ -306,7 +306,7 @@ def test_one_that_can_never_fit_fails_and_the_others_go_on():
     assert not scheduler.waiting
 
 
-def test_one_that_grows_beyond_the_pool_fails():
+def test_request_outgrowing_the_pool_fails():
     scheduler, memory = make(chunks=10)
     (job,) = jobs((4, 50))
     add(scheduler, job)
@@ -321,7 +321,7 @@ def test_one_that_grows_beyond_the_pool_fails():
     assert not scheduler.waiting
 
 
-def test_no_room_with_nobody_running_is_an_error_and_no_endless_wait():
+def test_full_pool_without_running_requests_is_an_error():
     scheduler, memory = make(chunks=10)
     memory.held[FakeJob(99, 1, 1)] = 8  # a reference from outside the scheduler
     (job,) = jobs((4, 1))
@@ -331,8 +331,8 @@ def test_no_room_with_nobody_running_is_an_error_and_no_endless_wait():
     assert "has no room for this request beside what is held in it; give a larger kv_memory" in str(error)
 
 
-def test_waiting_for_nobody_is_caught():
-    """If the memory returned LATER while no job computes, its callers would wait for ever."""
+def test_waiting_without_a_computing_request_fails_an_assertion():
+    """If the memory returned LATER while no job computes, its callers would wait forever."""
     scheduler, memory = make()
     memory.answer = lambda job: Admission.LATER
     add(scheduler, *jobs((4, 1)))
@@ -340,7 +340,7 @@ def test_waiting_for_nobody_is_caught():
         scheduler.step(0)
 
 
-def test_the_line_is_not_asked_through_while_it_waits():
+def test_queue_is_not_scanned_while_it_waits():
     scheduler, memory = make(chunks=1000, requests=4, tokens=2)
     alike = jobs(*[(50, 1)] * 100, topic=1)
     add(scheduler, *alike)
@@ -348,7 +348,7 @@ def test_the_line_is_not_asked_through_while_it_waits():
     assert len(memory.asked) <= 4
 
 
-def test_one_past_its_deadline_leaves_within_one_step_and_gives_its_memory_back():
+def test_expired_requests_leave_within_a_step_and_release_memory():
     scheduler, memory = make()
     running, waiting = FakeJob(0, 4, 50, deadline=5.0), FakeJob(1, 18, 1, deadline=5.0)
     add(scheduler, running, waiting)
@@ -362,7 +362,7 @@ def test_one_past_its_deadline_leaves_within_one_step_and_gives_its_memory_back(
     assert not scheduler.waiting
 
 
-def test_a_full_line_refuses_and_leaves_no_trace():
+def test_full_queue_rejects_a_request_completely():
     scheduler, _ = make(waiting=2)
     one, two, three = jobs((1, 1), (1, 1), (1, 1))
     add(scheduler, one, two)
@@ -372,7 +372,7 @@ def test_a_full_line_refuses_and_leaves_no_trace():
     assert scheduler.waiting == [one, two]
 
 
-def test_one_that_has_no_room_holds_up_no_other_tenant():
+def test_request_without_memory_does_not_block_other_tenants():
     scheduler, memory = make(chunks=20, requests=3)
     first = FakeJob(0, 4, 50, tenant="a")
     add(scheduler, first)
@@ -391,7 +391,7 @@ def test_one_that_has_no_room_holds_up_no_other_tenant():
     assert [job.said for job in small] == [1] * 6
 
 
-def test_many_tenants_without_room_are_not_all_asked():
+def test_few_of_many_tenants_without_memory_are_retried():
     scheduler, memory = make(chunks=20, requests=100)
     add(scheduler, FakeJob(0, 4, 50, tenant="a"))
     run(scheduler, memory, scheduler.step(0))
@@ -403,7 +403,7 @@ def test_many_tenants_without_room_are_not_all_asked():
 
 
 class Timed(FakeJob):
-    """Counts how often anybody looks at a deadline."""
+    """Counts how often deadlines are read."""
 
     looks = 0
 
@@ -413,7 +413,7 @@ class Timed(FakeJob):
 
 
 @pytest.mark.parametrize("topic", [None, 1])
-def test_a_step_does_not_look_at_all_tenants_for_each_of_their_jobs(monkeypatch, topic):
+def test_step_does_not_scan_all_tenants_for_each_job(monkeypatch, topic):
     scheduler, _ = make(chunks=10**6, requests=100, tokens=100, prefill=100)
     looked: list[object] = []
     turn = Scheduler.turn
@@ -424,7 +424,7 @@ def test_a_step_does_not_look_at_all_tenants_for_each_of_their_jobs(monkeypatch,
     assert 400 <= len(looked) < 1000
 
 
-def test_who_joins_a_long_line_is_not_held_against_all_in_it():
+def test_joining_a_long_queue_compares_few_requests():
     compared: list[object] = []
 
     class Compared(FakeJob):
@@ -443,7 +443,7 @@ def test_who_joins_a_long_line_is_not_held_against_all_in_it():
     assert len(compared) < 1000
 
 
-def test_a_step_does_not_look_at_every_deadline():
+def test_step_does_not_scan_all_deadlines():
     scheduler, memory = make(chunks=100, requests=1)
     add(scheduler, *(Timed(n, 1, 1000, deadline=100.0 + n) for n in range(2000)))
     Timed.looks = 0
@@ -453,7 +453,7 @@ def test_a_step_does_not_look_at_every_deadline():
     assert [job.number for job in scheduler.step(105.0).expired] == [0, 1, 2, 3, 4, 5]
 
 
-def test_who_left_is_not_kept_until_its_deadline():
+def test_removed_request_is_not_kept_until_its_deadline():
     scheduler, _ = make()
     jobs = weakref.WeakSet()
     for number in range(1000):
@@ -466,7 +466,7 @@ def test_who_left_is_not_kept_until_its_deadline():
 
 
 @pytest.mark.parametrize("way", ["remove", "requeue", "preempt"])
-def test_a_fault_while_memory_is_taken_back_leaves_no_half_of_a_job(way):
+def test_fault_while_releasing_memory_leaves_no_partial_request(way):
     scheduler, memory = make()
     first, second = jobs((4, 2), (4, 2))
     add(scheduler, first, second)
@@ -516,8 +516,8 @@ class _FailsOnce(list):
 
 @pytest.mark.parametrize("error", [RuntimeError("a fault"), KeyboardInterrupt()])
 @pytest.mark.parametrize("method", ["insert", "delete"])
-def test_a_fault_behind_an_admission_takes_it_back(method, error):
-    """It comes when the pool has made room, and the job does not run yet."""
+def test_fault_after_admission_undoes_it(method, error):
+    """The fault occurs when the pool has made room, and the job does not run yet."""
     scheduler, memory = make()
     first, second = jobs((4, 2), (4, 2))
     add(scheduler, first, second)
@@ -541,8 +541,8 @@ def test_a_fault_behind_an_admission_takes_it_back(method, error):
 
 
 @pytest.mark.parametrize("answer", [Admission.COMING, Admission.FREEING])
-def test_who_waits_for_a_lower_tier_waits_where_nobody_runs(answer):
-    """Of the same tenant others go on only behind one that has all it needs but its segments."""
+def test_request_loading_from_a_lower_tier_waits_while_nothing_runs(answer):
+    """Later requests of the same tenant run only after a request that lacks nothing but its segments."""
     scheduler, memory = make()
     first, second = FakeJob(1, 4, 1), FakeJob(2, 4, 1)
     say, answers = memory.admit, {first: answer}

@@ -20,7 +20,7 @@ REUSES = [f"anchored+{kind}:0.3" for kind in KINDS]
 
 
 @pytest.mark.parametrize("reuse", REUSES)
-def test_the_answer_follows_from_the_choice_alone(reuse):
+def test_answer_depends_only_on_the_token_selection(reuse):
     """In passes of few tokens, beside others, given up on the way: the choice and the answer are the same."""
     alone = driver_for()
     first = alone.request(prompt("abc"), 8, reuse=reuse)
@@ -35,7 +35,7 @@ def test_the_answer_follows_from_the_choice_alone(reuse):
 
 
 @pytest.mark.parametrize("reuse", REUSES)
-def test_what_new_text_chooses_is_its_owners_alone(reuse):
+def test_selection_for_new_text_is_kept_apart_by_salt(reuse):
     driver, counts = driver_for(), []
     for salt in ("one", "two", "one"):
         policy = driver.llm.policy(reuse)
@@ -47,7 +47,7 @@ def test_what_new_text_chooses_is_its_owners_alone(reuse):
 
 
 @pytest.mark.parametrize("reuse", REUSES)
-def test_others_find_what_is_read_without_repair_and_nothing_else(reuse):
+def test_other_requests_find_only_tokens_read_without_recomputation(reuse):
     """Invariant 3: the layers that the selection pass computed stay private."""
     driver = driver_for()
     driver.run(driver.request(prompt("abc"), reuse=reuse))
@@ -61,7 +61,7 @@ def test_others_find_what_is_read_without_repair_and_nothing_else(reuse):
 
 
 @pytest.mark.parametrize("reuse", REUSES)
-def test_modules_that_the_pass_computes_were_not_stored(reuse):
+def test_modules_computed_by_the_selection_pass_were_not_stored(reuse):
     driver = Driver()
     driver.schema(SCHEMA, encode=False)
     cold, warm = (driver.request(prompt("abc"), reuse=reuse) for _ in range(2))
@@ -74,7 +74,7 @@ def test_modules_that_the_pass_computes_were_not_stored(reuse):
 
 
 @pytest.mark.parametrize("reuse", REUSES)
-def test_one_pass_chooses_for_several_answers(reuse):
+def test_one_selection_pass_serves_several_answers(reuse):
     driver = driver_for()
     request = driver.request(prompt("abc"), 6, reuse=reuse, n=3, temperature=1.0, seed=1)
     driver.run(request)
@@ -87,7 +87,7 @@ def test_one_pass_chooses_for_several_answers(reuse):
 
 
 @pytest.mark.parametrize("reuse", REUSES)
-def test_a_pass_that_is_given_up_leaves_nothing_behind(reuse):
+def test_released_selection_pass_leaves_nothing(reuse):
     driver, sampled = driver_for(max_num_batched_tokens=3), {"temperature": 1.0, "seed": 1, "n": 2}
     request = driver.request(prompt("abc"), 4, reuse=reuse, **sampled)
     driver.add(request)
@@ -103,8 +103,8 @@ def test_a_pass_that_is_given_up_leaves_nothing_behind(reuse):
 
 
 @pytest.mark.parametrize("reuse", REUSES)
-def test_the_wait_for_a_place_ends_before_the_pass(reuse, monkeypatch):
-    """The time to read again behind the wait, however long, does not count as time in the queue."""
+def test_queue_time_ends_before_the_selection_pass(reuse, monkeypatch):
+    """The time to read again after the wait, however long, does not count as time in the queue."""
     laid, real = [], kv_manager.allocation_of
 
     def slow(*asked):
@@ -120,7 +120,7 @@ def test_the_wait_for_a_place_ends_before_the_pass(reuse, monkeypatch):
 
 
 @pytest.mark.parametrize("reuse", REUSES)
-def test_a_pass_that_is_preempted_begins_again(reuse):
+def test_preempted_selection_pass_restarts(reuse):
     driver = driver_for(max_num_batched_tokens=3)
     request = driver.request(prompt("abc"), 4, reuse=reuse)
     driver.add(request)
@@ -134,7 +134,7 @@ def test_a_pass_that_is_preempted_begins_again(reuse):
 
 
 @pytest.mark.parametrize("reuse", REUSES)
-def test_a_pass_past_its_deadline_ends(reuse):
+def test_selection_pass_ends_at_its_deadline(reuse):
     driver = driver_for(max_num_batched_tokens=3)
     request = driver.request(prompt("abc"), 4, reuse=reuse, deadline=time.perf_counter() + 0.2)
     driver.add(request)
@@ -162,7 +162,7 @@ def test_a_tiny_pool_gives_the_same_answers_as_a_large_one():
 
 
 @pytest.mark.parametrize("reuse", REUSES)
-def test_parts_of_messages_and_content_found_again(reuse):
+def test_parts_of_messages_and_found_text_are_recomputed(reuse):
     texts = ["The first document of all, which is here.", "Another one that follows the first, of course."]
     driver = Driver()
 
@@ -181,7 +181,7 @@ def test_parts_of_messages_and_content_found_again(reuse):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_less_text_asks_than_is_new(kind, monkeypatch):
+def test_selection_query_is_limited_to_the_last_tokens(kind, monkeypatch):
     """The last tokens of a long text are the query; stored text before them is found as usual."""
     monkeypatch.setattr("inlay.prompt.composed.MOST_ROWS", 4)
     driver = driver_for()
@@ -198,7 +198,7 @@ def test_less_text_asks_than_is_new(kind, monkeypatch):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("where", ["select", "run_to_check"])
-def test_a_fault_in_a_choice_ends_its_request_alone(kind, where, monkeypatch):
+def test_fault_in_a_selection_ends_only_its_request(kind, where, monkeypatch):
     def fault(*_):
         raise MemoryError
 
@@ -231,7 +231,7 @@ def test_keys_are_compared_block_by_block(monkeypatch):
     assert request.prompt.recomputed == first.prompt.recomputed
 
 
-def test_text_that_is_computed_once_counts_once():
+def test_text_computed_once_is_counted_once():
     """The prefix before all recomputed tokens is the same in both passes."""
     driver = driver_for()
     request = driver.request(

@@ -35,7 +35,7 @@ def prompt_of(names: str, text: str = "What of it?"):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_prompts_that_begin_alike_read_one_copy_without_a_hint(name):
+def test_common_prefix_is_shared_without_a_hint(name):
     driver = Driver(name)
     begin = ids(30)  # ends within a chunk
     one, other = driver.request(begin + ids(11, 1), 12), driver.request(begin + ids(7, 2), 12)
@@ -68,7 +68,7 @@ def test_prompts_that_arrive_in_the_same_step_share_too():
         check_stock(driver, request)
 
 
-def test_one_chunk_of_shared_text_is_worth_no_wait():
+def test_short_common_prefix_is_not_waited_for():
     """With fewer than 16 tokens in common, a request does not wait for another one. It computes them in the same
     step.
     """
@@ -80,7 +80,7 @@ def test_one_chunk_of_shared_text_is_worth_no_wait():
     assert driver.store.tokens == 10 + 2 * (20 + 4)  # and one copy is kept
 
 
-def test_nobody_waits_for_the_end_of_a_prompt_that_goes_on_otherwise():
+def test_request_waits_only_for_the_shared_part_of_a_prompt():
     driver = Driver(max_num_batched_tokens=32)
     long = driver.request(ids(20) + ids(400, 1), 2)
     driver.add(long)
@@ -90,7 +90,7 @@ def test_nobody_waits_for_the_end_of_a_prompt_that_goes_on_otherwise():
     driver.step()
     assert len(short.token_ids) == 1
     assert short.usage.cached_tokens == 20
-    same = driver.request(ids(20) + ids(400, 1) + ids(3, 5), 2)  # goes on as the long one does, and waits for it
+    same = driver.request(ids(20) + ids(400, 1) + ids(3, 5), 2)  # continues as the long one does, and waits for it
     driver.add(same)
     driver.step(2)
     assert same in driver.engine.scheduler.waiting
@@ -101,7 +101,7 @@ def test_nobody_waits_for_the_end_of_a_prompt_that_goes_on_otherwise():
     assert driver.all_free()
 
 
-def test_who_shares_a_little_holds_a_little():
+def test_short_shared_prefix_holds_few_chunks():
     driver = Driver(chunk_size=4)
     driver.run(driver.request(ids(400), 1))
     driver.add(driver.request(ids(20) + ids(8, 1), 50))
@@ -130,7 +130,7 @@ def test_a_branch_in_the_middle_of_a_segment_is_found_again():
 
 
 @pytest.mark.parametrize(("names", "computed"), [("", 1), ("a", len(" Behind.What of it?"))])
-def test_text_of_an_exact_prompt_is_found_behind_a_module_that_begins_it(names, computed):
+def test_exact_text_is_found_after_a_module_that_is_its_prefix(names, computed):
     """It is stored as one segment, and a module that is read from its first tokens ends within it."""
     driver = Driver(chunk_size=4)
     driver.llm.add_schema(SCHEMA, encode=False)
@@ -157,7 +157,7 @@ def test_a_full_match_computes_one_token():
     check_stock(driver, again)
 
 
-def test_equal_prompts_wait_for_the_first_and_not_for_each_other():
+def test_equal_prompts_wait_only_for_the_first():
     driver = Driver()
     requests = [driver.request(ids(33), 4) for _ in range(10)]
     driver.add(*requests)
@@ -168,7 +168,7 @@ def test_equal_prompts_wait_for_the_first_and_not_for_each_other():
     assert [request.usage.computed_tokens for request in requests] == [33] + [1] * 9
 
 
-def test_who_waits_for_a_long_prompt_is_not_looked_up_at_every_step(monkeypatch):
+def test_waiting_request_is_not_looked_up_at_every_step(monkeypatch):
     """A look-up takes time in proportion to both lengths. The waiting request continues once the other one is
     cancelled.
     """
@@ -219,7 +219,7 @@ def test_a_conversation_hits_its_own_history(name):
 
 @pytest.mark.parametrize("reuse", ["isolated", "anchored"])
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_a_conversation_over_spliced_modules_hits_its_history(name, reuse):
+def test_conversation_over_modules_hits_its_history(name, reuse):
     driver = Driver(name, reuse=reuse)
     driver.schema(SCHEMA)
     text = "Tell me."
@@ -246,7 +246,7 @@ MODES = [("isolated", "schema"), ("anchored", "schema"), ("isolated", "packed"),
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("names", ["", "a", "ac", "bc"])
-def test_the_same_tokens_under_exact_are_those_of_the_stock_model(name, names):
+def test_exact_requests_equal_the_stock_model_after_modular_ones(name, names):
     """Modular prompts, their tails and their answers are in the store, under the same ids as the exact request."""
     driver = Driver(name)
     for reuse, positions in MODES:
@@ -264,7 +264,7 @@ def test_the_same_tokens_under_exact_are_those_of_the_stock_model(name, names):
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_modes_at_random_one_after_the_other_and_at_once(name):
+def test_random_modes_one_after_another_and_concurrently(name):
     """The answers do not depend on the store or on other requests of the same step."""
     driver, randomly = Driver(name), random.Random(3)
     driver.schema(SCHEMA, encode=False)
@@ -292,8 +292,8 @@ def test_modes_at_random_one_after_the_other_and_at_once(name):
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_isolated_modules_that_begin_a_prompt_are_what_exact_would_compute(name):
-    """A module that saw nothing in front of it is exact where nothing stands there; behind it another record begins."""
+def test_isolated_module_at_the_start_is_exact(name):
+    """A module that saw nothing in front of it is exact where nothing stands there; after it another record begins."""
     schema = Schema.from_string(
         '<schema name="s"><module name="a">The first module.</module><module name="b">Another.</module></schema>'
     )
@@ -312,7 +312,7 @@ def test_isolated_modules_that_begin_a_prompt_are_what_exact_would_compute(name)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_a_gap_makes_another_prompt(name):
+def test_position_gap_makes_a_different_prompt(name):
     """The same ids with a gap in front of the last words and without it."""
     driver = Driver(name, reuse="exact")
     driver.schema(SCHEMA)
@@ -368,7 +368,7 @@ def test_small_modules_share_chunks():
 
 
 @pytest.mark.parametrize("reuse", ["isolated", "anchored"])
-def test_missing_modules_are_computed_once_for_all_who_arrive_together(reuse):
+def test_missing_modules_are_computed_once_for_concurrent_requests(reuse):
     driver = Driver(reuse=reuse)
     driver.schema(SCHEMA, encode=False)
     texts = ("Well?", "Go on?", "And what of it?")
@@ -394,7 +394,7 @@ LONG = Schema.from_string(
 @pytest.mark.parametrize("reuse", ["isolated", "anchored"])
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("left", [4, 8, 33])
-def test_a_module_that_lost_its_end_is_completed(name, reuse, left):
+def test_module_without_its_end_is_completed(name, reuse, left):
     positions = "schema" if name == "gpt2" else "packed"
     driver = Driver(name, reuse=reuse, positions=positions, prefill_chunk=7)
     driver.schema(LONG)
@@ -416,7 +416,7 @@ def test_a_module_that_lost_its_end_is_completed(name, reuse, left):
     assert driver.all_free()
 
 
-def test_a_module_is_completed_from_one_that_begins_alike_by_one_for_all():
+def test_module_is_completed_once_from_a_common_prefix():
     driver = Driver(max_num_batched_tokens=16)
     driver.schema(LONG, encode=False)
     first = driver.request(LONG.prompt().use("a").text("Well?"), 1, reuse="anchored")

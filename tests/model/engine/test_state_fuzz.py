@@ -1,4 +1,4 @@
-"""Random requests over few state slots and a small pool: each answer is the stock model's, and no slot is left over."""
+"""Random requests over few state slots and a small pool: each answer is the stock model's, and no slot is leaked."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Fuzz:
         return bool(request.usage and request.usage.cached_tokens)
 
     def prompt(self) -> list[int]:
-        """A trunk or a part of it with something behind it, an earlier prompt, or an earlier prompt with its answer."""
+        """A trunk or a part of it with something after it, an earlier prompt, or an earlier prompt with its answer."""
         draw = self.random
         earlier = [request for request in self.requests if request.finished and request.error is None]
         kind = draw.choice(["trunk", "trunk", "again", "turn", "short"])

@@ -71,7 +71,7 @@ class StateDriver(Driver):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_fresh_slot_carries_nothing_of_its_last_owner(name):
+def test_fresh_slot_has_nothing_of_its_previous_request(name):
     driver = StateDriver(name, slots=6, max_num_batched_tokens=16, prefill_chunk=8)
     for seed in range(4):
         requests = [driver.request(ids(1 + 13 * number, seed + number)) for number in range(3)]
@@ -85,7 +85,7 @@ def test_a_fresh_slot_carries_nothing_of_its_last_owner(name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_state_is_never_ahead_of_its_kv(name):
-    """A pool of few tokens evicts ends of segments. No state stays behind tokens that the store has lost."""
+    """A pool of few tokens evicts ends of segments. No state is kept after tokens that the store has lost."""
     driver = StateDriver(name, tokens=160)
     begin = ids(40)
     seen = 0
@@ -100,7 +100,7 @@ def test_a_state_is_never_ahead_of_its_kv(name):
     assert seen
 
 
-def test_a_state_goes_with_its_last_token():
+def test_state_is_evicted_with_its_last_token():
     driver = StateDriver(chunk_size=16)
     driver.cached(ids(40))
     last = max((segment for segment in driver.store if segment.state), key=lambda segment: segment.tokens)
@@ -114,7 +114,7 @@ def test_a_state_goes_with_its_last_token():
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_prompt_that_is_wholly_known_still_computes_its_last_token(name):
+def test_fully_stored_prompt_computes_its_last_token(name):
     driver, prompt = StateDriver(name), ids(50)
     assert driver.cached(prompt) == 0
     again = driver.request(prompt)
@@ -125,7 +125,7 @@ def test_a_prompt_that_is_wholly_known_still_computes_its_last_token(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_salts_hold(name):
+def test_states_are_kept_apart_by_salt(name):
     driver, prompt = StateDriver(name), ids(50)
     found = [driver.cached(prompt, salt=salt) for salt in ("one", "two", "one", "")]
     assert found == [0, 0, 49, 0]
@@ -145,10 +145,10 @@ def test_states_are_kept_at_an_interval():
 def test_states_at_an_interval_take_an_eighth_of_the_slots():
     driver = StateDriver(slots=32, state_interval=10)
     driver.cached(ids(200), tokens=1)
-    assert driver.states.stored <= 32 // 8 + 2  # and those before the end of the prompt and behind the answer
+    assert driver.states.stored <= 32 // 8 + 2  # and those before the end of the prompt and after the answer
 
 
-def test_the_load_check_runs_one_pair_of_texts_where_that_agrees():
+def test_load_check_stops_after_one_pair_that_agrees():
     """On a processor that is slow in bfloat16, three pairs took a minute for a model of 0.8B."""
     loaded, stock = tiny("qwen3_5_text"), []
 
@@ -181,12 +181,12 @@ def test_off_neither_reads_nor_keeps_states():
     assert driver.states.stored == 0
 
 
-def test_the_second_of_two_like_prompts_marks_where_they_part_and_the_third_continues_there():
+def test_common_prefix_of_two_prompts_gets_a_state_for_the_third():
     driver, begin = StateDriver(), ids(40)
     assert [driver.cached(begin + ids(20, seed)) for seed in (1, 2, 3)] == [0, 0, 40]
 
 
-def test_a_request_that_waits_for_a_running_prompt_continues_its_state():
+def test_waiting_request_continues_the_state_of_a_running_prompt():
     driver, begin = StateDriver(max_num_batched_tokens=16, prefill_chunk=16), ids(40)
     first, second = (driver.request(begin + ids(20, seed)) for seed in (1, 2))
     driver.run(first, second)
@@ -196,7 +196,7 @@ def test_a_request_that_waits_for_a_running_prompt_continues_its_state():
     assert second.usage.cached_tokens == 40
 
 
-def test_several_answers_share_the_state_in_front_of_the_last_token():
+def test_several_answers_share_the_state_before_the_last_token():
     driver = StateDriver(max_num_batched_tokens=16)
     leader = driver.request(ids(45), n=3, temperature=1, top_k=1)
     driver.run(leader)
@@ -205,7 +205,7 @@ def test_several_answers_share_the_state_in_front_of_the_last_token():
     assert [request.token_ids for request in leader.followers] == [leader.token_ids] * 2
 
 
-def test_a_preempted_request_continues_the_state_that_it_gave_away():
+def test_preempted_request_continues_its_released_state():
     driver = StateDriver()
     request = driver.request(ids(30), tokens=12)
     driver.add(request)
@@ -221,7 +221,7 @@ def test_a_preempted_request_continues_the_state_that_it_gave_away():
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_the_next_turn_continues_the_state_behind_an_answer_that_a_stop_token_ended(monkeypatch, ahead):
+def test_next_turn_continues_the_state_after_a_stop_token(monkeypatch, ahead):
     """A device computes the stop token before the host knows it, and its KV then counts."""
     driver, prompt = StateDriver(), ids(30)
     free = driver.request(prompt, reuse="off", tokens=6)
@@ -236,7 +236,7 @@ def test_the_next_turn_continues_the_state_behind_an_answer_that_a_stop_token_en
     assert driver.cached([*prompt, *said, *ids(5, 9)]) == len(prompt) + len(said) - (not ahead)
 
 
-def test_a_conversation_keeps_the_state_in_front_of_its_generation_prompt():
+def test_conversation_keeps_the_state_before_its_generation_prompt():
     """A later turn may render the answer without a part of it, such as the opening of a reasoning."""
     llm = LLM(tiny_with_tools("qwen3_5_text"), kv_memory="16MiB")
     (output,) = llm.chat([{"role": "user", "content": "What is there to see?"}], SamplingParams(max_tokens=2))
@@ -248,7 +248,7 @@ def test_a_conversation_keeps_the_state_in_front_of_its_generation_prompt():
 
 
 @pytest.mark.parametrize("steps", [1, 2, 4, 6])
-def test_a_cancelled_request_leaves_no_slot_behind(steps):
+def test_cancelled_request_leaks_no_slot(steps):
     driver = StateDriver(max_num_batched_tokens=16, prefill_chunk=8)
     requests = [driver.request(ids(40, seed), tokens=20) for seed in range(3)]
     driver.add(*requests)
@@ -262,7 +262,7 @@ def test_a_cancelled_request_leaves_no_slot_behind(steps):
     assert driver.states.free_slots == driver.states.slots - 1
 
 
-def test_states_have_a_budget_of_their_own():
+def test_states_have_their_own_budget():
     driver, prompts = StateDriver(slots=7), [ids(40, seed) for seed in range(6)]
     for prompt in prompts:
         driver.cached(prompt)
@@ -280,7 +280,7 @@ def test_a_request_waits_while_others_hold_all_slots():
         driver.check(request)
 
 
-def test_what_a_damaged_request_has_kept_is_forgotten():
+def test_states_of_an_invalid_request_are_dropped():
     driver, prompt = StateDriver(), ids(40)
     request = driver.request(prompt)
     driver.add(request)
@@ -307,7 +307,7 @@ def test_too_little_memory_for_states_is_refused():
         ({"positions": "schema"}, "policy.unsupported"),
     ],
 )
-def test_settings_that_a_recurrent_model_cannot_follow_are_refused(settings, code):
+def test_settings_unsupported_by_recurrent_models_are_rejected(settings, code):
     with pytest.raises(ParameterError) as refused:
         LLM(tiny("qwen3_5_text"), kv_memory="16MiB", **settings)
     assert refused.value.code == code
@@ -319,7 +319,7 @@ def test_memory_for_states_is_refused_for_a_model_without_states():
     assert refused.value.code == "parameter.conflict"
 
 
-def test_the_check_at_load_finds_layers_that_lose_their_state(monkeypatch):
+def test_load_check_finds_layers_that_lose_their_state(monkeypatch):
     loaded = tiny("lfm2")
     monkeypatch.setattr(probes, "StateSpan", lambda source, *rest: StateSpan(None, *rest))
     with pytest.raises(ModelError) as refused:

@@ -45,7 +45,7 @@ def abandon(llm: LLM, prompt: str) -> None:
 
 
 def inside(monkeypatch: pytest.MonkeyPatch, moment: str, do: Callable[[], object]) -> None:
-    """Have something happen once, in the middle of the next step: at admission, before or behind the model, or behind
+    """Have something happen once, in the middle of the next step: at admission, before or after the model, or after
     sampling."""
     owner, name = {
         "admission": (KVCacheManager, "admit"),
@@ -81,7 +81,7 @@ def check_nothing_held(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("moment", ["admission", "before the model", "behind the model", "sampling"])
-def test_streams_that_the_garbage_collector_ends_inside_a_step_harm_nobody(llm, monkeypatch, moment):
+def test_stream_collected_inside_a_step_is_released_safely(llm, monkeypatch, moment):
     expected = [answer(llm, prompt) for prompt in ("Hello", "Another prompt")]
     gc.collect()
     gc.disable()
@@ -97,7 +97,7 @@ def test_streams_that_the_garbage_collector_ends_inside_a_step_harm_nobody(llm, 
     check_nothing_held(llm)
 
 
-def test_streams_left_in_cycles_harm_nobody_whenever_they_are_collected(llm):
+def test_streams_in_reference_cycles_are_released_safely(llm):
     expected = answer(llm, "Hello")
     thresholds = gc.get_threshold()
     gc.set_threshold(97, 1, 1)  # at any line
@@ -121,7 +121,7 @@ def test_streams_left_in_cycles_harm_nobody_whenever_they_are_collected(llm):
     ],
     ids=["generate", "stream", "add_schema", "warm"],
 )
-def test_a_call_from_inside_a_step_is_refused_and_waits_for_nobody(llm, monkeypatch, call):
+def test_call_from_inside_a_step_is_rejected_at_once(llm, monkeypatch, call):
     expected = answer(llm, "Hello")
     llm.add_schema(SCHEMA, encode=False)
     refused: list[BaseException] = []
@@ -137,7 +137,7 @@ def test_a_call_from_inside_a_step_is_refused_and_waits_for_nobody(llm, monkeypa
     check_nothing_held(llm)
 
 
-def test_a_shutdown_from_inside_a_step_ends_the_engine_behind_it(llm, monkeypatch):
+def test_shutdown_from_inside_a_step_ends_the_engine_after_it(llm, monkeypatch):
     inside(monkeypatch, "behind the model", llm.shutdown)
     with raises("engine.shut_down"):
         llm.generate("Hello", GREEDY)
@@ -146,7 +146,7 @@ def test_a_shutdown_from_inside_a_step_ends_the_engine_behind_it(llm, monkeypatc
     check_nothing_held(llm)
 
 
-def test_who_hears_of_progress_may_ask_the_model(llm):
+def test_progress_callback_may_call_the_model(llm):
     """Between two passes of an encoding others may run."""
     llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0, max_num_batched_tokens=16)
     expected, answers = answer(llm, "Hello"), []
@@ -160,7 +160,7 @@ def test_who_hears_of_progress_may_ask_the_model(llm):
 # Other threads
 
 
-def test_giving_up_does_not_wait_for_a_step_on_another_thread(llm, monkeypatch):
+def test_cancelling_does_not_wait_for_a_step_on_another_thread(llm, monkeypatch):
     expected = answer(llm, "Hello")
     stream = llm.stream("Quite another prompt", LONG)
     next(stream)
@@ -206,7 +206,7 @@ def command(done: list[object], name: object) -> Command:
     return Command(lambda: done.append(name), lambda error: done.append((name, str(error))))
 
 
-def test_orders_are_carried_out_in_order():
+def test_commands_are_run_in_order():
     inbox, done = Inbox(interruptible=False), []
     for name in ("a", "b"):
         inbox.put(command(done, name))
@@ -216,7 +216,7 @@ def test_orders_are_carried_out_in_order():
     assert not inbox.waiting
 
 
-def test_an_order_that_comes_behind_the_end_fails_at_once():
+def test_command_after_the_end_fails_at_once():
     inbox, done = Inbox(interruptible=False), []
     inbox.put(command(done, "done"))
     inbox.carry_out()
@@ -229,7 +229,7 @@ def test_an_order_that_comes_behind_the_end_fails_at_once():
         inbox.check_open()
 
 
-def test_an_order_with_a_fault_fails_alone():
+def test_failing_command_fails_alone():
     inbox, done = Inbox(interruptible=False), []
 
     def broken() -> None:
@@ -241,7 +241,7 @@ def test_an_order_with_a_fault_fails_alone():
     assert done == ["RuntimeError('BaseException: broken')", "next"]
 
 
-def test_what_stops_a_caller_is_raised_when_its_order_has_failed():
+def test_keyboard_interrupt_is_raised_after_its_command_failed():
     inbox, done = Inbox(interruptible=True), []
 
     def interrupted() -> None:
@@ -259,7 +259,7 @@ def test_what_stops_a_caller_is_raised_when_its_order_has_failed():
 
 
 class Clock:
-    """A clock that goes when the model computes: 20 ms a pass and 1 ms a token."""
+    """A clock that advances when the model computes: 20 ms a pass and 1 ms a token."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
@@ -276,8 +276,8 @@ class Clock:
         monkeypatch.setattr(Runner, "run", timed)
 
 
-def test_nobody_waits_for_a_long_pass(monkeypatch):
-    """A deadline behind a prompt of nearly 2,000 tokens is kept to a pass, whose time is bounded."""
+def test_deadline_is_kept_during_a_long_prefill(monkeypatch):
+    """During a prefill of nearly 2,000 tokens, a deadline is exceeded by at most one pass, whose time is bounded."""
     free = Driver(max_num_seqs=1)
     (expected,) = free.run(free.request(ids(1900), 3))
     driver = Driver(max_num_seqs=1, max_pass_s=0.25)
@@ -311,7 +311,7 @@ def test_an_encoding_is_cut_into_passes_of_bounded_time(monkeypatch):
     assert clock.passes[3] > 0.2
 
 
-def test_who_was_put_out_of_the_line_and_given_up_ends_nobody_who_goes_by_its_name():
+def test_displaced_and_cancelled_request_does_not_end_its_namesake():
     driver = Driver(record=False, max_num_seqs=1, max_waiting=3)
     client, llm = driver.llm.client, driver.llm
     heard: dict[str, list[TokenEvent]] = {}
@@ -333,7 +333,7 @@ def test_who_was_put_out_of_the_line_and_given_up_ends_nobody_who_goes_by_its_na
     assert [event.error for event in heard["again"]] == [None] * 3
 
 
-def test_a_listener_that_fails_before_a_pass_ends_nobody_who_is_in_it(monkeypatch):
+def test_failing_listener_ends_no_request_of_the_pass(monkeypatch):
     """One answer of several leaves at its deadline while the others are scheduled; its listener fails at that once."""
     driver = Driver(record=False)
     request = driver.request("Tell me something.", 12, n=3, temperature=1.0)
@@ -359,7 +359,7 @@ def test_a_listener_that_fails_before_a_pass_ends_nobody_who_is_in_it(monkeypatc
 
 
 @pytest.mark.parametrize("kind", [LLM, AsyncLLM])
-def test_an_engine_says_so_in_a_process_that_was_forked_from_its_own(kind):
+def test_engine_used_in_a_forked_process_raises_an_error(kind):
     """The engine's threads do not exist in the fork, so waiting for them would hang. The end of the fork must not
     hang either.
     """

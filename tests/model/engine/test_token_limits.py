@@ -1,4 +1,4 @@
-"""Which tokens may come, which must not, how much of a prompt is kept, and answers without text."""
+"""Allowed and banned tokens, prompt truncation, and answers without text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ids(llm: LLM, params: SamplingParams, prompt="Hello") -> tuple[int, ...]:
     return llm.generate(prompt, params)[0].outputs[0].token_ids
 
 
-def test_only_allowed_tokens_come(llm):
+def test_only_allowed_tokens_are_generated(llm):
     allowed = [70, 71, 72]
     for params in (GREEDY, replace(GREEDY, temperature=1.0, seed=3)):
         assert set(ids(llm, replace(params, allowed_token_ids=allowed))) <= set(allowed)
@@ -44,7 +44,7 @@ def test_allowed_tokens_keep_their_logits_beside_other_rows():
     assert torch.equal(found[1], logits[1])
 
 
-def test_the_last_token_of_a_bad_word_does_not_follow_the_others():
+def test_last_token_of_a_bad_word_is_banned_after_the_others():
     words = BadWords([(1, 2, 3), (1, 4), (9,), (2, 3, 5, 6)])
     assert words.next.tolist() == [9]
     seen = []
@@ -54,7 +54,7 @@ def test_the_last_token_of_a_bad_word_does_not_follow_the_others():
     assert seen == [[4, 9], [3, 9], [9], [6, 9], [4, 9]]
 
 
-def test_a_bad_word_is_kept_out_at_the_start_and_behind_a_space():
+def test_bad_word_is_banned_at_the_start_and_after_a_space():
     tokenizer = gpt2()
     found = tokenized(["the", " the"], tokenizer)
     encoded = {tuple(tokenizer.encode(text, add_special_tokens=False)) for text in ("the", " the")}
@@ -62,7 +62,7 @@ def test_a_bad_word_is_kept_out_at_the_start_and_behind_a_space():
     assert tuple(tokenizer.encode("the", add_special_tokens=False)) in found
 
 
-def test_an_answer_goes_on_without_a_bad_word(llm):
+def test_answer_continues_without_a_bad_word(llm):
     params = replace(GREEDY, allowed_token_ids=llm.tokenizer.encode("abcdefghij"))
     said = llm.generate("Hello", params)[0].outputs[0]
     word = said.text[4:7]
@@ -83,7 +83,7 @@ def test_a_prompt_keeps_its_end(llm, prompt):
     assert short.prompt_token_ids == whole
 
 
-def test_a_prompt_is_cut_to_what_leaves_room(llm):
+def test_prompt_is_truncated_to_leave_space_for_the_answer(llm):
     longest = llm.loaded.spec.max_positions
     prompt = LONG * (longest // len(LONG) + 1)
     with pytest.raises(ContextError):
@@ -113,7 +113,7 @@ def test_a_text_far_beyond_the_context_keeps_its_end(llm, word, kept):
             assert len(output.prompt_token_ids) == tokens
 
 
-def test_the_front_of_a_text_that_is_cut_is_not_tokenized(llm):
+def test_start_of_a_truncated_text_is_not_tokenized(llm):
     bound = llm.encoder.bound
     longest = llm.loaded.spec.max_positions
     text = "river " * 100 * longest
@@ -127,7 +127,7 @@ def test_the_front_of_a_text_that_is_cut_is_not_tokenized(llm):
         llm.generate([text], replace(GREEDY, truncate_prompt_tokens=longest))
 
 
-def test_a_prompt_that_reads_modules_is_not_cut(llm):
+def test_prompt_with_modules_is_not_truncated(llm):
     llm.add_schema(Schema.from_string('<schema name="cut"><module name="a">The first module.</module></schema>'))
     prompt = Prompt.from_string('<prompt schema="cut"><a/>What then?</prompt>')
     with raises("prompt.not_cut", ParameterError, names="truncate_prompt_tokens"):
@@ -155,7 +155,7 @@ def test_an_answer_without_text_has_the_same_tokens(llm):
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_what_is_refused(changes, sentence):
+def test_invalid_parameters_are_rejected(changes, sentence):
     with pytest.raises(ParameterError) as caught:
         SamplingParams(**changes)
     assert str(caught.value).startswith(sentence)
@@ -166,7 +166,7 @@ def test_a_token_beyond_the_vocabulary_is_refused(llm):
         llm.generate("x", SamplingParams(allowed_token_ids=[9999]))
 
 
-def test_what_a_request_says_of_tokens_is_made_once_for_its_prompts_and_answers(llm, monkeypatch):
+def test_token_rules_are_built_once_per_call(llm, monkeypatch):
     """It may be long, and a thousand answers are made of it while others wait."""
     words, rules = Mock(wraps=factory.tokenized), Mock(wraps=factory.TokenRules)
     monkeypatch.setattr(factory, "tokenized", words)
@@ -178,7 +178,7 @@ def test_what_a_request_says_of_tokens_is_made_once_for_its_prompts_and_answers(
     assert len(rules.mock_calls) == 2
 
 
-def test_the_penalties_of_several_answers_share_the_prompt_and_nothing_else():
+def test_penalties_of_several_answers_share_only_the_prompt():
     params = SamplingParams(repetition_penalty=2.0, frequency_penalty=1.0)
     begun = seen_of(params, [5, 3, 5])
     assert begun is not None
@@ -192,7 +192,7 @@ def test_the_penalties_of_several_answers_share_the_prompt_and_nothing_else():
     assert counted == [{3: 2, 5: 0, 9: 2}, {3: 0, 5: 0, 8: 1}, {3: 0, 5: 0}]
 
 
-def test_a_request_that_forbids_every_token_is_told_so_and_others_go_on(llm):
+def test_request_that_forbids_every_token_is_rejected_and_others_run(llm):
     nothing = replace(GREEDY, allowed_token_ids=[70], structured_outputs={"regex": "[0-9]+"})
     with raises("request.no_token_left", ParameterError, names="allowed_token_ids"):
         llm.generate(["Hello", "Hello"], [nothing, GREEDY])

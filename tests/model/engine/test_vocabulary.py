@@ -1,4 +1,4 @@
-"""A tokenizer that has more tokens than its model: they end the request that holds one, before anything runs."""
+"""A tokenizer with more tokens than its model: a request that contains one fails before anything runs."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_token_ids(llm: LLM):
             llm.generate(prompt, PARAMS)
 
 
-def test_the_prompt_of_a_schema_says_where_it_stands(llm: LLM):
+def test_unknown_token_in_a_schema_prompt_is_located(llm: LLM):
     prompt = Prompt.from_string(f'<prompt schema="s"><a/>Well{WIDE}?</prompt>', source="ask.xml")
     with raises("prompt.unknown_token", ParameterError, names="ask.xml:1:9"):
         llm.generate(prompt, PARAMS)
@@ -110,7 +110,7 @@ def test_a_schema(schema: str, place: str, encode: bool):
     assert llm.schema("s") is None
 
 
-def test_what_stands_in_front_of_every_schema():
+def test_unknown_token_in_the_schema_prefix_is_rejected():
     loaded = replace(tiny("llama"), tokenizer=tokenizer())
     backend = loaded.tokenizer.backend_tokenizer
     backend.post_processor = TemplateProcessing(single="<|tool|> $A", special_tokens=[("<|tool|>", 262)])
@@ -119,7 +119,7 @@ def test_what_stands_in_front_of_every_schema():
         llm.add_schema(Schema.from_string('<schema name="s">Go.</schema>', source="s.xml"))
 
 
-def test_what_fills_holes():
+def test_unknown_placeholder_token_is_rejected():
     loaded = replace(tiny("llama"), tokenizer=tokenizer())
     loaded.tokenizer.unk_token = "<|tool|>"
     assert LLM(loaded, kv_memory="16MiB").encoder.unk_id == 262
@@ -127,7 +127,7 @@ def test_what_fills_holes():
         LLM(loaded, kv_memory="16MiB", placeholders="unk")
 
 
-def test_an_end_that_the_model_cannot_say():
+def test_unknown_end_token_is_ignored():
     loaded = replace(tiny("llama"), tokenizer=tokenizer())
     ends = stop_ids(loaded)
     loaded.tokenizer.eos_token = "<|tool|>"
@@ -137,6 +137,6 @@ def test_an_end_that_the_model_cannot_say():
     assert len(output.outputs[0].token_ids) >= 3
 
 
-def test_a_grammar_over_such_a_tokenizer(llm: LLM):
+def test_grammar_over_a_larger_tokenizer(llm: LLM):
     with raises("structured.wrong_tokenizer"):
         llm.generate("Hello", replace(PARAMS, structured_outputs={"choice": ["yes"]}))

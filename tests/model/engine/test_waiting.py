@@ -1,4 +1,4 @@
-"""Requests that wait: they take no place, are looked up when something has changed, and none is refused that fits."""
+"""Requests that wait: they take no slot, are looked up again only after a change, and none that fits is refused."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def of_schema(number: int, text: str = "What?") -> Any:
     return prompt.text(text)
 
 
-def test_who_waits_for_a_lower_tier_takes_nobodys_place_and_is_looked_up_once(tmp_path, hanging):
+def test_request_loading_from_disk_takes_no_slot_and_is_looked_up_once(tmp_path, hanging):
     llm = known(tmp_path, 20_000, max_num_seqs=4)
     engine = llm.local.engine
     waiting = [request(llm, of_schema(number), tenant="one") for number in range(4)]
@@ -111,7 +111,7 @@ def test_who_waits_for_a_lower_tier_takes_nobodys_place_and_is_looked_up_once(tm
     llm.shutdown()
 
 
-def test_what_is_too_much_to_bring_up_ahead_is_looked_up_once(tmp_path, hanging):
+def test_segment_too_large_to_prefetch_is_looked_up_once(tmp_path, hanging):
     llm = known(tmp_path, 700, max_num_seqs=1)
     engine = llm.local.engine
     running = request(llm, {"prompt_token_ids": [1, 2, 3]}, 60)
@@ -128,8 +128,8 @@ def test_what_is_too_much_to_bring_up_ahead_is_looked_up_once(tmp_path, hanging)
 
 
 @pytest.mark.parametrize("prompt", [of_schema(1), {"prompt_token_ids": [at % 250 for at in range(300)]}])
-def test_what_fits_waits_while_a_late_read_holds_room(tmp_path, hanging, prompt):
-    """Those whose modules hang, and those who need nothing of them."""
+def test_requests_wait_while_a_late_read_holds_memory(tmp_path, hanging, prompt):
+    """Both requests whose modules hang and requests that need none of them."""
     llm = known(tmp_path, 480, store_timeout_s=0.1)
     engine = llm.local.engine
     first = request(llm, of_schema(0))
@@ -156,7 +156,7 @@ def until(done: Any, llm: LLM) -> None:
         llm.local.engine.residency.wait(0.01)
 
 
-def test_who_waits_for_others_prefixes_takes_nobodys_place():
+def test_request_waiting_for_a_prefix_takes_no_slot():
     llm = make("off", 8000, max_num_batched_tokens=32, prefill_chunk=32, max_num_seqs=4)
     engine, head = llm.local.engine, [at % 250 for at in range(400)]
     policy = llm.policy("exact")

@@ -1,6 +1,6 @@
 """The oracle of composed prompts: it computes what a request should read with stock forward passes only.
 
-The stock model encodes each segment behind the segment's own context. The segment then passes through its codec, is
+The stock model encodes each segment after the segment's own context. The segment then passes through its codec, is
 rotated to its position, and loses the tokens that are left out. The request's own tokens are computed on top of it.
 The oracle uses no store, plan or policy, so an engine that reads wrong keys and values gets other logits.
 """
@@ -38,7 +38,7 @@ class ComposedOracle:
         said: Sequence[int] = (),
         lossy: Mapping[bytes, Layers] | None = None,
     ) -> Tensor:
-        """(len(said) + 1, vocabulary): logits behind the prompt, and behind each generated token.
+        """(len(said) + 1, vocabulary): logits after the prompt, and after each generated token.
 
         lossy: by key, keys and values that stand for those of lossy forms; see ``stand_in``.
         """

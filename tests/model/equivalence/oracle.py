@@ -74,7 +74,7 @@ def keys_and_values(cache: DynamicCache) -> list[tuple[Tensor, Tensor]]:
 class PromptCacheOracle:
     """Assembles a stock cache from separately encoded modules, then runs new tokens over it.
 
-    The columns of a short convolution behind a module are those behind its last token as it was encoded.
+    The columns of a short convolution after a module are those after its last token as it was encoded.
     """
 
     def __init__(self, loaded: LoadedModel) -> None:
@@ -85,11 +85,11 @@ class PromptCacheOracle:
         self.values: list[list[Tensor]] = [[] for _ in range(layers)]
         self.positions: list[int] = []
         self.logits: list[Tensor] = []
-        self.columns: dict[int, Tensor] = {}  # of each convolution, behind the prompt so far
+        self.columns: dict[int, Tensor] = {}  # of each convolution, after the prompt so far
         self.before: dict[int, Tensor] = {}  # the same in front of the last module
 
     def add_module(self, context: list[tuple[int, int]], text: list[tuple[int, int]], start: int) -> None:
-        """Encode ``text`` behind ``context``, both (id, position), and add it to the prompt at position ``start``."""
+        """Encode ``text`` after ``context``, both (id, position), and add it to the prompt at position ``start``."""
         tokens = context + text
         ids, positions = [t for t, _ in tokens], [p for _, p in tokens]
         cache = self.cache({})
@@ -153,7 +153,7 @@ class PromptCacheOracle:
         return cache
 
     def columns_of(self, cache: DynamicCache) -> dict[int, Tensor]:
-        """The columns behind the last token, by the number of the layer. Empty without convolutions."""
+        """The columns after the last token, by the number of the layer. Empty without convolutions."""
         layers: Any = enumerate(cache.layers)
         return {number: layer.conv_states[0] for number, layer in layers if number not in self.attending}
 

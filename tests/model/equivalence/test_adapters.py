@@ -52,7 +52,7 @@ def models(loaded, folders):
 
 
 @pytest.mark.parametrize("name", list(CONFIGS))
-def test_a_batch_of_several_adapters_and_of_none(name, folders):
+def test_batch_of_several_adapters_and_none(name, folders):
     loaded = tiny(name)
     made = folders(loaded)
     expected, recorder = models(loaded, made), Recorder(loaded, adapters=made)
@@ -67,7 +67,7 @@ def test_a_batch_of_several_adapters_and_of_none(name, folders):
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
-def test_layers_that_are_joined_and_packed(name, folders):
+def test_adapters_work_on_joined_and_packed_layers(name, folders):
     loaded = tiny(name)
     made = folders(loaded)
     expected, recorder = models(loaded, made), Recorder(prepared(name), adapters=made)
@@ -90,7 +90,7 @@ def test_quantized_layers(quantization, folders):
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", {"": "Q4_K", "attn_v": "Q6_K", "ffn_down": "Q6_K", "output": "Q6_K"}])
-def test_layers_of_a_checkpoint_that_is_quantized_already(kind, folders, tmp_path):
+def test_adapters_work_on_quantized_checkpoints(kind, folders, tmp_path):
     pytest.importorskip("gguf", reason="gguf is not installed")
     from tests.model.models.formats.gguf_files import random_model, write_gguf
 
@@ -139,8 +139,8 @@ def test_the_output_layer(tmp_path):
         check_whole_answer(expected[adapter], prompt, output, logits)
 
 
-def test_what_one_adapter_made_no_other_finds(folders):
-    """A prompt that all ask in turn: each finds what it made itself, and nothing else."""
+def test_segments_of_one_adapter_are_not_found_by_another(folders):
+    """All send the same prompt in turn: each finds only its own segments."""
     loaded = tiny("llama")
     made = folders(loaded)
     expected, recorder = models(loaded, made), Recorder(loaded, adapters=made, reuse="exact")
@@ -152,7 +152,7 @@ def test_what_one_adapter_made_no_other_finds(folders):
             check_whole_answer(expected[adapter], prompt, output, logits)
 
 
-def test_an_adapter_is_what_it_holds_not_what_it_is_called(folders):
+def test_adapter_is_identified_by_its_weights(folders):
     loaded = tiny("llama")
     made = folders(loaded)
     recorder = Recorder(loaded, adapters={"one": made["some"], "two": made["some"]})
@@ -199,7 +199,7 @@ class Across(PromptCacheOracle):
 
 
 @pytest.mark.parametrize("reuse", ["isolated", "anchored"])
-def test_across_reads_what_was_encoded_without_the_adapter(reuse, folders):
+def test_across_reads_modules_encoded_without_the_adapter(reuse, folders):
     loaded = tiny("llama")
     made = folders(loaded)
     expected, recorder = models(loaded, made), Recorder(loaded, adapters=made)
@@ -222,7 +222,7 @@ def test_across_reads_what_was_encoded_without_the_adapter(reuse, folders):
         logits,
         torch.stack(oracle_logits(loaded, recorder.llm, prompt, answer, reuse, positions, make_oracle=oracle)),
     )
-    # Without the word nothing of it is read, and exact reuse finds nothing that stands behind it.
+    # Without the word nothing of it is read, and exact reuse finds nothing that stands after it.
     ((own, _),) = recorder.greedy([prompt], reuse=reuse, adapter="all")
     assert (own.usage.cached_tokens, own.usage.across_tokens) == (0, 0)
     ((exact, logits),) = recorder.greedy([prompt], reuse="exact", adapter="all")
@@ -230,7 +230,7 @@ def test_across_reads_what_was_encoded_without_the_adapter(reuse, folders):
     assert exact.usage.module_tokens == 0
 
 
-def test_across_reads_the_adapters_own_modules_where_they_are_stored(folders):
+def test_across_prefers_stored_modules_of_the_adapter(folders):
     loaded = tiny("llama")
     made = folders(loaded)
     expected, recorder = models(loaded, made), Recorder(loaded, adapters=made)
@@ -243,7 +243,7 @@ def test_across_reads_the_adapters_own_modules_where_they_are_stored(folders):
     close(logits, torch.stack(oracle_logits(expected["all"], recorder.llm, prompt, answer, "anchored", "packed")))
 
 
-def test_across_encodes_without_the_adapter_what_is_nowhere(folders):
+def test_across_encodes_missing_modules_without_the_adapter(folders):
     made = folders(tiny("llama"))
     recorder = Recorder(tiny("llama"), adapters=made)
     prompt = PROMPTS["one module"](pml(recorder.llm).prompt()).build()
@@ -256,7 +256,7 @@ def test_across_encodes_without_the_adapter_what_is_nowhere(folders):
     assert second.usage.across_tokens == third.usage.cached_tokens == second.usage.module_tokens + encoded * 0
 
 
-def test_parts_of_messages(folders):
+def test_parts_of_messages_are_encoded_per_adapter(folders):
     """A part that is marked is encoded under the adapter, and across adapters without it."""
     loaded = tiny("llama")
     made = folders(loaded)
@@ -284,7 +284,7 @@ def _text(text):
 
 
 @pytest.mark.parametrize("recompute", ["linked:4", "profiled:0.3"])
-def test_repairs_are_computed_by_the_adapter(recompute, folders):
+def test_recomputed_tokens_use_the_adapter(recompute, folders):
     """With all tokens of modules recomputed, an answer is that of a full prefill, also across adapters."""
     loaded = tiny("llama")
     made = folders(loaded)
@@ -298,7 +298,7 @@ def test_repairs_are_computed_by_the_adapter(recompute, folders):
     check_whole_answer(expected["all"], list(output.prompt_token_ids), output, logits)
 
 
-def test_a_store_on_disk_tells_adapters_apart(tmp_path, folders):
+def test_store_on_disk_separates_adapters(tmp_path, folders):
     loaded = tiny("llama")
     made = folders(loaded)
     expected, params = models(loaded, made), SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
@@ -321,8 +321,8 @@ def test_a_store_on_disk_tells_adapters_apart(tmp_path, folders):
     assert restarted({"some": made["some"], "all": made["all"]} | {"x": made["some"]}, "some")[1] == 0
 
 
-def test_lossy_forms_in_a_store_are_of_their_adapter(tmp_path, folders):
-    """Each reads the forms of its own modules; those of the model alone only across adapters, behind which nothing is
+def test_lossy_forms_in_a_store_are_separated_by_adapter(tmp_path, folders):
+    """Each reads the forms of its own modules; those of the model alone only across adapters, after which nothing is
     exact."""
     loaded = tiny("llama")
     made = folders(loaded)
@@ -367,7 +367,7 @@ def test_schemas_are_encoded_ahead_for_an_adapter(folders):
     assert recorder.llm.deviations(schema.name, adapter="some").keys() >= {"money", "food"}
 
 
-def test_a_model_that_others_use_stays_as_it_is(folders):
+def test_shared_model_is_left_unchanged(folders):
     loaded = tiny("llama")
     made, prompt = folders(loaded), ids(20)
     before = prefill(loaded, prompt)
@@ -381,7 +381,7 @@ def test_a_model_that_others_use_stays_as_it_is(folders):
     assert sum(len(module._forward_hooks) for module in loaded.model.modules()) <= hooks
 
 
-def test_what_no_request_may_ask_for(folders):
+def test_unknown_adapter_is_rejected(folders):
     made = folders(tiny("llama"))
     llm, bare = LLM(tiny("llama"), kv_memory="8MiB", adapters=made), LLM(tiny("llama"), kv_memory="8MiB")
     with raises("adapter.unknown", ParameterError, names="'some', 'all'"):
@@ -395,7 +395,7 @@ def test_what_no_request_may_ask_for(folders):
     assert llm.schema("s") is None
 
 
-def test_a_combination_is_promoted_with_the_adapter_that_asked_for_it(folders):
+def test_combination_is_promoted_for_its_adapter(folders):
     loaded = tiny("llama")
     llm = LLM(loaded, adapters=folders(loaded), promotion_memory=0.1)
     schema = Schema.from_string(

@@ -28,7 +28,7 @@ def ids(length: int, seed: int) -> list[int]:
     return torch.randint(0, 256, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def test_without_reuse_they_are_those_of_the_stock_model(any_model):
+def test_distributions_without_reuse_equal_the_stock_model(any_model):
     llm = LLM(any_model, kv_memory="64MiB", reuse="off", max_num_batched_tokens=40)
     prompts, continuations = [ids(50, 0), ids(1, 1), ids(20, 2)], [ids(9, 3), ids(17, 4), ids(1, 5)]
     for prompt, said, found in zip(prompts, continuations, llm.distributions(prompts, continuations), strict=True):
@@ -39,7 +39,7 @@ def test_without_reuse_they_are_those_of_the_stock_model(any_model):
 
 @pytest.mark.parametrize("reuse", ["off", "exact", "isolated", "anchored"])
 @pytest.mark.parametrize("positions", ["packed", "schema"])
-def test_with_reuse_they_are_those_that_generate_reports(reuse, positions):
+def test_distributions_with_reuse_equal_reported_logprobs(reuse, positions):
     llm = make("qwen3", reuse=reuse, positions=positions)
     llm.add_schema(SCHEMA)
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=5)
@@ -54,7 +54,7 @@ def test_with_reuse_they_are_those_that_generate_reports(reuse, positions):
                 assert float(row[token]) == pytest.approx(logprob.logprob, abs=1e-5)
 
 
-def test_given_tokens_are_said_whatever_they_are():
+def test_forced_tokens_may_contain_end_of_sequence():
     """End-of-sequence does not end a given continuation; a longer one starts with the results of the shorter one."""
     llm = make("llama", reuse="isolated")
     llm.add_schema(SCHEMA)
@@ -67,7 +67,7 @@ def test_given_tokens_are_said_whatever_they_are():
     assert not torch.allclose(whole[1], whole[2], atol=1e-3)
 
 
-def test_the_reuse_of_one_call():
+def test_reuse_can_be_set_per_call():
     llm = make("llama")
     llm.add_schema(SCHEMA, encode=False)
     said = [[1, 2], [3]]
@@ -76,7 +76,7 @@ def test_the_reuse_of_one_call():
     assert all((a - b).abs().max() > 1e-3 for a, b in zip(off, isolated, strict=True))
 
 
-def test_answers_beside_them_are_not_touched():
+def test_concurrent_answers_are_not_affected():
     """A step may hold given and sampled answers."""
     llm = make("llama", reuse="off")
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -98,7 +98,7 @@ def test_answers_beside_them_are_not_touched():
         ([[1] * 2040], [[1] * 10], ContextError, "continuation of 10 are 2 too long for the model's context"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_runs(prompts, continuations, error, sentence):
+def test_invalid_arguments_are_rejected_before_anything_runs(prompts, continuations, error, sentence):
     llm = make("llama")
     with pytest.raises(error) as caught:
         llm.distributions(prompts, continuations)

@@ -104,7 +104,7 @@ Some words between turns, without a role.
 
 
 @pytest.mark.parametrize("name", list(CONFIGS))
-def test_turns_of_modules_and_what_is_never_cached_equal_the_stock_model(name):
+def test_turns_and_uncached_modules_equal_the_stock_model(name):
     loaded = tiny(name)
     recorder = Recorder(loaded, reuse="exact")
     schema = Schema.from_string(DIALECT)
@@ -123,7 +123,7 @@ def test_turns_of_modules_and_what_is_never_cached_equal_the_stock_model(name):
 
 
 @pytest.mark.parametrize("budget", [3, 64])
-def test_a_prompt_that_ends_in_what_is_never_cached_in_chunks(budget):
+def test_prompt_ending_in_uncached_text_is_exact_in_chunks(budget):
     loaded = tiny("llama")
     recorder = Recorder(loaded, reuse="exact", max_num_batched_tokens=budget)
     schema = Schema.from_string(

@@ -1,6 +1,6 @@
 """Modules of a model with short convolutions against Prompt Cache done with the stock model.
 
-Attention reads a module's keys at a shift. The convolutions read their columns behind the module's last token, as they
+Attention reads a module's keys at a shift. The convolutions read their columns after the module's last token, as they
 were encoded. The module's first tokens are recomputed at their new place.
 """
 
@@ -61,7 +61,7 @@ def test_a_batch_of_prompts_shares_the_states_of_its_modules():
         check(recorder, loaded, prompt, "anchored+linked:3", "packed", [one])
 
 
-def test_a_whole_module_of_first_tokens_is_full_prefill():
+def test_whole_modules_of_linked_tokens_equal_full_prefill():
     loaded, schema = tiny("lfm2"), Schema.from_string(SCHEMA)
     recorder = recorder_for(loaded, schema)
     ((output, logits),) = recorder.greedy([ASKING["defaults"](schema.prompt())], reuse="anchored+linked:1000")
@@ -81,7 +81,7 @@ def test_a_module_at_the_end_of_a_prompt_is_computed():
 
 
 @pytest.mark.parametrize(("name", "first"), [("lfm2", 3), ("lfm3", 7)])
-def test_first_tokens_bring_answers_nearer_to_full_prefill(name, first):
+def test_linked_tokens_reduce_divergence_from_full_prefill(name, first):
     """Without them, the convolutions at a module's first tokens see no text before it."""
     schema = Schema.from_string(SCHEMA)
     recorder = recorder_for(tiny(name), schema)
@@ -97,7 +97,7 @@ def test_first_tokens_bring_answers_nearer_to_full_prefill(name, first):
     assert divergence("modular") == divergence(f"modular+linked:{first}")  # the default
 
 
-def test_exact_requests_read_no_module_that_was_encoded_elsewhere():
+def test_exact_requests_read_no_module_encoded_elsewhere():
     schema = Schema.from_string(SCHEMA)
     recorder = Recorder(tiny("lfm2"))
     recorder.llm.add_schema(schema)

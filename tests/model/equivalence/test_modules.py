@@ -1,4 +1,4 @@
-"""Spliced prompts against Prompt Cache done with the stock model: contexts, gaps, shifts, parameters, batches."""
+"""Composed prompts against Prompt Cache done with the stock model: contexts, gaps, shifts, parameters, batches."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def oracle_logits(
     answer: list[int],
     reuse: str,
     positions: str,
-    anew=None,
+    recomputed=None,
     make_oracle=PromptCacheOracle,
 ):
     """The logits of every answer token, from modules encoded by the stock model one at a time.
 
-    anew: offsets of tokens to recompute at their place in the prompt, by the start of their part.
+    recomputed: offsets of tokens to recompute in place, by the start of their part.
     """
     processor = llm.processor
     written = prompt if isinstance(prompt, Prompt) else prompt.build()
@@ -82,7 +82,7 @@ def oracle_logits(
         context, own = at_positions(layout, chain, part, positions, primer)
         last = number == len(parts) - 1  # the last token is always computed over the whole prompt
         oracle.add_module(context, own[:-1] if last else own, part.start) if own[last:] else None
-        if offsets := (anew or {}).get(part.start):
+        if offsets := (recomputed or {}).get(part.start):
             oracle.recompute([own[offset][0] for offset in offsets], [part.start + offset for offset in offsets])
         if last:
             oracle.add_fresh([own[-1][0]], part.start + len(own) - 1)
@@ -93,7 +93,7 @@ def oracle_logits(
 
 
 def chain_of(layout, entry, reuse: str, imported: frozenset[str]) -> list:
-    """The context that the entry is encoded behind, by the rules of the design."""
+    """The context that the entry is encoded after, by the rules of the design."""
     scaffold = {"money", "food"} if {"money", "food"} <= imported else set()
 
     def visible(owner) -> bool:
@@ -127,7 +127,7 @@ def at_positions(layout, chain, part, positions: str, primer):
 
 
 @pytest.mark.parametrize(("which", "name", "policy"), in_pairs(PROMPTS, CONFIGS, POLICIES))
-def test_a_spliced_prompt(which, name, policy):
+def test_composed_prompt_equals_prompt_cache(which, name, policy):
     reuse, positions = policy
     if name == "gpt2" and positions == "packed":
         return  # refused, see test_learned_positions_allow_no_shift
@@ -136,7 +136,7 @@ def test_a_spliced_prompt(which, name, policy):
     schema = Schema.from_string(SCHEMA)
     recorder.llm.add_schema(schema)
     if which == "new text in the middle" and positions == "schema":
-        return  # there is no gap behind the trip's last words; see test_new_text_in_a_gap
+        return  # there is no gap after the trip's last words; see test_new_text_in_a_gap
     prompt = PROMPTS[which](schema.prompt())
     for _ in range(2):  # a second time everything comes from the store
         ((output, logits),) = recorder.greedy([prompt])
@@ -179,7 +179,7 @@ def test_chunk_sizes_and_chunked_encoding(chunk_size, budget):
 
 
 @pytest.mark.parametrize("reuse", ["isolated", "anchored"])
-def test_one_copy_at_several_shifts_in_one_batch(rotary_model, reuse):
+def test_one_copy_serves_several_shifts_in_one_batch(rotary_model, reuse):
     """One physical copy serves sequences that read it at different offsets, in the same batch, in any order."""
     recorder = Recorder(rotary_model, reuse=reuse)
     schema = Schema.from_string(
@@ -207,7 +207,7 @@ def test_one_copy_at_several_shifts_in_one_batch(rotary_model, reuse):
 
 @pytest.mark.parametrize("name", list(CONFIGS))
 @pytest.mark.parametrize("reuse", ["isolated", "anchored", "exact"])
-def test_text_that_was_not_selected_changes_nothing(name, reuse):
+def test_unselected_text_changes_nothing(name, reuse):
     """Invariant 2: under ``schema`` positions only the length of unselected text can matter."""
     loaded = tiny(name)
     positions = ["schema"] if name == "gpt2" and reuse != "exact" else ["schema", "packed"]
@@ -223,7 +223,7 @@ def test_text_that_was_not_selected_changes_nothing(name, reuse):
         assert seen[0].equal(seen[1])
 
 
-def test_under_packed_positions_not_even_the_length_matters():
+def test_packed_positions_do_not_depend_on_unselected_lengths():
     seen = []
     for filler in ("Short.", "Very much longer than it was before, and longer still."):
         schema = Schema.from_string(SCHEMA.replace("We can spend a little.", filler))
@@ -234,7 +234,7 @@ def test_under_packed_positions_not_even_the_length_matters():
     close(seen[0], seen[1])  # where segments lie in the pool moves the last bits
 
 
-def test_a_request_does_not_depend_on_others_in_its_batch(rotary_model):
+def test_request_does_not_depend_on_its_batch(rotary_model):
     recorder = Recorder(rotary_model)
     schema = Schema.from_string(SCHEMA)
     recorder.llm.add_schema(schema)

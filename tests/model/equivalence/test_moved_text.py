@@ -1,4 +1,4 @@
-"""Text that is read behind other text equals its KV of the earlier prompt, moved with the model's rotary code."""
+"""Text that is read after other text equals its KV of the earlier prompt, moved with the model's rotary code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def spelled(ids, start: int) -> list[tuple[int, int]]:
 
 
 def assemble(llm: LLM, oracle: PromptCacheOracle, prompt: dict, earlier: PromptCacheOracle | None) -> None:
-    """Compute a prompt part by part: modules behind their context, and moved text from the earlier oracle."""
+    """Compute a prompt part by part: modules after their context, and moved text from the earlier oracle."""
     request = llm.processor.process(
         prompt, SamplingParams(max_tokens=1), llm.policy_for(prompt, "modular", None, cache_salt=None)
     )

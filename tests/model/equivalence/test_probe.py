@@ -33,14 +33,14 @@ def mistaken() -> LoadedModel:
     return replace(loaded, spec=replace(loaded.spec, layers=layers))
 
 
-def test_a_model_that_is_not_what_it_seems_is_caught():
+def test_model_with_wrong_rotary_code_is_detected():
     llm = LLM(mistaken(), kv_memory="16MiB")
     assert llm.positions_for("isolated") == "schema"
     with pytest.raises(ParameterError, match="a shifted segment changes this model's logits by"):
         llm.positions_for("isolated", "packed")
 
 
-def test_where_shifts_are_refused_segments_stay_where_they_were_encoded():
+def test_without_shifts_segments_are_keyed_by_position():
     llm = LLM(mistaken(), kv_memory="16MiB", reuse="isolated")
     schema = Schema.from_string(
         '<schema name="s"><module name="a">the same</module><module name="b">the same</module></schema>'

@@ -41,19 +41,19 @@ def chosen(llm, prompt, policy):
 
 def check(recorder, loaded, prompt, reuse, positions, told=None):
     policy = recorder.llm.policy(reuse, positions)
-    anew = chosen(recorder.llm, prompt, policy)
+    recomputed = chosen(recorder.llm, prompt, policy)
     ((output, logits),) = told or recorder.greedy([prompt], reuse=reuse, positions=positions)
     answer = list(output.outputs[0].token_ids)
-    expected = oracle_logits(loaded, recorder.llm, prompt, answer, str(policy.context), positions, anew)
+    expected = oracle_logits(loaded, recorder.llm, prompt, answer, str(policy.context), positions, recomputed)
     for step, row in enumerate(expected):
         close(logits[step], row)
-    assert output.usage.recomputed_tokens == sum(map(len, anew.values()))
+    assert output.usage.recomputed_tokens == sum(map(len, recomputed.values()))
     return output
 
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("which", "name", "recompute"), in_pairs(PROMPTS, CONFIGS, ["linked:3", "profiled:0.4"]))
-def test_a_repaired_prompt(which, name, recompute):
+def test_composed_prompt_with_recomputation_equals_the_stock_model(which, name, recompute):
     loaded, schema = tiny(name), Schema.from_string(SCHEMA)
     recorder = recorder_for(loaded, schema)
     prompt = PROMPTS[which](schema.prompt())
@@ -73,7 +73,7 @@ def test_a_repaired_prompt(which, name, recompute):
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", list(CONFIGS))
 @pytest.mark.parametrize("recompute", ["profiled:1", "linked:1000"])
-def test_a_ratio_of_one_is_full_prefill(name, recompute):
+def test_ratio_of_one_equals_full_prefill(name, recompute):
     loaded, schema = tiny(name), Schema.from_string(SCHEMA)
     positions = "schema" if name == "gpt2" else "packed"
     recorder = recorder_for(loaded, schema, positions=positions)
@@ -87,7 +87,7 @@ def test_a_ratio_of_one_is_full_prefill(name, recompute):
 
 
 @pytest.mark.parametrize("recompute", ["profiled:0", "linked:0"])
-def test_a_ratio_of_nothing_is_no_repair(recompute):
+def test_ratio_of_zero_recomputes_nothing(recompute):
     schema = Schema.from_string(SCHEMA)
     recorder = recorder_for(tiny("llama"), schema)
     prompt = PROMPTS["order and gaps"](schema.prompt())
@@ -110,7 +110,7 @@ def test_in_chunks(chunk_size, budget, recompute):
     check(recorder, loaded, prompt, str(policy), "packed")
 
 
-def test_a_sliding_window_counts_positions_in_a_repaired_prompt():
+def test_sliding_window_counts_positions_with_recomputed_tokens():
     """Mistral's window is shorter than these prompts, and there are gaps between the recomputed tokens."""
     loaded = tiny("mistral")
     assert loaded.model.config.sliding_window < 100

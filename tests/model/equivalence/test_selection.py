@@ -80,11 +80,11 @@ def check(recorder, loaded, prompt, policy, positions, *, told=None):
         while llm.stats().busy:
             llm.client.pump()
     assert request.error is None
-    anew = request.prompt.recomputed.offsets
-    expected = oracle_logits(loaded, llm, prompt, request.token_ids, str(policy.context), positions, anew)
+    recomputed = request.prompt.recomputed.offsets
+    expected = oracle_logits(loaded, llm, prompt, request.token_ids, str(policy.context), positions, recomputed)
     for step, row in enumerate(expected):
         close(recorder.logits[request.id][step], row)
-    return request, anew
+    return request, recomputed
 
 
 @pytest.mark.sampled(3)
@@ -92,7 +92,7 @@ def check(recorder, loaded, prompt, policy, positions, *, told=None):
     ("which", "name", "kind"),
     in_pairs(["order and gaps", NESTED, "ends in a module", "new text in the middle"], CONFIGS, KINDS),
 )
-def test_the_choice_and_the_answer(which, name, kind):
+def test_selection_and_answer_equal_the_stock_model(which, name, kind):
     loaded, schema = tiny(name), Schema.from_string(SCHEMA)
     positions = "schema" if name == "gpt2" else "packed"
     if which.startswith("new text") and positions == "schema":
@@ -101,18 +101,18 @@ def test_the_choice_and_the_answer(which, name, kind):
     prompt = PROMPTS[which](schema.prompt())
     policy = recorder.llm.policy(f"anchored+{kind}:0.3", positions)
     set_profiles(recorder.llm, [prompt], policy)
-    request, anew = check(recorder, loaded, prompt, policy, positions)
+    request, recomputed = check(recorder, loaded, prompt, policy, positions)
     if name != "gpt2":  # whose oracle has no rotary embedding to move keys by
-        assert anew == expected_choice(recorder, loaded, prompt, policy, positions)
-    assert request.usage.recomputed_tokens == sum(map(len, anew.values())) > 0
+        assert recomputed == expected_choice(recorder, loaded, prompt, policy, positions)
+    assert request.usage.recomputed_tokens == sum(map(len, recomputed.values())) > 0
     assert request.usage.linked_tokens == 0 < request.usage.selecting_tokens
     again, same = check(recorder, loaded, prompt, policy, positions)
-    assert (same, again.usage.computed_tokens) == (anew, 1)  # the same choice is found again
+    assert (same, again.usage.computed_tokens) == (recomputed, 1)  # the same choice is found again
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_ratio_of_one_is_full_prefill(name, kind):
+def test_ratio_of_one_equals_full_prefill(name, kind):
     loaded, schema = tiny(name), Schema.from_string(SCHEMA)
     positions = "schema" if name == "gpt2" else "packed"
     recorder = recorder_for(loaded, schema, positions=positions)
@@ -125,7 +125,7 @@ def test_a_ratio_of_one_is_full_prefill(name, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_ratio_of_nothing_is_no_repair(kind):
+def test_ratio_of_zero_recomputes_nothing(kind):
     schema = Schema.from_string(SCHEMA)
     recorder = recorder_for(tiny("llama"), schema)
     prompt = PROMPTS["order and gaps"](schema.prompt())
@@ -145,12 +145,12 @@ def test_in_chunks_and_on_every_backend(kind, budget, backend):
     recorder = recorder_for(loaded, schema, **settings)
     prompt = PROMPTS["a scaffold"](schema.prompt().use("trip", likes="tea"))
     policy = recorder.llm.policy(f"anchored+{kind}:0.4")
-    _, anew = check(recorder, loaded, prompt, policy, "packed")
-    assert anew == expected_choice(recorder, loaded, prompt, policy, "packed")
+    _, recomputed = check(recorder, loaded, prompt, policy, "packed")
+    assert recomputed == expected_choice(recorder, loaded, prompt, policy, "packed")
 
 
 def test_batched_with_requests_under_other_policies():
-    """Invariant 2, and no pass mixes up who attends to what."""
+    """Invariant 2: batching does not mix up the attention masks of requests."""
     loaded, schema = tiny("llama"), Schema.from_string(SCHEMA)
     reuses = ["off", "exact", "anchored", "anchored+linked:5", *(f"anchored+{kind}:0.3" for kind in KINDS)]
     prompts = [PROMPTS[which](schema.prompt()) for which in (NESTED, "order and gaps")]
@@ -164,9 +164,9 @@ def test_batched_with_requests_under_other_policies():
         llm.client.pump()
     for (prompt, policy), request in zip(asked, requests, strict=True):
         if policy.recompute is not None:
-            _, anew = check(recorder, loaded, prompt, policy, "packed", told=request)
+            _, recomputed = check(recorder, loaded, prompt, policy, "packed", told=request)
             if policy.recompute.selects:
-                assert anew == expected_choice(recorder, loaded, prompt, policy, "packed")
+                assert recomputed == expected_choice(recorder, loaded, prompt, policy, "packed")
             continue
         alone = Recorder(loaded)
         alone.llm.add_schema(schema)

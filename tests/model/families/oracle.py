@@ -80,7 +80,7 @@ def untouched(name: str, ids: list[int]) -> Tensor:
 
 @torch.inference_mode()
 def masked(name: str, ids: list[int], positions: list[int], visible: Tensor) -> Tensor:
-    """(tokens, vocabulary): tokens at any positions. visible: (tokens, tokens), whom each sees, itself included."""
+    """(tokens, vocabulary): tokens at any positions. visible: (tokens, tokens), what each attends to, itself too."""
     model = stock(name)
     _asked.update(positions=torch.tensor(positions), visible=visible)
     with _beside_the_interface(name, model) as more:

@@ -48,7 +48,7 @@ def prefixes(name: str) -> None:
 
 
 def turns(name: str) -> None:
-    """A conversation continues the state behind its last answer."""
+    """A conversation continues the state after its last answer."""
     recorder, prompt = Recorder(tiny(name)), ids_of(30)
     for turn in range(3):
         ((output, logits),) = recorder.greedy([prompt], 5)
@@ -102,7 +102,7 @@ def bfloat16(name: str) -> None:
 
 
 def schemas(name: str) -> None:
-    """A schema's prompt is text with a state behind each module. A prompt that begins with the same modules hits it."""
+    """A schema's prompt is text with a state after each module. A prompt that begins with the same modules hits it."""
     recorder = Recorder(tiny(name))
     schema = Schema.from_string(SCHEMA)
     recorder.llm.add_schema(schema)
@@ -120,7 +120,7 @@ def schemas(name: str) -> None:
 
 
 def modules(name: str) -> None:
-    """Modules are read behind other text with short convolutions, and refused with every other recurrent layer."""
+    """Modules are read after other text with short convolutions, and refused with every other recurrent layer."""
     recorder = Recorder(tiny(name))
     if recorder.llm.client.model.why_exact is None:
         for context in ("isolated", "anchored"):
@@ -138,7 +138,7 @@ def modules(name: str) -> None:
 
 
 def modules_equal_the_stock_model(name: str, reuse: str) -> None:
-    """Modules read behind other text, from the store too, give the logits of Prompt Cache with the stock model."""
+    """Modules read after other text, from the store too, give the logits of Prompt Cache with the stock model."""
     loaded, schema = tiny(name), Schema.from_string(WORDS)
     recorder = recorder_for(loaded, schema)
     prompt = PROMPTS["nested, short and full arguments"](schema.prompt())

@@ -42,7 +42,7 @@ def _steps(name: str, prompt: list[int], output) -> Tensor:
 
 
 def prefill_and_decode(name: str) -> None:
-    """A ragged batch, some of it behind the window."""
+    """A ragged batch, some of it past the window."""
     prompts = [_ids(length, seed) for seed, length in enumerate((1, 17, 2 * WINDOW + 5))]
     for prompt, (output, logits) in zip(prompts, Recorder(tiny(name), reuse="off").greedy(prompts, 9), strict=True):
         close(logits, _steps(name, prompt, output))
@@ -96,7 +96,7 @@ def _modules(name: str, reuse: str, positions: str, which: str) -> None:
 
 
 def modules(name: str) -> None:
-    """Modules at the positions of their schema, alone and behind the text that is always there."""
+    """Modules at the positions of their schema, alone and after the text that is always there."""
     _modules(name, "isolated", "schema", "order and gaps")
     _modules(name, "anchored", "schema", "nested, short and full arguments")
 
@@ -216,7 +216,7 @@ _TOOL["function"]["parameters"] |= {"properties": {"at": {"enum": ["sea", "sky"]
 
 
 def chat_tools(name: str) -> None:
-    """A call that is asked for comes as one, and the turn behind its result reads the conversation so far."""
+    """A call that is asked for comes as one, and the turn after its result reads the conversation so far."""
     loaded = tiny_with_tools(name)
     llm = LLM(loaded, kv_memory="16MiB", chunk_size=16)
     messages: list[dict[str, Any]] = [{"role": "user", "content": "What is there to see?"}]

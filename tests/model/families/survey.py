@@ -53,7 +53,7 @@ def failures(row: str) -> dict[str, str]:
 
 def survey() -> dict[str, Any]:
     """All results, as an object for JSON."""
-    rows = {row: failures(row) for row in _told((*ROWS, *sorted(RECURRENT)))}
+    rows = {row: failures(row) for row in _timed((*ROWS, *sorted(RECURRENT)))}
     served = [
         each | {"passed": not any(rows[row] for row in rows if model_type(row) == each["family"])}
         for each in family_rows()
@@ -65,7 +65,7 @@ def survey() -> dict[str, Any]:
         "failures": {row: found for row, found in rows.items() if found},
         "by their text models": list(MULTIMODAL),
         "refused": dict(sorted(REFUSED.items())),
-        "without reuse": {kind: _tried(kind) for kind in _told(others)},
+        "without reuse": {kind: _tried(kind) for kind in _timed(others)},
     }
 
 
@@ -77,7 +77,7 @@ def _is_served(kind: str) -> bool:
     return kind in MULTIMODAL or (CONFIG_MAPPING[kind].model_type in FAMILIES and kind not in UNSHARED)
 
 
-def _told(names: Any) -> Any:
+def _timed(names: Any) -> Any:
     for name in names:
         began = time.monotonic()
         yield name

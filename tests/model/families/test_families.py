@@ -50,7 +50,7 @@ def test_no_family_is_forgotten():
 
 
 @pytest.mark.parametrize("row", ["deepseek_v3", "falcon alibi", "gemma4_text", "llama4_text", "mpt", "stablelm"])
-def test_a_model_in_memory_of_a_family_whose_attention_is_replaced(row):
+def test_loaded_model_with_replaced_attention_equals_stock(row):
     """Two engines on one model, and the stock calls of that model, are right."""
     model, prompt = stock_model(row), list(range(40))
     for _ in range(2):
@@ -62,7 +62,7 @@ def test_a_model_in_memory_of_a_family_whose_attention_is_replaced(row):
 
 
 @pytest.mark.parametrize("row", ["deepseek_v3", "falcon alibi", "mpt"])
-def test_a_checkpoint_of_a_family_whose_attention_is_replaced(row, tmp_path):
+def test_checkpoint_with_replaced_attention_equals_stock(row, tmp_path):
     """From a folder, packed as by default: the same answers and the same fingerprint as the stock model's."""
     model = stock_model(row)
     model.save_pretrained(tmp_path)

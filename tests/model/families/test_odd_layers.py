@@ -43,34 +43,34 @@ def _steps(stock: PreTrainedModel, prompt: list[int], output: Any) -> torch.Tens
 
 
 @pytest.mark.parametrize("row", ["gemma3n_text", "gemma4_text"])
-def test_the_pool_has_no_memory_for_layers_that_read_another(row):
+def test_pool_has_no_memory_for_layers_without_keys(row):
     llm = LLM(tiny(row), kv_memory="16MiB")
     assert [each.shape[0] for each in llm.client.engine.runner.storage.keys] == [2] * (LAYERS - 2)
     assert llm.loaded.spec.sources == (0, 1, 0, 1)
     assert llm.loaded.spec.readers == 2
 
 
-def test_only_wanted_rows_pass_the_layers_that_read_another():
+def test_only_rows_with_logits_pass_layers_without_keys():
     llm = LLM(tiny("gemma4_text"), kv_memory="16MiB", reuse="off", max_num_batched_tokens=16, prefill_chunk=16)
     before = llm.stats().rows_saved
     llm.generate([_ids(40)], GREEDY)  # chunks of 16, 16 and 8 rows, and one row with logits
     assert llm.stats().rows_saved - before == 2 * 39
 
 
-def test_passes_without_logits_end_before_the_layers_that_read_another():
+def test_passes_without_logits_end_before_layers_without_keys():
     llm = LLM(tiny("gemma3n_text"), kv_memory="16MiB", reuse="off", max_num_batched_tokens=16, prefill_chunk=16)
     before = llm.stats().rows_saved
     llm.generate([_ids(40)], GREEDY)
     assert llm.stats().rows_saved - before == 2 * 32
 
 
-def test_a_model_whose_layers_all_have_keys_saves_no_rows():
+def test_model_with_keys_in_all_layers_saves_no_rows():
     llm = LLM(tiny("gemma4_text dense"), kv_memory="16MiB", reuse="off")
     llm.generate([_ids(40)], GREEDY)
     assert llm.stats().rows_saved == 0
 
 
-def test_logprobs_of_a_prompt_beside_other_requests_are_those_of_the_stock_model():
+def test_prompt_logprobs_in_a_batch_equal_the_stock_model():
     """The rows of one request have logits beside the last rows of others, and in another order."""
     loaded, stock = _loaded("gemma4_text")
     prompts = [_ids(30, seed) for seed in range(3)]
@@ -113,7 +113,7 @@ def test_a_bidirectional_model_is_refused():
         check_config(config)
 
 
-def test_rows_of_several_requests_do_not_change_the_temperature_of_llama4():
+def test_batched_rows_keep_the_temperature_of_llama4():
     """Stock code counts rows where it needs positions, and 60 rows are beyond the first temperature."""
     loaded, stock = _loaded("llama4_text", floor_scale=24)
     prompts = [_ids(15, seed) for seed in range(4)]
@@ -141,6 +141,6 @@ def test_llama4_of_the_usual_settings_has_8191_positions():
     assert positions_of(tiny_config("llama4_text", max_position_embeddings=10_485_760, floor_scale=9000)) == 8192
 
 
-def test_granite_4_with_recurrent_layers_is_of_another_family():
+def test_granite_4_with_recurrent_layers_is_a_recurrent_family():
     assert not isinstance(family_of(tiny_config("granitemoehybrid attention")), Unshared)
     assert isinstance(family_of(tiny_config("granitemoehybrid")), Recurrent)

@@ -18,13 +18,13 @@ from tests.pages import blocks
 RECORDED = json.loads(RESULTS.read_text(encoding="utf-8"))
 
 
-def test_the_results_are_of_this_suite_and_nothing_failed():
+def test_recorded_results_are_complete_and_passed():
     assert RECORDED["checks"] == list(CHECKS)
     assert RECORDED["failures"] == {}
     assert all(row["passed"] for row in RECORDED["families"])
 
 
-def test_every_claim_is_one_that_was_tested():
+def test_every_recorded_claim_equals_the_code():
     claims = json.loads(json.dumps(family_rows()))
     assert [{name: value for name, value in row.items() if name != "passed"} for row in RECORDED["families"]] == claims
 
@@ -37,7 +37,7 @@ def test_every_causal_family_is_served_refused_or_tried():
     assert all(RECORDED["without reuse"][kind] == "passes" for kind in UNSHARED)
 
 
-def test_the_page_is_made_from_the_results(capsys):
+def test_models_page_is_generated_from_the_results(capsys):
     assert generated(RECORDED) in PAGE.read_text(encoding="utf-8")
     (shown,) = [block for block in blocks(PAGE) if block.language == "text"]
     assert main(["models", "show", "demo"]) == 0

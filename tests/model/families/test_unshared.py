@@ -39,7 +39,7 @@ def test_a_model_without_reuse(name, check):
     CHECKS[check](name)
 
 
-def test_every_reason_is_of_a_causal_model_that_is_not_served_otherwise():
+def test_unshared_models_are_causal_and_not_served_otherwise():
     kinds = [kind for of in WHY.values() for kind in of]
     assert len(kinds) == len(set(kinds))
     assert set(kinds) <= set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
@@ -62,7 +62,7 @@ def test_a_checkpoint_from_a_folder(tmp_path):
 
 @pytest.mark.parametrize("name", ["mamba", "gptj"])
 @pytest.mark.parametrize("keyword", ["cache", "past_key_values", "cache_params"])
-def test_a_cache_of_any_name_is_carried_on(name, keyword):
+def test_cache_under_any_argument_name_is_carried_on(name, keyword):
     """Releases of transformers call it by different names."""
     loaded = tiny_unshared(name)
     model = copy.copy(loaded.model)
@@ -92,12 +92,12 @@ def test_a_cache_of_any_name_is_carried_on(name, keyword):
         ({"attention_backend": "torch"}, "attention_backend is 'torch', and"),
     ],
 )
-def test_settings_that_would_do_nothing(settings, said):
+def test_settings_without_effect_are_rejected(settings, said):
     with pytest.raises(ParameterError, match=said):
         LLM(tiny_unshared("mamba"), **settings)
 
 
-def test_samples_of_one_prompt_and_the_states_that_go_with_their_requests():
+def test_several_answers_release_their_states():
     llm = LLM(tiny_unshared("qwen3_next"), seed=0)
     alone = llm.generate([[5, 6, 7, 8]], GREEDY)[0].outputs[0].token_ids
     (output,) = llm.generate([[5, 6, 7, 8]], SamplingParams(top_k=1, max_tokens=8, ignore_eos=True, n=3))
@@ -105,7 +105,7 @@ def test_samples_of_one_prompt_and_the_states_that_go_with_their_requests():
     assert (llm.stats().used_chunks, llm.stats().running) == (0, 0)
 
 
-def test_a_model_that_keeps_its_text_inside_its_modules_is_found_out():
+def test_model_that_keeps_text_in_its_modules_is_detected():
     """As recurrent_gemma does, which is refused by name: texts in turns would see each other."""
     loaded = tiny_unshared("mamba")
 
@@ -123,7 +123,7 @@ def test_a_model_that_keeps_its_text_inside_its_modules_is_found_out():
         model.__class__ = kind
 
 
-def test_how_many_requests_fit():
+def test_number_of_requests_that_fit_in_memory():
     assert CacheShape(0, 1000).room(10_000, 64, 500) == (10, 5000)
     assert CacheShape(10, 1000).room(10_000, 64, 500) == (5, 500)
     assert CacheShape(10, 0).room(10_000, 64, 500) == (64, 1000)
@@ -132,19 +132,19 @@ def test_how_many_requests_fit():
         CacheShape(10, 1000).room(1500, 64, 500)
 
 
-def test_types_that_are_no_language_models():
+def test_models_without_a_causal_decoder_are_rejected():
     with raises("model.unknown_architecture", ModelError, names="t5"):
         family_of(AutoConfig.for_model("t5"))
 
 
-def test_memory_is_that_of_what_transformers_keeps():
+def test_memory_equals_the_transformers_cache():
     runner = LLM(tiny_unshared("lfm2"), seed=0).client.engine.runner
     config = tiny_unshared("lfm2").model.config
     layers = config.layer_types.count("full_attention")
     assert runner.shape.bytes_per_token == layers * 2 * 2 * 8 * torch.float32.itemsize
 
 
-def test_a_prompt_that_has_to_run_whole_waits_for_its_end_and_its_logprobs_are_those_of_the_stock_model():
+def test_indivisible_prompt_runs_whole_with_stock_logprobs():
     loaded = tiny_unshared("mamba")
     llm = LLM(loaded, seed=0, max_num_batched_tokens=16, prefill_chunk=16)
     runner = llm.client.engine.runner
@@ -163,7 +163,7 @@ def test_a_prompt_that_has_to_run_whole_waits_for_its_end_and_its_logprobs_are_t
     torch.testing.assert_close(torch.tensor(told), expected[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0])
 
 
-def test_a_prompt_that_is_too_long_to_run_whole_goes_on_token_by_token(monkeypatch):
+def test_overlong_prompt_continues_token_by_token(monkeypatch):
     llm = LLM(tiny_unshared("mamba"), seed=0, max_num_batched_tokens=16, prefill_chunk=16)
     ids = [3 * number % 200 for number in range(50)]
     expected = llm.generate([ids], GREEDY)[0].outputs[0].token_ids
@@ -177,7 +177,7 @@ def test_a_prompt_that_is_too_long_to_run_whole_goes_on_token_by_token(monkeypat
     assert calls == [32] + [1] * 25
 
 
-def test_a_server_refuses_what_reads_states_and_serves_schemas():
+def test_server_rejects_modules_and_serves_schemas_without_reuse():
     llm = AsyncLLM(tiny_unshared("mamba"), seed=0)
     with running(llm, [Schema.from_string(SCHEMA)]) as site:
         body = {"pml": '<prompt schema="trip"><hills/><user>Where to?</user></prompt>', "max_tokens": 2}

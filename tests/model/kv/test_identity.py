@@ -34,7 +34,7 @@ def test_cutting_a_context_never_changes_its_digest(tokens, data):
 
 
 @given(TOKENS, TOKENS, st.integers(0, 50))
-def test_where_a_context_starts_does_not_matter(tokens, more, start):
+def test_context_start_does_not_change_keys(tokens, more, start):
     here = chain([tuple(tokens), tuple(more)])
     there = chain([tuple(tokens), tuple(more)], start)
     assert [spec.key for spec in here] == [spec.key for spec in there]
@@ -47,7 +47,7 @@ def test_other_tokens_give_another_digest(tokens, others):
     assert (one == other) == (tokens == others)
 
 
-def test_nothing_in_front_is_the_empty_digest():
+def test_empty_context_has_the_empty_digest():
     assert Context().digest(0) == Context().digest(7) == EMPTY
     assert specify((1, 2), 5, (), KEYS).digest == EMPTY
 
@@ -64,7 +64,7 @@ def test_a_gap_inside_the_context_is_seen():
     assert near.digest(near.end) != far.digest(far.end)
 
 
-def test_how_a_token_was_made_is_part_of_the_context():
+def test_segmentation_is_part_of_the_context():
     """Two modules encoded alone are another context than the same text encoded in one go."""
     together = chain([(1, 2), (3, 4)])[-1].record
     apart = Context().extend((1, 2), 0, EMPTY, continues=True).extend((3, 4), 2, EMPTY, continues=False)
@@ -85,20 +85,20 @@ def test_everything_that_changes_kv_changes_the_key(other):
     assert KeyMaker(**settings).key(b"", (1,), 0) != KeyMaker(**settings | other).key(b"", (1,), 0)
 
 
-def test_the_start_matters_only_where_positions_are_learned():
+def test_start_is_in_the_key_only_for_learned_positions():
     assert KEYS.key(b"", (1,), 0) == KEYS.key(b"", (1,), 9)
     learned = KeyMaker(b"model", "float32", "none", b"", positioned=True)
     assert learned.key(b"", (1,), 0) != learned.key(b"", (1,), 9)
 
 
-def test_parts_of_a_key_do_not_run_into_each_other():
+def test_key_fields_are_delimited():
     one = KeyMaker(b"ab", "c", "none", b"", positioned=False).key(b"", (1,), 0)
     other = KeyMaker(b"a", "bc", "none", b"", positioned=False).key(b"", (1,), 0)
     assert one != other
 
 
 @given(TOKENS, st.integers(0, 12), st.booleans(), st.booleans())
-def test_a_run_cut_anywhere_leaves_the_same_record(tokens, at, behind_something, continues):
+def test_split_run_leaves_the_same_record(tokens, at, behind_something, continues):
     """The rest of a run begins where the run would have gone on, and ends in the record of the whole."""
     before = Context().extend((7, 8, 9), 0, EMPTY, continues=True) if behind_something else Context()
     run = TokenRun(tuple(tokens), 5, before, continues)
@@ -118,20 +118,20 @@ def test_a_spec_and_its_run_agree(tokens, start):
     assert spec.key == KEYS.key(run.digest, run.ids, run.start)
 
 
-def test_a_place_says_all_that_a_key_says_but_the_tokens():
+def test_index_node_key_holds_everything_but_the_tokens():
     learned = KeyMaker(b"model", "float32", "none", b"", positioned=True)
     assert KEYS.place(b"", 0) == KEYS.place(b"", 9)
     assert learned.place(b"", 0) != learned.place(b"", 9)
     assert len({KEYS.place(b"", 0), KEYS.place(b"x", 0), learned.place(b"", 0), KEYS.key(b"", (), 0)}) == 4
 
 
-def test_whoever_names_segments_needs_no_torch():
+def test_segment_keys_need_no_torch():
     code = "import sys, inlay.kv.identity; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_form_is_another_segment_with_another_record():
-    """Through which codec KV has passed is in the digest, the key, and the record of all that stands behind."""
+def test_codec_is_part_of_key_and_record():
+    """The codec that KV has passed through is in the digest, the key, and the record of all later text."""
     anchor = specify((1, 2, 3), 0, (), KEYS)
     spec = specify(tuple(range(4, 90)), 3, [anchor], KEYS)
     forms = [spec, spec.through("int8", KEYS), spec.through("fp8", KEYS)]
@@ -148,7 +148,7 @@ def test_a_form_is_another_segment_with_another_record():
 
 
 @pytest.mark.parametrize("salt", [b"", b"somebody"])
-def test_a_form_of_what_an_adapter_made_is_of_both(salt):
+def test_codec_and_adapter_are_both_in_the_key(salt):
     """Neither an adapter nor a codec hides the other: every pair of them is a segment, and a context, of its own."""
     adapters, codecs, ids = (b"", bytes(32), bytes(range(32))), ("none", "int8", "fp8"), tuple(range(4, 90))
     specs = [specify(ids, 3, [specify((1, 2, 3), 0, (), KEYS, salt, each)], KEYS, salt) for each in adapters]
@@ -164,7 +164,7 @@ def test_a_form_of_what_an_adapter_made_is_of_both(salt):
             assert Context.from_bytes(form.record.to_bytes()) == form.record
 
 
-def test_what_stands_behind_a_form_has_its_digest_from_it():
+def test_text_after_a_lossy_form_has_its_own_digest():
     spec = specify((1, 2, 3), 0, (), KEYS)
     lossy = spec.through("int8", KEYS)
     behind = [Context().extend(each.ids, 0, each.digest, not each.digest).digest(3) for each in (spec, lossy)]

@@ -25,12 +25,12 @@ def llm() -> LLM:
     return LLM("demo")
 
 
-def test_it_fits_into_the_package():
+def test_bundled_model_fits_into_the_package():
     assert sum(file.stat().st_size for file in MODEL_DIRECTORY.iterdir()) < 25e6
     assert llm().loaded.spec.max_positions >= 4096
 
 
-def test_its_logits_are_those_of_the_stock_model():
+def test_bundled_models_logits_equal_the_stock_model():
     stock = AutoModelForCausalLM.from_pretrained(MODEL_DIRECTORY, dtype="float32")
     messages = [{"role": "user", "content": "Bravel is a town. It was founded in 1687.\nWhen was Bravel founded?"}]
     ids = llm().tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
@@ -47,7 +47,7 @@ def test_names_in_its_tokenizer_are_syllables():
 
 
 @pytest.mark.long
-def test_it_answers_most_questions_on_documents_that_it_never_saw():
+def test_bundled_model_answers_most_questions_on_new_documents():
     """A floor far below what docs/internals/results.md gives: it falls when answers ignore the documents."""
     rows = measure_modular_qa(llm(), Setting(reuse=("off", "anchored"), documents=3, questions=50))["rows"]
     for reuse in ("off", "anchored"):
@@ -60,7 +60,7 @@ def test_it_answers_most_questions_on_documents_that_it_never_saw():
 @pytest.mark.parametrize(
     ("schema", "answer"), [("records/records", "Rolan Fader"), ("docs/docs", "Pavel Brinos")], ids=["records", "docs"]
 )
-def test_the_examples_are_answered_rightly(capsys: pytest.CaptureFixture[str], schema: str, answer: str):
+def test_bundled_model_answers_the_examples(capsys: pytest.CaptureFixture[str], schema: str, answer: str):
     file = EXAMPLES / f"{schema}.xml"
     arguments = ["run", str(file), "--prompt", str(file.parent / "prompt.xml"), "--compare", "--json"]
     assert main(arguments) == 0

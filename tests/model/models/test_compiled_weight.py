@@ -1,4 +1,4 @@
-"""The compiled layers of 4 and 8 bits, in every version that runs here, against plain sums in double."""
+"""The compiled layers of 4 and 8 bits, in every version that runs here, against plain sums in fp64."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_8_bits(version, outputs, inputs, rows, biased, dtype):
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_rows_outputs_are_the_same_bits_alone_and_in_a_batch(version, dtype):
+def test_row_has_the_same_bits_alone_and_in_a_batch(version, dtype):
     for made in (weight4(80, 5, dtype, zeros=True, version=version)[0], weight8(80, 160, version)[0]):
         x = torch.randn(37, 160).to(dtype)
         alone = torch.cat([made.linear(row[None]) for row in x])
@@ -95,7 +95,7 @@ def test_a_rows_outputs_are_the_same_bits_alone_and_in_a_batch(version, dtype):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_inputs_of_any_size_are_rounded_by_their_own_group(version):
+def test_each_group_of_inputs_is_rounded_separately(version):
     """One that is a million times larger than those of other groups takes nothing from them."""
     made, truth = weight4(32, 3, torch.float32, zeros=True, version=version)
     for sizes in ((1e6, 1.0, 1e-6), (0.0, 1e-25, 1.0), (1e30, 1e-20, 0.0)):
@@ -109,7 +109,7 @@ def test_inputs_of_any_size_are_rounded_by_their_own_group(version):
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])
-def test_a_row_that_is_broken_shows_and_those_beside_it_are_whole(version, broken):
+def test_invalid_row_becomes_nan_and_spares_other_rows(version, broken):
     for made in (weight4(16, 2, torch.float32, zeros=True, version=version)[0], weight8(16, 64, version)[0]):
         x = torch.randn(3, 64)
         whole = made.linear(x)
@@ -133,7 +133,7 @@ def test_scales_without_zeros_take_half_a_bit_less():
     assert each == [5.0, 4.5]
 
 
-def test_what_the_kernel_has_nothing_faster_for():
+def test_unsupported_dtype_and_instruction_set_are_rejected():
     assert not can_compile(torch.float64)
     with pytest.raises(ValueError, match="quantized_supported"):
         weight8(16, 32, "mmx")[0].linear(torch.ones(1, 32))

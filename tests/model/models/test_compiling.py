@@ -26,7 +26,7 @@ PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_logits_are_those_of_the_stock_model(name):
+def test_logits_equal_the_stock_model(name):
     """Prefills in chunks and decode steps of one and several rows; the second run reads stored segments."""
     loaded = tiny(name)
     recorder = Recorder(loaded, compile=True, max_num_batched_tokens=24, reuse="exact")
@@ -63,7 +63,7 @@ def make(**settings) -> LLM:
     return LLM(tiny("llama"), kv_memory="4MiB", **settings)
 
 
-def test_the_compiled_model_answers_and_was_compared_before(counted):
+def test_compiled_model_answers_after_a_comparison(counted):
     expected = make().generate("Hello", PARAMS)[0].outputs[0].token_ids
     assert not counted["models"]
     llm = make(compile=True)
@@ -74,7 +74,7 @@ def test_the_compiled_model_answers_and_was_compared_before(counted):
     assert counted["runs"] > checked
 
 
-def test_what_the_compiler_fails_at_is_refused(counted):
+def test_compiler_failure_is_rejected(counted):
     counted["error"] = RuntimeError("no compiler was found\nand more")
     with pytest.raises(ParameterError) as error:
         make(compile=True)
@@ -83,13 +83,13 @@ def test_what_the_compiler_fails_at_is_refused(counted):
     )
 
 
-def test_a_model_that_compiles_to_another_one_is_refused(counted):
+def test_compiled_model_with_other_logits_is_rejected(counted):
     counted["off"] = 0.5
     with raises("model.not_compilable", ParameterError):
         make(compile=True)
 
 
-def test_what_cannot_be_compiled_is_refused(counted):
+def test_models_that_cannot_be_compiled_are_rejected(counted):
     packed = load_model("random:tiny", device="cpu")
     with raises("model.not_compilable", ParameterError, names="stock"):
         LLM(packed, compile=True, kv_memory="4MiB")
@@ -103,7 +103,7 @@ def test_what_cannot_be_compiled_is_refused(counted):
     assert not counted["models"]
 
 
-def test_passes_that_leave_the_layers_early_run_uncompiled(counted):
+def test_passes_that_end_early_run_uncompiled(counted):
     """An exception ends those in the check layer, on its way out through the model's code."""
     llm = make(compile=True)
     before = counted["runs"]

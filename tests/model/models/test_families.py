@@ -23,7 +23,7 @@ from tests.model.families.configs import RECURRENT, ROWS, model_type, tiny, tiny
 from tests.raising import raises
 
 
-def test_every_file_has_a_family_and_every_family_has_tiny_models_to_be_compared_with():
+def test_every_file_has_a_family_and_tiny_models():
     files = {file.stem for file in Path(families.__path__[0]).glob("*.py")} - {"__init__"}
     assert {type(family).__module__.rpartition(".")[2] for family in FAMILIES.values()} == files
     tiny_models = {*(model_type for model_type, _ in CONFIGS.values()), *map(model_type, ROWS), *RECURRENT}
@@ -31,7 +31,7 @@ def test_every_file_has_a_family_and_every_family_has_tiny_models_to_be_compared
     assert all(model_type in family.model_types for model_type, family in FAMILIES.items())
 
 
-def test_a_model_type_has_one_family():
+def test_model_type_has_only_one_family():
     class Other(Llama):
         model_types = ("llama",)
 
@@ -52,27 +52,27 @@ def test_a_model_type_has_one_family():
         ),
     ],
 )
-def test_configurations_that_are_refused(config, reason):
+def test_unsupported_configurations_are_rejected(config, reason):
     with pytest.raises(ModelError, match=reason):
         check_config(config)
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
-def test_a_part_of_a_head_is_not_turned_where_stock_code_turns_all_of_it(kind):
+def test_partial_rotation_is_rejected_where_stock_rotates_the_whole_head(kind):
     rotated = {"rope_theta": 1e4, "factor": 2.0, "partial_rotary_factor": 0.5}
     with raises("model.unsupported_setting", ModelError, names=str(kind)):
         check_config(AutoConfig.for_model(kind, rope_parameters=rotated | {"rope_type": "linear"}))
     check_config(AutoConfig.for_model(kind, rope_parameters=rotated | {"rope_type": "default"}))  # which ignores it
 
 
-def test_a_scaling_that_nobody_has_verified_is_refused():
+def test_unknown_rope_scaling_is_rejected():
     config = LlamaConfig()
     config.rope_parameters = {"rope_type": "spiral"}
     with raises("model.unsupported_setting", ModelError, names="spiral"):
         check_config(config)
 
 
-def test_a_context_ends_where_a_scaling_would_change_the_frequencies_of_what_is_stored():
+def test_context_ends_where_scaling_changes_stored_frequencies():
     loaded = tiny("phi3 longrope")
     assert loaded.spec.max_positions == 4096
     assert (positions_of(tiny_config("llama dynamic")), note_of(tiny_config("llama dynamic"))) == (4096, None)
@@ -88,7 +88,7 @@ def test_a_context_ends_where_a_scaling_would_change_the_frequencies_of_what_is_
 
 
 @pytest.mark.parametrize("weights", ["stock", "packed"])
-def test_a_family_beside_the_attention_interface_is_served_by_its_patch(weights):
+def test_family_outside_the_attention_interface_uses_its_patch(weights):
     settings = {"d_model": 32, "n_heads": 4, "n_layers": 2, "vocab_size": 262, "max_seq_len": 256}
     config = AutoConfig.for_model("mpt", **settings, initializer_range=0.25)
     torch.manual_seed(0)

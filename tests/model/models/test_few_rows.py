@@ -55,7 +55,7 @@ def calls(monkeypatch):
 
 @pytest.mark.parametrize("quantization", FORMS)
 @pytest.mark.parametrize("name", NAMES)
-def test_two_calls_give_the_bits_of_the_layers_modules(name, quantization, calls, monkeypatch):
+def test_two_calls_equal_the_layers_modules_bit_for_bit(name, quantization, calls, monkeypatch):
     """With transformers' own attention between them."""
     model = made(name, quantization).model
     for rows in (1, 7, MOST_ROWS):
@@ -70,7 +70,7 @@ def test_two_calls_give_the_bits_of_the_layers_modules(name, quantization, calls
 
 @pytest.mark.parametrize("quantization", FORMS)
 @pytest.mark.parametrize("name", NAMES)
-def test_the_engine_says_the_same_in_one_call_in_two_and_without(name, quantization, calls, monkeypatch):
+def test_answers_are_equal_with_one_two_or_no_kernel_calls(name, quantization, calls, monkeypatch):
     """Prompts, and answers decoded side by side: tokens and their log-probabilities."""
     loaded = made(name, quantization)
     prompts, params = [IDS[:50], IDS[20:23]], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=2)
@@ -91,7 +91,7 @@ def test_the_engine_says_the_same_in_one_call_in_two_and_without(name, quantizat
     assert said[0] == said[1] == said[2]
 
 
-def test_who_hangs_on_to_a_module_sees_what_it_is_given(calls):
+def test_hooked_module_is_called_with_its_inputs(calls):
     model = made("qwen2", "int4").model
     seen = []
     handle = model.model.layers[1].mlp.down.register_forward_hook(lambda _, args, __: seen.append(args[0].shape))
@@ -103,7 +103,7 @@ def test_who_hangs_on_to_a_module_sees_what_it_is_given(calls):
     assert len(seen) == 1
 
 
-def test_an_adapter_that_no_row_names_leaves_layers_their_fast_way(calls, tmp_path):
+def test_unused_adapter_keeps_the_kernel_path(calls, tmp_path):
     loaded = made("llama")
     adapters = Adapters(loaded.model, [load_adapter(loaded.model, "a", write_adapter(tmp_path / "a", tiny("llama")))])
     for work, fast in (([(b"", 5)], True), ([(b"", 4), (next(iter(adapters.digests)), 1)], False)):
@@ -114,7 +114,7 @@ def test_an_adapter_that_no_row_names_leaves_layers_their_fast_way(calls, tmp_pa
     adapters.remove()
 
 
-def test_many_rows_batches_and_other_dtypes_go_the_layers_own_way(calls):
+def test_many_rows_batches_and_other_dtypes_skip_the_kernel(calls):
     model = made("llama").model
     logits_of(model, IDS)
     with torch.inference_mode(), attention_implementation(model, "sdpa"):
@@ -124,7 +124,7 @@ def test_many_rows_batches_and_other_dtypes_go_the_layers_own_way(calls):
     assert calls == []
 
 
-def test_tables_of_part_of_a_head_are_not_read_past_their_end(calls):
+def test_short_rotary_tables_are_rejected(calls):
     model = made("llama").model
     rotary = model.model.rotary_emb.stock
     rotary.inv_freq = rotary.inv_freq[: len(rotary.inv_freq) // 2]
@@ -133,7 +133,7 @@ def test_tables_of_part_of_a_head_are_not_read_past_their_end(calls):
     assert calls == []
 
 
-def test_a_model_is_freed_when_nobody_has_it():
+def test_unused_model_is_freed():
     model = made("llama").model
     layer = weakref.ref(model.model.layers[0])
     gc.collect()
@@ -145,7 +145,7 @@ def test_a_model_is_freed_when_nobody_has_it():
         gc.enable()
 
 
-def test_products_that_do_not_fit_each_other_are_refused():
+def test_products_of_wrong_shapes_are_rejected():
     layer = made("llama").model.model.layers[0]
     qkv, out, gate_up, down = (
         each.product() for each in (layer.self_attn.qkv, layer.self_attn.out, layer.mlp.gate_up, layer.mlp.down)

@@ -23,7 +23,7 @@ def rows_and_tables():
     return torch.zeros(1, 3, 32, dtype=torch.bfloat16), torch.zeros(1, 3, 8), torch.zeros(1, 3, 8)
 
 
-def test_the_kernel_waits_for_what_the_layer_reads(loaded):
+def test_kernel_waits_for_the_keys_of_the_layer(loaded):
     """Keys may still be on their way into the pool when the pass begins."""
     log = []
     steps = SimpleNamespace(run=lambda *_: log.append("kernel"))
@@ -35,7 +35,7 @@ def test_the_kernel_waits_for_what_the_layer_reads(loaded):
 
 
 @pytest.mark.parametrize("name", ["cache", "past_key_values"])
-def test_a_layer_with_a_cache_goes_its_own_way(loaded, name):
+def test_layer_with_a_cache_skips_the_kernel(loaded, name):
     """transformers 5.24 calls the cache ``cache``; earlier releases call it ``past_key_values``."""
     few_rows = FewRows(loaded.model.model.layers[0], None, [])
     rows, *tables = rows_and_tables()

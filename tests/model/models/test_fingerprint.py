@@ -56,7 +56,7 @@ def test_any_byte_of_a_large_weight_counts(at: int):
     assert of(weight=weight) != before
 
 
-def test_the_order_of_what_is_hashed_apart_counts():
+def test_order_of_blocks_changes_the_fingerprint():
     weight = torch.arange(2**19)  # four blocks
     first, second, *others = weight.chunk(4)
     assert of(weight=torch.cat([second, first, *others])) != of(weight=weight)
@@ -134,7 +134,7 @@ def test_the_second_load_does_not_hash(checkpoint, blocks, tmp_path):
     assert load_model(str(checkpoint), quantization="int8").fingerprint == rounded
 
 
-def test_another_dtype_is_hashed(checkpoint, blocks, tmp_path):
+def test_another_dtype_has_its_own_fingerprint(checkpoint, blocks, tmp_path):
     prints = {load_model(str(checkpoint), dtype=dtype).fingerprint for dtype in ("float32", "bfloat16")}
     blocks.clear()
     assert {load_model(str(checkpoint), dtype=dtype).fingerprint for dtype in ("float32", "bfloat16")} == prints
@@ -181,7 +181,7 @@ def digit(text: str) -> str:
         digit,
     ],
 )
-def test_a_record_that_is_damaged_is_as_if_it_were_not_there(checkpoint, blocks, tmp_path, damage):
+def test_damaged_record_is_recomputed(checkpoint, blocks, tmp_path, damage):
     first = load_model(str(checkpoint)).fingerprint
     (record,) = records(tmp_path / "cache")
     right = record.read_text()
@@ -205,7 +205,7 @@ def test_a_cache_that_cannot_be_used(checkpoint, blocks, tmp_path):
     assert records(tmp_path / "cache") == [record.parent]
 
 
-def test_files_that_change_while_they_are_read_leave_no_record(checkpoint, blocks, tmp_path, monkeypatch):
+def test_files_changed_while_read_leave_no_record(checkpoint, blocks, tmp_path, monkeypatch):
     read = load.AutoModelForCausalLM.from_pretrained
 
     def changed(*arguments, **keywords):
@@ -217,26 +217,26 @@ def test_files_that_change_while_they_are_read_leave_no_record(checkpoint, block
     assert records(tmp_path / "cache") == []
 
 
-def test_files_that_changed_just_now_leave_no_record(checkpoint, blocks, tmp_path, monkeypatch):
+def test_recently_changed_files_leave_no_record(checkpoint, blocks, tmp_path, monkeypatch):
     monkeypatch.setattr(hashing, "SETTLED_S", 3600)
     load_model(str(checkpoint))
     assert records(tmp_path / "cache") == []
 
 
-def test_weights_that_may_come_from_elsewhere_leave_no_record(checkpoint, blocks, tmp_path):
+def test_checkpoint_with_an_adapter_leaves_no_record(checkpoint, blocks, tmp_path):
     config = load.read_config(str(checkpoint))
     assert hashing.Checkpoint.of(str(checkpoint), config) is not None
     (checkpoint / "adapter_config.json").write_text("{}")
     assert hashing.Checkpoint.of(str(checkpoint), config) is None
 
 
-def test_models_that_are_no_checkpoints_leave_no_record(blocks, tmp_path):
+def test_models_without_a_checkpoint_leave_no_record(blocks, tmp_path):
     load_model("random:tiny")
     load_model("demo")
     assert records(tmp_path) == []
 
 
-def test_where_records_lie(monkeypatch, tmp_path):
+def test_location_of_records(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_root() == Path(os.environ["INLAY_CACHE_ROOT"])
     monkeypatch.delenv("INLAY_CACHE_ROOT")

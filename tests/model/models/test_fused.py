@@ -123,7 +123,7 @@ def test_original_weights_are_freed():
 
 
 @pytest.mark.parametrize("name", list(CONFIGS))
-def test_parts_hold_every_weight_once(name):
+def test_parts_contain_every_weight_once(name):
     model = tiny(name).model
     listed = dict.fromkeys(id(p) for _, part in parts(model) for p in part.parameters())  # tied ones come twice
     assert list(listed) == [id(p) for p in model.parameters()]
@@ -138,7 +138,7 @@ def test_a_packed_model_asks_for_no_gradients():
     assert not model(torch.tensor([IDS]), use_cache=False).logits.requires_grad
 
 
-def test_what_is_replaced_is_as_documented():
+def test_replaced_modules_are_as_documented():
     model = prepared("qwen3").model
     layer = model.model.layers[0]
     assert isinstance(layer.self_attn, FusedAttention)

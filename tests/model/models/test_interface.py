@@ -8,7 +8,7 @@ from inlay.models.interface import IMPLEMENTATION, attention_implementation
 from tests.conftest import tiny
 
 
-def test_blocks_that_overlap_leave_a_model_as_it_was():
+def test_overlapping_blocks_restore_the_model():
     """Two engines over one model compute on threads of their own: neither block ends inside the other."""
     model = tiny("llama").model
     before = model.config._attn_implementation
@@ -21,7 +21,7 @@ def test_blocks_that_overlap_leave_a_model_as_it_was():
     assert model.config._attn_implementation == before
 
 
-def test_blocks_inside_each_other():
+def test_nested_blocks_restore_the_model():
     model = tiny("llama").model
     before = model.config._attn_implementation
     with attention_implementation(model, IMPLEMENTATION):

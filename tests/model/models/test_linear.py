@@ -44,7 +44,7 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
 
 @settings(max_examples=examples(40))
 @given(st.data(), sizes, sizes, st.booleans(), st.sampled_from(DTYPES))
-def test_packed_layers_compute_what_linear_layers_do(data, inputs, outputs, biased, dtype):
+def test_packed_layers_equal_linear_layers(data, inputs, outputs, biased, dtype):
     if not can_pack(dtype):
         pytest.skip("oneDNN does not compute in this dtype here")
     shape = (*data.draw(st.lists(st.integers(0, 5), max_size=2)), inputs)
@@ -68,7 +68,7 @@ def test_few_numbers_of_rows_are_multiplied():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_of_a_packed_layer_is_the_same_whatever_it_is_padded_with(dtype):
+def test_row_of_a_packed_layer_does_not_depend_on_padding(dtype):
     if not can_pack(dtype):
         pytest.skip("oneDNN does not compute in this dtype here")
     torch.manual_seed(0)
@@ -85,7 +85,7 @@ needs_kernel = pytest.mark.skipif(
 @pytest.mark.parametrize("instruction_set", ["avx512bf16", "avx2", "portable"])
 @settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 140), st.integers(1, 300), st.integers(1, 120), st.booleans(), st.integers(1, 3))
-def test_direct_layers_compute_what_linear_layers_do(instruction_set, rows, inputs, outputs, biased, threads):
+def test_direct_layers_equal_linear_layers(instruction_set, rows, inputs, outputs, biased, threads):
     """Odd sizes, all ways through the kernels (few rows, tiles, several blocks of inputs), rows that lie apart."""
     if not kernel.linear_supported(instruction_set):
         pytest.skip("another processor")
@@ -104,7 +104,7 @@ def test_direct_layers_compute_what_linear_layers_do(instruction_set, rows, inpu
 
 
 @pytest.mark.parametrize("instruction_set", ["avx512bf16", "avx2", "portable"])
-def test_direct_layers_take_more_rows_than_one_share_of_work_has(instruction_set):
+def test_direct_layers_take_many_rows(instruction_set):
     if not kernel.linear_supported(instruction_set):
         pytest.skip("another processor")
     torch.manual_seed(2)
@@ -138,7 +138,7 @@ def test_inputs_need_not_be_contiguous(dtype):
     assert close(packed(weight, None)(x), exact(x, weight, None))
 
 
-def test_where_neither_kernel_nor_onednn_can_have_it_the_layer_is_stock(monkeypatch):
+def test_unpackable_layer_stays_stock(monkeypatch):
     weight = torch.randn(4, 3, dtype=torch.float64)
     layer = packed(weight, None)
     assert type(layer) is nn.Linear
@@ -149,7 +149,7 @@ def test_where_neither_kernel_nor_onednn_can_have_it_the_layer_is_stock(monkeypa
     assert type(packed(weight.bfloat16().t(), None)) is nn.Linear, "its blocks do not lie together"
 
 
-def test_several_layers_become_one():
+def test_several_layers_are_joined_into_one():
     layers = [nn.Linear(6, size, bias=size != 4) for size in (3, 4, 5)]
     x = torch.randn(2, 6)
     expected = torch.cat([layer(x) for layer in layers], -1)

@@ -71,7 +71,7 @@ def test_a_checkpoint_is_loaded_in_the_dtype_of_its_weights(checkpoint, tmp_path
     assert load_model(folder, dtype="float32").model.dtype == torch.float32
 
 
-def test_fingerprints_tell_weights_apart(checkpoint):
+def test_fingerprints_differ_between_weights(checkpoint):
     model = load_model(str(checkpoint))
     assert model.fingerprint == load_model(str(checkpoint)).fingerprint
     with torch.no_grad():
@@ -81,12 +81,12 @@ def test_fingerprints_tell_weights_apart(checkpoint):
     assert load_model("random:tiny", seed=1).fingerprint != load_model("random:tiny", seed=2).fingerprint
 
 
-def test_demo_says_what_it_is():
+def test_demo_and_random_models_have_a_note():
     assert "knows nothing else" in load_model("demo").note
     assert "random weights" in load_model("random:tiny").note
 
 
-def test_a_random_model_ends_where_its_tokenizer_says():
+def test_random_model_has_the_end_token_of_its_tokenizer():
     loaded = load_model("random:tiny")
     assert stop_ids(loaded) == {loaded.tokenizer.convert_tokens_to_ids("<|end|>")}
 
@@ -142,13 +142,13 @@ def test_shapes_are_valid_configurations(shape):
         ("./nowhere", "./nowhere: no such directory; give the folder of a Hugging Face checkpoint"),
     ],
 )
-def test_names_that_are_nothing(name, sentence):
+def test_invalid_model_names_are_rejected(name, sentence):
     for load in (load_model, load_tokenizer):
         with pytest.raises(ModelError, match=sentence):
             load(name)
 
 
-def test_a_hub_name_that_cannot_be_had(monkeypatch):
+def test_unavailable_hub_name_is_rejected(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with raises("model.not_found", ModelError, names="nobody/nothing"):
         load_model("nobody/nothing")
@@ -174,8 +174,8 @@ def test_missing_or_broken_weights(checkpoint, tmp_path):
         load_model(folder)
 
 
-def test_weights_that_do_not_fit_the_configuration(checkpoint, tmp_path):
-    """transformers would fill what is missing with noise, and say so in a log."""
+def test_weights_missing_from_a_checkpoint_are_rejected(checkpoint, tmp_path):
+    """transformers would fill missing weights with noise, and only log it."""
     folder = copy_of(checkpoint, tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"], weights["model.norm.weight"]
@@ -201,7 +201,7 @@ def test_a_missing_tokenizer(checkpoint, tmp_path):
         ),
     ],
 )
-def test_models_that_are_refused(checkpoint, tmp_path, changes, reason):
+def test_unsupported_models_are_rejected(checkpoint, tmp_path, changes, reason):
     with pytest.raises(ModelError, match=reason):
         load_model(copy_of(checkpoint, tmp_path, **changes))
 

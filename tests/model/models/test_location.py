@@ -24,7 +24,7 @@ def folder(path: Path, **files: str | bytes) -> str:
     return str(path)
 
 
-def test_wrong_files_are_told_with_the_remedy(tmp_path):
+def test_invalid_files_are_rejected_with_a_remedy(tmp_path):
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 99\n"
     places = {name: tmp_path / name for name in ("lora", "lfs", "file")}
     for place in places.values():
@@ -45,7 +45,7 @@ def test_wrong_files_are_told_with_the_remedy(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["dmo", "Demo", "demos"])
-def test_a_misspelt_demo_does_not_wait_for_the_hub(name, monkeypatch):
+def test_misspelt_demo_is_rejected_without_asking_the_hub(name, monkeypatch):
     monkeypatch.setattr("transformers.AutoConfig.from_pretrained", None)  # no configuration is read
     for load in (load_model, load_tokenizer):
         with raises("model.not_found", ModelError) as caught:
@@ -53,7 +53,7 @@ def test_a_misspelt_demo_does_not_wait_for_the_hub(name, monkeypatch):
         assert "did you mean demo" in str(caught.value)
 
 
-def test_a_path_is_a_model_and_home_is_known(monkeypatch):
+def test_path_is_a_model_and_home_is_expanded(monkeypatch):
     monkeypatch.setenv("HOME", str(MODEL_DIRECTORY.parent))
     by_path, by_home = load_model(MODEL_DIRECTORY), load_model("~/demo")
     assert by_path.fingerprint == by_home.fingerprint
@@ -91,7 +91,7 @@ def own_text(loaded) -> str:
         (None, {"tokenizer": bytes_tokenizer(), "quantization": "int8"}, "quantization is for a model given by name"),
     ],
 )
-def test_models_of_transformers_that_cannot_be_served(change, arguments, sentence):
+def test_unsupported_transformers_models_are_rejected(change, arguments, sentence):
     made = AutoModelForCausalLM.from_config(tiny("llama").model.config, dtype=torch.float32).eval()
     if change is not None:
         getattr(made, change)()
@@ -99,19 +99,19 @@ def test_models_of_transformers_that_cannot_be_served(change, arguments, sentenc
         LLM(made, **arguments)
 
 
-def test_what_is_no_model_at_all():
+def test_wrong_model_arguments_are_rejected():
     with raises("parameter.wrong_type", ParameterError, names="model is"):
         LLM(3)  # type: ignore[arg-type]
     with raises("parameter.conflict", ParameterError, names="tokenizer"):
         LLM("demo", tokenizer=bytes_tokenizer())
 
 
-def test_bars_are_for_terminals(capfd):
+def test_progress_bars_are_shown_on_terminals_only(capfd):
     load_model("demo")
     assert "Loading weights" not in capfd.readouterr().err
 
 
-def test_a_tokenizer_is_had_whatever_the_family(tmp_path):
+def test_tokenizer_loads_for_any_family(tmp_path):
     for file in MODEL_DIRECTORY.glob("tokenizer*"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     alone = load_tokenizer(tmp_path)

@@ -55,7 +55,7 @@ def refused(folder, sentence: str, model: str = "llama") -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_read_is_the_product_that_peft_documents(tmp_path):
+def test_loaded_update_equals_the_documented_product(tmp_path):
     settings = {"use_rslora": True, "ranks": {"o_proj": 5}, "alpha_pattern": {"up_proj": 1}}
     folder = write_adapter(tmp_path / "a", tiny("llama"), ALL, **settings)
     adapter = load_adapter(tiny("llama").model, "a", folder)
@@ -97,7 +97,7 @@ def test_layers_are_named_by_ends_patterns_and_numbers(config, adapted, tmp_path
     refused(folder, r"has no weights for .*, which target_modules names|holds no weights")
 
 
-def test_the_digest_is_of_what_is_computed(tmp_path):
+def test_digest_depends_only_on_the_computed_update(tmp_path):
     """Of numbers and scales: not of names, nor of how the scale is written."""
     loaded = tiny("llama")
     one = write_adapter(tmp_path / "one", loaded, rank=4, lora_alpha=8)
@@ -143,11 +143,11 @@ def test_the_digest_is_of_what_is_computed(tmp_path):
         ({"layers_to_transform": ["0"]}, "says layers_to_transform that are no whole numbers"),
     ],
 )
-def test_configurations_that_are_refused(config, sentence, folder):
+def test_unsupported_configurations_are_rejected(config, sentence, folder):
     refused(changed(folder, **config), sentence)
 
 
-def test_what_says_nothing_of_the_sum_is_taken(folder):
+def test_settings_without_effect_on_the_update_are_accepted(folder):
     said = {
         "lora_dropout": 0.1,
         "inference_mode": True,
@@ -160,7 +160,7 @@ def test_what_says_nothing_of_the_sum_is_taken(folder):
     assert load_adapter(tiny("llama").model, "mine", folder).updates
 
 
-def test_files_that_are_missing_or_damaged(folder, tmp_path):
+def test_missing_or_damaged_files_are_rejected(folder, tmp_path):
     weights, config = folder / "adapter_model.safetensors", folder / "adapter_config.json"
     refused(tmp_path / "nowhere", "no such directory; give the folder that PEFT's save_pretrained wrote")
     refused(weights, "is a file; give the folder")
@@ -224,17 +224,17 @@ def test_files_that_are_missing_or_damaged(folder, tmp_path):
         ),
     ],
 )
-def test_weights_that_are_refused(change, sentence, folder):
+def test_unsupported_weights_are_rejected(change, sentence, folder):
     refused(reweighed(folder, change), sentence)
 
 
-def test_an_adapter_of_another_model(folder):
+def test_adapter_of_another_model_is_rejected(folder):
     refused(folder, "it adapts model.layers.0.self_attn.q_proj, which is no linear layer of this model", "gpt2")
     with raises("adapter.wrong_model", ModelError, names="q_proj"):
         load_adapter(tiny("qwen3").model, "mine", folder)
 
 
-def test_names_and_folders_that_are_none(folder):
+def test_invalid_names_and_folders_are_rejected(folder):
     model = tiny("llama").model
     for name in ("", " ", "a\nb", "x" * 201, 3):
         with raises("adapter.invalid_name", ParameterError, names="200"):
@@ -247,7 +247,7 @@ def test_names_and_folders_that_are_none(folder):
         load_adapters(model, "tiny", {"mine": 3})
 
 
-def test_layers_are_found_in_whatever_they_are_joined_to():
+def test_linear_layers_are_found_inside_joined_layers():
     stock, fused = linear_places(tiny("llama").model), linear_places(prepared("llama").model)
     assert stock.keys() == fused.keys()
     for path, place in stock.items():
@@ -260,8 +260,8 @@ def test_layers_are_found_in_whatever_they_are_joined_to():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("make", [packed, None])
-def test_rows_that_lie_scattered(dtype, make, tmp_path):
-    """Of one layer: every row has what its own adapter adds, to rounding in its dtype."""
+def test_scattered_rows_use_their_own_adapters(dtype, make, tmp_path):
+    """In one layer, every row gets the output of its own adapter, to rounding in its dtype."""
     loaded = tiny("llama")
     folders = [write_adapter(tmp_path / str(seed), loaded, ALL, seed=seed, rank=3 + seed) for seed in range(2)]
     layer = loaded.model.get_submodule(Q0)
@@ -289,7 +289,7 @@ def test_rows_that_lie_scattered(dtype, make, tmp_path):
 
 
 def test_an_idle_adapter_adds_no_operation_to_a_pass(folder):
-    """A pass without its rows does what it does without any adapter; one with them does more."""
+    """A pass without rows of an adapter runs the same operations as without adapters; one with them runs more."""
     model = prepared("llama").model
     ids = torch.tensor([[3, 1, 4, 1, 5]])
     adapter = load_adapter(model, "a", folder)
@@ -302,7 +302,7 @@ def test_an_idle_adapter_adds_no_operation_to_a_pass(folder):
     adapters.remove()
 
 
-def test_hooks_of_an_adapter_act_in_passes_that_have_rows_of_it_alone(folder):
+def test_adapter_hooks_act_only_in_passes_with_its_rows(folder):
     """Layers of few rows go the fast way elsewhere, also those of another engine over the same model."""
     model = prepared("llama").model
     adapter = load_adapter(model, "a", folder)
@@ -335,7 +335,7 @@ def operations(model, ids) -> Counter[str]:
     return counted
 
 
-def test_layers_that_are_not_called_with_the_rows_of_a_pass_are_refused(tmp_path):
+def test_layers_called_without_pass_rows_are_rejected(tmp_path):
     """Latent attention reads the weights that would expand the latent, and calls no layer with them."""
     loaded = tiny_family("deepseek_v3")
     before = sum(len(module._forward_hooks) for module in loaded.model.modules())
@@ -347,6 +347,6 @@ def test_layers_that_are_not_called_with_the_rows_of_a_pass_are_refused(tmp_path
     LLM(loaded, kv_memory="8MiB", adapters={"b": good}).shutdown()
 
 
-def test_a_layer_says_what_it_stands_for():
+def test_joined_layer_lists_its_original_layers():
     layers = [torch.nn.Linear(4, 3), torch.nn.Linear(4, 2)]
     assert joined(layers, packed).stands_for == (("", 3), ("", 2))

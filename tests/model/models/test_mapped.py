@@ -78,7 +78,7 @@ def _linear(weight):
     return layer
 
 
-def test_what_lies_in_none_of_the_files_is_copied(file, reads, tmp_path):
+def test_tensors_outside_the_files_are_copied(file, reads, tmp_path):
     path, weights = file
     other = tmp_path / "other.safetensors"
     theirs = write(other, 1)
@@ -92,7 +92,7 @@ def test_what_lies_in_none_of_the_files_is_copied(file, reads, tmp_path):
     assert reads == []
 
 
-def test_a_file_that_was_replaced_gives_what_was_mapped(file, tmp_path):
+def test_replaced_file_gives_the_mapped_contents(file, tmp_path):
     path, weights = file
     found = opened(path)
     write(tmp_path / "new", 2)
@@ -112,7 +112,7 @@ def test_other_dtypes_and_strides_are_not_read(file):
     files.close()
 
 
-def test_a_read_that_fails_or_ends_early_is_made_good(file, monkeypatch):
+def test_failed_or_short_read_is_completed_by_copying(file, monkeypatch):
     path, weights = file
     found = opened(path)
 

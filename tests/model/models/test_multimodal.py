@@ -69,12 +69,12 @@ def _ids(length: int, seed: int = 0) -> list[int]:
     return torch.randint(0, 250, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def test_every_type_has_a_checkpoint_here():
+def test_every_multimodal_type_is_checked():
     assert set(MULTIMODAL) == set(CASES) == set(TEXT)
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_answers_to_texts_are_those_of_the_stock_multimodal_class(kind, folders):
+def test_text_answers_equal_the_stock_multimodal_class(kind, folders):
     loaded = load_model(folders[kind], dtype="float32")
     assert loaded.model.config.model_type == TEXT[kind][0]
     recorder = Recorder(loaded)
@@ -86,7 +86,7 @@ def test_answers_to_texts_are_those_of_the_stock_multimodal_class(kind, folders)
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_the_note_counts_the_weights_that_are_left_out(kind, folders, caplog):
+def test_note_counts_unused_weights(kind, folders, caplog):
     with caplog.at_level(logging.WARNING):
         loaded = load_model(folders[kind], dtype="float32")
     names = [name for file in folders[kind].glob("*.safetensors") for name in load_file(file)]
@@ -99,7 +99,7 @@ def test_the_note_counts_the_weights_that_are_left_out(kind, folders, caplog):
     assert "LOAD REPORT" not in caplog.text
 
 
-def test_weights_that_are_left_out_are_not_read_ahead(folders):
+def test_unused_weights_are_not_read_ahead(folders):
     files = sorted(folders["gemma3"].glob("*.safetensors"))
     text = TextWeights("gemma3", read_config(str(folders["gemma3"])))
     kept = pieces_of(files, text.__contains__)
@@ -127,13 +127,13 @@ def test_a_missing_weight_of_the_text_model_is_an_error(kind, folders, tmp_path)
         load_model(_without(folders[kind], tmp_path / "lacking", "layers.1.self_attn.q_proj.weight"))
 
 
-def test_a_missing_head_is_an_error_unless_it_is_tied(folders, tmp_path):
+def test_missing_head_is_an_error_unless_tied(folders, tmp_path):
     with raises("model.missing_weights", ModelError):
         load_model(_without(folders["smolvlm"], tmp_path / "lacking", "lm_head.weight"))
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_whole_checkpoint_says_if_the_head_is_tied(tied, tmp_path):
+def test_checkpoint_configuration_decides_whether_the_head_is_tied(tied, tmp_path):
     """The text configuration of Mistral 3 says otherwise in one of the two cases."""
     model = multimodal_model("mistral3", tie_word_embeddings=tied)
     loaded = load_model(save(model, tmp_path), dtype="float32", weights="stock")
@@ -143,7 +143,7 @@ def test_the_whole_checkpoint_says_if_the_head_is_tied(tied, tmp_path):
     close(logits, _expected(model, prompt, output))
 
 
-def test_packed_and_rounded_weights_are_made_of_the_text_model_alone(folders):
+def test_packed_and_rounded_weights_are_of_the_text_model_only(folders):
     for settings in ({}, {"quantization": "int8"}):
         loaded = load_model(folders["gemma4"], dtype="bfloat16", device="cpu", **settings)
         assert any(isinstance(module, FrozenLinear) for module in loaded.model.modules())
@@ -219,7 +219,7 @@ def test_the_fingerprint_does_not_depend_on_the_form_of_the_weights(folders):
 
 
 @pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
-def test_an_adapter_that_was_trained_on_the_whole_model_serves_its_text_model(prefix, folders, tmp_path):
+def test_adapter_of_the_whole_model_serves_its_text_model(prefix, folders, tmp_path):
     loaded = load_model(folders["gemma3"], dtype="float32", weights="stock")
     alone, trained = write_adapter(tmp_path / "alone", loaded), write_adapter(tmp_path / "whole", loaded)
     factors = load_file(trained / "adapter_model.safetensors")
@@ -247,7 +247,7 @@ def test_a_configuration_is_checked_without_weights(kind, folders):
 
 
 @pytest.mark.parametrize("kind", ["gemma4", "mistral3", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])
-def test_memory_is_that_of_the_text_model(kind, folders):
+def test_memory_is_counted_for_the_text_model(kind, folders):
     predicted = shape_of(read_config(str(folders[kind]))).bytes_per_token(CODECS["fp32"])
     taken = LLM(load_model(folders[kind], dtype="float32"), kv_memory="16MiB").store.pool.bytes_per_token
     assert taken == predicted
@@ -266,7 +266,7 @@ def test_the_chat_template_of_the_processor_is_used_if_the_tokenizer_has_none(fo
     assert load_tokenizer(folder).chat_template == "{{ messages[0]['content'] }}"
 
 
-def test_the_ends_of_a_text_are_those_of_the_whole_checkpoint(folders, tmp_path):
+def test_end_tokens_come_from_the_whole_checkpoint(folders, tmp_path):
     folder = _without(folders["gemma3"], tmp_path / "copy", "mm_soft_emb_norm.weight")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": [1, 106]}))
@@ -274,13 +274,13 @@ def test_the_ends_of_a_text_are_those_of_the_whole_checkpoint(folders, tmp_path)
     assert {1, 106} <= stop_ids(load_model(folder))
 
 
-def test_other_configurations_stay_as_they_are(folders):
+def test_text_only_configurations_are_unchanged(folders):
     config = text_config(read_config(str(folders["gemma3"])))
     assert text_config(config) is config
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "video_url"])
-def test_a_server_refuses_a_part_that_is_no_text_and_names_the_text_model(kind, folders):
+def test_server_rejects_non_text_parts_and_names_the_text_model(kind, folders):
     llm = AsyncLLM(load_model(folders["gemma3"], dtype="float32"), kv_memory="16MiB", seed=0)
     content = [{"type": "text", "text": "What is this?"}, {"type": kind, kind: {"url": "data:,"}}]
     with running(llm) as site:

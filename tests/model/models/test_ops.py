@@ -52,7 +52,7 @@ def test_silu_mul(rows, width, dtype):
 
 
 @pytest.mark.usefixtures("way")
-def test_silu_of_what_is_far_out():
+def test_silu_of_extreme_values():
     gate = torch.tensor([-1e4, -200.0, -90.0, 0.0, 90.0, 1e4] * 4)
     found = ops.silu_mul(torch.cat((gate, torch.ones(24))))
     assert torch.allclose(found, gate.clamp_min(0), atol=1e-30)
@@ -62,7 +62,7 @@ def test_silu_of_what_is_far_out():
 @settings(max_examples=examples(40))
 @given(rows, st.integers(1, 5), st.integers(1, 70), st.sampled_from(DTYPES))
 def test_rotate(rows, heads, half, dtype):
-    """As complex numbers, and only the heads that were given: the values behind them stay."""
+    """As complex numbers, and only the heads that were given: the values after them stay."""
     torch.manual_seed(rows * 1000 + half)
     everything = torch.randn(rows, heads + 2, 2 * half).to(dtype)
     before = everything.clone()
@@ -117,7 +117,7 @@ def test_nan_stays_nan():
 
 @pytest.mark.skipif(not ops.COMPILED, reason="the kernel was not built")
 @pytest.mark.parametrize("threads", [1, 3])
-def test_what_times_reading_reads_everything(threads):
+def test_read_benchmark_reads_every_byte(threads):
     numbers = torch.arange(6 * 64 * 3, dtype=torch.int32)  # whole vectors in every stream of every thread
     assert ops.kernel.read(numbers.data_ptr(), numbers.nbytes, threads) == int(numbers.sum())
     assert ops.kernel.read(numbers.data_ptr(), 0, threads) == 0

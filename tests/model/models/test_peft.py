@@ -29,7 +29,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", list(CASES))
-def test_logits_are_those_of_peft(case, tmp_path):
+def test_logits_equal_peft(case, tmp_path):
     loaded = tiny("gpt2" if case == "c_attn" else "llama")
     torch.manual_seed(0)
     config = peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **CASES[case])
@@ -45,7 +45,7 @@ def test_logits_are_those_of_peft(case, tmp_path):
 
 
 @pytest.mark.parametrize("change", [{"use_dora": True}, {"modules_to_save": ["lm_head"]}, {"lora_bias": True}])
-def test_what_peft_can_do_beyond_that_is_refused(change, tmp_path):
+def test_peft_features_without_support_are_rejected(change, tmp_path):
     from inlay import LLM
     from inlay.errors import ModelError
 

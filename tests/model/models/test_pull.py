@@ -49,7 +49,7 @@ def hub(tmp_path, monkeypatch):
     return repository
 
 
-def test_what_a_model_needs_and_no_pickles(hub, capsys):
+def test_pull_loads_needed_files_and_no_pickles(hub, capsys):
     assert main(["pull", "owner/name"]) == 0
     folder = hub.parent / "cache"
     assert capsys.readouterr().out == f"{folder}\n"
@@ -60,13 +60,13 @@ def test_what_a_model_needs_and_no_pickles(hub, capsys):
     }
 
 
-def test_pickled_weights_alone_are_refused(hub):
+def test_pickled_weights_are_rejected(hub):
     (hub / "model-00001-of-00001.safetensors").unlink()
     with raises("model.pickled_weights", ModelError, names="owner/name"):
         pull("owner/name")
 
 
-def test_nothing_is_downloaded_of_a_model_that_would_be_refused(hub):
+def test_nothing_is_downloaded_of_an_unsupported_model(hub):
     AutoConfig.for_model("bert").save_pretrained(hub)
     with raises("model.unknown_architecture", ModelError, names="bert"):
         pull("owner/name")
@@ -85,7 +85,7 @@ RESPONSE: Any = SimpleNamespace(headers={}, request=None)
         (OSError("disk full\nmore"), "could not be downloaded: disk full; what is here already is kept, so try again"),
     ],
 )
-def test_what_the_hub_says_is_one_sentence(monkeypatch, error, reason):
+def test_hub_error_is_one_sentence(monkeypatch, error, reason):
     def fail(*_, **__):
         raise error
 
@@ -94,20 +94,20 @@ def test_what_the_hub_says_is_one_sentence(monkeypatch, error, reason):
         pull("owner/name")
 
 
-def test_offline_with_the_hubs_own_client(monkeypatch, tmp_path):
+def test_offline_pull_is_rejected(monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     with raises("model.not_pulled", ModelError, names="cannot be reached"):
         pull("owner/no-such-name")
 
 
-def test_a_name_that_is_none():
+def test_invalid_name_is_rejected():
     with raises("model.not_pulled", ModelError, names="OWNER/NAME"):
         pull("a//b c")
 
 
 class Told(logging.Handler):
-    """Knows when something was logged, and what."""
+    """A log handler that records messages and sets an event."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class Told(logging.Handler):
         self.heard.set()
 
 
-def test_a_hub_that_does_not_answer_is_told_of_meanwhile(monkeypatch):
+def test_slow_hub_is_reported_while_waiting(monkeypatch):
     told = Told()
 
     def silent(*_: Any, **__: Any) -> None:
@@ -140,13 +140,13 @@ def test_a_hub_that_does_not_answer_is_told_of_meanwhile(monkeypatch):
     assert told.said[0].startswith("still waiting for the Hugging Face hub to answer for owner/name (0 s so far); with")
 
 
-def test_nothing_is_said_of_a_folder(tmp_path, monkeypatch):
+def test_nothing_is_logged_for_a_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(module.threading, "Thread", None)
     with module.waiting(str(tmp_path)):
         pass
 
 
-def test_a_gguf_file_is_a_name_of_its_own(hub, capsys):
+def test_gguf_file_is_pulled_by_its_name(hub, capsys):
     for part in (1, 2):
         (hub / f"model-Q4_0-{part:05}-of-00002.gguf").write_text("GGUF")
     assert main(["pull", "owner/name/model-Q4_0-00002-of-00002.gguf"]) == 0
@@ -155,7 +155,7 @@ def test_a_gguf_file_is_a_name_of_its_own(hub, capsys):
     assert {path.name for path in cache.iterdir()} == {f"model-Q4_0-{part:05}-of-00002.gguf" for part in (1, 2)}
 
 
-def test_a_repository_of_gguf_files_asks_for_one_of_them(monkeypatch):
+def test_repository_of_gguf_files_needs_a_file_name(monkeypatch):
     def lacking(*_: Any, **__: Any):
         raise EntryNotFoundError("404")
 
@@ -166,8 +166,8 @@ def test_a_repository_of_gguf_files_asks_for_one_of_them(monkeypatch):
         pull("owner/name")
 
 
-def test_names_that_are_loaded_are_pulled_first(hub, monkeypatch, tmp_path):
-    """So that run, serve and chat refuse what pull refuses, and take up what was interrupted."""
+def test_loading_a_name_pulls_it_first(hub, monkeypatch, tmp_path):
+    """So run, serve and chat reject what pull rejects, and resume interrupted downloads."""
     folder = tmp_path / "whole"
     copy.deepcopy(tiny("llama").model).save_pretrained(folder)
     tiny("llama").tokenizer.save_pretrained(folder)

@@ -106,7 +106,7 @@ def test_int4_rounds_to_half_a_step(way, blocks, groups, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", [Int8Linear, Int4Linear])
 @pytest.mark.parametrize("biased", [False, True])
-def test_any_number_of_rows_gives_the_same(kind, dtype, biased, way, monkeypatch):
+def test_result_does_not_depend_on_the_number_of_rows(kind, dtype, biased, way, monkeypatch):
     """In PyTorch, few rows go through its kernels and many through a converted weight, stretch by stretch."""
     monkeypatch.setattr(quantize, "STRETCH", 1 << 14)
     weight, bias = weights(192, 96, dtype), torch.randn(192).to(dtype) if biased else None
@@ -132,7 +132,7 @@ def untried():
 
 
 @pytest.mark.parametrize("compiled", [False, ops.COMPILED])
-def test_int4_in_pytorch_with_the_kernels_unpacking_and_without(compiled, untried, pytorch, monkeypatch):
+def test_int4_is_equal_with_and_without_fast_unpacking(compiled, untried, pytorch, monkeypatch):
     monkeypatch.setattr(ops, "COMPILED", compiled)
     layer, x = Int4Linear(weights(128, 64, torch.float32)), torch.randn(60, 64)
     assert torch.allclose(layer(x), x @ weight_of(layer, torch.float32).T.float(), atol=1e-3)
@@ -141,7 +141,7 @@ def test_int4_in_pytorch_with_the_kernels_unpacking_and_without(compiled, untrie
 
 
 @pytest.mark.skipif(not ops.COMPILED, reason="built without a compiler")
-def test_a_processor_whose_packing_is_another_is_noticed(untried, monkeypatch):
+def test_unknown_packing_order_is_detected(untried, monkeypatch):
     """The layout is PyTorch's own affair; where it differs, its own kernel does all the work."""
     pack = quantize.int4_pack
     monkeypatch.setattr(quantize, "int4_pack", lambda numbers, tiles: pack(numbers.flip(0), tiles))
@@ -155,7 +155,7 @@ def test_a_weight_of_equal_numbers(way):
             assert torch.allclose(found, weight.double(), rtol=1e-2)
 
 
-def test_what_cannot_be_cut_into_blocks_keeps_8_bits():
+def test_weights_of_odd_sizes_keep_8_bits():
     assert isinstance(int4(torch.randn(64, GROUP), None), Int4Linear)
     assert isinstance(int4(torch.randn(63, GROUP), None), Int8Linear)
     assert isinstance(int4(torch.randn(64, GROUP + 1), None), Int8Linear)
@@ -189,7 +189,7 @@ def test_every_family_stays_near_the_stock_model(name):
             assert (model(ids, use_cache=False).logits - truth).norm() < bound * truth.norm()
 
 
-def test_demo_keeps_its_mind():
+def test_quantized_demo_has_a_bounded_logit_error():
     """Measured: relative error of logits 0.02 with int8 and 0.1 with int4; docs/guides/weights.md has answers."""
     stock = load_model("demo", weights="stock")
     text = "What is the fee of the ferry to Asha? The ferry to Asha takes 40 minutes and costs 3 coins. " * 3
@@ -202,7 +202,7 @@ def test_demo_keeps_its_mind():
             assert error < bound
 
 
-def test_keys_tell_quantized_states_apart():
+def test_fingerprints_differ_between_quantizations():
     forms = [
         WeightForm(),
         WeightForm(weights="stock"),
@@ -216,7 +216,7 @@ def test_keys_tell_quantized_states_apart():
 
 
 @pytest.mark.parametrize("kind", [Int8Linear, Int4Linear])
-def test_the_original_weight_is_left_alone(kind, way):
+def test_original_weight_is_unchanged(kind, way):
     """Where the head is tied it is the embedding's too."""
     for dtype in DTYPES:
         weight = weights(64, 64, dtype)
@@ -232,13 +232,13 @@ def test_the_original_weight_is_left_alone(kind, way):
         ({"weights": "stock", "quantization": "int8"}, 'quantization replaces the stock layers; leave out weights="st'),
     ],
 )
-def test_settings_that_are_wrong(settings, sentence):
+def test_invalid_settings_are_rejected(settings, sentence):
     for make in (LLM, load_model):
         with pytest.raises(ParameterError, match=sentence):
             make("random:tiny", **settings)
 
 
-def test_a_loaded_model_is_used_as_it_is():
+def test_loaded_model_rejects_loading_options():
     for name, value in (("weights", "stock"), ("quantization", "int8")):
         with raises("parameter.conflict", ParameterError, names=str(name)):
             LLM(tiny("llama"), **{name: value})

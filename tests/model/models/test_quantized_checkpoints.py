@@ -58,7 +58,7 @@ def numbers_of(weight: Tensor, bits: int, group: int, *, symmetric: bool, order:
 
 
 def words(numbers: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
-    """Rows of numbers in rows of words of 32 bits, number by number. order: which number lies at each place."""
+    """Pack rows of numbers into rows of 32-bit words, number by number. order: which number lies at each place."""
     each = 32 // bits
     order = order or tuple(range(each))
     packed = torch.zeros(len(numbers), -(-numbers.shape[1] // each), dtype=torch.int64)
@@ -316,7 +316,7 @@ def logits(model: nn.Module) -> Tensor:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_packing_is_what_it_means(tmp_path, name):
+def test_every_packing_equals_its_definition(tmp_path, name):
     entry, packing, kind = CASES[name]
     meant = write(tmp_path, entry, packing)
     unpacked = load_model(tmp_path, weights="stock")
@@ -348,7 +348,7 @@ def test_shards_answers_and_fingerprints(tmp_path):
     assert output.outputs[0].token_ids
 
 
-def test_bits_that_are_asked_for(tmp_path):
+def test_requested_bits_are_applied(tmp_path):
     meant = write(tmp_path, *CASES["awq"][:2])
     asked = load_model(tmp_path, quantization="int4").model
     assert isinstance(asked.model.layers[0].mlp.gate_up, Int4Linear)
@@ -375,7 +375,7 @@ def test_bits_that_are_asked_for(tmp_path):
         ),
     ],
 )
-def test_others_are_refused_with_what_works(tmp_path, entry, sentence):
+def test_other_packings_are_rejected_with_a_remedy(tmp_path, entry, sentence):
     stock().save_pretrained(tmp_path)
     bytes_tokenizer().save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -452,7 +452,7 @@ def changed(packing: Packing, **tensors: Tensor | None) -> Packing:
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_with_its_place(tmp_path, name, settings, tensors, sentence):
+def test_tensors_of_wrong_shape_are_rejected_with_their_name(tmp_path, name, settings, tensors, sentence):
     entry, packing, _ = CASES[name]
     write(tmp_path, entry | settings, changed(packing, **tensors))
     with pytest.raises(ModelError, match=sentence) as told:
@@ -461,7 +461,7 @@ def test_what_does_not_fit_is_refused_with_its_place(tmp_path, name, settings, t
     assert str(told.value).endswith("; give the original weights, with quantization int8 or int4")
 
 
-def test_bounds_of_activations_are_left_out(tmp_path):
+def test_activation_bounds_are_ignored(tmp_path):
     entry, packing, _ = CASES["fbgemm"]
     meant = write(tmp_path, entry, changed(packing, input_scale_ub=torch.tensor([1200.0]), bias=None))
     torch.testing.assert_close(logits(load_model(tmp_path).model), logits(meant), atol=1e-4, rtol=0)

@@ -29,13 +29,13 @@ def test_pieces_are_in_the_order_of_the_layers(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 8, (2).to_bytes(8, "little") + b"[]", (40).to_bytes(8, "little")])
-def test_a_damaged_header_is_left_to_who_reads_it(tmp_path, content):
+def test_damaged_header_is_left_to_the_reader(tmp_path, content):
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
     assert sum(piece.size for piece in pieces_of([path])) <= len(content)
 
 
-def test_no_more_is_asked_for_than_the_window(tmp_path, monkeypatch):
+def test_read_ahead_stays_within_its_window(tmp_path, monkeypatch):
     """A read past the window waits for the report that the bytes before it are used."""
     path = tmp_path / "file"
     path.write_bytes(b"")
@@ -60,7 +60,7 @@ def test_no_more_is_asked_for_than_the_window(tmp_path, monkeypatch):
     assert asked[-1] == 64 << 20
 
 
-def test_it_ends_when_the_block_does(tmp_path):
+def test_read_ahead_ends_with_its_block(tmp_path):
     with ReadAhead([ByteRange(tmp_path / "none", 0, 1 << 20)]):
         pass
     (tmp_path / "file").write_bytes(bytes(4 << 20))
@@ -69,7 +69,7 @@ def test_it_ends_when_the_block_does(tmp_path):
     assert not any(thread.name == "inlay-read-ahead" for thread in threading.enumerate())
 
 
-def test_bytes_are_told_and_the_rate_is_logged(caplog):
+def test_progress_is_reported_and_the_rate_is_logged(caplog):
     caplog.set_level(logging.INFO, "inlay.models.formats.reading")
     told: list[tuple[int, int]] = []
     with weights_progress(lambda done, total: told.append((done, total))):

@@ -27,7 +27,7 @@ def taken(model) -> int:
 
 @pytest.mark.parametrize("name", ["random:tiny", "demo"])
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])
-def test_what_a_load_takes(name, quantization):
+def test_counted_weight_bytes_equal_a_load(name, quantization):
     if quantization is None and not can_multiply(torch.zeros(1, dtype=torch.bfloat16)):
         pytest.skip("oneDNN does not say what it takes")
     model = load_model(name, dtype="bfloat16", quantization=quantization).model
@@ -49,12 +49,12 @@ FAMILIES = (
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_model_as_it_is_has_the_bytes_of_its_parameters(family):
+def test_unquantized_weight_bytes_equal_the_parameters(family):
     config = tiny_family(family).model.config
     numbers = sum(parameter.numel() for parameter in tiny_family(family).model.parameters())
     assert weight_bytes(config, torch.float32) == 4 * numbers
 
 
-def test_a_quantization_that_there_is_not():
+def test_unknown_quantization_is_rejected():
     with pytest.raises(ParameterError, match="use one of int8, int4"):
         weight_bytes(tiny_family("gpt2").model.config, torch.float32, "int3")

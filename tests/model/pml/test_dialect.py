@@ -1,4 +1,4 @@
-"""The dialect that the authors of Prompt Cache publish: it loads, and means what it means there."""
+"""The dialect that the authors of Prompt Cache publish: it loads, with the same meaning."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_paths_in_python_and_json() -> None:
     )
 
 
-def test_paths_beside_each_other_share_their_parents() -> None:
+def test_sibling_paths_share_their_parents() -> None:
     text = '<schema name="s"><module name="a">A<param name="p" len="3"/><module name="b">B<module name="c">C</module>'
     schema = Schema.from_string(text + '</module><module name="d">D</module></module></schema>')
     prompt = schema.prompt().use("a", p="x").use("a/b/c", "!").use("a/b", "?").use("a/d")
@@ -163,7 +163,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("body", "expected"), WRONG.items())
-def test_what_is_wrong(body: str, expected: list[str]) -> None:
+def test_invalid_schemas_are_rejected(body: str, expected: list[str]) -> None:
     assert schema_problems(f'<schema name="s">{body}</schema>') == expected
 
 
@@ -179,7 +179,7 @@ JSON_WRONG = {
 
 
 @pytest.mark.parametrize(("node", "problem"), JSON_WRONG.values(), ids=JSON_WRONG.keys())
-def test_what_is_wrong_in_json(node: dict, problem: str) -> None:
+def test_invalid_json_is_rejected(node: dict, problem: str) -> None:
     assert faults(lambda: Schema.from_json({"name": "s", "content": [node]})) == [problem]
 
 
@@ -232,7 +232,7 @@ README = """<!-- Schema is a root module. -->
 """
 
 
-def test_turns_inside_modules_and_turns_at_the_end_of_the_prompt() -> None:
+def test_turns_inside_modules_and_at_the_end_of_the_prompt() -> None:
     schema = Schema.from_string(README)
     text = (
         "<prompt schema='default'><preface param-name='test'><nested/><system3 message='hi'/></preface>\n"
@@ -247,7 +247,7 @@ def test_turns_inside_modules_and_turns_at_the_end_of_the_prompt() -> None:
     assert schema.levels["preface"].params.keys() == {"param-name", "tone"}
 
 
-def test_what_stands_in_the_schema_between_its_turns() -> None:
+def test_schema_text_between_turns_is_kept() -> None:
     text = '<schema name="s"> <system>A</system> between <user>B</user>\n<module name="m">C</module> \n</schema>'
     schema = Schema.from_string(text)
     assert shorthand(resolve(schema, schema.prompt().use("m").text("Q").build())) == [
@@ -293,7 +293,7 @@ def test_text_that_fills_a_hole_during_encoding() -> None:
     assert len({keys["unk", None], keys["unk", "xyz"], keys["none", None]}) == 3
 
 
-def test_prompts_say_what_is_wrong_with_a_reserved_tag() -> None:
+def test_reserved_tag_in_a_prompt_is_rejected() -> None:
     assert prompt_problems('<prompt schema="s"><meta name="a" value="b"/></prompt>') == [
         "p.xml:1:20: <meta> is a tag of schemas; to import a module write its name as a tag, as in <miami/>"
     ]

@@ -42,7 +42,7 @@ def test_a_prompt() -> None:
     assert shorthand(resolve(Schema.from_json(TRIP), prompt))[5:9] == ["[3 days]", ".\n", "Go to Miami.\n", "+Soon."]
 
 
-def test_what_is_written() -> None:
+def test_written_json_has_a_stable_form() -> None:
     assert (
         Prompt.from_json(SURF).to_json()
         == """\
@@ -96,7 +96,7 @@ def test_pml_of_the_other_tests(pml: str) -> None:
     assert bare(Schema.from_json(schema.to_json())) == bare(schema)
 
 
-def test_ways_to_give_a_document(tmp_path: Path) -> None:
+def test_documents_are_accepted_in_every_form(tmp_path: Path) -> None:
     expected = bare(Schema.from_json(TRIP))
     text = json.dumps(TRIP)
     path = tmp_path / "trip.JSON"
@@ -116,14 +116,14 @@ def test_ways_to_give_a_document(tmp_path: Path) -> None:
     assert bare(Prompt.from_file(str(path))) == bare(Prompt.from_json(SURF))
 
 
-def test_tuples_are_lists_and_null_is_nothing() -> None:
+def test_tuples_equal_lists_and_null_equals_a_missing_value() -> None:
     one = {"name": "s", "content": ("a", {"module": "m", "content": None, "src": None}), "scaffolds": None}
     assert bare(Schema.from_json(one)) == bare(Schema.from_string('<schema name="s">a<module name="m"/></schema>'))
     two = {"schema": "s", "content": [{"import": "m", "arguments": None, "content": None}]}
     assert bare(Prompt.from_json(two)) == bare(Prompt.from_string('<prompt schema="s"><m/></prompt>'))
 
 
-def test_text_is_verbatim_and_empty_text_is_none() -> None:
+def test_text_is_verbatim_and_empty_text_is_dropped() -> None:
     schema = Schema.from_json({"name": "s", "content": ["\n  a\n  ", "", " \n "]})
     assert [child.text for child in schema.children] == ["\n  a\n  ", " \n "]
     chat = Schema.from_json({"name": "s", "content": [{"role": "user"}, ""]})
@@ -139,7 +139,7 @@ def test_src(tmp_path: Path) -> None:
         assert json.loads(schema.to_json())["content"] == [{"module": "unit.py", "content": "a < b\n"}]
 
 
-def test_places_are_paths() -> None:
+def test_error_locations_are_json_paths() -> None:
     schema = Schema.from_json(TRIP, source="trip.json")
     union = 'trip.json: content[1].user.content[0].module "plan".content[3].union'
     assert str(schema.modules["miami"].place) == f'{union}[0].module "miami"'

@@ -43,7 +43,7 @@ def test_texts_are_cached_and_arguments_are_not() -> None:
         assert all(message["content"] in output.prompt for message in advice.messages(*arguments))
 
 
-def test_what_is_too_long_is_named_where_it_stands() -> None:
+def test_overlong_arguments_are_located_in_the_source() -> None:
     llm = LLM(tiny("llama"))
     llm.add_schema(advice.schema)
     with pytest.raises(PMLError) as error:

@@ -14,7 +14,7 @@ from inlay.errors import ParameterError
 from inlay.pml.program import Program, program
 from tests.raising import raises
 from tests.unit.pml.helpers import sentences
-from tests.unit.pml.programs_for_tests import define, program_of, said
+from tests.unit.pml.programs_for_tests import define, program_of, text_of
 
 FILE = str(Path(__file__).relative_to(Path.cwd()))
 GREETING = "Hello"
@@ -42,7 +42,7 @@ def test_a_nested_function_sees_its_closure_and_its_module() -> None:
 
     for word in ("Ada", "Bob"):
         greet = make(word)
-        assert said(greet.schema, greet(True)) == greet.text(True) == f"Hello {word}\n  !"
+        assert text_of(greet.schema, greet(True)) == greet.text(True) == f"Hello {word}\n  !"
 
 
 def test_annotations_may_be_strings() -> None:
@@ -53,7 +53,7 @@ def test_annotations_may_be_strings() -> None:
         "@program\ndef p(a: Literal['x', 'y'], b: Annotated[str, Length(3)] = 'z') -> Texts[str]:\n"
         "    yield f'{a}{b}'\n"
     )
-    assert said(late.schema, late("y")) == "yz"
+    assert text_of(late.schema, late("y")) == "yz"
 
 
 def test_a_string_annotation_sees_the_closure() -> None:
@@ -115,7 +115,7 @@ WRONG_TYPES = {
 
 
 @pytest.mark.parametrize(("signature", "expected"), WRONG_TYPES.items())
-def test_types_that_a_program_does_not_take(signature: str, expected: str) -> None:
+def test_unsupported_parameter_types_are_rejected(signature: str, expected: str) -> None:
     names = {"Bits": Bits, "Empty": Empty, "Place": Place, "Collection": Collection}
     source = f"@program\ndef p({signature}):\n    yield 'a'\n    if a:\n        yield a\n"
     (found,) = sentences(lambda: define(source, **names))
@@ -186,7 +186,7 @@ def test_other_decorators() -> None:
 
 
 @pytest.mark.parametrize("thing", [functools.partial(print), 3, len, Place, None.__class__])
-def test_what_is_no_function(thing: Any) -> None:
+def test_objects_without_a_function_are_rejected(thing: Any) -> None:
     with raises("pml.not_a_function", ParameterError):
         program(thing)
 
@@ -202,7 +202,7 @@ def test_without_source() -> None:
         )
 
 
-def test_source_that_is_not_what_is_running(tmp_path: Path) -> None:
+def test_changed_source_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "programs.py"
     file.write_text("\n\ndef q(a: bool):\n    yield 'b'\n")
     code = compile("def q(b: bool):\n    yield 'a'\n", str(file), "exec")
@@ -216,10 +216,10 @@ def test_constants_are_read_when_the_program_is_decorated() -> None:
     texts = ["a"]
     frozen = program_of("yield TEXTS[0]", TEXTS=texts)
     texts[0] = "b"
-    assert said(frozen.schema, frozen()) == "a"
+    assert text_of(frozen.schema, frozen()) == "a"
 
 
-def test_names_that_come_later() -> None:
+def test_names_defined_later_are_rejected() -> None:
     def early() -> None:
         @program
         def p(a: bool) -> Iterator[str]:

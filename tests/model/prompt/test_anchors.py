@@ -54,13 +54,13 @@ def test_a_date_in_the_system_turn_loses_no_module(place, caplog):
             assert used.reanchored_tokens == used.anchored_tokens == used.module_tokens == tokens
     (record,) = caplog.records
     assert "mark the stable part of the system turn with cache_control" in record.message
-    usage(llm, asked(system.format("09:04"), OTHER, DOCUMENT))  # behind another document, it is encoded as a later one
+    usage(llm, asked(system.format("09:04"), OTHER, DOCUMENT))  # after another document, it is encoded as a later one
     for order in ((DOCUMENT, OTHER), (OTHER, DOCUMENT)):
         used = usage(llm, asked(system.format("09:05"), *order))
-        assert used.module_tokens == tokens + len(llm.encoder.text(OTHER))  # stored behind the same version
+        assert used.module_tokens == tokens + len(llm.encoder.text(OTHER))  # stored after the same version
 
 
-def test_a_change_is_told_once_for_each_salt(caplog):
+def test_change_is_logged_once_per_salt(caplog):
     llm = make()
     with caplog.at_level(logging.WARNING):
         for salt in ("a", "b"):
@@ -70,7 +70,7 @@ def test_a_change_is_told_once_for_each_salt(caplog):
 
 
 @pytest.mark.parametrize("reuse", ["anchored", "modular+healing:off", "exact", "off"])
-def test_a_policy_that_reads_one_form_reads_no_other_version(reuse):
+def test_policy_of_one_form_reads_no_other_version(reuse):
     llm = make()
     system = SYSTEMS["at the end"]
     usage(llm, asked(system.format("09:00"), DOCUMENT))
@@ -78,7 +78,7 @@ def test_a_policy_that_reads_one_form_reads_no_other_version(reuse):
     assert (used.module_tokens, used.reanchored_tokens) == (0, 0)
 
 
-def test_an_exact_request_never_reads_a_module_behind_another_version():
+def test_exact_request_reads_no_module_of_another_version():
     llm = make()
     system = SYSTEMS["in front"]
     for minute in range(3):
@@ -91,7 +91,7 @@ def test_an_exact_request_never_reads_a_module_behind_another_version():
     torch.testing.assert_close(got[0], expected, atol=1e-4, rtol=0)
 
 
-def test_a_module_that_was_encoded_alone_is_read_where_nothing_else_is_stored():
+def test_isolated_module_is_read_if_nothing_else_is_stored():
     llm = make()
     system = SYSTEMS["at the end"]
     tokens = len(llm.encoder.text(DOCUMENT))
@@ -100,7 +100,7 @@ def test_a_module_that_was_encoded_alone_is_read_where_nothing_else_is_stored():
     assert (used.isolated_tokens, used.module_tokens, used.reanchored_tokens) == (tokens, tokens, 0)
 
 
-def test_a_module_that_is_missing_is_encoded_behind_the_first_version():
+def test_missing_module_is_encoded_after_the_first_version():
     """The states are the same, whether stored before the text changed or encoded after that."""
     system = SYSTEMS["in the middle"]
     before, after = make(), make()
@@ -111,7 +111,7 @@ def test_a_module_that_is_missing_is_encoded_behind_the_first_version():
     torch.testing.assert_close(stored, encoded, atol=1e-4, rtol=0)
 
 
-def test_another_system_turn_is_no_version():
+def test_different_system_turn_is_not_a_version():
     llm = make()
     usage(llm, asked(RULES, DOCUMENT))
     other = "You are a poet who never looks at any of these papers; write verses about whatever you are asked. "
@@ -127,7 +127,7 @@ def test_a_version_of_another_salt_is_not_read():
     assert usage(llm, asked(system.format("09:01"), DOCUMENT), cache_salt="b").cached_tokens == 0
 
 
-def test_the_recipe_of_the_warning_gives_the_best_form(caplog):
+def test_advice_in_the_warning_gives_the_best_form(caplog):
     llm = make()
 
     def recipe(date: str) -> list[dict]:
@@ -186,7 +186,7 @@ def test_a_small_edit_of_a_long_text_is_a_version_under_every_template(family, o
     assert used.reanchored_tokens == len(llm.encoder.text(DOCUMENT)) + len(llm.encoder.text(OTHER))
 
 
-def test_a_text_that_the_template_rewrites_counts_as_the_callers():
+def test_text_rewritten_by_the_template_counts_as_the_callers():
     rewrites = (
         "{{ messages[0].content | upper }}" + "-" * 200 + "{% for m in messages[1:] %}{{ m.content }}{% endfor %}"
     )
@@ -206,7 +206,7 @@ def test_values_of_template_variables_count_as_the_callers():
         assert usage(llm, chat).reanchored_tokens == 0
 
 
-def test_the_lookup_alone_records_nothing():
+def test_lookup_records_nothing():
     seen = SeenAnchors()
     first, second = anchor(*range(40)), anchor(*range(39), 99)
     assert seen.base_of("", *first) is None
@@ -224,7 +224,7 @@ def anchor(*tokens: int):
     return ((tokens, False),), tokens
 
 
-def test_a_version_that_comes_again_and_again_is_the_base_of_later_ones():
+def test_repeated_version_becomes_the_base():
     seen = SeenAnchors()
     first, second, third = (anchor(*range(20), number, *range(20, 30)) for number in (100, 101, 102))
     assert seen.note("", *first) is None
@@ -238,7 +238,7 @@ def test_a_version_that_comes_again_and_again_is_the_base_of_later_ones():
     assert (changed.base, changed.news) == (second[0], False)
 
 
-def test_parts_of_an_anchor_are_kept_with_their_marks():
+def test_parts_of_an_anchor_keep_their_marks():
     seen = SeenAnchors()
     parts = (((1, 2, 3), False), ((4, 5), True), ((6, 7, 8, 9), False))
     own = range(20)

@@ -41,7 +41,7 @@ def text(llm: LLM, found: Prefix) -> list[str]:
     return [llm.tokenizer.decode(list(node.run.ids)) for node in found.nodes]
 
 
-def test_it_is_all_behind_the_always_present_text_up_to_the_last_module(llm):
+def test_prefix_extends_to_the_last_module(llm):
     found = prefix(llm, "a", "b", "c")
     assert text(llm, found) == ["First of all.", "Second ", "one", ".", "Third."]  # modules have seen the primer
     assert [node.module for node in found.nodes] == [True, True, False, True, True]
@@ -50,7 +50,7 @@ def test_it_is_all_behind_the_always_present_text_up_to_the_last_module(llm):
     assert composed[0].exact
 
 
-def test_a_prompt_without_modules_has_none(llm):
+def test_prompt_without_modules_has_no_prefix(llm):
     assert prefix_of(request(llm)) is None
 
 
@@ -62,12 +62,12 @@ def test_a_model_without_shifts_reads_its_first_module_exactly():
 
 
 @pytest.mark.parametrize("reuse", ["off", "exact", "anchored", "isolated", "modular+healing:off"])
-def test_policies_that_do_not_heal_have_none(llm, reuse):
+def test_policies_without_promotion_have_no_prefix(llm, reuse):
     assert prefix_of(request(llm, "a", "b", "c", reuse=reuse)) is None
 
 
 @pytest.mark.parametrize("positions", ["packed", "schema"])
-def test_it_is_read_up_to_the_last_module_that_is_stored(llm, positions):
+def test_prefix_is_read_up_to_the_last_stored_module(llm, positions):
     found = prefix(llm, "a", "b", "c", "d", positions=positions)
     parts = request(llm, "a", "b", "c", "d", positions=positions).parts
     starts = [part.start for part in parts]
@@ -88,11 +88,11 @@ def test_it_is_read_up_to_the_last_module_that_is_stored(llm, positions):
     assert [stored(sum(tokens[:count])) for count in range(7)] == list(range(7))
     assert stored(sum(tokens) - 1) == len(tokens) - 1
     assert found.in_place(0).starts == frozenset()
-    assert found.in_place(3).starts == set(starts[1:3])  # the argument is read behind it like other text of the request
+    assert found.in_place(3).starts == set(starts[1:3])  # the argument is read after it like other text of the request
     assert found.in_place(5).starts == set(starts[1:6])
 
 
-def test_others_with_the_same_beginning_have_it_under_the_same_keys(llm):
+def test_common_prefixes_have_equal_keys(llm):
     one, other = prefix(llm, "a", "b", "c"), prefix(llm, "a", "b", "d")
     keys = [[node.key for node in found.nodes] for found in (one, other)]
     assert keys[0][:4] == keys[1][:4]
@@ -100,7 +100,7 @@ def test_others_with_the_same_beginning_have_it_under_the_same_keys(llm):
     assert prefix(llm, "b", "c").nodes[-1].key not in keys[0]
 
 
-def test_it_is_somebodys_own_also_over_a_public_schema(llm):
+def test_prefix_keys_are_private_even_with_a_public_schema(llm):
     llm.remove_schema("s", cache_salt="own")
     keys = {salt: [node.key for node in prefix(llm, "a", "b", "c", salt=salt).nodes] for salt in ("", "one", "own")}
     assert not {*keys[""]} & {*keys["one"]}

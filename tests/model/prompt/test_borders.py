@@ -53,7 +53,7 @@ def texts(borders: Borders, ids: np.ndarray) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_text_is_cut_alike_behind_any_text_except_near_its_ends(borders: Borders, seed: int) -> None:
+def test_text_is_split_alike_after_any_text_except_near_its_ends(borders: Borders, seed: int) -> None:
     text, rng = prose(seed, 120), random.Random(seed)
     before, behind = prose(seed + 1000, rng.randint(1, 40)), prose(seed + 2000, rng.randint(0, 40))
     size, first = len(text), len(before)  # a token a byte
@@ -64,7 +64,7 @@ def test_a_text_is_cut_alike_behind_any_text_except_near_its_ends(borders: Borde
 
 
 @pytest.mark.parametrize("text", [prose(3, 400), "a" * 5000, "x. " * 2000, "\n\n" * 900, "# a\n" * 900, ""])
-def test_pieces_have_bounded_sizes_and_lie_one_behind_the_other(borders: Borders, text: str) -> None:
+def test_pieces_have_bounded_sizes_and_do_not_overlap(borders: Borders, text: str) -> None:
     ids = ids_of(text)
     pieces = borders.pieces(ids)
     assert all(LEAST <= end - first <= MOST for first, end in pieces)
@@ -73,7 +73,7 @@ def test_pieces_have_bounded_sizes_and_lie_one_behind_the_other(borders: Borders
     assert covered >= len(ids) - 2 * LEAST  # the short pieces at both ends are left out
 
 
-def test_a_text_without_borders_is_cut_from_its_border_on(borders: Borders) -> None:
+def test_text_without_borders_is_split_from_the_border_before_it(borders: Borders) -> None:
     flat = "a" * 3000
     one, other = (
         texts(borders, ids_of(front + "# Title\n" + flat)) for front in (f"{prose(1, 30)}\n", f"{prose(2, 45)}\n")
@@ -82,7 +82,7 @@ def test_a_text_without_borders_is_cut_from_its_border_on(borders: Borders) -> N
     assert "".join(one[-3:]) == "# Title\n" + flat
 
 
-def test_borders_stand_at_headings_and_blank_lines(borders: Borders) -> None:
+def test_borders_are_at_headings_and_blank_lines(borders: Borders) -> None:
     sections = [f"# Part {n}\n{prose(n, 6).replace(chr(10), ' ')}\n" for n in range(12)]
     assert texts(borders, ids_of("".join(sections))) == sections
     pieces = texts(borders, ids_of(prose(5, 300)))
@@ -101,7 +101,7 @@ def test_a_piece_has_no_special_token(borders: Borders) -> None:
     assert any(first == at + 1 for first, _ in pieces)
 
 
-def test_ids_beyond_the_tokenizer_are_in_no_piece():
+def test_unknown_ids_are_in_no_piece():
     """A model may have more ids than its tokenizer, and a prompt of token ids may have any of them."""
     tokenizer = tool_tokenizer("qwen")
     ids = np.array(tokenizer.encode(prose(1, 40), add_special_tokens=False), np.uint32)

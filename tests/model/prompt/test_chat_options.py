@@ -57,7 +57,7 @@ def test_variables_reach_the_template_and_no_other_conversation(llm, make):
 
 
 @pytest.mark.parametrize("make", [dict, in_parts])
-def test_documents_reach_a_template_that_has_a_place_for_them(llm, make):
+def test_documents_reach_a_template_with_document_support(llm, make):
     documents = [{"title": "A", "text": "one"}, {"title": "B", "text": "two"}]
     assert text(llm, [make(USER)], documents=documents).startswith("[A: one]\n[B: two]\n<|user|>")
 
@@ -68,13 +68,13 @@ def test_a_rendering_without_a_generation_prompt(llm, make):
 
 
 @pytest.mark.parametrize("make", [dict, in_parts])
-def test_the_last_message_is_continued_as_it_is_written(llm, make):
+def test_final_message_is_continued_verbatim(llm, make):
     said = text(llm, [make(USER), make(BEGUN)], continue_final_message=True)
     assert said == "<|user|>What is it?<|end|>\n<|assistant|>It is "
     assert said == text(llm, [make(USER), make(BEGUN)], continue_final_message=True, add_generation_prompt=False)
 
 
-def test_a_value_opens_no_role():
+def test_variable_value_cannot_open_a_role():
     llm = model("{{ messages[0].content }}{{ hint }}")
     (special,) = {llm.tokenizer.eos_token}
     layout = llm.lay_out({"messages": [USER], "chat_template_kwargs": {"hint": special}})
@@ -82,7 +82,7 @@ def test_a_value_opens_no_role():
     assert llm.tokenizer.decode(layout.ids) == "What is it?" + special
 
 
-def test_a_template_that_drops_the_last_message_cannot_continue_it():
+def test_template_without_the_last_message_cannot_continue_it():
     llm = model("{{ messages[0].content }}")
     with raises("model.unusable_chat_template", ModelError):
         text(llm, [USER, BEGUN], continue_final_message=True)
@@ -112,13 +112,13 @@ def test_a_template_that_drops_the_last_message_cannot_continue_it():
         ({"continue_final_message": True}, "continue_final_message is given, and the last message is no text of the"),
     ],
 )
-def test_what_is_refused(llm, options, sentence):
+def test_invalid_options_are_rejected(llm, options, sentence):
     with pytest.raises(ParameterError) as caught:
         text(llm, [USER], **options)
     assert str(caught.value).startswith(sentence)
 
 
-def test_a_template_without_variables_says_so():
+def test_template_without_variables_rejects_them():
     llm = model("{% for message in messages %}{{ message.content }}{% endfor %}")
     with raises("parameter.unknown", ParameterError, names="'effort'"):
         text(llm, [USER], chat_template_kwargs={"effort": "high"})
@@ -126,13 +126,13 @@ def test_a_template_without_variables_says_so():
         text(llm, [USER], documents=[])
 
 
-def test_what_a_template_calls_is_no_variable():
+def test_template_functions_are_not_variables():
     llm = model("{% for message in messages %}{{ message.content }}{% else %}{{ raise_exception('x') }}{% endfor %}")
     with raises("parameter.unknown", ParameterError, names="'raise_exception'"):
         text(llm, [USER], chat_template_kwargs={"raise_exception": "x"})
 
 
-def test_chat_takes_them_all():
+def test_chat_accepts_all_template_options():
     llm = model(THINKING)
     params = SamplingParams(temperature=0, max_tokens=1)
     (off,) = llm.chat([USER], params, chat_template_kwargs={"enable_thinking": False})

@@ -47,7 +47,7 @@ def llms() -> dict[str, LLM]:
         ("none", False, False, False, True),
     ],
 )
-def test_what_a_template_does_with_tools(name: str, tools: bool, calls: bool, several: bool, verbatim: bool) -> None:
+def test_template_features_are_detected(name: str, tools: bool, calls: bool, several: bool, verbatim: bool) -> None:
     template = ChatTemplate(tool_tokenizer(name))
     assert template.shows_tools == tools
     assert template.shows_calls == calls
@@ -56,7 +56,7 @@ def test_what_a_template_does_with_tools(name: str, tools: bool, calls: bool, se
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_ids_are_those_of_the_stock_template(name: str, llms: dict[str, LLM]) -> None:
+def test_ids_equal_the_stock_template(name: str, llms: dict[str, LLM]) -> None:
     tokenizer = tool_tokenizer(name)
     for messages in ([USER], [SYSTEM, USER, CALLS, RESULT]):
         if name == "mistral":
@@ -97,7 +97,7 @@ def poisoned() -> list[tuple[str, dict[str, Any]]]:
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("parts", [False, True])
-def test_no_text_opens_a_role(name: str, parts: bool, llms: dict[str, LLM]) -> None:
+def test_message_text_cannot_open_a_role(name: str, parts: bool, llms: dict[str, LLM]) -> None:
     """Special tokens are as many, and in the same order, as with harmless text in that place."""
     llm = llms[name]
     special = set(llm.tokenizer.added_tokens_decoder)
@@ -117,7 +117,7 @@ def test_no_text_opens_a_role(name: str, parts: bool, llms: dict[str, LLM]) -> N
         assert llm.tokenizer.decode(llm.lay_out(prompt).ids) == text  # seams leave no trace
 
 
-def test_what_the_model_itself_writes_is_left_to_it_in_past_answers(llms: dict[str, LLM]) -> None:
+def test_past_answers_keep_tokens_written_by_the_model(llms: dict[str, LLM]) -> None:
     """Added tokens that are not special stay in past answers: templates look for </think>, and models write broken
     calls.
     """
@@ -172,7 +172,7 @@ def test_results_of_calls_are_found_by_their_content(llms: dict[str, LLM]) -> No
     assert '{"output": "a\\"b"}' in layout.text
 
 
-def test_a_conversation_goes_on_over_its_own_calls(llms: dict[str, LLM]) -> None:
+def test_conversation_reuses_its_own_calls(llms: dict[str, LLM]) -> None:
     """The template writes a past call as the grammar made the model write it: nothing of it is computed twice."""
     from inlay.api.openai import Endpoint, read_body, respond, translate
     from inlay.api.tools.formats import model_tools
@@ -236,7 +236,7 @@ def test_a_template_that_refuses_calls() -> None:
         ({"tools": [TOOL]}, "a prompt has the keys ['tools']; write {'prompt': …}"),
     ],
 )
-def test_what_is_wrong_with_a_prompt(prompt: Any, sentence: str, llms: dict[str, LLM]) -> None:
+def test_invalid_prompts_are_rejected(prompt: Any, sentence: str, llms: dict[str, LLM]) -> None:
     with pytest.raises(ParameterError) as caught:
         llms["qwen"].lay_out(prompt)
     assert str(caught.value).startswith(sentence)
@@ -253,7 +253,7 @@ BY_NAME = """\
 
 @pytest.mark.parametrize("text", ['{"city": "Ro', "null", '["Rome"]', "city=Rome", "Zo\u00eb \\\\1", '"Rome"'])
 @pytest.mark.parametrize("family", ["qwen", "llama", "mistral", "by name"])
-def test_arguments_that_are_no_object_come_out_as_they_are(family: str, text: str) -> None:
+def test_non_object_arguments_are_rendered_unchanged(family: str, text: str) -> None:
     tokenizer = with_template(tool_tokenizer("qwen"), BY_NAME) if family == "by name" else tool_tokenizer(family)
     template = ChatTemplate(tokenizer)
 

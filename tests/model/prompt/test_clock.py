@@ -42,19 +42,19 @@ def _at(text: str, day: str) -> str:
     return f"{before}{is_there}{day}.{rest.partition('.')[2]}" if is_there else text
 
 
-def test_a_template_that_tells_the_time_is_known():
+def test_template_with_a_clock_is_detected():
     assert ChatTemplate(with_template(gpt2(), DATED)).tells_time
     assert not ChatTemplate(with_template(gpt2(), "{{ messages[0].content }}")).tells_time
 
 
-def test_pieces_are_rendered_anew(clock):
+def test_pieces_are_rendered_again_when_the_date_changes(clock):
     chat = ChatTemplate(with_template(gpt2(), DATED))
     assert chat.pieces(["user"], generation=True)[0] == "<user>Today is 01 May. "
     clock.day = "02 May"
     assert chat.pieces(["user"], generation=True)[0] == "<user>Today is 02 May. "
 
 
-def test_schemas_follow_the_clock_and_say_so(clock, caplog):
+def test_schemas_follow_the_date_and_log_a_warning(clock, caplog):
     loaded = tiny("llama")
     llm = LLM(replace(loaded, tokenizer=with_template(loaded.tokenizer, DATED)), kv_memory="16MiB", chunk_size=8)
     with caplog.at_level(logging.WARNING):

@@ -41,7 +41,7 @@ def many(modules: int) -> SchemaLayout:
 
 
 def put_together(specs: SchemaSpecs, entry: TextRun | Hole, imported: frozenset[str]) -> SegmentSpec:
-    """The spec of an entry, from the definition: all that its owners may see before it, one behind the other."""
+    """The spec of an entry, from the definition: all that its owners may see before it, one after the other."""
     owners = {entry.owner}
     if specs.anchored:
         owners |= {entry.owner[:depth] for depth in range(len(entry.owner))}
@@ -69,7 +69,7 @@ def put_together(specs: SchemaSpecs, entry: TextRun | Hole, imported: frozenset[
     return context[-1]
 
 
-def test_a_module_that_would_not_fit_behind_the_primer_has_none():
+def test_module_too_long_for_the_primer_is_encoded_without_it():
     layout = laid_out(
         "<schema name='s'>Go. <module name='a'>Short.</module><module name='b'>Much longer.</module></schema>"
     )
@@ -86,7 +86,7 @@ def test_a_module_that_would_not_fit_behind_the_primer_has_none():
 @pytest.mark.parametrize("unk_id", [None, UNK])
 @pytest.mark.parametrize(("packed", "movable"), [(True, True), (True, False), (False, True), (False, False)])
 @pytest.mark.parametrize("context", CONTEXTS)
-def test_contexts_are_those_of_the_definition(context, packed, movable, unk_id, imported):
+def test_contexts_equal_their_definition(context, packed, movable, unk_id, imported):
     layout = laid_out(SCHEMA)
     primer = (70, 71, 72) if context == "primed" and movable else ()
     specs = SchemaSpecs(
@@ -111,7 +111,7 @@ def test_contexts_are_those_of_the_definition(context, packed, movable, unk_id, 
 
 
 @pytest.mark.parametrize("reuse", CONTEXTS)
-def test_all_specs_of_a_schema_take_time_in_proportion_to_it(reuse, monkeypatch):
+def test_cost_of_all_specs_grows_linearly(reuse, monkeypatch):
     made = []
     monkeypatch.setattr(contexts, "specify", lambda *args: made.append(args) or specify(*args))
     for modules in (20, 400):
@@ -124,7 +124,7 @@ def test_all_specs_of_a_schema_take_time_in_proportion_to_it(reuse, monkeypatch)
         assert sum(len(context) for _, _, context, *_ in made) < len(made), "none is put together of its parts"
 
 
-def test_members_of_a_scaffold_share_what_they_see(monkeypatch):
+def test_members_of_a_scaffold_share_their_context(monkeypatch):
     modules = [f"m{n}" for n in range(200)]
     text = "".join(f'x<module name="{name}">y</module>' for name in modules)
     layout = laid_out(f'<schema name="s">{text}<scaffold modules="{" ".join(modules)}"/></schema>')
@@ -136,7 +136,7 @@ def test_members_of_a_scaffold_share_what_they_see(monkeypatch):
     assert len(made) <= 2 * len(layout.entries), "text outside also stands for itself"
 
 
-def test_encoding_order_is_found_in_one_walk(monkeypatch):
+def test_encoding_order_takes_one_pass(monkeypatch):
     layout = many(3000)
     specs = SchemaSpecs(layout, anchored=True, packed=True, movable=True, keys=KEYS)
     found = [spec for module in specs.by_module().values() for spec in module]
@@ -148,7 +148,7 @@ def test_encoding_order_is_found_in_one_walk(monkeypatch):
     assert all(spec.parent is None or place[spec.parent.key] < place[spec.key] for spec in found)
 
 
-def test_encoding_order_holds_what_equal_segments_attend_to_in_other_pieces():
+def test_encoding_order_includes_contexts_of_equal_segments():
     whole = specify((1, 2, 3), 0, (), KEYS)
     first = specify((1,), 0, (), KEYS)
     second = specify((2, 3), 1, (first,), KEYS)
@@ -158,7 +158,7 @@ def test_encoding_order_holds_what_equal_segments_attend_to_in_other_pieces():
     assert {s.key for s in in_encoding_order([one, behind])} == {s.key for s in (first, second, one, whole, behind)}
 
 
-def test_threads_that_ask_at_the_same_time_get_the_same():
+def test_concurrent_callers_get_the_same_specs():
     layout = many(300)
     specs = SchemaSpecs(layout, anchored=True, packed=True, movable=True, keys=KEYS)
     answers: list[list[bytes]] = []
@@ -183,8 +183,8 @@ def test_threads_that_ask_at_the_same_time_get_the_same():
 
 
 @pytest.mark.parametrize(("tokens", "primed"), [(400, False), (1600, True)])
-def test_a_pool_without_room_for_the_primer_encodes_without_one(tokens, primed):
-    """Small pools serve under the default what they served before it had a primer."""
+def test_pool_too_small_for_the_primer_encodes_without_it(tokens, primed):
+    """With the default policy, small pools still serve requests for which the primer leaves no room."""
     llm = LLM(tiny("llama"), kv_memory=tokens * 384, chunk_size=16, seed=0)
     text = "This is a module of a small pool. " * 3
     schema = Schema.from_string(f'<schema name="small"><module name="one">{text}</module></schema>')

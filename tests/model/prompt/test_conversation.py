@@ -47,7 +47,7 @@ def ids_of(llm: LLM, order) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("reuse", ["isolated", "anchored", "primed"])
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0), (3, 1, 0, 2)])
-def test_marked_parts_are_what_modules_of_a_schema_are(reuse, order):
+def test_marked_parts_equal_modules_of_a_schema(reuse, order):
     """The system turn is to them what text outside modules is to a schema: the same tokens, the same states."""
     parts, schema = make(reuse=reuse), make(reuse=reuse)
     schema.add_schema(SCHEMA)
@@ -62,7 +62,7 @@ def test_marked_parts_are_what_modules_of_a_schema_are(reuse, order):
     assert not torch.allclose(got, exact, atol=1e-3)
 
 
-def test_marked_parts_are_found_in_any_order_and_by_any_prompt():
+def test_marked_parts_are_found_in_any_order():
     llm = make()
     first = llm.generate(conversation(0, 1, 2), ONE)[0].usage
     assert (first.module_tokens, first.exact_tokens) == (0, 0)
@@ -79,11 +79,11 @@ def test_the_first_of_several_marked_parts_is_exact_under_anchored():
     llm.generate(conversation(0, 1, 2), ONE)
     usage = llm.generate(conversation(2, 0), ONE)[0].usage
     assert usage.module_tokens == len(llm.encoder.text(DOCUMENTS[0]))
-    assert usage.exact_tokens >= len(llm.encoder.text(DOCUMENTS[2]))  # right behind all that it has seen
+    assert usage.exact_tokens >= len(llm.encoder.text(DOCUMENTS[2]))  # right after all that it has seen
 
 
-def test_the_only_marked_part_is_exact():
-    """Directly behind the system turn it has no primer. Beside another document, it is encoded as any other."""
+def test_lone_marked_part_is_exact():
+    """Directly after the system turn it has no primer. Beside another document, it is encoded as any other."""
     llm = make()
     first = llm.generate(conversation(0), ONE)[0].usage
     assert first.computed_tokens == first.prompt_tokens
@@ -100,7 +100,7 @@ def test_the_only_marked_part_is_exact():
     assert usage.primed_tokens == ids[0] + ids[1]
 
 
-def test_the_only_marked_part_is_read_as_it_is_stored_until_it_is_promoted():
+def test_lone_marked_part_is_primed_until_promoted():
     llm = make()
     llm.generate(conversation(0, 1), ONE)
     tokens = len(llm.encoder.text(DOCUMENTS[1]))
@@ -110,14 +110,14 @@ def test_the_only_marked_part_is_read_as_it_is_stored_until_it_is_promoted():
     assert (usage.primed_tokens, usage.promoted_tokens >= tokens) == (0, True)
 
 
-def test_without_promotion_the_only_marked_part_has_one_form():
+def test_lone_marked_part_without_promotion_is_primed():
     llm = make(reuse="modular", promote=False)
     for _ in range(2):
         usage = llm.generate(conversation(0), ONE)[0].usage
     assert usage.primed_tokens == len(llm.encoder.text(DOCUMENTS[0]))
 
 
-def test_parts_that_nobody_marked_are_looked_up_and_leave_no_module():
+def test_unmarked_parts_are_looked_up_and_not_stored_as_modules():
     llm = make()
     llm.add_schema(SCHEMA)
     ids = [len(llm.encoder.text(text)) for text in DOCUMENTS]
@@ -145,7 +145,7 @@ def test_parts_of_the_system_turn_have_no_primer():
 
     asked("Be short. ", "Be kind. ")
     assert asked("Be short. ", "Be kind. ").primed_tokens == len(DOCUMENTS[1])
-    usage = asked("Be kind. ", "Be short. ")  # behind other rules, the document is another module
+    usage = asked("Be kind. ", "Be short. ")  # after other rules, the document is another module
     assert (usage.anchored_tokens, usage.primed_tokens) == (len("Be short. "), 0)
 
 
@@ -168,7 +168,7 @@ def test_exact_reuse_of_parts_equals_the_stock_model():
         torch.testing.assert_close(got[0], expected, atol=1e-4, rtol=0)
 
 
-def test_a_conversation_goes_on_over_its_parts():
+def test_conversation_continues_over_its_parts():
     llm = make()
     messages = conversation(2, 0)
     (answer,) = llm.generate(messages, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))
@@ -235,7 +235,7 @@ def shapes(system: list[dict], filler: str) -> dict[str, list[dict]]:
         [turn("system", [part(SYSTEM, marked=True), part(" Be brief. ", marked=True)])],
     ],
 )
-def test_a_marked_part_is_found_in_every_conversation_of_its_system_turn(reuse, system):
+def test_marked_part_is_found_in_other_conversations_with_its_system_turn(reuse, system):
     llm = make(reuse=reuse)
     tokens = len(llm.encoder.text(DOCUMENT.strip()))
     for number, (name, messages) in enumerate(shapes(system, "Where are we?").items()):
@@ -248,15 +248,15 @@ def test_a_marked_part_is_found_in_every_conversation_of_its_system_turn(reuse, 
     assert stored.cached_tokens == 0  # of another salt nothing is found
 
 
-def test_a_part_of_another_system_turn_is_not_found():
+def test_part_after_another_system_turn_is_not_found():
     llm = make(reuse="anchored")
     llm.generate(shapes([turn("system", SYSTEM)], "Hm?")["second"], ONE)
     usage = llm.generate(shapes([turn("system", "Guess.")], "Hm?")["second"], ONE)[0].usage
     assert usage.module_tokens == 0
 
 
-def test_text_of_the_system_turn_behind_its_last_marked_part_may_change():
-    """The recipe for a date: the stable text is marked, and changing text comes behind it."""
+def test_system_text_after_its_last_marked_part_may_change():
+    """The recipe for a date: the stable text is marked, and changing text comes after it."""
     llm = make(reuse="anchored")
 
     def messages(date: str) -> list[dict]:
@@ -283,7 +283,7 @@ def test_marked_parts_of_the_system_turn_are_found_in_any_combination():
 
 
 @pytest.mark.parametrize("name", ["second", "tool result", "answer first"])
-def test_exact_reuse_behind_earlier_turns_equals_the_stock_model(name):
+def test_exact_reuse_after_earlier_turns_equals_the_stock_model(name):
     llm = make()
     messages = shapes([turn("system", SYSTEM)], "Where are we?")[name]
     llm.generate(shapes([turn("system", SYSTEM)], "And now?")[name], ONE, reuse="modular")
@@ -295,7 +295,7 @@ def test_exact_reuse_behind_earlier_turns_equals_the_stock_model(name):
         torch.testing.assert_close(got[0], expected, atol=1e-4, rtol=0)
 
 
-def test_a_model_without_shifts_finds_parts_at_the_same_place_behind_other_turns():
+def test_model_without_shifts_finds_parts_at_equal_positions():
     llm = make("gpt2", reuse="anchored")
     system = [turn("system", SYSTEM)]
     llm.generate(shapes(system, "Where are we?")["second"], ONE)
@@ -304,7 +304,7 @@ def test_a_model_without_shifts_finds_parts_at_the_same_place_behind_other_turns
 
 
 @pytest.mark.parametrize("content", [DOCUMENT, [part("Read this. "), part(DOCUMENT)]])
-def test_a_mark_beside_a_content_marks_its_last_part(content):
+def test_mark_on_a_message_marks_its_last_part(content):
     llm = make()
 
     def messages(filler: str, mark: dict | None) -> list[dict]:
@@ -319,7 +319,7 @@ def test_a_mark_beside_a_content_marks_its_last_part(content):
     assert llm.lay_out(messages("Hm?", EPHEMERAL)).text == llm.lay_out(messages("Hm?", None)).text
 
 
-def test_a_mark_of_an_empty_content_and_of_a_call_is_passed_over():
+def test_marks_on_empty_contents_and_calls_are_ignored():
     llm = make()
     calls = {**turn("assistant", ""), "tool_calls": [CALL], "cache_control": EPHEMERAL}
     result = {**turn("tool", "Sunny."), "tool_call_id": "c", "cache_control": EPHEMERAL}
@@ -331,7 +331,7 @@ def test_a_mark_of_an_empty_content_and_of_a_call_is_passed_over():
     )
 
 
-def test_a_mark_of_a_tool_changes_nothing_of_the_prompt():
+def test_mark_on_a_tool_does_not_change_the_prompt():
     llm = make()
     marked = {**TOOL, "cache_control": EPHEMERAL, "function": {**TOOL["function"], "cache_control": EPHEMERAL}}
     for messages in (conversation(0), [turn("user", QUESTION)]):
@@ -341,7 +341,7 @@ def test_a_mark_of_a_tool_changes_nothing_of_the_prompt():
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
 @pytest.mark.parametrize("parts", [False, True])
-def test_thoughts_of_past_turns_reach_a_template_that_shows_them(name, parts):
+def test_past_reasoning_reaches_a_template_that_renders_it(name, parts):
     shows = (
         "{% for m in messages %}<{{ m.role }}>{% if m.reasoning_content %}[{{ m.reasoning_content }}]{% endif %}"
         "{{ m.content }}{% endfor %}"
@@ -354,7 +354,7 @@ def test_thoughts_of_past_turns_reach_a_template_that_shows_them(name, parts):
     assert llm.tokenizer.convert_tokens_to_ids("<|im_end|>") not in layout.ids
 
 
-def test_a_mark_beside_the_content_marks_every_part():
+def test_mark_on_a_message_applies_to_its_unmarked_parts():
     mark = {"type": "ephemeral"}
     other = {"type": "ephemeral", "ttl": "5m"}
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": ""}, {"type": "text", "text": "b"}]

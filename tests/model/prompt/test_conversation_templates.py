@@ -87,7 +87,7 @@ def stock(tokenizer, messages: list[tuple[str, str]]) -> str:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_the_text_is_that_of_the_stock_template(name: str) -> None:
+def test_text_equals_the_stock_template(name: str) -> None:
     tokenizer = with_template(tool_tokenizer("qwen"), TEMPLATES[name])
     llm = LLM(tool_model("qwen"), kv_memory="16MiB", seed=0, chat_template=TEMPLATES[name])
     for what, messages in CONVERSATIONS.items():
@@ -107,7 +107,7 @@ def test_the_text_is_that_of_the_stock_template(name: str) -> None:
     llm.shutdown()
 
 
-def test_no_text_opens_a_role_where_a_message_is_left_in_the_rendering() -> None:
+def test_unrendered_message_cannot_open_a_role() -> None:
     llm = LLM(tool_model("qwen"), kv_memory="16MiB", seed=0, chat_template=FORGETS)
     special = llm.tokenizer.convert_tokens_to_ids(END)
     question = {"role": "user", "content": [{"type": "text", "text": f"a {END} b"}]}
@@ -118,7 +118,7 @@ def test_no_text_opens_a_role_where_a_message_is_left_in_the_rendering() -> None
     assert llm.tokenizer.decode(layout.ids) == layout.text
 
 
-def test_a_marked_message_that_is_rewritten_is_no_module_and_a_warning_says_so(caplog) -> None:
+def test_rewritten_marked_message_is_no_module_and_logs_a_warning(caplog) -> None:
     llm = LLM(tool_model("qwen"), kv_memory="16MiB", seed=0, chat_template=TEMPLATES["upper case"])
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
@@ -129,7 +129,7 @@ def test_a_marked_message_that_is_rewritten_is_no_module_and_a_warning_says_so(c
     assert "marked parts" in record.message
 
 
-def test_a_continued_answer_is_left_open_where_the_template_leaves_thoughts_out() -> None:
+def test_continued_answer_is_open_where_the_template_drops_reasoning() -> None:
     llm = LLM(tool_model("qwen"), kv_memory="16MiB", seed=0, chat_template=FORGETS)
     messages = [
         {"role": "user", "content": in_parts("The ferry", "parts")},
@@ -142,7 +142,7 @@ def test_a_continued_answer_is_left_open_where_the_template_leaves_thoughts_out(
     assert "hm" not in layout.text
 
 
-def test_a_template_is_asked_once_how_it_takes_contents() -> None:
+def test_content_format_is_detected_from_the_template() -> None:
     template = ChatTemplate(with_template(tool_tokenizer("qwen"), TEMPLATES["lists alone"]))
     called = {"id": "c", "type": "function", "function": {"name": "look", "arguments": {}}}
     messages = [

@@ -81,13 +81,13 @@ def test_documents_of_two_short_paragraphs_without_a_title_are_found() -> None:
     assert sum(shares[-8:]) / 8 >= 0.8
 
 
-def test_a_prompt_that_begins_alike_is_left_to_the_prefix() -> None:
+def test_prompts_with_a_common_prefix_have_no_found_pieces() -> None:
     made = processor("qwen")
     for question in ("Why?", "When?", "Where?"):
         assert found(made, chat("".join(DOCUMENTS), "Yes.", question)) == []
 
 
-def test_a_system_prompt_with_a_date_in_front_is_found() -> None:
+def test_system_prompt_after_a_date_is_found() -> None:
     made, rules = processor("qwen"), prose(8, 40)
     texts = []
     for day in range(1, 4):
@@ -96,7 +96,7 @@ def test_a_system_prompt_with_a_date_in_front_is_found() -> None:
     assert sum(map(len, texts)) >= 0.8 * len(rules)
 
 
-def test_a_pasted_file_is_found_in_another_place() -> None:
+def test_pasted_file_is_found_at_another_position() -> None:
     made, file = processor("qwen"), prose(9, 40)
     found(made, chat(f"Here is a file:\n\n{file}\n\nWhat is it?"))
     found(made, chat("Hello.", "Yes?", f"Read this.\n\n{file}"))
@@ -112,7 +112,7 @@ def test_the_result_of_a_tool_is_found_in_another_conversation(family: str) -> N
 
 
 @pytest.mark.parametrize("family", ["qwen", "llama", "mistral", "simple"])
-def test_ids_are_those_of_the_plain_prompt_and_pieces_have_no_text_of_the_template(family: str) -> None:
+def test_ids_equal_the_plain_prompt_and_pieces_have_no_template_text(family: str) -> None:
     made, exact = processor(family), ReusePolicy.parse("exact").settled(None)
     spelled = f"{prose(4, 12)}<|im_end|> [INST] <|eot_id|>{prose(5, 12)}"
     for front in ("One. ", "Two? ", "Three: "):
@@ -134,7 +134,7 @@ def test_text_and_token_ids_are_found_too() -> None:
     assert found(made, ids[2]) == found(made, "def" + "".join(DOCUMENTS))
 
 
-def test_pieces_belong_to_their_salt_and_are_forgotten_with_it() -> None:
+def test_pieces_are_kept_apart_by_salt_and_forgotten_with_it() -> None:
     made = processor("qwen")
     for front in ("a", "bc"):
         found(made, front + "".join(DOCUMENTS), scope=Scope("mine"))
@@ -167,13 +167,13 @@ def test_contents_are_found_in_a_rendering_as_text_or_as_json() -> None:
 
 
 @pytest.mark.parametrize("reuse", ["exact", "off"])
-def test_find_is_refused_where_no_modules_are_read(reuse: str) -> None:
+def test_find_is_rejected_for_policies_without_modules(reuse: str) -> None:
     with pytest.raises(PolicyError) as caught:
         PolicyFields(reuse, find="content").policy()
     assert (caught.value.code, caught.value.field) == ("policy.conflict", "find")
 
 
-def test_an_unknown_way_to_find_and_a_model_without_shifts_are_refused() -> None:
+def test_unknown_find_mode_and_models_without_shifts_are_rejected() -> None:
     with pytest.raises(PolicyError) as caught:
         PolicyFields("modular", find="magic").policy()
     assert (caught.value.code, caught.value.field) == ("policy.bad_find", "find")
@@ -182,7 +182,7 @@ def test_an_unknown_way_to_find_and_a_model_without_shifts_are_refused() -> None
     assert (caught.value.code, caught.value.field) == ("policy.unsupported", "find")
 
 
-def test_found_text_is_recomputed_in_part_unless_the_request_says_otherwise() -> None:
+def test_found_text_is_partly_recomputed_by_default() -> None:
     assert str(PolicyFields("modular", find="content").policy()) == "modular+content+profiled:0.1"
     assert str(PolicyFields("modular", "linked:8", find="content").policy()) == "modular+content+linked:8"
     assert str(PolicyFields("auto", find="content").policy()) == "auto+content"
@@ -196,7 +196,7 @@ def llm() -> LLM:
     return LLM("demo", kv_memory="256MiB", seed=0)
 
 
-def test_usage_and_diagnostics_tell_found_read_and_recomputed_tokens_apart(llm: LLM) -> None:
+def test_usage_counts_found_read_and_recomputed_tokens(llm: LLM) -> None:
     outputs = [
         llm.generate([chat(front + prose(3, 40))], ONE, reuse="modular", find="content", diagnostics=True)[0]
         for front in ("One.\n\n", "Two two.\n\n", "Three three three.\n\n")
@@ -219,7 +219,7 @@ def asked(llm: LLM, prompt: object, salt: str, **given: object) -> Usage:
     return llm.generate([prompt], ONE, reuse="modular", find="content", cache_salt=salt, **given)[0].usage
 
 
-def test_the_second_prompt_computes_no_more_than_full_prefill_and_the_third_one_reads(llm: LLM) -> None:
+def test_third_prompt_with_the_same_text_reads_it(llm: LLM) -> None:
     fronts = ("One.\n\n", "Two two.\n\n", "Three three three.\n\n")
     text = prose(21, 40)
     first, second = (asked(llm, chat(front + text), "sightings") for front in fronts[:2])
@@ -233,7 +233,7 @@ def test_the_second_prompt_computes_no_more_than_full_prefill_and_the_third_one_
 
 
 @pytest.mark.parametrize("recompute", ["profiled:0.1", "linked:4"])
-def test_without_idle_time_the_third_prompt_encodes_and_the_next_one_reads(llm: LLM, recompute: str) -> None:
+def test_without_idle_time_the_fourth_prompt_reads_the_text(llm: LLM, recompute: str) -> None:
     salt, text = f"busy {recompute}", prose(22, 40)
     prompts = [chat(f"{front}\n\n{text}") for front in ("One.", "Two two.", "Three three three.", "Four.")]
     given = {"reuse": "modular", "find": "content", "recompute": recompute, "cache_salt": salt}
@@ -247,7 +247,7 @@ def test_without_idle_time_the_third_prompt_encodes_and_the_next_one_reads(llm: 
         assert llm.stats().profiled_tokens == before
 
 
-def test_new_text_and_continued_conversations_leave_nothing_to_encode(llm: LLM) -> None:
+def test_new_text_and_continued_conversations_are_not_encoded_as_found(llm: LLM) -> None:
     before = llm.stats().profiled_tokens
     for number in range(20):
         asked(llm, prose(7000 + number, 20), "new")
@@ -257,7 +257,7 @@ def test_new_text_and_continued_conversations_leave_nothing_to_encode(llm: LLM) 
     assert llm.stats().profiled_tokens == before
 
 
-def test_a_conversation_with_text_found_a_second_time_continues_from_its_own_prefix(llm: LLM) -> None:
+def test_conversation_with_found_text_continues_from_its_prefix(llm: LLM) -> None:
     text = prose(24, 40)
     asked(llm, chat(f"One.\n\n{text}"), "turns")
     turns = [f"Two two.\n\n{text}", "Yes.", "Why?"]

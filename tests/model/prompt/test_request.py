@@ -99,7 +99,7 @@ def plain(request: EngineRequest) -> EngineRequest:
 
 
 @given(requests())
-def test_a_request_goes_through_bytes(request):
+def test_request_round_trips_through_bytes(request):
     data = request.to_bytes()
     read = EngineRequest.from_bytes(data, KEYS)
     assert read.to_bytes() == data
@@ -118,7 +118,7 @@ def repr_of(part):
 
 @pytest.mark.parametrize("salt", ["", "mine"])
 @pytest.mark.parametrize("reuse", ["off", "exact", "isolated", "anchored"])
-def test_prompts_of_all_kinds_are_answered_from_their_bytes(reuse, salt):
+def test_serialised_prompts_of_all_kinds_are_answered(reuse, salt):
     llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0)
     llm.add_schema(SCHEMA, encode=False)
     params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
@@ -139,7 +139,7 @@ def test_prompts_of_all_kinds_are_answered_from_their_bytes(reuse, salt):
         assert answers[0] == answers[1]
 
 
-def test_salts_of_others_are_not_in_a_request():
+def test_request_contains_no_other_salt():
     """The serialized request holds its own salt once, and no digest or record derived from it."""
     llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0, cache_salt="the engine's secret")
     request = llm.processor.process(CHAT, SamplingParams(), llm.policy("anchored"), Scope("the tenant's"))
@@ -161,7 +161,7 @@ def test_salts_of_others_are_not_in_a_request():
         (lambda data: data.replace(b'"off"', b'"often"'), "policy.unknown"),
     ],
 )
-def test_what_is_no_request_is_told_so(change, code):
+def test_invalid_request_bytes_are_rejected(change, code):
     part = PromptPart((1, 2), 0)
     request = EngineRequest(
         request_id="r",
@@ -177,7 +177,7 @@ def test_what_is_no_request_is_told_so(change, code):
         EngineRequest.from_bytes(change(request.to_bytes()), KEYS)
 
 
-def test_where_a_part_is_stored_counts_the_most_exact_candidate():
+def test_most_exact_stored_candidate_is_chosen():
     exact, other = specify((1, 2), 0, (), KEYS), specify((1, 2), 7, (), replace(KEYS, positioned=True))
     part = PromptPart((1, 2), 0, candidates=(exact, other), encode=True)
     assert part.open
@@ -189,7 +189,7 @@ def test_where_a_part_is_stored_counts_the_most_exact_candidate():
     assert not PromptPart((1, 2), 0, candidates=(exact,), encode=True).open
 
 
-def test_nothing_stays_of_a_prompt_that_cannot_fit():
+def test_rejected_prompt_leaves_no_memory():
     llm = LLM(tiny("llama"), kv_memory="16MiB")
     prompt = [3] * 300_000
 
@@ -207,7 +207,7 @@ def test_nothing_stays_of_a_prompt_that_cannot_fit():
 
 
 @pytest.mark.parametrize("reuse", ["anchored+linked:3", "isolated+profiled:0.25"])
-def test_a_repair_goes_through_bytes(reuse):
+def test_recompute_policy_round_trips_through_bytes(reuse):
     llm = LLM(tiny("llama"), kv_memory="1MiB")
     llm.add_schema(SCHEMA, encode=False)
     policy = llm.policy(reuse)

@@ -28,7 +28,7 @@ def composed(prompt, reuse: str, positions: str = "packed"):
     return compose(llm.processor.process(prompt, SamplingParams(), policy))
 
 
-def told(parts):
+def described(parts):
     """Each part as (text, 'exact', 'module', 'displaced' or 'fresh')."""
     named = []
     for part in parts:
@@ -40,74 +40,74 @@ def told(parts):
     return named
 
 
-def test_off_computes_everything_and_keeps_nothing():
+def test_off_computes_everything_and_stores_nothing():
     prompt = SCHEMA.prompt().use("b").text("Q")
     (part,) = composed(prompt, "off")
     assert isinstance(part, NewSpan)
     assert part.run is None
-    whole = [each for ids, kind in told(composed(prompt, "anchored")) for each in ids]
-    assert told([part]) == [("".join(whole), "fresh")]
+    whole = [each for ids, kind in described(composed(prompt, "anchored")) for each in ids]
+    assert described([part]) == [("".join(whole), "fresh")]
 
 
-def test_off_under_schema_positions_has_a_run_between_gaps():
+def test_off_with_schema_positions_has_a_span_between_gaps():
     parts = composed(SCHEMA.prompt().use("b").text("Q"), "off", "schema")
     assert len(parts) == 2
     assert parts[0].start + len(parts[0].ids) < parts[1].start
 
 
-def test_exact_is_one_run_of_tokens_wherever_they_come_from():
+def test_exact_is_one_span_of_new_tokens():
     parts = composed(SCHEMA.prompt().use("a", p="two").use("b").text("Q"), "exact")
-    assert told(parts) == [("In front. First two module.Second module. Behind.Q", "fresh")]
+    assert described(parts) == [("In front. First two module.Second module. Behind.Q", "fresh")]
     assert (parts[0].run.start, parts[0].run.before.tokens) == (0, 0)
 
 
-def test_exact_with_gaps_is_a_run_for_each_side_of_a_gap():
+def test_exact_with_gaps_has_one_span_per_side():
     parts = composed(SCHEMA.prompt().use("b").text("Q"), "exact", "schema")
-    assert told(parts) == [("In front. ", "fresh"), ("Second module. Behind.Q", "fresh")]
+    assert described(parts) == [("In front. ", "fresh"), ("Second module. Behind.Q", "fresh")]
     first, second = (part.run for part in parts)
     assert second.digest == first.after(len(first.ids)).digest(second.start)
     assert second.start > len(first.ids)
 
 
-def test_anchored_is_exact_where_the_context_is_what_stands_there():
-    assert told(composed(SCHEMA.prompt().use("a", p="two").use("b").text("Q"), "anchored")) == [
+def test_anchored_module_is_exact_where_its_context_matches():
+    assert described(composed(SCHEMA.prompt().use("a", p="two").use("b").text("Q"), "anchored")) == [
         ("In front. ", "exact"),
         ("First ", "exact"),
         ("two", "fresh"),
         (" module.", "displaced"),  # the argument is shorter than its hole
-        ("Second module.", "displaced"),  # anchored to the text in front, and read behind module a
+        ("Second module.", "displaced"),  # anchored to the text in front, and read after module a
         (" Behind.", "displaced"),
         ("Q", "fresh"),
     ]
 
 
-def test_a_module_right_behind_its_anchor_is_exact():
-    assert told(composed(SCHEMA.prompt().use("b").text("Q"), "anchored"))[:2] == [
+def test_module_right_after_its_anchor_is_exact():
+    assert described(composed(SCHEMA.prompt().use("b").text("Q"), "anchored"))[:2] == [
         ("In front. ", "exact"),
         ("Second module.", "exact"),
     ]
 
 
-def test_isolated_has_no_context_to_be_displaced_from():
-    kinds = dict(told(composed(SCHEMA.prompt().use("b").text("Q"), "isolated")))
+def test_isolated_module_is_not_displaced():
+    kinds = dict(described(composed(SCHEMA.prompt().use("b").text("Q"), "isolated")))
     assert kinds["Second module."] == "module"
 
 
-def test_under_schema_positions_nothing_is_displaced():
+def test_schema_positions_displace_nothing():
     parts = composed(SCHEMA.prompt().use("a", p="two").use("b").text("Q"), "anchored", "schema")
-    assert "displaced" not in {kind for _, kind in told(parts)}
+    assert "displaced" not in {kind for _, kind in described(parts)}
 
 
-def test_a_default_is_a_segment_of_its_own():
-    assert told(composed(SCHEMA.prompt().use("a").text("Q"), "anchored"))[2] == ("one", "exact")
+def test_default_argument_is_its_own_segment():
+    assert described(composed(SCHEMA.prompt().use("a").text("Q"), "anchored"))[2] == ("one", "exact")
 
 
-def test_the_last_token_is_always_fresh():
+def test_last_token_is_always_new():
     parts = composed(SCHEMA.prompt().use("b"), "anchored")
-    assert told(parts)[-2:] == [(" Behind", "displaced"), (".", "fresh")]
+    assert described(parts)[-2:] == [(" Behind", "displaced"), (".", "fresh")]
 
 
-def test_usage_counts_hits_alone():
+def test_usage_counts_only_hits():
     parts = composed(SCHEMA.prompt().use("b").text("Q"), "anchored")
     first = parts[0].spec
     usage = usage_of(parts, {first.key: len(first.ids)}, [0] * len(parts))
@@ -118,7 +118,7 @@ def test_usage_counts_hits_alone():
     assert usage_of(parts, everything, [0] * len(parts)).computed_tokens == 1
 
 
-def test_usage_counts_beginnings_of_fresh_runs_as_exact():
+def test_usage_counts_stored_prefixes_of_new_spans_as_exact():
     (part,) = composed(SCHEMA.prompt().use("b").text("Q"), "exact")
     usage = usage_of((part,), {}, [7])
     assert (usage.cached_tokens, usage.exact_tokens, usage.computed_tokens) == (7, 7, len(part.ids) - 7)
@@ -126,7 +126,7 @@ def test_usage_counts_beginnings_of_fresh_runs_as_exact():
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=2, max_size=20), st.sets(st.integers(1, 19), max_size=5), st.integers(0, 9))
-def test_exact_knows_no_borders(tokens, cuts, start):
+def test_exact_ignores_module_borders(tokens, cuts, start):
     """However a prompt's text is cut into parts, its exact composed prompt is the same."""
     borders = [0, *sorted(c for c in cuts if c < len(tokens)), len(tokens)]
     parts = [PromptPart(tuple(tokens[a:b]), start + a) for a, b in pairwise(borders)]
@@ -134,7 +134,7 @@ def test_exact_knows_no_borders(tokens, cuts, start):
     assert (part.ids, part.start, part.run.digest) == (tuple(tokens), start, b"")
 
 
-def test_what_follows_two_modules_is_no_exact_continuation():
+def test_text_after_two_modules_is_not_an_exact_continuation():
     """The record says how each token was made: two modules side by side are not the same text in one go."""
     llm = LLM(tiny("llama"), kv_memory="1MiB")
     llm.add_schema(SCHEMA, encode=False)
@@ -155,7 +155,7 @@ CHAINED += [specify((token,), 3, CHAINED[:3], KEYS) for token in (7, 8)]  # besi
 
 
 @given(st.permutations(range(len(CHAINED))), st.lists(st.integers(0, 1), min_size=8, max_size=8))
-def test_a_segment_is_displaced_where_any_that_it_attends_to_is_moved_otherwise(order, gaps):
+def test_segment_is_displaced_if_its_context_is_shifted_differently(order, gaps):
     parts, at = [], 0
     for number, gap in zip(order, gaps, strict=True):
         spec = CHAINED[number]

@@ -74,7 +74,7 @@ def test_a_plain_conversation_is_warned_once_of_the_date(caplog, template: str, 
         (templates.QWEN_3, [SYSTEM, USER], {}),
     ],
 )
-def test_no_warning_where_the_text_has_no_date_of_today(caplog, template: str, messages: list, variables: dict):
+def test_date_without_todays_value_logs_no_warning(caplog, template: str, messages: list, variables: dict):
     model(template).chat(messages, ONE, chat_template_kwargs=variables)
     assert warnings(caplog) == []
 
@@ -111,6 +111,6 @@ def test_diagnostics_name_the_date_of_the_template(clock, template: str, message
 
 
 @pytest.mark.parametrize("value", ["tomorrow", "31 Jan 2026", "2026-02-30", "", 20260131, "20260131", "2026-W05-6"])
-def test_a_wrong_date_is_rejected(value):
+def test_invalid_date_is_rejected(value):
     with raises("parameter.invalid_date", ParameterError, names="template_date"):
         model(templates.GPT_OSS, template_date=value)

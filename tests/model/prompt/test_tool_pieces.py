@@ -1,4 +1,4 @@
-"""Tools and blocks of the system prompt as modules of their own, and the conversation behind them."""
+"""Tools and blocks of the system prompt as modules of their own, and the conversation after them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def usage(llm: LLM, prompt: dict, reuse: str = "modular", **settings):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_each_tool_is_a_part_that_depends_on_the_tool_alone(family: str) -> None:
+def test_each_tool_is_a_part_of_its_own(family: str) -> None:
     llm = Layouts(tool_tokenizer(family))
     laid = llm.lay_out(asked(READ, WRITE, LIST), reuse="modular")
     whole = llm.lay_out(asked(READ, WRITE, LIST), reuse="exact")
@@ -122,7 +122,7 @@ def test_tools_are_text_under_exact_and_for_a_model_without_shifts() -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen", "llama", "mistral"])
-def test_a_change_of_the_tools_computes_the_new_tool_alone(family: str) -> None:
+def test_changed_tools_compute_only_the_new_tool(family: str) -> None:
     llm = LLM(tool_model(family), kv_memory="32MiB", seed=0)
     system = [] if family == "mistral" else [{"role": "system", "content": "Be short. " * 5}]
     history = [
@@ -144,8 +144,8 @@ def test_a_change_of_the_tools_computes_the_new_tool_alone(family: str) -> None:
     assert same.computed_tokens < exact.computed_tokens
 
 
-def test_text_behind_a_change_stays_where_later_turns_find_it() -> None:
-    """The turns behind a change are read from where they were, and what follows is found exactly."""
+def test_text_after_a_tool_change_is_found_by_later_turns() -> None:
+    """The turns after a change are read from where they were, and what follows is found exactly."""
     llm = LLM(tool_model("qwen"), kv_memory="32MiB", seed=0)
     messages = [{"role": "user", "content": "Please describe all of the files in the folder, one by one. " * 2}]
     usage(llm, asked(READ, WRITE, messages=messages))
@@ -168,7 +168,7 @@ def test_text_behind_a_change_stays_where_later_turns_find_it() -> None:
         {"cache_salt": "another"},
     ],
 )
-def test_requests_that_do_not_read_moved_text(settings: dict) -> None:
+def test_requests_that_opt_out_do_not_read_moved_text(settings: dict) -> None:
     llm = LLM(tool_model("qwen"), kv_memory="32MiB", seed=0)
     messages = [{"role": "user", "content": "Please describe all of the files in the folder, one by one. " * 3}]
     usage(llm, asked(READ, WRITE, messages=messages), cache_salt="mine")
@@ -185,7 +185,7 @@ def test_moved_text_that_was_evicted_is_computed() -> None:
     assert usage(llm, asked(WRITE, READ, messages=messages)).moved_tokens == 0
 
 
-def test_a_prompt_whose_moved_text_is_gone_computes_it() -> None:
+def test_evicted_moved_text_is_computed_at_admission() -> None:
     """As after a preemption, during which the text was evicted."""
     llm = LLM(tool_model("qwen"), kv_memory="32MiB", seed=0)
     messages = [{"role": "user", "content": "Please describe all of the files in the folder, one by one. " * 3}]
@@ -213,7 +213,7 @@ def test_a_prompt_of_many_moved_pieces_is_hashed_once(monkeypatch) -> None:
     assert sum(hashed) <= 2 * found.prompt_tokens  # composed twice: when it is prepared, and when it is admitted
 
 
-def test_agents_in_a_pool_that_is_too_small_for_all_of_them() -> None:
+def test_agents_in_a_pool_too_small_for_all() -> None:
     llm = LLM(tool_model("qwen"), kv_memory="640KiB", seed=0)
     draw = random.Random(0)
     tools = [tool(name) for name in ("read", "write", "list", "delete")]
@@ -255,7 +255,7 @@ def test_diagnostics_name_the_tool() -> None:
     assert forms == {"tools[0]": "anchored", "tools[1]": "new", "tools[2]": "anchored"}
 
 
-def test_a_mark_of_a_tool_asks_for_modules_and_gives_it_a_lifetime() -> None:
+def test_mark_on_a_tool_requests_modules_with_a_lifetime() -> None:
     llm = LLM(tool_model("qwen"), kv_memory="16MiB", seed=0)
     marked = {**READ, "cache_control": {"type": "ephemeral", "ttl": "5m"}}
     laid = llm.lay_out(asked(marked, WRITE))
@@ -264,5 +264,5 @@ def test_a_mark_of_a_tool_asks_for_modules_and_gives_it_a_lifetime() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_probe_of_templates_ends_up_in_no_prompt(family: str) -> None:
+def test_template_probe_is_in_no_prompt(family: str) -> None:
     assert "look_up" not in Layouts(tool_tokenizer(family)).lay_out(asked(READ)).text

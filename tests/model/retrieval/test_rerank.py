@@ -22,7 +22,7 @@ def losses(relevance: list[float], chosen: list[int]) -> list[float]:
 
 
 @given(NUMBERS, st.integers(0, 4), st.integers(0, 8))
-def test_no_place_loses_more_than_epsilon_and_no_choice_within_it_is_worth_more(pairs, epsilon, most):
+def test_rerank_is_optimal_within_epsilon(pairs, epsilon, most):
     relevance, value = [float(one) for one, _ in pairs], [float(one) for _, one in pairs]
     chosen = rerank(relevance, value, epsilon=epsilon, most=most)
     count = min(most, len(pairs))
@@ -38,7 +38,7 @@ def test_no_place_loses_more_than_epsilon_and_no_choice_within_it_is_worth_more(
 
 
 @given(NUMBERS, st.integers(0, 4), st.integers(0, 8))
-def test_the_scorer_is_asked_about_open_choices_only(pairs, epsilon, most):
+def test_scorer_gets_only_texts_within_epsilon(pairs, epsilon, most):
     relevance, value = [float(one) for one, _ in pairs], [float(one) for _, one in pairs]
     asked: list[str] = []
 
@@ -55,7 +55,7 @@ def test_the_scorer_is_asked_about_open_choices_only(pairs, epsilon, most):
     assert asked == (possible if len(possible) > min(most, len(pairs)) else [])
 
 
-def test_an_endless_epsilon_allows_every_text():
+def test_infinite_epsilon_allows_every_text():
     relevance, value = [float("inf"), 1.0, float("-inf")], [0.0, 1.0, 2.0]
     assert rerank(relevance, value, epsilon=float("inf"), most=2) == [1, 2]
     scored = choose_cached(
@@ -68,7 +68,7 @@ def test_an_endless_epsilon_allows_every_text():
     assert scored == [2]
 
 
-def test_many_texts_are_compared_with_few_others_each():
+def test_many_equal_texts_are_compared_in_linear_time():
     count, compared = 3_000, Counter[str]()
 
     class Value(float):
@@ -102,7 +102,7 @@ def test_negative_settings_are_rejected(wrong):
 
 
 @pytest.mark.parametrize(("relevance", "value"), [([1.0, float("nan")], [0, 0]), ([1.0, 0.5], [float("nan"), 0])])
-def test_a_number_that_is_nan_is_rejected(relevance, value):
+def test_nan_is_rejected(relevance, value):
     with pytest.raises(ParameterError) as error:
         rerank(relevance, value, epsilon=0.5, most=2)
     assert error.value.code == "retrieval.wrong_setting"

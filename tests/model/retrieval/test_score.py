@@ -34,7 +34,7 @@ def chat(*texts: str) -> list[dict]:
 
 @pytest.mark.parametrize("positions", ["packed", "schema"])
 @pytest.mark.parametrize("reuse", ["modular", "primed", "isolated"])
-def test_stored_texts_are_found_in_the_form_they_would_be_read(reuse, positions):
+def test_stored_texts_are_found_in_the_form_of_the_policy(reuse, positions):
     llm = LLM(tiny("llama"), kv_memory="8MiB")
     policy = {"reuse": reuse, "positions": positions}
     texts = [f"{text}\n" for text in DOCUMENTS]
@@ -62,7 +62,7 @@ def test_stored_texts_are_found_in_the_form_they_would_be_read(reuse, positions)
         max_size=6,
     )
 )
-def test_the_next_request_reads_what_the_scores_say(chats):
+def test_scores_equal_the_usage_of_the_next_request(chats):
     llm = LLM(tiny("llama"), kv_memory="16MiB")
     for documents, day, reuse in chats:
         system = {"role": "system", "content": day + SYSTEM["content"]}
@@ -78,7 +78,7 @@ def test_the_next_request_reads_what_the_scores_say(chats):
     llm.shutdown()
 
 
-def test_a_text_that_was_read_only_alone_is_not_stored_beside_others():
+def test_text_read_alone_is_not_found_among_other_texts():
     llm = LLM(tiny("llama"), kv_memory="8MiB")
     texts = [f"{text}\n" for text in DOCUMENTS[:2]]
     llm.chat(chat(DOCUMENTS[0]), SamplingParams(max_tokens=1))
@@ -90,7 +90,7 @@ def test_a_text_that_was_read_only_alone_is_not_stored_beside_others():
     assert [one.resident_tokens > 0 for one in llm.score_cached(texts, messages=[SYSTEM])] == [True, True]
 
 
-def test_texts_behind_another_system_message_or_salt_are_not_found():
+def test_texts_after_another_system_message_or_salt_are_not_found():
     llm = LLM(tiny("llama"), kv_memory="8MiB")
     llm.chat(chat(DOCUMENTS[0]), SamplingParams(max_tokens=1), reuse="anchored")
     texts = [f"{DOCUMENTS[0]}\n"]
@@ -101,7 +101,7 @@ def test_texts_behind_another_system_message_or_salt_are_not_found():
     assert other.resident_tokens == foreign.resident_tokens == 0
 
 
-def test_a_text_on_disk_counts_there(tmp_path):
+def test_text_on_disk_is_counted_as_disk(tmp_path):
     def made() -> LLM:
         return LLM(tiny("llama"), kv_memory="8MiB", store=tmp_path, store_private=True)
 
@@ -145,7 +145,7 @@ def test_a_tenant_scores_its_own_texts(site):
     assert [row["resident_tokens"] for row in theirs["data"]] == [0, 0]
 
 
-def test_hashes_are_scored_as_their_texts_once_these_were_seen():
+def test_hashes_of_known_texts_score_like_the_texts():
     llm = LLM(tiny("llama"), kv_memory="8MiB")
     texts = [f"{text}\n" for text in DOCUMENTS]
     hashes = list(map(text_hash, texts))
@@ -230,7 +230,7 @@ def test_wrong_bodies_are_rejected_with_their_field(site, body, field):
     assert answer["error"]["param"] == field
 
 
-def test_the_scorer_asks_the_server_and_survives_its_absence(site):
+def test_scorer_asks_the_server_and_works_without_it(site):
     assert site.call("POST", CHAT, {"messages": chat(DOCUMENTS[0]), "max_tokens": 1})[0] == 200
     scorer = CacheScorer(f"http://127.0.0.1:{site.port}/v1", api_key=site.keys["ann"], messages=[SYSTEM], alone=True)
     found = scorer([f"{text}\n" for text in DOCUMENTS])
@@ -258,7 +258,7 @@ def test_texts_are_scored_together_as_alone():
         assert part is None or [spec.key for spec in part.candidates] == [spec.key for spec in alone.candidates]
 
 
-def test_many_texts_behind_long_messages_are_refused_before_any_work(monkeypatch):
+def test_many_texts_after_long_messages_are_rejected_before_any_work(monkeypatch):
     """The messages may be laid out once for each text."""
     llm = LLM(tiny("llama"), kv_memory="8MiB")
     monkeypatch.setattr(llm.processor, "marked_parts", pytest.fail)  # the work would take seconds
@@ -268,7 +268,7 @@ def test_many_texts_behind_long_messages_are_refused_before_any_work(monkeypatch
     assert error.value.code == "texts.too_many"
 
 
-def test_texts_that_exceed_the_context_together_are_scored_one_by_one():
+def test_texts_longer_than_the_context_are_scored_separately():
     llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0)
     texts = [f"{number} " + "long text " * 120 for number in range(4)]
     rated = llm.score_cached(texts, messages=[])

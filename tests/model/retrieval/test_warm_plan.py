@@ -87,7 +87,7 @@ def test_prompts_read_the_chosen_texts(reuse):
     assert output.usage.cached_tokens >= scored[1].tokens + scored[2].tokens
 
 
-def test_an_async_engine_warms_a_plan_as_well():
+def test_async_engine_warms_by_plan():
     async def warmed() -> None:
         llm = AsyncLLM(tiny("llama"), kv_memory="8MiB")
         plan = [PlanEntry(use, text=text, messages=[SYSTEM]) for use, text in zip((1, 3, 2), DOCUMENTS, strict=True)]
@@ -116,7 +116,7 @@ def test_modules_are_warmed_and_unknown_ones_refused():
     assert caught.value.code == "plan.wrong_entry"
 
 
-def test_a_second_run_of_the_command_encodes_nothing(capsys, tmp_path, monkeypatch):
+def test_second_warm_command_encodes_nothing(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("s.xml").write_text(SCHEMA)
     lines = [{"text": DOCUMENTS[0], "expected": 9}, {"schema": "s.xml", "module": "a"}]
@@ -136,7 +136,7 @@ def test_a_second_run_of_the_command_encodes_nothing(capsys, tmp_path, monkeypat
 @pytest.mark.parametrize(
     "line", ["{", "3", '{"text": 3}', '{"text": "a", "expected": 0}', '{"schema": "no", "module": "a"}', '{"txt": "a"}']
 )
-def test_a_wrong_line_is_named(capsys, tmp_path, line):
+def test_invalid_line_is_reported_with_its_number(capsys, tmp_path, line):
     (tmp_path / "plan").write_text('{"text": "a"}\n' + line)
     status, _, err = run(capsys, "cache", "warm", "--plan", str(tmp_path / "plan"), "--budget", "1MiB")
     assert status == 2
@@ -154,5 +154,5 @@ def test_a_wrong_line_is_named(capsys, tmp_path, line):
         ("--plan", "p", "--budget", "1", "s.xml"),
     ],
 )
-def test_options_that_do_not_fit_together_are_refused(capsys, options):
+def test_conflicting_options_are_rejected(capsys, options):
     assert run(capsys, "cache", "warm", *options)[0] == 2

@@ -22,7 +22,7 @@ _TOKEN = st.integers(0, VOCABULARY - 1)
 _PENALTY = st.floats(-2, 2, width=32)
 
 
-def told(params: SamplingParams, prompt: list[int], answer: list[int]) -> Row:
+def row_after(params: SamplingParams, prompt: list[int], answer: list[int]) -> Row:
     """A row whose answer holds these tokens."""
     made = Row(params, 0, prompt_ids=prompt)
     for token in answer:
@@ -37,10 +37,10 @@ def told(params: SamplingParams, prompt: list[int], answer: list[int]) -> Row:
     answer=st.lists(_TOKEN, max_size=100),
     seed=st.integers(0, 1000),
 )
-def test_the_repetition_penalty_is_that_of_transformers(penalty, prompt, answer, seed):
+def test_repetition_penalty_equals_transformers(penalty, prompt, answer, seed):
     logits = normal(1, VOCABULARY, seed=seed)
     expected = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([prompt + answer]), logits.clone())
-    found = adjust(logits, [told(SamplingParams(repetition_penalty=penalty), prompt, answer)], VOCABULARY)
+    found = adjust(logits, [row_after(SamplingParams(repetition_penalty=penalty), prompt, answer)], VOCABULARY)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
 
 
@@ -59,7 +59,7 @@ def test_presence_and_frequency_penalties_follow_openais_formula(presence, frequ
         [logits[0, j].item() - counts[j] * frequency - (counts[j] > 0) * presence for j in range(VOCABULARY)]
     )
     params = SamplingParams(presence_penalty=presence, frequency_penalty=frequency)
-    found = adjust(logits, [told(params, prompt, answer)], VOCABULARY)
+    found = adjust(logits, [row_after(params, prompt, answer)], VOCABULARY)
     torch.testing.assert_close(found[0], expected, rtol=1e-5, atol=1e-4)
 
 
@@ -74,7 +74,7 @@ def test_biases_are_added(biases):
     assert torch.equal(found, expected)
 
 
-def test_the_order_is_that_of_vllm():
+def test_adjustments_are_applied_in_vllms_order():
     """Forbidden, then the bias, then repetition, frequency and presence: by hand for one token."""
     params = SamplingParams(
         logit_bias={4: -5.0, 5: 3.0}, repetition_penalty=2.0, frequency_penalty=0.5, presence_penalty=0.25, min_tokens=9
@@ -87,14 +87,14 @@ def test_the_order_is_that_of_vllm():
     assert found.tolist() == [[0.0, 1.0, 2.0, 3.0, -3.25, 3.25, -math.inf]]
 
 
-def test_rows_are_adjusted_each_by_itself():
+def test_rows_are_adjusted_independently():
     logits = normal(4, VOCABULARY)
     before = logits.clone()
     rows = [
-        told(SamplingParams(frequency_penalty=1.0), [1], [2, 2]),
+        row_after(SamplingParams(frequency_penalty=1.0), [1], [2, 2]),
         row(SamplingParams()),
         row(SamplingParams(logit_bias={7: 2.0}), never=[9]),
-        told(SamplingParams(repetition_penalty=3.0), [1], [2]),
+        row_after(SamplingParams(repetition_penalty=3.0), [1], [2]),
     ]
     together = adjust(logits, rows, VOCABULARY)
     for place, one in enumerate(rows):
@@ -104,7 +104,7 @@ def test_rows_are_adjusted_each_by_itself():
     assert adjust(logits, [row(SamplingParams())] * 4, VOCABULARY) is logits
 
 
-def test_min_tokens_keeps_the_ends_back_until_then():
+def test_min_tokens_bans_end_tokens_at_first():
     logits = torch.tensor([[1.0, 2.0, 9.0, 8.0]])
     params = SamplingParams(temperature=0, min_tokens=2, stop_token_ids=[3])
     made = Row(params, 0, stop_ids=[2])
@@ -118,14 +118,14 @@ def test_min_tokens_keeps_the_ends_back_until_then():
 def test_penalties_change_greedy_answers_and_not_their_log_probabilities():
     logits = torch.tensor([[3.0, 2.5, 0.0]])
     params = SamplingParams(temperature=0, presence_penalty=2.0, logprobs=1)
-    (found,) = choose(logits, [told(params, [], [0])])
+    (found,) = choose(logits, [row_after(params, [], [0])])
     assert found.token_id == 1
     assert found.logprob == pytest.approx(float(torch.log_softmax(logits[0], dim=0)[1]), abs=1e-6)
     assert [one.token_id for one in found.top] == [1, 0]
 
 
-def test_an_infinite_ban_stays_one():
+def test_infinite_ban_survives_other_adjustments():
     logits = torch.tensor([[-math.inf, 1.0, 0.0]])
     params = replace(SamplingParams(temperature=0), repetition_penalty=0.5, logit_bias={0: 100.0}, frequency_penalty=-2)
-    (found,) = choose(logits, [told(params, [0], [0, 0])])
+    (found,) = choose(logits, [row_after(params, [0], [0, 0])])
     assert found.token_id == 1

@@ -28,7 +28,7 @@ WIDE = 40_003  # more blocks than a short list, and no multiple of a vector's wi
 
 
 def check(logits: torch.Tensor, rows: list[Row]) -> None:
-    """That all versions of the kernel choose what the specification does, and find the same damage."""
+    """Check that all versions of the kernel choose what the specification does, and find the same damage."""
     bits = sampler.random_bits(rows)
     before = logits.clone()
     expected = Chosen(*(each.numpy() for each in plain.choose(logits, rows, bits)))
@@ -91,7 +91,7 @@ def shapes(count: int) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("shape", shapes(1))
-def test_the_kernel_chooses_what_the_specification_does(shape, dtype):
+def test_kernel_chooses_the_tokens_of_the_specification(shape, dtype):
     rows = [made for changes in PARAMS for made in steps(changes, 3)]
     check(shapes(3)[shape].to(dtype).repeat(len(PARAMS), 1), rows)
 
@@ -133,7 +133,7 @@ def test_any_rows(params, vocabulary, seed, scale, holes, damage, halves):
         for token in (1, 1, 2):
             made.take(token)
     logits = logits.bfloat16() if halves else logits
-    check(logits[:, :vocabulary], rows)  # rows that do not lie one right behind the other
+    check(logits[:, :vocabulary], rows)  # rows that do not lie one right after the other
 
 
 def test_rows_with_a_grammar():
@@ -152,7 +152,7 @@ def test_rows_with_a_grammar():
     check(normal(len(rows), vocabulary), [row(one, 2, 3, guide=guide(place)) for place, one in enumerate(limited)])
 
 
-def test_ids_that_are_no_tokens_change_nothing():
+def test_unknown_banned_ids_are_ignored():
     logits = normal(1, 50)
     (token,) = compiled.choose(logits, [row(SamplingParams(temperature=0))], np.zeros(1, np.uint64)).tokens
     strange = row(SamplingParams(temperature=0), never=[50, 2**40])
@@ -160,13 +160,13 @@ def test_ids_that_are_no_tokens_change_nothing():
     assert found == token == logits.argmax()
 
 
-def test_random_bits_are_those_of_numpys_generator():
+def test_random_bits_equal_numpys_generator():
     pairs = [(0, 0), (0, 1), (1, 0), (2**64 - 1, 5), (12345, 2**32), (3, 2**64 - 1)]
     rows = [row(SamplingParams(), step, seed) for seed, step in pairs]
     assert sampler.random_bits(rows).tolist() == [sampler.draw(seed, step) for seed, step in pairs]
 
 
-def test_the_exponential_is_one():
+def test_exponential_is_accurate():
     logs = -torch.linspace(0, 27, 100_001)
     torch.testing.assert_close(exponential(logs.clone()).double(), logs.double().exp(), rtol=2e-7, atol=0)
     assert exponential(torch.zeros(1)) == 1

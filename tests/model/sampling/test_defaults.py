@@ -24,7 +24,7 @@ PROMPT = "Hello"
 
 
 def advised(**said: Any) -> LoadedModel:
-    """A tiny model whose generation configuration says this."""
+    """A tiny model with this generation configuration."""
     model = copy.copy(tiny("llama").model)
     model.generation_config = GenerationConfig(**said)
     return replace(tiny("llama"), model=model)
@@ -39,7 +39,7 @@ def ids(*arguments: Any, **settings: Any) -> tuple[int, ...]:
     return model(**settings).generate(PROMPT, *arguments)[0].outputs[0].token_ids
 
 
-def test_the_fields_that_it_may_set():
+def test_generation_config_sets_sampling_fields():
     said = {
         "temperature": 0.6,
         "top_p": 0.95,
@@ -57,7 +57,7 @@ def test_the_fields_that_it_may_set():
     assert off.get_default_sampling_params() == SamplingParams()
 
 
-def test_a_request_without_parameters_gets_them():
+def test_request_without_parameters_gets_the_defaults():
     expected = ids(SamplingParams(**DEFAULTS))
     assert ids() == ids(None) == expected
     assert expected != ids(SamplingParams(temperature=0, max_tokens=9))
@@ -78,7 +78,7 @@ def test_a_request_without_parameters_gets_them():
     assert asyncio.run(answer()) == expected
 
 
-def test_parameters_that_are_given_count_as_they_are():
+def test_given_parameters_ignore_the_generation_config():
     """Those that are left out of them have the defaults of SamplingParams, as in vLLM."""
     plain = LLM(tiny("llama"), kv_memory="16MiB", seed=0)
     expected = plain.generate(PROMPT, SamplingParams())[0].outputs[0].token_ids
@@ -87,11 +87,11 @@ def test_parameters_that_are_given_count_as_they_are():
 
 
 @pytest.mark.parametrize("do_sample", [False, True, None])
-def test_do_sample_alone_says_nothing(do_sample):
+def test_do_sample_has_no_effect_without_other_fields(do_sample):
     assert sampling_defaults(advised(do_sample=do_sample)) == {}
 
 
-def test_the_bundled_model_and_random_ones_say_nothing():
+def test_bundled_and_random_models_have_no_sampling_defaults():
     for name in ("demo", "random:tiny"):
         assert sampling_defaults(load_model(name)) == {}
 
@@ -115,7 +115,7 @@ def test_a_checkpoint(tmp_path: Path):
         ({"max_new_tokens": 0}, "max_tokens is 0; it must be"),
     ],
 )
-def test_what_no_parameter_can_be(said, sentence):
+def test_invalid_generation_config_is_rejected(said, sentence):
     loaded = advised()
     for name, value in said.items():
         setattr(loaded.model.generation_config, name, value)
@@ -126,6 +126,6 @@ def test_what_no_parameter_can_be(said, sentence):
     assert LLM(loaded, kv_memory="16MiB", generation_config="off").sampling_defaults == {}
 
 
-def test_what_the_option_may_be():
+def test_unknown_generation_config_option_is_rejected():
     with pytest.raises(ParameterError, match="generation_config is 'vllm'; use one of auto, off"):
         LLM(tiny("llama"), generation_config="vllm")

@@ -29,7 +29,7 @@ TYPICAL = [{"typical_p": 0.6}, {"typical_p": 0.2, "top_p": 0.9}, {"typical_p": 0
 
 
 def check(logits: torch.Tensor, rows: list[Row]) -> None:
-    """That a device chooses what the host does, finds the same damage, and tells the same probabilities."""
+    """Check that a device chooses what the host does, finds the same damage, and gives the same probabilities."""
     before = logits.clone()
     expected = sample(logits, rows)
     with patch.object(sampler, "on_device", lambda logits: True):
@@ -45,7 +45,7 @@ def _shown(found: Sampled | InlayError) -> Sampled | str:
 
 
 @pytest.mark.parametrize("shape", shapes(1))
-def test_a_device_chooses_what_the_host_does(shape):
+def test_device_chooses_the_tokens_of_the_host(shape):
     rows = [made for changes in [*PARAMS, *TYPICAL] for made in steps(changes, 2)]
     check(shapes(2)[shape].repeat(len(rows) // 2, 1), rows)
 
@@ -129,7 +129,7 @@ def test_rows_with_a_grammar():
     check(normal(len(rows), vocabulary), rows)
 
 
-def test_nothing_waits_and_one_copy_goes_to_the_host(monkeypatch):
+def test_device_sampling_never_waits_and_copies_once(monkeypatch):
     """Tensors of ``meta`` refuse what would wait: to be looked at, to be copied to the host, to set a shape."""
     vocabulary, rows = guided()
     copied = []

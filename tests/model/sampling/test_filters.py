@@ -76,7 +76,7 @@ FILTERS = [
 
 @pytest.mark.parametrize("changes", FILTERS, ids=str)
 @pytest.mark.parametrize("vocabulary", [7, 600, 5000])
-def test_filters_keep_what_the_warpers_of_transformers_keep(vocabulary, changes):
+def test_filters_equal_transformers_warpers(vocabulary, changes):
     params = SamplingParams(**changes)
     for seed in range(4):
         logits = normal(vocabulary, seed=seed)
@@ -95,7 +95,7 @@ def test_a_flat_row_needs_more_than_the_short_list(changes):
     assert torch.equal(kept, oracle(logits, params) > 0)
 
 
-def test_all_that_tie_with_the_kth_token_are_kept():
+def test_all_tokens_tied_with_the_kth_are_kept():
     logits = torch.zeros(3000)
     logits[2999] = 1.0
     params = SamplingParams(top_k=2)
@@ -157,7 +157,7 @@ def close_to_typical_p(logits: torch.Tensor, params: SamplingParams) -> torch.Te
 @given(
     params=_PARAMS, vocabulary=st.integers(1, 400), seed=st.integers(0, 2**32), scale=st.sampled_from([0.01, 1, 5, 50])
 )
-def test_any_filters_keep_what_the_warpers_of_transformers_keep(params, vocabulary, seed, scale):
+def test_any_filters_equal_transformers_warpers(params, vocabulary, seed, scale):
     logits = normal(vocabulary, seed=seed, scale=scale)
     expected, found = oracle(logits, params), probabilities(logits, params)
     differing = ((found > 0) != (expected > 0)) & (expected.double() + found > 1e-10)
@@ -170,7 +170,7 @@ def test_any_filters_keep_what_the_warpers_of_transformers_keep(params, vocabula
     assert not (differing & ~close).any()
 
 
-def test_typical_p_leaves_out_the_most_probable_token_where_it_is_untypical():
+def test_typical_p_drops_an_untypical_most_probable_token():
     """Arithmetic by hand: one token of 0.1 over many small ones has far less surprise than is expected."""
     logits = torch.cat([torch.tensor([0.1]), torch.full((900,), 0.001)]).log()
     ids, shares = kept(logits, SamplingParams(typical_p=0.5))
@@ -180,7 +180,7 @@ def test_typical_p_leaves_out_the_most_probable_token_where_it_is_untypical():
 
 
 @pytest.mark.parametrize("changes", [{"typical_p": 0.5}, {"top_p": 0.97}, {"top_p": 0.9, "typical_p": 0.5}], ids=str)
-def test_lists_grow_until_they_are_long_enough(changes):
+def test_candidate_lists_grow_to_the_needed_length(changes):
     logits = normal(20_000, scale=0.3)
     params = SamplingParams(**changes)
     expected, found = oracle(logits, params), probabilities(logits, params)
@@ -188,6 +188,6 @@ def test_lists_grow_until_they_are_long_enough(changes):
     assert ((found > 0) != (expected > 0)).sum() <= 5, "5 of 20,000 at the border"
 
 
-def test_both_zeros_are_one_number():
+def test_negative_and_positive_zero_are_tied():
     ids, _ = kept(torch.tensor([-0.0, 0.0, -1.0, -0.0]), SamplingParams(top_k=3))
     assert ids.tolist() == [0, 1, 3]

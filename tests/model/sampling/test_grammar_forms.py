@@ -33,7 +33,7 @@ def grammars() -> tuple[Grammars, object]:
 
 
 def follows(structure: dict, text: str) -> Guide | None:
-    """Where a text ends in a language; None where it leaves it."""
+    """The parser's state after a text; None if the text is not a prefix of the language."""
     made, tokenizer = grammars()
     guide = made.guide(structure)
     try:
@@ -54,7 +54,7 @@ def test_answers_are_in_the_language_of_a_grammar(grammar):
 
 
 @pytest.mark.parametrize("given", [TAG, {"type": "structural_tag", **TAG}, json.dumps(TAG)])
-def test_a_structural_tag_holds_what_begins_with_its_trigger_and_nothing_else(given):
+def test_structural_tag_constrains_only_text_after_its_trigger(given):
     structure = {"structural_tag": given}
     assert follows(structure, "Any text < at all, {x}") is not None
     assert follows(structure, 'Text <fn=a>{"x": 3}</fn> and more <fn=a>{"x":1}</fn>') is not None
@@ -62,7 +62,7 @@ def test_a_structural_tag_holds_what_begins_with_its_trigger_and_nothing_else(gi
     assert follows(structure, 'Text <fn=a>{"y": 3}') is None
 
 
-def test_a_forced_structural_tag_holds_special_tokens_and_nothing_else():
+def test_forced_structural_tag_constrains_special_tokens():
     tokenizer = bytes_tokenizer()
     tokenizer.add_tokens(["<|channel|>", "<|message|>", "<|start|>"], special_tokens=True)
     made = Grammars(tokenizer, len(tokenizer), [tokenizer.eos_token_id])
@@ -127,7 +127,7 @@ def test_json_schemas_of_structural_tags_are_bounded():
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_what_cannot_be_used_is_refused_with_the_reason(structure, sentence):
+def test_unusable_structures_are_rejected_with_a_reason(structure, sentence):
     with pytest.raises(ParameterError) as caught:
         model().generate("x", SamplingParams(structured_outputs=structure))
     assert str(caught.value).startswith(sentence)

@@ -89,7 +89,7 @@ def test_every_answer_is_in_its_language(name):
     ],
     ids=str,
 )
-def test_other_parameters_leave_it_there(changes):
+def test_other_parameters_keep_answers_in_the_language(changes):
     structures = [{"json": NUMBERS}, {"regex": PATTERN}]
     params = [replace(LONG, structured_outputs=structure, **changes) for structure in structures]
     for output, structure in zip(model("tiny").generate(["Go on."] * 2, params), structures, strict=True):
@@ -98,7 +98,7 @@ def test_other_parameters_leave_it_there(changes):
 
 
 @pytest.mark.parametrize("structure", STRUCTURES, ids=str)
-def test_streamed_answers_only_grow_and_end_in_it(structure):
+def test_streamed_answers_only_grow_and_end_in_the_language(structure):
     params = replace(LONG, n=2, structured_outputs=structure)
     steps = list(model("tiny").stream("Tell me.", params))
     for index in range(2):
@@ -107,7 +107,7 @@ def test_streamed_answers_only_grow_and_end_in_it(structure):
         assert fits(texts[-1], structure)
 
 
-def test_stop_strings_cut_an_answer_and_say_so():
+def test_stop_string_truncates_a_structured_answer_and_is_reported():
     """As in vLLM: the answer is cut, and its stop_reason is the stop string."""
     params = replace(LONG, n=8, structured_outputs={"json": PERSON})
     whole = model("tiny").generate("Tell me.", params)[0].outputs
@@ -123,14 +123,14 @@ def test_stop_strings_cut_an_answer_and_say_so():
     assert reasons >= {None, "quick"} or reasons >= {None, '"tall"'}
 
 
-def test_an_answer_ends_as_soon_as_nothing_can_follow():
-    """Not one forward pass is spent on saying end-of-sequence; min_tokens cannot hold up what is whole."""
+def test_answer_ends_when_the_grammar_is_complete():
+    """No forward pass is spent on the end-of-sequence token, and min_tokens does not delay a complete answer."""
     params = replace(LONG, structured_outputs={"choice": ["ab"]}, min_tokens=10)
     one = model("tiny").generate("x", params)[0].outputs[0]
     assert (one.text, len(one.token_ids), one.finish_reason, one.stop_reason) == ("ab", 2, "stop", None)
 
 
-def test_min_tokens_and_ignore_eos_go_on_while_the_grammar_can():
+def test_min_tokens_and_ignore_eos_extend_an_answer_within_the_grammar():
     at_least = replace(
         LONG, structured_outputs={"regex": "a+"}, min_tokens=20, logit_bias={261: 100}
     )  # end-of-sequence
@@ -141,7 +141,7 @@ def test_min_tokens_and_ignore_eos_go_on_while_the_grammar_can():
     assert (one.text, one.finish_reason) == ("a" * 30, "length")
 
 
-def test_a_row_without_a_grammar_is_as_it_is_alone():
+def test_row_without_a_grammar_is_unchanged_in_a_batch():
     llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0)
     free = SamplingParams(seed=3, max_tokens=12, temperature=0.7, top_p=0.9, ignore_eos=True)
     (alone,) = llm.generate("Hello", free)
@@ -158,7 +158,7 @@ def test_json_objects():
         assert fits(one.text, small)
 
 
-def test_a_schema_may_be_text_and_say_where_white_space_goes():
+def test_schema_may_be_text_and_set_whitespace():
     compact = NUMBERS | {"x-guidance": {"whitespace_flexible": False}}
     for structure in ({"json": json.dumps(compact)}, {"json": compact}):
         text = model("tiny").generate("x", replace(LONG, structured_outputs=structure))[0].outputs[0].text
@@ -201,7 +201,7 @@ def _grammars(name: str):
     return tokenizer, Grammars(tokenizer, len(tokenizer) + 3, [tokenizer.eos_token_id])
 
 
-def test_a_mask_holds_just_the_tokens_that_some_choice_goes_on_with():
+def test_mask_allows_exactly_the_tokens_that_continue_a_choice():
     llm = model("demo")
     tokenizer, vocabulary = llm.tokenizer, llm.vocab_size
     choices = ["the capital", "the price is high", "then", "a"]
@@ -221,7 +221,7 @@ def test_a_mask_holds_just_the_tokens_that_some_choice_goes_on_with():
         said += texts[token]
 
 
-def test_masks_of_several_rows_equal_those_of_each():
+def test_batched_masks_equal_single_masks():
     tokenizer, grammars = _grammars("llama3")
     vocabulary = len(tokenizer) + 3
     guides = [grammars.guide(structure) for structure in STRUCTURES]
@@ -230,7 +230,7 @@ def test_masks_of_several_rows_equal_those_of_each():
         assert (mask == allowed_tokens([guide], vocabulary)[0]).all()
 
 
-def test_log_probabilities_stay_those_of_the_model():
+def test_log_probabilities_ignore_the_grammar():
     llm = model("tiny")
     params = SamplingParams(temperature=0, structured_outputs={"choice": ["z"]}, logprobs=0)
     one = llm.generate("x", params)[0].outputs[0]
@@ -274,7 +274,7 @@ def test_log_probabilities_stay_those_of_the_model():
     ],
     ids=str,
 )
-def test_what_no_answer_can_be_in_is_refused_before_anything_runs(structure, sentence):
+def test_unsatisfiable_structures_are_rejected_before_anything_runs(structure, sentence):
     llm = model("tiny")
     with pytest.raises(ParameterError) as caught:
         llm.generate(["fine", "x"], [SamplingParams(), SamplingParams(structured_outputs=structure)])
@@ -282,7 +282,7 @@ def test_what_no_answer_can_be_in_is_refused_before_anything_runs(structure, sen
     assert not llm.stats().busy
 
 
-def test_a_grammar_that_cannot_follow_ends_the_request():
+def test_token_outside_the_grammar_raises_an_error():
     guide = _grammars("llama3")[1].guide({"choice": ["a"]})
     with pytest.raises(InlayError, match=r"structured_outputs: .*doesn't satisfy the grammar"):
         guide.take(0)
@@ -306,7 +306,7 @@ def _compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return texts
 
 
-def test_what_one_tenant_compiled_is_not_found_by_another(monkeypatch):
+def test_compiled_grammars_are_not_shared_between_tenants(monkeypatch):
     grammars = _new_grammars()
     texts = _compiled(monkeypatch)
     for salt in ("a", "a", "b", "", "b", ""):
@@ -314,7 +314,7 @@ def test_what_one_tenant_compiled_is_not_found_by_another(monkeypatch):
     assert texts == ["[a-c]+"] * 3
 
 
-def test_one_tenant_s_grammars_do_not_drive_out_another_s(monkeypatch):
+def test_grammars_of_one_tenant_do_not_evict_anothers(monkeypatch):
     grammars = _new_grammars(most_bytes=3 * SMALL, each_bytes=2 * SMALL)
     texts = _compiled(monkeypatch)
     for salt, pattern in (("a", "own"), *(("b", f"x{n}") for n in range(5)), ("c", "new"), ("a", "own"), ("b", "x4")):
@@ -324,7 +324,7 @@ def test_one_tenant_s_grammars_do_not_drive_out_another_s(monkeypatch):
     assert texts[-1] == "x3", "it was the one that had the most"
 
 
-def test_grammars_that_nobody_uses_are_let_go(monkeypatch):
+def test_unused_grammars_are_evicted(monkeypatch):
     grammars, now = _new_grammars(unused_s=100), [0.0]
     monkeypatch.setattr(structured, "time", SimpleNamespace(monotonic=lambda: now[0]))
     texts = _compiled(monkeypatch)
@@ -376,14 +376,14 @@ HEAVY = [
 
 
 @pytest.mark.parametrize("structure", HEAVY)
-def test_what_takes_too_much_is_refused_before_it_runs_and_nothing_of_it_is_kept(structure):
+def test_too_expensive_structures_are_rejected_and_not_kept(structure):
     grammars = _new_grammars()
     with pytest.raises(ParameterError, match=r"^structured_outputs\['\w+'\] cannot be used: [^\n]{20,200}\.$"):
         grammars.guide(structure)
     assert grammars.kept_bytes == 0
 
 
-def test_kept_grammars_are_bounded_in_bytes_however_short_their_texts_are():
+def test_kept_grammars_are_bounded_in_bytes():
     grammars = _new_grammars(most_bytes=64 * SMALL, each_bytes=16 * SMALL)
     for number in range(12):
         grammars.guide({"regex": f"[a-z]{{{number}}}" + r"(\p{L}\p{N}){500}"}, f"tenant {number % 6}")
@@ -391,7 +391,7 @@ def test_kept_grammars_are_bounded_in_bytes_however_short_their_texts_are():
     assert grammars.kept_bytes >= 48 * SMALL
 
 
-def test_a_pattern_that_grows_within_an_answer_ends_it_and_is_not_kept():
+def test_pattern_that_grows_within_an_answer_ends_it():
     grammars = _new_grammars()
     schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(a{999}){1001}$"}}}
     schema |= {"required": ["a"], "additionalProperties": False}
@@ -409,7 +409,7 @@ def test_a_pattern_that_grows_within_an_answer_ends_it_and_is_not_kept():
     assert grammars.kept_bytes == 0
 
 
-def test_a_grammar_that_fails_in_an_answer_is_not_kept():
+def test_failed_grammar_is_not_kept():
     grammars = _new_grammars()
     guide = grammars.guide({"regex": "ab"})
     assert grammars.kept_bytes == SMALL
@@ -418,7 +418,7 @@ def test_a_grammar_that_fails_in_an_answer_is_not_kept():
     assert grammars.kept_bytes == 0
 
 
-def test_requests_bring_their_tenant_s_salt(monkeypatch):
+def test_grammars_are_cached_per_salt(monkeypatch):
     llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0)
     texts = _compiled(monkeypatch)
     params = SamplingParams(max_tokens=2, n=2, structured_outputs={"regex": "[a-c]+"})
@@ -428,14 +428,14 @@ def test_requests_bring_their_tenant_s_salt(monkeypatch):
 
 
 class PanicException(BaseException):
-    """Stands for the exception of a Rust panic, whose class cannot be imported."""
+    """A stand-in for the exception of a Rust panic, whose class cannot be imported."""
 
 
 def _panics(*_: object, **__: object) -> None:
     raise PanicException("called `Option::unwrap()` on a `None` value at /home/who/src/lib.rs:1")
 
 
-def test_a_panic_of_the_compiler_is_told_of_the_grammar(monkeypatch):
+def test_compiler_panic_is_reported_for_its_grammar(monkeypatch):
     import llguidance
 
     llm = model("tiny")
@@ -448,7 +448,7 @@ def test_a_panic_of_the_compiler_is_told_of_the_grammar(monkeypatch):
     llm.generate("x", SamplingParams(max_tokens=1))
 
 
-def test_a_panic_in_an_answer_ends_it_alone():
+def test_panic_in_an_answer_ends_only_that_answer():
     class Matcher:
         consume_token = staticmethod(_panics)
 
@@ -470,7 +470,7 @@ class BrokenMatcher:
 
 
 @pytest.mark.parametrize("beside", [0, 2])
-def test_a_panic_while_masks_are_made_ends_its_answer_alone(monkeypatch, beside):
+def test_panic_while_making_masks_ends_only_its_answer(monkeypatch, beside):
     """beside: how many other answers of its pass have grammars."""
     import llguidance.numpy as masks
 
@@ -531,19 +531,19 @@ def test_a_panic_while_masks_are_made_ends_its_answer_alone(monkeypatch, beside)
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_what_would_take_long_to_compile_is_refused(structure, sentence):
+def test_structures_slow_to_compile_are_rejected(structure, sentence):
     with pytest.raises(ParameterError) as caught:
         model("tiny").generate("x", SamplingParams(structured_outputs=structure))
     assert str(caught.value) == f"structured_outputs['{next(iter(structure))}'] cannot be used: {sentence}"
 
 
-def test_a_choice_of_thousands_of_texts():
+def test_choice_of_thousands_of_texts_is_accepted():
     choices = [f"{word} {i}" for word in ("red", "blue") for i in range(1_500)]
     params = SamplingParams(max_tokens=64, temperature=0, structured_outputs={"choice": choices})
     assert model("tiny").generate("x", params)[0].outputs[0].text in choices
 
 
-def test_many_multiples_apart_are_taken():
+def test_many_separate_multiples_are_accepted():
     prices = {"type": "object", "properties": {str(i): {"type": "number", "multipleOf": 0.01} for i in range(50)}}
     steps = {"type": "object", "properties": {str(i): {"type": "integer", "multipleOf": 500} for i in range(50)}}
     for schema in (prices, {**prices, "allOf": [{}]}, steps):

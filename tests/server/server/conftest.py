@@ -82,7 +82,7 @@ class Site:
 
 
 class UnixConnection(HTTPConnection):
-    """To a Unix domain socket. host: whom its requests are for."""
+    """A connection to a Unix domain socket. host: the Host header of its requests."""
 
     def __init__(self, path: Path, host: str = "localhost") -> None:
         super().__init__(host, timeout=30)
@@ -119,7 +119,7 @@ def small_model(**settings: Any) -> AsyncLLM:
 
 @pytest.fixture(scope="session")
 def site() -> Iterator[Site]:
-    """A server for tests that leave it as it is."""
+    """A server shared by tests that do not change its state."""
     llm = small_model(max_waiting=64)
     with running(llm, [SCHEMA]) as found:
         yield found

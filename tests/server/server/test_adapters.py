@@ -34,7 +34,7 @@ def answer(site: Site, **body):
     return said
 
 
-def test_an_adapter_is_a_model_whose_parent_is_the_model(adapted: Site):
+def test_adapter_is_listed_as_a_model_with_its_parent(adapted: Site):
     listed = {one["id"]: one for one in adapted.call("GET", "/v1/models")[2]["data"]}
     assert list(listed) == ["tiny", "other", "a", "b"]
     assert [one["parent"] for one in listed.values()] == [None, None, "tiny", "tiny"]
@@ -44,7 +44,7 @@ def test_an_adapter_is_a_model_whose_parent_is_the_model(adapted: Site):
     assert {"enum": ["tiny", "other", "a", "b"]} in names["anyOf"]
 
 
-def test_each_answers_for_itself(adapted: Site):
+def test_each_adapter_gives_its_own_answers(adapted: Site):
     said = {name: answer(adapted, model=name, **PROMPT) for name in ("tiny", "a", "b", "other")}
     texts = {name: one["choices"][0]["text"] for name, one in said.items()}
     assert texts["tiny"] == texts["other"] == answer(adapted, **PROMPT)["choices"][0]["text"]
@@ -60,7 +60,7 @@ def test_each_answers_for_itself(adapted: Site):
     assert (chat[0], chat[2]["model"]) == (200, "b")
 
 
-def test_one_adapter_never_reads_what_another_made(adapted: Site):
+def test_adapters_do_not_share_cached_text(adapted: Site):
     prompt = {**PROMPT, "prompt": "One prompt that several adapters are asked in turn, of some length."}
     cached = [answer(adapted, model=name, **prompt)["usage"]["prompt_tokens_details"]["cached_tokens"] for name in "ab"]
     assert cached == [0, 0]
@@ -68,7 +68,7 @@ def test_one_adapter_never_reads_what_another_made(adapted: Site):
     assert again["prompt_tokens_details"]["cached_tokens"] == again["prompt_tokens"] - 1
 
 
-def test_modules_across_adapters_only_where_the_request_says_so(adapted: Site):
+def test_modules_are_shared_across_adapters_only_on_request(adapted: Site):
     own = answer(adapted, model="a", **PML)["inlay"]
     assert (own["module_tokens"], own.get("across_tokens")) == (0, None), "the server encoded them for the model alone"
     across = answer(adapted, model="b", reuse="modular", across_adapters=True, **PML)["inlay"]
@@ -79,7 +79,7 @@ def test_modules_across_adapters_only_where_the_request_says_so(adapted: Site):
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, "/tokenize", "/detokenize"])
-def test_a_name_that_nobody_has(adapted: Site, path):
+def test_unknown_model_name_is_not_found(adapted: Site, path):
     body = {"tokens": [1]} if path == "/detokenize" else {"prompt": "x"}
     status, error = adapted.refusal(path, {"model": "c", **body})
     assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
@@ -87,7 +87,7 @@ def test_a_name_that_nobody_has(adapted: Site, path):
     assert adapted.call("POST", path, {"model": "a", **body})[0] == 200
 
 
-def test_an_adapter_and_its_model_have_names_of_their_own(tmp_path):
+def test_adapter_must_not_have_the_models_name(tmp_path):
     llm = small_model(adapters={"same": write_adapter(tmp_path, tiny("llama"))})
     with raises("adapter.invalid_name", ParameterError, names="same"):
         build_app(llm, ServerSettings(served_names=("same",)))

@@ -20,7 +20,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield site
 
 
-def test_advice_names_the_rule_and_the_place(site: Site):
+def test_advice_names_the_rule_and_the_line(site: Site):
     status, _, page = site.call("GET", f"{SCHEMAS}/small/advice", key="ann")
     assert (status, page["schema"], page["version"], page["has_more"]) == (200, "small", 1, False)
     found = {(one["rule"], one["line"]) for one in page["data"]}
@@ -28,7 +28,7 @@ def test_advice_names_the_rule_and_the_place(site: Site):
     assert all(one["message"] and one["column"] > 0 for one in page["data"])
 
 
-def test_a_sound_schema_gets_none(site: Site):
+def test_sound_schema_gets_no_advice(site: Site):
     assert site.call("GET", f"{SCHEMAS}/sound/advice", key="ann")[2]["data"] == []
 
 
@@ -50,6 +50,6 @@ def test_the_list_of_findings_is_bounded(site: Site):
     assert (len(page["data"]), page["has_more"]) == (200, True)
 
 
-def test_another_tenants_schema_does_not_exist(site: Site):
+def test_schema_of_another_tenant_is_not_found(site: Site):
     refused(site.call("GET", f"{SCHEMAS}/small/advice", key="bob"), 404, "not_found")
     refused(site.call("GET", f"{SCHEMAS}/small/advice?x=1", key="ann"), 400, "invalid_value")

@@ -87,7 +87,7 @@ def test_tokens_are_counted(client: Any) -> None:
     assert more > fewer > len(ASKED["content"])
 
 
-def test_errors_are_the_clients_own(client: Any) -> None:
+def test_errors_are_raised_as_the_clients_own(client: Any) -> None:
     with pytest.raises(anthropic.NotFoundError) as missing:
         client.messages.create(**asked(model="claude"))
     assert missing.value.error_code == "model_not_found"
@@ -102,7 +102,7 @@ def test_errors_are_the_clients_own(client: Any) -> None:
     assert ended.value.error_code == "deadline_exceeded"
 
 
-def test_leaving_a_stream_frees_its_place(site: Site, client: Any) -> None:
+def test_closing_a_stream_releases_its_slot(site: Site, client: Any) -> None:
     stream = client.messages.create(**asked(max_tokens=1900, stream=True, extra_body={"ignore_eos": True}))
     next(iter(stream))
     stream.close()

@@ -1,4 +1,4 @@
-"""The whole server over HTTP: tenants find nothing of each other, and use no more than they may."""
+"""The whole server over HTTP: tenants cannot read each other's text, nor exceed their limits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def open_site() -> Iterator[Site]:
     yield from serving({}, cors_origins=(PAGE,))
 
 
-def test_private_text_is_found_within_a_tenant_and_by_nobody_else(site: Site):
+def test_private_text_is_found_only_within_a_tenant(site: Site):
     prompt = "The number of the account is four eight fifteen sixteen twenty three forty two."
     assert site.cached(prompt) == 0
     assert site.cached(prompt) > 60
@@ -39,7 +39,7 @@ def test_private_text_is_found_within_a_tenant_and_by_nobody_else(site: Site):
     assert min(hits[2:]) > 60
 
 
-def test_neither_does_a_modular_policy_find_what_is_anothers(site: Site):
+def test_modular_policy_does_not_find_text_of_other_tenants(site: Site):
     """Parts of messages are found by their content, at any position: among the tenant's own."""
     secret = "The number of the account is a hundred and eight, and its password is the word that we agreed on."
 
@@ -56,7 +56,7 @@ def test_neither_does_a_modular_policy_find_what_is_anothers(site: Site):
     assert hits("bob", "Well, do you know anything?") < 60
 
 
-def test_a_public_schema_is_shared_and_a_private_one_is_nobody_elses(site: Site):
+def test_public_schema_is_shared_and_private_schema_is_not(site: Site):
     text = "The ferry leaves the island at nine and comes back at noon, in winter at ten, on Sundays not at all."
     for name, key in (("ferry", "root"), ("mine", "ann")):
         pml = f'<schema name="{name}"><module name="times">{text} It is called {name}.</module></schema>'
@@ -74,7 +74,7 @@ def test_a_public_schema_is_shared_and_a_private_one_is_nobody_elses(site: Site)
         assert [status for status, _, _ in answers] == [404, 404]
 
 
-def test_what_a_tenant_may_use(site: Site):
+def test_limits_of_a_tenant_are_enforced(site: Site):
     body = {"prompt": "Hello", "max_tokens": 1}
     answers = [site.call("POST", COMPLETIONS, body, key="few") for _ in range(3)]
     assert [status for status, _, _ in answers] == [200, 200, 429]
@@ -105,13 +105,13 @@ def test_requests_at_the_same_time_are_bounded(site: Site):
         assert time.monotonic() < deadline
 
 
-def test_without_keys_everybody_shares(open_site: Site):
+def test_without_keys_all_requests_share_the_cache(open_site: Site):
     prompt = "The ferry leaves the island at nine and comes back at noon, in winter at ten."
     assert open_site.cached(prompt, key=None) == 0
     assert open_site.cached(prompt, key="sk-anything") > 60
 
 
-def test_keys_come_and_go_while_the_server_runs(site: Site):
+def test_keys_can_be_added_and_removed_at_run_time(site: Site):
     path = site.app.state.service.settings.keys_file
     assert isinstance(path, Path)
     with editing(path) as file:
@@ -124,7 +124,7 @@ def test_keys_come_and_go_while_the_server_runs(site: Site):
     refused(site.call("GET", "/v1/models", key=key), 401, "invalid_api_key")
 
 
-def test_what_a_tenant_combines_again_is_promoted_for_that_tenant_alone(site: Site):
+def test_repeated_combination_is_promoted_for_its_tenant_only(site: Site):
     """This holds for public schemas too: no counts, forms or hits reveal the requests of another tenant."""
     texts = {"a": "The ferry leaves the island at nine.", "b": "It comes back at noon.", "c": "Not on Sundays at all."}
     modules = "".join(f'<module name="{name}">{text}</module>' for name, text in texts.items())

@@ -140,7 +140,7 @@ def test_bodies_up_to_the_servers_bound_pass(proxy: Callable[[], Any]) -> None:
         assert status in (413, 502)
 
 
-def test_headers_about_the_client_change_nothing(proxy: Callable[[], Any], site: Site) -> None:
+def test_forwarding_headers_change_nothing(proxy: Callable[[], Any], site: Site) -> None:
     """The server builds no links from them: a path with a slash too many is unknown, or moved to the same scheme."""
     told = {"X-Forwarded-For": "10.0.0.1", "X-Forwarded-Proto": "gopher", "Forwarded": "for=10.0.0.1;proto=gopher"}
     answers = []

@@ -47,7 +47,7 @@ def test_a_body_in_pieces_is_parsed_once():
 @pytest.mark.parametrize(
     "kind", ["application/json", "Application/JSON; charset=UTF-8", 'application/json;charset="utf-8"']
 )
-def test_json_by_its_names(kind: str):
+def test_json_media_types_are_accepted(kind: str):
     assert guarded([b"{}"], headers={**JSON, "content-type": kind})[1] == [{}]
 
 
@@ -55,11 +55,11 @@ def test_json_by_its_names(kind: str):
     "headers", [{}, {"content-length": "0"}, {"content-length": "0", "content-type": "application/json"}]
 )
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
-def test_no_body_is_none(method: str, headers):
+def test_missing_body_is_none(method: str, headers):
     assert guarded(method=method, headers=headers)[1] == [None]
 
 
-def test_an_application_hears_of_the_end_and_not_of_the_body():
+def test_application_receives_the_disconnect_and_not_the_body():
     heard = []
 
     async def app(scope, receive, send):
@@ -69,7 +69,7 @@ def test_an_application_hears_of_the_end_and_not_of_the_body():
     assert heard == [{"type": "http.disconnect"}]
 
 
-def test_what_is_no_request_passes():
+def test_lifespan_events_pass_the_guard():
     seen = []
 
     async def app(scope, receive, send):
@@ -79,7 +79,7 @@ def test_what_is_no_request_passes():
     assert seen == [{"type": "lifespan"}]
 
 
-def test_a_length_that_is_too_large_is_refused_at_once():
+def test_too_large_content_length_is_rejected_at_once():
     headers = {**JSON, "content-length": str(100 * MIB)}
     sentence = refused(413, "body_too_large", [b"x" * MIB] * 100, headers=headers)
     assert sentence == "the body has more than 8,388,608 bytes; send less, or several requests"
@@ -88,7 +88,7 @@ def test_a_length_that_is_too_large_is_refused_at_once():
     assert guarded([b"1"], headers={**JSON, "content-length": str(8 * MIB)})[1] == [1]
 
 
-def test_a_body_without_a_length_is_read_as_far_as_it_may_be():
+def test_body_without_a_length_is_read_up_to_the_limit():
     pieces = (b"x" * (MIB // 4) for _ in range(400))
     found, _ = guarded(pieces, headers=JSON)
     assert (found.status, found.error["code"]) == (413, "body_too_large")
@@ -96,8 +96,8 @@ def test_a_body_without_a_length_is_read_as_far_as_it_may_be():
     assert found.headers["connection"] == "close"
 
 
-def test_a_length_that_lies_does_not_help():
-    """A server checks lengths itself; the guard counts all the same."""
+def test_understated_content_length_does_not_bypass_the_limit():
+    """Servers check lengths themselves; the guard counts the bytes anyway."""
     headers = {**JSON, "content-length": "6"}
     pieces, guard = [b"x" * 6] * 3, {"max_body_bytes": 10}
     refused(413, "body_too_large", pieces, headers=headers, guard=guard, closed=False)
@@ -108,7 +108,7 @@ def test_the_limit_itself_is_allowed():
     refused(413, "body_too_large", [b"12345", b"678901"], guard={"max_body_bytes": 10})
 
 
-def test_bodies_of_one_tenant_at_the_same_time_share_what_there_is():
+def test_concurrent_bodies_of_one_tenant_share_a_byte_limit():
     """Each holds its part until it is whole, or its client leaves; other tenants have parts of their own."""
     guard = BodyMiddleware(Echo(), max_body_bytes=10)
 
@@ -127,7 +127,7 @@ def test_bodies_of_one_tenant_at_the_same_time_share_what_there_is():
         await guard(scope, receive, sending)
         return sent
 
-    async def everybody() -> None:
+    async def all_requests() -> None:
         rests: list[asyncio.Future[Message]] = [asyncio.get_running_loop().create_future() for _ in range(22)]
         tasks = [asyncio.create_task(request(rest, "b" if rest is rests[-1] else "a")) for rest in rests]
         await asyncio.sleep(0)
@@ -140,7 +140,7 @@ def test_bodies_of_one_tenant_at_the_same_time_share_what_there_is():
         assert (refusal[b"retry-after"], refusal[b"connection"]) == (b"1", b"close")
 
     for _ in range(2):  # all that was held has been given back
-        asyncio.run(everybody())
+        asyncio.run(all_requests())
 
 
 def test_a_slow_body_is_refused():
@@ -154,7 +154,7 @@ def test_a_large_body_has_more_time():
     assert guarded([b" " * 1000] * 5 + [b"1"], guard=guard, pause_s=0.07)[1] == [1]
 
 
-def test_a_client_that_leaves_gets_no_answer():
+def test_client_that_disconnects_gets_no_answer():
     found, bodies = guarded([b"[1", b","], cut=True)
     assert (found.status, bodies) == (None, [])
 
@@ -189,7 +189,7 @@ def test_some_methods_take_no_body(method: str):
     assert refused(400, "unexpected_body", [b"{}"], method=method) == f"{method} takes no body; leave it out"
 
 
-def test_pml_passes_as_text_where_schemas_are():
+def test_pml_text_is_accepted_on_schema_routes():
     text = '<schema name="s">Grüße</schema>'
     found, bodies = guarded([text.encode()], headers=XML, path="/v1/schemas")
     assert (found.status, bodies) == (200, [text])
@@ -199,7 +199,7 @@ def test_pml_passes_as_text_where_schemas_are():
     refused(413, "body_too_large", [b"<s>"] * 5, headers=XML, path="/v1/schemas/s", guard={"max_body_bytes": 10})
 
 
-def test_an_entity_bomb_is_text_that_no_schema_is_made_of():
+def test_xml_entity_bomb_makes_no_schema():
     bomb = '<!DOCTYPE s [<!ENTITY a "aaaaaaaaaa">' + "".join(
         f'<!ENTITY {here} "{f"&{before};" * 10}">' for before, here in zip("abcdefgh", "bcdefghi", strict=True)
     )
@@ -219,18 +219,18 @@ def test_an_entity_bomb_is_text_that_no_schema_is_made_of():
         (b'{"a": 1, "a": 2}', 'the body gives "a" twice'),
     ],
 )
-def test_bad_json_is_refused(data: bytes, sentence: str):
+def test_invalid_json_is_rejected(data: bytes, sentence: str):
     assert refused(400, "invalid_json", [data], closed=False).startswith(sentence)
 
 
-def test_a_refused_body_that_drips_does_not_hold_the_connection():
+def test_slow_rejected_body_does_not_hold_the_connection():
     headers = {"content-type": "text/plain", "content-length": "1000000"}
     found, _ = guarded([b"x"] * 200, headers=headers, pause_s=0.1)
     assert (found.status, found.headers["connection"]) == (415, "close")
     assert found.taken < 20, "it was not read for longer than a second"
 
 
-def test_a_small_body_that_is_refused_does_not_cost_the_connection():
+def test_small_rejected_body_keeps_the_connection():
     headers = {"content-type": "text/plain", "content-length": "65536"}
     found, _ = guarded([b"x" * 2**15] * 2, headers=headers)
     assert (found.status, found.taken, "connection" in found.headers) == (415, 2, False)

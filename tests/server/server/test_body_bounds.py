@@ -1,4 +1,4 @@
-"""Mistakes that would take long to tell, or to show: each is a short 400, and none of them a 500."""
+"""Invalid bodies whose checks or messages could grow large: each is a short 400, and none a 500."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TURN = {"role": "user", "content": "a"}
 MANY = {f"p{i}": {} for i in range(5_000)}
 
 
-def told(site: Site, path: str, body: Any, method: str = "POST") -> tuple[int, str]:
+def rejection(site: Site, path: str, body: Any, method: str = "POST") -> tuple[int, str]:
     """Status and sentence of a refusal, all of which is short."""
     status, _, answer = site.call(method, path, body)
     assert len(json.dumps(answer)) < 10_000
@@ -30,7 +30,7 @@ def told(site: Site, path: str, body: Any, method: str = "POST") -> tuple[int, s
 
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("mib", [9, 30])
-def test_a_client_that_reads_after_its_whole_body_gets_the_refusal_of_a_large_one(site: Site, mib: int, chunked: bool):
+def test_client_gets_the_rejection_of_a_large_body(site: Site, mib: int, chunked: bool):
     body = b"x" * mib * 2**20
     with closing(site.open()) as connection:
         connection.request("POST", CHAT, iter([body]) if chunked else body, {"Content-Type": "application/json"})
@@ -59,12 +59,12 @@ def test_a_client_that_reads_after_its_whole_body_gets_the_refusal_of_a_large_on
     ],
     ids=lambda structure: str(structure)[:40],
 )
-def test_grammars_that_cannot_be(site: Site, structure: dict[str, Any]):
-    status, sentence = told(site, COMPLETIONS, {"prompt": "a", "max_tokens": 8, "structured_outputs": structure})
+def test_impossible_grammars_are_rejected(site: Site, structure: dict[str, Any]):
+    status, sentence = rejection(site, COMPLETIONS, {"prompt": "a", "max_tokens": 8, "structured_outputs": structure})
     assert (status, "structured_outputs" in sentence) == (400, True), sentence
 
 
-def test_a_choice_of_thousands(site: Site):
+def test_choice_of_thousands_of_texts_is_answered(site: Site):
     choices = [f"{i} is a number" for i in range(1_000, 4_000)]
     answer = site.post(COMPLETIONS, prompt="a", max_tokens=64, structured_outputs={"choice": choices})
     assert answer["choices"][0]["text"] in choices
@@ -97,8 +97,8 @@ def test_a_choice_of_thousands(site: Site):
     ],
     ids=lambda value: "" if isinstance(value, str) else str(value)[:40],
 )
-def test_what_a_client_wrote_is_shown_in_part(site: Site, path: str, body: Any):
-    status, sentence = told(site, path, body)
+def test_client_text_in_errors_is_truncated(site: Site, path: str, body: Any):
+    status, sentence = rejection(site, path, body)
     assert status in (400, 404)
     assert "x" * 250 not in sentence
     assert "1" * 300 not in sentence
@@ -106,8 +106,8 @@ def test_what_a_client_wrote_is_shown_in_part(site: Site, path: str, body: Any):
 
 
 @pytest.mark.parametrize("path", ["/v1/models/", "/v1/schemas/", "/"])
-def test_a_long_path_is_shown_in_part(site: Site, path: str):
-    status, sentence = told(site, path + LONG, None, "GET")
+def test_long_path_in_an_error_is_truncated(site: Site, path: str):
+    status, sentence = rejection(site, path + LONG, None, "GET")
     assert (status, "x" * 101 in sentence) == (404, False)
 
 
@@ -118,8 +118,8 @@ def test_a_long_path_is_shown_in_part(site: Site, path: str):
         ({"metadata": {str(i): 1 for i in range(MAX_FIELDS + 1)}}, f"{MAX_FIELDS:,} fields"),
     ],
 )
-def test_bodies_that_hold_very_much(site: Site, data: Any, what: str):
-    assert told(site, COMPLETIONS, data) == (400, f"the body holds more than {what}; send several requests")
+def test_bodies_with_too_many_values_are_rejected(site: Site, data: Any, what: str):
+    assert rejection(site, COMPLETIONS, data) == (400, f"the body holds more than {what}; send several requests")
 
 
 def test_no_path_of_the_server_is_shown(tmp_path_factory: pytest.TempPathFactory):

@@ -78,7 +78,7 @@ def code(answer: tuple[int, dict[str, str], Any]) -> tuple[int, str]:
     return answer[0], answer[2]["error"]["code"]
 
 
-def test_many_at_once_use_what_a_minute_holds_and_one_request_more(server: Keyed):
+def test_concurrent_requests_stay_within_the_minute_plus_one_request(server: Keyed):
     body = {"prompt": "x", "max_tokens": 400, "ignore_eos": True}
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda _: server.post("tokens", **body), range(16)))
@@ -90,7 +90,7 @@ def test_many_at_once_use_what_a_minute_holds_and_one_request_more(server: Keyed
     assert int(refused[1]["retry-after"]) >= 1
 
 
-def test_tokens_are_paid_as_they_come(server: Keyed):
+def test_tokens_are_charged_while_they_are_generated(server: Keyed):
     """A tenant is in debt as soon as an answer has used what there was, not when it ends."""
     body = json.dumps({**ENDLESS, "stream": True}).encode()
     connection = server.site.open()
@@ -116,7 +116,7 @@ def test_prompts_times_n_are_answers(server: Keyed):
     assert server.post("bob", prompt=["a"] * 6, **body)[0] == 200
 
 
-def test_a_tenant_that_fills_the_line_leaves_room_in_it(tmp_path: Path):
+def test_tenant_that_fills_its_queue_share_leaves_slots(tmp_path: Path):
     with keyed(tmp_path) as server:
         site, llm = server.site, server.llm
         body = {**ENDLESS, "prompt": ["Once"] * 6, "stream": True}
@@ -142,14 +142,14 @@ def test_log_probabilities_are_bounded(site: Site):
     assert "ask for at most 780 tokens" in error["message"]
 
 
-def test_an_answer_of_unsaid_length_is_as_long_as_its_log_probabilities_may_be(monkeypatch, site: Site):
+def test_default_answer_length_is_bounded_by_log_probabilities(monkeypatch, site: Site):
     monkeypatch.setattr("inlay.server.metrics.MAX_LOGPROBS", 100)
     body = {"prompt": "x", "ignore_eos": True, "logprobs": 19, "n": 1}
     assert site.post(COMPLETIONS, **body)["usage"]["completion_tokens"] == 5
     assert site.post(COMPLETIONS, **{**body, "logprobs": 0})["usage"]["completion_tokens"] == 16
 
 
-def test_looking_at_schemas_counts_as_a_request(server: Keyed):
+def test_schema_reads_count_as_requests(server: Keyed):
     paths = ("/v1/schemas", "/v1/schemas/trip", "/v1/schemas/trip?source=true")
     assert [server.get("few", path)[0] for path in paths] == [200] * 3
     assert code(server.get("few", paths[0])) == code(server.get("few", paths[1])) == (429, "rate_limit_exceeded")
@@ -176,7 +176,7 @@ class Late:
 
 
 @pytest.mark.parametrize("failure", [None, CapacityError("there is no room")])
-def test_a_stream_that_waits_says_that_it_is_there(monkeypatch, failure: Exception | None):
+def test_waiting_stream_sends_keep_alive_comments(monkeypatch, failure: Exception | None):
     llm = small_model()
     with running(llm, keep_alive_s=0.05) as site:
         late = Late(site, failure)
@@ -196,14 +196,14 @@ def test_a_stream_that_waits_says_that_it_is_there(monkeypatch, failure: Excepti
     llm.shutdown()
 
 
-def test_a_stream_that_fails_soon_has_a_status_of_its_own(monkeypatch, site: Site):
+def test_early_failure_of_a_stream_has_an_error_status(monkeypatch, site: Site):
     late = Late(site, CapacityError("there is no room"))
     late.begin()
     monkeypatch.setattr(site.service.llm, "generate", late.generate)
     assert site.refusal(COMPLETIONS, {"prompt": "x", "stream": True})[0] == 400
 
 
-def test_a_whole_answer_is_never_a_comment(monkeypatch):
+def test_non_streamed_answer_has_no_comments(monkeypatch):
     llm = small_model()
     with running(llm, keep_alive_s=0.01) as site:
         late = Late(site)
@@ -221,12 +221,12 @@ VALUES = st.recursive(
 
 
 @given(VALUES, st.integers(0, 3))
-def test_pieces_of_json_are_the_whole(value: Any, depth: int):
+def test_pieces_of_json_join_to_the_whole(value: Any, depth: int):
     assert b"".join(json_pieces(value, depth)) == json_bytes(value)
 
 
 @pytest.mark.parametrize("large", [False, True])
-def test_large_json_is_made_elsewhere_and_written_piece_by_piece(large: bool):
+def test_large_json_is_made_on_a_thread_and_sent_in_pieces(large: bool):
     value, threads, sent = {"data": ["x" * 1000] * 1000}, [], []
 
     async def test() -> None:
@@ -246,7 +246,7 @@ def test_large_json_is_made_elsewhere_and_written_piece_by_piece(large: bool):
     assert [body.get("more_body", False) for body in bodies] == [True] * (len(bodies) - 1) + [False]
 
 
-def test_answers_with_many_log_probabilities_are_made_elsewhere(monkeypatch, site: Site):
+def test_answers_with_many_log_probabilities_are_made_on_a_thread(monkeypatch, site: Site):
     made = []
     respond = OpenAI.respond
 

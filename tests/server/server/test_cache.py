@@ -56,7 +56,7 @@ def listed(site: Site, key: str | None) -> list[dict[str, Any]]:
     return page["data"]
 
 
-def test_a_tenant_sees_its_own_and_what_is_public(site):
+def test_tenant_sees_its_own_and_public_segments(site):
     assert {(row["schema"], row["private"]) for row in listed(site, "ann")} == {("trip", True), ("open", False)}
     for key in ("bob", "root"):
         assert {row["schema"] for row in listed(site, key)} == {"open"}, "not even an admin sees another's keys"
@@ -73,7 +73,7 @@ def test_a_tenant_sees_its_own_and_what_is_public(site):
     assert site.call("GET", f"{SEGMENTS}/{own['key']}", key="ann")[2]["ids"]
 
 
-def test_a_part_of_a_message_is_its_senders_alone(site):
+def test_part_of_a_message_is_visible_only_to_its_tenant(site):
     part = {"type": "text", "text": "A long document. " * 5, "cache_control": {"type": "ephemeral", "ttl": "1h"}}
     body = {"messages": [{"role": "user", "content": [part]}], "max_tokens": 1, "reuse": "modular"}
     assert site.call("POST", CHAT, body, key="bob")[0] == 200
@@ -83,7 +83,7 @@ def test_a_part_of_a_message_is_its_senders_alone(site):
         assert row["key"] not in {seen["key"] for seen in listed(site, other)}
 
 
-def test_the_text_that_modules_are_encoded_behind_has_a_name(site):
+def test_primer_is_listed_by_name(site):
     body = {"pml": TRIP.replace("trip", "journey"), "reuse": "modular", "public": True}
     assert site.call("POST", SCHEMAS, body, key="root")[0] == 201
     assert "primer" in {row["module"] for row in listed(site, "root") if row["schema"] is None}
@@ -111,7 +111,7 @@ def test_pins_and_evictions(site):
     assert site.call("DELETE", f"{SEGMENTS}/{public['key']}", key="root")[0] == 200
 
 
-def test_a_pin_by_key_and_one_of_the_schema_are_let_go_each_by_itself(site):
+def test_pins_by_key_and_by_schema_are_independent(site):
     row = next(row for row in listed(site, "ann") if row["module"] == "lima")
     one = site.call("PUT", f"{SEGMENTS}/{row['key']}/pin", key="ann")[2]["pinned_bytes"]
     both = site.call("PUT", f"{SCHEMAS}/trip/pin", key="ann")[2]["pinned_bytes"]
@@ -126,7 +126,7 @@ def test_a_pin_by_key_and_one_of_the_schema_are_let_go_each_by_itself(site):
     assert site.call("GET", f"{SCHEMAS}/trip", key="ann")[2]["pinned"] is False
 
 
-def test_what_is_pinned_by_key_is_let_go_with_the_last_public_schema_that_has_it(site):
+def test_pin_by_key_ends_with_its_last_public_schema(site):
     row = next(row for row in listed(site, "ann") if row["module"] == "oslo")
     twin = {"pml": OPEN.replace('"open"', '"twin"'), "public": True, "reuse": "anchored"}
     assert site.call("POST", SCHEMAS, twin, key="root")[0] == 201
@@ -143,12 +143,12 @@ def test_what_is_pinned_by_key_is_let_go_with_the_last_public_schema_that_has_it
     assert row["key"] not in {one["key"] for one in listed(site, "root")}
 
 
-def test_what_a_tenant_has_pinned_it_sees_and_can_let_go(site):
+def test_tenant_sees_and_can_unpin_its_pins(site):
     """This holds in every tier, and after the schema has been removed."""
     row = next(row for row in listed(site, "ann") if row["module"] == "oslo")
     llm = site.app.state.service.llm
     site.call("PUT", f"{SEGMENTS}/{row['key']}/pin", key="ann")
-    llm.remove_schema("open")  # behind the back of the server, which lets pins by key go
+    llm.remove_schema("open")  # unnoticed by the server, which drops pins by key
     (seen,) = [one for one in listed(site, "ann") if one["key"] == row["key"]]
     assert seen["pinned"]
     assert row["key"] not in {one["key"] for one in listed(site, "bob")}
@@ -179,7 +179,7 @@ def test_no_more_is_looked_at_than_a_page_takes_and_little_at_a_time(site, monke
     assert looked == [2, 1], "one for the page and one to see if there are more; the one that is named"
 
 
-def test_who_opens_the_folder_meanwhile_leaves_what_comes_in(tmp_path):
+def test_opening_the_folder_keeps_an_incoming_file(tmp_path):
     """A file that is sent is no draft that a process left which was ended."""
     source = filled(tmp_path / "source", spec_of(1))
     target = DiskTier(tmp_path / "target", 1 << 30)
@@ -199,7 +199,7 @@ def test_who_opens_the_folder_meanwhile_leaves_what_comes_in(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["/secret-place/small", "/secret-place/small.gguf", "../secret-place/small"])
-def test_nobody_is_told_where_the_model_lies(tmp_path: Path, name: str):
+def test_model_path_is_never_shown(tmp_path: Path, name: str):
     """Neither the listing, nor the tenant's files, nor the errors contain the path."""
     loaded = replace(tiny("llama"), name=name)
     llm = AsyncLLM(loaded, kv_memory="4MiB", chunk_size=8, store=tmp_path / "secret-place")
@@ -230,7 +230,7 @@ def test_nobody_is_told_where_the_model_lies(tmp_path: Path, name: str):
     assert {answer[2]["model"] for answer in answers[1:4:2]} == {Path(name).name}
 
 
-def test_what_is_of_all_is_for_admins(site):
+def test_global_operations_are_for_admins(site):
     refused(site.call("POST", "/v1/cache/verify", {}, key="ann"), 403, "admin_only")
     file = {"Content-Type": "application/octet-stream"}
     refused(site.call("POST", "/v1/cache/files", b"no file", key="ann", headers=file), 403, "admin_only")
@@ -280,14 +280,14 @@ def test_the_commands_on_a_server(capsys, site, tmp_path):
     assert "there is no schema" in cache(capsys, site, "warm", "nowhere", status=2)
 
 
-def test_a_schema_that_a_server_lacks_is_made(capsys, site, tmp_path):
+def test_schema_missing_on_a_server_is_created(capsys, site, tmp_path):
     path = tmp_path / "new.xml"
     path.write_text('<schema name="new"><module name="a">Some text of a module.</module></schema>')
     assert "tokens are encoded" in cache(capsys, site, "warm", str(path), "--ttl", "1h")
     assert site.call("GET", f"{SCHEMAS}/new", key="ann")[2]["ttl"] == "1h"
 
 
-def test_where_nobody_answers(capsys, site, tmp_path):
+def test_unreachable_server_is_reported(capsys, site, tmp_path):
     said = run(capsys, "cache", "ls", "--url", "http://127.0.0.1:9")
     assert said[0] == 2
     assert "does not answer" in said[2]
@@ -304,9 +304,7 @@ def test_where_nobody_answers(capsys, site, tmp_path):
     ],
 )
 @pytest.mark.parametrize("place", ["inlay.server.cache_view.write_all", "inlay.kv.offload.disk.os.rename"])
-def test_a_disk_that_takes_no_file_is_told_in_a_sentence(
-    site, monkeypatch, tmp_path, caplog, place, number, status, code
-):
+def test_disk_write_error_is_one_sentence(site, monkeypatch, tmp_path, caplog, place, number, status, code):
     """The system's calls are replaced: a test cannot fill a disk."""
     site.app.state.service.llm.local.residency.flush(30)
     (own,) = [row for row in listed(site, "ann") if row["module"] == "lima"]
@@ -327,7 +325,7 @@ def test_a_disk_that_takes_no_file_is_told_in_a_sentence(
     assert "Traceback" not in caplog.text
 
 
-def test_parts_that_begin_alike_are_all_listed_and_all_of_a_tenant_is_evicted_at_once(capsys, site):
+def test_parts_with_a_common_prefix_are_listed_and_evicted_per_tenant(capsys, site):
     mark = {"cache_control": {"type": "ephemeral"}}
     parts = [{"type": "text", "text": f"The {name} is a document of some length. " * 2} | mark for name in NAMES]
     body = {"messages": [{"role": "user", "content": [*parts, {"type": "text", "text": "What?"}]}], "max_tokens": 1}
@@ -375,7 +373,7 @@ def test_all_of_a_tenant_includes_text_with_states_that_an_earlier_server_has_wr
     assert written() == both - ann
 
 
-def test_segments_of_other_models_are_counted_apart(tmp_path, capsys):
+def test_segments_of_other_models_are_counted_separately(tmp_path, capsys):
     """Two models share a folder by default; one server is asked what it holds."""
     for model in ("qwen2", "llama"):
         llm = AsyncLLM(tiny(model), kv_memory="4MiB", chunk_size=8, store=tmp_path, reuse="anchored")

@@ -59,7 +59,7 @@ def until(condition: Any, seconds: float = 10.0) -> bool:
     return True
 
 
-def test_answers_are_the_model_s(site: Site):
+def test_answers_equal_the_models(site: Site):
     solo = LLM(tiny("llama"), kv_memory="16MiB", reuse="off")
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     (text,), (chat,) = solo.generate("Hello", params), solo.chat(MESSAGES, params)
@@ -81,7 +81,7 @@ def test_several_prompts_with_several_answers(site: Site):
     assert "inlay" in events[-1]
 
 
-def test_what_was_reused_is_told_in_every_reply(site: Site):
+def test_reuse_counts_are_in_every_reply(site: Site):
     prompt = "A prompt that nobody else in these tests begins with."
     first, again = (site.post(COMPLETIONS, prompt=prompt, **GREEDY) for _ in range(2))
     assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
@@ -151,7 +151,7 @@ def test_prompts_of_schemas(site: Site):
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_is_wrong_is_one_sentence_with_a_status(site: Site, path, body, status, code, sentence, stream):
+def test_invalid_requests_get_one_sentence_and_a_status(site: Site, path, body, status, code, sentence, stream):
     if isinstance(body, dict):
         body = {**body, "stream": stream}
     found, error = site.refusal(path, body)
@@ -175,14 +175,14 @@ def test_unknown_paths_and_methods(site: Site):
     ("path", "methods"),
     [("/v1/schemas", "GET, HEAD, POST"), ("/v1/schemas/x", "DELETE, GET, HEAD, PUT"), ("/v1/schemas/x/warm", "POST")],
 )
-def test_a_method_that_a_path_does_not_take_is_told_all_that_it_takes(site: Site, path: str, methods: str):
+def test_unsupported_method_lists_all_allowed_methods(site: Site, path: str, methods: str):
     """The framework names those of the first route with such a path."""
     status, heads, answer = site.call("PATCH", path)
     assert (status, heads["allow"]) == (405, methods)
     assert answer["error"]["message"] == f"'{path}' does not take PATCH; it takes {methods}"
 
 
-def test_a_client_that_leaves_frees_its_place_within_a_step(site: Site, monkeypatch: pytest.MonkeyPatch):
+def test_disconnect_frees_the_slot_within_a_step(site: Site, monkeypatch: pytest.MonkeyPatch):
     llm = site.service.llm
     noticed: list[int] = []
     cancel = llm.client.cancel
@@ -198,7 +198,7 @@ def test_a_client_that_leaves_frees_its_place_within_a_step(site: Site, monkeypa
         assert noticed[-1] < steps + AT_ONCE, "the request goes on without its client"
 
 
-def test_events_of_several_tokens_are_fewer_and_say_the_same():
+def test_larger_stream_interval_gives_fewer_events_and_the_same_text():
     body = {"prompt": "Once", "temperature": 0, "max_tokens": 64, "ignore_eos": True, "logprobs": 0}
     with closing_model() as llm, running(llm, stream_interval=16) as site:
         events = site.stream(COMPLETIONS, **body)
@@ -210,14 +210,14 @@ def test_events_of_several_tokens_are_fewer_and_say_the_same():
     assert found == whole["choices"][0]["logprobs"]["tokens"]
 
 
-def test_whoever_leaves_is_billed_for_what_was_made_for_them(site: Site):
+def test_disconnected_client_is_charged_for_generated_tokens(site: Site):
     told = "generation_tokens_total"
     before = counted(site, told)
     with asking(site, ENDLESS) as _:
         assert until(lambda: counted(site, told) - before >= 64), "tokens are counted when the answer is whole"
 
 
-def test_a_client_that_leaves_while_it_waits_is_forgotten():
+def test_disconnected_waiting_request_is_removed():
     with closing_model(max_num_seqs=1) as llm, running(llm) as site, asking(site, ENDLESS):
         assert until(lambda: llm.stats().running == 1)
         with asking(site, {**ENDLESS, "prompt": ["Once", "Twice"], "stream": True}):
@@ -227,7 +227,7 @@ def test_a_client_that_leaves_while_it_waits_is_forgotten():
         assert llm.stats().steps < steps + AT_ONCE, "it waits without its client"
 
 
-def test_a_client_that_does_not_read_holds_up_nobody_and_is_given_up():
+def test_client_that_does_not_read_is_disconnected_and_blocks_no_request():
     with closing_model() as llm, running(llm, slow_client_s=0.4) as site:
         body = {"prompt": ["Once"] * 8, "n": 4, "max_tokens": 1900, "ignore_eos": True, "stream": True, "logprobs": 3}
         with asking(site, body) as sleeper:
@@ -259,7 +259,7 @@ def test_deadlines(site: Site):
     assert (status, heads["x-should-retry"]) == (504, "false")
 
 
-def test_a_full_queue_is_told_with_when_to_come_again():
+def test_full_queue_gives_retry_after():
     with closing_model(max_num_seqs=1, max_waiting=2) as llm, running(llm) as site, asking(site, ENDLESS):
         assert until(lambda: llm.stats().running == 1)
         with asking(site, {**ENDLESS, "prompt": ["a", "b"]}):
@@ -270,7 +270,7 @@ def test_a_full_queue_is_told_with_when_to_come_again():
             assert llm.stats().waiting == 2
 
 
-def test_an_engine_that_fails_is_a_500_that_says_nothing_of_it(monkeypatch):
+def test_engine_failure_is_a_500_without_details(monkeypatch):
     with closing_model() as llm, running(llm) as site:
         monkeypatch.setattr(Runner, "run", fails)
         status, _, answer = site.call("POST", COMPLETIONS, {"prompt": "x"})
@@ -334,7 +334,7 @@ VALID: dict[str, st.SearchStrategy[Any]] = {
     prompt=st.text(min_size=1, max_size=9) | st.lists(st.text("ab", min_size=1, max_size=9), min_size=1, max_size=3),
     given_fields=st.fixed_dictionaries({"max_tokens": st.integers(2, 6)}, optional=VALID),
 )
-def test_fields_that_are_right_are_right_together(site: Site, prompt: Any, given_fields: dict[str, Any]):
+def test_valid_fields_are_valid_together(site: Site, prompt: Any, given_fields: dict[str, Any]):
     body = {"prompt": prompt, "seed": 1, **given_fields}
     whole = site.post(COMPLETIONS, **body)
     assert texts(site.stream(COMPLETIONS, **body)) == {one["index"]: one["text"] for one in whole["choices"]}
@@ -352,7 +352,7 @@ def test_ignored_fields_are_named_in_a_header(site: Site, path: str, asked: dict
     assert "x-inlay-ignored-fields" not in site.call("POST", path, body)[1]
 
 
-def test_what_no_grammar_can_hold_is_told_of_its_field(site: Site):
+def test_unsupported_grammar_error_names_its_field(site: Site):
     wrong = {"type": "object", "properties": {"when": {"type": "string", "pattern": "(?!a)b"}}}
     for field, value, start in (
         (

@@ -44,7 +44,7 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), 5))
 
 
-def test_a_client_that_hangs_up_ends_whatever_goes_on():
+def test_disconnect_ends_the_running_handler():
     async def test() -> None:
         wire, cleaned = Wire(), []
 
@@ -67,7 +67,7 @@ def test_a_client_that_hangs_up_ends_whatever_goes_on():
     run(test)
 
 
-def test_the_end_of_an_answer_is_no_hanging_up():
+def test_end_of_an_answer_is_not_a_disconnect():
     async def test() -> None:
         wire = Wire()
         async with wire.connection() as connection:
@@ -80,7 +80,7 @@ def test_the_end_of_an_answer_is_no_hanging_up():
     run(test)
 
 
-def test_a_client_that_sleeps_is_given_up(caplog):
+def test_client_that_reads_nothing_is_disconnected(caplog):
     async def test() -> None:
         wire = Wire(block=True)
         loop = asyncio.get_running_loop()
@@ -99,7 +99,7 @@ def test_a_client_that_sleeps_is_given_up(caplog):
     run(test)
 
 
-def test_a_slow_but_steady_client_is_not():
+def test_slow_but_steady_client_stays_connected():
     async def test() -> None:
         wire = Wire()
         async with wire.connection(slow_s=0.02) as connection:

@@ -99,7 +99,7 @@ def parsed(query: str) -> Any:
 
 
 @pytest.mark.parametrize("query", queries())
-def test_a_query_names_what_is_there(query: str, series: dict[str, Labels]):
+def test_query_uses_only_existing_metrics_and_labels(query: str, series: dict[str, Labels]):
     tree = parsed(query)
     found = list(selectors(tree))
     assert found
@@ -129,17 +129,17 @@ def promql_labels(legend: str) -> list[str]:
     return [part.partition("}}")[0] for part in legend.split("{{")[1:]]
 
 
-def test_a_wrong_name_is_found(series: dict[str, Labels]):
+def test_unknown_metric_name_is_detected(series: dict[str, Labels]):
     for query in (
         "sum(inlay:no_such_metric)",
         'inlay:requests_total{colour="red"}',
         "sum by (colour) (inlay:requests_total)",
     ):
         with pytest.raises(AssertionError):
-            test_a_query_names_what_is_there(query, series)
+            test_query_uses_only_existing_metrics_and_labels(query, series)
 
 
-def test_panels_do_not_overlap_and_have_their_own_numbers():
+def test_panels_do_not_overlap_and_have_unique_ids():
     panels = DASHBOARD["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     taken: set[tuple[int, int]] = set()

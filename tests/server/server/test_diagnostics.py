@@ -56,7 +56,7 @@ def test_a_stream_has_diagnostics_in_its_last_chunk(site: Site, usage: bool):
 
 
 @pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
-def test_other_dialects_have_them_in_their_last_events(site: Site, path: str):
+def test_other_dialects_have_diagnostics_in_their_last_events(site: Site, path: str):
     body = {**BODIES[path](60), "diagnostics": True, "stream": True}
     status, _, text = site.call("POST", path, body)
     events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
@@ -81,7 +81,7 @@ def test_diagnostics_of_anthropics_form_have_no_effect(site: Site):
     assert "diagnostics" not in answer["inlay"]
 
 
-def test_a_wrong_value_is_rejected(site: Site):
+def test_invalid_value_is_rejected(site: Site):
     status, _, answer = site.call("POST", CHAT, {**BODIES[CHAT](1), "diagnostics": "yes"})
     assert (status, answer["error"]["param"]) == (400, "diagnostics")
 

@@ -1,4 +1,4 @@
-"""A dialect that nothing in the server knows of is served: its package and its place in the list are all of it."""
+"""A new dialect needs only its package and an entry in the list of dialects to be served."""
 
 from __future__ import annotations
 

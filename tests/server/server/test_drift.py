@@ -74,7 +74,7 @@ def test_a_tenants_requests_fall_back_and_are_lifted(site: Site):
     assert ask(site, "ann") is None
 
 
-def test_streams_say_so_too(site: Site):
+def test_streams_report_fallbacks(site: Site):
     for _ in range(2):
         ask(site, "ann")
     status, _, text = site.call("POST", COMPLETIONS, {**PROMPT, "stream": True}, key="ann")
@@ -82,7 +82,7 @@ def test_streams_say_so_too(site: Site):
     assert b'"fallbacks":[{"asked":"anchored","taken":"exact"}]' in text
 
 
-def test_a_new_version_of_a_schema_begins_anew(site: Site):
+def test_new_schema_version_starts_without_fallback(site: Site):
     for _ in range(3):
         fell = ask(site, "ann")
     assert fell is not None
@@ -91,13 +91,13 @@ def test_a_new_version_of_a_schema_begins_anew(site: Site):
     assert ask(site, "ann") is None
 
 
-def test_what_is_wrong_is_refused(site: Site):
+def test_invalid_requests_are_rejected(site: Site):
     assert "it may hold schema" in refused(site.call("DELETE", f"{DRIFT}?name=trip"), 400, "invalid_value")
     refused(site.call("GET", f"{DRIFT}?schema=trip"), 400, "invalid_value")
     refused(site.call("GET", DRIFT, key=None), 401, "invalid_api_key")
 
 
-def test_without_a_share_there_is_nothing():
+def test_without_shadow_the_list_is_empty():
     for site in serving({}):
         assert site.call("GET", DRIFT, key=None)[2] == {
             "object": "list",

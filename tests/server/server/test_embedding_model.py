@@ -102,7 +102,7 @@ def embedded(site: Site, **body: Any) -> list[np.ndarray]:
     return [np.array(one["embedding"]) for one in site.post(EMBEDDINGS, **body)["data"]]
 
 
-def test_vectors_are_transformers_mean(site: Site, folder: Path) -> None:
+def test_vectors_equal_transformers_mean(site: Site, folder: Path) -> None:
     answer = site.post(EMBEDDINGS, input=TEXTS)
     assert answer["model"] == "tiny-bert"
     for text, one in zip(TEXTS, answer["data"], strict=True):
@@ -157,7 +157,7 @@ def test_the_checkpoint_declares_its_pooling(tmp_path: Path) -> None:
         assert caught.value.code == "model.unreadable_config"
 
 
-def test_a_request_chooses_the_pooling(site: Site, folder: Path) -> None:
+def test_request_can_choose_the_pooling(site: Site, folder: Path) -> None:
     (vector,) = embedded(site, input=TEXTS[0], pooling="last")
     np.testing.assert_allclose(vector, stock(folder, TEXTS[0], "last"), atol=1e-5)
 
@@ -169,7 +169,7 @@ def test_openais_client_reads_them(site: Site, folder: Path) -> None:
         np.testing.assert_allclose(one.embedding, stock(folder, text, "mean"), atol=1e-5)
 
 
-def test_documents_are_ranked_by_it(site: Site, folder: Path) -> None:
+def test_documents_are_ranked_by_the_embedding_model(site: Site, folder: Path) -> None:
     query = "When does the ferry leave?"
     scores = [float(stock(folder, query, "mean") @ stock(folder, text, "mean")) for text in TEXTS]
     for path in (RERANK, "/v2/rerank"):
@@ -181,7 +181,7 @@ def test_documents_are_ranked_by_it(site: Site, folder: Path) -> None:
             assert score == pytest.approx(scores[index], abs=1e-5)
 
 
-def test_models_have_the_routes_that_they_answer(site: Site) -> None:
+def test_models_answer_only_on_their_routes(site: Site) -> None:
     listed = {one["id"]: one for one in site.call("GET", "/v1/models")[2]["data"]}
     assert list(listed) == ["tiny", "other", "tiny-bert"]
     assert listed["tiny-bert"]["max_model_len"] == 64
@@ -219,7 +219,7 @@ def test_wrong_inputs(site: Site, given: Any, code: str) -> None:
     assert (status, error["code"]) == (400, code)
 
 
-def test_chats_are_answered_meanwhile(site: Site) -> None:
+def test_chats_are_answered_during_embedding(site: Site) -> None:
     texts = [f"Text {number} of many. {TEXTS[number % 3]}" for number in range(1_000)]
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(site.post(EMBEDDINGS, input=texts)))

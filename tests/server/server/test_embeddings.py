@@ -44,7 +44,7 @@ def embedded(site: Site, **body: Any) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean"])
-def test_embeddings_are_the_stock_models_hidden_states(site: Site, pooling: str) -> None:
+def test_embeddings_equal_the_stock_models_hidden_states(site: Site, pooling: str) -> None:
     for text, vector in zip(TEXTS, embedded(site, input=TEXTS, pooling=pooling), strict=True):
         np.testing.assert_allclose(vector, stock(text, pooling), atol=1e-4)
         assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-5)
@@ -60,7 +60,7 @@ def test_openais_client_reads_them(site: Site) -> None:
     np.testing.assert_allclose(shorter.data[0].embedding, expected / np.linalg.norm(expected), atol=1e-4)
 
 
-def test_the_forms_of_an_input_are_the_same_text(site: Site) -> None:
+def test_all_input_forms_give_the_same_embedding(site: Site) -> None:
     ids = tool_model("qwen").tokenizer.encode(TEXTS[0])
     for given in (TEXTS[0], [TEXTS[0]], ids, [ids]):
         (vector,) = embedded(site, input=given)
@@ -120,7 +120,7 @@ def test_wrong_requests(site: Site, path: str, body: dict[str, Any], param: str,
     assert (status, answer["error"]["param"], answer["error"]["code"]) == (404 if "model" in body else 400, param, code)
 
 
-def test_a_list_that_is_too_long_is_reported_once(site: Site) -> None:
+def test_overlong_list_is_reported_once(site: Site) -> None:
     for path, body in (
         (RERANK, {"query": "a", "documents": ["a"] * 100_000}),
         (EMBEDDINGS, {"input": ["a"] * 100_000}),
@@ -148,7 +148,7 @@ def test_embeddings_are_counted_and_described(site: Site) -> None:
         (RERANK, {"query": "a", "documents": ["a"] * 9}, "documents"),
     ],
 )
-def test_more_texts_than_the_queue_holds_are_refused_by_the_name_of_their_field(
+def test_more_texts_than_the_queue_holds_are_refused_with_the_field(
     path: str, body: dict[str, Any], field: str
 ) -> None:
     llm = AsyncLLM(tool_model("qwen"), kv_memory="16MiB", chunk_size=4, seed=1, max_waiting=8)

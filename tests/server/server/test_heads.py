@@ -51,17 +51,17 @@ def ended(port: int, *pieces: bytes) -> tuple[bool, bytes]:
 
 
 @pytest.mark.parametrize("pieces", [(), (GET[:5],), [bytes([byte]) for byte in GET]])
-def test_half_a_head_is_not_waited_for(port: int, pieces):
+def test_incomplete_request_head_times_out(port: int, pieces):
     assert ended(port, *pieces) == (True, b"")
 
 
-def test_neither_is_half_of_a_second_one(port: int):
+def test_incomplete_second_request_head_times_out(port: int):
     closed, answer = ended(port, GET, GET[:5])
     assert closed
     assert answer.count(b"HTTP/1.1 200") == 1
 
 
-def test_quiet_between_requests_is_left_alone(port: int):
+def test_idle_connection_is_kept_between_requests(port: int):
     last = GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
     closed, answer = ended(port, GET[:5], GET[5:], b"", b"", b"", b"", b"", last)
     assert closed
@@ -84,7 +84,7 @@ CHUNKED = "2\r\n{}\r\n0\r\n\r\n"
         ("TRANSFER-ENCODING: Chunked", "Content-Length: 0", "Connection: keep-alive"),
     ],
 )
-def test_two_lengths_of_one_body_end_the_connection(port: int, heads: tuple[str, ...], together: bool):
+def test_conflicting_body_lengths_end_the_connection(port: int, heads: tuple[str, ...], together: bool):
     """The second request could be the text of another user, which a proxy sent as a body."""
     pieces = (_post(*heads, body=CHUNKED), GET)
     closed, answer = ended(port, *([b"".join(pieces)] if together else pieces))
@@ -94,7 +94,7 @@ def test_two_lengths_of_one_body_end_the_connection(port: int, heads: tuple[str,
     assert answer.count(b"HTTP/1.1 ") == 1
 
 
-def test_two_lengths_behind_a_whole_request_end_the_connection(port: int):
+def test_conflicting_lengths_after_a_complete_request_end_the_connection(port: int):
     closed, answer = ended(port, GET + _post("Content-Length: 3", "Transfer-Encoding: chunked", body=CHUNKED) + GET)
     assert closed
     assert (answer.count(b"HTTP/1.1 200"), answer.count(b"HTTP/1.1 400"), answer.count(b"HTTP/1.1 ")) == (1, 1, 2)
@@ -103,7 +103,7 @@ def test_two_lengths_behind_a_whole_request_end_the_connection(port: int):
 @pytest.mark.parametrize(
     "post", [_post("Content-Length: 2", body="{}"), _post("Transfer-Encoding: chunked", body=CHUNKED)]
 )
-def test_one_length_keeps_it(port: int, post: bytes):
+def test_single_body_length_keeps_the_connection(port: int, post: bytes):
     last = GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
     closed, answer = ended(port, post + last)
     assert closed

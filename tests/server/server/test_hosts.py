@@ -11,7 +11,7 @@ from tests.server.server.asgi import Echo, send
 @pytest.mark.parametrize(
     "host", ["localhost", "localhost:8000", "LOCALHOST.:80", "127.0.0.1", "127.0.0.1:8000", "127.3.4.5", "[::1]:8000"]
 )
-def test_its_own_names(host: str):
+def test_local_host_names_are_accepted(host: str):
     assert send(LocalHostMiddleware(Echo()), headers={"host": host}).status == 200
 
 
@@ -28,7 +28,7 @@ def test_its_own_names(host: str):
         "1",
     ],
 )
-def test_other_names(host: str):
+def test_other_host_names_are_rejected(host: str):
     app = Echo()
     found = send(LocalHostMiddleware(app), headers={"host": host} if host else {})
     assert not app.states
@@ -36,7 +36,7 @@ def test_other_names(host: str):
     assert found.error["message"].startswith(f"the Host is {host!r}, but a server without keys ")
 
 
-def test_balancers_ask_without_naming_a_host():
+def test_health_checks_without_a_host_are_accepted():
     for path in ("/health", "/ready"):
         assert send(LocalHostMiddleware(Echo()), method="GET", path=path).status == 200
         assert (

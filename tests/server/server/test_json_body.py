@@ -48,7 +48,7 @@ def nested(value: Any) -> int:
 
 
 @given(values, st.booleans())
-def test_what_is_json_is_read_as_python_reads_it(value: Any, escaped: bool):
+def test_json_is_parsed_as_python_does(value: Any, escaped: bool):
     data = json.dumps(value, ensure_ascii=escaped).encode(errors="replace")
     if nested(value) <= MOST:
         assert parse_json(data, MOST) == json.loads(data)
@@ -64,7 +64,7 @@ def test_what_is_json_is_read_as_python_reads_it(value: Any, escaped: bool):
 @example('["\\\\",[[[[[[[[1]]]]]]]]]', 8)
 @example('["\\\\\\"[[[[[[[[[[[["]', 8)
 @example("[" + '"' * 512 + "[" * 9, 8)
-def test_nothing_too_deep_reaches_the_parser(text: str, most: int):
+def test_too_deep_nesting_never_reaches_the_parser(text: str, most: int):
     """For any text, valid or not, the parser never gets more nesting than the limit."""
     if depth_of(text) > most:
         with pytest.raises(BodyError, match=f"more than {most} deep"):
@@ -78,13 +78,13 @@ def test_nothing_too_deep_reaches_the_parser(text: str, most: int):
 
 
 @given(st.binary(max_size=40))
-def test_any_bytes_are_a_value_or_a_sentence(data: bytes):
+def test_any_bytes_give_a_value_or_one_sentence(data: bytes):
     with suppress(BodyError):
         parse_json(data, MOST)
 
 
 @pytest.mark.parametrize("data", [b"", b" \n"])
-def test_nothing_is_none(data: bytes):
+def test_empty_body_is_none(data: bytes):
     assert parse_json(data, MOST) is None
 
 
@@ -108,14 +108,14 @@ def test_nothing_is_none(data: bytes):
         (b"{" + b'"a":1,' * MAX_FIELDS + b'"b":1}', "holds more than 100,000 fields; send several requests"),
     ],
 )
-def test_what_is_wrong(data: bytes, sentence: str):
+def test_invalid_json_is_one_sentence(data: bytes, sentence: str):
     with pytest.raises(BodyError) as caught:
         parse_json(data, MOST)
     assert str(caught.value).startswith(f"the body {sentence}")
     assert (caught.value.status, caught.value.code) == (400, "invalid_json")
 
 
-def test_brackets_in_texts_count_for_nothing():
+def test_brackets_in_strings_do_not_count_as_nesting():
     data = json.dumps({"a": '[{"\\' * (MAX_CONTAINERS + 1), "b": "[" * 100, "c": ",:" * (MAX_VALUES + 1)}).encode()
     assert parse_json(data, 1) == json.loads(data)
 
@@ -124,7 +124,7 @@ def test_whole_characters_may_be_escaped():
     assert parse_json(b'{"a": "\\ud83d\\ude00", "b": "\\\\ud83d"}', MOST) == {"a": "😀", "b": "\\ud83d"}
 
 
-def test_deeper_than_python_can_parse_is_a_sentence_too():
+def test_nesting_beyond_pythons_limit_is_one_sentence():
     with pytest.raises(BodyError, match="nests lists and objects too deeply"):
         parse_json(b"[" * 90_000 + b"]" * 90_000, 1_000_000)
 

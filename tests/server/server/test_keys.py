@@ -1,4 +1,4 @@
-"""Keys and their file: nothing of a key is kept, and no crash, race or hand leaves the file as something else."""
+"""Keys and their file: no secret is stored, and no crash, race or edit leaves a file that is misread."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def add(path: Path, tenant: str = "acme", **how) -> tuple[str, str]:
         return keys.add(tenant, **how)
 
 
-def test_a_key_is_known_again(path: Path):
+def test_key_is_recognised_from_its_file(path: Path):
     key, key_id = add(path, admin=True)
     keys, _ = read_keys(path)
     entry = keys.entry_of(key)
@@ -39,7 +39,7 @@ def test_a_key_is_known_again(path: Path):
     assert len(urlsafe_b64decode(secret + "=")) == 32
 
 
-def test_nothing_of_a_key_is_kept(path: Path):
+def test_key_secret_is_not_stored(path: Path):
     key, key_id = add(path)
     text = path.read_text()
     assert key_id in text
@@ -47,7 +47,7 @@ def test_nothing_of_a_key_is_kept(path: Path):
     assert len({add(path)[0].split("-", 2)[2] for _ in range(20)}) == 20
 
 
-def test_keys_of_one_tenant_share_its_salt_and_no_other(path: Path):
+def test_keys_of_one_tenant_share_its_salt(path: Path):
     for tenant in ("acme", "acme", "other"):
         add(path, tenant)
     keys, _ = read_keys(path)
@@ -69,12 +69,12 @@ _KEY, _ID = _KEYS.add("acme")
         st.sampled_from([f"{_KEY} ", f" {_KEY}", f"{_KEY}=", _KEY.upper(), _KEY.removeprefix("inlay-"), _ID]),
     )
 )
-def test_nothing_else_is_that_key(other: str):
+def test_other_strings_are_not_the_key(other: str):
     assert _KEYS.entry_of(other) is None
     assert _KEYS.entry_of(_KEY) is not None
 
 
-def test_limits_come_back(path: Path):
+def test_limits_round_trip(path: Path):
     limits = Limits(requests_per_minute=3, max_reuse="exact")
     with editing(path) as keys:
         keys.add("acme")
@@ -83,7 +83,7 @@ def test_limits_come_back(path: Path):
     assert json.loads(path.read_text())["tenants"]["acme"]["limits"] == {"requests_per_minute": 3, "max_reuse": "exact"}
 
 
-def test_the_file_is_its_owners_alone(path: Path):
+def test_key_file_is_readable_only_by_its_owner(path: Path):
     previous = os.umask(0)
     try:
         add(path)
@@ -96,7 +96,7 @@ def test_the_file_is_its_owners_alone(path: Path):
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o644])
-def test_a_file_that_others_may_read_is_refused(path: Path, mode: int):
+def test_key_file_readable_by_others_is_rejected(path: Path, mode: int):
     add(path)
     before = path.read_text()
     path.chmod(mode)
@@ -107,7 +107,7 @@ def test_a_file_that_others_may_read_is_refused(path: Path, mode: int):
     assert path.read_text() == before
 
 
-def test_a_link_goes_on_to_point_at_the_file(path: Path, tmp_path: Path):
+def test_symbolic_link_keeps_pointing_at_the_file(path: Path, tmp_path: Path):
     (tmp_path / "there").mkdir()
     target = tmp_path / "there" / "real.json"
     path.symlink_to(target)
@@ -119,7 +119,7 @@ def test_a_link_goes_on_to_point_at_the_file(path: Path, tmp_path: Path):
     assert len(keys.keys) == 2
 
 
-def test_a_change_that_fails_changes_nothing(path: Path, monkeypatch):
+def test_failed_change_leaves_the_file_unchanged(path: Path, monkeypatch):
     add(path)
     before = path.read_bytes()
 
@@ -141,7 +141,7 @@ def test_a_change_that_fails_changes_nothing(path: Path, monkeypatch):
     assert [file.name for file in path.parent.iterdir()] == ["keys.json"]
 
 
-def test_several_processes_add_at_the_same_time(path: Path):
+def test_several_processes_add_keys_concurrently(path: Path):
     program = (
         "import sys, pathlib\n"
         "from inlay.server.tenants import editing\n"
@@ -197,7 +197,7 @@ def damaged(*place: str, to: object) -> str:
     ],
     ids=lambda _: "",  # a key's name is drawn: processes that share the tests must call them the same
 )
-def test_a_damaged_file_is_one_sentence_with_its_place(path: Path, text: str, sentence: str):
+def test_damaged_file_gives_one_sentence_with_its_position(path: Path, text: str, sentence: str):
     path.write_text(text)
     path.chmod(0o600)
     for use in (lambda: read_keys(path), lambda: add(path)):
@@ -218,7 +218,7 @@ def test_several_problems_are_counted(path: Path):
 
 
 @given(st.binary(max_size=60) | st.text(alphabet='{}[]":,versiontak 12').map(str.encode))
-def test_whatever_the_file_holds_is_read_or_refused(tmp_path_factory, data: bytes):
+def test_any_file_contents_are_read_or_rejected(tmp_path_factory, data: bytes):
     path = tmp_path_factory.getbasetemp() / "any.json"
     path.write_bytes(data)
     path.chmod(0o600)
@@ -226,7 +226,7 @@ def test_whatever_the_file_holds_is_read_or_refused(tmp_path_factory, data: byte
         read_keys(path)
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path):
+def test_paths_without_a_regular_file_are_rejected(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe", 0o600)
     for name, sentence in (
         ("pipe", "is no regular file"),
@@ -245,6 +245,6 @@ def test_names_of_tenants(name: str):
 
 
 @pytest.mark.parametrize("name", ["", "public", ".a", "a b", "a\n", "a" * 65, "ä", 'a"'])
-def test_names_that_tenants_cannot_have(name: str):
+def test_invalid_tenant_names_are_rejected(name: str):
     with pytest.raises(ParameterError, match="the tenant is "):
         check_tenant(name)

@@ -26,7 +26,7 @@ SECOND, MINUTE = 10**9, 60 * 10**9
 
 
 class Clock:
-    """Stands still until the test advances it."""
+    """A clock that only the test advances."""
 
     def __init__(self) -> None:
         self.now = 12_345
@@ -40,7 +40,7 @@ def tenant(name: str = "a", **limits: Any) -> Tenant:
 
 
 def begin(meter: Meter, who: Tenant) -> tuple[AsyncExitStack, AdmittedRequest] | BodyError:
-    """A request that goes on, or its refusal."""
+    """A request that is admitted and stays open, or its refusal."""
 
     async def enter() -> tuple[AsyncExitStack, AdmittedRequest] | BodyError:
         stack = AsyncExitStack()
@@ -151,7 +151,7 @@ def owed(log, name: str, per_minute: int | None, now: int) -> int:
 
 
 @given(st.integers(1, 10_000), st.integers(0, 10**12))
-def test_a_refused_request_is_admitted_at_the_time_that_it_is_told(per_minute, later):
+def test_rejected_request_is_admitted_at_the_named_time(per_minute, later):
     clock = Clock()
     meter, who = Meter(clock), tenant(requests_per_minute=per_minute)
     for _ in range(per_minute):
@@ -177,7 +177,7 @@ def test_a_steady_tenant_gets_its_limit():
     assert count == 7 + 7 * 10 - 1  # the bucket was full, and the last one is not whole yet
 
 
-def test_tokens_are_paid_when_they_are_used():
+def test_tokens_are_charged_when_used():
     clock = Clock()
     meter, who = Meter(clock), tenant(tokens_per_minute=600)
     one, other = admitted(meter, who), admitted(meter, who)
@@ -204,7 +204,7 @@ def holding(meter: Meter, who: Tenant, **size: int) -> tuple[AsyncExitStack, Adm
     return begun
 
 
-def test_requests_side_by_side_use_what_there_is_and_one_request_more():
+def test_concurrent_requests_use_the_remainder_plus_one_request():
     meter, who = Meter(Clock()), tenant(tokens_per_minute=500)
     found = [holding(meter, who, tokens=400) for _ in range(40)]
     running = [one for one in found if not isinstance(one, BodyError)]
@@ -215,7 +215,7 @@ def test_requests_side_by_side_use_what_there_is_and_one_request_more():
     assert OPENAI.limit_headers(meter.levels(who))["x-ratelimit-remaining-tokens"] == "0"
 
 
-def test_what_is_reserved_and_not_used_is_there_again():
+def test_unused_reservation_is_returned():
     meter, who = Meter(Clock()), tenant(tokens_per_minute=500)
     begun = holding(meter, who, tokens=10_000)
     assert not isinstance(begun, BodyError), "one request alone is admitted however long it may become"
@@ -227,7 +227,7 @@ def test_what_is_reserved_and_not_used_is_there_again():
     assert not isinstance(holding(meter, who, tokens=470), BodyError)
 
 
-def test_a_request_without_tokens_is_admitted_while_they_are_used_up():
+def test_request_without_tokens_is_admitted_despite_token_debt():
     meter, who = Meter(Clock()), tenant(tokens_per_minute=10, requests_per_minute=2)
     admitted(meter, who).tokens(50)
     refusal(meter, who)
@@ -253,7 +253,7 @@ uses = st.lists(
 
 
 @given(uses, st.integers(1, 200))
-def test_the_debt_is_never_more_than_one_request(uses, per_minute):
+def test_debt_is_at_most_one_request(uses, per_minute):
     """This holds for all concurrent requests that use no more than they declared."""
     clock, running, largest = Clock(), [], 0
     meter, who = Meter(clock), tenant(tokens_per_minute=per_minute)
@@ -278,7 +278,7 @@ def test_the_debt_is_never_more_than_one_request(uses, per_minute):
     assert meter.account(who).reserved == meter.account(who).answers == meter.answers == 0
 
 
-def test_every_answer_takes_a_place():
+def test_every_answer_takes_a_slot():
     meter, who = Meter(Clock()), tenant(max_concurrent=4)
     never = holding(meter, who, answers=5)
     assert isinstance(never, BodyError)
@@ -294,7 +294,7 @@ def test_every_answer_takes_a_place():
     assert not isinstance(holding(meter, who, answers=3), BodyError)
 
 
-def test_one_tenant_leaves_room_in_the_line_for_others():
+def test_tenant_leaves_queue_slots_for_others():
     meter, greedy, other, third = Meter(Clock(), places=12), tenant("a"), tenant("b"), tenant("c")
     never = holding(meter, greedy, answers=7)
     assert isinstance(never, BodyError)
@@ -321,7 +321,7 @@ def test_the_servers_state_is_shown_under_full_load():
     assert meter.answers == 1
 
 
-def test_a_refused_request_uses_nothing():
+def test_rejected_request_uses_no_quota():
     clock = Clock()
     meter, who = Meter(clock), tenant(requests_per_minute=2, max_concurrent=1)
     begun = begin(meter, who)
@@ -332,7 +332,7 @@ def test_a_refused_request_uses_nothing():
     assert OPENAI.limit_headers(meter.levels(who))["x-ratelimit-remaining-requests"] == "0"
 
 
-def test_a_place_comes_back_when_a_request_fails():
+def test_failed_request_releases_its_slot():
     meter, who = Meter(Clock()), tenant(max_concurrent=1)
 
     async def fail() -> None:
@@ -344,7 +344,7 @@ def test_a_place_comes_back_when_a_request_fails():
             at_once(fail())
 
 
-def test_other_limits_hold_from_the_next_request_on():
+def test_changed_limits_apply_from_the_next_request():
     clock = Clock()
     meter, who = Meter(clock), tenant(requests_per_minute=100)
     admitted(meter, who)
@@ -360,7 +360,7 @@ def test_other_limits_hold_from_the_next_request_on():
     assert OPENAI.limit_headers(meter.levels(replace(who, limits=Limits()))) == {}
 
 
-def test_tenants_do_not_pay_for_each_other():
+def test_tenants_are_charged_separately():
     meter, limits = Meter(Clock()), {"requests_per_minute": 1, "max_concurrent": 1}
     admitted(meter, tenant("a", **limits))
     admitted(meter, tenant("b", **limits))
@@ -385,7 +385,7 @@ def test_headers_are_openais():
     assert send(app, state={"tenant": EVERYBODY}).headers == send(app).headers == {}
 
 
-def test_a_body_is_not_read_where_nothing_is_left():
+def test_body_is_not_read_if_the_limit_is_used_up():
     meter, who, app = Meter(Clock()), tenant(requests_per_minute=1), Echo()
     chunked = {"transfer-encoding": "chunked"}
     assert send(RateLimitMiddleware(app, meter), [b"x"], headers=chunked, state={"tenant": who}).status == 200
@@ -400,7 +400,7 @@ def test_a_body_is_not_read_where_nothing_is_left():
     assert len(app.states) == 2
 
 
-def test_a_body_that_costs_no_tokens_is_read_where_none_are_left():
+def test_body_without_token_cost_is_read_despite_token_debt():
     meter, who, length = Meter(Clock()), tenant(tokens_per_minute=10), {"content-length": "1"}
     admitted(meter, who).tokens(50)
     for path, status in (("/tokenize", 200), ("/detokenize", 200), ("/v1/completions", 429)):
@@ -431,5 +431,5 @@ def test_limits_are_checked(limits, sentence: str):
     assert str(caught.value).startswith(sentence)
 
 
-def test_ceilings_are_those_of_the_server():
+def test_ceilings_equal_the_servers():
     assert CEILINGS == SETTINGS_CEILINGS

@@ -75,7 +75,7 @@ def test_keys_of_the_operator_open_everything(llm):
         assert site.call("GET", "/health", Host="model.example")[0] == 200, "who has a key may come from anywhere"
 
 
-def test_keys_of_the_operator_stand_beside_those_of_a_file(llm, tmp_path):
+def test_operator_keys_and_file_keys_both_work(llm, tmp_path):
     path = tmp_path / "keys.json"
     with editing(path) as keys:
         of_file, _ = keys.add("ann")
@@ -89,7 +89,7 @@ def test_keys_of_the_operator_stand_beside_those_of_a_file(llm, tmp_path):
 
 
 @pytest.mark.parametrize("key", ["", "two words", "schl\u00fcssel", "line\n"])
-def test_keys_that_no_client_could_send(key):
+def test_unusable_keys_are_rejected(key):
     with pytest.raises(ParameterError, match=r"^an API key is empty, or has a space") as caught:
         ServerSettings(api_keys=(key,))
     assert not key or key.strip() not in str(caught.value)
@@ -99,7 +99,7 @@ def test_keys_that_no_client_could_send(key):
 # A root path
 
 
-def test_a_root_path_may_stand_in_front_or_not(llm):
+def test_root_path_is_optional_in_requests(llm):
     with running(llm, [SCHEMA], root_path="/some/llm") as site:
         for root in ("", "/some/llm"):
             assert site.call("POST", root + COMPLETIONS, ASKED)[0] == 200
@@ -114,7 +114,7 @@ def test_a_root_path_may_stand_in_front_or_not(llm):
             assert site.call("GET", path)[0] == 404
 
 
-def test_a_root_path_opens_nothing(llm):
+def test_root_path_bypasses_no_key(llm):
     with running(llm, api_keys=(KEY,), root_path="/health") as site:
         assert site.call("GET", "/health/v1/models")[0] == 401
         assert site.call("GET", "/health/metrics")[0] == 401
@@ -122,7 +122,7 @@ def test_a_root_path_opens_nothing(llm):
 
 
 @pytest.mark.parametrize("path", ["llm", "/llm/", "/", "//llm", "/a b", "https://x/llm"])
-def test_a_root_path_is_written_in_one_way(path):
+def test_invalid_root_path_is_rejected(path):
     with pytest.raises(ParameterError, match=r"^root_path is .*; write it like '/llm', without a slash at the end"):
         ServerSettings(root_path=path)
 
@@ -145,7 +145,7 @@ def test_a_unix_domain_socket(llm, tmp_path):
     assert not path.exists()
 
 
-def test_a_socket_that_nobody_listens_on_is_replaced(tmp_path):
+def test_stale_socket_is_replaced(tmp_path):
     path = tmp_path / "inlay.sock"
     with closing(socket.socket(socket.AF_UNIX)) as left:
         left.bind(str(path))
@@ -154,7 +154,7 @@ def test_a_socket_that_nobody_listens_on_is_replaced(tmp_path):
         assert path.is_socket()
 
 
-def test_paths_that_cannot_be_listened_on(tmp_path):
+def test_unusable_socket_paths_are_rejected(tmp_path):
     (tmp_path / "file").write_text("mine")
     for path, reason in (
         (tmp_path / "file", "there is a file of that name; give another path"),
@@ -211,7 +211,7 @@ def test_certificates_of_clients(llm, pem, required, status):
             assert asked(connection(port, pem / "server.pem"))[0] == status
 
 
-def test_tls_files_that_are_wrong(pem, tmp_path):
+def test_invalid_tls_files_are_rejected(pem, tmp_path):
     server, key = pem / "server.pem", pem / "server.key"
     (tmp_path / "text").write_text("text")
     for given, sentence in (

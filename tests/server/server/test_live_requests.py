@@ -30,7 +30,7 @@ def rows(site: Site, key: str, query: str = "") -> list[dict]:
     return page["data"]
 
 
-def test_an_ended_request_has_the_counts_of_its_answer_and_no_text(site: Site):
+def test_finished_request_has_counts_and_no_text(site: Site):
     body = {"prompt": SECRET, "max_tokens": 3, "temperature": 0}
     status, _, answer = site.call("POST", COMPLETIONS, body, key="ann")
     assert status == 200
@@ -64,7 +64,7 @@ def test_a_running_request_counts_its_tokens(site: Site):
         assert [row for row in rows(site, "bob") if row["state"] != "ended"] == []
 
 
-def test_tenants_see_their_own_and_an_admin_all(site: Site):
+def test_tenants_see_their_own_requests_and_an_admin_all(site: Site):
     for key in ("ann", "bob"):
         assert site.call("POST", COMPLETIONS, {"prompt": "Who?", "max_tokens": 1}, key=key)[0] == 200
     assert {row["tenant"] for row in rows(site, "ann")} == {"ann"}

@@ -92,20 +92,20 @@ def line_of(app: ASGIApp, **request: Any) -> Line:
 
 class TestRequestIds:
     @given(st.one_of(st.text(), st.from_regex(r"[A-Za-z0-9._:-]{1,140}", fullmatch=True)).filter(str.isascii))
-    def test_a_sane_one_is_kept_and_any_other_replaced(self, given_id):
+    def test_valid_id_is_kept_and_any_other_replaced(self, given_id):
         found = send(RequestLogMiddleware(answering(), Counted()), headers=[("X-Request-Id", given_id)])
         kept = re.fullmatch(r"[A-Za-z0-9._:-]{1,128}", given_id) is not None
         assert (found.headers["x-request-id"] == given_id) is kept
         if not kept:
             assert re.fullmatch(r"req-[0-9a-f]{32}", found.headers["x-request-id"])
 
-    def test_two_of_them_are_none(self):
+    def test_two_ids_are_replaced(self):
         found = send(
             RequestLogMiddleware(answering(), Counted()), headers=[("X-Request-Id", "a"), ("X-Request-Id", "b")]
         )
         assert found.headers["x-request-id"].startswith("req-")
 
-    def test_every_record_of_a_request_bears_its_own(self):
+    def test_every_record_has_the_id_of_its_request(self):
         """Requests that run at the same time, their tasks and their threads."""
         stream = logging_to()
         log = logging.getLogger("inlay.test")
@@ -168,7 +168,7 @@ class TestLines:
         assert line_of(answering(429, body)).error == code
         assert line_of(answering(200, body)).error is None
 
-    def test_pieces_pass_as_they_come(self):
+    def test_streamed_pieces_are_not_buffered(self):
         """A stream is neither held back nor gathered."""
         passed: list[bytes] = []
 
@@ -189,7 +189,7 @@ class TestLines:
         asyncio.run(run())
         assert passed == [b"", b"0", b"1", b"2", b"3", b"4"]
 
-    def test_a_client_that_leaves(self):
+    def test_disconnect_is_logged(self):
         async def waiting(scope: Scope, receive: Receive, send: Send) -> None:
             while (await receive())["type"] != "http.disconnect":
                 pass
@@ -204,7 +204,7 @@ class TestLines:
         line = line_of(streaming)
         assert (line.disconnected, line.status) == (True, 200)
 
-    def test_a_client_that_leaves_with_its_answer_has_not_left_early(self):
+    def test_disconnect_after_the_answer_is_not_logged(self):
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             await answering()(scope, receive, send)
             assert (await receive())["type"] == "http.disconnect"
@@ -220,7 +220,7 @@ class TestLines:
 
         assert not line_of(finished).disconnected
 
-    def test_a_server_may_say_by_an_error_that_the_client_has_left(self):
+    def test_send_error_counts_as_a_disconnect(self):
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             await send({"type": "http.response.start", "status": 200, "headers": []})
 
@@ -245,7 +245,7 @@ class TestLines:
             assert line.isascii()
             assert line.isprintable()
 
-    def test_what_is_no_request_passes(self):
+    def test_lifespan_events_pass(self):
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             scope["seen"] = True
 
@@ -255,7 +255,7 @@ class TestLines:
 
 
 def failing(*, after: int = 0) -> ASGIApp:
-    """An application that fails, behind so many pieces of its answer."""
+    """An application that fails after so many chunks of its answer."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         for number in range(after):
@@ -271,7 +271,7 @@ def failing(*, after: int = 0) -> ASGIApp:
 
 
 class TestSurprises:
-    def test_one_is_answered_with_500_and_logged(self):
+    def test_exception_is_answered_with_500_and_logged(self):
         stream = logging_to()
         found = send(RequestLogMiddleware(failing(), Counted()))
         assert found.status == 500
@@ -285,7 +285,7 @@ class TestSurprises:
         assert 'raise KeyError(f"{CANARY} of a prompt")' in surprise["exception"]
         assert CANARY not in stream.getvalue()
 
-    def test_what_it_said_is_for_debugging(self):
+    def test_exception_message_is_logged_only_at_debug_level(self):
         for format in ("text", "json"):
             stream = logging_to(format, "debug")
             send(RequestLogMiddleware(failing(), Counted()))
@@ -301,7 +301,7 @@ class TestSurprises:
         assert "builtins.ExceptionGroup\nbuiltins.ValueError\nbuiltins.KeyError\n" in stream.getvalue()
         assert CANARY not in stream.getvalue()
 
-    def test_one_behind_the_first_byte_goes_on(self):
+    def test_exception_after_the_first_byte_keeps_the_status(self):
         line = line_of(failing(after=1))
         assert (line.status, line.error, line.disconnected) == (200, "internal_error", False)
 
@@ -329,7 +329,7 @@ def listening() -> Iterator[Callable[[ASGIApp], int]]:
         thread.join()
 
 
-def test_a_real_servers_own_records_bear_the_id_and_no_prompt(listening):
+def test_uvicorn_records_have_the_id_and_no_prompt(listening):
     stream = logging_to()
     port = listening(RequestLogMiddleware(failing(after=2), Counted()))
     with socket.create_connection(("127.0.0.1", port)) as client:
@@ -344,7 +344,7 @@ def test_a_real_servers_own_records_bear_the_id_and_no_prompt(listening):
     assert sum(record["logger"] == "uvicorn.access" for record in records(stream)) == 0
 
 
-def test_nothing_that_is_confided_to_a_server_is_logged():
+def test_confidential_text_is_never_logged():
     """Prompts, schemas, keys, headers and queries, for any result of the request, at every level but debug."""
     llm = model()
     made = service(llm)
@@ -384,7 +384,7 @@ def run_in(app: Callable[[], Awaitable[None]]) -> dict[str, Any]:
     return records(stream)[-1]
 
 
-def test_what_a_request_came_to_stands_in_its_line():
+def test_result_of_a_request_is_in_its_log_line():
     async def ask() -> None:
         llm = model()
         metrics = Metrics(llm, model_name="demo", longest=2048, schemas=())
@@ -406,7 +406,7 @@ def test_what_a_request_came_to_stands_in_its_line():
     ("failure", "error", "disconnected"),
     [(Failure(504, CANARY, None, "deadline_exceeded"), "deadline_exceeded", False), (None, None, True)],
 )
-def test_how_a_stream_broke_off_stands_in_its_line(failure, error, disconnected):
+def test_stream_failure_is_in_its_log_line(failure, error, disconnected):
     async def ask() -> None:
         llm = model()
         Metrics(llm, model_name="demo", longest=2048, schemas=()).begin("/v1/completions", None).end(None, failure)
@@ -417,7 +417,7 @@ def test_how_a_stream_broke_off_stands_in_its_line(failure, error, disconnected)
     assert CANARY not in json.dumps(record)
 
 
-def test_text_is_for_people():
+def test_text_format_is_readable():
     stream = logging_to("text")
 
     def note() -> None:
@@ -433,7 +433,7 @@ def test_text_is_for_people():
     assert re.fullmatch(pattern, stream.getvalue())
 
 
-def test_levels_are_those_of_the_server_and_other_libraries_are_quiet():
+def test_log_level_applies_to_the_server_and_other_libraries_are_quiet():
     stream = logging_to("text", "info")
     for name in ("inlay.x", "uvicorn.error", "asyncio"):
         for level in (logging.DEBUG, logging.INFO, logging.WARNING):
@@ -442,7 +442,7 @@ def test_levels_are_those_of_the_server_and_other_libraries_are_quiet():
     assert said == ["inlay.x 20", "inlay.x 30", "uvicorn.error 20", "uvicorn.error 30", "asyncio 30"]
 
 
-def test_no_message_writes_lines_of_its_own():
+def test_message_cannot_forge_log_lines():
     for format in ("text", "json"):
         stream = logging_to(format)
         logging.getLogger("inlay.x").info("one\n2026-01-01T00:00:00.000Z info forged\x1b[2J\r")
@@ -450,7 +450,7 @@ def test_no_message_writes_lines_of_its_own():
         assert "\x1b" not in line
 
 
-def test_the_page_shows_the_fields_of_a_line():
+def test_docs_page_shows_all_fields_of_a_log_line():
     (shown,) = (json.loads(block.text) for block in blocks(DOCS / "reference/metrics.md") if block.note == "line")
     stream = logging_to()
     send(RequestLogMiddleware(answering(), Counted()))

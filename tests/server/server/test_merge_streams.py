@@ -1,4 +1,4 @@
-"""News of several prompts: the latest of each, none lost, and nothing left behind."""
+"""Merged streams of several prompts: the latest output of each, none lost, and every source closed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Source:
 
 @pytest.mark.parametrize("pauses", [(0.0,), (0.0, 0.002, 0.001), (0.001, 0.0)])
 @pytest.mark.parametrize("reader_s", [0.0, 0.004])
-def test_everybody_s_last_word_arrives(pauses, reader_s):
+def test_last_output_of_every_prompt_arrives(pauses, reader_s):
     async def read() -> list[tuple[int, int]]:
         found: list[tuple[int, int]] = []
         sources = [Source(10 + number, pause) for number, pause in enumerate(pauses)]
@@ -53,7 +53,7 @@ def test_everybody_s_last_word_arrives(pauses, reader_s):
 
 
 @pytest.mark.parametrize("others", [0, 2])
-def test_what_ends_one_ends_all(others):
+def test_error_of_one_stream_ends_all(others):
     async def read() -> None:
         sources = [Source(3, error=QueueFullError("full")), *(Source(10**6, 0.001) for _ in range(others))]
         with pytest.raises(QueueFullError):
@@ -65,7 +65,7 @@ def test_what_ends_one_ends_all(others):
 
 
 @pytest.mark.parametrize("several", [1, 3])
-def test_a_reader_that_leaves_ends_them(several):
+def test_closing_the_merged_stream_closes_its_sources(several):
     async def read() -> None:
         sources = [Source(10**6) for _ in range(several)]
         news = merge_streams([source.stream() for source in sources])

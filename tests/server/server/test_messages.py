@@ -52,7 +52,7 @@ def test_a_stream_ends_in_the_whole_message(tools_site: Site) -> None:
     assert told[-2]["usage"]["output_tokens"] == message["usage"]["output_tokens"] == 8
 
 
-def test_the_two_dialects_answer_alike(tools_site: Site) -> None:
+def test_both_dialects_give_the_same_answer(tools_site: Site) -> None:
     chat = {"model": "tiny", "max_tokens": 8, "seed": 3, "messages": [{"role": "system", "content": "Be kind."}, ASKED]}
     said = tools_site.post("/v1/chat/completions", **chat)["choices"][0]["message"]["content"]
     blocks = tools_site.post(MESSAGES, **BODY, system="Be kind.")["content"]
@@ -74,7 +74,7 @@ def marked(question: str, *, mark: dict[str, Any], said: str = DOCUMENT, before:
     return {**BODY, "system": system, "messages": [{"role": "user", "content": blocks}], "reuse": "modular"}
 
 
-def test_a_marked_block_is_found_behind_other_text(tools_site: Site) -> None:
+def test_marked_block_is_found_after_other_text(tools_site: Site) -> None:
     first = tools_site.post(MESSAGES, **marked("What is it?", mark=HOUR))
     assert first["usage"]["cache_creation_input_tokens"] > 0
     chat = {"role": "user", "content": "Before it, another question."}
@@ -95,7 +95,7 @@ def test_a_marked_system_block_is_found_again(tools_site: Site) -> None:
 
 
 @pytest.mark.parametrize("reuse", ["exact", "modular"])
-def test_written_tokens_are_told_by_their_lifetime(tools_site: Site, reuse: str) -> None:
+def test_cache_writes_are_counted_by_lifetime(tools_site: Site, reuse: str) -> None:
     long, short = f"{reuse}: an hour of it. " * 4, f"{reuse}: five minutes of it. " * 4
     blocks = [{"type": "text", "text": long, "cache_control": HOUR}]
     blocks += [{"type": "text", "text": short, "cache_control": FIVE}, {"type": "text", "text": "Why?"}]
@@ -110,7 +110,7 @@ def test_written_tokens_are_told_by_their_lifetime(tools_site: Site, reuse: str)
     assert again["cache_read_input_tokens"] >= len(long) + len(short)
 
 
-def test_a_forced_call_has_arguments_of_its_schema(tools_site: Site) -> None:
+def test_forced_call_has_valid_arguments(tools_site: Site) -> None:
     schema = {"type": "object", "properties": {"at": {"enum": ["sea", "sky"]}}, "required": ["at"]}
     tools = [{"name": "look", "input_schema": schema}]
     more = {"tools": tools, "tool_choice": {"type": "tool", "name": "look"}, "max_tokens": 80}
@@ -129,7 +129,7 @@ def test_a_stop_sequence_ends_the_answer(tools_site: Site) -> None:
     assert message["content"][0]["text"] == whole[: whole.index(letter)]
 
 
-def test_the_start_of_an_answer_is_continued(tools_site: Site) -> None:
+def test_prefilled_answer_is_continued(tools_site: Site) -> None:
     body = {**BODY, "temperature": 0, "max_tokens": 12, "allowed_token_ids": list(b"abcdefgh")}
     whole = tools_site.post(MESSAGES, **body)["content"][0]["text"]
     start = whole[:5]
@@ -170,7 +170,7 @@ def test_an_error_has_anthropics_envelope_and_the_request_id(tools_site: Site) -
         assert answer["request_id"] == headers["request-id"] == headers["x-request-id"]
 
 
-def test_a_prompt_that_is_too_long_is_refused_in_words_that_clients_know(tools_site: Site) -> None:
+def test_overlong_prompt_error_has_anthropics_wording(tools_site: Site) -> None:
     status, _, answer = tools_site.call("POST", MESSAGES, {**BODY, "system": "a" * 5000})
     assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
     assert answer["error"]["message"].startswith("prompt is too long")
@@ -183,7 +183,7 @@ def test_ignored_fields_are_named_in_a_header(tools_site: Site) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_cancels_its_request(tools_site: Site, stream: bool) -> None:
+def test_disconnect_cancels_the_request(tools_site: Site, stream: bool) -> None:
     connection = tools_site.open()
     body = {**BODY, "max_tokens": 1900, "ignore_eos": True, "stream": stream}
     connection.request("POST", MESSAGES, json.dumps(body), {"Content-Type": "application/json"})
@@ -196,7 +196,7 @@ def test_a_client_that_leaves_cancels_its_request(tools_site: Site, stream: bool
     assert tools_site.quiet(5)
 
 
-def test_a_key_may_come_in_anthropics_header(guarded: Guarded) -> None:
+def test_key_is_accepted_in_anthropics_header(guarded: Guarded) -> None:
     body = {"model": "demo", "max_tokens": 2, "messages": [ASKED]}
     key = guarded.keys["ann"]
     assert guarded.call("POST", MESSAGES, body, key=None, headers={"x-api-key": key})[0] == 200
@@ -208,7 +208,7 @@ def test_a_key_may_come_in_anthropics_header(guarded: Guarded) -> None:
     assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
 
 
-def test_limits_are_told_in_anthropics_headers(guarded: Guarded) -> None:
+def test_limits_are_in_anthropics_headers(guarded: Guarded) -> None:
     body = {"model": "demo", "max_tokens": 2, "messages": [ASKED]}
     _, headers, _ = guarded.call("POST", MESSAGES, body, key="few")
     assert headers["anthropic-ratelimit-requests-limit"] == "2"

@@ -140,7 +140,7 @@ def outputs(draw: st.DrawFn) -> RequestOutput:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(outputs(), max_size=4), st.lists(st.integers(0, 10), max_size=5), st.booleans())
-def test_totals_are_the_sums_of_what_requests_say(given_outputs, told, failed):
+def test_totals_equal_the_sums_of_request_usage(given_outputs, told, failed):
     metrics = made()
     watch = metrics.begin("/v1/completions", ANN)
     said = sum(len(answer.token_ids) for output in given_outputs for answer in output.outputs)
@@ -200,7 +200,7 @@ def test_times_of_a_whole_request():
     assert value(metrics, "request_params_max_tokens_sum") == 7 + 2**31
 
 
-def test_tokens_are_counted_as_they_come():
+def test_tokens_are_counted_while_streaming():
     metrics = made()
     watch = metrics.begin("/v1/completions", None)
     for count in (0, 1, 2, 0):
@@ -220,14 +220,14 @@ def test_tokens_are_counted_as_they_come():
     assert value(metrics, "tenant_tokens_total", tenant="none", kind="generation") == 14
 
 
-def test_a_refusal_is_no_answer():
+def test_rejected_request_is_not_counted_as_an_answer():
     metrics = made()
     metrics.begin("/v1/completions", ANN).end(None, Failure(400, "no", None, "invalid_value"))
     assert value(metrics, "requests_total", endpoint="/v1/completions", tenant="ann", status="400") == 1
     assert sum(v for (name, _), v in samples(metrics).items() if name == "inlay:request_success_total") == 0
 
 
-def test_the_engine_is_asked_at_every_scrape():
+def test_every_scrape_reads_the_engines_state():
     metrics = made()
     assert value(metrics, "num_requests_running") == 3
     assert value(metrics, "num_requests_waiting") == 4
@@ -255,7 +255,7 @@ def test_draft_tokens_are_counted_by_source():
         assert [value(counted, name, source=source) for source in DRAFT_SOURCES] == expected
 
 
-def test_drift_is_told_by_schema_and_policy():
+def test_divergence_is_counted_by_schema_and_policy():
     counted = samples(made())
     trip = {"schema": "trip", "policy": "modular"}
     parts = {"schema": "(messages)", "policy": "anchored"}
@@ -275,7 +275,7 @@ def test_drift_is_told_by_schema_and_policy():
     ]
 
 
-def test_passes_that_choose_and_safer_policies_are_counted():
+def test_selection_passes_and_fallbacks_are_counted():
     metrics = made()
     output = finished([3], Usage(7, 5, 2, 0, 5, 0, recomputed_tokens=2, selecting_tokens=4))
     for each in (output, replace(output, reuse="exact", fell_back_from="modular")):
@@ -284,7 +284,7 @@ def test_passes_that_choose_and_safer_policies_are_counted():
     assert value(metrics, "prompts_fell_back_total") == 1
 
 
-def test_http_requests_are_counted_by_how_they_end():
+def test_http_requests_are_counted_by_result():
     metrics = made()
     for status, error in (
         (200, None),
@@ -315,7 +315,7 @@ def test_labels_are_bounded():
     assert value(metrics, "requests_total", endpoint="/v1/completions", tenant="other", status="499") == 100
 
 
-def test_the_servers_own_time_is_kept_by_step():
+def test_server_overhead_is_counted_by_step():
     metrics = made()
     for number, step in enumerate(STEPS, 1):
         metrics.overhead(step, number / 1000)
@@ -352,7 +352,7 @@ def test_the_page_lists_every_metric_and_no_other():
     assert listed == live
 
 
-def test_vllms_dashboard_finds_all_that_it_asks_for():
+def test_vllms_dashboard_finds_all_its_metrics():
     """Under vLLM's prefix, without a word of configuration."""
     found: dict[str, set[str]] = {}
     for name, labels in samples(made()):
@@ -361,7 +361,7 @@ def test_vllms_dashboard_finds_all_that_it_asks_for():
         assert found[f"vllm:{name}"] == labels, name
 
 
-def test_what_vllm_has_is_sent_under_both_names():
+def test_vllm_metrics_are_exported_under_both_prefixes():
     metrics = made()
     watch = metrics.begin("/v1/completions", ANN)
     watch.tokens(3)
@@ -403,7 +403,7 @@ def test_metrics_are_for_admins(client):
     assert [sample.labels["endpoint"] for sample in refusals] == ["/metrics"]
 
 
-def test_what_a_model_does_is_what_is_counted():
+def test_metrics_equal_the_usage_of_real_requests():
     schema = Schema.from_string('<schema name="s">Always. <module name="a">A module of some length.</module></schema>')
 
     async def run() -> tuple[Metrics, list[RequestOutput]]:

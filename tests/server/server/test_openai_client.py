@@ -235,7 +235,7 @@ def check(field: str, value: Any, answer: Any) -> None:
         assert len(tokens_of(first.logprobs)) == answer.usage.completion_tokens
 
 
-def test_no_field_is_forgotten():
+def test_every_field_is_covered():
     rest = {"messages", "prompt", "pml", "stream"}
     chat, text = set(BOTH) | set(EXTRA) | set(ONLY["chat"]), set(BOTH) | set(EXTRA) | set(ONLY["text"])
     assert set(ChatBody.model_fields) == chat | rest | ELSEWHERE | {"echo"}
@@ -244,14 +244,14 @@ def test_no_field_is_forgotten():
     }
 
 
-def test_fields_that_clients_send_by_habit_change_nothing(client: OpenAI):
+def test_fields_without_effect_change_nothing(client: OpenAI):
     given = arguments("chat", "seed", 3)
     assert {name for name in NO_EFFECT if not name.startswith("prompt_cache")} == set(HABITS)
     assert whole(create(client, "chat", **given, **HABITS)) == whole(create(client, "chat", **given))
     assert whole(create(client, "chat", **given, prompt_cache_key="x")) == whole(create(client, "chat", **given))
 
 
-def test_not_blocking_and_at_the_same_time(site: Site, client: OpenAI):
+def test_asynchronous_and_concurrent_requests(site: Site, client: OpenAI):
     given = arguments("chat", "seed", 3)
 
     async def ask() -> list[list[tuple[Any, ...]]]:
@@ -267,7 +267,7 @@ def test_not_blocking_and_at_the_same_time(site: Site, client: OpenAI):
     assert asyncio.run(ask()) == expected
 
 
-def test_leaving_a_stream_frees_its_place(site: Site, client: OpenAI):
+def test_closing_a_stream_releases_its_slot(site: Site, client: OpenAI):
     endless: dict[str, Any] = {"prompt": "x", "max_tokens": 1900, "extra_body": {"ignore_eos": True}}
     stream = client.completions.create(model="tiny", stream=True, **endless)
     next(iter(stream))
@@ -275,7 +275,7 @@ def test_leaving_a_stream_frees_its_place(site: Site, client: OpenAI):
     assert site.quiet(1)
 
 
-def test_errors_are_the_client_s_own(client: OpenAI):
+def test_errors_are_raised_as_the_clients_own(client: OpenAI):
     with pytest.raises(openai.NotFoundError, match="there is no model 'gpt'"):
         client.chat.completions.create(model="gpt", messages=CHAT)
     with pytest.raises(openai.BadRequestError) as caught:

@@ -29,7 +29,7 @@ def messages(*numbers: int, **more):
     return [{"role": "user", "content": [*marked, {"type": "text", "text": "Which?"}], **more}]
 
 
-def test_the_order_of_a_messages_parts(site: Site):
+def test_parts_of_a_message_are_ordered(site: Site):
     asked = {"max_tokens": 1, "reuse": "exact"}
     first = site.post(CHAT, messages=messages(2, 0, 1), **asked)
     assert "order" not in first["inlay"]
@@ -42,7 +42,7 @@ def test_the_order_of_a_messages_parts(site: Site):
     assert off["inlay"]["order"][0]["why_fixed"] == "reuse 'off' is the same whatever is stored"
 
 
-def test_the_order_of_a_prompts_imports(site: Site):
+def test_imports_of_a_prompt_are_ordered(site: Site):
     pml = '<prompt schema="files"><set><c/><a/></set>So?</prompt>'
     answer = site.post(COMPLETIONS, pml=pml, max_tokens=1, reuse="exact")
     taken = answer["inlay"]["order"]
@@ -60,7 +60,7 @@ def test_the_order_of_a_prompts_imports(site: Site):
         ({"messages": messages(*[0] * 65, order="any")}, "messages[0] has 65 neighbouring marked parts"),
     ],
 )
-def test_what_is_no_order(site: Site, body, problem):
+def test_invalid_order_is_rejected(site: Site, body, problem):
     status, _, answer = site.call("POST", CHAT, {**body, "max_tokens": 1})
     assert status == 400
     assert problem in answer["error"]["message"]
@@ -77,7 +77,7 @@ def test_more_sets_than_a_prompt_may_have(site: Site, monkeypatch):
     assert site.call("POST", CHAT, {**body, "reuse": "off"})[0] == 200
 
 
-def test_a_text_has_no_order(site: Site):
+def test_order_on_a_text_is_rejected(site: Site):
     status, _, answer = site.call("POST", COMPLETIONS, {"prompt": "Well?", "order": "any", "max_tokens": 1})
     assert status == 400
     assert answer["error"]["message"].startswith("order is 'any', and a text or token ids have no modules")

@@ -1,4 +1,4 @@
-"""The page at /: its files, the headers that keep it apart from other origins, and the ways to do without it."""
+"""The page at /: its files, the headers that keep it apart from other origins, and the ways to disable it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_every_file_that_a_file_names_is_served_with_the_same_headers(site: Site
         assert heads["content-type"].startswith(kind)
 
 
-def test_a_browser_asks_again_and_gets_no_second_copy(site: Site):
+def test_browser_revalidates_without_a_second_download(site: Site):
     _, heads, _ = site.call("GET", "/page/app.mjs")
     assert heads["cache-control"] == "no-cache"
     status, _, text = site.call("GET", "/page/app.mjs", If_None_Match=heads["etag"])
@@ -90,11 +90,11 @@ def test_the_page_needs_no_key_and_its_data_do(with_keys: tenants.Site):
         tenants.refused(with_keys.call("GET", path, key=None), 401, "invalid_api_key")
 
 
-def test_another_host_name_gets_no_page(site: Site):
+def test_unknown_host_name_gets_no_page(site: Site):
     assert site.call("GET", "/", Host="evil.example")[0] == 421
 
 
-def test_a_server_may_have_no_page():
+def test_page_can_be_disabled():
     llm = small_model()
     with running(llm, page=False) as site:
         for path in ("/", "/page/app.mjs"):
@@ -103,7 +103,7 @@ def test_a_server_may_have_no_page():
     llm.shutdown()
 
 
-def test_the_page_is_there_while_the_model_loads():
+def test_page_is_served_while_the_model_loads():
     llm = small_model()
     go_on, is_ready = threading.Event(), threading.Event()
 
@@ -129,7 +129,7 @@ def test_the_page_is_there_while_the_model_loads():
 
 
 @pytest.mark.parametrize("file", OURS, ids=lambda file: file.name)
-def test_our_scripts_make_no_html_from_text_and_name_no_other_host(file: Path):
+def test_scripts_make_no_html_from_text_and_name_no_other_host(file: Path):
     text = file.read_text()
     for word in (
         "innerHTML",
@@ -144,7 +144,7 @@ def test_our_scripts_make_no_html_from_text_and_name_no_other_host(file: Path):
     assert not re.findall(r"https?://", text)
 
 
-def test_the_vendored_parts_are_what_was_published():
+def test_vendored_files_equal_the_published_ones():
     found = {name: hashlib.sha256(page_files()[name].content).hexdigest() for name in VENDORED}
     assert found == VENDORED
     notes = page_files()["LICENSES.txt"].content.decode()

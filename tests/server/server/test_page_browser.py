@@ -57,7 +57,7 @@ def add_examples(page: Any) -> None:
     expect(page.locator(".chip")).to_have_count(3)
 
 
-def test_documents_are_reused_after_they_change_places(page: Any):
+def test_documents_are_reused_after_reordering(page: Any):
     add_examples(page)
     first = ask(page, "Who is the captain of Star of Gamin?")
     assert "Rolan Fader" in first.locator(".answer .text").inner_text()
@@ -77,7 +77,7 @@ def test_documents_are_reused_after_they_change_places(page: Any):
     assert number(turn.locator(".figures b").nth(1).inner_text()) > 50
 
 
-def test_full_prefill_stands_beside_the_answer(page: Any):
+def test_full_prefill_is_compared_with_the_answer(page: Any):
     add_examples(page)
     page.get_by_role("switch").check()
     turn = ask(page, "Who is the mayor of Bravel?")
@@ -92,7 +92,7 @@ def test_full_prefill_stands_beside_the_answer(page: Any):
     assert " instead of " in compared["Computed tokens"]
 
 
-def test_a_schema_is_asked_with_its_choices_and_arguments(page: Any, demo: Site):
+def test_schema_prompt_is_built_from_choices_and_arguments(page: Any, demo: Site):
     page.get_by_role("button", name="Schema", exact=True).click()
     page.get_by_role("combobox", name="Schema").select_option("trip")
     page.get_by_label("plan").check()
@@ -112,7 +112,7 @@ def test_a_schema_is_asked_with_its_choices_and_arguments(page: Any, demo: Site)
     }
 
 
-def test_the_cache_is_a_map_and_a_tile_is_pinned_and_evicted(page: Any, demo: Site):
+def test_cache_map_pins_and_evicts_tiles(page: Any, demo: Site):
     page.keyboard.press("2")
     tile = page.locator(".tile", has_text="rosa")
     tile.click()
@@ -173,7 +173,7 @@ def test_the_policy_forbids_html_from_text(browser: Any, demo: Site):
         assert page.evaluate(tried) == "TypeError"
 
 
-def test_a_server_with_keys_asks_for_one(browser: Any, llm: AsyncLLM, tmp_path: Path):
+def test_server_with_keys_prompts_for_a_key(browser: Any, llm: AsyncLLM, tmp_path: Path):
     path = tmp_path / "keys.json"
     with editing(path) as file:
         key = file.add("ann")[0]
@@ -193,7 +193,7 @@ def test_a_server_with_keys_asks_for_one(browser: Any, llm: AsyncLLM, tmp_path: 
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_phone_needs_no_sideways_scrolling(browser: Any, demo: Site, scheme: str):
+def test_phone_layout_does_not_scroll_sideways(browser: Any, demo: Site, scheme: str):
     url = f"http://127.0.0.1:{demo.port}/"
     with opened(browser, url, viewport=PHONE, color_scheme=scheme, has_touch=True) as page:
         page.wait_for_selector("#question")

@@ -30,7 +30,7 @@ def asked(
     return answer["usage"]["prompt_tokens"], details["cached_tokens"], details["cache_write_tokens"]
 
 
-def test_what_is_written_is_told(site):
+def test_cache_writes_are_reported(site):
     tokens, cached, written = asked(site, mark=None, text="One. " + LONG)
     assert (cached, written) == (0, tokens)
     assert asked(site, mark=None, text="One. " + LONG)[1:] == (tokens - 1, 0)
@@ -46,26 +46,26 @@ def test_explicit_keeps_up_to_the_last_breakpoint(site):
     assert again[1:] == (cached + written, 0), "what stands behind the breakpoint is computed again"
 
 
-def test_explicit_without_breakpoints_keeps_and_finds_nothing(site):
+def test_explicit_without_breakpoints_stores_and_finds_nothing(site):
     asked(site, mark=None, text="Three. " + LONG)
     for _ in range(2):
         assert asked(site, mark=None, text="Three. " + LONG, prompt_cache_options={"mode": "explicit"})[1:] == (0, 0)
 
 
-def test_the_lifetime_of_a_request_is_that_of_its_breakpoints():
+def test_lifetime_of_the_request_applies_to_its_breakpoints():
     body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"} | BREAKPOINT]}]}
     read = read_body(body | {"prompt_cache_options": {"ttl": "12h"}}, CHAT)
     ((message,),) = translate(read).prompts
     assert message["content"][0]["cache_control"] == {"type": "ephemeral", "ttl": "12h"}
 
 
-def test_implicit_is_what_there_is_without_options(site):
+def test_implicit_mode_is_the_default(site):
     found = asked(site, mark=None, text="Four. " + LONG, prompt_cache_options={"mode": "implicit"})
     assert found[2] == found[0] - found[1]
 
 
 @pytest.mark.parametrize("wrong", [{"mode": "none"}, {"ttl": "1w"}, {"lifetime": "30m"}, "explicit"])
-def test_what_is_no_option_is_refused(site, wrong):
+def test_invalid_option_is_rejected(site, wrong):
     body = {"messages": [{"role": "user", "content": "Hi."}], "prompt_cache_options": wrong}
     sentence = refused(site.call("POST", CHAT, body, key=None), 400, "invalid_value")
     assert '{"mode": "implicit" or "explicit", "ttl": "30m" or "12h"}' in sentence

@@ -14,7 +14,7 @@ IDS = CONTEXT + CONTINUATION
 
 
 def expected(site: Site, ids: list[int]) -> Any:
-    """(tokens - 1, vocabulary): the stock model's log-probabilities behind every token but the last."""
+    """(tokens - 1, vocabulary): the stock model's log-probabilities after every token but the last."""
     return prefill(site.service.llm.loaded, ids)[:-1].log_softmax(-1)
 
 
@@ -49,7 +49,7 @@ def test_an_echo_without_an_answer(site):
 
 @pytest.mark.parametrize("logprobs", [None, 2])
 @pytest.mark.parametrize("as_ids", [False, True])
-def test_a_streamed_echo_is_the_whole_one(site, logprobs, as_ids):
+def test_streamed_echo_equals_the_whole_one(site, logprobs, as_ids):
     prompt = site.service.llm.tokenizer.encode("Once upon") if as_ids else "Once upon"
     body = {"prompt": prompt, "max_tokens": 5, "temperature": 0, "ignore_eos": True, "echo": True, "logprobs": logprobs}
     (whole,) = site.post(COMPLETIONS, **body)["choices"]
@@ -64,13 +64,13 @@ def test_a_streamed_echo_is_the_whole_one(site, logprobs, as_ids):
         assert whole["logprobs"] is None
 
 
-def test_answers_that_repeat_a_prompt_share_what_is_cached(site):
+def test_echoed_prompts_share_the_cache(site):
     body = {"prompt": "Something that is said twice over", "max_tokens": 1, "echo": True}
     site.post(COMPLETIONS, **body)
     assert site.post(COMPLETIONS, **body)["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
 
-def test_vllms_own_field_on_both_endpoints(site):
+def test_prompt_logprobs_work_on_both_endpoints(site):
     (choice,) = site.post(COMPLETIONS, prompt=IDS, max_tokens=0, prompt_logprobs=1)["choices"]
     truth = expected(site, IDS)
     first, *steps = choice["prompt_logprobs"]
@@ -84,7 +84,7 @@ def test_vllms_own_field_on_both_endpoints(site):
     assert "prompt_logprobs" not in site.post(CHAT, messages=[{"role": "user", "content": "Hi"}], max_tokens=1)
 
 
-def test_too_many_are_refused(site):
+def test_too_many_logprobs_are_rejected(site):
     prompts = [IDS * 100] * 15
     status, error = site.refusal(COMPLETIONS, {"prompt": prompts, "echo": True, "logprobs": 19, "max_tokens": 1})
     assert (status, error["param"]) == (400, "logprobs")
@@ -93,7 +93,7 @@ def test_too_many_are_refused(site):
     assert (status, error["param"]) == (400, "prompt_logprobs")
 
 
-def test_tokenize_takes_what_the_template_is_told(site):
+def test_tokenize_accepts_template_options(site):
     messages = [{"role": "user", "content": "Hi"}]
     whole = site.post("/tokenize", messages=messages)
     opened = site.post("/tokenize", messages=messages, add_generation_prompt=False)

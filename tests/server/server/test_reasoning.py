@@ -75,7 +75,7 @@ def streamed(text: str, **body: Any) -> dict[str, Any]:
     return message
 
 
-def test_whole_and_streamed_answers_have_both_apart():
+def test_whole_and_streamed_answers_separate_reasoning_and_content():
     text = "Hm.\nIt is so.\n</think>\n\nYes."
     body = whole(text)
     message = body["choices"][0]["message"]
@@ -86,7 +86,7 @@ def test_whole_and_streamed_answers_have_both_apart():
     assert (again["reasoning_content"], again["content"]) == ("Hm.\nIt is so.", "Yes.")
 
 
-def test_reasoning_is_left_out_where_nobody_wants_it():
+def test_reasoning_is_left_out_on_request():
     for message in (
         whole("Hm.</think>Yes.", include_reasoning=False)["choices"][0]["message"],
         streamed("Hm.</think>Yes.", include_reasoning=False),
@@ -95,7 +95,7 @@ def test_reasoning_is_left_out_where_nobody_wants_it():
         assert not {"reasoning", "reasoning_content"} & set(message)
 
 
-def test_calls_behind_reasoning_are_calls_and_those_within_are_none():
+def test_only_calls_after_reasoning_are_calls():
     body = whole(f"Shall I {CALL}?</think>{CALL}", tools=[TOOL])
     (choice,) = body["choices"]
     assert choice["finish_reason"] == "tool_calls"
@@ -106,7 +106,7 @@ def test_calls_behind_reasoning_are_calls_and_those_within_are_none():
     assert again["tool_calls"]
 
 
-def test_a_form_holds_behind_reasoning_alone():
+def test_format_applies_only_after_reasoning():
     llm = LLM(thinking_model(), kv_memory="16MiB", seed=0)
     reasoning = model_reasoning(llm.tokenizer)
     call = translate(
@@ -115,7 +115,7 @@ def test_a_form_holds_behind_reasoning_alone():
     assert call.params.reasoning_end == "</think>"
     params = replace(call.params, temperature=0, max_tokens=40)
     thought = llm.tokenizer.encode("Hm, no form here.</think>")
-    # the text up to the mark is given; behind it the grammar decides
+    # the text up to the mark is given; after it the grammar decides
     request = llm.local.prepare(llm.processor.process(call.prompts[0], params, llm.policy()))
     for token in thought:
         assert request.sampling.row.guide is None
@@ -128,7 +128,7 @@ def test_a_form_holds_behind_reasoning_alone():
     assert output.outputs[0].text in ("yes", "no")
 
 
-def test_an_answer_that_opens_no_reasoning_is_in_its_form_from_the_start():
+def test_answer_without_reasoning_follows_its_format_from_the_start():
     loaded = thinking_model()
     silent = TEMPLATE.replace("{% else %}<think>{% endif %}", "{% endif %}")
     llm = LLM(replace(loaded, tokenizer=with_template(loaded.tokenizer, silent)), kv_memory="16MiB", seed=0)
@@ -136,18 +136,18 @@ def test_an_answer_that_opens_no_reasoning_is_in_its_form_from_the_start():
     call = translate(read_body(asked, CHAT), reasoning=model_reasoning(llm.tokenizer))
     params = replace(call.params, n=6, seed=1)
 
-    def told(text: str) -> bool:
-        """Whether something holds behind an answer that began so."""
+    def has_guide(text: str) -> bool:
+        """Whether a guide constrains the answer after this text."""
         row = llm.local.prepare(llm.processor.process(call.prompts[0], params, llm.policy())).sampling.row
         for token in llm.tokenizer.encode(text, add_special_tokens=False):
             row.take(token)
         return row.guide is not None
 
-    assert [told(text) for text in ("", "<", "<t", "<think", "<p>a", "y")] == [True] * 6
-    assert not told("<think>Hm")
-    assert told("<think>Hm.</think>")
+    assert [has_guide(text) for text in ("", "<", "<t", "<think", "<p>a", "y")] == [True] * 6
+    assert not has_guide("<think>Hm")
+    assert has_guide("<think>Hm.</think>")
     with pytest.raises(ParameterError, match="doesn't satisfy the grammar"):
-        told("<tp")
+        has_guide("<tp")
     no_mark = {llm.tokenizer.encode("<")[0]: -100}
     said = llm.generate(call.prompts[0], replace(params, logit_bias=no_mark))[0].outputs
     assert {one.text for one in said} == {"yes"}
@@ -155,7 +155,7 @@ def test_an_answer_that_opens_no_reasoning_is_in_its_form_from_the_start():
         assert re.match("<think>|<p>[a-z]{3}$|yes$", one.text)
 
 
-def test_an_answer_in_a_form_does_not_end_while_it_reasons():
+def test_structured_answer_does_not_end_while_reasoning():
     llm = LLM(thinking_model(), kv_memory="16MiB", seed=0)
     end = llm.tokenizer.eos_token_id
     params = SamplingParams(
@@ -170,7 +170,7 @@ def test_an_answer_in_a_form_does_not_end_while_it_reasons():
     assert end not in output.outputs[0].token_ids
 
 
-def test_over_http(site):
+def test_reasoning_is_separated_over_http(site):
     body = {"messages": MESSAGES, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
     answer = site.post(CHAT, **body)
     assert answer["choices"][0]["message"]["content"] == ""
@@ -190,7 +190,7 @@ def test_over_http(site):
     )
 
 
-def test_a_template_that_knows_of_effort_is_told():
+def test_reasoning_effort_reaches_the_template():
     tokenizer = with_template(tiny("llama").tokenizer, "{{ messages[0].content }}{{ reasoning_effort }}")
     call = translate(
         read_body({"messages": MESSAGES, "reasoning_effort": "high"}, Endpoint.CHAT),
@@ -200,7 +200,7 @@ def test_a_template_that_knows_of_effort_is_told():
     assert call.reasoning is None
 
 
-def test_it_can_be_turned_off():
+def test_reasoning_parser_can_be_turned_off():
     llm = AsyncLLM(thinking_model(), kv_memory="16MiB", seed=1)
     with running(llm, reasoning_parser="off") as found:
         answer = found.post(CHAT, messages=MESSAGES, max_tokens=4, ignore_eos=True)

@@ -50,7 +50,7 @@ def ask(keyed: tuple[Site, dict[str, str]], tenant: str, path: str = COMPLETIONS
         ("off", {"off"}, "off"),
     ],
 )
-def test_the_ceiling_of_a_tenant(keyed, tenant, allowed, default):
+def test_policy_limit_of_a_tenant(keyed, tenant, allowed, default):
     for reuse in ("off", "exact", "isolated", "anchored", "modular"):
         status, answer = ask(keyed, tenant, prompt=PROMPT, max_tokens=2, reuse=reuse)
         assert (status == 200) == (reuse in allowed), answer
@@ -64,7 +64,7 @@ def test_the_ceiling_of_a_tenant(keyed, tenant, allowed, default):
     assert found.get(default, reused["exact_tokens"] + reused["module_tokens"] > 15)
 
 
-def test_the_ceiling_of_the_server():
+def test_policy_limit_of_the_server():
     llm = small_model()
     with running(llm, [SCHEMA], max_reuse="exact") as site:
         status, error = site.refusal(COMPLETIONS, {"prompt": PROMPT, "reuse": "modular"})
@@ -75,7 +75,7 @@ def test_the_ceiling_of_the_server():
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
-def test_the_longest_answer_of_a_tenant(keyed, field):
+def test_answer_length_limit_of_a_tenant(keyed, field):
     messages = [{"role": "user", "content": "Hello"}]
     status, answer = ask(keyed, "short", CHAT, messages=messages, **{field: 5})
     assert (status, answer["error"]["code"]) == (403, "max_tokens_not_allowed")
@@ -86,14 +86,14 @@ def test_the_longest_answer_of_a_tenant(keyed, field):
     assert ask(keyed, "short", prompt="Hello")[1]["usage"]["completion_tokens"] == 4
 
 
-def test_only_an_admin_may_pass_others(keyed):
+def test_only_an_admin_may_set_negative_priority(keyed):
     status, answer = ask(keyed, "free", prompt="x", priority=-1)
     assert (status, answer["error"]["code"]) == (403, "priority_not_allowed")
     assert ask(keyed, "free", prompt="x", priority=3)[0] == 200
     assert ask(keyed, "root", prompt="x", priority=-1)[0] == 200
 
 
-def test_a_longer_time_than_the_usual_one_can_be_allowed():
+def test_timeout_header_may_exceed_the_default_up_to_the_limit():
     llm = small_model()
     with running(llm, timeout_s=0.05, max_timeout_s=20.0) as site:
         long = {"prompt": "x", "max_tokens": 300, "ignore_eos": True}
@@ -105,7 +105,7 @@ def test_a_longer_time_than_the_usual_one_can_be_allowed():
     llm.shutdown()
 
 
-def test_a_repair_is_asked_for_like_any_policy(keyed):
+def test_recomputation_is_requested_over_http(keyed):
     text = [{"import": "miami"}, "Where?"]
     behind = {"schema": "trip", "content": ["Well then. ", *text]}  # so that the module is not exact
     plain = ask(keyed, "free", prompt=behind, max_tokens=2, reuse="anchored")[1]["inlay"]
@@ -144,7 +144,7 @@ def test_a_repair_is_asked_for_like_any_policy(keyed):
         ("modular+content+profiled:0.1", {"recompute": "profiled:0.1", "find": "content"}),
     ],
 )
-def test_a_policy_in_fields_is_the_one_of_its_deprecated_key(keyed, caplog, key, fields):
+def test_policy_fields_equal_the_deprecated_key(keyed, caplog, key, fields):
     prompt = {"schema": "trip", "content": ["Well then. ", {"import": "miami"}, "Where?"]}
     asked = {"prompt": prompt, "max_tokens": 2, "temperature": 0}
     LOGGED.clear()

@@ -79,7 +79,7 @@ def test_tools_over_two_turns(client: OpenAI, streamed: bool) -> None:
     assert stored.usage.input_tokens == sent.usage.input_tokens
 
 
-def test_a_form_is_enforced(client: OpenAI) -> None:
+def test_format_is_enforced(client: OpenAI) -> None:
     form: Any = {"format": {"type": "json_schema", "name": "city", "schema": CITY, "strict": True}}
     said = client.responses.create(**asked(text=form, max_output_tokens=80)).output_text
     assert json.loads(said)["city"] in ("Oslo", "Rome")
@@ -107,7 +107,7 @@ def test_a_response_that_is_not_stored_is_not_found(client: OpenAI) -> None:
         client.responses.retrieve(client.responses.create(**asked(store=False)).id)
 
 
-def test_a_conversation_has_a_bound_with_its_stored_part(tools_site: Site) -> None:
+def test_conversation_with_its_stored_part_is_bounded(tools_site: Site) -> None:
     many = [{"type": "reasoning", "summary": []}] * 5_000 + [{"role": "user", "content": "Hello"}]
     first = tools_site.post(RESPONSES, **{**BODY, "input": many})
     status, _, refused = tools_site.call(
@@ -141,7 +141,7 @@ def test_a_finished_response_is_not_cancelled(client: OpenAI) -> None:
     assert refused.value.code == "not_cancellable"
 
 
-def test_errors_are_the_clients_own(client: OpenAI) -> None:
+def test_errors_are_raised_as_the_clients_own(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as wrong:
         client.responses.create(**asked(background=True))
     assert (wrong.value.code, wrong.value.param) == ("unsupported_field", "background")
@@ -158,11 +158,11 @@ def test_errors_are_the_clients_own(client: OpenAI) -> None:
     assert last.response.error.code == "deadline_exceeded"  # type: ignore[comparison-overlap]
 
 
-def test_a_marked_part_is_found_behind_other_text(tools_site: Site) -> None:
+def test_marked_part_is_found_after_other_text(tools_site: Site) -> None:
     document = "A document that several questions are about. " * 3
     part = {"type": "input_text", "text": document, "cache_control": {"type": "ephemeral", "ttl": "1h"}}
     turns = [{"role": "user", "content": "Before."}, {"role": "assistant", "content": "Yes."}]
-    for before in ([], turns, turns):  # directly behind the system turn, the part is exact and stays in its place
+    for before in ([], turns, turns):  # directly after the system turn, the part is exact and stays in its place
         question = {"role": "user", "content": [part, {"type": "input_text", "text": "Why?"}]}
         answer = tools_site.post(RESPONSES, **{**BODY, "input": [*before, question], "reuse": "modular"})
     assert answer["inlay"]["module_tokens"] >= len(document) - 8
@@ -170,7 +170,7 @@ def test_a_marked_part_is_found_behind_other_text(tools_site: Site) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_cancels_its_request(tools_site: Site, stream: bool) -> None:
+def test_disconnect_cancels_the_request(tools_site: Site, stream: bool) -> None:
     connection = tools_site.open()
     body = {**BODY, "max_output_tokens": 1900, "ignore_eos": True, "stream": stream}
     connection.request("POST", RESPONSES, json.dumps(body), {"Content-Type": "application/json"})
@@ -184,7 +184,7 @@ def test_a_client_that_leaves_cancels_its_request(tools_site: Site, stream: bool
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_another_tenants_response_is_like_an_unknown_one(guarded: Guarded, stream: bool) -> None:
+def test_response_of_another_tenant_is_not_found(guarded: Guarded, stream: bool) -> None:
     body = {"model": "demo", "input": "A secret.", "max_output_tokens": 2, "stream": stream}
     status, _, answer = guarded.call("POST", RESPONSES, body, key="ann")
     assert status == 200

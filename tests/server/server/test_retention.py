@@ -28,7 +28,7 @@ def client(llm: AsyncLLM) -> Iterator[TestClient]:
         yield client
 
 
-def test_a_schema_has_the_lifetime_that_it_is_given(client, llm):
+def test_schema_gets_its_requested_lifetime(client, llm):
     assert made(client, {"pml": TRIP, "ttl": "1h"})["ttl"] == "1h"
     known = llm.processor.schemas.get("trip", TENANTS["Bearer ann"].salt)
     assert known.ttl_s == 3600, "the encoding ahead has not taken it away"
@@ -37,7 +37,7 @@ def test_a_schema_has_the_lifetime_that_it_is_given(client, llm):
     assert "write a lifetime such as '5m'" in refused(answer, 400, "invalid_value")
 
 
-def test_pins_are_each_tenants_own(client, llm):
+def test_pins_belong_to_their_tenant(client, llm):
     made(client, TRIP)
     pinned = client.put("/v1/schemas/trip/pin", **as_("ann")).json()
     assert pinned["pinned_bytes"] == llm.stats().pinned_bytes > 0
@@ -48,7 +48,7 @@ def test_pins_are_each_tenants_own(client, llm):
     assert llm.stats().pinned_bytes == 0
 
 
-def test_a_pin_over_the_budget_of_its_tenant_is_refused(llm):
+def test_pin_over_its_tenants_budget_is_rejected(llm):
     few = {name: replace(tenant, limits=Limits(max_pinned_bytes=1000)) for name, tenant in TENANTS.items()}
     with asking(llm, few) as client:
         made(client, TRIP)
@@ -65,7 +65,7 @@ def test_a_pin_ends_with_its_version(client, llm):
     assert llm.stats().pinned_bytes == 0
 
 
-def test_what_is_evicted_is_encoded_again_and_the_schema_stays(client):
+def test_evicted_schema_stays_and_can_be_encoded_again(client):
     encoded = made(client, TRIP)["encoded"]
     answer = client.delete("/v1/schemas/trip/stored", **as_("ann")).json()
     assert answer["evicted_tokens"] >= encoded["tokens"] > 0  # with the primer
@@ -74,15 +74,15 @@ def test_what_is_evicted_is_encoded_again_and_the_schema_stays(client):
     assert warmed["encoded"] == encoded["tokens"]
 
 
-def test_what_is_public_is_evicted_by_admins_alone(client):
+def test_public_schema_is_evicted_only_by_admins(client):
     made(client, {"pml": TRIP, "public": True}, tenant="root")
     refused(client.delete("/v1/schemas/trip/stored", **as_("ann")), 403, "admin_only")
     assert client.put("/v1/schemas/trip/pin", **as_("ann")).status_code == 200, "within its own budget anybody may pin"
     assert client.delete("/v1/schemas/trip/stored", **as_("root")).json()["evicted_tokens"] > 0
 
 
-def test_a_changed_module_is_encoded_alone(client):
-    """Siblings behind the same text stay as they are encoded."""
+def test_only_the_changed_module_is_encoded(client):
+    """Siblings after the same text stay as they are encoded."""
     before = made(client, TRIP)
     client.put(
         "/v1/schemas/trip", json={"pml": TRIP.replace("Go to Miami.", "See Lima."), "encode": False}, **as_("ann")
@@ -112,7 +112,7 @@ def test_past_versions_keep_their_text(client, body):
     assert again["versions"][2]["sha256"] == again["versions"][0]["sha256"]
 
 
-def test_past_texts_have_a_bound_and_the_oldest_go_first(llm):
+def test_past_texts_are_bounded_and_the_oldest_are_dropped_first(llm):
     with asking(llm, limits=SchemaQuotas(past_bytes=2 * len(TRIP.encode()))) as client:
         made(client, TRIP)
         for city in ("Lima", "Oslo!", "Rome."):

@@ -1,4 +1,4 @@
-"""The whole server over HTTP against who means it no good: every refusal is OpenAI's, with a sentence."""
+"""The whole server over HTTP against hostile clients: every refusal is an OpenAI error, with a sentence."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def open_site() -> Iterator[Site]:
         ("GET", "/no"),
     ],
 )
-def test_nobody_gets_in_without_a_key(site: Site, method: str, path: str, key: str | None):
+def test_request_without_a_valid_key_is_rejected(site: Site, method: str, path: str, key: str | None):
     answer = site.call(method, path, {"prompt": "x"} if method == "POST" else None, key=key)
     refused(answer, 401, "invalid_api_key")
     assert answer[1]["www-authenticate"] == "Bearer"
@@ -83,20 +83,20 @@ BAD: dict[str, tuple[bytes, int, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_bodies_are_told_so(site: Site, name: str):
+def test_invalid_bodies_are_rejected(site: Site, name: str):
     data, status, code = BAD[name]
     refused(site.call("POST", COMPLETIONS, data), status, code)
 
 
 @given(data=st.binary(max_size=200) | st.text(alphabet='{}[]":,\\0123456789eE.-aprompt ', max_size=80).map(str.encode))
-def test_fuzzed_bodies_are_told_so(site: Site, data: bytes):
+def test_fuzzed_bodies_are_rejected(site: Site, data: bytes):
     for path, kind in ((COMPLETIONS, JSON), (SCHEMAS, JSON), (SCHEMAS, XML)):
         status, _, answer = site.call("POST", path, data, headers=kind)
         assert 400 <= status < 500
         assert answer["error"]["message"]
 
 
-def test_a_connection_outlives_its_refusals(site: Site):
+def test_connection_survives_rejected_requests(site: Site):
     good, bad = json.dumps({"prompt": "x", "max_tokens": 1}).encode(), b"{"
     strange = {"Authorization": "Bearer nobody"}
     with closing(HTTPConnection("127.0.0.1", site.port, timeout=30)) as connection:
@@ -111,13 +111,13 @@ def test_a_connection_outlives_its_refusals(site: Site):
             assert (status, named.get("connection")) == (expected, None)
 
 
-def test_types_that_are_not_taken(site: Site):
+def test_unsupported_media_types_are_rejected(site: Site):
     for kind in ("text/plain", "application/x-www-form-urlencoded", "application/xml"):
         answer = site.call("POST", COMPLETIONS, b'{"prompt": "x"}', headers={"Content-Type": kind})
         refused(answer, 415, "unsupported_media_type")
 
 
-def test_an_entity_bomb_and_a_file_of_the_server_are_refused(site: Site):
+def test_entity_bomb_and_server_files_are_rejected(site: Site):
     names = zip("abcdefgh", "bcdefghi", strict=True)
     bomb = "".join(f'<!ENTITY {here} "{f"&{before};" * 10}">' for before, here in names)
     for entities in (bomb, '<!ENTITY i SYSTEM "file:///etc/passwd">'):
@@ -146,7 +146,7 @@ def upload(site: Site, key: str, framing: str, piece: bytes) -> tuple[bytes, int
 
 @pytest.mark.parametrize(("key", "code"), [("ann", "body_too_large"), ("nobody", "invalid_api_key")])
 @pytest.mark.parametrize("framing", [f"Content-Length: {100 * MIB}", "Transfer-Encoding: chunked"])
-def test_a_huge_body_is_cut_off(site: Site, framing: str, key: str, code: str):
+def test_huge_body_is_rejected_early(site: Site, framing: str, key: str, code: str):
     piece = b" " * 2**16
     answer, sent = upload(site, key, framing, piece if "Length" in framing else b"10000\r\n" + piece + b"\r\n")
     head, _, body = answer.partition(b"\r\n\r\n")
@@ -156,7 +156,7 @@ def test_a_huge_body_is_cut_off(site: Site, framing: str, key: str, code: str):
     assert sent < 60 * MIB  # the bytes that are read, thrown away, or buffered by the system
 
 
-def test_a_client_that_asks_first_sends_nothing(site: Site):
+def test_expect_continue_is_rejected_before_the_body_is_sent(site: Site):
     request = (
         f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nExpect: 100-continue\r\n"
         f"Content-Length: {100 * MIB}\r\nAuthorization: Bearer {site.keys['ann']}\r\n\r\n"
@@ -176,7 +176,7 @@ def test_huge_headers_are_refused_by_the_server(site: Site):
                 pass
 
 
-def test_pages_of_other_origins_get_nothing(site: Site, open_site: Site):
+def test_other_origins_get_no_cors_headers(site: Site, open_site: Site):
     ask = {"Origin": PAGE, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
     for server, origin, allowed in (
         (site, PAGE, None),
@@ -191,7 +191,7 @@ def test_pages_of_other_origins_get_nothing(site: Site, open_site: Site):
     assert "access-control-allow-origin" not in site.call("GET", "/v1/models", headers={"Origin": PAGE})[1]
 
 
-def test_a_page_whose_name_means_this_machine_gets_nothing(site: Site, open_site: Site):
+def test_rebound_host_name_is_rejected(site: Site, open_site: Site):
     headers = {"Host": f"evil.example:{open_site.port}"}
     refused(open_site.call("GET", "/v1/models", headers=headers), 421, "misdirected_request")
     assert open_site.call("GET", "/v1/models", headers={"Host": "localhost"})[0] == 200
@@ -214,7 +214,7 @@ def test_a_probe_over_an_old_protocol_is_answered(open_site: Site):
             assert client.recv(100).split()[1] == status
 
 
-def test_pages_may_read_what_tells_them_when_and_where(open_site: Site):
+def test_cors_exposes_limit_and_location_headers(open_site: Site):
     exposed = open_site.call("GET", "/v1/models", headers={"Origin": PAGE})[1]["access-control-expose-headers"]
     names = {name.strip().lower() for name in exposed.split(",")}
     limits = {f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")}

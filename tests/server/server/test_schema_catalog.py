@@ -88,7 +88,7 @@ async def create(registry: SchemaCatalog, given: SchemaSource | None = None, sal
     return await registry.create(given or source(), salt=salt, reuse="anchored", positions=None)
 
 
-def test_of_changes_that_name_one_version_one_is_made():
+def test_only_one_of_several_conditional_changes_is_made():
     async def use(registry: SchemaCatalog, library: Library) -> None:
         first = await create(registry)
 
@@ -107,7 +107,7 @@ def test_of_changes_that_name_one_version_one_is_made():
 
 
 @pytest.mark.parametrize("if_match", [None, "*", "1", '"1"', '"x", 1', "ETAG", '"0", ETAG'])
-def test_what_if_match_may_say(if_match):
+def test_matching_if_match_is_accepted(if_match):
     async def use(registry: SchemaCatalog, library: Library) -> None:
         entry = await create(registry)
         said = None if if_match is None else if_match.replace("ETAG", entry.etag)
@@ -119,7 +119,7 @@ def test_what_if_match_may_say(if_match):
 
 
 @pytest.mark.parametrize("if_match", ["", "2", "01", 'W/"1"', '"x"', "1-"])
-def test_what_names_another_version_changes_nothing(if_match):
+def test_other_if_match_changes_nothing(if_match):
     async def use(registry: SchemaCatalog, library: Library) -> None:
         entry = await create(registry)
         with raises("version_mismatch", BodyError, field="If-Match") as caught:
@@ -131,7 +131,7 @@ def test_what_names_another_version_changes_nothing(if_match):
     run(use)
 
 
-def test_a_schema_made_anew_is_not_the_one_that_was_deleted():
+def test_recreated_schema_has_a_new_etag():
     async def use(registry: SchemaCatalog, library: Library) -> None:
         before = await create(registry)
         await registry.remove(before, if_match=None)
@@ -142,7 +142,7 @@ def test_a_schema_made_anew_is_not_the_one_that_was_deleted():
     run(use)
 
 
-def test_the_past_is_listed_as_far_as_may_be():
+def test_list_of_past_versions_is_bounded():
     async def use(registry: SchemaCatalog, library: Library) -> None:
         entry = await create(registry)
         for n in range(6):
@@ -153,7 +153,7 @@ def test_the_past_is_listed_as_far_as_may_be():
     run(use, versions=3)
 
 
-def test_limits_are_of_each_owner_and_count_what_is_there():
+def test_limits_are_counted_per_owner():
     async def use(registry: SchemaCatalog, library: Library) -> None:
         size = source().size
         first = await create(registry, salt="a")
@@ -174,7 +174,7 @@ def test_limits_are_of_each_owner_and_count_what_is_there():
     run(use, schemas=2, source_bytes=2 * source().size)
 
 
-def test_two_who_warm_share_one_encoding_and_both_see_its_end():
+def test_concurrent_warm_calls_share_one_encoding():
     async def use(registry: SchemaCatalog, library: Library) -> None:
         library.steps = asyncio.Semaphore(0)
         entry = await create(registry)
@@ -199,7 +199,7 @@ def test_two_who_warm_share_one_encoding_and_both_see_its_end():
 
 
 @pytest.mark.parametrize("steps", range(6))
-def test_a_schema_that_is_deleted_while_it_is_encoded_stays_deleted(steps):
+def test_schema_deleted_while_encoded_stays_deleted(steps):
     async def use(registry: SchemaCatalog, library: Library) -> None:
         library.steps = asyncio.Semaphore(0)
         entry = await create(registry)
@@ -223,7 +223,7 @@ def test_a_schema_that_is_deleted_while_it_is_encoded_stays_deleted(steps):
     ("failure", "status", "code"),
     [(CapacityError("no room"), 400, "kv_memory_exceeded"), (KeyError("secret"), 500, "internal_error")],
 )
-def test_an_encoding_that_fails_says_so_and_the_schema_stays(failure, status, code):
+def test_failed_encoding_is_reported_and_the_schema_stays(failure, status, code):
     async def use(registry: SchemaCatalog, library: Library) -> None:
         library.failure = failure
         entry = await create(registry)
@@ -294,7 +294,7 @@ class Shelf(RuleBasedStateMachine):
         return next((key for key in keys if key in self.model), None)
 
     @invariant()
-    def everybody_sees_what_is_theirs(self) -> None:
+    def every_tenant_sees_its_schemas(self) -> None:
         assert len(self.registry) == len(self.model) == len(self.library.schemas)
         for tenant in (ANN, BOB, ROOT):
             seen = [(entry.name, entry.salt, entry.version) for entry in self.registry.visible(tenant)]

@@ -98,7 +98,7 @@ def refused(response: Any, status: int, code: str) -> str:
 
 
 class TestMaking:
-    def test_what_is_made_is_shown(self, client, llm):
+    def test_created_schema_is_returned(self, client, llm):
         """The tiny model has a token a byte, so tokens can be counted by hand; BOS is the one before all."""
         response = client.post("/v1/schemas", json={"pml": TRIP}, **as_("ann"))
         assert response.status_code == 201
@@ -125,7 +125,7 @@ class TestMaking:
         assert again.headers["etag"] == shown["etag"]
         assert again.json() == shown
 
-    def test_the_three_forms_make_the_same(self, client):
+    def test_three_body_forms_create_the_same_schema(self, client):
         schema = Schema.from_string(TRIP)
         document = json.loads(schema.to_json())
         forms = {
@@ -146,13 +146,13 @@ class TestMaking:
         assert found[0]["encoding"] == {"state": "none", "done": 0, "total": 0}
         assert sources == {"ann": {"pml": TRIP}, "bob": {"schema": document}, "root": {"pml": TRIP}}
 
-    def test_in_the_background_it_is_encoded_too(self, client):
+    def test_background_encoding_completes(self, client):
         made(client, {"pml": TRIP, "encode": "background"})
         assert client.post("/v1/schemas/trip/warm", **as_("ann")).json()["state"] == "done"
         shown = client.get("/v1/schemas/trip", **as_("ann")).json()
         assert shown["encoded"]["tokens"] == shown["encoded"]["of"]
 
-    def test_a_prompt_reads_what_was_encoded(self, client, llm):
+    def test_prompt_reads_encoded_modules(self, client, llm):
         made(client, TRIP)
         prompt = Schema.from_string(TRIP).prompt().use("plan", duration="long").text("?").build()
 
@@ -165,7 +165,7 @@ class TestMaking:
 
     @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(schemas())
-    def test_any_schema_is_made_or_refused_in_sentences(self, client, schema):
+    def test_any_schema_is_created_or_rejected_in_sentences(self, client, schema):
         response = client.post("/v1/schemas", json={"schema": json.loads(schema.to_json())}, **as_("ann"))
         if response.status_code == 201:
             shown = response.json()
@@ -187,7 +187,7 @@ def _collect(nodes: list[dict[str, Any]], names: list[str]) -> None:
 
 
 class TestWrong:
-    def test_all_problems_come_back_with_their_places(self, client):
+    def test_all_problems_are_returned_with_their_places(self, client):
         pml = '<schema name="x">\n  <module/>\n  <module name="a"><param name="p" len="0"/></module>\n</schema>'
         response = client.post("/v1/schemas", json={"pml": pml}, **as_("ann"))
         message = refused(response, 400, "invalid_schema")
@@ -202,13 +202,13 @@ class TestWrong:
         assert error["param"] == "schema"
         assert [one["path"] for one in error["problems"]] == ['content[0].module "a"', "content[1]"]
 
-    def test_a_default_that_does_not_fit_is_a_problem_too(self, client):
+    def test_too_long_default_is_a_problem(self, client):
         pml = '<schema name="x"><module name="a"><param name="p" len="2" default="too long"/></module></schema>'
         response = client.post("/v1/schemas", json={"pml": pml}, **as_("ann"))
         assert "is 8 tokens long and its len is 2" in refused(response, 400, "invalid_schema")
         assert client.get("/v1/schemas", **as_("ann")).json()["data"] == []
 
-    def test_nothing_on_the_servers_disk_is_read(self, client, tmp_path, monkeypatch):
+    def test_no_file_of_the_server_is_read(self, client, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         Path("here.txt").write_text("canary")
         sentence = "src names a file, but the server reads no files for requests; put the text into the module"
@@ -233,7 +233,7 @@ class TestWrong:
             "no tags",
         ],
     )
-    def test_hostile_markup_is_a_sentence(self, client, pml):
+    def test_hostile_markup_is_one_sentence(self, client, pml):
         content = json.dumps({"pml": pml})
         response = client.post("/v1/schemas", content=content, **as_("ann", Content_Type="application/json"))
         refused(response, 400, response.json()["error"]["code"])
@@ -263,7 +263,7 @@ class TestWrong:
             ({"pml": f'<schema name="{"a" * 257}"/>'}, "name", "257 characters; write at most 256"),
         ],
     )
-    def test_a_wrong_body_is_a_sentence_about_a_field(self, client, body, param, says):
+    def test_invalid_body_is_one_sentence_about_a_field(self, client, body, param, says):
         response = client.post("/v1/schemas", json=body, **as_("ann"))
         assert says in refused(response, 400, response.json()["error"]["code"])
         assert response.json()["error"]["param"] == param
@@ -285,7 +285,7 @@ class TestWrong:
             ("PUT", "/v1/schemas/trip", {"json": {"pml": '<schema name="other"/>'}}),
         ],
     )
-    def test_nothing_is_ignored(self, client, method, path, rest):
+    def test_unknown_parameters_are_rejected(self, client, method, path, rest):
         made(client, {"pml": TRIP, "encode": False})
         kind = {"Content_Type": rest["kind"]} if "kind" in rest else {}
         body = {key: value for key, value in rest.items() if key != "kind"}
@@ -295,7 +295,7 @@ class TestWrong:
 
     @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.sampled_from(["POST", "PUT"]), BODIES)
-    def test_no_body_is_too_much_for_it(self, client, method, body):
+    def test_any_body_gets_a_valid_status(self, client, method, body):
         path = "/v1/schemas" if method == "POST" else "/v1/schemas/trip"
         response = client.request(method, path, json=body, **as_("ann"))
         assert response.status_code in (201, 400, 404, 409), response.text
@@ -304,7 +304,7 @@ class TestWrong:
 
 
 class TestOwners:
-    def test_a_private_schema_is_its_tenants_alone(self, client, llm):
+    def test_private_schema_is_visible_only_to_its_tenant(self, client, llm):
         made(client, TRIP)
         for method, path in (("GET", ""), ("PUT", ""), ("DELETE", ""), ("POST", "/warm")):
             body = {"pml": TRIP.replace("trip", "{}")} if method == "PUT" else {}
@@ -324,12 +324,12 @@ class TestOwners:
         assert llm.schema("trip", cache_salt="salt of bob") is None
         assert llm.schema("trip") is None
 
-    def test_what_one_tenant_encoded_is_not_encoded_for_another(self, client):
+    def test_encoding_is_not_shared_between_tenants(self, client):
         made(client, TRIP)
         shown = made(client, {"pml": TRIP, "encode": False}, "bob")
         assert shown["encoded"]["tokens"] == 0
 
-    def test_a_public_schema_is_everybodys_and_an_admins_to_change(self, client):
+    def test_public_schema_is_readable_by_all_and_changed_by_admins(self, client):
         made(client, {"pml": TRIP, "public": True}, "root")
         shown = client.get("/v1/schemas/trip", **as_("ann")).json()
         assert (shown["public"], shown["encoded"]["tokens"]) == (True, shown["encoded"]["of"])
@@ -343,7 +343,7 @@ class TestOwners:
         assert client.post("/v1/schemas/trip/warm", **as_("ann")).status_code == 200
         assert client.put("/v1/schemas/trip", **body, **as_("root")).json()["version"] == 2
 
-    def test_ones_own_stands_before_a_public_one(self, client):
+    def test_private_schema_precedes_a_public_one(self, client):
         made(client, {"pml": TRIP, "public": True}, "root")
         made(client, {"pml": TRIP.replace("Miami", "Milan"), "encode": False}, "ann")
         for query, public in (("", False), ("?public=true", True), ("?public=false", False)):
@@ -372,7 +372,7 @@ class TestOwners:
 
 
 class TestChanging:
-    def test_versions_follow_each_other_and_if_match_holds(self, client):
+    def test_versions_are_consecutive_and_if_match_is_enforced(self, client):
         first = made(client, TRIP)
         milan = {"pml": TRIP.replace("Miami", "Milan")}
         response = client.put("/v1/schemas/trip", json=milan, **as_("ann", If_Match=first["etag"]))
@@ -385,13 +385,13 @@ class TestChanging:
             assert "which is 2" in refused(stale, 412, "version_mismatch")
         assert client.delete("/v1/schemas/trip", **as_("ann", If_Match="2")).status_code == 200
 
-    def test_what_did_not_change_stays_encoded(self, client):
+    def test_unchanged_modules_stay_encoded(self, client):
         made(client, TRIP)
         milan = {"pml": TRIP.replace("Miami", "Milan"), "encode": False}
         encoded = client.put("/v1/schemas/trip", json=milan, **as_("ann")).json()["encoded"]
         assert encoded["of"] - encoded["tokens"] == len("Go to Milan.")
 
-    def test_a_wrong_version_leaves_the_old_one(self, client):
+    def test_invalid_version_keeps_the_old_one(self, client):
         before = made(client, TRIP)
         too_long = '<module name="a"><param name="p" len="1" default="ab"/></module>'
         for pml in ("<schema", f'<schema name="trip">{too_long}</schema>'):
@@ -400,7 +400,7 @@ class TestChanging:
         assert "already" in refused(client.post("/v1/schemas", json={"pml": TRIP}, **as_("ann")), 409, "already_exists")
 
     @pytest.mark.parametrize("change", ["PUT", "DELETE"])
-    def test_requests_under_way_finish_on_what_they_began_with(self, client, llm, change):
+    def test_running_requests_finish_on_their_version(self, client, llm, change):
         made(client, TRIP)
         prompt = Schema.from_string(TRIP).prompt().use("plan").text("And?").build()
         params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
@@ -423,7 +423,7 @@ class TestChanging:
         client.portal.call(changed.set)
         assert asked.result() == expected
 
-    def test_names_of_other_scripts_are_paths_too(self, client):
+    def test_names_in_other_scripts_are_valid_paths(self, client):
         made(client, '<schema name="città.1"/>')
         path = f"/v1/schemas/{quote('città.1')}"
         assert client.get(path, **as_("ann")).json()["name"] == "città.1"
@@ -432,7 +432,7 @@ class TestChanging:
 
 class TestListing:
     @pytest.mark.parametrize("count", [4, 11])
-    def test_pages_are_the_whole_list(self, client, count):
+    def test_pages_add_up_to_the_whole_list(self, client, count):
         names = [f"s{n:02}" for n in range(count)]
         for name in reversed(names):
             made(client, {"pml": f'<schema name="{name}">Text.</schema>', "encode": False})
@@ -446,7 +446,7 @@ class TestListing:
             after, more = page["last_id"], page["has_more"]
         assert seen == names
 
-    def test_an_empty_list_has_no_ends(self, client):
+    def test_empty_list_has_no_first_and_last_id(self, client):
         page = client.get("/v1/schemas", **as_("ann")).json()
         assert page == {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
 
@@ -456,7 +456,7 @@ class TestPages:
       <module name="a">A <module name="a1">1</module><module name="a2">2</module></module>
       <union><module name="u1">U</module><module name="u2">V</module></union><module name="z">Z</module></schema>"""
 
-    def test_modules_come_page_by_page_at_their_places(self, client):
+    def test_modules_are_paged_in_their_tree(self, client):
         whole = made(client, {"pml": self.NESTED, "encode": False})
         names: list[str] = []
         _collect(whole["modules"], names)
@@ -473,7 +473,7 @@ class TestPages:
         assert second == [{**a, "modules": a["modules"][1:]}, {"union": whole["modules"][1]["union"][:1]}]
         assert third == [{"union": whole["modules"][1]["union"][1:]}, whole["modules"][2]]
 
-    def test_a_large_schema_is_not_shown_all_at_once(self, client):
+    def test_large_schema_is_shown_in_pages(self, client):
         modules = "".join(f'<module name="m{n}"/>' for n in range(1001))
         shown = made(client, {"pml": f'<schema name="many">{modules}</schema>', "encode": False})
         assert (len(shown["modules"]), shown["last_id"], shown["has_more"]) == (1000, "m999", True)
@@ -481,7 +481,7 @@ class TestPages:
         assert ([one["module"] for one in rest["modules"]], rest["has_more"]) == (["m1000"], False)
         assert client.get("/v1/schemas/many?after=m1000", **as_("ann")).json()["modules"] == []
 
-    def test_what_no_page_is(self, client):
+    def test_invalid_page_parameters_are_rejected(self, client):
         made(client, {"pml": TRIP, "encode": False})
         response = client.get("/v1/schemas/trip?after=none", **as_("ann"))
         assert "after is 'none', and the schema has no such module" in refused(response, 400, "invalid_value")
@@ -497,7 +497,7 @@ def events(text: str) -> list[Any]:
 
 
 class TestWarming:
-    def test_progress_comes_as_events(self, client, llm):
+    def test_progress_is_sent_as_events(self, client, llm):
         modules = "".join(f'<module name="m{n}">{"Some text. " * 40}</module>' for n in range(6))
         made(client, {"pml": f'<schema name="long">{modules}</schema>', "encode": False})
         for ask in ({"params": {"stream": "true"}, **as_("ann")}, as_("ann", Accept="text/event-stream")):
@@ -513,7 +513,7 @@ class TestWarming:
             assert dones[-1] == total
             assert (result["object"], result["state"], result["encoded"]) == ("schema.encoding", "done", total)
 
-    def test_without_a_stream_the_result_comes(self, client):
+    def test_without_a_stream_the_result_is_returned(self, client):
         shown = made(client, {"pml": TRIP, "encode": False})
         result = client.post("/v1/schemas/trip/warm", **as_("ann")).json()
         of = shown["encoded"]["of"]
@@ -522,7 +522,7 @@ class TestWarming:
             "done": of, "total": of, "encoded": of, "of": of,
         }  # fmt: skip
 
-    def test_a_page_of_another_site_cannot_send_it(self, llm):
+    def test_cross_site_post_is_rejected(self, llm):
         """A browser sends a POST without a body, or with a simple type of one, to any server without asking it."""
         with asking(llm, {}) as client:
             client.post("/v1/schemas", json={"pml": TRIP, "encode": False})
@@ -533,7 +533,7 @@ class TestWarming:
             for body in ({"json": {}}, {"headers": {"Content-Type": "application/json"}}):
                 assert client.post("/v1/schemas/trip/warm", **body).json()["state"] == "done"
 
-    def test_who_watches_hears_of_the_end_although_the_schema_is_deleted(self, client):
+    def test_progress_stream_ends_when_the_schema_is_deleted(self, client):
         modules = "".join(f'<module name="m{n}">{f"Text {n}. " * 100}</module>' for n in range(20))
         made(client, {"pml": f'<schema name="trip">{modules}</schema>', "encode": False})
         registry = client.app.state.service.schemas
@@ -548,7 +548,7 @@ class TestWarming:
         assert result["error"]["code"] == "encoding_ended"
         assert "schema 'trip' was removed or replaced while it was encoded" in result["error"]["message"]
 
-    def test_a_pool_without_room_is_an_error_and_the_schema_stays(self):
+    def test_full_pool_is_an_error_and_the_schema_stays(self):
         llm = AsyncLLM(tiny("llama"), kv_memory="100KiB", chunk_size=8)
         with asking(llm) as client:
             long = f'<schema name="long"><module name="m">{"Some text. " * 150}</module></schema>'
@@ -562,7 +562,7 @@ class TestWarming:
         llm.shutdown()
 
     @pytest.mark.parametrize("change", ["delete", "put"])
-    def test_a_schema_that_is_deleted_or_replaced_is_encoded_no_further(self, client, llm, change):
+    def test_deleted_or_replaced_schema_stops_encoding(self, client, llm, change):
         modules = "".join(f'<module name="m{n}">{f"Text {n}. " * 100}</module>' for n in range(20))
         pml = f'<schema name="long">{modules}</schema>'
         shown = made(client, {"pml": pml, "encode": "background"})
@@ -576,7 +576,7 @@ class TestWarming:
             shown = made(client, {"pml": pml, "encode": False})
             assert shown["encoded"]["tokens"] < shown["encoded"]["of"]
 
-    def test_a_module_longer_than_the_context_is_a_problem_at_its_place(self, client):
+    def test_module_longer_than_the_context_is_a_located_problem(self, client):
         pml = f'<schema name="long"><module name="m">{"Some text. " * 400}</module></schema>'
         response = client.post("/v1/schemas", json={"pml": pml}, **as_("ann"))
         refused(response, 400, "invalid_schema")
@@ -591,7 +591,7 @@ async def wait_for(condition: Callable[[], bool]) -> None:
 
 
 class TestLimits:
-    def test_who_may_not_use_modules_has_none_encoded(self, client):
+    def test_tenant_without_modules_has_none_encoded(self, client):
         shown = made(client, TRIP, "eve")
         assert (shown["reuse"], shown["encoded"]["of"], shown["encoding"]["state"]) == (None, 0, "none")
         result = client.post("/v1/schemas/trip/warm", **as_("eve")).json()
@@ -600,7 +600,7 @@ class TestLimits:
             response = client.put("/v1/schemas/trip", json={"pml": TRIP, **asked}, **as_("eve"))
             assert "at most reuse 'exact'" in refused(response, 403, "reuse_not_allowed")
 
-    def test_a_server_without_modules_has_none_encoded_for_anybody(self, llm):
+    def test_server_without_modules_encodes_none(self, llm):
         with asking(llm, max_reuse="exact") as client:
             assert made(client, TRIP)["reuse"] is None
 
@@ -611,14 +611,14 @@ class TestLimits:
             assert "you have 1 schemas" in refused(response, 403, "schema_limit")
             made(client, TRIP, "bob")
 
-    def test_warming_is_paid_for(self, llm):
+    def test_warming_is_charged(self, llm):
         limits = Limits(tokens_per_minute=40)
         with asking(llm, {"Bearer ann": Tenant("ann", "salt of ann's own", limits)}) as client:
             assert made(client, {"pml": TRIP, "encode": False})["encoded"]["of"] > 40
             assert client.post("/v1/schemas/trip/warm", **as_("ann")).status_code == 200
             refused(client.post("/v1/schemas/trip/warm", **as_("ann")), 429, "rate_limit_exceeded")
 
-    def test_encoding_is_paid_for_once(self, llm):
+    def test_encoding_is_charged_once(self, llm):
         limits = Limits(requests_per_minute=4, tokens_per_minute=60)
         with asking(llm, {"Bearer ann": Tenant("ann", "salt of ann's own", limits)}) as client:
             shown = made(client, TRIP)
@@ -631,7 +631,7 @@ class TestLimits:
 
 
 class TestBounds:
-    def test_a_schema_that_would_take_long_to_read_is_not(self, client):
+    def test_schema_slow_to_parse_is_rejected(self, client):
         text = f'<schema name="many">{"<module/>" * MAX_TAGS}</schema>'
         assert "50,000 tags" in refused(
             client.post("/v1/schemas", json={"pml": text}, **as_("ann")), 400, "invalid_value"
@@ -641,7 +641,7 @@ class TestBounds:
         assert "200,000 values" in sentence
 
     @pytest.mark.parametrize("method", ["POST", "PUT"])
-    def test_the_body_of_one_is_gone_while_it_is_encoded(self, client, llm, monkeypatch, method: str):
+    def test_request_body_is_freed_during_encoding(self, client, llm, monkeypatch, method: str):
         seen: list[weakref.ref[Kept]] = []
         gone: list[bool] = []
         add_schema, parse = llm.add_schema, body_module.parse_json

@@ -43,7 +43,7 @@ def answers() -> Iterator[list[str]]:
 
 
 def like(shown: Any, came: Any) -> bool:
-    """Compare output with the page, except for numbers, which depend on the model, and text behind "…"."""
+    """Compare output with the page, except for numbers, which depend on the model, and text after "…"."""
     if isinstance(shown, dict):
         return (
             isinstance(came, dict) and list(shown) == list(came) and all(like(shown[key], came[key]) for key in shown)
@@ -55,7 +55,7 @@ def like(shown: Any, came: Any) -> bool:
     return shown == came or (isinstance(shown, int) and isinstance(came, int))
 
 
-def test_every_line_does_what_the_page_says(answers):
+def test_every_line_of_the_page_works(answers):
     failed = {line[:60]: answer for line, answer in zip(SHELL, answers, strict=True) if '"error"' in answer}
     assert list(failed) == [line[:60] for line in SHELL if "/etc/passwd" in line]
     assert json.loads(answers[1])["inlay"]["module_tokens"] + json.loads(answers[1])["inlay"]["exact_tokens"] > 20
@@ -68,7 +68,7 @@ def test_every_line_does_what_the_page_says(answers):
     assert json.loads(answers[-1])["evicted_tokens"] > 20
 
 
-def test_answers_are_those_that_it_shows(answers):
+def test_answers_equal_the_page(answers):
     wrong, trip = (json.loads(block.text) for block in blocks(PAGE) if block.note == "answer")
     came = [json.loads(answer) for answer, line in zip(answers, SHELL, strict=True) if "/etc/passwd" in line]
     assert [wrong] == came
@@ -76,12 +76,12 @@ def test_answers_are_those_that_it_shows(answers):
     assert like(trip, shown), json.dumps(shown, indent=1)
 
 
-def test_it_names_every_option():
+def test_page_names_every_option():
     named = {name for cells in rows(PAGE, "option", "") for name in re.findall(r"`(\w+)`", cells[0])}
     assert named == set(SchemaOptions.model_fields)
 
 
-def test_it_lists_the_errors_that_the_routes_make():
+def test_page_lists_every_error_code():
     listed = {code for cells in rows(PAGE, "status", "code", "") for code in re.findall(r"`(\w+)`", cells[1])}
     text = "".join(
         (SOURCES / f"{name}.py").read_text()

@@ -92,7 +92,7 @@ def operations(made_up_site: Site) -> dict[str, Any]:
 
 
 def try_out(operation: Any, examples: int) -> None:
-    """Requests as the document has them and, where there is anything to get wrong, such as it does not."""
+    """Requests that conform to the document and, where possible, requests that violate it."""
     modes = [GenerationMode.POSITIVE]
     if len(operation.body) or len(operation.query):
         modes.append(GenerationMode.NEGATIVE)
@@ -145,7 +145,7 @@ PATHS = [
 @pytest.mark.parametrize("path", PATHS)
 @settings(UNHURRIED, max_examples=20)
 @given(data=st.data())
-def test_any_json_at_all(made_up_site: Site, path: str, data: st.DataObject):
+def test_any_json_is_answered_without_a_server_error(made_up_site: Site, path: str, data: st.DataObject):
     fields = [
         "messages",
         "prompt",

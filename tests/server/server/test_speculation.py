@@ -25,7 +25,7 @@ def site() -> Iterator[Site]:
         yield made
 
 
-def test_accepted_and_rejected_tokens_are_told(site: Site):
+def test_accepted_and_rejected_tokens_are_reported(site: Site):
     first = site.post(COMPLETIONS, prompt="Say it.", **ASKED)
     again = site.post(COMPLETIONS, prompt="Say it.", **ASKED)
     assert again["choices"][0]["text"] == first["choices"][0]["text"]

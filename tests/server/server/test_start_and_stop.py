@@ -1,4 +1,4 @@
-"""A server's life, from its first schema to its last words."""
+"""Start and shutdown of a server, from its schemas to its last log lines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def ended(site: Site, path: str = "/ready") -> int:
     return site.call("GET", path)[0]
 
 
-def test_a_server_that_runs_says_so(site: Site):
+def test_running_server_reports_health_and_model(site: Site):
     assert site.call("GET", "/health")[::2] == (200, {"status": "alive"})
     assert site.call("GET", "/ready")[::2] == (200, {"status": "ready"})
     assert set(site.call("GET", "/version")[2]) == {"version"}
@@ -34,7 +34,7 @@ def test_a_server_that_runs_says_so(site: Site):
     assert site.call("GET", "/v1/schemas")[2]["data"][0]["name"] == "trip"
 
 
-def test_what_a_request_does_not_say_is_the_models():
+def test_model_defaults_apply_to_unset_fields():
     """As its generation configuration has it, and as the list of models says."""
     llm = AsyncLLM(advised(**SAID), kv_memory="16MiB", chunk_size=8)
     with running(llm) as site:
@@ -50,7 +50,7 @@ def test_what_a_request_does_not_say_is_the_models():
     llm.shutdown()
 
 
-def test_it_is_not_ready_before_its_schemas_are_encoded(monkeypatch):
+def test_server_is_not_ready_before_its_schemas_are_encoded(monkeypatch):
     llm = small_model()
     app, go_on = build_app(llm, ServerSettings(served_names=("tiny",)), [SCHEMA]), threading.Event()
     step = EngineCore.step
@@ -73,7 +73,7 @@ def test_it_is_not_ready_before_its_schemas_are_encoded(monkeypatch):
     llm.shutdown()
 
 
-def test_requests_under_way_end_and_new_ones_are_refused():
+def test_running_requests_finish_and_new_ones_are_rejected_at_shutdown():
     llm = small_model()
     with running(llm, drain_s=20) as site, asking(site, {**ENDLESS, "max_tokens": 1000, "stream": True}) as connection:
         assert until(lambda: llm.stats().running == 1)
@@ -90,7 +90,7 @@ def test_requests_under_way_end_and_new_ones_are_refused():
 
 
 @pytest.mark.parametrize("twice", [False, True])
-def test_requests_that_take_too_long_are_told_that_it_is_over(twice):
+def test_long_requests_get_an_error_at_shutdown(twice):
     llm = small_model()
     began = time.monotonic()
     texts = [b"", b""]
@@ -116,7 +116,7 @@ def test_requests_that_take_too_long_are_told_that_it_is_over(twice):
     llm.shutdown()
 
 
-def test_schemas_that_cannot_be_are_told_before_it_runs():
+def test_conflicting_schemas_are_rejected_before_start():
     llm = small_model()
     with listen("127.0.0.1", 0, network=False) as listener:
         twice = [Schema.from_string(f'<schema name="trip">{text}</schema>') for text in "ab"]
@@ -126,7 +126,7 @@ def test_schemas_that_cannot_be_are_told_before_it_runs():
     llm.shutdown()
 
 
-def test_a_model_that_cannot_answer_ends_it():
+def test_model_that_cannot_answer_ends_the_server():
     llm = small_model()
 
     async def cannot() -> None:
@@ -156,7 +156,7 @@ def test_a_model_that_cannot_answer_ends_it():
         ({"log_level": "loud"}, "parameter.unknown_choice", "log_level"),
     ],
 )
-def test_settings_that_cannot_be(settings, code, name):
+def test_invalid_settings_are_rejected(settings, code, name):
     with raises(code, ParameterError, names=name):
         ServerSettings(**settings)
 
@@ -172,7 +172,7 @@ def test_settings_that_cannot_be(settings, code, name):
         ("203.0.113.7", 0, True, "--host 203.0.113.7 is not an address of this machine"),
     ],
 )
-def test_hosts_that_cannot_be(host, port, network, sentence):
+def test_invalid_hosts_are_rejected(host, port, network, sentence):
     with pytest.raises(ParameterError) as caught:
         listen(host, port, network=network)
     assert str(caught.value).startswith(sentence)
@@ -187,7 +187,7 @@ def test_a_port_in_use():
         pass
 
 
-def test_a_server_whose_engine_has_ended_says_so(monkeypatch: pytest.MonkeyPatch):
+def test_dead_engine_is_reported(monkeypatch: pytest.MonkeyPatch):
     llm = small_model()
     with running(llm) as site, asking(site, {**ENDLESS, "stream": True}) as streamed:
         assert until(lambda: llm.stats().running == 1)

@@ -1,4 +1,4 @@
-"""A server while its model loads: it lives, it says how far it is, and then it is the server."""
+"""A server while its model loads: it is alive, reports progress, and then serves requests."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_probes_are_answered_while_the_model_loads():
     llm.shutdown()
 
 
-def test_a_model_that_cannot_be_loaded_ends_it():
+def test_model_that_cannot_be_loaded_ends_the_server():
     def load(_: Loading):
         raise ModelError("there is no such model")
 
@@ -61,7 +61,7 @@ def test_a_model_that_cannot_be_loaded_ends_it():
         Server(StartingApp(load)).run([listener])
 
 
-def test_the_weights_are_counted():
+def test_loaded_weights_are_reported():
     told: list[tuple[int, int]] = []
     with weights_progress(lambda done, total: told.append((done, total))):
         load_model(str(MODEL_DIRECTORY))

@@ -69,7 +69,7 @@ def test_memory_is_as_large_as_the_counted_bytes() -> None:
     assert (stored.size("bob", "a"), stored.size("ann", ["a"])) == (0, 0)
 
 
-def test_answers_end_with_their_time() -> None:
+def test_answers_expire() -> None:
     clock = Clock()
     stored = stored_answers(clock, lifetime_s=10)
     stored.keep("ann", "a", answer())
@@ -80,14 +80,14 @@ def test_answers_end_with_their_time() -> None:
     assert stored.get("ann", "a") is None
 
 
-def test_an_answer_that_is_stored_again_counts_once() -> None:
+def test_answer_stored_twice_counts_once() -> None:
     stored = stored_answers(answers=2)
     for name in ("a", "b", "b"):
         stored.keep("ann", name, answer())
     assert list(stored.of("ann")) == ["a", "b"]
 
 
-def test_random_answers_are_kept_as_a_plain_list_keeps_them() -> None:
+def test_random_operations_equal_a_plain_list() -> None:
     """Compared with a list of all answers, oldest first."""
     draw, clock = random.Random(0), Clock()
     stored = stored_answers(clock, answers=3, tenant_bytes=200, total_bytes=330, lifetime_s=9.0)

@@ -52,7 +52,7 @@ def known(tenants: Tenants, key: str) -> bool:
     return True
 
 
-def test_a_key_tells_the_tenant(path: Path, key: str):
+def test_key_determines_the_tenant(path: Path, key: str):
     with editing(path) as keys:
         keys.tenants["acme"].limits = Limits(max_tokens=7)
         salt = keys.tenants["acme"].salt
@@ -67,7 +67,7 @@ def test_a_key_tells_the_tenant(path: Path, key: str):
     assert tenants.names == {"acme", "other"}
 
 
-def test_without_keys_everybody_may_ask():
+def test_without_keys_every_request_is_accepted():
     tenants = Tenants.open()
     for header in (None, "Bearer sk-anything", "nonsense"):
         assert tenants.of(header) is EVERYBODY
@@ -89,7 +89,7 @@ def test_without_keys_everybody_may_ask():
         ("Bearer inlay-00000000-\xff\xfe", "the API key is wrong or was revoked"),
     ],
 )
-def test_who_has_no_key_is_told_so(path: Path, key: str, header: str | None, sentence: str):
+def test_missing_or_wrong_key_gets_401(path: Path, key: str, header: str | None, sentence: str):
     app = Echo()
     headers = [] if header is None else [("authorization", header.format(key=key))]
     found = send(AuthMiddleware(app, Tenants.from_file(path)), headers=headers)
@@ -107,14 +107,14 @@ def test_two_headers_are_refused(path: Path, key: str):
     assert (found.status, found.error["message"]) == (401, "there are several Authorization headers; send one")
 
 
-def test_a_strangers_body_is_dropped_within_bounds(path: Path, key: str):
+def test_body_of_an_unknown_caller_is_dropped_within_bounds(path: Path, key: str):
     pieces = (b"x" * 2**16 for _ in range(10_000))
     found = send(AuthMiddleware(Echo(), Tenants.from_file(path)), pieces, headers={"transfer-encoding": "chunked"})
     assert (found.status, found.headers["connection"]) == (401, "close")
     assert found.taken == 32 * 16 + 1  # dropped, so that the client reads its answer
 
 
-def test_routes_learn_who_asks(path: Path, key: str):
+def test_tenant_is_passed_to_routes(path: Path, key: str):
     app = Echo()
     found = send(AuthMiddleware(app, Tenants.from_file(path)), headers={"authorization": f"Bearer {key}"})
     assert (found.status, app.states[0]["tenant"].name) == (200, "acme")
@@ -135,7 +135,7 @@ def test_probes_need_no_key(path: Path, key: str, path_asked: str):
         assert send(app, method="GET", path=other).status == 401
 
 
-def test_keys_come_and_go_while_the_server_runs(path: Path, key: str):
+def test_keys_can_be_added_and_removed_at_run_time(path: Path, key: str):
     clock = Clock()
     tenants = Tenants.from_file(path, clock=clock)
     second = add(path, "late")
@@ -146,7 +146,7 @@ def test_keys_come_and_go_while_the_server_runs(path: Path, key: str):
     assert tenants.names == {"acme", "late"}
 
 
-def test_the_file_is_looked_at_once_a_second_and_read_when_it_changes(path: Path, key: str, monkeypatch):
+def test_key_file_is_checked_once_a_second_and_read_on_change(path: Path, key: str, monkeypatch):
     looks, opens, real_stat, real_open = [], [], os.stat, os.open
     clock = Clock()
     tenants = Tenants.from_file(path, clock=clock)
@@ -170,7 +170,7 @@ def test_the_file_is_looked_at_once_a_second_and_read_when_it_changes(path: Path
 
 
 @pytest.mark.parametrize("how", ["damaged", "unsafe", "gone"])
-def test_a_broken_file_changes_nothing_and_is_said_once(path: Path, key: str, how: str, caplog):
+def test_broken_file_keeps_the_old_keys_and_is_logged_once(path: Path, key: str, how: str, caplog):
     clock = Clock()
     tenants = Tenants.from_file(path, clock=clock)
     good = path.read_bytes()

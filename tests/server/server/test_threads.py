@@ -59,12 +59,12 @@ async def begun(gate: Gate) -> None:
 
 
 async def turns(times: int = 5) -> None:
-    """Let everything that can go on go on."""
+    """Let every ready task run."""
     for _ in range(times):
         await asyncio.sleep(0)
 
 
-def test_small_bodies_have_no_thread():
+def test_small_bodies_use_no_thread():
     async def names() -> list[str]:
         workers, name = BodyWorkers(), lambda: threading.current_thread().name
         asked = ((10, False), (2**14, False), (2**14 + 1, False), (2**11, True), (2**16 + 1, False))
@@ -77,7 +77,7 @@ def test_small_bodies_have_no_thread():
     assert large.startswith("inlay-large-bodies")
 
 
-def test_memory_is_given_back_behind_large_bodies_and_once_more(monkeypatch):
+def test_memory_is_trimmed_twice_after_large_bodies(monkeypatch):
     """The second time is for the parsed objects, which may live long after the body."""
     given: list[str] = []
     twice = threading.Event()
@@ -103,7 +103,7 @@ def test_memory_is_given_back_behind_large_bodies_and_once_more(monkeypatch):
     assert all(name.startswith("inlay-trim") for name in given)
 
 
-def test_memory_is_given_back_behind_a_few_bodies_too(monkeypatch):
+def test_memory_is_trimmed_after_small_bodies(monkeypatch):
     """A grammar takes hundreds of times the bytes of its text."""
     given = threading.Event()
     monkeypatch.setattr(threads, "give_memory_back", given.set)
@@ -116,7 +116,7 @@ def test_memory_is_given_back_behind_a_few_bodies_too(monkeypatch):
     asyncio.run(run())
 
 
-def test_memory_is_given_back_while_small_answers_never_end(monkeypatch):
+def test_memory_is_trimmed_under_steady_traffic(monkeypatch):
     """Each would put it off a little more: after hours of steady traffic a tenth of all memory was free, and kept."""
     given: list[float] = []
     monkeypatch.setattr(threads, "give_memory_back", lambda: given.append(time.monotonic()))
@@ -135,7 +135,7 @@ def test_memory_is_given_back_while_small_answers_never_end(monkeypatch):
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-def test_memory_is_given_back_behind_answers_to_small_bodies(monkeypatch, site: Site, leaves: bool):
+def test_memory_is_trimmed_after_large_answers_to_small_bodies(monkeypatch, site: Site, leaves: bool):
     """Twenty alternatives a token take a kilobyte each, also when the client has left."""
     given = threading.Event()
     monkeypatch.setattr(threads, "give_memory_back", given.set)
@@ -175,14 +175,14 @@ with tempfile.NamedTemporaryFile() as told:
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_info"), reason="arenas are glibc's")
-def test_a_server_gives_threads_few_arenas_and_short_turns():
-    def told(*arguments: str) -> tuple[float, int]:
+def test_server_limits_malloc_arenas_and_the_switch_interval():
+    def measured(*arguments: str) -> tuple[float, int]:
         command = [sys.executable, "-c", _ARENAS_OF_THREADS, *arguments]
         interval, info = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split(maxsplit=1)
         return float(interval), len(re.findall("<heap nr=", info))
 
-    assert told() == (0.005, 9)
-    assert told("set up") == (pytest.approx(1e-4), 2)
+    assert measured() == (0.005, 9)
+    assert measured("set up") == (pytest.approx(1e-4), 2)
 
 
 def test_threads_end_with_their_workers():
@@ -199,7 +199,7 @@ def test_threads_end_with_their_workers():
     asyncio.run(run())
 
 
-def test_tenants_take_turns(gates: list[Gate]):
+def test_tenants_alternate(gates: list[Gate]):
     """A tenant's large bodies go one after the other; those of others, and small ones, do not wait for them."""
 
     async def run() -> None:
@@ -221,7 +221,7 @@ def test_tenants_take_turns(gates: list[Gate]):
     asyncio.run(run())
 
 
-def test_work_that_nobody_waits_for_keeps_its_turn(gates: list[Gate]):
+def test_abandoned_work_keeps_its_turn(gates: list[Gate]):
     async def run() -> None:
         workers, (first, second, never, _) = BodyWorkers(), gates
         tasks = [asyncio.create_task(workers.run(g.work, tenant="a", size=LARGE)) for g in (first, never, second)]
@@ -239,7 +239,7 @@ def test_work_that_nobody_waits_for_keeps_its_turn(gates: list[Gate]):
     asyncio.run(run())
 
 
-def test_what_waits_of_one_tenant_has_a_bound(gates: list[Gate]):
+def test_waiting_bytes_of_one_tenant_are_bounded(gates: list[Gate]):
     async def run() -> None:
         workers = BodyWorkers(max_bytes=3 * LARGE)
         tasks = [asyncio.create_task(workers.run(g.work, tenant="a", size=LARGE)) for g in gates[:3]]
@@ -257,7 +257,7 @@ def test_what_waits_of_one_tenant_has_a_bound(gates: list[Gate]):
     asyncio.run(run())
 
 
-def test_a_body_that_took_long_is_followed_by_a_rest_while_the_engine_is_busy():
+def test_slow_body_delays_the_next_one_while_the_engine_is_busy():
     """Its tenant's alone."""
     busy = threading.Event()
     busy.set()
@@ -280,7 +280,7 @@ def test_a_body_that_took_long_is_followed_by_a_rest_while_the_engine_is_busy():
     asyncio.run(run())
 
 
-def test_errors_come_back():
+def test_errors_are_returned():
     def wrong() -> None:
         raise BodyError("no")
 
@@ -289,7 +289,7 @@ def test_errors_come_back():
 
 
 @pytest.mark.parametrize("step", ["parse", "read"])
-def test_others_are_answered_while_a_large_body_is_looked_at(
+def test_other_requests_are_answered_while_a_large_body_is_parsed(
     site: Site, gates: list[Gate], monkeypatch: pytest.MonkeyPatch, step: str
 ):
     gate = gates[0]
@@ -320,7 +320,7 @@ class Parsed(dict[str, Any]):
     """A body that can be asked whether it is still there."""
 
 
-def test_a_body_is_gone_while_its_request_is_answered(site: Site, monkeypatch: pytest.MonkeyPatch):
+def test_body_is_freed_while_its_request_is_answered(site: Site, monkeypatch: pytest.MonkeyPatch):
     seen: list[weakref.ref[Parsed]] = []
     original = guard.parse_json
 
@@ -348,7 +348,7 @@ def test_a_body_is_gone_while_its_request_is_answered(site: Site, monkeypatch: p
 
 
 @pytest.mark.parametrize("size", [1, LARGE])
-def test_nothing_of_a_refused_body_waits_for_the_garbage_collector(size: int):
+def test_rejected_body_is_freed_at_once(size: int):
     class Body(bytearray):
         """One that says when it is gone."""
 

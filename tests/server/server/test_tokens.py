@@ -1,4 +1,4 @@
-"""Prompts as token ids and back: just what completions take."""
+"""Prompts to token ids and back: the same ids that completions use."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ PROMPT = {"schema": "trip", "content": [{"import": "miami"}, "Where?"]}
         (CHAT, {"messages": MESSAGES}),
     ],
 )
-def test_the_ids_are_those_that_a_completion_counts(site: Site, path: str, prompt: dict[str, Any]):
+def test_token_ids_equal_the_completions_count(site: Site, path: str, prompt: dict[str, Any]):
     found = site.post("/tokenize", **prompt)
     assert found["count"] == len(found["tokens"]) == site.post(path, max_tokens=1, **prompt)["usage"]["prompt_tokens"]
     assert found["max_model_len"] == 2048
     assert "token_strs" not in found
 
 
-def test_text_there_and_back(site: Site):
+def test_text_round_trips(site: Site):
     found = site.post("/tokenize", prompt="Hellö", return_token_strs=True, model="tiny")
     assert found["tokens"] == site.service.llm.tokenizer.encode("Hellö")
     assert found["token_strs"] == ["H", "e", "l", "l", "Ã", "¶"]
@@ -79,7 +79,7 @@ def test_special_tokens_and_tools():
         ("/detokenize", {"tokens": [1], "model": 1}, 400, "model is 1; it must be a text"),
     ],
 )
-def test_what_is_wrong(site: Site, path: str, body: Any, status: int, sentence: str):
+def test_invalid_requests_are_rejected(site: Site, path: str, body: Any, status: int, sentence: str):
     found, error = site.refusal(path, body)
     assert found == status
     assert error["message"].startswith(sentence)

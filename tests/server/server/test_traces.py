@@ -111,14 +111,14 @@ def test_a_request_is_a_span_with_its_phases_as_children():
         assert b"surf" not in collector.bytes, "no prompt leaves the server"
 
 
-def test_a_client_that_samples_nothing_is_heeded():
+def test_unsampled_trace_is_not_exported():
     with collecting() as collector:
         with traced(collector.endpoint) as site:
             site.call("POST", COMPLETIONS, PROMPT, traceparent=PARENT[:-2] + "00")
         assert collector.spans == []
 
 
-def test_a_collector_that_is_gone_or_slow_holds_up_nothing():
+def test_unreachable_or_slow_collector_does_not_delay_requests():
     with collecting(delay_s=30.0) as slow:
         for endpoint in ("http://127.0.0.1:9/v1/traces", slow.endpoint):
             with traced(endpoint) as site:
@@ -142,6 +142,6 @@ def test_the_phases_follow_each_other():
 
 
 @pytest.mark.parametrize("endpoint", ["collector:4318", "ftp://collector", "http://"])
-def test_an_address_that_is_none_is_refused(endpoint: str):
+def test_invalid_endpoint_is_rejected(endpoint: str):
     with pytest.raises(ParameterError, match="otlp_traces_endpoint"):
         ServerSettings(otlp_traces_endpoint=endpoint)

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[3]
 
 
 class Held:
-    """Calls of one method that wait until they are let go, but for some."""
+    """Calls of one method that block until they are released, except where ``unless`` is true."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, target: Any, name: str, *, unless: Any = lambda *given: False):
         real = getattr(target, name)
@@ -46,7 +46,7 @@ def llm() -> Iterator[AsyncLLM]:
     llm.shutdown()
 
 
-def test_a_prompt_that_is_laid_out_keeps_nobody_waiting(monkeypatch):
+def test_slow_prompt_processing_does_not_block_other_requests(monkeypatch):
     async def ask() -> None:
         llm = engine()
         held = Held(monkeypatch, llm.processor, "lay_out", unless=lambda prompt, *_: prompt != "slow")
@@ -63,7 +63,7 @@ def test_a_prompt_that_is_laid_out_keeps_nobody_waiting(monkeypatch):
     asyncio.run(ask())
 
 
-def test_grammars_of_one_tenant_keep_no_other_from_anything(monkeypatch):
+def test_grammars_of_one_tenant_do_not_block_others(monkeypatch):
     async def ask() -> None:
         llm = engine()
         held = Held(monkeypatch, llm.client, "compile_grammar", unless=lambda params, salt: salt != "mallory")
@@ -91,7 +91,7 @@ def test_time_counts_from_the_arrival(llm):
 
 
 @pytest.mark.parametrize("held_name", ["lay_out", "compile_grammar"])
-def test_a_deadline_passes_while_a_request_is_made_ready(llm, monkeypatch, held_name):
+def test_deadline_applies_during_prompt_processing(llm, monkeypatch, held_name):
     structured = {"response_format": {"type": "json_object"}} if held_name == "compile_grammar" else {}
     with running(llm) as site:
         held = Held(monkeypatch, llm.client if held_name == "compile_grammar" else llm.processor, held_name)
@@ -103,7 +103,7 @@ def test_a_deadline_passes_while_a_request_is_made_ready(llm, monkeypatch, held_
         held.go.set()
 
 
-def test_not_ready_while_no_prompt_is_begun(llm, monkeypatch):
+def test_not_ready_while_no_prompt_starts(llm, monkeypatch):
     with running(llm) as site:
         monkeypatch.setattr(WorkPool, "stuck_s", property(lambda pool: 12.3))
         status, heads, answer = site.call("GET", "/ready")
@@ -133,7 +133,7 @@ def test_not_ready_while_no_prompt_is_begun(llm, monkeypatch):
         (COMPLETIONS, {"prompt": {"schema": "s", "content": ["a" * 50_000] * 2}}, "the text has 100,000 bytes, which"),
     ],
 )
-def test_what_cannot_fit_is_refused_before_it_is_tokenized(llm, monkeypatch, path, body, sentence):
+def test_overlong_prompt_is_rejected_before_tokenization(llm, monkeypatch, path, body, sentence):
     with running(llm) as site:
         schema = {"pml": '<schema name="s">Go.</schema>', "encode": False}
         assert site.call("POST", "/v1/schemas", schema)[0] == 201
@@ -145,7 +145,7 @@ def test_what_cannot_fit_is_refused_before_it_is_tokenized(llm, monkeypatch, pat
         assert sentence in error["message"]
 
 
-def test_a_text_of_a_schema_that_fits_no_prompt_is_refused(llm):
+def test_overlong_schema_text_is_rejected(llm):
     with running(llm) as site:
         pml = f'<schema name="s"><module name="m">{"x" * 100_000}</module></schema>'
         status, error = site.refusal("/v1/schemas", {"pml": pml})
@@ -153,7 +153,7 @@ def test_a_text_of_a_schema_that_fits_no_prompt_is_refused(llm):
         assert "the text has 100,000 bytes" in error["message"]
 
 
-def test_a_second_signal_ends_the_process_whatever_its_threads_do():
+def test_second_signal_ends_the_process_at_once():
     program = """if True:
         import os, signal, socket, sys, threading, time
         from inlay import AsyncLLM

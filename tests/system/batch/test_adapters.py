@@ -16,7 +16,7 @@ def adapters(tmp_path):
     return {name: write_adapter(tmp_path / name, tiny("llama"), ALL, seed=seed) for seed, name in enumerate("ab")}
 
 
-def test_each_request_has_the_adapter_that_it_names(tmp_path, adapters):
+def test_each_request_uses_its_named_adapter(tmp_path, adapters):
     names = ["tiny", "a", "b", None, "a", "c"]
     rows = [
         line(str(number), prompt="The sea is", **({"model": name} if name else {})) for number, name in enumerate(names)
@@ -37,7 +37,7 @@ def test_each_request_has_the_adapter_that_it_names(tmp_path, adapters):
     assert len({told[number]["system_fingerprint"] for number in "01234"}) == 3
 
 
-def test_a_batch_is_not_taken_up_with_other_adapters(tmp_path, adapters):
+def test_batch_with_other_adapters_is_not_resumed(tmp_path, adapters):
     source = write(tmp_path / "in", [line("x", prompt="The sea is", model="a")])
     run(source, tmp_path / "out", llm={"adapters": adapters}, loading={"adapters": "ab"})
     with raises("batch.other_output", ParameterError, names="another model"):

@@ -9,7 +9,7 @@ from tests.system.batch.helpers import CHAT, bodies, line, read, run, write
 ASKED = [{"role": "user", "content": "Hello"}]
 
 
-def test_each_line_is_answered_in_the_form_of_its_url(tmp_path: Path) -> None:
+def test_each_line_is_answered_in_the_dialect_of_its_url(tmp_path: Path) -> None:
     rows = [
         line("chat", CHAT, messages=ASKED),
         line("message", "/v1/messages", messages=ASKED),

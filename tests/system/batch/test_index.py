@@ -22,7 +22,7 @@ from tests.system.batch.helpers import line, write
 def quiet(stage, done: int, total: int) -> None: ...
 
 
-def test_lines_are_found_and_read_again(tmp_path: Path):
+def test_lines_are_indexed_and_read_again(tmp_path: Path):
     rows = [line("a", prompt="é"), "", "nonsense", line("b", prompt="x"), "  \t", json.dumps(line("c", prompt="y"))]
     path = write(tmp_path / "in", rows)
     path.write_bytes(path.read_bytes()[:-1])  # the last line without its end
@@ -36,7 +36,7 @@ def test_lines_are_found_and_read_again(tmp_path: Path):
 
 
 @given(st.lists(st.tuples(st.binary(max_size=12), st.booleans()), min_size=1, max_size=30))
-def test_the_order_is_that_of_keys_and_then_of_lines(keys):
+def test_order_is_by_key_and_then_by_line(keys):
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
@@ -52,7 +52,7 @@ def test_the_order_is_that_of_keys_and_then_of_lines(keys):
             assert index.placed == len(left)
 
 
-def test_marking_what_is_done(tmp_path: Path):
+def test_done_lines_are_marked_once(tmp_path: Path):
     with Index(write(tmp_path / "in", [line("a"), "nonsense"]), quiet) as index:
         assert not index.mark_done(1, "b")
         assert not index.mark_done(3, None)
@@ -62,7 +62,7 @@ def test_marking_what_is_done(tmp_path: Path):
         assert list(index.missing()) == []
 
 
-def test_a_line_that_is_too_long_is_a_problem_of_its_own(tmp_path: Path, monkeypatch):
+def test_overlong_line_is_a_problem_of_its_own(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(module, "MAX_LINE_BYTES", 200)
     monkeypatch.setattr("inlay.batch.requests.MAX_LINE_BYTES", 200)
     path = write(tmp_path / "in", [line("a"), line("b", prompt="x" * 1000), line("c")])
@@ -74,7 +74,7 @@ def test_a_line_that_is_too_long_is_a_problem_of_its_own(tmp_path: Path, monkeyp
         assert index.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_a_file_that_changes_meanwhile(tmp_path: Path):
+def test_file_changed_during_the_run_is_rejected(tmp_path: Path):
     path = write(tmp_path / "in", [line("a"), line("b")])
     with Index(path, quiet) as index:
         entries = list(index.missing())
@@ -84,7 +84,7 @@ def test_a_file_that_changes_meanwhile(tmp_path: Path):
             index.read(entries[1])
 
 
-def test_files_that_cannot_be_read(tmp_path: Path):
+def test_unreadable_files_are_rejected(tmp_path: Path):
     packed = tmp_path / "in.gz"
     packed.write_bytes(gzip.compress(b"{}"))
     os.mkfifo(tmp_path / "pipe")

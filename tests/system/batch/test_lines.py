@@ -21,7 +21,7 @@ def without(name: str) -> dict[str, Any]:
     return {key: value for key, value in GOOD.items() if key != name}
 
 
-def test_a_line():
+def test_line_is_parsed():
     data = json.dumps(GOOD).encode()
     assert parse_line(data + b"\r\n") == BatchLine("a", Endpoint.COMPLETIONS, {"prompt": "x"})
     assert parse_line(b"\xef\xbb\xbf" + data, first=True).custom_id == "a"
@@ -55,20 +55,20 @@ def test_a_line():
         ({**GOOD, "url": ["/v1/completions"]}, "a", "url is a list of 1; inlay answers"),
     ],
 )
-def test_what_is_wrong(data, custom_id, sentence: str):
+def test_invalid_line_is_rejected(data, custom_id, sentence: str):
     with pytest.raises(LineError) as caught:
         parse_line(data if isinstance(data, bytes) else json.dumps(data).encode())
     assert str(caught.value).startswith(sentence)
     assert caught.value.custom_id == custom_id
 
 
-def test_a_line_that_is_too_long(monkeypatch):
+def test_overlong_line_is_rejected(monkeypatch):
     monkeypatch.setattr(lines, "MAX_LINE_BYTES", 20)
     with raises("batch.line_too_long", LineError, names="20"):
         parse_line(b" " * 21)
 
 
 @given(st.binary(max_size=40) | st.text(max_size=40).map(str.encode))
-def test_any_bytes_are_a_line_or_an_error_of_ours(data: bytes):
+def test_random_bytes_raise_a_project_error(data: bytes):
     with pytest.raises(LineError):
         parse_line(data)

@@ -1,4 +1,4 @@
-"""The output: taken up wherever it ended, and never mixed with another batch."""
+"""The output: resumed wherever it ended, and never mixed with another batch."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def fill(
     return [entry.line for entry in missing], counts
 
 
-def test_rows_have_the_form_of_openai(source: Path, tmp_path: Path):
+def test_rows_have_openais_form(source: Path, tmp_path: Path):
     done, counts = fill(source, tmp_path / "out")
     assert done == [1, 2, 3, 4]
     assert (counts.answered, counts.failed, counts.done_before) == (2, 2, 0)
@@ -67,7 +67,7 @@ def test_rows_have_the_form_of_openai(source: Path, tmp_path: Path):
 
 
 @given(cut=st.integers(0, 700))
-def test_wherever_it_was_cut_the_rest_is_done_once(cut: int, tmp_path_factory):
+def test_truncated_output_is_completed_without_repeats(cut: int, tmp_path_factory):
     folder = tmp_path_factory.mktemp("cut")
     source = write(folder / "in", [line("a"), line("b"), "nonsense", line("é")])
     fill(source, folder / "out")
@@ -80,14 +80,14 @@ def test_wherever_it_was_cut_the_rest_is_done_once(cut: int, tmp_path_factory):
     assert (counts.done_before, counts.answered, counts.failed) == (kept, 2, 2)
 
 
-def test_a_line_taken_out_is_done_again(source: Path, tmp_path: Path):
+def test_removed_row_is_answered_again(source: Path, tmp_path: Path):
     fill(source, tmp_path / "out")
     rows = (tmp_path / "out").read_text().splitlines(keepends=True)
     (tmp_path / "out").write_text("".join(rows[:1] + rows[2:]))
     assert fill(source, tmp_path / "out")[0] == [2]
 
 
-def test_batches_are_not_mixed(source: Path, tmp_path: Path):
+def test_output_of_another_batch_is_rejected(source: Path, tmp_path: Path):
     target = tmp_path / "out"
     fill(source, target, most=1)
     before = target.read_bytes()
@@ -104,7 +104,7 @@ def test_batches_are_not_mixed(source: Path, tmp_path: Path):
     assert fill(source, target)[0] == [2, 3, 4]
 
 
-def test_a_batch_that_came_to_nothing_binds_nobody(source: Path, tmp_path: Path):
+def test_batch_without_answers_does_not_bind_its_output(source: Path, tmp_path: Path):
     fill(source, tmp_path / "out", b"another", {**SETTINGS, "seed": 12345}, most=0)
     assert (tmp_path / "out.state").stat().st_size
     assert fill(source, tmp_path / "out", most=1)[0] == [1]
@@ -122,7 +122,7 @@ def test_a_batch_that_came_to_nothing_binds_nobody(source: Path, tmp_path: Path)
         '{"id": 1, "custom_id": "b", "response": null}',
     ],
 )
-def test_rows_of_somebody_else(source: Path, tmp_path: Path, row: str):
+def test_foreign_rows_are_rejected(source: Path, tmp_path: Path, row: str):
     fill(source, tmp_path / "out", most=1)
     whole = (tmp_path / "out").read_text() + row + "\n"
     (tmp_path / "out").write_text(whole)
@@ -131,7 +131,7 @@ def test_rows_of_somebody_else(source: Path, tmp_path: Path, row: str):
     assert (tmp_path / "out").read_text() == whole
 
 
-def test_files_that_were_there_before(source: Path, tmp_path: Path):
+def test_existing_files_are_not_overwritten(source: Path, tmp_path: Path):
     (tmp_path / "out").write_text("precious\n")
     with raises("batch.other_output", ParameterError, names="out.state"):
         fill(source, tmp_path / "out")
@@ -146,7 +146,7 @@ def test_files_that_were_there_before(source: Path, tmp_path: Path):
     assert (tmp_path / "out.state").read_text() == "precious"
 
 
-def test_paths_that_cannot_be_written(source: Path, tmp_path: Path):
+def test_unwritable_paths_are_rejected(source: Path, tmp_path: Path):
     (tmp_path / "folder").mkdir()
     for target, sentence in (
         (source, "in: is the input itself; give the output another name"),
@@ -158,13 +158,13 @@ def test_paths_that_cannot_be_written(source: Path, tmp_path: Path):
     assert json.loads(source.read_text().splitlines()[0])["custom_id"] == "a"
 
 
-def test_nothing_is_left_where_nothing_began(source: Path, tmp_path: Path):
+def test_unused_output_files_are_removed(source: Path, tmp_path: Path):
     with Index(source, quiet) as index, Output(tmp_path / "out", index, SETTINGS, BatchCounts()):
         assert (tmp_path / "out.state").exists()
     assert {path.name for path in tmp_path.iterdir()} == {"in"}
 
 
-def test_one_process_at_a_time(source: Path, tmp_path: Path):
+def test_second_process_on_one_output_is_rejected(source: Path, tmp_path: Path):
     with Index(source, quiet) as index, Output(tmp_path / "out", index, SETTINGS, BatchCounts()) as first:
         with raises("batch.output_in_use", ParameterError):
             Output(tmp_path / "out", index, SETTINGS, BatchCounts())
@@ -186,7 +186,7 @@ def test_a_full_disk(source: Path, tmp_path: Path, monkeypatch):
     assert fill(source, tmp_path / "out")[0] == [2, 3, 4]
 
 
-def test_requests_that_failed_are_retried_and_others_are_not(source: Path, tmp_path: Path):
+def test_only_failed_requests_are_retried(source: Path, tmp_path: Path):
     target = tmp_path / "out"
     fill(source, target)
     first, _, _, last = read(target)
@@ -202,7 +202,7 @@ def test_requests_that_failed_are_retried_and_others_are_not(source: Path, tmp_p
     assert {path.name for path in tmp_path.iterdir()} == {"in", "out", "out.state"}
 
 
-def test_what_belongs_to_another_batch_is_not_retried(source: Path, tmp_path: Path):
+def test_retry_of_another_batch_is_rejected(source: Path, tmp_path: Path):
     target = tmp_path / "out"
     fill(source, target)
     before = target.read_bytes()

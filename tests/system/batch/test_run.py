@@ -29,7 +29,7 @@ def llm() -> LLM:
     return LLM(tiny("llama"), kv_memory="16MiB", seed=0)
 
 
-def test_every_answer_is_that_of_generate(llm, tmp_path: Path):
+def test_every_answer_equals_generate(llm, tmp_path: Path):
     llm.add_schema(SCHEMA)
     pml = '<prompt schema="s"><b/>Why?</prompt>'
     conversation = [{"role": "user", "content": "Hello"}]
@@ -65,7 +65,7 @@ def test_every_answer_is_that_of_generate(llm, tmp_path: Path):
         assert body["model"] == "tiny"
 
 
-def test_draws_are_those_of_the_seed_or_of_the_custom_id(llm, tmp_path: Path):
+def test_draws_depend_on_the_seed_or_custom_id(llm, tmp_path: Path):
     rows = [line("seeded", prompt="Hello", temperature=1, seed=7, n=3, logprobs=2)]
     rows += [line(name, prompt="Hello", temperature=1.5, max_tokens=12) for name in "abcd"]
     run(write(tmp_path / "in", rows), tmp_path / "out")
@@ -82,7 +82,7 @@ def test_draws_are_those_of_the_seed_or_of_the_custom_id(llm, tmp_path: Path):
     assert all(others[name] != found[name] for name in "abcd")
 
 
-def test_what_is_wrong_becomes_a_line(tmp_path: Path):
+def test_invalid_line_becomes_an_error_row(tmp_path: Path):
     rows: list[Any] = [
         line("good", prompt="Hello"),
         "nonsense",
@@ -121,7 +121,7 @@ def test_what_is_wrong_becomes_a_line(tmp_path: Path):
         assert response["body"]["error"]["message"].startswith(message)
 
 
-def test_models_by_other_names(tmp_path: Path):
+def test_every_served_name_is_answered(tmp_path: Path):
     rows = [line("a", prompt="x", model="gpt-4o"), line("b", prompt="x", model="tiny"), line("c", prompt="x")]
     run(write(tmp_path / "in", rows), tmp_path / "out", names=("tiny", "gpt-4o"))
     assert {name: body["model"] for name, body in bodies(tmp_path / "out").items()} == {
@@ -156,7 +156,7 @@ def _common(a: bytes, b: bytes):
         yield x
 
 
-def test_what_shares_runs_together(tmp_path: Path, monkeypatch):
+def test_prompts_with_a_common_prefix_run_together(tmp_path: Path, monkeypatch):
     prompts = shared_prompts()
     source = write(tmp_path / "in", [line(str(n), prompt=prompt, max_tokens=1) for n, prompt in enumerate(prompts)])
     small = {"max_num_seqs": 2, "kv_memory": "500KiB"}  # room for a few documents, not for ten
@@ -169,7 +169,7 @@ def test_what_shares_runs_together(tmp_path: Path, monkeypatch):
     assert computed(tmp_path / "unsorted") > 2 * least
 
 
-def test_schemas_run_together(tmp_path: Path, monkeypatch):
+def test_prompts_of_one_schema_run_together(tmp_path: Path, monkeypatch):
     other = Schema.from_string(SCHEMA.to_pml().replace('name="s"', 'name="t"').replace("first", "other"))
     rows = [
         line(f"{schema}{module_}{n}", prompt={"schema": schema, "content": [{"import": module_}, f"{n}"]}, max_tokens=1)
@@ -194,7 +194,7 @@ def _noting(order: list[str], real: Any) -> Any:
     return noted
 
 
-def test_a_bounded_number_is_under_way(tmp_path: Path, monkeypatch):
+def test_number_of_running_requests_is_bounded(tmp_path: Path, monkeypatch):
     under_way = most = 0
     generate = AsyncLLM.generate
 
@@ -215,7 +215,7 @@ def test_a_bounded_number_is_under_way(tmp_path: Path, monkeypatch):
     assert 1 < most <= 6
 
 
-def test_a_model_that_fails_ends_the_batch_and_nothing_is_lost(tmp_path: Path, monkeypatch):
+def test_failing_model_ends_the_batch_and_it_resumes(tmp_path: Path, monkeypatch):
     source = write(tmp_path / "in", [line(str(n), prompt=f"Words {n}.") for n in range(20)])
     compute, steps = Runner.run, 0
 
@@ -237,7 +237,7 @@ def test_a_model_that_fails_ends_the_batch_and_nothing_is_lost(tmp_path: Path, m
     assert texts(tmp_path / "out") == texts(tmp_path / "whole")
 
 
-def test_a_pool_that_is_too_small_for_one(tmp_path: Path):
+def test_request_larger_than_the_pool_fails(tmp_path: Path):
     source = write(tmp_path / "in", [line("small", prompt="Hello"), line("large", prompt="Hello " * 300)])
     counts = run(source, tmp_path / "out", llm={"kv_memory": "400KiB"})
     assert (counts.answered, counts.failed) == (1, 1)
@@ -246,7 +246,7 @@ def test_a_pool_that_is_too_small_for_one(tmp_path: Path):
     assert "give kv_memory at least" in failed["response"]["body"]["error"]["message"]
 
 
-def test_a_batch_that_is_done_needs_no_model(tmp_path: Path):
+def test_finished_batch_needs_no_model(tmp_path: Path):
     source = write(tmp_path / "in", [line("a", prompt="Hello")])
     run(source, tmp_path / "out")
     counts = run(source, tmp_path / "out", llm={"kv_memory": "nonsense"})
@@ -261,7 +261,7 @@ def test_another_model_is_refused(tmp_path: Path):
         run(source, tmp_path / "out", model=tiny("qwen2"))
 
 
-def test_a_schema_mended_after_a_batch_that_it_ended(tmp_path: Path):
+def test_batch_restarts_after_a_schema_is_fixed(tmp_path: Path):
     source = write(tmp_path / "in", [line("a", prompt={"schema": "s", "content": "Why?"})])
     long = Schema.from_string(
         '<schema name="s"><module name="a"><param name="p" len="1" default="long"/></module></schema>'
@@ -273,7 +273,7 @@ def test_a_schema_mended_after_a_batch_that_it_ended(tmp_path: Path):
         run(source, tmp_path / "out", schemas=[long])
 
 
-def test_a_finished_batch_is_not_that_of_another_model(tmp_path: Path):
+def test_finished_batch_of_another_model_is_rejected(tmp_path: Path):
     source = write(tmp_path / "in", [line("a", prompt="Hello")])
     run(source, tmp_path / "out", loading={"model": "one"})
     before = (tmp_path / "out").read_bytes()
@@ -283,5 +283,5 @@ def test_a_finished_batch_is_not_that_of_another_model(tmp_path: Path):
     assert (tmp_path / "out").read_bytes() == before
 
 
-def test_the_names_of_earlier_releases_still_work():
+def test_deprecated_names_still_work():
     assert (batch.Counts, batch.Job) == (batch.BatchCounts, batch.BatchJob)

@@ -25,7 +25,7 @@ def request(name: str, **body: Any) -> dict[str, Any]:
     return line(name, CHAT, messages=MESSAGES, tools=TOOLS, max_tokens=80, **body)
 
 
-def test_calls_and_conversations_that_go_on(tmp_path: Path):
+def test_calls_and_continued_conversations(tmp_path: Path):
     named = {"type": "function", "function": {"name": "weather"}}
     write(tmp_path / "in", [request("a", tool_choice="required"), request("b", tool_choice=named), request("c")])
     counts = run(tmp_path / "in", tmp_path / "out", model=tool_model("llama"))
@@ -44,7 +44,7 @@ def test_calls_and_conversations_that_go_on(tmp_path: Path):
     assert run(tmp_path / "next", tmp_path / "then", model=tool_model("llama")).answered == 1
 
 
-def test_what_is_not_for_batches_or_this_model(tmp_path: Path):
+def test_unsupported_fields_are_rejected(tmp_path: Path):
     write(
         tmp_path / "in",
         [
@@ -62,7 +62,7 @@ def test_what_is_not_for_batches_or_this_model(tmp_path: Path):
     assert [said[name]["param"] for name in "abc"] == ["tools", "priority", "stream_options"]
 
 
-def test_the_parser_may_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_tool_parser_can_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     with raises("parameter.invalid", ParameterError, names="'xlam'"):
         BatchJob(input=tmp_path / "in", output=tmp_path / "out", names=["m"], tool_parser="xlam")
     write(tmp_path / "in", [line("a", prompt="x")])

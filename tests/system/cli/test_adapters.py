@@ -46,7 +46,7 @@ def test_run_answers_with_each_adapter(capsys):
 
 
 @pytest.mark.usefixtures("files")
-def test_run_says_of_each_adapter_where_its_own_tokens_came_from(capsys, tmp_path):
+def test_run_reports_tiers_for_each_adapter(capsys, tmp_path):
     words = ["run", "s.xml", "--prompt", "p.xml", "--max-tokens", "1", "--adapter", "x=one", "--adapter", "y=two"]
     for again in (False, True):
         status, out, err = run(capsys, *words, "--json", "--store", str(tmp_path / "store"))
@@ -68,7 +68,7 @@ def test_run_says_of_each_adapter_where_its_own_tokens_came_from(capsys, tmp_pat
         (["x=one", "x=two"], "--adapter x=two: two adapters are called 'x'; give each a name of its own"),
     ],
 )
-def test_adapters_that_are_none(command, given, sentence, capsys):
+def test_invalid_adapters_are_rejected(command, given, sentence, capsys):
     status, _, err = run(capsys, *command.split(), *(word for one in given for word in ("--adapter", one)))
     assert status != 0
     assert sentence in err
@@ -76,7 +76,7 @@ def test_adapters_that_are_none(command, given, sentence, capsys):
 
 @pytest.mark.usefixtures("files")
 @pytest.mark.parametrize("command", ["run s.xml --prompt p.xml", "serve demo --port 0"])
-def test_an_adapter_that_is_called_as_its_model(command, capsys):
+def test_adapter_with_the_models_name_is_rejected(command, capsys):
     status, _, err = run(capsys, *command.split(), "--adapter", "demo=one")
     assert status != 0
     assert "--adapter demo=one: an adapter and its model are called 'demo'; give each a name of its own" in err

@@ -35,7 +35,7 @@ def run(capsys, *arguments: str) -> tuple[int, str, str]:
     return status, out, err
 
 
-def test_the_model_has_the_name_that_a_server_gives_it(capsys):
+def test_model_name_equals_the_servers_and_retry_fixes_a_wrong_name(capsys):
     """Of a folder its last name; a name that is given later answers what failed without it."""
     folder = str(MODEL_DIRECTORY)
     rows = [line("a", prompt="The", model=public_name(folder)), line("b", prompt="The", model=folder)]
@@ -63,7 +63,7 @@ def test_a_batch_of_the_bundled_model(capsys):
     assert report["prompt_tokens"] > report["cached_tokens"] > 0
     assert report["cached_share"] == round(report["cached_tokens"] / report["prompt_tokens"], 4)
     assert "Traceback" not in err
-    assert run(capsys, "in", "out")[0] == 1  # nothing to do, and a line is wrong all the same
+    assert run(capsys, "in", "out")[0] == 1  # nothing to do, and a line is still wrong
     rows = read(Path("out"))
     Path("out").write_text("".join(json.dumps(row) + "\n" for row in rows if row["custom_id"]))
     write(Path("in"), [line("c", prompt="The ferry")])
@@ -89,7 +89,7 @@ def test_a_batch_of_the_bundled_model(capsys):
         (["in"], "Missing argument 'OUTPUT'"),
     ],
 )
-def test_what_ends_with_one_sentence(capsys, arguments, sentence: str):
+def test_errors_are_one_sentence(capsys, arguments, sentence: str):
     write(Path("in"), [line("a", prompt="x")])
     write(Path("twice"), [line("a", prompt="x"), line("a", prompt="y")])
     Path("s.xml").write_text('<schema name="s">Text.</schema>')
@@ -143,7 +143,7 @@ def wait_for_lines(process: subprocess.Popen[bytes], path: Path, number: int) ->
 
 
 @pytest.mark.long
-def test_killed_interrupted_and_taken_up(folder: Path, capsys):
+def test_killed_and_interrupted_batch_is_resumed(folder: Path, capsys):
     out = folder / "out"
     write(folder / "in", [line(f"r{n}", prompt=f"Request {n % 7} of {n}: ", max_tokens=8) for n in range(960)])
     with started("in", "out", "--max-num-seqs", "2") as (process, ended):

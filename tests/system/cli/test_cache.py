@@ -45,7 +45,7 @@ def damage(store: Path, number: int) -> None:
     path.write_bytes(data)
 
 
-def test_who_opens_the_folder_meanwhile_leaves_what_comes_in(tmp_path):
+def test_opening_the_folder_keeps_an_incoming_import(tmp_path):
     """An import is no draft that a process left which was ended."""
     source = filled(tmp_path / "source", SPECS[0])
     target = DiskTier(tmp_path / "target", 1 << 30)
@@ -90,7 +90,7 @@ def test_pins_and_evictions(capsys, store):
     assert listed(capsys) == {}
 
 
-def test_verify_finds_and_removes_what_is_damaged(capsys, store):
+def test_verify_finds_and_removes_damaged_segments(capsys, store):
     assert cache(capsys, "verify") == "3 segments are whole, 0 were damaged\n"
     damage(store, 1)
     said = cache(capsys, "verify", status=1)
@@ -100,7 +100,7 @@ def test_verify_finds_and_removes_what_is_damaged(capsys, store):
     assert cache(capsys, "verify") == "2 segments are whole, 0 were damaged\n"
 
 
-def test_what_is_exported_comes_over(capsys, store, tmp_path):
+def test_exported_segments_are_imported(capsys, store, tmp_path):
     assert cache(capsys, "export", "all.tar") == "exported 3 segments to all.tar\n"
     assert "all.tar exists" in cache(capsys, "export", "all.tar", status=2)
     assert cache(capsys, "export", "all.tar", SPECS[0].key.hex(), "--force") == "exported 1 segments to all.tar\n"
@@ -111,8 +111,8 @@ def test_what_is_exported_comes_over(capsys, store, tmp_path):
     assert all(path.stat().st_mode & 0o077 == 0 for path in other.folder.glob("*.safetensors"))
 
 
-def test_what_is_damaged_does_not_come_over(capsys, store, tmp_path):
-    """Names in an archive say nothing: a file lies where its own header says, or nowhere."""
+def test_damaged_archive_members_are_not_imported(capsys, store, tmp_path):
+    """Names in an archive are ignored: a file is placed by its own header, or not at all."""
     sound = DiskTier(store, 1 << 30).path(SPECS[0].key).read_bytes()
     with tarfile.open("mixed.tar", "w") as archive:
         for name, data in (
@@ -136,7 +136,7 @@ def test_what_is_damaged_does_not_come_over(capsys, store, tmp_path):
     assert not list(tmp_path.rglob(".draft*"))
 
 
-def test_warm_is_what_a_later_process_reads(capsys, tmp_path, monkeypatch):
+def test_warmed_modules_are_read_by_a_later_process(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("s.xml").write_text(SCHEMA)
     Path("p.xml").write_text('<prompt schema="s"><a/>What then?</prompt>')
@@ -175,11 +175,11 @@ def test_warm_is_what_a_later_process_reads(capsys, tmp_path, monkeypatch):
         (("import", "none.tar"), "none.tar cannot be read ([Errno 2] No such file or directory: 'none.tar'); "),
     ],
 )
-def test_what_is_wrong_is_one_sentence(capsys, store, arguments, sentence):
+def test_errors_are_one_sentence(capsys, store, arguments, sentence):
     assert sentence in cache(capsys, *arguments, status=2)
 
 
-def test_codecs_are_told(capsys, store):
+def test_codecs_are_listed(capsys, store):
     lossy = spec_of(4).through("int8", KEYS)
     filled(store, lossy).close()
     assert {row["key"]: row["codec"] for row in listed(capsys).values()} == {
@@ -201,14 +201,14 @@ def test_codecs_are_told(capsys, store):
 @pytest.mark.parametrize(
     "arguments", ["ls", "show ab", "pin --all", "evict --all", "verify", "stats", "export out.tar"]
 )
-def test_a_store_that_is_misspelt_is_told_and_not_made(capsys, store, arguments):
+def test_misspelt_store_is_rejected_and_not_created(capsys, store, arguments):
     assert cache(capsys, *arguments.split(), "--store", "stoer", status=2) == (
         "inlay: stoer: no such folder; give that of a store, as inlay cache warm --store makes one\n"
     )
     assert not Path("stoer").exists()
 
 
-def test_a_store_without_segments_says_so(capsys, store):
+def test_empty_store_is_reported(capsys, store):
     cache(capsys, "evict", "--all")
     assert run(capsys, "cache", "ls") == (0, "", f"inlay: nothing is stored in {store}\n")
     assert cache(capsys, "ls", "--json") == "[]\n"

@@ -40,7 +40,7 @@ def cached(out: str) -> list[dict[str, tuple[int, int, str]]]:
     return tables
 
 
-def test_documents_are_found_again_in_another_order(capsys, monkeypatch):
+def test_reordered_documents_are_found_in_the_cache(capsys, monkeypatch):
     status, out, err = chat(
         capsys,
         monkeypatch,
@@ -118,7 +118,7 @@ def test_quit_ends_the_session(capsys, monkeypatch):
         ("/reuse modular 3", "recompute"),
     ],
 )
-def test_a_wrong_command_is_one_sentence(capsys, monkeypatch, line, named):
+def test_invalid_command_gives_one_sentence(capsys, monkeypatch, line, named):
     status, _, err = chat(capsys, monkeypatch, line)
     assert status == 2
     told = ("random weights", "still loading")  # a slow machine reports its progress
@@ -127,7 +127,7 @@ def test_a_wrong_command_is_one_sentence(capsys, monkeypatch, line, named):
     assert named in sentence
 
 
-def test_a_schema_is_no_model(capsys, monkeypatch):
+def test_schema_instead_of_a_model_is_rejected(capsys, monkeypatch):
     status, _, err = chat(capsys, monkeypatch, arguments=("examples/docs/docs.xml",))
     assert status == 2
     assert "inlay run" in err
@@ -142,7 +142,7 @@ def test_options_set_the_first_documents_and_the_system_turn(capsys, monkeypatch
     assert longer["other text"][0] >= plain["other text"][0] + len("Be short.")
 
 
-def test_no_text_can_steer_the_terminal(capsys, monkeypatch, tmp_path):
+def test_text_cannot_send_terminal_control_codes(capsys, monkeypatch, tmp_path):
     assert printable("a\tb\n\x1b[2J\x9b\x07\r\u202ec") == "a\tb\n\\x1b[2J\\x9b\\x07\\r\\u202ec"
     file = tmp_path / "\x1b[31m.txt"
     file.write_text("Bravel is a town.")
@@ -181,7 +181,7 @@ def test_a_model_without_a_chat_template_gets_plain_text(capsys, monkeypatch, tm
         (b" \n", "document.empty"),
     ],
 )
-def test_a_file_that_is_no_text_is_refused(tmp_path, data, code):
+def test_non_text_file_is_rejected(tmp_path, data, code):
     file = tmp_path / "file"
     if data is not None:
         file.write_bytes(data)
@@ -189,7 +189,7 @@ def test_a_file_that_is_no_text_is_refused(tmp_path, data, code):
         read_documents([str(file)])
 
 
-def test_a_folder_is_refused_and_a_pattern_names_its_files(tmp_path):
+def test_folder_is_rejected_and_a_pattern_is_expanded(tmp_path):
     with raises("document.unreadable", names=str(tmp_path)):
         read_documents([str(tmp_path)])
     for name in ("b.txt", "a.txt"):
@@ -197,7 +197,7 @@ def test_a_folder_is_refused_and_a_pattern_names_its_files(tmp_path):
     assert [each.name for each in read_documents([f"{tmp_path}/*.txt"])] == ["a.txt", "b.txt"]
 
 
-def test_files_of_one_name_stay_apart(tmp_path):
+def test_files_with_equal_names_are_kept_separately(tmp_path):
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.txt").write_text(folder)
@@ -207,7 +207,7 @@ def test_files_of_one_name_stay_apart(tmp_path):
     assert [each.text for each in conversation.documents.values()] == ["one\n", "two\n"]
 
 
-def test_documents_stay_in_front_of_their_question():
+def test_documents_stay_before_their_question():
     conversation = DocumentChat("Be short.")
     a, b = (Document(name, Path(name), f"{name}\n") for name in "ab")
     conversation.add([a])

@@ -107,7 +107,7 @@ def test_ctrl_c_ends_the_answer_and_not_the_session() -> None:
     with session("random:tiny", "--max-tokens", "100000") as (terminal, process):
         terminal.until("Ctrl-D ends the session.")
         terminal.type(f"half a question{CTRL_C}")
-        terminal.until("\r\n")  # the line is given up
+        terminal.until("\r\n")  # the line is discarded
         terminal.type("Well?\r")
         terminal.until("\r\n")
         terminal.until_more(5)

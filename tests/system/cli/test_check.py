@@ -38,7 +38,7 @@ def files(tmp_path, monkeypatch):
 OWN = ("--schema", "trip.xml", "--prompts", "prompts.jsonl", "--against", "exact,modular", "--quick")
 
 
-def test_json_ends_in_the_result_and_auto_goes_by_it(model, capsys, files):
+def test_json_ends_with_the_result_and_auto_uses_it(model, capsys, files):
     status, out, _ = run(capsys, "check", model, *OWN, "--tolerance", "50", "--json")
     assert status == 0
     about, result = map(json.loads, out.splitlines())
@@ -60,7 +60,7 @@ def test_json_ends_in_the_result_and_auto_goes_by_it(model, capsys, files):
         assert (status, json.loads(out)["reuse"]) == (0, taken)
 
 
-def test_the_table(model, capsys):
+def test_table_of_results(model, capsys):
     status, out, _ = run(capsys, "check", model, *OWN, "--tolerance", "0")
     assert status == 0
     assert "modules at other positions: yes, by turned query" in out
@@ -90,7 +90,7 @@ def test_the_table(model, capsys):
         (("--schema", "trip.xml", "--prompts", "none.jsonl"), "none.jsonl"),
     ],
 )
-def test_what_is_wrong_is_told_before_a_model_is_loaded(arguments, told, capsys, files):
+def test_invalid_arguments_are_rejected_before_a_model_is_loaded(arguments, told, capsys, files):
     (files / "empty.jsonl").write_text("\n")
     (files / "broken.jsonl").write_text(f"{WRITTEN[0]}\n{{\n")
     (files / "number.jsonl").write_text("3\n")
@@ -103,7 +103,7 @@ def test_what_is_wrong_is_told_before_a_model_is_loaded(arguments, told, capsys,
     assert told in err
 
 
-def test_a_damaged_file_is_told_and_written_anew(model, capsys):
+def test_damaged_file_is_reported_and_rewritten(model, capsys):
     status, out, _ = run(capsys, "check", model, *OWN, "--json")
     path = json.loads(out.splitlines()[0])["kept"]
     with open(path, "a", encoding="utf-8") as file:
@@ -114,7 +114,7 @@ def test_a_damaged_file_is_told_and_written_anew(model, capsys):
     assert (status, "damaged" in err) == (0, False)
 
 
-def test_chat_requests_with_marks_are_compared_without_a_schema(model, capsys, files):
+def test_marked_chats_are_compared_without_a_schema(model, capsys, files):
     marked = {"cache_control": {"type": "ephemeral"}}
     parts = [{"type": "text", "text": f"Town {town} lies by the sea. ", **marked} for town in ("Ayr", "Ely")]
     messages = [{"role": "user", "content": [*parts, {"type": "text", "text": "Where?"}]}]
@@ -134,7 +134,7 @@ def test_chat_requests_with_marks_are_compared_without_a_schema(model, capsys, f
     assert [row.policy for row in kept.about(None)] == ["exact", "modular", "primed"]
 
 
-def test_prompts_that_there_was_no_time_for_are_told(model, capsys, files):
+def test_prompts_left_out_by_the_time_limit_are_reported(model, capsys, files):
     (files / "prompts.jsonl").write_text("\n".join([WRITTEN[0]] * 9))
     status, _, err = run(capsys, "check", model, *OWN, "--seconds", "0.001")
     assert (status, "1 of 9 prompts were compared in 0.001 seconds; --seconds gives" in err) == (0, True)
@@ -142,7 +142,7 @@ def test_prompts_that_there_was_no_time_for_are_told(model, capsys, files):
     assert "'auto' will not know of this: it ended before every policy was compared" in err
 
 
-def test_termination_prints_what_was_measured(model, files):
+def test_termination_prints_results_so_far(model, files):
     (files / "prompts.jsonl").write_text("\n".join([WRITTEN[0]] * 400))
     words = [sys.executable, "-m", "inlay", "check", model, *OWN, "--json"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as check:
@@ -157,7 +157,7 @@ def test_termination_prints_what_was_measured(model, files):
     assert all(row["prompts"] >= 1 for row in result["rows"])
 
 
-def test_a_quick_look_at_generated_prompts_is_not_gone_by(model, capsys, files):
+def test_quick_check_is_not_used_by_auto(model, capsys, files):
     status, out, err = run(capsys, "check", model, "--quick", "--seconds", "0.001", "--against", "modular", "--json")
     assert (status, json.loads(out.splitlines()[0])["kept"]) == (0, None)
     assert "'auto' will not know of this: --quick asks too little of generated prompts" in err

@@ -36,7 +36,7 @@ def run(capsys, *arguments: str) -> tuple[int, str, str]:
     return status, out, err
 
 
-def test_a_missing_package_is_one_sentence(files, capsys, monkeypatch):
+def test_missing_package_gives_one_sentence(files, capsys, monkeypatch):
     monkeypatch.delitem(sys.modules, "inlay.cli.sources", raising=False)
     monkeypatch.setitem(sys.modules, "pydantic_settings", None)  # a dependency that came after the installation
     status, out, err = run(capsys, "config", "show")
@@ -80,7 +80,7 @@ def test_run_json(files, capsys):
     assert "random weights" in err
 
 
-def test_run_tells_the_order_of_sets(files, capsys):
+def test_run_prints_the_order_of_sets(files, capsys):
     (files / "two.xml").write_text(
         '<schema name="two"><module name="a">One.</module><module name="b">Two.</module></schema>'
     )
@@ -96,7 +96,7 @@ def test_run_tells_the_order_of_sets(files, capsys):
     assert "(order: b, a; it was not free: reuse 'anchored' is the same whatever is stored)" in out
 
 
-def test_run_tells_what_was_repaired(files, capsys):
+def test_run_prints_recomputed_tokens(files, capsys):
     arguments = ["run", "s.xml", "--prompt", "p.xml", "--model", "random:tiny", "--max-tokens", "1", "--reuse"]
     _, out, _ = run(capsys, *arguments, "modular+profiled:0.2", "--profile", "off", "--json")
     row = json.loads(out)
@@ -158,7 +158,7 @@ def test_every_policy(files, capsys, reuse, positions):
         ("reserve", "No such command 'reserve'"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(files, capsys, arguments, sentence):
+def test_errors_are_one_sentence(files, capsys, arguments, sentence):
     before = sorted(files.iterdir())
     status, out, err = run(capsys, *arguments.split())
     assert status == 2
@@ -181,7 +181,7 @@ def test_what_is_wrong_is_one_sentence(files, capsys, arguments, sentence):
         (SCHEMA, f'<prompt schema="s">{"word " * 2000}</prompt>', "inlay: p.xml:1:9: the prompt ends at position 10"),
     ],
 )
-def test_wrong_files(files, capsys, schema, prompt, sentence):
+def test_invalid_files_are_one_sentence(files, capsys, schema, prompt, sentence):
     (files / "s.xml").write_text(schema)
     (files / "p.xml").write_text(prompt)
     status, out, err = run(capsys, "run", "s.xml", "--prompt", "p.xml", "--model", "random:tiny")
@@ -270,7 +270,7 @@ def test_schema_show_json(files, capsys):
     assert (b["start"], b["end"], b["tokens"]) == (42, 70, 20)
 
 
-def test_schema_show_says_how_much_modules_depend_on_others(files, capsys):
+def test_schema_show_prints_deviations_of_modules(files, capsys):
     status, out, _ = run(capsys, "schema", "show", "s.xml", "--model", "random:tiny", "--profile", "--json")
     assert status == 0
     modules = [node for node in json.loads(out)["children"] if node["kind"] == "module"]
@@ -328,13 +328,13 @@ def test_a_missing_model_is_reported_before_torch_is_loaded(files, command):
     assert "./nowhere" in result.stderr
 
 
-def test_chat_without_a_model_names_the_one_that_comes_with_inlay(capsys):
+def test_chat_without_a_model_names_the_bundled_one(capsys):
     status, _, err = run(capsys, "chat")
     assert (status, "inlay chat demo" in err) == (2, True)
 
 
 @pytest.mark.parametrize("command", [["run", "notes.txt", "Who?"], ["chat", "notes.txt"]])
-def test_a_document_in_place_of_the_model_is_reported(files, capsys, command):
+def test_document_instead_of_a_model_is_reported(files, capsys, command):
     (files / "notes.txt").write_text("Bravel is a town.")
     status, _, err = run(capsys, *command)
     assert (status, "--document notes.txt" in err) == (2, True)
@@ -349,7 +349,7 @@ def test_the_benchmark_file_is_the_command():
     assert json.loads(result.stdout.splitlines()[-1])["rows"][0]["cached"] == 64
 
 
-def test_run_says_what_is_wrong_with_a_prompt_before_it_loads_a_model(tmp_path, capsys, monkeypatch):
+def test_run_rejects_an_invalid_prompt_before_loading_a_model(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("inlay.client.llm.LLM", None)
     schema, prompt = tmp_path / "s.xml", tmp_path / "p.xml"
     schema.write_text('<schema name="s"><module name="m">text</module></schema>')
@@ -370,5 +370,5 @@ def test_run_says_what_is_wrong_with_a_prompt_before_it_loads_a_model(tmp_path, 
     ],
 )
 def test_empty_arguments_are_refused(capsys, arguments, what):
-    """A variable that is not set often leaves one; it stood for a default, or for the working folder."""
+    """An unset variable often produces one, which would mean a default or the working folder."""
     assert run(capsys, *arguments) == (2, "", f"inlay: {what}; give it a value, or leave it out\n")

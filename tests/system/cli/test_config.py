@@ -31,9 +31,7 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("INLAY_STORE")
 
 
-def test_flags_win_over_the_environment_over_the_file_over_defaults(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flags_precede_environment_file_and_defaults(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write_text('port = 1\nhost = "file"\ntimeout = 5\n')
     monkeypatch.setenv("INLAY_PORT", "2")
     monkeypatch.setenv("INLAY_HOST", "environment")
@@ -47,25 +45,25 @@ def test_flags_win_over_the_environment_over_the_file_over_defaults(
     }
 
 
-def test_a_commands_table_wins_over_the_top_of_the_file(file: Path) -> None:
+def test_commands_table_precedes_the_top_of_the_file(file: Path) -> None:
     file.write_text('dtype = "float32"\nport = 1\n\n[run]\ndtype = "bfloat16"\n')
     assert values_of("run", {}, file)["dtype"].value == "bfloat16"
     assert values_of("run", {}, file)["dtype"].origin == f"{file}:5"
     assert values_of("serve", {}, file)["dtype"].value == "float32"
 
 
-def test_an_empty_variable_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_variable_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INLAY_PORT", "")
     assert values_of("serve", {}, None)["port"].origin == "default"
 
 
 @pytest.mark.parametrize(("text", "keys"), [("one two", ["one", "two"]), ('["one", "t wo"]', ["one", "t wo"])])
-def test_a_variable_holds_several_texts(monkeypatch: pytest.MonkeyPatch, text: str, keys: list[str]) -> None:
+def test_variable_may_contain_several_texts(monkeypatch: pytest.MonkeyPatch, text: str, keys: list[str]) -> None:
     monkeypatch.setenv("INLAY_API_KEY", text)
     assert values_of("serve", {}, None)["api_key"].value == keys
 
 
-def test_every_kind_of_value_can_stand_in_a_file(file: Path) -> None:
+def test_every_kind_of_value_can_be_in_a_file(file: Path) -> None:
     file.write_text('kv_memory = 1048576\nstore_bytes = "4GB"\ncompile = true\nschema = "a.xml"\nmax_pass = 0\n')
     options = Options(values_of("serve", {}, file))
     assert options["schema"] == [file.parent / "a.xml"]
@@ -92,7 +90,7 @@ def test_paths_in_a_file_are_relative_to_it(file: Path) -> None:
 
 
 @pytest.mark.parametrize(("key", "value"), [("store", "off"), ("model", "org/name")])
-def test_texts_that_are_no_paths_stay(file: Path, key: str, value: str) -> None:
+def test_values_that_are_not_paths_are_kept(file: Path, key: str, value: str) -> None:
     file.write_text(f'{key} = "{value}"\n')
     assert values_of("serve", {}, file)[key].value == value
 
@@ -116,7 +114,7 @@ def test_texts_that_are_no_paths_stay(file: Path, key: str, value: str) -> None:
         ('device = "tpu"\n', "parameter.unknown_choice", ":1: device is 'tpu'"),
     ],
 )
-def test_mistakes_in_a_file_have_a_place(file: Path, text: str, code: str, where: str) -> None:
+def test_mistakes_in_a_file_are_located(file: Path, text: str, code: str, where: str) -> None:
     file.write_text(text)
     with raises(code, ParameterError) as caught:
         values_of("serve", {}, file)
@@ -132,13 +130,13 @@ def test_unreadable_files(file: Path, content: bytes | None) -> None:
         values_of("serve", {}, file)
 
 
-def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INLAY_MAX_NUM_SEQS", "0")
     with raises("parameter.out_of_range", ParameterError, names="INLAY_MAX_NUM_SEQS"):
         values_of("serve", {}, None)
 
 
-def test_a_value_of_a_secret_is_never_shown(
+def test_secret_value_is_never_shown(
     capsys: pytest.CaptureFixture[str], file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INLAY_API_KEY", '["hush"')
@@ -151,7 +149,7 @@ def test_a_value_of_a_secret_is_never_shown(
     assert '"(hidden)"  (INLAY_API_KEY)' in out
 
 
-def test_config_show_tells_unknown_variables(
+def test_config_show_reports_unknown_variables(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INLAY_PROT", "1")
@@ -159,7 +157,7 @@ def test_config_show_tells_unknown_variables(
     assert "INLAY_PROT" in run(capsys, "config", "show")[2]
 
 
-def test_config_show_takes_the_options_of_one_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_show_accepts_options_of_one_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "config", "show", "run", "--port", "1")[0] == 2
     status, out, _ = run(capsys, "config", "show", "chat", "--json")
     assert (status, json.loads(out)["max_tokens"]) == (0, {"value": 512, "origin": "default"})
@@ -174,7 +172,7 @@ def test_the_file_may_be_named_in_the_environment(
     assert (status, out, err) == (0, f"drain = 7.0  ({file}:1)\n", "")
 
 
-def test_a_command_follows_the_file(capsys: pytest.CaptureFixture[str], file: Path) -> None:
+def test_command_uses_the_file(capsys: pytest.CaptureFixture[str], file: Path) -> None:
     """The option is one that needs no loaded model to be refused."""
     file.write_text('[serve]\nhost = "0.0.0.0"\nport = 0\n')
     status, _, err = run(capsys, "serve", "random:tiny", "--config", str(file))
@@ -182,7 +180,7 @@ def test_a_command_follows_the_file(capsys: pytest.CaptureFixture[str], file: Pa
     assert "--host 0.0.0.0 can be reached from other machines" in err
 
 
-def test_run_answers_by_the_file(capsys: pytest.CaptureFixture[str], file: Path) -> None:
+def test_run_uses_the_file(capsys: pytest.CaptureFixture[str], file: Path) -> None:
     file.write_text('max_tokens = 2\nstore = "off"\nkv_memory = "4MiB"\n')
     status, out, err = run(capsys, "run", "random:tiny", "Hello", "--json", "--config", str(file))
     assert status == 0, err
@@ -250,7 +248,7 @@ def test_shells_complete_options_and_words() -> None:
         (["chat", "./nowhere"], ("inlay.pml",)),
     ],
 )
-def test_a_command_starts_without_the_libraries_that_it_does_not_use(command: list[str], also: tuple[str, ...]) -> None:
+def test_command_does_not_import_unused_libraries(command: list[str], also: tuple[str, ...]) -> None:
     heavy = {"torch", "transformers", "fastapi", "numpy", "jinja2", "prometheus_client", *also}
     if "./nowhere" not in command:
         heavy.add("pydantic_settings")

@@ -25,7 +25,7 @@ def _files(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["s", "p"])
-def test_there_and_back(capsys, name):
+def test_conversion_round_trips(capsys, name):
     as_json, as_pml = Path(f"{name}.json").read_text(), {"s": SCHEMA, "p": PROMPT}[name]
     assert run(capsys, "convert", f"{name}.xml") == (0, as_json, "")
     assert run(capsys, "convert", f"{name}.json") == (0, as_pml, "")
@@ -40,7 +40,7 @@ def test_to_a_file(capsys):
     assert Path("new.xml").read_text() == SCHEMA
 
 
-def test_a_file_that_exists_stays(capsys):
+def test_existing_file_is_kept(capsys):
     Path("new.json").write_text("mine")
     sentence = "inlay: new.json exists; choose another name, or overwrite it with --force\n"
     assert run(capsys, "convert", "s.xml", "--output", "new.json") == (2, "", sentence)
@@ -49,13 +49,13 @@ def test_a_file_that_exists_stays(capsys):
     assert Path("new.json").read_text() == Path("s.json").read_text()
 
 
-def test_in_place(capsys):
+def test_file_is_converted_in_place(capsys):
     Path("s.json").write_text(json.dumps(json.loads(Path("s.json").read_text()), indent=8))
     assert run(capsys, "convert", "s.json", "--to", "json", "--output", "s.json", "--force") == (0, "", "")
     assert Path("s.json").read_text() == Schema.from_string(SCHEMA).to_json()
 
 
-def test_src_is_found_beside_the_file(capsys):
+def test_src_is_found_next_to_the_file(capsys):
     Path("folder").mkdir()
     Path("folder/a.py").write_text("a < b\n")
     Path("folder/s.json").write_text('{"name": "s", "content": [{"module": "m", "src": "a.py"}]}')

@@ -13,14 +13,14 @@ from tests.system.cli.test_cli import run
 RUN = ("run", "examples/docs/docs.xml", "--prompt", "examples/docs/prompt.xml", "--max-tokens", "2", "--json")
 
 
-def test_the_cpu_is_not_worth_a_line(capsys):
+def test_cpu_is_not_announced(capsys):
     status, out, err = run(capsys, *RUN, "--device", "cpu")
     assert status == 0
     assert json.loads(out)["cached_tokens"] > 0
     assert "computing on" not in err
 
 
-def test_a_gpu_is_told(monkeypatch):
+def test_gpu_is_announced(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
     assert told_device("cuda:0") == "computing on cuda:0, NVIDIA H200"
 
@@ -33,7 +33,7 @@ def test_a_gpu_is_told(monkeypatch):
         ("gpu", "device is 'gpu'; use auto, cpu, cuda, or cuda:1 for the second GPU"),
     ],
 )
-def test_a_device_that_is_not_there(capsys, device, sentence):
+def test_unavailable_device_is_rejected(capsys, device, sentence):
     status, _, err = run(capsys, *RUN, "--device", device)
     assert status != 0
     assert sentence in err

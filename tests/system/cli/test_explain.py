@@ -61,7 +61,7 @@ def test_the_table_has_a_line_for_each_cause(log, capsys):
         (["demo", "none.jsonl"], "none.jsonl"),
     ],
 )
-def test_an_error_names_its_place(arguments, place, tmp_path, monkeypatch, capsys):
+def test_error_names_its_position(arguments, place, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.jsonl").write_text('"A prompt."\n{"model": "demo"}\n')
     assert command_line.main(["explain", *arguments]) == 2

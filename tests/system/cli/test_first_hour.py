@@ -47,7 +47,7 @@ def files(tmp_path, monkeypatch):
         (["serve", "demo", "--model", "other"], "MODEL is demo and --model is other; give one of them"),
     ],
 )
-def test_what_is_mixed_up_is_told(files, capsys, arguments, sentence):
+def test_confused_arguments_are_explained(files, capsys, arguments, sentence):
     assert main(arguments) == 2
     err = capsys.readouterr().err
     assert err.startswith(f"inlay: {sentence}")
@@ -64,14 +64,14 @@ def test_what_is_mixed_up_is_told(files, capsys, arguments, sentence):
         ("<prompt><a/><user/>?</prompt>", "this is a prompt; give that schema's file here (inlay run takes both"),
     ],
 )
-def test_a_prompt_in_the_place_of_a_schema(files, capsys, command, prompt, sentence):
+def test_prompt_instead_of_a_schema_is_explained(files, capsys, command, prompt, sentence):
     (files / "p.xml").write_text(prompt)
     assert main([*command.split(), "p.xml"]) in (1, 2)
     (told,) = capsys.readouterr().err.splitlines()
     assert told.removeprefix("inlay: ").startswith(f"p.xml:1:1: {sentence}")
 
 
-def test_a_schema_in_the_place_of_a_prompt(files, capsys):
+def test_schema_instead_of_a_prompt_is_explained(files, capsys):
     for arguments in (["schema", "lint", "s.xml", "--prompts", "s.xml"], ["run", "s.xml", "--prompt", "s.xml"]):
         assert main(arguments) == 2
         assert f"this is the schema 's', and {arguments[-2]} takes a prompt of it; write" in capsys.readouterr().err
@@ -103,17 +103,17 @@ def test_a_schema_in_the_place_of_a_prompt(files, capsys):
         ("serve --ssl-certfile LATIN", "check the files, which are PEM"),
     ],
 )
-def test_files_that_cannot_be_read(files, capsys, arguments, remedy):
+def test_unreadable_files_are_one_sentence(files, capsys, arguments, remedy):
     (files / "folder").mkdir()
     (files / "latin").write_bytes(b"\xe9t\xe9\n")
     arguments = arguments.replace("FOLDER", "folder").replace("LATIN", "latin")
     assert main([*arguments.split()]) in (1, 2)
-    *_, told = capsys.readouterr().err.splitlines()  # behind the end of a progress bar
+    *_, told = capsys.readouterr().err.splitlines()  # after the end of a progress bar
     assert told.startswith(("inlay: ", "folder: ", "latin:"))
     assert remedy in told
 
 
-def test_files_that_the_system_refuses(files, capsys, monkeypatch):
+def test_files_refused_by_the_system_are_one_sentence(files, capsys, monkeypatch):
     """Any command may read a bad file. This message also covers errors without one of their own."""
 
     def refuse(*arguments, **options):
@@ -125,7 +125,7 @@ def test_files_that_the_system_refuses(files, capsys, monkeypatch):
     assert capsys.readouterr().err == told
 
 
-def test_standard_input_that_is_not_text(files, capsys, monkeypatch):
+def test_standard_input_without_utf8_is_rejected(files, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xe9"), encoding="utf-8"))
     assert main(["run", "s.xml", "--prompt", "-"]) == 2
     assert capsys.readouterr().err == "inlay: <stdin>: is not UTF-8; send the prompt as UTF-8\n"
@@ -160,7 +160,7 @@ def test_commands_take_the_same_options_of_models(capsys, monkeypatch, command):
         (("--reuse", "anchored", "--recompute", "linked:3", "--across-adapters"), "anchored+across+linked:3"),
     ],
 )
-def test_the_policy_of_options(files, capsys, options, key):
+def test_policy_options_are_combined(files, capsys, options, key):
     assert main(["run", "s.xml", "--prompt", "p.xml", "--max-tokens", "1", *options, "--json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["reuse"] == key
@@ -187,25 +187,25 @@ def test_a_glued_policy_is_deprecated(files, capsys):
         (["--reuse", "anchored", "--no-promote"], "--no-promote has no effect"),
     ],
 )
-def test_wrong_options_of_a_policy_are_refused(files, capsys, command, options, sentence):
+def test_invalid_policy_options_are_rejected(files, capsys, command, options, sentence):
     assert main([*command, *options]) == 2
     assert sentence in capsys.readouterr().err
 
 
-def test_a_tolerance_is_given_once(files, capsys):
+def test_two_tolerances_are_rejected(files, capsys):
     command = ["run", "s.xml", "--prompt", "p.xml", "--reuse", "auto:0.1", "--tolerance", "0.2"]
     assert main(command) == 2
     assert "--reuse auto:0.1 and --tolerance 0.2 both set tolerance" in capsys.readouterr().err
 
 
-def test_the_notice_of_the_model_comes_once(files, capsys):
+def test_model_notice_is_printed_once(files, capsys):
     assert main(["run", "s.xml", "--prompt", "p.xml", "--max-tokens", "1", "--compare"]) == 0
     err = capsys.readouterr().err
     assert err.count("demo is a small model") == 1
     assert len(err.splitlines()) == 1, "and nothing else but that"
 
 
-def test_unions_inside_modules_are_counted_as_those_outside(files, capsys):
+def test_nested_unions_are_counted_like_outer_ones(files, capsys):
     (files / "n.xml").write_text(
         '<schema name="n"><module name="o"><union><module name="x">one</module><module name="y">two and three</module>'
         '</union></module><union><module name="p">four<union><module name="r">five</module></union></module>'
@@ -218,7 +218,7 @@ def test_unions_inside_modules_are_counted_as_those_outside(files, capsys):
     assert inner["tokens"] + outer["tokens"] == tree["tokens"]
 
 
-def test_commands_that_count_take_any_tokenizer(files, capsys):
+def test_counting_commands_accept_any_tokenizer(files, capsys):
     folder = files / "other"
     folder.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
@@ -230,7 +230,7 @@ def test_commands_that_count_take_any_tokenizer(files, capsys):
             assert main(["schema", command, "s.xml", "--model", str(folder)]) == 0, capsys.readouterr().err
 
 
-def test_a_tokenizer_with_more_tokens_than_the_model_is_one_sentence(files, capsys):
+def test_tokenizer_larger_than_the_model_is_one_sentence(files, capsys):
     folder = files / "resized"
     shutil.copytree(MODEL_DIRECTORY, folder)
     tokenizer = load_tokenizer(folder)
@@ -244,7 +244,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_one_sentence(files, caps
     assert "Traceback" not in err
 
 
-def test_a_name_that_goes_to_the_hub_is_announced(files, capsys, monkeypatch):
+def test_lookup_on_the_hub_is_announced(files, capsys, monkeypatch):
     def refuse(name, *arguments, **options):
         raise ParameterError(f"{name} is not to be had")
 
@@ -262,7 +262,7 @@ def test_a_name_that_goes_to_the_hub_is_announced(files, capsys, monkeypatch):
 @pytest.mark.parametrize(
     "command", ["memory --model", "models show", "bench ttft --model", "bench throughput --quick --model"]
 )
-def test_every_command_says_that_it_waits_for_the_hub(files, capsys, monkeypatch, command):
+def test_every_command_announces_waiting_for_the_hub(files, capsys, monkeypatch, command):
     def silent(name, *arguments, **options):
         assert "some/name is no folder here; it is looked up on the Hugging Face hub" in capsys.readouterr().err
         try:
@@ -279,7 +279,7 @@ def test_every_command_says_that_it_waits_for_the_hub(files, capsys, monkeypatch
     )
 
 
-def test_nobody_waits_for_a_hub_that_is_not_asked(files, capsys, monkeypatch):
+def test_hub_is_not_announced_if_it_is_not_used(files, capsys, monkeypatch):
     assert main(["memory", "--model", "llama-2-7b", "--model", "llama-3.2-1b"]) == 0
     assert "hub" not in capsys.readouterr().err
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
@@ -289,7 +289,7 @@ def test_nobody_waits_for_a_hub_that_is_not_asked(files, capsys, monkeypatch):
         assert "is not on this machine and the hub cannot be reached; run `inlay pull` where it can" in told
 
 
-def test_modules_inside_modules_are_shown_by_their_paths(files, capsys, monkeypatch):
+def test_nested_modules_are_shown_by_their_paths(files, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     (files / "n.xml").write_text(
         '<schema name="n"><module name="age"><union><module name="default">any</module><module name="old">80</module>'
@@ -321,7 +321,7 @@ def test_help_names_the_extra_whole(capsys, monkeypatch):
     assert "inlay-llm[plots]" in capsys.readouterr().out
 
 
-def test_a_batch_with_failures_says_where_they_are_explained(files, capsys):
+def test_batch_with_failures_names_the_output_file(files, capsys):
     (files / "in.jsonl").write_text("hello\n")
     assert main(["batch", "in.jsonl", "out.jsonl"]) == 1
     said = capsys.readouterr()

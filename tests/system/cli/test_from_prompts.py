@@ -85,7 +85,7 @@ def test_files_and_json(log, capsys):
         assert resolve(schema, Prompt.from_string(row["prompt"])).imported == {f"guide-{number % 2}"}
 
 
-def test_prompts_that_pml_cannot_hold_are_null(log, capsys):
+def test_unrepresentable_prompts_are_null(log, capsys):
     with Path("log.jsonl").open("a") as file:
         file.write(json.dumps({"messages": [{"role": "user", "content": "Hi"}]}) + "\n")
         messages = [{"role": "system", "content": "You help."}, {"role": "user", "content": "\0"}]
@@ -97,7 +97,7 @@ def test_prompts_that_pml_cannot_hold_are_null(log, capsys):
     assert "U+0000" in very_last["why"]
 
 
-def test_files_are_not_overwritten_unasked(log, capsys):
+def test_existing_files_are_not_overwritten(log, capsys):
     Path("s.xml").write_text("mine")
     status, _, err = run(capsys, "log.jsonl", "--output", "s.xml")
     assert (status, Path("s.xml").read_text()) == (2, "mine")
@@ -124,7 +124,7 @@ def test_bad_lines_are_skipped_and_counted(log, capsys):
     assert "2 bad lines were skipped; the first is log.jsonl:13: this is not JSON" in report["notes"][-1]
 
 
-def test_what_tools_answer_is_found_and_counted(log, capsys):
+def test_repeated_tool_results_are_found_and_counted(log, capsys):
     """Logs of agents: the same page of documentation comes back from a tool again and again."""
     page = document(7)
     ask = {"role": "user", "content": "What does the page say?"}
@@ -150,7 +150,7 @@ def test_what_tools_answer_is_found_and_counted(log, capsys):
         ("one.jsonl --model random:tiny --output s.xml", "no text repeats often and long enough for a schema"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(log, capsys, arguments, sentence):
+def test_errors_are_one_sentence(log, capsys, arguments, sentence):
     Path("empty.jsonl").write_text("\n")
     Path("one.jsonl").write_text('"Only one."\n')
     before = sorted(log.iterdir())
@@ -162,7 +162,7 @@ def test_what_is_wrong_is_one_sentence(log, capsys, arguments, sentence):
     assert sorted(log.iterdir()) == before
 
 
-def test_a_log_in_which_nothing_repeats(log, capsys):
+def test_log_without_repeated_text_is_reported(log, capsys):
     Path("one.jsonl").write_text('"Only one."\n')
     status, out, _ = run(capsys, "one.jsonl", "--model", "random:tiny")
     assert status == 0

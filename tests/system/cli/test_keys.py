@@ -28,7 +28,7 @@ def add(capsys, *arguments: str) -> str:
     return key
 
 
-def test_a_key_from_its_beginning_to_its_end(capsys):
+def test_key_from_creation_to_revocation(capsys):
     key = add(capsys, "--tenant", "acme", "--requests-per-minute", "60", "--max-reuse", "exact")
     admin = add(capsys, "--tenant", "acme", "--admin")
     tenants = Tenants.from_file(Path("keys.json"))
@@ -72,7 +72,7 @@ def test_lists_show_no_secrets(capsys):
     assert not [secret for secret in secrets if secret in table + out]
 
 
-def test_limits_are_set_anew(capsys):
+def test_limits_are_replaced(capsys):
     add(capsys, "--tenant", "acme", "--max-tokens", "100")
     limit = ("keys", "limit", "--file", "keys.json", "--tenant", "acme")
     assert run(capsys, *limit, "--max-concurrent", "2", "--tokens-per-minute", "900")[:2] == (
@@ -104,7 +104,7 @@ def test_limits_are_set_anew(capsys):
         ("revoke 0123", "Missing option '--file'"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(capsys, arguments: str, sentence: str):
+def test_errors_are_one_sentence(capsys, arguments: str, sentence: str):
     add(capsys, "--tenant", "acme")
     before = Path("keys.json").read_bytes()
     status, out, err = run(capsys, "keys", *arguments.split())

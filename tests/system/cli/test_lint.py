@@ -88,7 +88,7 @@ def test_wrong_files_are_errors(files, capsys):
         ("schema lint s.xml --fix", "No such option: --fix"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(files, capsys, arguments, sentence):
+def test_errors_are_one_sentence(files, capsys, arguments, sentence):
     status, out, err = run(capsys, *arguments.split())
     assert (status, out) == (2, "")
     assert len(err.splitlines()) == 1
@@ -115,7 +115,7 @@ def test_the_examples(capsys, monkeypatch):
     }
 
 
-def test_how_much_modules_depend_on_others_is_told(files, capsys):
+def test_deviations_of_modules_are_printed(files, capsys):
     options = ("--model", "random:tiny", "--small", "0", "--profile")
     status, out, _ = run(capsys, "schema", "lint", "s.xml", *options)
     assert status == 0

@@ -45,7 +45,7 @@ def breaks(report: dict) -> dict[str, str]:
     return {each["field"]: each["kind"] for each in report["breaks"]}
 
 
-def test_a_date_in_the_system_text(lint):
+def test_date_in_the_system_text_is_reported(lint):
     report = lint(openai("3 May"), openai("4 May"), openai("5 May"))
     assert breaks(report) == {"messages[0]": "date or number"}
     (found,) = report["breaks"]
@@ -54,7 +54,7 @@ def test_a_date_in_the_system_text(lint):
     assert (found["seconds"], report["tokens_per_s"]) == (None, None)
 
 
-def test_tools_in_another_order_and_a_new_tool(lint):
+def test_reordered_and_new_tools_are_reported(lint):
     report = lint(openai("3 May", "read", "write", "list"), openai("3 May", "write", "read", "list"))
     assert breaks(report) == {"tools": "tool set"}
     assert report["breaks"][0]["detail"] == "the same tools in another order"
@@ -69,7 +69,7 @@ def test_anthropic_names_the_block(lint):
     assert breaks(report) == {"tools": "tool set"}
 
 
-def test_a_log_that_only_grows_breaks_nothing(lint):
+def test_growing_conversation_breaks_no_cache(lint):
     first = openai("3 May", "read")
     longer = {**first, "messages": [*first["messages"], {"role": "assistant", "content": "One."}, QUESTION]}
     report = lint(first, longer, options=("--strict",))
@@ -77,7 +77,7 @@ def test_a_log_that_only_grows_breaks_nothing(lint):
     assert report["cached_tokens"] > 0
 
 
-def test_strict_fails_where_a_field_breaks_the_cache(lint):
+def test_strict_fails_if_a_field_breaks_the_cache(lint):
     assert lint(openai("3 May"), openai("4 May"), options=("--strict",), status=1)["breaks"]
 
 
@@ -95,7 +95,7 @@ def test_the_table_shows_both_texts(tmp_path, capsys):
     assert "Today is 4 May" in printed
 
 
-def test_a_wrong_line_is_reported_with_its_place(tmp_path, capsys):
+def test_invalid_line_is_reported_with_its_position(tmp_path, capsys):
     file = tmp_path / "log.jsonl"
     file.write_text(json.dumps(openai("3 May")) + "\n{}\n")
     assert command_line.main(["lint", "--log", str(file)]) == 2

@@ -16,7 +16,7 @@ from tests.pages import DOCS
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_steps_are_told_on_a_terminal_alone(terminal):
+def test_steps_are_printed_only_on_a_terminal(terminal):
     said: list[str] = []
     lines = LoadingLines(said.append, terminal=terminal, every_s=60)
     for what, done in (("the libraries", 0), ("the weights", 1), ("the weights", 2)):
@@ -25,7 +25,7 @@ def test_steps_are_told_on_a_terminal_alone(terminal):
     assert said == (["loading the libraries", "loading the weights"] if terminal else [])
 
 
-def test_a_step_that_goes_on_is_told_again():
+def test_long_step_is_reported_again():
     said: list[str] = []
     twice = threading.Event()
 
@@ -41,7 +41,7 @@ def test_a_step_that_goes_on_is_told_again():
     assert said[1] == "still loading the weights, 1.5 of 3.0 GiB (0 s so far)"
 
 
-def test_the_end_is_the_end(capsys, monkeypatch):
+def test_failed_loading_prints_nothing(capsys, monkeypatch):
     monkeypatch.setattr(output, "EVERY_S", 60.0)
     with pytest.raises(ValueError, match="no model"), told_loading("the model"):
         raise ValueError("no model")
@@ -50,7 +50,7 @@ def test_the_end_is_the_end(capsys, monkeypatch):
 
 @pytest.mark.long
 @pytest.mark.parametrize("command", ["run", "serve"])
-def test_commands_tell_their_steps_on_a_terminal(command):
+def test_commands_print_their_steps_on_a_terminal(command):
     records = DOCS.parent / "examples" / "docs"
     options = {
         "run": [str(records / "docs.xml"), "--prompt", str(records / "prompt.xml"), "--max-tokens", "1"],

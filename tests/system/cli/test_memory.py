@@ -55,7 +55,7 @@ def test_several_models_and_tokens(capsys):
     assert lines[3].startswith("demo ")
 
 
-def test_windows_cap_what_one_sequence_needs(mistral, capsys):
+def test_windows_limit_the_memory_of_one_sequence(mistral, capsys):
     status, out, _ = run(capsys, "memory", "--model", mistral, "--tokens", "2048")
     assert status == 0
     assert "one sequence" in out.splitlines()[0]
@@ -137,7 +137,7 @@ def test_the_papers_table_as_json(capsys):
         ("memory --model demo --weight", "No such option: --weight"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(capsys, arguments, sentence):
+def test_errors_are_one_sentence(capsys, arguments, sentence):
     status, out, err = run(capsys, *arguments.split())
     assert status == 2
     assert not out
@@ -146,7 +146,7 @@ def test_what_is_wrong_is_one_sentence(capsys, arguments, sentence):
     assert sentence in err
 
 
-def test_weights_are_told_where_they_are_asked_for(capsys):
+def test_weights_are_printed_on_request(capsys):
     _, out, _ = run(capsys, "memory", "--model", "random:tiny", "--model", "falcon-40b", "--weights", "--json")
     tiny, falcon = json.loads(out)["models"]
     assert list(tiny["weights"]) == ["bfloat16", "int8", "int4"]

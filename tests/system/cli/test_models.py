@@ -41,7 +41,7 @@ def test_all_families_as_a_table(capsys):
     assert "they fold the text into states of fixed size" in printed
 
 
-def test_one_model_by_its_configuration(capsys, tmp_path):
+def test_one_model_from_its_configuration(capsys, tmp_path):
     AutoConfig.for_model("mistral", sliding_window=512, num_hidden_layers=2).save_pretrained(tmp_path)
     assert main(["models", "show", str(tmp_path), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
@@ -61,13 +61,13 @@ def test_one_model_by_its_configuration(capsys, tmp_path):
         ),
     ],
 )
-def test_a_model_that_is_not_served(capsys, tmp_path, config, reason):
+def test_unsupported_model_is_rejected_with_a_reason(capsys, tmp_path, config, reason):
     config.save_pretrained(tmp_path)
     assert main(["models", "show", str(tmp_path)]) == 2
     assert reason in capsys.readouterr().err
 
 
-def test_a_model_that_is_served_without_reuse(capsys, tmp_path):
+def test_model_without_reuse_is_described(capsys, tmp_path):
     AutoConfig.for_model("rwkv").save_pretrained(tmp_path)
     assert main(["models", "show", str(tmp_path)]) == 0
     assert "reuse exact, and modules: no; they fold the text into states of fixed size" in capsys.readouterr().out
@@ -76,7 +76,7 @@ def test_a_model_that_is_served_without_reuse(capsys, tmp_path):
     assert (printed["family"], printed["exact"], printed["modular"]) == ("rwkv", False, False)
 
 
-def test_a_model_that_reuses_exact_prefixes_alone(capsys, tmp_path):
+def test_model_with_exact_reuse_only_is_described(capsys, tmp_path):
     tiny_config("qwen3_5_text").save_pretrained(tmp_path)
     assert main(["models", "show", str(tmp_path)]) == 0
     assert "modules: no; their recurrent layers" in capsys.readouterr().out
@@ -85,13 +85,13 @@ def test_a_model_that_reuses_exact_prefixes_alone(capsys, tmp_path):
     assert (printed["family"], printed["exact"], printed["modular"]) == ("qwen3_5_text", True, False)
 
 
-def test_a_context_that_ends_where_frequencies_change(capsys, tmp_path):
+def test_context_limited_by_rope_scaling_is_explained(capsys, tmp_path):
     tiny_config("phi3 longrope").save_pretrained(tmp_path)
     assert main(["models", "show", str(tmp_path)]) == 0
     assert "context: its context is 4,096 tokens here, not 8,192: for longer texts" in capsys.readouterr().out
 
 
-def test_a_folder_that_load_refuses(capsys, tmp_path):
+def test_folder_rejected_by_load_is_rejected(capsys, tmp_path):
     tiny_config("llama").save_pretrained(tmp_path)
     assert main(["models", "show", str(tmp_path)]) == 0
     (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")

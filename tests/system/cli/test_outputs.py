@@ -11,7 +11,7 @@ from inlay import ParameterError
 from inlay.cli.output import check_outputs, output_file, stdout_console
 
 
-def test_text_is_written_as_it_is(tmp_path: Path):
+def test_text_is_written_unchanged(tmp_path: Path):
     with output_file(tmp_path / "new.txt") as write:
         write("één\r\n")
         write("two\n")
@@ -21,7 +21,7 @@ def test_text_is_written_as_it_is(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "reason"), [("x" * 300, "File name too long"), (".", "Is a directory"), ("/dev/full", "No space left")]
 )
-def test_what_the_system_refuses(tmp_path: Path, name: str, reason: str):
+def test_system_errors_are_one_sentence(tmp_path: Path, name: str, reason: str):
     path = tmp_path / name
     check_outputs((path, None), force=True)
     with (
@@ -37,13 +37,13 @@ def break_off(path: Path) -> None:
         raise ConnectionResetError
 
 
-def test_a_fault_of_the_work_is_not_the_files(tmp_path: Path):
+def test_errors_of_the_work_are_raised_unchanged(tmp_path: Path):
     with pytest.raises(ConnectionResetError):
         break_off(tmp_path / "new.txt")
     assert (tmp_path / "new.txt").read_text() == "before"
 
 
-def test_a_table_that_goes_to_a_pipe_is_not_cut(capsys, monkeypatch):
+def test_piped_table_is_not_truncated(capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     table = Table(box=None)
     for column in range(40):

@@ -19,7 +19,7 @@ def without_lab(monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
 
 
 @pytest.mark.parametrize("arguments", [("bench", "ttft", "--model", "demo"), ("eval", "--help"), ("simulate",)])
-def test_a_missing_lab_is_named_with_the_line_that_installs_it(without_lab: typer.Typer, arguments: tuple[str, ...]):
+def test_missing_lab_is_named_with_its_install_command(without_lab: typer.Typer, arguments: tuple[str, ...]):
     result = CliRunner().invoke(without_lab, list(arguments))
     assert result.exit_code != 0
     assert f"inlay {arguments[0]}" in str(result.exception)
@@ -32,7 +32,7 @@ def test_the_commands_of_an_installed_lab_run(capsys: pytest.CaptureFixture[str]
         assert "Usage" in capsys.readouterr().out
 
 
-def test_another_distribution_adds_a_command(monkeypatch: pytest.MonkeyPatch):
+def test_other_distribution_can_add_a_command(monkeypatch: pytest.MonkeyPatch):
     entry = EntryPoint("shout", f"{__name__}:shout", plugins.GROUP)
     monkeypatch.setattr(plugins, "entry_points", lambda group: [entry])
     runner = CliRunner()

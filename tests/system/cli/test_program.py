@@ -73,14 +73,14 @@ def show(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     return status, out, err
 
 
-def test_it_prints_pml(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_program_show_prints_pml(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = list(sys.path)
     assert show(capsys, "not a package/programs.py:rules") == (0, PML, "")
     assert sys.path == path
     assert not list(files.rglob("programs*.pyc"))
 
 
-def test_it_prints_json(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_program_show_prints_json(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = show(capsys, "not a package/programs.py:rules", "--json")
     assert status == 0
     assert Schema.from_json(json.loads(out)).to_pml() == PML
@@ -121,9 +121,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("argument", "sentence"), WRONG.items())
-def test_what_is_wrong_is_one_sentence(
-    files: Path, capsys: pytest.CaptureFixture[str], argument: str, sentence: str
-) -> None:
+def test_errors_are_one_sentence(files: Path, capsys: pytest.CaptureFixture[str], argument: str, sentence: str) -> None:
     for name, content in BROKEN.items():
         (files / name).write_bytes(content)
     before = sorted(files.iterdir())
@@ -132,7 +130,7 @@ def test_what_is_wrong_is_one_sentence(
     assert sorted(files.iterdir()) == before
 
 
-def test_from_another_folder_without_torch(files: Path) -> None:
+def test_program_show_works_without_torch(files: Path) -> None:
     code = (
         "import sys; from inlay.cli.main import main; "
         "main(['program', 'show', 'not a package/programs.py:rules']); print('torch' in sys.modules)"

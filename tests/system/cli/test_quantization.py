@@ -29,7 +29,7 @@ def test_run(quantization, capsys):
 
 @pytest.mark.usefixtures("files")
 @pytest.mark.parametrize("command", ["run s.xml --prompt p.xml", "eval modular-qa --questions 2"])
-def test_a_word_that_is_none(command, capsys):
+def test_unknown_quantization_is_rejected(command, capsys):
     status, _, err = run(capsys, *command.split(), "--quantization", "int2")
     assert status != 0
     assert "quantization is 'int2'; use one of int8, int4, or None" in err

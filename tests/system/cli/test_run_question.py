@@ -15,7 +15,7 @@ BRAVEL, MONAR = DOCUMENTS / "bravel.txt", DOCUMENTS / "monar.txt"
 TINY = ("run", "random:tiny", "--max-tokens", "2")
 
 
-def test_a_question_about_documents_prints_the_answer_alone(capsys):
+def test_answer_about_documents_is_printed_alone(capsys):
     documents = ("--document", str(BRAVEL), "--document", str(MONAR))
     status, out, err = run(capsys, "run", "demo", "Who is the mayor of Monar?", *documents, "--store", "off")
     assert (status, out) == (0, "Pavel Brinos\n")
@@ -23,7 +23,7 @@ def test_a_question_about_documents_prints_the_answer_alone(capsys):
 
 
 @pytest.mark.parametrize("question", [("-",), ()])
-def test_a_question_comes_from_standard_input(capsys, monkeypatch, question):
+def test_question_is_read_from_standard_input(capsys, monkeypatch, question):
     monkeypatch.setattr("sys.stdin", io.StringIO("Well?\n"))
     status, out, _ = run(capsys, *TINY, *question, "--json")
     piped = json.loads(out)
@@ -54,7 +54,7 @@ def test_documents_are_modules_and_can_be_compared_with_no_reuse(capsys):
         ("run ./nowhere Well?", "./nowhere"),
     ],
 )
-def test_a_mistake_tells_the_meaning_of_the_first_argument(tmp_path, monkeypatch, capsys, arguments, named):
+def test_mistake_explains_the_first_argument(tmp_path, monkeypatch, capsys, arguments, named):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     (tmp_path / "s.xml").write_text(SCHEMA)

@@ -58,7 +58,7 @@ def client(port: int) -> OpenAI:
     return OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="any", max_retries=0)
 
 
-def test_it_answers_and_goes_when_it_is_told(tmp_path: Path):
+def test_server_answers_and_stops_on_a_signal(tmp_path: Path):
     schema = tmp_path / "trip.xml"
     schema.write_text('<schema name="trip">Plan. <module name="miami">Miami.</module></schema>')
     options = ("--served-model-name", "mine", "--schema", str(schema), "--log-format", "json", "--drain", "20")
@@ -83,7 +83,7 @@ def test_it_answers_and_goes_when_it_is_told(tmp_path: Path):
 
 
 @pytest.mark.long
-def test_a_second_signal_ends_it_at_once():
+def test_second_signal_ends_the_server_at_once():
     with started(*MODEL) as (process, _, port):
         endless = {"prompt": "x", "max_tokens": 1900, "extra_body": {"ignore_eos": True}}
         stream = client(port).completions.create(model="random:tiny", stream=True, **endless)
@@ -110,7 +110,7 @@ def over_socket(path: Path, method: str, at: str, body: object = None, *, key: s
 
 
 @pytest.mark.long
-def test_it_takes_what_other_servers_take(tmp_path: Path):
+def test_options_of_other_servers_are_accepted(tmp_path: Path):
     """Keys of the environment and of the command, a chat template, a length, a seed, a root path, a socket's file."""
     (tmp_path / "chat.jinja").write_text("{% for message in messages %}<{{ message.content }}>{% endfor %}")
     path = tmp_path / "inlay.sock"
@@ -150,7 +150,7 @@ sys.exit(main(["serve", "random:tiny", "--port", "0"]))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
-def test_a_signal_while_the_model_loads_ends_it_at_once(number):
+def test_signal_during_loading_ends_the_server_at_once(number):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", LOADING], **pipes) as process:  # type: ignore[call-overload]
         try:
@@ -198,7 +198,7 @@ def test_a_signal_while_the_model_loads_ends_it_at_once(number):
         (["--ssl-certfile", "none.pem"], "--ssl-certfile and --ssl-keyfile: cannot be used (no such file: none.pem)"),
     ],
 )
-def test_what_ends_with_one_sentence(capsys, tmp_path: Path, monkeypatch, arguments, sentence):
+def test_errors_are_one_sentence(capsys, tmp_path: Path, monkeypatch, arguments, sentence):
     monkeypatch.chdir(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -213,6 +213,6 @@ def test_what_ends_with_one_sentence(capsys, tmp_path: Path, monkeypatch, argume
     assert "Traceback" not in err
 
 
-def test_a_model_that_is_not_there(capsys):
+def test_missing_model_is_rejected(capsys):
     assert command_line.main(["serve", "none/at/all", "--port", "0"]) == 2
     assert "none/at/all" in capsys.readouterr().err

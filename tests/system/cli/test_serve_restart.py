@@ -58,7 +58,7 @@ def cached(client: OpenAI) -> int:
         (("--api-key", "operator", "--store-private"), True),
     ],
 )
-def test_a_marked_document_after_a_restart(tmp_path: Path, options: tuple[str, ...], kept: bool):
+def test_marked_document_is_reused_after_a_restart(tmp_path: Path, options: tuple[str, ...], kept: bool):
     with server(tmp_path, *options) as (client, _):
         assert cached(client) == 0
     with server(tmp_path, *options) as (client, log):

@@ -33,14 +33,14 @@ def ask(capsys, *options: str) -> tuple[dict, str]:
     return json.loads(out), err
 
 
-def told(err: str) -> list[str]:
+def lines_of(err: str) -> list[str]:
     """The lines about the store."""
     return [line for line in err.splitlines() if "kept" in line or "store" in line]
 
 
-def test_the_second_run_encodes_nothing(capsys, cache):
+def test_second_run_encodes_nothing(capsys, cache):
     first, said = ask(capsys)
-    assert told(said) == [f"inlay: encoded modules are kept in {cache} (0.0 of 16.0 GiB; --store off keeps none)"]
+    assert lines_of(said) == [f"inlay: encoded modules are kept in {cache} (0.0 of 16.0 GiB; --store off keeps none)"]
     second, _ = ask(capsys)
     assert second["text"] == first["text"]
     assert (first["encoded_tokens"] > 0, first["tiers"]["disk"]) == (True, 0)
@@ -50,7 +50,7 @@ def test_the_second_run_encodes_nothing(capsys, cache):
 
 
 @pytest.mark.long
-def test_a_process_that_starts_anew_encodes_nothing(cache):
+def test_new_process_encodes_nothing(cache):
     command = [sys.executable, "-m", "inlay", "run", SCHEMA, "--prompt", PROMPT, "--max-tokens", "4", "--json"]
     said = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(2)]
     first, second = (json.loads(process.stdout) for process in said)
@@ -60,15 +60,15 @@ def test_a_process_that_starts_anew_encodes_nothing(cache):
     assert second["tiers"] == {"device": 0, "disk": first["cached_tokens"]}
 
 
-def test_off_keeps_none(capsys, cache):
+def test_store_off_keeps_nothing(capsys, cache):
     for _ in range(2):
         row, said = ask(capsys, "--store", "off")
         assert row["encoded_tokens"] > 0
-        assert told(said) == []
+        assert lines_of(said) == []
     assert not cache.exists()
 
 
-def test_whose_word_counts(cache, tmp_path, monkeypatch):
+def test_option_precedes_environment_and_default_store(cache, tmp_path, monkeypatch):
     assert store_of(None, "demo") == str(cache)
     assert store_of(None, "random:tiny") == "off"
     assert store_of("here", "random:tiny") == "here"
@@ -77,13 +77,13 @@ def test_whose_word_counts(cache, tmp_path, monkeypatch):
     assert store_of("off", "demo") == "off"
 
 
-def test_a_home_that_cannot_be_written_is_no_reason_to_fail(cache, tmp_path):
+def test_unwritable_home_is_not_an_error(cache, tmp_path):
     (tmp_path / "cache").write_text("no folder")
     assert store_of(None, "demo") == "off"
     assert os.environ["XDG_CACHE_HOME"] == str(tmp_path / "cache")
 
 
-def test_a_folder_that_cannot_be_used_is_one_sentence(capsys, tmp_path):
+def test_unusable_folder_is_one_sentence(capsys, tmp_path):
     (tmp_path / "file").write_text("no folder")
     arguments = ("run", SCHEMA, "--prompt", PROMPT, "--store", str(tmp_path / "file"))
     status, _, err = run(capsys, *arguments)

@@ -36,7 +36,7 @@ def settings_of_openmp(*options: str, **environment: str) -> dict[str, str]:
         ((), {"OMP_WAIT_POLICY": "ACTIVE", "OMP_NUM_THREADS": "2"}, "ACTIVE", "2"),
     ],
 )
-def test_openmp_gets_what_is_asked_for(options, environment, policy, threads):
+def test_openmp_gets_the_requested_threads_and_wait_policy(options, environment, policy, threads):
     """Threads that spin starve those that compute where there are more of them than cores. The user's word counts."""
     found = settings_of_openmp(*options, **environment)
     assert (found["OMP_WAIT_POLICY"], found["OMP_NUM_THREADS"]) == (policy, threads)
@@ -57,18 +57,18 @@ def test_openmp_gets_what_is_asked_for(options, environment, policy, threads):
         *(("bench", name) for name in ("ttft", "encode", "decode", "throughput", "attention")),
     ],
 )
-def test_every_command_that_computes_has_the_option(capsys, monkeypatch, command):
+def test_every_computing_command_has_the_threads_option(capsys, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "200")
     assert "--threads" in run(capsys, *command, "--help")[1]
 
 
 @pytest.mark.parametrize("number", ["0", "-1", "1025"])
-def test_a_number_that_cannot_be_is_refused(capsys, number):
+def test_invalid_thread_number_is_rejected(capsys, number):
     said = run(capsys, "serve", "random:tiny", "--threads", number)
     assert said == (2, "", f"inlay: --threads is {number}; it must be a number from 1 to 1,024\n")
 
 
-def test_in_a_process_that_has_loaded_torch(monkeypatch):
+def test_threads_are_set_after_torch_was_loaded(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     before = torch.get_num_threads()
     try:

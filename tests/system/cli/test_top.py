@@ -36,7 +36,7 @@ def sample(at: float, prompts: int, evicted: int) -> ServerSample:
     return ServerSample(at, read_metrics(METRICS % (prompts, evicted)), {})
 
 
-def test_metrics_are_summed_over_labels_that_no_row_shows():
+def test_metrics_are_summed_over_unused_labels():
     values = read_metrics(METRICS % (10, 4))
     assert values["module_tokens_missed_total"] == {"evicted": 4, "never seen": 7}
     assert sum(values["requests_total"].values()) == 5
@@ -51,18 +51,18 @@ def test_rates_are_by_second_and_misses_by_reason():
     assert rates.mean("time_to_first_token_seconds") is None
 
 
-def test_a_first_look_has_no_rates_and_a_restarted_server_counts_from_zero():
+def test_first_look_has_no_rates_and_a_restart_counts_from_zero():
     assert Rates(None, sample(1.0, 100, 4)).per_second("prompt_tokens_total") is None
     assert Rates(sample(1.0, 100, 4), sample(2.0, 30, 0)).change("prompt_tokens_total") == 30
 
 
-def test_text_that_is_no_metrics_is_refused():
+def test_non_metrics_text_is_rejected():
     with pytest.raises(ParameterError):
         read_metrics("inlay:x{ 1")
 
 
 @pytest.mark.parametrize("content", [b"<html>", b"[]", b"{}", b'{"data": 3}', b'{"data": []}'])
-def test_a_server_of_another_kind_is_refused(content: bytes, capsys: pytest.CaptureFixture[str]):
+def test_other_server_is_rejected(content: bytes, capsys: pytest.CaptureFixture[str]):
     class Other(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             body = b"" if self.path == "/metrics" else content
@@ -118,7 +118,7 @@ def test_a_server_is_watched(capsys: pytest.CaptureFixture[str], monkeypatch: py
     llm.shutdown()
 
 
-def test_a_server_with_keys_takes_an_admins(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_server_with_keys_needs_an_admin_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     for site in with_keys(tmp_path):
         options = ["top", "--url", f"http://127.0.0.1:{site.port}", "--frames", "1"]
         assert command_line.main([*options, "--api-key", site.keys["ann"]]) == 2
@@ -136,6 +136,6 @@ def test_a_server_with_keys_takes_an_admins(tmp_path: Path, capsys: pytest.Captu
         ["--url", "http://127.0.0.1:9"],
     ],
 )
-def test_wrong_options_end_it(options: list[str], capsys: pytest.CaptureFixture[str]):
+def test_invalid_options_are_rejected(options: list[str], capsys: pytest.CaptureFixture[str]):
     assert command_line.main(["top", *options]) == 2
     assert options[0] in (error := capsys.readouterr().err) or options[1] in error

@@ -45,7 +45,7 @@ def program(name: str) -> str:
 class ScriptedLLM(AsyncLLM):
     """A model that gives the answers of a script, one after the other.
 
-    A conversation with tools gets the answer behind its results. Without tools, each request gets the next answer.
+    A conversation with tools gets the answer after its results. Without tools, each request gets the next answer.
     """
 
     script: list[str]

@@ -20,7 +20,7 @@ BODIES: list[dict[str, Any]] = json.loads((RECORDED / f"{LMCACHE.name}.json").re
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", WORKLOADS)
-def test_a_workload_as_it_is(workload: str, tmp_path: Path) -> None:
+def test_lmcache_workload_runs(workload: str, tmp_path: Path) -> None:
     if not LMCACHE.installed:
         pytest.skip("lmcache is not installed; run make clients, or set INLAY_CLIENTS to where its directory is")
     model = many_words(tmp_path / "model")
@@ -46,7 +46,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda one: "-".join(sorted(one["body"].keys() - {"model", "stream"})))
-def test_what_it_sends_is_answered_as_it_reads_it(site: Site, body: dict[str, Any]) -> None:
+def test_lmcache_request_streams_text_and_counts(site: Site, body: dict[str, Any]) -> None:
     """Texts in deltas, and at the end a chunk with the counts, which its tables are made of."""
     events = site.stream(body["path"], **{**body["body"], "model": "words"})
     assert any(choice["delta"].get("content") for event in events for choice in event["choices"])
@@ -57,12 +57,12 @@ def test_what_it_sends_is_answered_as_it_reads_it(site: Site, body: dict[str, An
         assert usage["completion_tokens"] == body["body"]["max_tokens"]
 
 
-def test_the_model_is_found_as_it_finds_it(site: Site) -> None:
+def test_model_list_names_the_model(site: Site) -> None:
     status, _, answer = site.call("GET", "/v1/models")
     assert (status, answer["data"][0]["id"]) == (200, "words")
 
 
-def test_a_prompt_that_begins_like_an_earlier_one_is_read_from_there(site: Site) -> None:
+def test_common_prefix_is_read_from_the_cache(site: Site) -> None:
     """Documents in another place are not found: nothing in these requests says where one begins."""
     one, other = ("".join(f" {word}" for word in words) for words in (("baba", "bebe") * 40, ("dodo", "dudu") * 40))
     cached = []

@@ -29,7 +29,7 @@ def recorded(name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", [one.name for one in CLIENTS if (RECORDED / f"{one.name}.json").exists()])
-def test_what_a_client_sends_is_answered(site: Site, name: str) -> None:
+def test_recorded_client_request_is_answered(site: Site, name: str) -> None:
     bodies = recorded(name)
     assert any(len(one["body"].get("messages", ())) > 2 for one in bodies), "second turns are what clients differ in"
     for one in bodies:
@@ -43,7 +43,7 @@ def test_what_a_client_sends_is_answered(site: Site, name: str) -> None:
             assert answer["content" if anthropic else "choices"]
 
 
-def test_the_matrix_names_the_clients_that_sent_tools_beside_a_schema() -> None:
+def test_matrix_lists_clients_with_tools_and_a_schema() -> None:
     header = ("client", "chats, streams", "tools, also streamed", "answers of a schema", "tools beside a schema")
     said = {row[0].split()[0]: row[-1] for row in rows(DOCS / "guides" / "run-a-server.md", *header)}
     assert {name: has_both(name) for name in said} == {name: cell == "yes" for name, cell in said.items()}

@@ -42,7 +42,7 @@ def many_words(directory: Path) -> Path:
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:
-    """Bytes, and every word of two syllables behind a space, merged letter by letter from its start."""
+    """Bytes, and every word of two syllables after a space, merged letter by letter from its start."""
     merges: dict[tuple[str, str], None] = {}
     for syllables in product(_SYLLABLES, _SYLLABLES):
         word = _SPACE + "".join(syllables)

@@ -21,7 +21,7 @@ from tests.conftest import tiny
 
 @dataclass
 class LocalTransport:
-    """gone: replicas whose calls fail. cut_after: of streams of answers, after how many items they break."""
+    """gone: replicas whose calls fail. cut_after: the number of items after which answer streams break."""
 
     hosts: dict[str, EngineHost]
     routing: Routing
@@ -76,7 +76,7 @@ class Cluster:
     engines: dict[str, AsyncLLM]
 
     async def follow(self) -> None:
-        """Hear all news of all replicas now."""
+        """Receive all pending events of all replicas now."""
         from inlay.cluster.transport import Status
 
         for name in self.routing.replicas:

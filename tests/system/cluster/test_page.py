@@ -1,4 +1,4 @@
-"""The page of a cluster, in Chromium: what works, and what it says about the rest."""
+"""The page of a cluster, in Chromium: what works, and the messages for what does not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
         yield one
 
 
-def test_the_page_of_a_cluster(cluster: Deployed):
+def test_cluster_page_works_in_a_browser(cluster: Deployed):
     url = f"http://127.0.0.1:{cluster.port}/"
     with chromium() as browser, opened(browser, url, allowed=("400",)) as page:
         page.click("text=Examples")

@@ -44,7 +44,7 @@ def request_of(llm: LLM, prompt: Any, reuse: str | None) -> EngineRequest:
     ],
     ids=["text", "text exact", "modular", "anchored", "isolated", "schema exact"],
 )
-def test_what_a_request_leaves_is_what_it_would_find(llm: LLM, prompt: Any, reuse: str | None):
+def test_stored_pieces_of_a_request_equal_its_lookup(llm: LLM, prompt: Any, reuse: str | None):
     log = ChangeLog(llm.client.model.keys)
     llm.store.listen(log)
     request = request_of(llm, prompt, reuse)
@@ -60,11 +60,11 @@ def test_what_a_request_leaves_is_what_it_would_find(llm: LLM, prompt: Any, reus
     assert sum(piece.tokens for piece in wanted.pieces) <= wanted.tokens
 
 
-def test_a_request_that_reads_nothing_has_no_pieces(llm: LLM):
+def test_request_without_reuse_has_no_pieces(llm: LLM):
     assert wanted_by(request_of(llm, LONG, "off"), llm.client.model.keys).pieces == ()
 
 
-def test_another_salt_has_other_pieces(llm: LLM):
+def test_different_salts_have_different_pieces(llm: LLM):
     keys, policy = llm.client.model.keys, ReusePolicy.parse("exact", "packed")
     one, other = (
         wanted_by(llm.processor.process(LONG, SamplingParams(), policy, Scope(salt)), keys) for salt in ("ann", "bob")

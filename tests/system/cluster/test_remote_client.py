@@ -63,7 +63,7 @@ def prompt_of(*modules: str) -> Any:
     return prompt.text(" Who?")
 
 
-def test_a_cluster_answers_as_one_engine_does():
+def test_cluster_answers_equal_one_engine():
     prompts = ["Once upon a time", [5, 6, 7, 8], "Once upon another time"]
     wanted = expected(*prompts)
 
@@ -80,7 +80,7 @@ def test_a_cluster_answers_as_one_engine_does():
     with_cluster(test)
 
 
-def test_modules_are_encoded_at_home_and_found_where_they_are():
+def test_modules_are_encoded_on_their_replica_and_found_there():
     wanted = expected(prompt_of("a", "c"), prompt_of("b"), schema=SCHEMA)
 
     async def test(made: Cluster) -> None:
@@ -103,8 +103,8 @@ def test_modules_are_encoded_at_home_and_found_where_they_are():
     with_cluster(test)
 
 
-def test_adapters_of_the_replicas_answer_and_their_modules_are_found(tmp_path: Path):
-    """With each adapter what one engine says, none finds what another has left, and the router knows whose it is."""
+def test_adapters_work_on_replicas(tmp_path: Path):
+    """Each adapter answers as on one engine, none reads another's segments, and the router separates them."""
     folders = {name: write_adapter(tmp_path / name, tiny("llama"), ALL, seed=seed) for seed, name in enumerate("xy")}
     wanted: dict[str | None, RequestOutput] = {}
 
@@ -140,7 +140,7 @@ def test_adapters_of_the_replicas_answer_and_their_modules_are_found(tmp_path: P
     with_cluster(test, adapters=folders)
 
 
-def test_what_a_prompt_left_is_where_the_next_one_goes():
+def test_next_prompt_goes_to_the_replica_with_its_prefix():
     text = "A conversation that goes on for quite a while, so that it has some borders to be found at. " * 3
 
     async def test(made: Cluster) -> None:
@@ -160,7 +160,7 @@ def vars_of(params: SamplingParams) -> dict[str, Any]:
     return {field.name: getattr(params, field.name) for field in fields(params)}
 
 
-def test_a_stop_string_ends_the_answer_on_the_replica_too(caplog: pytest.LogCaptureFixture):
+def test_stop_string_ends_the_answer_on_the_replica(caplog: pytest.LogCaptureFixture):
     (free,) = expected("Tell me", params=SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
     stop = free.outputs[0].text[6:9]
     params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True, stop=[stop])
@@ -179,7 +179,7 @@ def test_a_stop_string_ends_the_answer_on_the_replica_too(caplog: pytest.LogCapt
     with_cluster(test)
 
 
-def test_a_replica_that_goes_before_it_has_said_anything_is_replaced_by_another():
+def test_replica_lost_before_its_first_token_is_replaced():
     wanted = expected("Once upon a time")
 
     async def test(made: Cluster) -> None:
@@ -193,7 +193,7 @@ def test_a_replica_that_goes_before_it_has_said_anything_is_replaced_by_another(
     with_cluster(test, replicas=3)
 
 
-def test_a_replica_that_goes_in_the_middle_of_an_answer_ends_it_with_an_error():
+def test_replica_lost_during_an_answer_is_an_error():
     async def test(made: Cluster) -> None:
         made.transport.cut_after.update(r0=1, r1=1)
         heard = []
@@ -211,7 +211,7 @@ def test_a_replica_that_goes_in_the_middle_of_an_answer_ends_it_with_an_error():
     with_cluster(test)
 
 
-def test_with_all_replicas_gone_requests_end_and_come_again_later():
+def test_requests_fail_without_replicas_and_recover_later():
     async def test(made: Cluster) -> None:
         made.transport.gone.update(("r0", "r1"))
         with raises("engine.dead", EngineDeadError):
@@ -228,8 +228,8 @@ def test_with_all_replicas_gone_requests_end_and_come_again_later():
     with_cluster(test)
 
 
-def test_a_replica_that_stalls_is_passed_by_and_left():
-    """The first one asked says nothing at all; its request goes elsewhere, and so do later ones."""
+def test_stalled_replica_is_avoided():
+    """The first replica never responds; its request is retried elsewhere, and later ones avoid it."""
 
     async def test(made: Cluster) -> None:
         made.transport.silent.add("r0")
@@ -246,7 +246,7 @@ def test_a_replica_that_stalls_is_passed_by_and_left():
     with_cluster(test, stalled_s=1.0)
 
 
-def test_a_deadline_holds_where_the_replica_says_nothing_at_all():
+def test_deadline_is_kept_if_the_replica_is_silent():
     async def test(made: Cluster) -> None:
         made.transport.silent.add("r0")
         with raises("request.deadline", DeadlineError):
@@ -255,7 +255,7 @@ def test_a_deadline_holds_where_the_replica_says_nothing_at_all():
     with_cluster(test, replicas=1)
 
 
-def test_wrong_requests_end_with_the_error_of_the_replica():
+def test_invalid_requests_end_with_the_replicas_error():
     async def test(made: Cluster) -> None:
         grammar = SamplingParams(structured_outputs={"regex": "(["})
         with raises("structured.invalid", ParameterError) as caught:
@@ -269,7 +269,7 @@ def test_wrong_requests_end_with_the_error_of_the_replica():
     with_cluster(test)
 
 
-def test_who_leaves_or_aborts_gives_the_request_up_on_the_replica():
+def test_disconnect_or_abort_cancels_the_request_on_the_replica():
     async def test(made: Cluster) -> None:
         long = SamplingParams(max_tokens=1900, ignore_eos=True)
         stream = made.llm.generate("Once", long)
@@ -289,7 +289,7 @@ def test_who_leaves_or_aborts_gives_the_request_up_on_the_replica():
     with_cluster(test)
 
 
-def test_counts_are_those_of_all_replicas():
+def test_stats_are_summed_over_replicas():
     async def test(made: Cluster) -> None:
         await asyncio.gather(*(last(made.llm, f"Prompt {number}") for number in range(4)))
         await made.follow()
@@ -319,7 +319,7 @@ def test_files_listings_and_pins_are_refused_with_the_reason():
     with_cluster(test)
 
 
-def test_a_schema_that_is_removed_ends_its_encoding():
+def test_removed_schema_ends_its_encoding():
     async def test(made: Cluster) -> None:
         with raises("schema.removed", InlayError):
             await made.llm.add_schema(SCHEMA, progress=lambda done, total: made.llm.remove_schema("s"))
@@ -327,7 +327,7 @@ def test_a_schema_that_is_removed_ends_its_encoding():
     with_cluster(test)
 
 
-def test_a_client_that_was_shut_down_refuses_with_the_reason():
+def test_closed_client_rejects_requests_with_a_reason():
     async def test(made: Cluster) -> None:
         made.client.shutdown()
         with raises("engine.shut_down", InlayError):

@@ -1,4 +1,4 @@
-"""However and wherever a call ends, every caller that waits for an answer or an encoding gets the reason."""
+"""However a call fails, every caller that waits for an answer or an encoding gets the error."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def begun(made: Cluster, prompt: str, params: SamplingParams = LONG, **ask
     return task
 
 
-def test_who_aborts_before_the_prompt_is_prepared_hears_of_it():
+def test_abort_before_prompt_processing_raises_an_error():
     async def test(made: Cluster) -> None:
         task = asyncio.create_task(last(made.llm, "Once", LONG, request_id="named"))
         await asyncio.sleep(0)
@@ -48,7 +48,7 @@ def test_who_aborts_before_the_prompt_is_prepared_hears_of_it():
     with_cluster(test)
 
 
-def test_an_encoding_that_is_aborted_at_once_says_so():
+def test_aborted_encoding_reports_an_error():
     async def test(made: Cluster) -> None:
         heard: asyncio.Queue[Any] = asyncio.Queue()
         await made.llm.add_schema(SCHEMA, encode=False)
@@ -64,7 +64,7 @@ def test_an_encoding_that_is_aborted_at_once_says_so():
 
 
 @pytest.mark.parametrize("lost", ["silent", "gone"])
-def test_an_abort_that_cannot_be_told_ends_the_request_here(lost: str):
+def test_undelivered_abort_ends_the_request_locally(lost: str):
     """Nor is it sent to another replica."""
 
     async def test(made: Cluster) -> None:
@@ -80,7 +80,7 @@ def test_an_abort_that_cannot_be_told_ends_the_request_here(lost: str):
     with_cluster(test)
 
 
-def test_what_is_under_way_ends_when_the_client_is_shut_down():
+def test_running_calls_end_when_the_client_is_shut_down():
     async def test(made: Cluster) -> None:
         made.transport.silent.update(("r0", "r1"))
         task = await begun(made, "Once")
@@ -96,7 +96,7 @@ def test_what_is_under_way_ends_when_the_client_is_shut_down():
 
 
 class OddError(Exception):
-    """Of no kind that anybody knows."""
+    """An error of an unknown kind."""
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_every_kind_of_fault_ends_the_request(step: str, error: BaseException, m
 @pytest.mark.parametrize(
     "error", [OddError("odd"), InlayError("a replica failed: OSError: no file"), OSError("no file")]
 )
-def test_a_replica_whose_news_fail_once_is_followed_on(error: Exception):
+def test_replica_with_temporary_status_errors_is_kept(error: Exception):
     async def test(made: Cluster) -> None:
         call, failed = made.transport.call, 0
 
@@ -152,7 +152,7 @@ def test_a_replica_whose_news_fail_once_is_followed_on(error: Exception):
     with_cluster(test)
 
 
-def test_an_encoding_does_not_wait_for_a_replica_that_has_stalled_or_gone():
+def test_encoding_does_not_wait_for_a_stalled_or_lost_replica():
     async def test(made: Cluster) -> None:
         made.transport.silent.add("r0")
         await made.llm.add_schema(SCHEMA)
@@ -172,7 +172,7 @@ def test_an_encoding_does_not_wait_for_a_replica_that_has_stalled_or_gone():
     with_cluster(gone)
 
 
-def test_who_gives_up_hears_no_more():
+def test_cancelled_encoding_reports_no_more_events():
     async def test(made: Cluster) -> None:
         heard: list[Any] = []
         await made.llm.add_schema(SCHEMA, encode=False)

@@ -20,7 +20,7 @@ FIRST = KeptSchema(
 SECOND = replace(FIRST, versions=(*FIRST.versions, SchemaVersion(2, 2.5, "bb")))
 
 
-def test_what_is_kept_is_there_for_the_next_one(tmp_path: Path):
+def test_kept_schemas_are_read_by_the_next_folder(tmp_path: Path):
     one = SchemaFolder(tmp_path / "schemas")
     assert one.keep(FIRST)
     assert one.keep(replace(FIRST, salt="ann"))
@@ -31,7 +31,7 @@ def test_what_is_kept_is_there_for_the_next_one(tmp_path: Path):
     assert os.stat(tmp_path / "schemas").st_mode & 0o77 == 0
 
 
-def test_others_notice_a_change_and_its_author_does_not(tmp_path: Path):
+def test_change_is_noticed_by_other_processes_only(tmp_path: Path):
     one, other = SchemaFolder(tmp_path), SchemaFolder(tmp_path)
     one.all(), other.all()
     assert one.keep(FIRST)
@@ -44,7 +44,7 @@ def test_others_notice_a_change_and_its_author_does_not(tmp_path: Path):
     assert other.all() == []
 
 
-def test_of_two_changes_of_one_version_the_second_is_refused(tmp_path: Path):
+def test_second_change_of_one_version_is_rejected(tmp_path: Path):
     one, other = SchemaFolder(tmp_path), SchemaFolder(tmp_path)
     assert one.keep(FIRST)
     assert not other.keep(replace(FIRST, versions=(SchemaVersion(1, 9.0, "cc"),)))  # made at the same time
@@ -57,7 +57,7 @@ def test_of_two_changes_of_one_version_the_second_is_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[1]", b'{"version": 9}'])
-def test_a_damaged_file_is_left_out_with_a_warning(tmp_path: Path, damage: bytes, caplog: pytest.LogCaptureFixture):
+def test_damaged_file_is_skipped_with_a_warning(tmp_path: Path, damage: bytes, caplog: pytest.LogCaptureFixture):
     folder = SchemaFolder(tmp_path)
     folder.keep(FIRST)
     folder.keep(replace(FIRST, name="other"))
@@ -68,7 +68,7 @@ def test_a_damaged_file_is_left_out_with_a_warning(tmp_path: Path, damage: bytes
     assert "is left out" in caplog.text
 
 
-def test_a_changed_text_is_damage(tmp_path: Path):
+def test_changed_text_counts_as_damage(tmp_path: Path):
     folder = SchemaFolder(tmp_path)
     folder.keep(FIRST)
     (path,) = tmp_path.glob("*.json")
@@ -76,7 +76,7 @@ def test_a_changed_text_is_damage(tmp_path: Path):
     assert folder.all() == []
 
 
-def test_a_folder_that_cannot_be_used_is_said(tmp_path: Path):
+def test_unusable_folder_is_an_error(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with raises("cluster.unusable_folder", ParameterError, names="file"):
         SchemaFolder(tmp_path / "file")

@@ -42,7 +42,7 @@ def test_schemas_are_encoded_and_prompts_find_them(cluster: Deployed):
     assert cluster.call("GET", "/v1/schemas/docs")[0] == 200
 
 
-def test_it_answers_as_one_server_does(cluster: Deployed):
+def test_cluster_answers_equal_one_server(cluster: Deployed):
     llm = LLM("demo", seed=0, kv_memory="16MiB")
     prompt = "Bravel is a town. The mayor of Bravel is"
     (wanted,) = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=8))
@@ -53,7 +53,7 @@ def test_it_answers_as_one_server_does(cluster: Deployed):
     assert "".join(json.loads(event)["choices"][0]["text"] for event in events) == wanted.outputs[0].text
 
 
-def test_wrong_requests_are_told_what_is_wrong(cluster: Deployed):
+def test_invalid_requests_are_rejected(cluster: Deployed):
     status, answer = cluster.ask("Once", max_tokens=-1)
     assert (status, answer["error"]["param"]) == (400, "max_tokens")
     status, answer = cluster.ask([10**6])
@@ -64,7 +64,7 @@ def test_wrong_requests_are_told_what_is_wrong(cluster: Deployed):
     assert cluster.call("GET", "/v1/schemas/nobody")[0] == 404
 
 
-def test_it_counts_what_the_router_does(cluster: Deployed):
+def test_router_metrics_count_requests(cluster: Deployed):
     before = cluster.metric("inlay:router_requests_total")
     for number in range(4):
         assert cluster.ask(f"Prompt number {number}")[0] == 200

@@ -23,7 +23,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
         yield one
 
 
-def test_a_replica_that_is_killed_ends_its_streams_with_an_error_and_the_others_answer(cluster: Deployed):
+def test_killed_replica_ends_its_streams_with_an_error(cluster: Deployed):
     stream = cluster.stream("Once upon a time", max_tokens=1500, ignore_eos=True)
     json.loads(next(stream))
     max(cluster.processes("engine"), key=lambda process: process.cpu_percent(0.3)).kill()  # that which answers
@@ -38,7 +38,7 @@ def test_a_replica_that_is_killed_ends_its_streams_with_an_error_and_the_others_
     cluster.wait(lambda: cluster.metric("inlay:router_replicas") == 2)
 
 
-def test_both_killed_under_load_every_request_ends(cluster: Deployed):
+def test_every_request_ends_after_both_replicas_are_killed(cluster: Deployed):
     outcomes: list[int] = []
 
     def ask(number: int) -> None:
@@ -58,7 +58,7 @@ def test_both_killed_under_load_every_request_ends(cluster: Deployed):
     cluster.wait(lambda: cluster.ask("And again")[0] == 200)
 
 
-def test_a_replica_that_is_stopped_is_passed_by_until_it_goes_on(cluster: Deployed):
+def test_stopped_replica_is_avoided_until_it_resumes(cluster: Deployed):
     stopped, _ = cluster.processes("engine")
     stopped.suspend()
     try:
@@ -71,7 +71,7 @@ def test_a_replica_that_is_stopped_is_passed_by_until_it_goes_on(cluster: Deploy
     cluster.wait(lambda: cluster.metric("inlay:router_stalled") == 0)
 
 
-def test_a_client_that_leaves_gives_its_request_up(cluster: Deployed):
+def test_disconnect_cancels_the_request(cluster: Deployed):
     stream = cluster.stream("Once upon a time", max_tokens=3500, ignore_eos=True)
     next(stream)
     cluster.wait(lambda: cluster.metric("inlay:num_requests_running") == 1)
@@ -79,7 +79,7 @@ def test_a_client_that_leaves_gives_its_request_up(cluster: Deployed):
     cluster.wait(lambda: cluster.metric("inlay:num_requests_running") == 0, 5)
 
 
-def test_a_killed_ingress_comes_back_with_its_schemas(cluster: Deployed):
+def test_restarted_ingress_has_its_schemas(cluster: Deployed):
     assert cluster.call("POST", "/v1/schemas", {"pml": PML})[0] == 201
     (ingress,) = cluster.processes("ingress")
     ingress.kill()

@@ -30,7 +30,7 @@ async def make(one: SchemaCatalog, text: str, salt: str | None = None) -> None:
     await one.create(source(text), salt=salt, reuse="modular", positions=None)
 
 
-def test_what_one_makes_the_other_knows(tmp_path: Path):
+def test_schema_of_one_ingress_is_known_to_the_other(tmp_path: Path):
     async def run() -> None:
         one, other = catalog(tmp_path), catalog(tmp_path)
         await make(one, "Public.")
@@ -53,7 +53,7 @@ def test_what_one_makes_the_other_knows(tmp_path: Path):
     asyncio.run(run())
 
 
-def test_of_two_changes_at_the_same_time_the_second_is_refused_and_the_first_counts(tmp_path: Path):
+def test_second_of_two_concurrent_changes_is_rejected(tmp_path: Path):
     async def run() -> None:
         one, other = catalog(tmp_path), catalog(tmp_path)
         await make(one, "First.")
@@ -72,7 +72,7 @@ def test_of_two_changes_at_the_same_time_the_second_is_refused_and_the_first_cou
     asyncio.run(run())
 
 
-def test_schemas_of_the_start_take_up_what_was_kept(tmp_path: Path):
+def test_startup_schemas_continue_kept_versions(tmp_path: Path):
     async def run() -> None:
         first, same, changed = (Schema.from_string(f"<schema name='docs'>{text}</schema>") for text in "AAB")
         for schema, version in ((first, 1), (same, 1), (changed, 2)):

@@ -19,7 +19,7 @@ def stats_of(start: int, **more: Any) -> EngineStats:
     return EngineStats(**{name: start + i for i, name in enumerate(NUMBERS)}, **more)
 
 
-def test_every_number_of_several_engines_adds_up():
+def test_statistics_of_several_engines_are_summed():
     each = [stats_of(0), stats_of(100, busy=True), stats_of(30)]
     found = summed(each)
     assert "promoted_tokens" in NUMBERS
@@ -32,7 +32,7 @@ def test_every_number_of_several_engines_adds_up():
     assert summed([]).waiting == 0
 
 
-def test_a_status_comes_through_whole_but_for_what_shadow_sampling_found():
+def test_status_round_trips_without_shadow_results():
     changes = StoreChanges("epoch", 3, 5, array("Q", [1, 2**63]), array("Q"), array("Q", [7]), False)
     tiers = {
         "disk": TierStats(segments=3, misses=(("late", 2),)),

@@ -342,20 +342,20 @@ def check_seen(soak: Soak, *kinds: str) -> None:
 
 
 @pytest.mark.long
-def test_callers_threads_beside_faults_in_short(monkeypatch: pytest.MonkeyPatch):
+def test_short_fault_soak_with_threads(monkeypatch: pytest.MonkeyPatch):
     check_seen(soak_callers(5, monkeypatch, seed=3))
 
 
 @pytest.mark.long
-def test_an_event_loop_beside_faults_in_short(monkeypatch: pytest.MonkeyPatch):
+def test_short_fault_soak_with_an_event_loop(monkeypatch: pytest.MonkeyPatch):
     check_seen(soak_async(3, monkeypatch, seed=4), "AbortedError", "DeadlineError")
 
 
 @pytest.mark.slow
-def test_callers_threads_beside_faults(monkeypatch: pytest.MonkeyPatch):
+def test_fault_soak_with_threads(monkeypatch: pytest.MonkeyPatch):
     check_seen(soak_callers(LONG_S / 4, monkeypatch, seed=1))
 
 
 @pytest.mark.slow
-def test_an_event_loop_beside_faults(monkeypatch: pytest.MonkeyPatch):
+def test_fault_soak_with_an_event_loop(monkeypatch: pytest.MonkeyPatch):
     check_seen(soak_async(LONG_S * 3 / 4, monkeypatch, seed=2), "AbortedError", "DeadlineError")

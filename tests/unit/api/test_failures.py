@@ -43,16 +43,16 @@ def test_status_type_and_code(error, status, code):
     assert (found.message, found.param, found.code) == (failure.message, failure.param, code)
 
 
-def test_the_field_is_told():
+def test_field_of_an_error_is_reported():
     assert failure_of(BodyError("wrong", param="n")) == Failure(400, "wrong", "n", "invalid_value")
 
 
-def test_a_clients_text_in_an_error_steers_no_terminal():
+def test_client_text_in_an_error_has_no_control_codes():
     failure = failure_of(BodyError("messages.\x1b[2J\nis \u202ewrong", param="messages.\x1b[2J"))
     assert (failure.message, failure.param) == ("messages.\\x1b[2J; is \\u202ewrong", "messages.\\x1b[2J")
 
 
-def test_when_to_try_again_is_told():
+def test_retry_time_is_reported():
     assert failure_of(errors.QueueFullError("full")).retry_after_s == 1.0
     assert failure_of(BodyError("slower", status=429, retry_after_s=2.5)).retry_after_s == 2.5
     assert failure_of(errors.CapacityError("never fits")).retry_after_s is None

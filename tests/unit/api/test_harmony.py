@@ -61,22 +61,22 @@ def parts(pieces: list[str], *, parallel: bool = True) -> list[Thought | str | C
 
 
 @pytest.mark.parametrize(("answer", "expected"), CASES.values(), ids=CASES.keys())
-def test_an_answer_in_channels(answer: str, expected: list[Thought | str | CalledTool]) -> None:
+def test_answer_in_channels_is_separated(answer: str, expected: list[Thought | str | CalledTool]) -> None:
     assert parts([answer]) == expected
     assert parts(list(answer)) == expected
 
 
 @given(st.sampled_from([answer for answer, _ in CASES.values()]), st.lists(st.integers(0, 300), max_size=6))
-def test_the_division_changes_nothing(answer: str, cuts: list[int]) -> None:
+def test_splitting_the_answer_does_not_change_the_result(answer: str, cuts: list[int]) -> None:
     edges = [0, *sorted(cut % (len(answer) + 1) for cut in cuts), len(answer)]
     assert parts([answer[first:last] for first, last in pairwise(edges)]) == parts([answer])
 
 
-def test_one_call_alone_ends_the_answer() -> None:
+def test_single_call_ends_the_answer() -> None:
     assert parts([f"{CALL}{NEXT}{CALL}"], parallel=False) == [WEATHER]
 
 
-def test_arguments_come_as_they_are_written() -> None:
+def test_arguments_are_streamed() -> None:
     parser = HarmonyParser({"weather": {}}, parallel=True)
     parser.feed(CALL[: CALL.index("{")])
     told = "".join(piece.arguments for piece in parser.feed('{"city": "Ro') if not isinstance(piece, Thought))

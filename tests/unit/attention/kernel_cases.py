@@ -57,7 +57,7 @@ def with_rotary(layer: Layer, rotated: int | None = None, *, interleaved: bool =
 
 
 def end_of(parts: Sequence[Part]) -> int:
-    """The slot behind the last one that a pass reads or writes."""
+    """The slot after the last one that a pass reads or writes."""
     return max(run.end for part in parts for run in part.ranges)
 
 
@@ -124,7 +124,7 @@ def random_parts(seed: int, *, decode: bool = False, longest: int = 9, keys: int
 def random_asked(seed: int, *, decode: bool = False, longest: int = 9, keys: int = 40) -> list[Asked]:
     """Parts that share stored segments in any combination, whole or in part, at any shift.
 
-    longest: of a part, in rows. keys: of a segment at most. Behind the slot of a decode step eight are free.
+    longest: of a part, in rows. keys: of a segment at most. After the slot of a decode step eight are free.
     """
     draw = random.Random(seed)
     segments, slot = [], 0

@@ -94,7 +94,7 @@ def test_backend_equals_reference(backend, heads, kv_heads, parts, window, softc
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2)])
 @given(parts=passes(), window=st.sampled_from([None, 5]), softcap=st.sampled_from([None, 3.0]), biased=st.booleans())
 @settings(max_examples=examples(40), deadline=None)
-def test_mass_is_what_the_reference_attends_to(backend, heads, kv_heads, parts, window, softcap, biased):
+def test_attention_mass_equals_the_reference(backend, heads, kv_heads, parts, window, softcap, biased):
     """Of every key, summed over rows and heads; sinks take their part of it and give none."""
     options = AttentionOptions(
         scale=0.3,
@@ -116,7 +116,7 @@ def test_mass_is_what_the_reference_attends_to(backend, heads, kv_heads, parts, 
 
 
 @pytest.mark.parametrize("blocks_of", [1, 2 * 4 * 4 * 24, 4 * 24 * 8])
-def test_mass_is_the_same_block_by_block(monkeypatch, blocks_of):
+def test_attention_mass_is_equal_in_blocks(monkeypatch, blocks_of):
     """Of rows, and of heads: one at a time, some, or all."""
     part = Part.of(20, 7, (Item(SlotRange(0, 11), 0), Item(SlotRange(12, 6), 3, shift=9)), (SlotRange(20, 7),))
     options = AttentionOptions(scale=0.3, rotary=rotary(8), sinks=torch.linspace(-1, 1, 4))
@@ -126,7 +126,7 @@ def test_mass_is_the_same_block_by_block(monkeypatch, blocks_of):
     torch.testing.assert_close(get_backend("torch").attention_mass(query, pool, part, 0, options), whole)
 
 
-def test_mass_over_many_items_takes_no_step_for_each(monkeypatch):
+def test_attention_mass_over_many_items_takes_few_steps(monkeypatch):
     """2,000 modules of a token each, every one at a shift of its own, are turned at once."""
     turns = []
     monkeypatch.setattr(Rotary, "turn", lambda *said, turn=Rotary.turn: (turns.append(1), turn(*said))[1])
@@ -156,7 +156,7 @@ def test_head_sizes_and_dtypes(backend, head_dim, dtype, stored):
 @pytest.mark.parametrize("alibi", [False, True])
 @given(parts=passes())
 @settings(max_examples=examples(30), deadline=None)
-def test_layers_whose_keys_hold_no_position_are_read_at_any_shift(backend, alibi, parts):
+def test_layers_without_key_positions_are_read_at_any_shift(backend, alibi, parts):
     slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625]) if alibi else None
     options = AttentionOptions(scale=0.3, slopes=slopes, rotary=UNTURNED)
     output, expected = both(parts, options, 4, make_pool(2, 8), backend, torch.float32)
@@ -164,7 +164,7 @@ def test_layers_whose_keys_hold_no_position_are_read_at_any_shift(backend, alibi
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_values_that_are_the_keys_are_stored_once(backend):
+def test_shared_keys_and_values_are_stored_once(backend):
     pool = get_backend(backend).make_pool([LayerShape(1, 8, shared=True)], torch.float32, 64)
     assert pool.values[0] is pool.keys[0]
     plan = build_plan([Part.of(0, 9, (), (SlotRange(0, 9),))])
@@ -175,7 +175,7 @@ def test_values_that_are_the_keys_are_stored_once(backend):
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_turning_the_query_equals_moving_the_keys(interleaved):
+def test_rotating_the_query_equals_shifting_the_keys(interleaved):
     turn = rotary(8, interleaved=interleaved)
     generator = torch.Generator().manual_seed(0)
     query, key = torch.randn(3, 8, generator=generator), torch.randn(5, 8, generator=generator)
@@ -186,7 +186,7 @@ def test_turning_the_query_equals_moving_the_keys(interleaved):
     torch.testing.assert_close(query @ moved.T, turn.turn(query, cos, sin) @ key.T, atol=1e-5, rtol=1e-5)
 
 
-def test_only_leading_dimensions_turn():
+def test_only_leading_dimensions_are_rotated():
     turn = rotary(4)
     query = torch.randn(2, 10)
     cos, sin = turn.angles([3])
@@ -216,7 +216,7 @@ def test_an_advanced_plan_equals_a_new_one(backend, window):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_lies_outside_the_window_is_not_read(backend):
+def test_keys_outside_the_window_are_not_read(backend):
     pool = make_pool(2, 8)
     pool.keys[0][:, :20] = pool.values[0][:, :20] = torch.nan
     parts = [Part.of(40, 3, (Item(SlotRange(0, 12), 0), Item(SlotRange(12, 16), 20)), (SlotRange(28, 3),))]
@@ -228,7 +228,7 @@ def test_what_lies_outside_the_window_is_not_read(backend):
 
 
 @pytest.mark.parametrize("window", [None, 30])
-def test_stored_keys_are_read_where_they_lie(monkeypatch, window):
+def test_stored_keys_are_not_copied(monkeypatch, window):
     """No stored key or value is copied: the kernel gets views of the pool."""
     seen = []
     flash = torch_flash.flash_attention

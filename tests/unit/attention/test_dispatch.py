@@ -33,24 +33,24 @@ def no_kernel(monkeypatch):
 
 
 @pytest.mark.skipif(not cpu.available(), reason="installed without the compiled kernel")
-def test_auto_is_the_compiled_kernel_and_says_nothing(caplog):
+def test_auto_uses_the_compiled_kernel_without_logging(caplog):
     assert get_backend("auto").name == "cpu"
     assert not caplog.records
 
 
-def test_without_the_kernel_auto_is_pytorch_and_says_so_once(no_kernel, caplog):
+def test_auto_without_the_kernel_uses_pytorch_and_logs_it_once(no_kernel, caplog):
     with caplog.at_level(logging.WARNING):
         assert [get_backend("auto").name for _ in range(3)] == ["torch"] * 3
     assert [record.getMessage() for record in caplog.records] == [WARNING]
     assert instruction_sets() == []
 
 
-def test_asking_for_a_kernel_that_is_not_there(no_kernel):
+def test_missing_kernel_is_rejected(no_kernel):
     with raises("parameter.unavailable_backend", ParameterError, names="'torch'"):
         get_backend("cpu")
 
 
-def test_a_missing_extension_is_no_error(monkeypatch):
+def test_missing_extension_is_not_an_error(monkeypatch):
     """kernel.py as it is imported where inlay/_kernel was not built."""
     monkeypatch.setitem(sys.modules, "inlay._kernel", None)  # importing it now raises ImportError
     monkeypatch.delattr("inlay._kernel", raising=False)
@@ -63,7 +63,7 @@ def test_a_missing_extension_is_no_error(monkeypatch):
 
 
 @pytest.mark.skipif(not cpu.available(), reason="installed without the compiled kernel")
-def test_an_instruction_set_that_does_not_run_here():
+def test_unsupported_instruction_set_is_rejected():
     known = ", ".join(instruction_sets())
     with raises("parameter.unavailable_backend", ParameterError, names=known):
         CpuBackend("mmx")

@@ -65,14 +65,14 @@ def owners(asked: Sequence[Asked]) -> list[int]:
 
 @given(asked=asked_of, share=st.booleans())
 @settings(max_examples=examples(150), deadline=None)
-def test_every_key_is_read_once_by_every_row_that_asks(asked, share):
+def test_every_key_is_read_once_by_every_row_that_needs_it(asked, share):
     blocks = blocks_of(build_plan(parts_of(asked), share=share).groups)
     assert Counter(covered(asked, blocks)) == Counter(wanted(asked))
 
 
 @given(asked=asked_of)
 @settings(max_examples=examples(80), deadline=None)
-def test_a_lone_part_is_grouped_as_it_is_beside_others(asked):
+def test_part_is_grouped_alone_as_in_a_batch(asked):
     for number, one in enumerate(asked):
         alone = blocks_of(build_plan(parts_of([one])).groups)
         first = sum(part.length for part in asked[:number])
@@ -99,13 +99,13 @@ def test_sharing_is_maximal(asked):
 
 @given(asked=asked_of)
 @settings(max_examples=examples(80), deadline=None)
-def test_nothing_is_shared_unless_asked_for(asked):
+def test_nothing_is_shared_by_default(asked):
     owner = owners(asked)
     for rows, _ in blocks_of(build_plan(parts_of(asked), share=False).groups):
         assert len({owner[row] for row in rows}) == 1
 
 
-def test_thirty_neighbouring_segments_are_one_stretch():
+def test_thirty_adjacent_segments_are_one_range():
     context = tuple(Item(SlotRange(10 * n, 10), 10 * n) for n in range(30))
     parts = [Part.of(300, 1, context, (SlotRange(slot, 1),)) for slot in (300, 310)]
     assert sorted(blocks_of(build_plan(parts).groups)) == [
@@ -117,7 +117,7 @@ def test_thirty_neighbouring_segments_are_one_stretch():
 
 @given(seed=st.integers(0, 2**32), share=st.booleans())
 @settings(max_examples=examples(80), deadline=None)
-def test_an_advanced_plan_covers_what_a_new_one_does(seed, share):
+def test_advanced_plan_covers_the_same_keys_as_a_new_one(seed, share):
     asked = random_asked(seed, decode=True, keys=12)
     plan = build_plan(parts_of(asked), share=share)
     for _ in range(6):

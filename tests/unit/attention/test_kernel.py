@@ -95,7 +95,7 @@ def test_any_pass(instruction_set, decode, layer, seed, share):
 @every_set
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("window", [None, 40])
-def test_long_spans_beside_short_ones(instruction_set, seed, window):
+def test_long_and_short_parts_in_one_pass_match_the_reference(instruction_set, seed, window):
     """Parts of 64 rows and more keep to themselves; short ones share."""
     layer = with_rotary(Layer(head_dim=8, heads=2, kv_heads=1))
     parts = random_parts(seed, longest=150)
@@ -146,7 +146,7 @@ def test_a_long_prefill_on_many_threads(monkeypatch, instruction_set):
 
 @every_set
 @pytest.mark.parametrize("count", [1, 2])
-def test_rows_that_see_nothing_of_what_they_share(monkeypatch, instruction_set, count):
+def test_row_that_sees_no_shared_key_matches_the_reference(monkeypatch, instruction_set, count):
     """One row's window ends before the shared keys begin; its weight there is zero, and not NaN."""
     threads(monkeypatch, count)
     shared = Item(SlotRange(0, 1200), 0)
@@ -158,7 +158,7 @@ def test_rows_that_see_nothing_of_what_they_share(monkeypatch, instruction_set, 
 
 @pytest.mark.parametrize("fresh", [fp32, bf16])
 @pytest.mark.parametrize("head_dim", [5, 64])
-def test_int8_is_stored_as_the_specification_has_it(head_dim, fresh):
+def test_int8_storage_equals_the_specification(head_dim, fresh):
     """Equal bit for bit, so any backend may write them. Includes zeros, tiny and huge numbers, and NaN."""
     layer = Layer(head_dim=head_dim, stored=int8, fresh=fresh)
     parts = [Part.of(0, 8, (), (SlotRange(0, 8),))]
@@ -178,7 +178,7 @@ def test_int8_is_stored_as_the_specification_has_it(head_dim, fresh):
     assert pools[0].read_values(0, slice(4, 6))[1].isnan().all(), "a broken model shows"
 
 
-def test_int8_is_rounded_alike_where_numbers_lie_half_way():
+def test_int8_rounding_of_ties_equals_the_specification():
     """Of 65,536 numbers in bf16 some lie so near to the middle of two that the last bit of a factor decides."""
     layer = Layer(head_dim=64, stored=int8, fresh=bf16)
     parts = [Part.of(0, 512, (), (SlotRange(0, 512),))]
@@ -193,7 +193,7 @@ def test_int8_is_rounded_alike_where_numbers_lie_half_way():
 
 @every_set
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
-def test_a_broken_models_int8_shows(instruction_set, backend):
+def test_invalid_int8_values_stay_visible(instruction_set, backend):
     layer = with_rotary(Layer(head_dim=64, heads=4, stored=int8))
     parts = [Part.of(0, 3, (), (SlotRange(0, 3),))]
     query, key, value = fresh_of(layer, 3)
@@ -207,7 +207,7 @@ def test_a_broken_models_int8_shows(instruction_set, backend):
 @every_set
 @pytest.mark.parametrize("rows", [1, 40])
 @pytest.mark.parametrize("bits", [0x7FC00000, 0x7FFFFFFF, -1])
-def test_a_broken_key_shows_whatever_bits_it_has(instruction_set, bits, rows):
+def test_nan_key_with_any_bits_gives_nan(instruction_set, bits, rows):
     """Memory full of ones is no number either."""
     layer = Layer(head_dim=64, heads=2)
     parts = [Part.of(0, rows, (), (SlotRange(0, rows),))]

@@ -46,13 +46,13 @@ def test_every_number_of_the_output_is_written(monkeypatch, instruction_set, sto
 @both_dtypes
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 63, 64, 65])
 def test_keys_at_the_very_end_of_the_pool(instruction_set, stored, length):
-    """Memory behind the last slot is outside the pool, and slots before the first one read are NaN."""
+    """Memory after the last slot is outside the pool, and slots before the first one read are NaN."""
     part = Part.of(100, 1, (Item(SlotRange(127 - length, length), 3),), (SlotRange(127, 1),))
     check(Layer(stored=stored, fresh=stored, chunk=128), [part], instruction_set)
 
 
 @every_set
-def test_memory_of_a_larger_call_does_not_show(instruction_set):
+def test_memory_of_a_larger_call_is_not_visible(instruction_set):
     """A thread's memory is kept from call to call: layers of other sizes on one plan, larger ones first."""
     parts = random_parts(3, longest=20)
     plan = build_plan(parts)
@@ -66,7 +66,7 @@ def test_memory_of_a_larger_call_does_not_show(instruction_set):
 
 @every_set
 @both_dtypes
-def test_the_pool_changes_in_the_rows_own_slots_alone(instruction_set, stored):
+def test_only_the_rows_own_slots_of_the_pool_change(instruction_set, stored):
     layer = with_rotary(Layer(stored=stored, fresh=fp32))
     parts = random_parts(11, longest=20)
     plan, pool = build_plan(parts), pool_for(layer, parts)
@@ -116,7 +116,7 @@ def test_a_row_does_not_depend_on_others(monkeypatch, instruction_set, count):
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("rows", [2, 30])
 @both_dtypes
-def test_nan_shows_in_its_own_row_alone(monkeypatch, instruction_set, count, rows, stored):
+def test_nan_affects_only_its_own_row(monkeypatch, instruction_set, count, rows, stored):
     """A broken model must not look like a working one, and one request's numbers must not reach another's."""
     threads(monkeypatch, count)
     shared = Item(SlotRange(0, 700), 0)
@@ -134,7 +134,7 @@ def test_nan_shows_in_its_own_row_alone(monkeypatch, instruction_set, count, row
 @every_set
 @both_dtypes
 @pytest.mark.parametrize("window", [None, 25])
-def test_decode_steps_advanced_in_place(instruction_set, stored, window):
+def test_decode_steps_advanced_in_place_equal_new_parts(instruction_set, stored, window):
     """Seven steps of a growing plan, compared with the reference on newly built parts."""
     layer = with_rotary(Layer(stored=stored, fresh=stored))
     layer = replace(layer, options=replace(layer.options, window=window))

@@ -56,7 +56,7 @@ MAY_BE_NEGATIVE = {(0, 0), (4, 2), (4, 3)}  # positions and shifts
 
 @pytest.mark.parametrize("number", NONSENSE)
 @pytest.mark.parametrize(("table", "field"), [(0, 0), (1, 0), (2, 0), (3, 0), *((4, f) for f in range(5)), (5, 0)])
-def test_tables_of_nonsense_are_refused(table, field, number):
+def test_invalid_tables_are_rejected(table, field, number):
     if number == -1 and (table, field) in MAY_BE_NEGATIVE:
         return
     for column in range(tables(PARTS)[table].shape[-1]):
@@ -66,7 +66,7 @@ def test_tables_of_nonsense_are_refused(table, field, number):
             attend_tables(*changed)
 
 
-def test_a_stretch_that_is_not_there_does_not_grow():
+def test_missing_range_cannot_grow():
     for number in NONSENSE:
         changed = [*tables(PARTS)[:6], np.array([number])]
         with pytest.raises(ValueError, match="plan"):
@@ -107,7 +107,7 @@ def attend(layer: Layer, options: AttentionOptions, pool_parts: Sequence[Part] =
     return CpuBackend().attend(*fresh_of(layer, plan.rows), pool_for(layer, pool_parts), plan, 0, options)
 
 
-def test_what_cannot_be_attended_is_refused():
+def test_unsupported_passes_are_rejected():
     layer = Layer()
     with pytest.raises(ValueError, match="a shift needs rotary positions"):
         attend(layer, layer.options)
@@ -125,7 +125,7 @@ def test_what_cannot_be_attended_is_refused():
         attend(kernel_cases.with_rotary(Layer(heads=3)), turning.options)
 
 
-def test_a_smaller_pool_is_noticed_on_a_plan_that_ran():
+def test_smaller_pool_is_rejected_for_a_used_plan():
     layer = kernel_cases.with_rotary(Layer())
     plan, backend = build_plan(PARTS), CpuBackend()
     fresh = fresh_of(layer, plan.rows)

@@ -33,7 +33,7 @@ class Cuda:
 
 @pytest.fixture
 def storage(monkeypatch):
-    """One layer of a device that calls itself one of CUDA, and whose tensors are the CPU's."""
+    """One layer of a device that claims to be CUDA, with tensors on the CPU."""
     storage = DeviceStorage([LayerShape(2, 8)], torch.bfloat16, 32, torch.device("cpu"))
     storage.device = SimpleNamespace(type="cuda")
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
@@ -41,7 +41,7 @@ def storage(monkeypatch):
 
 
 class Streams:
-    """Streams and events that only note what is asked of them, one behind the other."""
+    """Streams and events that only record the calls to them, in order."""
 
     def __init__(self, monkeypatch) -> None:
         self.asked: list[str] = []
@@ -82,28 +82,28 @@ def streams(monkeypatch):
     return Streams(monkeypatch)
 
 
-def test_memory_is_locked_and_let_go(storage, monkeypatch):
+def test_memory_is_locked_and_released(storage, monkeypatch):
     cuda, block = Cuda(), np.zeros(4096, np.uint8)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: cuda)
     storage.lock(block)()
     assert cuda.asked == [("lock", block.ctypes.data, 4096, 0), ("let go", block.ctypes.data)]
 
 
-def test_what_cannot_be_locked_is_said(storage, monkeypatch, caplog):
+def test_failure_to_lock_memory_is_logged(storage, monkeypatch, caplog):
     monkeypatch.setattr(torch.cuda, "cudart", lambda: Cuda(fails=2))
     assert storage.lock(np.zeros(4 << 20, np.uint8)) is None
     assert "4 MiB of host memory cannot be locked" in caplog.text
 
 
-def test_nothing_is_locked_where_there_is_no_cuda():
+def test_nothing_is_locked_without_cuda():
     storage = DeviceStorage([LayerShape(2, 8)], torch.bfloat16, 32, torch.device("cpu"))
     assert storage.lock(np.zeros(4096, np.uint8)) is None
 
 
 @pytest.mark.parametrize("locked", [True, False])
 @pytest.mark.parametrize("first", [0, 3])
-def test_a_slab_in_locked_memory_is_copied_from_where_it_lies(storage, monkeypatch, locked, first):
-    """In one piece and without scales, that is; all else goes through memory that PyTorch has locked."""
+def test_slab_in_locked_memory_is_copied_directly(storage, monkeypatch, locked, first):
+    """If it is one block without scales; all else goes through memory that PyTorch has locked."""
     through = []
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: locked)
     monkeypatch.setattr(
@@ -119,8 +119,8 @@ def test_a_slab_in_locked_memory_is_copied_from_where_it_lies(storage, monkeypat
 
 
 @pytest.mark.parametrize("locked", [True, False])
-def test_the_computation_waits_for_the_layers_that_it_reads(storage, streams, monkeypatch, locked):
-    """Copies start once, behind the earlier computation, and the host waits after all of them. In between the two
+def test_computation_waits_for_the_layers_it_reads(storage, streams, monkeypatch, locked):
+    """Copies start once, after the earlier computation, and the host waits after all of them. In between the two
     streams meet at one event a layer. Memory that is not locked makes the host wait before it is used again.
     """
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: locked)
@@ -143,7 +143,7 @@ def test_the_computation_waits_for_the_layers_that_it_reads(storage, streams, mo
     ]
 
 
-def test_a_copy_that_fails_leaves_none_under_way(storage, streams):
+def test_failed_copy_leaves_no_copy_running(storage, streams):
     with pytest.raises(AssertionError, match="one token for each slot"), storage.beside():
         storage.put_slab(0, [SlotRange(0, 4)], np.zeros((2, 2, 3, 16), np.uint8))
     assert streams.asked[-1] == "the host waits for copying"

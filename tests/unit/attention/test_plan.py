@@ -31,13 +31,13 @@ def items(part: Part) -> list[Stretch]:
     return [tuple(item) for item in part.items.T.tolist()]
 
 
-def test_rows_that_read_one_run_at_one_shift_are_one_group():
+def test_rows_with_one_range_at_one_shift_are_one_group():
     shared = Item(SlotRange(0, 8), 0, shift=3)
     groups = grouped([Part.of(20, 2, (shared,), (SlotRange(16, 2),)), Part.of(11, 3, (shared,), (SlotRange(32, 3),))])
     assert [(rows, s[1]) for rows, stretches in groups for s in stretches if s[3] == 3] == [([0, 1, 2, 3, 4], 8)]
 
 
-def test_the_same_run_at_two_shifts_is_two_groups():
+def test_one_range_at_two_shifts_is_two_groups():
     groups = grouped(
         [
             Part.of(20, 1, (Item(SlotRange(0, 8), 0, shift=3),), (SlotRange(16, 1),)),
@@ -47,7 +47,7 @@ def test_the_same_run_at_two_shifts_is_two_groups():
     assert sorted((s[3], rows) for rows, stretches in groups for s in stretches if s[0] == 0) == [(3, [0]), (4, [1])]
 
 
-def test_thirty_neighbouring_segments_are_one_item():
+def test_thirty_adjacent_segments_are_one_item():
     context = tuple(Item(SlotRange(10 * n, 10), 10 * n) for n in range(30))
     part = Part.of(300, 4, context, (SlotRange(512, 4),))
     assert items(part) == [(0, 300, 0, 0, 0), (512, 4, 300, 0, 1)]
@@ -55,7 +55,7 @@ def test_thirty_neighbouring_segments_are_one_item():
     assert (rows, len(stretches)) == ([0, 1, 2, 3], 2)
 
 
-def test_neighbours_at_different_positions_keep_their_positions():
+def test_adjacent_segments_at_different_positions_keep_their_positions():
     context = (Item(SlotRange(0, 4), 10), Item(SlotRange(4, 4), 30))
     assert items(Part.of(50, 2, context, (SlotRange(64, 2),)))[:2] == [(0, 4, 10, 0, 0), (4, 4, 30, 0, 0)]
 
@@ -66,7 +66,7 @@ def test_a_decode_row_and_its_tail_are_one_item():
     assert grouped([part]) == [([0], [(0, 10, 0, 0, 0)])]
 
 
-def test_own_keys_in_two_runs_are_seen_by_position():
+def test_own_keys_in_two_ranges_are_masked_by_position():
     """Each run once, for all rows: keys below the diagonal take no entry of their own."""
     part = Part.of(0, 5, (), (SlotRange(0, 2), SlotRange(8, 3)))
     assert items(part) == [(0, 2, 0, 0, 1), (8, 3, 2, 0, 1)]
@@ -75,14 +75,14 @@ def test_own_keys_in_two_runs_are_seen_by_position():
     assert len(plan.groups) == 1
 
 
-def test_a_prompt_in_pieces_takes_as_many_entries_as_it_has_runs():
+def test_prompt_in_pieces_has_one_entry_per_range():
     scattered = [SlotRange(200 * n, 72) for n in range(57)]
     part = Part.of(0, 4096, (), scattered)
     assert part.items.shape == (5, 57)
     assert build_plan([part]).groups.stretches.shape == (5, 57)
 
 
-def test_a_part_is_split_where_a_pass_ends():
+def test_part_can_be_split_at_the_end_of_a_pass():
     whole = Part.of(10, 6, (Item(SlotRange(0, 10), 0),), (SlotRange(16, 4), SlotRange(32, 4)))
     first, rest = whole.split(3)
     assert (first.positions.tolist(), items(first)) == ([10, 11, 12], [(0, 10, 0, 0, 0), (16, 3, 10, 0, 1)])
@@ -91,7 +91,7 @@ def test_a_part_is_split_where_a_pass_ends():
     assert first.pairs + rest.pairs == whole.pairs == 6 * 10 + 21
 
 
-def test_decode_steps_go_on_behind_the_row_or_elsewhere():
+def test_decode_steps_extend_their_range_or_start_a_new_one():
     part = Part.of(9, 1, (Item(SlotRange(0, 9), 0),), (SlotRange(9, 1),))
     near = part.next(10).next(11)
     assert (near.start, near.slots.tolist(), items(near)) == (11, [11], [(0, 12, 0, 0, 0)])
@@ -101,7 +101,7 @@ def test_decode_steps_go_on_behind_the_row_or_elsewhere():
     assert items(part) == [(0, 10, 0, 0, 0)]  # parts do not change
 
 
-def test_advancing_grows_what_building_anew_would_make():
+def test_advanced_plan_equals_a_new_one():
     shared = Item(SlotRange(0, 8), 0)
     parts = [Part.of(8 + n, 1, (shared,), (SlotRange(16 * (n + 1), 1),)) for n in range(3)]
     plan = build_plan(parts)
@@ -109,10 +109,10 @@ def test_advancing_grows_what_building_anew_would_make():
     for _ in range(4):
         parts = [part.next(int(part.slots[0]) + 1) for part in parts]
         plan = advance(plan, parts)
-    anew = build_plan(parts)
-    assert np.array_equal(plan.positions, anew.positions)
-    assert np.array_equal(plan.slots, anew.slots)
-    assert np.array_equal(plan.groups.stretches, anew.groups.stretches)
+    rebuilt = build_plan(parts)
+    assert np.array_equal(plan.positions, rebuilt.positions)
+    assert np.array_equal(plan.slots, rebuilt.slots)
+    assert np.array_equal(plan.groups.stretches, rebuilt.groups.stretches)
 
 
 def recomputed() -> tuple[Part, list[int]]:
@@ -128,10 +128,10 @@ def test_scattered_rows_over_a_long_segment_take_few_entries():
     assert build_plan([part]).groups.stretches.shape[1] <= 1000
     read = {slot for run in part.ranges for slot in range(run.first, run.end)}
     assert not read & set(left_out)
-    assert max(slot for slot in read if slot < 2048) < left_out[-1]  # keys behind the last row are not read
+    assert max(slot for slot in read if slot < 2048) < left_out[-1]  # keys after the last row are not read
 
 
-def test_rows_see_stored_and_new_tokens_in_front_of_them():
+def test_rows_see_stored_and_new_tokens_before_them():
     part, left_out = recomputed()
     for row, position in enumerate(part.positions.tolist()):
         seen = []
@@ -142,7 +142,7 @@ def test_rows_see_stored_and_new_tokens_in_front_of_them():
 
 
 @pytest.mark.parametrize("share", [True, False])
-def test_groups_do_not_depend_on_how_columns_are_sorted(monkeypatch, share):
+def test_groups_do_not_depend_on_column_order(monkeypatch, share):
     """Numbers too wide to be packed into one with their index take the slow way, to the same groups."""
     draw = random.Random(3)
     segments = [(draw.randrange(2**33), draw.randint(1, 40), draw.randint(0, 200)) for _ in range(5)]
@@ -161,7 +161,7 @@ def test_groups_do_not_depend_on_how_columns_are_sorted(monkeypatch, share):
     assert slow
 
 
-def test_what_is_left_out_of_many_items_costs_no_call_of_numpys_for_each():
+def test_excluding_tokens_of_many_items_is_linear():
     """A request of a thousand recomputed modules has a thousand parts, which read a thousand items each."""
     draw = random.Random(3)
     items, seen = [], set()

@@ -39,7 +39,7 @@ def backend_of(name: str) -> Backend:
 
 @dataclass
 class Key:
-    """One key of a request: where it lies, at which position it is read, and how far that is from where it was made."""
+    """One key of a request: its slot, the position at which it is read, and the shift from where it was computed."""
 
     slot: int
     position: int
@@ -68,7 +68,7 @@ class Drawn:
         return [self.draw.randint(1, longest) for _ in range(self.draw.randint(1, most))]
 
     def take(self, tokens: int) -> int:
-        """So many slots side by side, sometimes with a gap behind them."""
+        """So many slots side by side, sometimes with a gap after them."""
         first = self.slot
         self.slot += tokens + self.draw.choice([0, 0, 3])
         return first
@@ -81,12 +81,12 @@ class Drawn:
             at = fresh[-1] + 1 if fresh and fresh[-1] >= at else at
             skip = self.draw.randrange(length)
             kept = self.draw.randint(1, length - skip)
-            anew = sorted(self.draw.sample(range(kept), self.draw.choice([0, kept // 4, kept // 2])))
-            left_out = tuple(first + skip + n for n in anew)
+            recomputed = sorted(self.draw.sample(range(kept), self.draw.choice([0, kept // 4, kept // 2])))
+            left_out = tuple(first + skip + n for n in recomputed)
             shift = at - (start + skip)
             context.append(Item(SlotRange(first + skip, kept), start + skip, shift, masked=True, left_out=left_out))
-            stored += [Key(first + skip + n, at + n, shift) for n in range(kept) if n not in anew]
-            fresh += [at + n for n in anew]
+            stored += [Key(first + skip + n, at + n, shift) for n in range(kept) if n not in recomputed]
+            fresh += [at + n for n in recomputed]
             at += kept
         fresh += range(at, at + self.draw.randint(1, 70 if self.draw.random() < 0.2 else 5))
         ranges, left = [], len(fresh)
@@ -125,7 +125,7 @@ def expected(request: Request, query: Tensor, keys: Tensor, values: Tensor, opti
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(seed=st.integers(0, 2**32), window=st.sampled_from([None, None, 1, 12, 60]), share=st.booleans())
 @settings(max_examples=examples(60), deadline=None)
-def test_any_ranges_are_full_attention_under_a_mask(backend, seed, window, share):
+def test_any_ranges_equal_masked_full_attention(backend, seed, window, share):
     drawn = Drawn(seed)
     generator = torch.Generator().manual_seed(seed)
     keys, values = (torch.randn(KV_HEADS, SLOTS, HEAD_DIM, generator=generator) for _ in range(2))

@@ -14,7 +14,7 @@ def test_bytes_of_a_token():
     assert bytes_per_token([LayerShape(8, 128), LayerShape(1, 4)], torch.bfloat16) == 2 * 2 * (8 * 128 + 4)
 
 
-def test_slots_are_written_as_ranges_and_as_numbers():
+def test_slots_can_be_written_as_ranges_and_numbers():
     storage = KVStorage([LayerShape(1, 2)], torch.bfloat16, 8)
     storage.write(0, SlotRange(2, 2), torch.ones(1, 2, 2), 2 * torch.ones(1, 2, 2))
     storage.write(0, np.array([7, 0]), torch.tensor([[[7.0, 7.0], [1.0, 0.0]]]), torch.zeros(1, 2, 2))
@@ -22,7 +22,7 @@ def test_slots_are_written_as_ranges_and_as_numbers():
     assert storage.values[0][0, :, 0].tolist() == [0, 0, 2, 2, 0, 0, 0, 0]
 
 
-def test_what_is_never_written_takes_no_memory():
+def test_unwritten_memory_is_not_allocated():
     process = psutil.Process()
     before = process.memory_info().rss
     big = KVStorage([LayerShape(8, 128)] * 4, torch.bfloat16, 2**17)

@@ -44,7 +44,7 @@ def test_overlap_is_the_sum_over_modules_in_any_order():
         assert (decision.replica, decision.overlap, decision.best) == ("r1", 2000, 2000)
 
 
-def test_any_form_of_a_piece_counts_once():
+def test_piece_in_several_forms_counts_once():
     affinity = made(home=0.0)
     hold(affinity, "r1", 1, 2)
     decision = affinity.choose(wanted(WantedPiece((1, 2), 500)), 0.0)
@@ -74,7 +74,7 @@ def test_a_tier_below_counts_its_credit():
     assert (second.replica, second.overlap) == ("r1", 1000)
 
 
-def test_a_queue_that_takes_longer_than_the_prefill_is_left_alone():
+def test_replica_with_a_long_queue_is_avoided():
     affinity = made(2, home=0.0, bound=100.0)
     hold(affinity, "r0", 1)
     affinity.loads.begin("r0", RequestLoad(0.9, 0.0))
@@ -87,7 +87,7 @@ def test_a_queue_that_takes_longer_than_the_prefill_is_left_alone():
     assert (moves.replica, moves.moved) == ("r1", True)
 
 
-def test_what_nobody_holds_has_one_home_for_all_routers():
+def test_unknown_module_has_the_same_home_in_all_routers():
     one, other = made(5), Affinity(ResidencyMap(clock=lambda: 0.0), RouterSettings(prefill_s=1e-3))
     for number in (3, 1, 4, 0, 2):  # the other one met them in another order
         other.join(f"r{number}")
@@ -101,7 +101,7 @@ def test_what_nobody_holds_has_one_home_for_all_routers():
     assert len(homes) == 5
 
 
-def test_few_homes_move_when_a_replica_goes():
+def test_few_homes_change_when_a_replica_leaves():
     affinity = made(5)
     before = affinity.homes(modules(*range(200), tokens=1))
     affinity.forget("r2")
@@ -110,7 +110,7 @@ def test_few_homes_move_when_a_replica_goes():
     assert moved < 30  # those that the bound moves
 
 
-def test_homes_are_bounded_and_what_is_held_stays():
+def test_homes_are_balanced_and_held_modules_stay():
     affinity = made(4)
     hold(affinity, "r3", 5)
     pieces = modules(*range(64), tokens=100)
@@ -121,7 +121,7 @@ def test_homes_are_bounded_and_what_is_held_stays():
     assert affinity.homes(pieces, without=[f"r{number}" for number in range(4)]) == []
 
 
-def test_what_is_hot_gets_a_second_home():
+def test_hot_module_gets_a_second_home():
     """One module alone, again and again: no replica is given more than the bound, and all of it is known."""
     affinity = made(4)
     given = dict.fromkeys(affinity.loads.names, 0)
@@ -140,7 +140,7 @@ def test_what_is_hot_gets_a_second_home():
     assert shares.max() <= 1.3 * shares.mean()
 
 
-def test_those_that_are_passed_by_get_nothing():
+def test_excluded_replicas_get_nothing():
     affinity = made(3)
     hold(affinity, "r0", 1)
     decision = affinity.choose(wanted(*modules(1)), 0.0, without={"r0"})
@@ -149,7 +149,7 @@ def test_those_that_are_passed_by_get_nothing():
     assert affinity.choose(wanted(*modules(1)), 0.0, without={"r0", "r1", "r2"}) is None
 
 
-def test_with_nothing_to_find_the_least_busy_one_is_taken():
+def test_without_overlap_the_least_busy_replica_is_chosen():
     affinity = made(3)
     affinity.loads.begin("r0", RequestLoad(0.1, 0.0))
     affinity.loads.begin("r1", RequestLoad(0.1, 0.0))
@@ -158,7 +158,7 @@ def test_with_nothing_to_find_the_least_busy_one_is_taken():
     assert decision.replica == "r2"
 
 
-def test_with_nothing_to_find_requests_go_round():
+def test_without_overlap_requests_are_spread_evenly():
     """This holds when some answers end sooner: a replica that has just finished several does not get the next ones
     in a row.
     """
@@ -177,7 +177,7 @@ def test_with_nothing_to_find_requests_go_round():
         assert len(set(sent[first : first + 4])) == 4
 
 
-def test_far_more_answers_than_elsewhere_count():
+def test_replica_with_many_answers_is_avoided():
     affinity = made(3)
     for _ in range(30):
         affinity.loads.begin("r0", RequestLoad(0.0, 0.0))
@@ -188,7 +188,7 @@ def test_far_more_answers_than_elsewhere_count():
     assert decision.replica != "r0", "though it was given less"
 
 
-def test_replicas_come_and_go_in_any_order():
+def test_replicas_join_and_leave_in_any_order():
     """Places in the arrays and bits of the map follow their names."""
     draws = random.Random(3)
     affinity = made(0)

@@ -1,4 +1,4 @@
-"""The examples of clusters: files that are read by others are checked here as far as nothing of theirs is needed."""
+"""The examples of clusters: files for other programs are checked as far as possible without those programs."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def load(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", ["cluster.yaml", "compose-cluster.yaml"])
-def test_configurations_are_read(name: str):
+def test_example_configurations_are_read(name: str):
     settings = ClusterSettings.read(EXAMPLES / name)
     for file in settings.schemas.files:
         assert file.resolve().is_file()
 
 
-def test_the_composition_is_one():
+def test_compose_file_is_valid():
     said = load("compose.yaml")
     assert set(said) == {"services", "volumes"}
     settings = ClusterSettings.read(EXAMPLES / "compose-cluster.yaml")
@@ -57,7 +57,7 @@ def test_the_composition_is_one():
     assert {one for one in options if one.startswith("--")} <= known
 
 
-def test_the_service_of_kuberay_is_one():
+def test_kuberay_service_is_valid():
     said = load("kuberay.yaml")
     assert (said["apiVersion"], said["kind"]) == ("ray.io/v1", "RayService")
     assert set(said["spec"]) == {"serveConfigV2", "rayClusterConfig"}
@@ -88,7 +88,7 @@ def test_the_service_of_kuberay_is_one():
     assert grace > settings.replicas.drain_s
 
 
-def test_the_image_is_made_of_what_there_is():
+def test_dockerfile_installs_existing_extras():
     lines = (EXAMPLES / "Dockerfile").read_text()
     assert "/src[cluster]" in lines
     assert "--constraint /src/constraints.txt" in lines

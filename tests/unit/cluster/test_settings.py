@@ -22,12 +22,12 @@ def test_an_empty_file_is_a_cluster_of_one(tmp_path: Path):
     assert settings.to_dict() == {}
 
 
-def test_a_cluster_compares_no_answers():
+def test_cluster_does_not_use_shadow_sampling():
     with raises("cluster.invalid_setting", ParameterError, names="shadow"):
         ClusterSettings.of({"engine": {"shadow": 0.1}})
 
 
-def test_a_file_says_all_of_it_and_paths_are_beside_it(tmp_path: Path):
+def test_file_sets_everything_and_paths_are_relative_to_it(tmp_path: Path):
     path = tmp_path / "cluster.yaml"
     path.write_text(
         """
@@ -82,9 +82,7 @@ def test_a_file_says_all_of_it_and_paths_are_beside_it(tmp_path: Path):
         ("model: 2024-01-01", "no plain data"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_sentence(
-    tmp_path: Path, text: str, said: str, capsys: pytest.CaptureFixture[str]
-):
+def test_errors_are_one_sentence(tmp_path: Path, text: str, said: str, capsys: pytest.CaptureFixture[str]):
     path = tmp_path / "cluster.yaml"
     path.write_text(text)
     with pytest.raises(ParameterError) as error:
@@ -94,7 +92,7 @@ def test_what_is_wrong_is_said_in_one_sentence(
     assert capsys.readouterr().err.startswith("inlay: ")
 
 
-def test_the_command_prints_what_ray_serve_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_deploy_dry_run_prints_the_ray_serve_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = tmp_path / "cluster.yaml"
     path.write_text("model: demo\nreplicas: {count: 3}\nhttp: {port: 8100}\n")
     assert main(["deploy", str(path), "--dry-run"]) == 0
@@ -115,5 +113,5 @@ def test_the_command_prints_what_ray_serve_is_told(tmp_path: Path, capsys: pytes
         ({"server": {"api_keys": ["one"]}, "engine": {"store_private": True}}, True),
     ],
 )
-def test_a_cluster_with_keys_keeps_marked_parts_only_where_it_is_told_to(said: dict, private: bool | None):
+def test_cluster_with_keys_stores_marked_parts_only_if_enabled(said: dict, private: bool | None):
     assert ClusterSettings.of(said).engine_settings().get("store_private") is private

@@ -38,8 +38,8 @@ def big(places: int = 64, waiting: int | None = None):
 
 
 @pytest.mark.parametrize("longs", [1, 3, 20])
-def test_a_newcomers_first_token_is_two_passes_late_at_most(longs):
-    """Behind prompts of 30 passes."""
+def test_new_request_waits_at_most_two_passes(longs):
+    """After prompts of 30 passes."""
     scheduler, memory = big()
     arriving = {0: [FakeJob(n, 1920, 4) for n in range(longs)]}
     arriving |= {now: [FakeJob(100 + now, 10 + 7 * now % 90, 4)] for now in range(1, 25, 4)}
@@ -50,21 +50,21 @@ def test_a_newcomers_first_token_is_two_passes_late_at_most(longs):
     assert len(first) == longs + 6, "and everybody has one in the end"
 
 
-def test_the_prompt_that_is_first_goes_on_whatever_comes():
+def test_first_prompt_advances_despite_new_requests():
     scheduler, memory = big()
     long = FakeJob(0, 1920, 1)
     arriving = {0: [long]} | {now: [FakeJob(now * 10 + n, 60, 1) for n in range(3)] for now in range(1, 150)}
     assert first_tokens(scheduler, memory, arriving, 150)[long] <= 4 * 30
 
 
-def test_the_more_urgent_goes_before_who_came_first():
+def test_urgent_request_precedes_an_earlier_one():
     scheduler, memory = big()
     slow, urgent = FakeJob(0, 640, 1, priority=1), FakeJob(1, 640, 1, priority=-1)
     first = first_tokens(scheduler, memory, {0: [slow], 1: [urgent]}, 30)
     assert first[urgent] <= 16 < first[slow]
 
 
-def test_the_less_urgent_have_a_share_beside_an_urgent_prompt():
+def test_less_urgent_requests_get_a_share():
     scheduler, memory = big()
     arriving = {0: [FakeJob(0, 1920, 4, priority=-1)], 1: [FakeJob(1, 28, 4)], 2: [FakeJob(2, 28, 4, priority=1)]}
     first = first_tokens(scheduler, memory, arriving, 60)
@@ -89,7 +89,7 @@ def test_tenants_share_passes_by_weight(weight, share):
     assert computed["one"] / computed.total() == pytest.approx(share, abs=0.05)
 
 
-def test_tenants_with_more_than_a_pass_between_them_take_turns():
+def test_many_tenants_alternate():
     scheduler, memory = big()
     for n in range(40):
         scheduler.add(FakeJob(n, 500, 1, tenant=f"tenant {n}"))
@@ -102,7 +102,7 @@ def test_tenants_with_more_than_a_pass_between_them_take_turns():
     assert max(computed.values()) - min(computed.values()) <= 32
 
 
-def test_nobody_saves_up_a_claim_by_staying_away():
+def test_absent_tenant_saves_up_no_claim():
     scheduler, memory = big()
     scheduler.add(FakeJob(0, 6400, 1, tenant="here"))
     for now in range(50):
@@ -117,7 +117,7 @@ def test_nobody_saves_up_a_claim_by_staying_away():
     assert computed["here"] == computed["new"] == 320
 
 
-def test_a_tenant_with_all_places_gives_some_up():
+def test_tenant_with_all_slots_gives_some_up():
     scheduler, memory = big(places=8)
     many = [FakeJob(n, 30, 10**6, tenant="many") for n in range(20)]
     for job in many:
@@ -133,7 +133,7 @@ def test_a_tenant_with_all_places_gives_some_up():
     assert len(preempted) == 16
 
 
-def test_a_tenant_cannot_fill_the_line_for_others():
+def test_tenant_cannot_fill_the_queue_for_others():
     scheduler, memory = big(places=1, waiting=10)
     many = [FakeJob(n, 30, 10**6, tenant="many") for n in range(11)]
     for job in many[:1]:
@@ -157,7 +157,7 @@ def test_a_tenant_cannot_fill_the_line_for_others():
     assert not scheduler.step(2).failed
 
 
-def test_who_was_put_out_is_told_even_if_nobody_is_left():
+def test_displaced_request_fails_even_without_other_requests():
     scheduler, _ = big(places=1, waiting=2)
     for n in range(2):
         scheduler.add(FakeJob(n, 30, 1, tenant="many"))
@@ -170,7 +170,7 @@ def test_who_was_put_out_is_told_even_if_nobody_is_left():
     assert not scheduler.busy
 
 
-def test_who_has_begun_is_not_put_out():
+def test_started_request_is_not_displaced():
     scheduler, memory = make(chunks=20, requests=4, tokens=64, waiting=1)
     first, second = FakeJob(0, 6, 12, tenant="a"), FakeJob(1, 6, 12, tenant="a")
     scheduler.add(first)
@@ -183,7 +183,7 @@ def test_who_has_begun_is_not_put_out():
     assert scheduler.waiting == [second]
 
 
-def test_a_bound_on_the_prompts_of_one_step():
+def test_prompt_tokens_of_a_step_can_be_limited():
     scheduler, _ = big()
     scheduler.add(FakeJob(0, 100, 1))
     assert [tokens for _, tokens in scheduler.step(0, 5).prefill] == [5]
@@ -195,7 +195,7 @@ def test_a_bound_on_the_prompts_of_one_step():
     st.sampled_from("abcd"),
     st.sampled_from([0.5, 1.0, 2.0]),
 )
-def test_places_move_until_they_are_shared_and_never_back(counts, tenant, weight):
+def test_slots_move_until_fair_and_never_back(counts, tenant, weight):
     counts = {name: entry for name, entry in counts.items() if entry[0]}
     for _ in range(50):
         loser = crowded_out(counts, tenant, weight)
@@ -208,7 +208,7 @@ def test_places_move_until_they_are_shared_and_never_back(counts, tenant, weight
         pytest.fail("places move for ever")
 
 
-def test_a_long_line_takes_no_time_that_grows_with_its_square():
+def test_long_queue_takes_linear_time():
     """A generous bound: 20,000 took 9 s when every arrival went through the queue."""
     scheduler, _ = make(chunks=10**9, requests=1)
     jobs = [FakeJob(n, 1, 1, priority=n % 7) for n in range(20_000)]
@@ -223,7 +223,7 @@ def test_a_long_line_takes_no_time_that_grows_with_its_square():
 
 @settings(deadline=None, max_examples=examples(50))
 @given(st.randoms(use_true_random=False))
-def test_whatever_tenants_send_everybody_ends_and_the_books_balance(randomly):
+def test_every_request_of_any_tenant_ends_and_counts_balance(randomly):
     memory = FakeMemory(40)
     scheduler: Scheduler[FakeJob] = Scheduler(4, 16, 8, 12, memory)
     alive: set[FakeJob] = set()

@@ -37,14 +37,14 @@ def held(log: ChangeLog) -> set[int]:
     return set(changes.added)
 
 
-def test_a_module_is_told_by_its_end():
+def test_module_is_reported_by_its_end_key():
     store, log = make()
     spec = module(*NUMBERS[:200])
     keep(store, spec)
     assert held(log) == {end_key(spec, KEYS)}
 
 
-def test_a_module_that_is_cut_is_told_all_the_same():
+def test_split_module_is_still_reported():
     store, log = make()
     one, other = module(1, 2, 3, 4), module(1, 2, 5, 6)
     keep(store, one)
@@ -53,7 +53,7 @@ def test_a_module_that_is_cut_is_told_all_the_same():
     assert {end_key(one, KEYS), end_key(other, KEYS)} < held(log)
 
 
-def test_text_that_was_no_module_is_told_at_every_border():
+def test_other_text_is_reported_at_every_border():
     store, log = make()
     run = TokenRun(NUMBERS[:150], 0, Context())
     keep(store, run)
@@ -63,7 +63,7 @@ def test_text_that_was_no_module_is_told_at_every_border():
 
 
 @pytest.mark.parametrize("first", [1, 63, 64, 65, 100])
-def test_borders_are_the_same_whatever_pieces_a_stream_comes_in(first: int):
+def test_border_keys_do_not_depend_on_stream_pieces(first: int):
     whole = TokenRun(NUMBERS[:300], 0, Context())
     rest = whole.rest(first)
     later = {first + tokens: key for tokens, key in border_keys(rest, KEYS)}
@@ -79,7 +79,7 @@ def test_another_context_gives_other_keys():
     assert end_key(alone, KEYS) != end_key(private, KEYS)
 
 
-def test_who_follows_hears_of_what_is_new_alone():
+def test_follower_receives_only_new_changes():
     store, log = make()
     keep(store, module(1, 2, 3))
     first = log.since(0, 0)
@@ -94,7 +94,7 @@ def test_who_follows_hears_of_what_is_new_alone():
     assert not held(log)
 
 
-def test_who_has_missed_too_much_gets_all():
+def test_follower_that_missed_too_much_receives_everything():
     store, _ = make()
     log = ChangeLog(KEYS, most=3)
     store.listen(log)
@@ -106,7 +106,7 @@ def test_who_has_missed_too_much_gets_all():
     assert log.since(log.epoch, 99).whole
 
 
-def test_tiers_below_are_told_when_they_change():
+def test_lower_tiers_are_reported_on_change():
     _, log = make()
     log.set_below({5, 3})
     first = log.since(0, 0)
@@ -120,7 +120,7 @@ def test_tiers_below_are_told_when_they_change():
     assert list(later) == [3]
 
 
-def test_following_a_store_at_random_ends_with_what_it_holds():
+def test_follower_ends_with_the_contents_of_the_store():
     """Modules and texts come and go; a follower that gets the events in parts knows the contents."""
     draws = random.Random(5)
     store, log = make(chunks=24)

@@ -1,4 +1,4 @@
-"""A context's record is data of constant size that says just what stands before a segment, however it came together."""
+"""A context's record has constant size and depends only on the tokens before a segment, however they were combined."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tell(stream, randomly: random.Random | None = None, begin: Context | None = 
     return record
 
 
-def said(stream):
+def significant(stream):
     """The significant part of a stream: the first salt, and no distance before the first token."""
     kept, salted = [], False
     for each in stream:
@@ -60,19 +60,19 @@ def digest(record: Context) -> bytes:
 
 
 @given(STREAMS, st.randoms(use_true_random=False))
-def test_a_record_is_the_same_however_its_tokens_were_cut(stream, randomly):
+def test_record_does_not_depend_on_token_splits(stream, randomly):
     one, other = tell(stream), tell(stream, randomly)
     assert one == other
     assert digest(one) == digest(other)
 
 
 @given(STREAMS, STREAMS)
-def test_two_records_share_a_digest_only_where_all_that_was_said_is_the_same(stream, other):
-    assert (digest(tell(stream)) == digest(tell(other))) == (said(stream) == said(other))
+def test_equal_digests_mean_equal_contexts(stream, other):
+    assert (digest(tell(stream)) == digest(tell(other))) == (significant(stream) == significant(other))
 
 
 @given(STREAMS, st.integers(0, 5))
-def test_a_record_goes_through_bytes(stream, start):
+def test_record_round_trips_through_bytes(stream, start):
     record = tell(stream)
     read = Context.from_bytes(record.to_bytes())
     assert read == record
@@ -89,7 +89,7 @@ def test_a_record_has_a_constant_size(tokens):
     assert (record.tokens, record.end) == (tokens, tokens)
 
 
-def test_a_group_ends_where_a_token_was_made_under_something_else():
+def test_group_ends_where_the_token_source_changes():
     """So the waiting records are all of one kind, and few, for a prompt of many small modules too."""
     record = Context()
     for number in range(100):
@@ -97,7 +97,7 @@ def test_a_group_ends_where_a_token_was_made_under_something_else():
         assert len(record.pending) == 40 * 8
 
 
-def test_what_is_hashed_is_as_the_version_says():
+def test_hashed_bytes_are_fixed_by_the_version():
     """Digests name what is stored: those of one version never change."""
     whole = b"".join(n.to_bytes(4, "little") + (n > 0).to_bytes(4, "little") for n in range(64))
     chain = hashlib.sha256(b"inlay context 1 group " + bytes(32) + whole).digest()
@@ -108,7 +108,7 @@ def test_what_is_hashed_is_as_the_version_says():
     assert record.digest(70) == hashlib.sha256(b"inlay context 1 digest" + chain + told + pending).digest()
 
 
-def test_no_salt_is_kept_or_written():
+def test_salt_is_neither_kept_nor_written():
     salt = b"a secret that is nobody else's"
     record = Context().extend((1, 2), 0, EMPTY, continues=True).keep_private(salt)
     for longer in (record, record.extend((3,), 2, EMPTY, continues=True)):
@@ -126,7 +126,7 @@ def test_a_record_is_never_changed():
 
 
 @given(STREAMS, st.integers(0, 9))
-def test_a_record_under_an_adapter_is_that_adapters(stream, start):
+def test_record_under_an_adapter_names_the_adapter(stream, start):
     """Of the same tokens, records under different adapters and under none differ, from before the first token on."""
     adapters = (b"", bytes(32), bytes(range(32)))
     records = [tell(stream, begin=Context.under(adapter)) for adapter in adapters]
@@ -141,7 +141,7 @@ def test_a_record_under_an_adapter_is_that_adapters(stream, start):
 
 
 @given(st.integers(16, 8 * 100))
-def test_a_record_under_an_adapter_with_one_wrong_bit_is_refused(bit):
+def test_flipped_bit_in_an_adapter_record_is_rejected(bit):
     damaged = bytearray(Context.under(bytes(range(32))).extend(tuple(range(80)), 0, EMPTY, continues=True).to_bytes())
     damaged[bit // 8] ^= 1 << bit % 8
     with raises("cache.damaged_record"):
@@ -152,7 +152,7 @@ WRITTEN = Context().extend(tuple(range(70)), 0, EMPTY, continues=True).to_bytes(
 
 
 @given(st.integers(8, 8 * len(WRITTEN) - 1))
-def test_a_record_with_one_wrong_bit_is_refused(bit):
+def test_flipped_bit_in_a_record_is_rejected(bit):
     damaged = bytearray(WRITTEN)
     damaged[bit // 8] ^= 1 << bit % 8
     with raises("cache.damaged_record"):

@@ -18,7 +18,7 @@ from inlay.kv.store import SegmentStore
 from inlay.slots import SlotRange, cut
 from tests.unit.kv.accounting import audit
 
-#: Nothing, some text, the same behind a gap, other text, and text in two parts that did not see each other.
+#: Nothing, some text, the same after a gap, other text, and text in two parts that did not see each other.
 CONTEXTS = (
     ((), 0),
     (((300, 301), 0, EMPTY, True),),
@@ -36,7 +36,7 @@ def make(positioned: bool = False, chunks: int = 64, chunk_size: int = 4) -> Seg
 
 
 def run_of(ids: tuple[int, ...], context: int, gap: int, moved: int) -> TokenRun:
-    """Tokens ``gap`` positions behind a context, all of it moved."""
+    """Tokens ``gap`` positions after a context, all of it moved."""
     record = Context()
     if context:
         for part, start, made, continues in CONTEXTS[context]:
@@ -78,7 +78,7 @@ def read(found: PrefixMatch) -> tuple[int, ...]:
 
 @settings(deadline=None)
 @given(st.booleans(), st.lists(RUNS, min_size=1, max_size=12), st.lists(RUNS, max_size=6), st.integers(0, 12))
-def test_the_longest_stored_beginning_is_found(positioned, runs, asked, most):
+def test_longest_stored_prefix_is_found(positioned, runs, asked, most):
     store, oracle = make(positioned), Oracle(positioned)
     for ids, *where in runs:
         found = put(store, run_of(ids, *where))
@@ -97,7 +97,7 @@ def test_the_longest_stored_beginning_is_found(positioned, runs, asked, most):
 
 @settings(deadline=None)
 @given(st.lists(RUNS, min_size=1, max_size=10))
-def test_every_token_lies_where_it_was_written_and_at_its_own_position(runs):
+def test_every_match_returns_the_written_tokens_and_positions(runs):
     """Model the pool as a record of writes: slot → (token, position). Each read returns the requested tokens."""
     store, written = make(), {}
     for ids, *where in runs:
@@ -121,7 +121,7 @@ def test_every_token_lies_where_it_was_written_and_at_its_own_position(runs):
 
 @settings(deadline=None)
 @given(TOKENS, st.integers(0, 12), TOKENS)
-def test_a_run_may_be_stored_in_two_parts_and_found_as_one(ids, at, other):
+def test_run_stored_in_two_parts_is_found_as_one(ids, at, other):
     """Splitting and joining never change a digest: a run after a part has the same name either way."""
     store = make()
     whole = run_of(ids, 1, 0, 0)
@@ -137,7 +137,7 @@ def test_a_run_may_be_stored_in_two_parts_and_found_as_one(ids, at, other):
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(TOKENS, st.integers(0, 12)), min_size=1, max_size=12), st.randoms(use_true_random=False))
-def test_runs_that_begin_inside_what_is_stored_break_nothing(stored, randomly):
+def test_overlapping_runs_keep_the_index_consistent(stored, randomly):
     """A run may be stored inside an existing segment with the same tokens. Each match is right, chunks are accounted
     for,
     and chunks with references stay.
@@ -171,7 +171,7 @@ def test_runs_that_begin_inside_what_is_stored_break_nothing(stored, randomly):
 
 @settings(deadline=None)
 @given(st.lists(RUNS, min_size=1, max_size=10), RUNS, st.integers(0, 12), st.integers(0, 12))
-def test_any_range_of_a_run_is_found_where_it_was_written(runs, asked, first, end):
+def test_any_range_of_a_run_is_found_at_its_slots(runs, asked, first, end):
     """Model the pool as a record of writes: slot → (context, the run's tokens so far), and compare each range with
     it.
     """
@@ -192,7 +192,7 @@ def test_any_range_of_a_run_is_found_where_it_was_written(runs, asked, first, en
 
 @settings(deadline=None)
 @given(st.lists(RUNS, min_size=1, max_size=8), st.lists(RUNS, max_size=8), st.data())
-def test_a_held_range_stays_whatever_is_cut_and_evicted(first, then, data):
+def test_held_range_survives_splits_and_evictions(first, then, data):
     store, holds = make(), []
     for ids, *where in first:
         begin, end = sorted(data.draw(st.tuples(st.integers(0, len(ids)), st.integers(0, len(ids)))))
@@ -213,18 +213,18 @@ def test_a_held_range_stays_whatever_is_cut_and_evicted(first, then, data):
 
 @settings(deadline=None)
 @given(TOKENS, TOKENS, st.data())
-def test_what_is_computed_anew_between_two_ranges_cuts_no_segment(module, other, data):
-    """Tokens inside a module, computed against what really stands before them, are another text's, for all there is."""
+def test_recomputed_tokens_between_ranges_split_no_segment(module, other, data):
+    """Recomputed tokens inside a module have a different context, so they match no stored segment."""
     store = make()
     stored = run_of(module, 0, 0, 0)
     put(store, stored)
     begin, end = sorted(data.draw(st.tuples(st.integers(0, len(module)), st.integers(0, len(module)))))
     before = run_of(other, 1, 0, 0)
     composed = before.after(len(other)).extend(module[:begin], before.end, stored.digest, continues=False)
-    anew = TokenRun(module[begin:end], before.end + begin, composed, continues=False)
-    if anew.ids:
-        put(store, anew)
-        assert not set(store.longest(anew).segments) & set(store.longest(stored).segments)
+    recomputed = TokenRun(module[begin:end], before.end + begin, composed, continues=False)
+    if recomputed.ids:
+        put(store, recomputed)
+        assert not set(store.longest(recomputed).segments) & set(store.longest(stored).segments)
     found = store.longest(stored)
     assert [each.segment.run.ids for each in found.ranges] == [module]
     audit(store)
@@ -238,7 +238,7 @@ def _slots(found: PrefixMatch) -> list[int]:
     return _each(found.slots)
 
 
-def test_a_held_segment_in_the_way_of_a_cut_stays_and_an_unheld_one_goes():
+def test_held_segment_survives_a_conflicting_split():
     for held in (True, False):
         store = make()
         module = TokenRun((1, 2, 3), 0, Context()).rest(1)
@@ -253,7 +253,7 @@ def test_a_held_segment_in_the_way_of_a_cut_stays_and_an_unheld_one_goes():
 
 @settings(deadline=None)
 @given(st.lists(RUNS, min_size=1, max_size=8), st.lists(RUNS, max_size=8))
-def test_holds_follow_cuts(first, then):
+def test_references_follow_splits(first, then):
     store = make()
     holds = [(store.hold(found), _slots(found)) for found in (put(store, run_of(ids, *where)) for ids, *where in first)]
     for ids, *where in then:
@@ -272,7 +272,7 @@ def test_holds_follow_cuts(first, then):
 
 @settings(deadline=None)
 @given(st.lists(TOKENS, min_size=1, max_size=10), st.data())
-def test_a_path_loses_its_end_before_its_beginning_and_nothing_that_is_held(runs, data):
+def test_ends_are_evicted_before_prefixes_and_held_segments_stay(runs, data):
     """With a chunk for every token: after each eviction all that is left can be reached from the root."""
     store = make(chunks=256, chunk_size=1)
     for ids in runs:
@@ -291,7 +291,7 @@ def test_a_path_loses_its_end_before_its_beginning_and_nothing_that_is_held(runs
             store.allocate(store.pool.free_chunks + 1)
 
 
-def test_thousands_of_random_joins_and_leaves_lose_no_chunk():
+def test_thousands_of_random_operations_leak_no_chunk():
     """Requests that find, hold, compute, store, and leave in any order, in a pool that is always full."""
     store, randomly = make(chunks=40), random.Random(5)
     seated: list[tuple[Hold, tuple[SlotRange, ...]]] = []

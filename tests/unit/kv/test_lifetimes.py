@@ -26,7 +26,7 @@ def run_of(tokens: int) -> TokenRun:
 
 
 def passages(parts: int, tokens: int = 10, more: int = 0) -> list[Passage]:
-    """Of a prompt of so many parts, and ``more`` tokens behind them."""
+    """Of a prompt of so many parts, and ``more`` tokens after them."""
     run = run_of(parts * tokens + more)
     return Passage.all_of(run, [(at, at + tokens) for at in range(0, parts * tokens, tokens)], KEYS)
 
@@ -46,7 +46,7 @@ def test_the_claim_that_ends_last_counts():
     assert (len(lives), lives.tokens) == (0, 0)
 
 
-def test_what_is_still_read_is_over_later():
+def test_claim_on_a_read_segment_ends_later():
     lives, spec = Lifetimes(), spec_of(1)
     lives.claim(spec, 5, now=0)
     assert over(lives, 5) == [[spec]]
@@ -55,7 +55,7 @@ def test_what_is_still_read_is_over_later():
     assert over(lives, 7) == [[spec]]
 
 
-def test_only_so_much_is_over_at_once():
+def test_expired_claims_are_returned_in_batches():
     lives, specs = Lifetimes(), [spec_of(number) for number in range(5)]
     for number, spec in enumerate(specs):
         lives.claim(spec, 5 + number, now=0)
@@ -63,7 +63,7 @@ def test_only_so_much_is_over_at_once():
     assert over(lives, 99, most=3) == [[spec] for spec in specs[3:]]
 
 
-def test_a_passage_has_one_name_whatever_else_is_claimed_and_stands_behind_it():
+def test_passage_key_depends_only_on_text_and_prefix():
     alone = Passage.all_of(run_of(30), [(10, 20)], KEYS)[0]
     first, second, third = passages(3, more=7)
     assert (first.first, second.end, second.run) == (0, 20, third.run)
@@ -103,7 +103,7 @@ def test_parts_of_a_prompt_are_hashed_and_counted_once(monkeypatch, parts):
     assert lives.tokens == 0
 
 
-def test_what_was_claimed_again_outlives_the_rest_of_its_prompt():
+def test_renewed_claims_outlive_the_rest_of_the_prompt():
     lives, earlier, later = Lifetimes(), passages(4), passages(2)
     for passage in earlier:
         lives.claim(passage, 5, now=0)
@@ -114,7 +114,7 @@ def test_what_was_claimed_again_outlives_the_rest_of_its_prompt():
     assert over(lives, 8) == [later]
 
 
-def test_of_too_many_claims_the_oldest_are_dropped_of_whom_has_most(monkeypatch):
+def test_oldest_claims_of_the_largest_salt_are_dropped(monkeypatch):
     monkeypatch.setattr(lifetimes, "MOST_TOKENS", 40 * (40 + lifetimes.CLAIM_TOKENS))
     lives, bobs, anns = Lifetimes(), [spec_of(1), spec_of(2)], [spec_of(3 + number) for number in range(100)]
     for spec in bobs:
@@ -132,7 +132,7 @@ def test_of_too_many_claims_the_oldest_are_dropped_of_whom_has_most(monkeypatch)
     assert (len(lives), lives.tokens) == (0, 0)
 
 
-def test_what_is_claimed_again_and_again_leaves_nothing_behind():
+def test_renewed_claims_leave_no_memory():
     """A run is as long as a prompt, and its lifetime may be a year."""
 
     class Run(TokenRun):
@@ -151,11 +151,11 @@ def test_what_is_claimed_again_and_again_leaves_nothing_behind():
 @pytest.mark.parametrize(
     ("said", "seconds"), [("90s", 90), ("5m", 300), ("1h", 3600), ("2d", 172_800), ("inf", math.inf)]
 )
-def test_lifetimes_as_they_are_written(said, seconds):
+def test_valid_lifetimes_are_parsed(said, seconds):
     assert parse_ttl(said) == seconds
 
 
 @pytest.mark.parametrize("said", ["", "5", "0m", "-5m", "5 m", "1w", "367d", "forever", 300, None, "5m\n"])
-def test_what_is_no_lifetime(said):
+def test_invalid_lifetimes_are_rejected(said):
     with raises("parameter.invalid_lifetime", ParameterError):
         parse_ttl(said)

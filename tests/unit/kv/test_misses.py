@@ -14,7 +14,7 @@ def segment(number: int) -> SegmentSpec:
     return specify((number, 7, 9), 0, (), KEYS)
 
 
-def test_the_last_ones_are_remembered():
+def test_latest_misses_are_remembered():
     reasons = MissReasons(KEYS, most=10)
     for number in range(25):
         reasons.stored(segment(number))
@@ -22,7 +22,7 @@ def test_the_last_ones_are_remembered():
     assert said == [NEVER_SEEN] * 15 + [EVICTED] * 10
 
 
-def test_a_segment_takes_little():
+def test_segment_takes_little_memory():
     reasons, segments = MissReasons(KEYS, most=5000), [segment(number) for number in range(3000)]
     for spec in segments:
         reasons.explain(spec)  # fills the segment's cached values first

@@ -64,7 +64,7 @@ def test_ranks():
 
 
 @pytest.mark.parametrize(("policy", "stays"), [("lru", [False, True]), ("lfu", [True, False]), ("lru2", [True, False])])
-def test_what_is_read_often_stays_where_frequency_counts(policy, stays):
+def test_frequently_read_segment_stays_under_frequency_policies(policy, stays):
     s = store(policy, 2)
     put(s, module(1))
     read(s, module(1), 3)
@@ -74,8 +74,8 @@ def test_what_is_read_often_stays_where_frequency_counts(policy, stays):
 
 
 @pytest.mark.parametrize("policy", ["lfu", "lru2", "hybrid", "cost"])
-def test_to_be_looked_for_again_and_again_is_one_use(policy):
-    """A request that waits for room asks at every step; that makes what it asks for no more popular."""
+def test_repeated_lookup_counts_as_one_use(policy):
+    """A request that waits for room looks up at every step; repeated lookups do not raise the frequency."""
     s = store(policy, 2)
     put(s, module(1))
     read(s, module(1))
@@ -96,7 +96,7 @@ def test_the_default_keeps_modules_before_text_of_requests():
 
 
 @pytest.mark.parametrize("policy", ["lfu", "cost"])
-def test_old_merits_fade(policy):
+def test_old_eviction_scores_fade(policy):
     """A formerly popular segment is evicted once the same amount of other text has come and gone."""
     s = store(policy, 2)
     put(s, module(0))
@@ -107,7 +107,7 @@ def test_old_merits_fade(policy):
     assert kept(s, module(0)) == [False]
 
 
-def test_what_comes_back_goes_on_where_it_was():
+def test_returning_segment_keeps_its_use_count():
     s = store("lfu", 2)
     put(s, module(1))
     read(s, module(1), 3)
@@ -119,7 +119,7 @@ def test_what_comes_back_goes_on_where_it_was():
     assert kept(s, module(1), module(2)) == [True, False]
 
 
-def test_what_went_takes_little():
+def test_history_of_evicted_segments_is_small():
     """Neither the segment nor its name is kept: a server remembers many thousands."""
     s = store("lfu", 2)
     tracemalloc.start()
@@ -133,7 +133,7 @@ def test_what_went_takes_little():
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_ends_go_before_beginnings(policy):
+def test_ends_are_evicted_before_prefixes(policy):
     """The end costs more to compute and was read more often under its own name; it is of no use alone."""
     s = store(policy, 4)
     prefix = specify(tuple(range(8)), 0, (), KEYS)
@@ -152,7 +152,7 @@ def test_ends_go_before_beginnings(policy):
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=examples(25), deadline=None)
 @given(seed=st.integers(0, 10_000))
-def test_what_is_held_stays_and_the_rest_is_found_from_its_beginning(policy, seed):
+def test_held_segments_stay_and_the_rest_is_reachable(policy, seed):
     """Random prompts with common prefixes, some with references. After every step the latter are stored, and no
     chunk is lost.
     """
@@ -184,7 +184,7 @@ def test_what_is_held_stays_and_the_rest_is_found_from_its_beginning(policy, see
         assert reached == set(s)
 
 
-def test_a_removed_item_is_referred_to_no_longer():
+def test_removed_item_is_not_referenced():
     s = store("lru")
     put(s, text(1))
     put(s, text(2))

@@ -16,17 +16,17 @@ def pool(chunks: int = 8, chunk_size: int = 4) -> KVPool:
     return KVPool(chunks * chunk_size * 16, 16, chunk_size)
 
 
-def test_whole_chunks_side_by_side():
+def test_chunks_are_allocated_side_by_side():
     assert pool().allocate(9) == (SlotRange(0, 12),)
 
 
-def test_a_run_is_continued_where_the_next_chunk_is_free():
+def test_range_is_extended_if_the_next_chunk_is_free():
     p = pool()
     (first,) = p.allocate(4)
     assert p.allocate(4, after=first) == (SlotRange(4, 4),)
 
 
-def test_scattered_chunks_where_no_run_is_long_enough():
+def test_scattered_chunks_are_used_without_a_long_range():
     p = pool(4)
     held = [p.allocate(4) for _ in range(4)]
     p.free(held[0])
@@ -34,13 +34,13 @@ def test_scattered_chunks_where_no_run_is_long_enough():
     assert p.allocate(8) == (SlotRange(0, 4), SlotRange(8, 4))
 
 
-def test_none_where_the_pool_is_full():
+def test_full_pool_returns_none():
     p = pool(2)
     assert p.allocate(9) is None
     assert p.free_chunks == 2
 
 
-def test_a_double_free_is_caught():
+def test_double_free_is_detected():
     p = pool()
     runs = p.allocate(4)
     p.free(runs)
@@ -48,12 +48,12 @@ def test_a_double_free_is_caught():
         p.free(runs)
 
 
-def test_too_small_for_one_chunk():
+def test_pool_smaller_than_one_chunk_is_rejected():
     with raises("cache.pool_too_small", CapacityError, names="64"):
         KVPool(63, 16, 4)
 
 
-def test_a_chunk_is_free_when_its_last_owner_has_given_it_back():
+def test_chunk_is_free_after_its_last_owner_released_it():
     p = pool()
     runs = p.allocate(8)
     p.share((SlotRange(2, 3),))  # in both chunks
@@ -69,7 +69,7 @@ def test_a_chunk_is_free_when_its_last_owner_has_given_it_back():
         p.share(runs)
 
 
-def test_a_chunk_counts_once_for_an_owner_with_several_runs_in_it():
+def test_owner_with_several_ranges_in_a_chunk_counts_once():
     p = pool()
     p.allocate(4)
     p.share((SlotRange(0, 1), SlotRange(2, 2)))
@@ -77,7 +77,7 @@ def test_a_chunk_counts_once_for_an_owner_with_several_runs_in_it():
     assert p.chunks_of((SlotRange(0, 1), SlotRange(2, 2), SlotRange(7, 0))) == [0]
 
 
-def test_the_peak_is_the_most_that_was_ever_held():
+def test_peak_is_the_most_ever_allocated():
     p = pool()
     first = p.allocate(9)
     p.free(first)
@@ -106,7 +106,7 @@ def test_owners_are_counted(steps):
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 30)), max_size=60))
-def test_no_slot_is_given_out_twice_and_none_is_lost(steps):
+def test_no_slot_is_allocated_twice_and_none_is_lost(steps):
     p, held = pool(16), []
     for take, size in steps:
         if take:

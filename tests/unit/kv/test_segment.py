@@ -17,7 +17,7 @@ def segment(first: int) -> Segment:
     return Segment(TokenRun((1, 2), 0, Context()), b"", (SlotRange(first, 2),), KEYS, Use(2))
 
 
-def test_a_hold_is_over_when_it_is_released():
+def test_released_hold_references_nothing():
     one, other = segment(0), segment(2)
     with Hold() as hold:
         for each in (one, other, one):
@@ -30,7 +30,7 @@ def test_a_hold_is_over_when_it_is_released():
 
 
 @given(st.lists(st.integers(1, 5), max_size=5), st.integers(0, 26), st.integers(0, 26), st.integers(0, 9), st.data())
-def test_any_part_of_what_was_found(lengths, first, end, start, data):
+def test_any_part_of_a_match_has_its_slots_and_positions(lengths, first, end, start, data):
     """Against a list of all its tokens, each with its slot and the position that it was encoded at."""
     ranges, told, slot, position = [], [], 0, start
     for length in lengths:

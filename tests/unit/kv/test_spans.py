@@ -12,7 +12,7 @@ from inlay.slots import SlotRange, join
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 39), st.integers(1, 9)), max_size=80))
-def test_as_a_plain_set_of_chunks(steps):
+def test_free_spans_equal_a_plain_set_of_chunks(steps):
     spans, free = FreeSpans(40), set(range(40))
     for add, at, length in steps:
         if add and not free & set(range(at, min(at + length, 40))):
@@ -32,7 +32,7 @@ def test_as_a_plain_set_of_chunks(steps):
             assert spans.behind(span.first) == spans.before(span.end) == span.length
 
 
-def test_what_comes_and_goes_leaves_nothing_behind():
+def test_freed_spans_leave_no_memory():
     spans = FreeSpans(3)
     spans.take(0, 3)
     spans.add(2, 3)

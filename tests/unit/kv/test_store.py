@@ -32,7 +32,7 @@ def put(s: SegmentStore, wanted: SegmentSpec) -> None:
     s.pool.free(slots)
 
 
-def test_what_was_added_is_found():
+def test_inserted_segment_is_found():
     s = store()
     put(s, spec(1))
     found = s.get(spec(1))
@@ -53,7 +53,7 @@ def test_token_ids_are_compared_on_every_hit():
     assert s.longest(spec(1)).tokens == 2
 
 
-def test_what_is_behind_another_context_is_not_found():
+def test_segment_in_another_context_is_not_found():
     s = store()
     head = spec(1)
     put(s, head)
@@ -64,14 +64,14 @@ def test_what_is_behind_another_context_is_not_found():
     assert s.get(specify((7, 8), 0, (), KEYS)) is None
 
 
-def test_another_salt_finds_nothing():
+def test_segment_of_another_salt_is_not_found():
     s = store()
     put(s, spec(1))
     other = SegmentStore(s.pool, KeyMaker(b"model", "float32", "none", b"tenant", positioned=False))
     assert other.place(spec(1)) != s.place(spec(1))
 
 
-def test_the_least_recently_used_goes_first():
+def test_least_recently_used_is_evicted_first():
     s = store(2)
     put(s, spec(1))
     put(s, spec(11))
@@ -94,7 +94,7 @@ def test_held_segments_stay():
     assert s.get(spec(1)) is None
 
 
-def test_two_holds_on_one_segment_are_two():
+def test_two_references_to_a_segment_are_independent():
     s = store(1)
     put(s, spec(1))
     one, other = s.hold(s.get(spec(1)), s.get(spec(1))), s.hold(s.get(spec(1)))
@@ -107,7 +107,7 @@ def test_two_holds_on_one_segment_are_two():
     audit(s)
 
 
-def test_nothing_is_evicted_in_vain():
+def test_impossible_allocation_evicts_nothing():
     s = store(2)
     put(s, spec(1))
     with pytest.raises(CapacityError):
@@ -115,7 +115,7 @@ def test_nothing_is_evicted_in_vain():
     assert s.get(spec(1)) is not None
 
 
-def test_a_segment_whose_chunk_others_keep_is_not_evicted():
+def test_segment_in_a_shared_chunk_is_not_evicted():
     """Its going would free nothing: the oldest one shares a chunk with a held one, the next has one of its own."""
     s = store(2)
     block = s.allocate(4)
@@ -129,7 +129,7 @@ def test_a_segment_whose_chunk_others_keep_is_not_evicted():
     assert s.get(spec(21)) is None
 
 
-def test_a_segment_loses_no_more_of_its_end_than_is_needed():
+def test_segment_loses_no_more_tokens_than_needed():
     s = store(4)
     put(s, spec(1, 14))
     s.allocate(4)
@@ -138,7 +138,7 @@ def test_a_segment_loses_no_more_of_its_end_than_is_needed():
     assert (len(s), s.tokens, s.pool.free_chunks) == (1, 12, 0)
 
 
-def test_the_end_of_the_least_recently_used_goes_though_others_are_longer():
+def test_end_of_the_least_recently_used_is_evicted_first():
     s = store(6)
     put(s, spec(1, 12))
     put(s, spec(101, 12))
@@ -147,7 +147,7 @@ def test_the_end_of_the_least_recently_used_goes_though_others_are_longer():
     assert (s.longest(spec(1, 12)).tokens, s.longest(spec(101, 12)).tokens) == (12, 4)
 
 
-def test_a_hold_covers_what_is_read_and_no_more():
+def test_hold_covers_only_the_read_tokens():
     s = store(4)
     put(s, spec(1, 16))
     with s.hold(s.longest(spec(1, 16), most=5)) as hold:
@@ -164,7 +164,7 @@ def test_a_hold_covers_what_is_read_and_no_more():
     assert s.tokens == 0
 
 
-def test_what_is_discarded_goes_as_far_as_nobody_holds_it():
+def test_discard_keeps_held_tokens():
     s = store(4)
     put(s, spec(1, 16))
     (segment,) = s
@@ -174,7 +174,7 @@ def test_what_is_discarded_goes_as_far_as_nobody_holds_it():
         audit(s, holds=[hold])
 
 
-def test_small_segments_in_one_chunk_go_together():
+def test_small_segments_in_one_chunk_are_evicted_together():
     s = store(2)
     block = s.allocate(4)
     for n in range(2):
@@ -187,7 +187,7 @@ def test_small_segments_in_one_chunk_go_together():
     assert s.get(spec(101)) is not None
 
 
-def test_of_those_that_would_go_soon_neighbours_go_together():
+def test_neighbouring_chunks_are_evicted_together():
     s = store(256)
     for chunk in range(256):
         put(s, spec(chunk * 10))
@@ -203,7 +203,7 @@ def test_of_those_that_would_go_soon_neighbours_go_together():
 @given(
     st.lists(st.tuples(st.integers(0, 4), st.integers(1, 19), st.integers(0, 19), st.integers(1, 5)), max_size=30),
 )
-def test_whatever_is_evicted_what_is_held_is_found_and_the_rest_are_beginnings(steps):
+def test_held_segments_are_found_after_any_eviction(steps):
     s = store(12)
     holds = []
     for seed, length, held, wanted in steps:
@@ -242,7 +242,7 @@ def test_chunks_are_accounted_for(steps):
         audit(s)
 
 
-def said(s: SegmentStore, ids: tuple[int, ...]) -> TokenRun:
+def store_text(s: SegmentStore, ids: tuple[int, ...]) -> TokenRun:
     """Store text that is no module, from its first token on."""
     run, slots = TokenRun(ids, 0, Context()), s.allocate(len(ids))
     s.insert(run, slots)
@@ -254,31 +254,31 @@ def stored(s: SegmentStore) -> set[tuple[int, ...]]:
     return {segment.run.ids for segment in s}
 
 
-def test_a_module_goes_with_what_was_said_behind_it():
+def test_module_is_discarded_with_text_after_it():
     s = store(16)
     put(s, spec(1))
-    said(s, (1, 2, 3, 4, 9, 9))
-    said(s, (1, 2, 3, 4, 8, 8))
+    store_text(s, (1, 2, 3, 4, 9, 9))
+    store_text(s, (1, 2, 3, 4, 8, 8))
     s.discard(s.own_ends(spec(1)))
     assert stored(s) == set()
     audit(s)
 
 
-def test_a_module_that_is_the_beginning_of_a_text_goes_with_it():
+def test_module_that_is_a_prefix_of_text_is_discarded():
     """An earlier request had the same text before it became a module, so it is one node with that request's text."""
     s = store(16)
-    said(s, (1, 2, 3, 4, 9, 9))
+    store_text(s, (1, 2, 3, 4, 9, 9))
     assert s.get(spec(1)) is not None
     s.discard(s.own_ends(spec(1)))
     assert s.get(spec(1)) is None
     audit(s)
 
 
-def test_other_text_that_begins_like_a_module_stays_and_so_does_what_both_begin_with():
+def test_other_text_with_a_common_prefix_stays():
     s = store(16)
-    other = said(s, (1, 2, 7, 7, 7))
+    other = store_text(s, (1, 2, 7, 7, 7))
     put(s, spec(1, 6))
-    said(s, (1, 2, 3, 4, 5, 6, 9))
+    store_text(s, (1, 2, 3, 4, 5, 6, 9))
     s.discard(s.own_ends(spec(1, 6)))
     assert s.longest(other).tokens == 5
     assert s.longest(spec(1, 6)).tokens == 2
@@ -286,7 +286,7 @@ def test_other_text_that_begins_like_a_module_stays_and_so_does_what_both_begin_
     audit(s)
 
 
-def test_a_module_that_another_module_begins_with_stays():
+def test_module_that_is_a_prefix_of_another_stays():
     s = store(16)
     put(s, spec(1, 6))
     assert s.own_ends(spec(1, 4)) == []

@@ -42,7 +42,7 @@ def site():
 
 
 @pytest.mark.parametrize("gone", [0, 1])
-def test_a_text_that_is_stored_twice_is_found_until_both_copies_go(site, gone):
+def test_text_stored_twice_is_found_until_both_are_evicted(site, gone):
     text = ids_of(0, 64)
     runs = [store(site, ids_of(seed, 16) + text) for seed in (1, 2)]
     asked = ids_of(3, 5) + text
@@ -53,7 +53,7 @@ def test_a_text_that_is_stored_twice_is_found_until_both_copies_go(site, gone):
     assert found(site, asked) is None
 
 
-def test_what_is_cut_off_is_not_found_and_the_rest_is(site):
+def test_remaining_part_of_a_truncated_text_is_found(site):
     text = ids_of(0, 128)
     match = site.store.longest(store(site, ids_of(1, 16) + text))
     with site.store.hold(match.part(0, 16 + 70)):
@@ -62,7 +62,7 @@ def test_what_is_cut_off_is_not_found_and_the_rest_is(site):
     assert found(site, text[80:]) is None
 
 
-def test_both_sides_of_a_cut_are_found(site):
+def test_both_sides_of_a_split_are_found(site):
     text = ids_of(0, 128)
     store(site, ids_of(1, 16) + text)
     store(site, ids_of(1, 16) + text[:50] + ids_of(2, 40))  # cuts the first one

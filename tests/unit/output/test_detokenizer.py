@@ -104,7 +104,7 @@ def first_completed(text: str, stops: Sequence[str], include: bool) -> tuple[str
 
 @every_tokenizer
 @pytest.mark.parametrize("text", [TEXT, " leading", "  ", "a", "👩‍👩‍👧 é", "日本語のテキスト", "\n\n", ""])
-def test_text_equals_that_of_decode(tokenizer, text):
+def test_streamed_text_equals_decode(tokenizer, text):
     for ids in (ids_of(tokenizer, text), bytes_of(tokenizer, text.encode())):
         assert stream(tokenizer, ids).text == tokenizer.decode(ids)
         prompt = ids_of(tokenizer, " Hi")
@@ -169,7 +169,7 @@ def test_a_replacement_character_of_the_prompt_is_not_repeated(tokenizer):
         assert stream(tokenizer, ids, prompt=prompt).text == text
 
 
-def test_special_tokens_are_left_out_or_kept():
+def test_special_tokens_are_kept_or_dropped():
     tokenizer = TOKENIZERS["byte_level"]
     tool = tokenizer.convert_tokens_to_ids("<tool>")
     letters = ids_of(tokenizer, "ab")
@@ -198,7 +198,7 @@ def test_a_stop_string_over_token_borders_ends_the_text(tokenizer, include):
     assert running.text == "".join(pieces)
 
 
-def test_text_that_may_begin_a_stop_string_is_held_back():
+def test_possible_prefix_of_a_stop_string_is_held_back():
     tokenizer = TOKENIZERS["byte_level"]
     running = TextStream(tokenizer, [], SamplingParams(stop=["abc", "bd"]))
     assert [running.push(token) for token in bytes_of(tokenizer, b"xabab")] == ["x", "", "", "ab", ""]
@@ -288,7 +288,7 @@ def test_a_long_answer_is_decoded_in_pieces():
     assert 0 < counting.longest < 40
 
 
-def test_a_long_run_of_byte_tokens_is_not_decoded_anew_for_every_stop_string():
+def test_long_byte_runs_are_not_decoded_repeatedly():
     """Nothing of a run is settled before it ends, and scripts that a vocabulary lacks are one run."""
     tokenizer = TOKENIZERS["metaspace"]
     counting = Counting(tokenizer.backend_tokenizer)

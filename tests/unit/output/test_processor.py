@@ -1,4 +1,4 @@
-"""From token events to outputs, for any division into steps and any events behind the end."""
+"""From token events to outputs, for any division into steps and any events after the end."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tokens(text: str) -> list[int]:
     return bytes_tokenizer().encode(text, add_special_tokens=False)
 
 
-def test_a_token_is_decoded_once_however_many_log_probabilities_tell_of_it(monkeypatch):
+def test_token_is_decoded_once_for_all_log_probabilities(monkeypatch):
     """A long prompt has hundreds of thousands of them, and all requests wait while they are decoded."""
     state, decoded = begin([], max_tokens=5, prompt_logprobs=2, logprobs=1), Counter[int]()
     decode = PreTrainedTokenizerFast.decode
@@ -58,7 +58,7 @@ def test_a_token_is_decoded_once_however_many_log_probabilities_tell_of_it(monke
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 99])
-def test_a_stop_string_ends_an_answer_however_many_tokens_come_at_once(size):
+def test_stop_string_ends_an_answer_for_any_event_size(size):
     finished: list[tuple[str, int]] = []
     state, said = begin(finished, stop="stop"), tokens("one two stop three")
     for at in range(0, len(said), size):
@@ -70,7 +70,7 @@ def test_a_stop_string_ends_an_answer_however_many_tokens_come_at_once(size):
     assert state.answered
 
 
-def test_a_stop_string_goes_before_what_ended_the_answer_in_the_engine():
+def test_stop_string_precedes_the_engines_finish_reason():
     finished: list[tuple[str, int]] = []
     state = begin(finished, stop="b")
     state.add([TokenEvent("r", 0, tokens("ab"), 0, finish_reason="length")])
@@ -78,7 +78,7 @@ def test_a_stop_string_goes_before_what_ended_the_answer_in_the_engine():
     assert not finished, "the engine has ended it already"
 
 
-def test_tokens_that_come_again_are_taken_once():
+def test_repeated_tokens_are_counted_once():
     state, said = begin([]), tokens("abcd")
     state.add([TokenEvent("r", 0, said[:2], 0)])
     state.add([TokenEvent("r", 0, said[1:3], 1)])
@@ -87,7 +87,7 @@ def test_tokens_that_come_again_are_taken_once():
     assert state.output().outputs[0].text == "abcd"
 
 
-def test_answers_end_each_by_itself():
+def test_answers_of_a_request_end_independently():
     finished: list[tuple[str, int]] = []
     state = begin(finished, n=2, stop="b", seed=0)
     state.add([TokenEvent("r", 0, tokens("ab"), 0), TokenEvent("r", 1, tokens("ac"), 0)])
@@ -97,7 +97,7 @@ def test_answers_end_each_by_itself():
     assert [one.text for one in state.output().outputs] == ["a", "acd"]
 
 
-def test_what_the_engine_tells_of_the_prompt_is_kept():
+def test_usage_and_metrics_of_the_prompt_are_kept():
     state, usage = begin([]), Usage(2, 1, 1, 1, 0, 0)
     assert (state.output().usage, state.output().metrics) == (Usage(2, 0, 2, 0, 0, 0), RequestMetrics())
     metrics = RequestMetrics(ttft_s=0.5, queue_s=0.125)
@@ -107,7 +107,7 @@ def test_what_the_engine_tells_of_the_prompt_is_kept():
     assert state.output().metrics == RequestMetrics(ttft_s=0.5, queue_s=0.125, total_s=0.75)
 
 
-def test_an_error_ends_its_answer_alone():
+def test_error_ends_only_its_answer():
     state = begin([], n=2, seed=0)
     state.add([TokenEvent("r", 1, error=Fault("InlayError", "broken"))])
     assert isinstance(state.failure, InlayError)

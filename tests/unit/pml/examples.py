@@ -1,10 +1,10 @@
 """Runs the examples of a page of docs: a block of text shows the output of the blocks above it.
 
-A block in XML is the file schema.xml, or prompt.xml if its outermost tag is <prompt>, unless a name behind the language
+A block in XML is the file schema.xml, or prompt.xml if its outermost tag is <prompt>, unless a name after the language
 says otherwise. Another file name writes the block to that file. A block in Python runs in the folder of these files. It
 sees the imports of all blocks above it and the names of its section.
 A block of text shows the result of the last block: the problems of a schema; the resolution of a prompt against the
-last schema; the printed output or exception of Python. With "schema" or "packed" behind the language it shows
+last schema; the printed output or exception of Python. With "schema" or "packed" after the language it shows
 positions, with one token a byte. A schema without a block of text must be valid; any other block needs one.
 
 ``python -m tests.unit.pml.examples`` writes the outputs into the pages.
@@ -205,7 +205,7 @@ def _join(lines: Iterable[str]) -> str:
 
 
 def rewrite(page: Path) -> None:
-    """Put into every block of text what it should say."""
+    """Write the actual output into every block of text."""
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
         lines = page.read_text(encoding="utf-8").splitlines(keepends=True)
         for block, text in reversed(list(outputs(page))):

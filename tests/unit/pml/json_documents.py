@@ -73,7 +73,7 @@ def inside(*content: Any) -> dict[str, Any]:
     return {"name": "s", "content": list(content)}
 
 
-def says(*content: Any) -> dict[str, Any]:
+def prompt_of(*content: Any) -> dict[str, Any]:
     return {"schema": "s", "content": list(content)}
 
 
@@ -268,7 +268,7 @@ PROMPT_PROBLEMS: dict[str, tuple[Any, list[str]]] = {
         ["pml.unknown_key"],
     ),
     "imports": (
-        says({"import": "a b"}, {"import": "user"}, {"import": None}, {"imports": "a"}),
+        prompt_of({"import": "a b"}, {"import": "user"}, {"import": None}, {"imports": "a"}),
         [
             'pml.invalid_name content[0].import "a b".import',
             'pml.invalid_name content[1].import "user".import',
@@ -277,7 +277,7 @@ PROMPT_PROBLEMS: dict[str, tuple[Any, list[str]]] = {
         ],
     ),
     "arguments": (
-        says({"import": "a", "arguments": {"x": 3, "a b": "1"}}, {"import": "b", "arguments": ["x"]}),
+        prompt_of({"import": "a", "arguments": {"x": 3, "a b": "1"}}, {"import": "b", "arguments": ["x"]}),
         [
             'pml.wrong_type content[0].import "a".arguments "x"',
             'pml.invalid_name content[0].import "a".arguments "a b"',
@@ -285,7 +285,9 @@ PROMPT_PROBLEMS: dict[str, tuple[Any, list[str]]] = {
         ],
     ),
     "what stands in schemas": (
-        says({"module": "a"}, {"param": "p", "len": 1}, {"union": []}, {"import": "a", "content": [{"role": "user"}]}),
+        prompt_of(
+            {"module": "a"}, {"param": "p", "len": 1}, {"union": []}, {"import": "a", "content": [{"role": "user"}]}
+        ),
         [
             "pml.misplaced_object content[0]",
             "pml.misplaced_object content[1]",

@@ -57,7 +57,7 @@ def schemas(draw: st.DrawFn, texts: Texts = TEXTS, neighbours: bool = False) -> 
     def scope() -> list[str]:
         return list(draw(st.permutations(NAMES)))
 
-    def told(*, apart: bool = True) -> tuple[Meta, ...]:
+    def metadata(*, apart: bool = True) -> tuple[Meta, ...]:
         spaced = [name for name in ("app:a", "app:é") if draw(st.booleans())]
         plain = [name for name in ("a", "é") if apart and draw(st.booleans())]
         return tuple(Meta(name, draw(VALUES), HERE) for name in [*spaced, *plain])
@@ -71,27 +71,27 @@ def schemas(draw: st.DrawFn, texts: Texts = TEXTS, neighbours: bool = False) -> 
                 fill = draw(st.none() | VALUES)
                 length, default = draw(st.integers(1, 10**6)), draw(st.none() | VALUES)
                 name = next(params, None)
-                nodes += [Param(name, length, default, HERE, scaffold=fill, meta=told(apart=False))] if name else []
+                nodes += [Param(name, length, default, HERE, scaffold=fill, meta=metadata(apart=False))] if name else []
             elif kind == "module" and names:
                 nodes.append(module(depth, names, turns="turn" in kinds))
             elif kind == "union" and names:
                 count = draw(st.integers(1, min(3, len(names))))
                 members = [module(depth, names, turns="turn" in kinds) for _ in range(count) if names]
                 stands_in = draw(st.none() | st.sampled_from([member.name for member in members]))
-                nodes.append(Union(tuple(members), HERE, scaffold=stands_in, meta=told()))
+                nodes.append(Union(tuple(members), HERE, scaffold=stands_in, meta=metadata()))
             elif kind == "turn":
                 inner = [one for one in kinds if one != "turn"]
                 inside = content(depth + 1, inner, names, params)
-                nodes.append(Turn(draw(st.sampled_from(ROLES)), inside, HERE, meta=told()))
+                nodes.append(Turn(draw(st.sampled_from(ROLES)), inside, HERE, meta=metadata()))
         return tuple(nodes) if neighbours else tuple(map(_solid, *_shifted(tuple(nodes))))
 
     def module(depth: int, names: list[str], *, turns: bool) -> Module:
         name, kinds = names.pop(), [*OUTER, "param", "param", *(["turn"] if turns else [])]
         inside = content(depth + 1, kinds, scope(), iter(NAMES))
-        return Module(name, inside, HERE, cache=draw(st.booleans()), meta=told())
+        return Module(name, inside, HERE, cache=draw(st.booleans()), meta=metadata())
 
     children = content(0, [*OUTER, "turn", "turn"] if draw(st.booleans()) else OUTER, scope(), iter(()))
-    schema = Schema(draw(LABELS), numbered(children), meta=told())
+    schema = Schema(draw(LABELS), numbered(children), meta=metadata())
     return replace(schema, scaffolds=draw(scaffolds(schema)))
 
 

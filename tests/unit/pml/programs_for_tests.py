@@ -94,12 +94,12 @@ def refusals(body: str, signature: str = SIGNATURE, **names: Any) -> list[str]:
     raise AssertionError("the program is accepted")
 
 
-def said(schema: Schema, prompt: Prompt) -> str:
+def text_of(schema: Schema, prompt: Prompt) -> str:
     """The text that a prompt resolves to, arguments filled in."""
-    return "".join(message["content"] for message in heard(schema, prompt))
+    return "".join(message["content"] for message in messages_of(schema, prompt))
 
 
-def heard(schema: Schema, prompt: Prompt) -> list[dict[str, str]]:
+def messages_of(schema: Schema, prompt: Prompt) -> list[dict[str, str]]:
     """The chat messages that a prompt resolves to; one without a role for all text of a schema without turns."""
     messages = [] if schema.has_turns else [{"role": "", "content": ""}]
     for item in resolve(schema, prompt).items:

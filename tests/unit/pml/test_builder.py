@@ -22,7 +22,7 @@ def test_the_same_prompt_as_in_xml() -> None:
     assert shorthand(resolved(TRAVEL, built)) == shorthand(resolved(TRAVEL, xml))
 
 
-def test_turns() -> None:
+def test_turns_are_built() -> None:
     built = builder(ALONE).system("Be kind.").user(use("a"), "x").assistant("Yes.").user(use("b"))
     assert shorthand(resolved(ALONE, built)) == [
         *("+<system", "+Be kind.", "+</system", "+<user", "A", "+x", "+</user"),
@@ -38,12 +38,12 @@ def test_builders_are_immutable() -> None:
     assert shorthand(resolved(LEVELS, two)) == ["B", "Text.\n", "+2"]
 
 
-def test_text_is_verbatim_and_empty_text_is_none() -> None:
+def test_text_is_verbatim_and_empty_text_is_dropped() -> None:
     built = builder().use("b", "").text("\n  a\n  ").text("").text(" \n ")
     assert shorthand(resolved(LEVELS, built)) == ["B", "Text.\n", "+\n  a\n  ", "+ \n "]
 
 
-def test_names_that_are_not_pythons() -> None:
+def test_names_that_are_no_identifiers_are_accepted() -> None:
     params = '<param name="days-left" len="3"/><param name="name" len="3"/>'
     text = f'<schema name="s"><module name="m">{params}</module></schema>'
     built = builder(text).use("m", **{"days-left": "3"}, name="n")
@@ -55,7 +55,7 @@ def line_of(marker: str) -> int:
     return next(number for number, line in enumerate(lines, 1) if line.endswith(f"# {marker}"))
 
 
-def test_places_are_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locations_are_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parent)
     built = (
         builder()
@@ -117,18 +117,18 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("call", "expected"), WRONG.values(), ids=WRONG.keys())
-def test_what_is_no_str(call, expected: str) -> None:
+def test_non_string_arguments_are_rejected(call, expected: str) -> None:
     with pytest.raises(ParameterError) as error:
         call(builder())
     assert str(error.value) == expected
     assert isinstance(error.value, InlayError)
 
 
-def test_the_function_use_checks_the_same() -> None:
+def test_function_use_makes_the_same_checks() -> None:
     with raises("parameter.wrong_type", ParameterError, names="bytes"):
         use("a", p=b"x")
 
 
-def test_the_public_names_are_sorted_and_there() -> None:
+def test_public_names_are_sorted_and_exist() -> None:
     assert pml.__all__ == sorted(pml.__all__)
     assert all(hasattr(pml, name) for name in pml.__all__)

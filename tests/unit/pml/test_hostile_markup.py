@@ -39,7 +39,7 @@ def test_deep_nesting() -> None:
     ]
 
 
-def test_the_deepest_nesting_that_is_allowed() -> None:
+def test_deepest_allowed_nesting_is_accepted() -> None:
     names = [f"m{level}" for level in range(limits.MAX_DEPTH - 1)]
     modules = "".join(f'<module name="{name}">{name}' for name in names) + "</module>" * len(names)
     schema = Schema.from_string(f'<schema name="s">{modules}</schema>')
@@ -121,7 +121,7 @@ def test_many_lines_in_a_tag() -> None:
     assert prompt.children[0].arguments[0].place.line == 10 * MIB + 1
 
 
-def test_one_long_line_of_tags() -> None:
+def test_long_line_of_tags_is_located() -> None:
     text = '<prompt schema="s">' + "".join(f'<a x="{n:0100d}"/>' for n in range(90_000)) + "</prompt>"
     last = Prompt.from_string(text).children[-1].arguments[0]
     assert last.place.column == text.index(f'x="{89_999:0100d}"') + 1

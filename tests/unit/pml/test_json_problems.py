@@ -12,7 +12,7 @@ from inlay.pml import Prompt, Schema
 from inlay.pml import nodes as limits
 from tests.raising import raises
 from tests.unit.pml.helpers import faults
-from tests.unit.pml.json_documents import PROMPT_PROBLEMS, SCHEMA_PROBLEMS, inside, says
+from tests.unit.pml.json_documents import PROMPT_PROBLEMS, SCHEMA_PROBLEMS, inside, prompt_of
 from tests.unit.pml.node_strategies import bare
 
 
@@ -55,7 +55,7 @@ TEXT_PROBLEMS = {
 
 
 @pytest.mark.parametrize(("text", "problem"), TEXT_PROBLEMS.items(), ids=[key[:20] for key in TEXT_PROBLEMS])
-def test_text_that_is_not_json(text: str, problem: str) -> None:
+def test_invalid_json_is_rejected(text: str, problem: str) -> None:
     assert faults(lambda: Schema.from_json(text, source="s.json")) == [problem]
 
 
@@ -75,7 +75,7 @@ def test_an_argument_twice() -> None:
     assert faults(lambda: Prompt.from_json(text)) == ['pml.duplicate_key content[0].import "a".arguments']
 
 
-def test_bytes_that_are_not_utf8() -> None:
+def test_bytes_without_utf8_are_rejected() -> None:
     assert faults(lambda: Schema.from_json(b'{"name":\n "\xff"}')) == ["pml.wrong_encoding 2:3"]
 
 
@@ -119,13 +119,13 @@ def test_many_problems_and_keys() -> None:
     assert problems[-1] == "pml.more_problems"
     assert problems_of({"name": "s", **{f"k{number}": 1 for number in range(10**5)}}) == ["pml.too_large"]
     arguments = {f"k{number}": 1 for number in range(10**5)}
-    assert problems_of(says({"import": "a", "arguments": arguments}), Prompt) == [
+    assert problems_of(prompt_of({"import": "a", "arguments": arguments}), Prompt) == [
         'pml.too_large content[0].import "a".arguments'
     ]
     assert problems_of(inside(*["a"] * 200_001)) == ["pml.too_large content[200000]"]
 
 
-def test_what_is_no_document() -> None:
+def test_unusable_documents_are_rejected() -> None:
     circle: dict[str, Any] = {"name": "s"}
     circle["content"] = [circle]
     for mapping in (circle, {"name": 1j}, {(): 1}):

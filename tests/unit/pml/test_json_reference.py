@@ -72,7 +72,7 @@ def test_python(trip: Schema) -> None:
     assert sorted(json_schema()["$defs"]) == listed[1].split(", ")
 
 
-def test_the_command_line(trip: Schema, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_examples_run(trip: Schema, capsys: pytest.CaptureFixture[str]) -> None:
     for line in block("sh").splitlines():
         assert main(shlex.split(line, comments=True)[1:]) == 0
     printed = capsys.readouterr().out

@@ -32,7 +32,7 @@ def test_the_published_json_schema_is_up_to_date() -> None:
 
 
 @pytest.mark.parametrize("document", [TRIP, SURF, SHORT, inside("a"), {"name": "s", "content": None}, {"schema": "s"}])
-def test_the_json_schema_takes_what_is_right(document: dict[str, Any]) -> None:
+def test_json_schema_accepts_valid_documents(document: dict[str, Any]) -> None:
     VALIDATOR.validate(document)
 
 
@@ -52,7 +52,7 @@ STRUCTURAL = {name: document for name, (document, _) in PROBLEMS.items() if name
 
 
 @pytest.mark.parametrize("document", STRUCTURAL.values(), ids=STRUCTURAL.keys())
-def test_the_json_schema_refuses_what_has_the_wrong_structure(document: Any) -> None:
+def test_json_schema_rejects_wrong_structure(document: Any) -> None:
     assert not VALIDATOR.is_valid(document)
 
 
@@ -98,7 +98,7 @@ def mutated(draw: st.DrawFn) -> Any:
 @settings(max_examples=examples(300), deadline=None)
 @given(mutated())
 def test_mutated_documents(document: Any) -> None:
-    """Nothing but PMLError comes out, and the JSON Schema takes whatever the reader takes."""
+    """Only PMLError is raised, and the JSON Schema accepts every document that the reader accepts."""
     for kind in (Schema, Prompt):
         try:
             read = kind.from_json(json.dumps(document), source="x.json")

@@ -61,7 +61,7 @@ prompts = st.fixed_dictionaries(
 
 @settings(max_examples=examples(100), deadline=None)
 @given(prompts)
-def test_it_says_what_the_long_form_says(document: dict[str, Any]) -> None:
+def test_short_form_equals_the_long_form(document: dict[str, Any]) -> None:
     VALIDATOR.validate(document)
     prompt = Prompt.from_json(document)
     assert bare(prompt) == bare(Prompt.from_json(long_form(document)))
@@ -77,7 +77,7 @@ def test_the_page() -> None:
     assert bare(Prompt.from_json(short[1])) == bare(Prompt.from_json(long[1]))
 
 
-def test_places_are_paths() -> None:
+def test_locations_are_json_paths() -> None:
     prompt = Prompt.from_json(SHORT, source="p.json")
     budget, plan, text = prompt.children
     assert str(budget.place) == 'p.json: imports[0].import "budget"'

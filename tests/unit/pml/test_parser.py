@@ -58,7 +58,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("text", "expected"), BROKEN.items())
-def test_what_is_not_well_formed(text: str, expected: str) -> None:
+def test_malformed_xml_is_located(text: str, expected: str) -> None:
     assert schema_problems(text) == [expected]
 
 
@@ -69,14 +69,14 @@ def test_columns_count_characters_and_crlf_is_one_line_break() -> None:
     ]
 
 
-def test_attributes_are_located_on_whatever_line_they_stand() -> None:
+def test_attributes_are_located_on_any_line() -> None:
     text = "<prompt schema='s'>é<a\r\n  é='>=\n' b = '2'\tc=\"'\"/></prompt>"
     _, node = Prompt.from_string(text, source="p").children
     found = [(argument.name, argument.value, str(argument.place)) for argument in node.arguments]
     assert found == [("é", ">= ", "p:2:3"), ("b", "2", "p:3:3"), ("c", "'", "p:3:11")]
 
 
-def test_text_is_located_at_its_first_character_that_is_not_white() -> None:
+def test_text_is_located_at_its_first_visible_character() -> None:
     text = "<prompt schema='s'>\n\n  é\n<a> </a>\t<!-- c -->b &amp; c<b/><![CDATA[ \n x]]>&#32;</prompt>"
     children = Prompt.from_string(text, source="p").children
     places = [str(child.place) for child in children]
@@ -84,7 +84,7 @@ def test_text_is_located_at_its_first_character_that_is_not_white() -> None:
     assert str(children[1].children[0].place) == "p:4:4"
 
 
-def test_long_text_comes_through_whole_around_tags() -> None:
+def test_long_text_around_tags_is_kept_whole() -> None:
     # longer than the parser's buffer, with pieces of every kind
     parts = ["a" * 100_000, "\n" * 3, "é&amp;" * 30_000, "<![CDATA[<]]>", "x"]
     root = parse(f"<r>{''.join(parts)}<s/>{parts[0]}</r>".encode(), Problems("p"))
@@ -97,13 +97,13 @@ def test_long_text_comes_through_whole_around_tags() -> None:
     assert last.text == "a" * 100_000
 
 
-def test_a_string_is_text_whatever_its_declaration_says() -> None:
+def test_xml_declaration_in_a_string_is_ignored() -> None:
     schema = Schema.from_string("<?xml version='1.0' encoding='latin-1'?><schema name='é'/>")
     assert schema.name == "é"
     assert Schema.from_string("\ufeff<schema name='s'/>").name == "s"
 
 
-def test_problems_before_the_broken_place_are_reported_with_it() -> None:
+def test_problems_before_malformed_xml_are_reported() -> None:
     assert prompt_problems("<prompt>\n<module/>\n<a></b>") == [
         'p.xml:1:1: <prompt> has no schema; write <prompt schema="…">',
         "p.xml:2:1: <module> is a tag of schemas; to import a module write its name as a tag, as in <miami/>",

@@ -14,7 +14,16 @@ from inlay.pml.program import Length, program, system, user
 from inlay.prompt.inputs import as_prompt, is_several
 from tests.raising import raises
 from tests.unit.pml.helpers import shorthand
-from tests.unit.pml.programs_for_tests import Color, budget, chat, define, heard, program_of, said, toolbox
+from tests.unit.pml.programs_for_tests import (
+    Color,
+    budget,
+    chat,
+    define,
+    messages_of,
+    program_of,
+    text_of,
+    toolbox,
+)
 
 
 @program
@@ -98,15 +107,15 @@ def test_a_call_is_a_prompt() -> None:
     assert trip("tokyo") == trip(place="tokyo", duration="3 days", vegetarian=False) != prompt
 
 
-def test_a_default_is_left_to_the_schema_which_has_it_cached() -> None:
+def test_default_is_left_to_the_schema() -> None:
     for prompt in (trip("miami"), trip("miami", "3 days")):
         assert "(3 days)" in shorthand(resolve(trip.schema, prompt))
     assert "[]" in shorthand(resolve(trip.schema, trip("miami", "")))
 
 
-def test_the_function_says_the_same() -> None:
-    assert "".join(trip("miami")) == trip.text("miami") == said(trip.schema, trip("miami"))
-    assert trip.messages("miami") == heard(trip.schema, trip("miami"))
+def test_function_and_prompt_give_the_same_text() -> None:
+    assert "".join(trip("miami")) == trip.text("miami") == text_of(trip.schema, trip("miami"))
+    assert trip.messages("miami") == messages_of(trip.schema, trip("miami"))
     assert trip.messages("miami")[0] == {"role": "system", "content": "You plan trips.\n"}
     assert "".join(trip.function("miami")) == trip.text("miami")
     assert (trip.__name__, trip.__doc__) == ("trip", "Plans a trip.")
@@ -118,19 +127,19 @@ def test_messages_need_turns() -> None:
     assert str(error.value) == "program budget has no chat turns; call text(…), or write with inlay.user():"
 
 
-def test_the_engine_takes_the_prompt_as_one() -> None:
+def test_engine_accepts_the_prompt_as_one() -> None:
     prompt = trip("miami")
     assert not is_several(prompt)
     assert as_prompt(prompt) is prompt
 
 
-def test_new_text_behind_a_prompt() -> None:
+def test_text_can_be_appended_to_a_prompt() -> None:
     built = trip("miami").builder().text("Where can we surf?").build()
     assert shorthand(resolve(trip.schema, built))[-2:] == ["+Where can we surf?", "</user"]
     assert built.source == str(Path(__file__).relative_to(Path.cwd()))
 
 
-def test_places_are_lines_of_the_program_and_of_the_call() -> None:
+def test_locations_are_lines_of_the_program_and_the_call() -> None:
     lines = Path(__file__).read_text().splitlines()
     file = str(Path(__file__).relative_to(Path.cwd()))
     module = trip.schema.modules["duration"]
@@ -142,7 +151,7 @@ def test_places_are_lines_of_the_program_and_of_the_call() -> None:
     assert str(trip.schema.modules["budget.vegetarian"].place).split(":")[0].endswith("programs_for_tests.py")
 
 
-def test_the_name_of_the_schema() -> None:
+def test_schema_name_can_be_set() -> None:
     named = define('@program(name="a trip")\ndef p(a: bool):\n    if a:\n        yield "A"\n')
     assert named.schema.name == named(True).schema == "a trip"
     for wrong in ("", " ", 3):
@@ -150,7 +159,7 @@ def test_the_name_of_the_schema() -> None:
             program(name=wrong)  # type: ignore[call-overload]
 
 
-def test_text_with_an_argument_outside_of_modules_is_a_module_of_its_own() -> None:
+def test_text_with_an_argument_becomes_a_module() -> None:
     assert level('yield "a"\nyield f"{name}, {note}"\nyield "b"\nyield name') == (
         "a",
         ("name-and-note", (("name", 5, "Ada"), ", ", ("note", 9, ""))),
@@ -159,14 +168,14 @@ def test_text_with_an_argument_outside_of_modules_is_a_module_of_its_own() -> No
     )
 
 
-def test_an_argument_that_is_used_twice_is_two_parameters() -> None:
+def test_argument_used_twice_is_two_parameters() -> None:
     twice = program_of('yield f"{name} and {name}{name}"')
     (module,) = twice.schema.children
     assert bare(module) == ("name", (("name", 5, "Ada"), " and ", ("name-2", 5, "Ada"), ("name-3", 5, "Ada")))
-    assert said(twice.schema, twice(name="Bo")) == "Bo and BoBo"
+    assert text_of(twice.schema, twice(name="Bo")) == "Bo and BoBo"
 
 
-def test_neighbouring_texts_are_one() -> None:
+def test_adjacent_texts_are_joined() -> None:
     assert level(
         'yield "a"\nyield "b" "c"\nfor x in CITIES:\n    yield f"{x} "\nyield ""\nif flag:\n    yield "d"'
     ) == (
@@ -182,17 +191,17 @@ def test_branches_without_text_need_no_module() -> None:
     )
     only = program_of('match place:\n    case "miami":\n        pass\n    case _:\n        yield "b"')
     assert bare(only.schema.children) == (("place.not-miami", ("b",)),)
-    assert (only.text("miami"), said(only.schema, only("miami"))) == ("", "")
-    assert said(only.schema, only("oslo")) == "b"
+    assert (only.text("miami"), text_of(only.schema, only("miami"))) == ("", "")
+    assert text_of(only.schema, only("oslo")) == "b"
 
 
-def test_behind_a_return_the_rest_stands_in_the_branch_that_goes_on() -> None:
+def test_code_after_a_return_moves_into_the_other_branch() -> None:
     assert level('if flag:\n    yield "a"\n    return\nyield "b"\nif other:\n    return\nyield "c"') == (
         ("union", (("flag", ("a",)), ("not-flag", ("b", ("not-other", ("c",)))))),
     )
 
 
-def test_behind_a_return_from_several_branches_the_rest_is_said_once() -> None:
+def test_code_after_several_returning_branches_is_written_once() -> None:
     assert level(
         'match place:\n    case "miami":\n        yield "a"\n    case "tokyo":\n        yield "b"\n'
         '    case _:\n        return\nyield "c"'
@@ -202,7 +211,7 @@ def test_behind_a_return_from_several_branches_the_rest_is_said_once() -> None:
     )
 
 
-def test_a_choice_in_a_text_is_a_union_of_the_texts() -> None:
+def test_choice_in_a_text_becomes_a_union() -> None:
     assert level('yield f"To {place}. "\nif place == "oslo":\n    yield f"{place}!"') == (
         ("union", (("place.miami", ("To miami. ",)), ("place.tokyo", ("To tokyo. ",)), ("place.oslo", ("To oslo. ",)))),
         ("place.oslo-2", ("oslo!",)),
@@ -213,18 +222,18 @@ def test_a_choice_in_a_text_is_a_union_of_the_texts() -> None:
     assert level('yield "a" if flag else "a"') == ("a",)
 
 
-def test_a_set_is_selected_one_by_one() -> None:
+def test_members_of_a_set_are_selected_separately() -> None:
     agent = program_of("for x in TOOLS:\n    if x in tools:\n        yield TOOLS[x]")
     assert bare(agent.schema.children) == (
         ("tools.search", ("Search the web.\n",)),
         ("tools.mail", ("Send mail.\n",)),
     )
     for tools in ({"mail", "search"}, ["mail", "search"], ("mail", "mail", "search"), {"mail": 1, "search": 2}.keys()):
-        assert said(agent.schema, agent(tools=tools)) == "Search the web.\nSend mail.\n"
-    assert said(agent.schema, agent()) == ""
+        assert text_of(agent.schema, agent(tools=tools)) == "Search the web.\nSend mail.\n"
+    assert text_of(agent.schema, agent()) == ""
 
 
-def test_a_call_is_a_nested_module_translated_for_its_arguments() -> None:
+def test_call_is_a_nested_module_with_its_arguments() -> None:
     calls = program_of(
         'yield from toolbox(tools, polite=False)\nyield from budget(True, of="me")\nyield from budget(flag)'
     )
@@ -247,7 +256,7 @@ def test_a_call_is_a_nested_module_translated_for_its_arguments() -> None:
             ),
         ),
     )
-    assert said(calls.schema, calls(tools={"mail"}, flag=True)) == (
+    assert text_of(calls.schema, calls(tools={"mail"}, flag=True)) == (
         "Send mail.\nBudget of me: little.\nBudget of Ada: little.\n"
     )
 
@@ -255,26 +264,26 @@ def test_a_call_is_a_nested_module_translated_for_its_arguments() -> None:
 def test_a_text_argument_is_passed_through() -> None:
     passed = program_of("yield from budget(low=True, of=name)")
     assert bare(passed.schema.children) == (("budget", ("Budget of ", ("name", 5, "Ada"), ": little.\n")),)
-    assert said(passed.schema, passed(name="Bo")) == "Budget of Bo: little.\n"
+    assert text_of(passed.schema, passed(name="Bo")) == "Budget of Bo: little.\n"
 
 
-def test_a_program_picked_by_a_choice() -> None:
+def test_program_can_be_picked_by_a_choice() -> None:
     first = define('@program\ndef first():\n    yield "1"\n', "first")
     second = define('@program\ndef second():\n    yield "2"\n', "second")
     picked = program_of(
         "yield from (FIRST if place == 'oslo' else OTHERS[flag])()", FIRST=first, OTHERS=[second, first]
     )
-    assert said(picked.schema, picked("oslo")) == said(picked.schema, picked("miami", True)) == "1"
-    assert said(picked.schema, picked("miami")) == picked.text("miami") == "2"
+    assert text_of(picked.schema, picked("oslo")) == text_of(picked.schema, picked("miami", True)) == "1"
+    assert text_of(picked.schema, picked("miami")) == picked.text("miami") == "2"
 
 
-def test_examples_in_turns_of_a_loop() -> None:
+def test_loop_writes_example_turns() -> None:
     shots = program_of(
         "for x, y in (('2+2', '4'), ('3+3', '6')):\n"
         "    with user():\n        yield x\n    with assistant():\n        yield y\n"
         "with user():\n    yield name"
     )
-    roles = [message["role"] for message in heard(shots.schema, shots())]
+    roles = [message["role"] for message in messages_of(shots.schema, shots())]
     assert roles == ["user", "assistant", "user", "assistant", "user"]
     assert shots.messages(name="4+4")[-1] == {"role": "user", "content": "4+4"}
 
@@ -284,7 +293,7 @@ def test_all_kinds_of_parameters() -> None:
         "@program\ndef p(a: bool, /, b: bool = True, *, c: bool, d: Literal[1] = 1):\n"
         "    if a and b and c:\n        yield f'{d}'\n"
     )
-    assert kinds.text(True, c=True) == said(kinds.schema, kinds(True, c=True)) == "1"
+    assert kinds.text(True, c=True) == text_of(kinds.schema, kinds(True, c=True)) == "1"
     usage = "call it as p(a: True or False, /, b: True or False = True, *, c: True or False, d: 1 = 1)"
     with pytest.raises(ParameterError) as error:
         kinds(True, True, True)
@@ -293,11 +302,13 @@ def test_all_kinds_of_parameters() -> None:
 
 def test_arguments_may_have_any_name() -> None:
     odd = define("@program\ndef p(self: bool, function: bool, args: bool):\n    yield f'{self}{function}{args}'\n")
-    assert said(odd.schema, odd(self=True, function=False, args=True)) == odd.text(self=True, function=False, args=True)
+    assert text_of(odd.schema, odd(self=True, function=False, args=True)) == odd.text(
+        self=True, function=False, args=True
+    )
     assert odd.text(True, True, True) == "TrueTrueTrue"
 
 
-def test_types_of_choices() -> None:
+def test_choice_types_are_checked() -> None:
     types = define(
         "Small = Literal['s', 1]\n"
         "@program\ndef p(\n"
@@ -312,7 +323,7 @@ def test_types_of_choices() -> None:
         (True, "none", True, Color.BLUE),
         (False, Color.BLUE, 2, None, "x", {Color.RED}, [1]),
     ]:
-        assert said(types.schema, types(*arguments)) == types.text(*arguments)
+        assert text_of(types.schema, types(*arguments)) == types.text(*arguments)
     assert types.text(True, "none", True).startswith("True none True")
     for wrong in [(1, "none", 1), (None, "RED", 1), (None, "none", 1.0), (None, "none", 3), (0, "none", 1)]:
         with raises("parameter.wrong_type", ParameterError):
@@ -355,7 +366,7 @@ WRONG_CALLS = {
 
 
 @pytest.mark.parametrize(("call", "sentence"), WRONG_CALLS.values(), ids=WRONG_CALLS.keys())
-def test_what_a_call_refuses(call, sentence: str) -> None:
+def test_invalid_calls_are_rejected(call, sentence: str) -> None:
     with pytest.raises(ParameterError) as error:
         call()
     assert sentence in str(error.value)
@@ -379,6 +390,6 @@ def test_prompts_and_programs_are_copied_and_pickled_by_name() -> None:
     assert repr(trip).startswith("<program trip(place: 'miami' or 'tokyo'")
 
 
-def test_a_program_without_text_for_some_calls() -> None:
+def test_program_may_have_no_text_for_some_calls() -> None:
     quiet = program_of('if flag:\n    yield "a"')
     assert resolve(quiet.schema, quiet()).items == ()

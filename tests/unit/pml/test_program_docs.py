@@ -9,7 +9,7 @@ import pytest
 
 from inlay.errors import PMLError
 from tests.unit.pml import programs_for_tests
-from tests.unit.pml.programs_for_tests import define, program_of, said
+from tests.unit.pml.programs_for_tests import define, program_of, text_of
 
 PAGE = (Path(__file__).parents[3] / "docs/reference/programs.md").read_text(encoding="utf-8")
 
@@ -25,7 +25,7 @@ def rows(heading: str) -> list[list[str]]:
     return [[cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
 
 
-def test_the_python_and_its_pml(capsys: pytest.CaptureFixture[str]) -> None:
+def test_python_examples_and_their_pml(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {"__name__": "page"}
     pml = []
     for number, code in enumerate(blocks("python")):
@@ -39,7 +39,9 @@ def test_the_python_and_its_pml(capsys: pytest.CaptureFixture[str]) -> None:
     assert blocks("xml") == pml
     assert blocks("text") == [capsys.readouterr().out]
     agent = names["agent"]
-    assert said(agent.schema, names["prompt"]) == agent.text({"search", "clock"}, "find out when the sun sets in Oslo")
+    assert text_of(agent.schema, names["prompt"]) == agent.text(
+        {"search", "clock"}, "find out when the sun sets in Oslo"
+    )
 
 
 WORKS = {
@@ -145,23 +147,23 @@ REFUSED = {
 }
 
 
-def test_the_tables_are_all_tried() -> None:
+def test_every_table_row_is_tried() -> None:
     assert [row[0] for row in rows("What works")] == list(WORKS)
     assert [row[0] for row in rows("What is refused")] == list(REFUSED)
 
 
 @pytest.mark.parametrize("body", WORKS.values(), ids=WORKS.keys())
-def test_what_works(body: str) -> None:
+def test_supported_constructs_work(body: str) -> None:
     works = program_of(body)
     for flag in (True, False):
         for place in ("miami", "tokyo", "oslo"):
             for arguments in ({}, {"tools": {"mail"}, "note": "n", "name": "", "days": 2}):
                 prompt = works(place, flag, **arguments)
-                assert said(works.schema, prompt) == works.text(place, flag, **arguments)
+                assert text_of(works.schema, prompt) == works.text(place, flag, **arguments)
 
 
 @pytest.mark.parametrize("source", [source for sources in REFUSED.values() for source in sources])
-def test_what_is_refused(source: str) -> None:
+def test_unsupported_constructs_are_rejected(source: str) -> None:
     with pytest.raises((PMLError, programs_for_tests.ParameterError)):
         define(source) if source.startswith(("@program", "# ")) else program_of(source)
 

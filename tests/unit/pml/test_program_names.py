@@ -55,7 +55,7 @@ def test_branches(condition: str, expected: list[str]) -> None:
     assert names(f"if {condition}:\n    yield 'a'\nelse:\n    yield 'b'") == expected
 
 
-def test_elif_need_not_say_what_it_is_not() -> None:
+def test_elif_name_omits_negated_conditions() -> None:
     body = "if flag:\n    yield 'a'\nelif other:\n    yield 'b'\n"
     body += "elif place == 'oslo':\n    yield 'c'\nelse:\n    yield 'd'"
     assert names(body) == ["flag", "other", "place.oslo", "not-flag-and-not-other-and-place.not-oslo"]
@@ -67,14 +67,14 @@ def test_match() -> None:
     assert names(body) == ["place.not-oslo", "flag", "place.oslo-and-not-flag"]
 
 
-def test_in_a_branch_names_say_what_it_adds() -> None:
+def test_nested_branch_name_holds_only_the_new_condition() -> None:
     assert names("if place != 'oslo':\n    if place == 'miami' and flag:\n        yield 'a'") == [
         "place.not-oslo",
         "place.miami-and-flag",
     ]
 
 
-def test_names_that_are_taken_get_numbers_in_the_order_of_the_program() -> None:
+def test_duplicate_names_are_numbered_in_program_order() -> None:
     assert names(
         "if flag:\n    yield 'a'\n    if other:\n        yield 'b'\nif other:\n    yield 'c'\nif flag:\n    yield 'd'"
     ) == [
@@ -83,7 +83,7 @@ def test_names_that_are_taken_get_numbers_in_the_order_of_the_program() -> None:
     assert names("for x in TOOLS:\n    if flag:\n        yield x") == ["flag", "flag-2"]
 
 
-def test_calls_stand_in_front() -> None:
+def test_called_programs_prefix_names() -> None:
     outer = define(
         "@program\ndef inner(a: bool):\n    if a:\n        yield 'x'\n    if a:\n        yield 'y'\n"
         "@program\ndef middle(b: bool):\n    yield 'm'\n    yield from inner(b)\n"
@@ -98,13 +98,13 @@ def test_calls_stand_in_front() -> None:
     ]
 
 
-def test_names_that_pml_reserves() -> None:
+def test_reserved_names_are_changed() -> None:
     signature = "user: bool, module: Literal['x', 'y'], prompt: Annotated[str, Length(2)], param: bool = False"
     body = "if user:\n    yield 'a'\nyield f'{module}'\nyield prompt\nif param:\n    yield 'b'"
     assert names(body, signature) == ["user_", "module.x", "module.y", "prompt_", "param_"]
 
 
-def test_values_that_are_no_names() -> None:
+def test_values_without_a_name_are_numbered() -> None:
     values = "'New York', 'C', 'C++', '', ' ', '<&>', 'Köln', '東京', '😀', 'a/b:c', -1, 1, None, True"
     assert names("yield f'{x}'", f"x: Literal[{values}]") == [
         *("x.New-York", "x.C", "x.C-2", "x.value-5", "x.value-6", "x.Köln", "x.東京", "x.value-9"),
@@ -112,7 +112,7 @@ def test_values_that_are_no_names() -> None:
     ]
 
 
-def test_long_names_are_cut() -> None:
+def test_long_names_are_truncated() -> None:
     long = "a" * 100
     found = names(
         f"if {long}:\n    yield 'a'\nif not {long}:\n    yield 'b'\nif {long}:\n    yield 'c'", f"{long}: bool"
@@ -129,7 +129,7 @@ def test_identifiers_outside_of_ascii() -> None:
     assert names("if größe:\n    yield 'a'\nif ゔ_x:\n    yield 'b'", "größe: bool, ゔ_x: bool") == ["größe", "ゔ_x"]
 
 
-def test_the_parts() -> None:
+def test_name_words_and_numbering() -> None:
     assert [word(value) for value in ("a b", "-a-", "a--b", "é.x", 1.5, "\ud800")] == [
         "a-b",
         "-a-",
@@ -154,7 +154,7 @@ def question(name: str, answers: int) -> CaseQuestion:
 A, B, C = question("a", 2), question("b", 3), question("c", 2)
 
 
-def test_cases_are_merged_without_changing_when_they_hold() -> None:
+def test_merged_cases_hold_for_the_same_points() -> None:
     """Every set of complete cases of three questions, by brute force."""
     points = [{A: a, B: b, C: c} for a in range(2) for b in range(3) for c in range(2)]
     known: Case = {B: frozenset((0, 1, 2))}
@@ -166,7 +166,7 @@ def test_cases_are_merged_without_changing_when_they_hold() -> None:
     assert merged([{q: frozenset((n,)) for q, n in point.items()} for point in points], known) == ({},)
 
 
-def test_leaves_ask_only_what_is_needed() -> None:
+def test_leaves_depend_only_on_needed_questions() -> None:
     from inlay.pml.program.cases import Undecided
 
     def compute(at: Case) -> str:

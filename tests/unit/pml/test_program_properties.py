@@ -15,7 +15,7 @@ from inlay.pml.program import Program
 from inlay.pml.program.runtime import as_messages
 from tests.generated import examples
 from tests.unit.pml import programs_for_tests
-from tests.unit.pml.programs_for_tests import SIGNATURE, Color, define, heard, said
+from tests.unit.pml.programs_for_tests import SIGNATURE, Color, define, messages_of, text_of
 
 CONDITIONS = (
     *("flag", "not flag", "other", "tools", "not tools", "note", "not note", "name and flag", "color is Color.RED"),
@@ -142,7 +142,7 @@ class Maker:
         lines: list[str] = []
         count = self.random.randint(1, 4)
         for number in range(count):
-            self.returns = number + 1 == count  # behind a return there is no turn
+            self.returns = number + 1 == count  # after a return there is no turn
             role = self.random.choice(["system", "user", "assistant"])
             lines += [f"with {role}():", *indented(['yield "So: "', *self.block(2, ())])]
         return lines
@@ -211,10 +211,10 @@ def check(lines: list[str], maker: Maker) -> None:
         arguments = maker.arguments()
         prompt = program(**arguments)
         text = "".join(function(**arguments))
-        assert said(schema, prompt) == program.text(**arguments) == "".join(prompt) == text
-        assert said(written, Prompt.from_string(prompt.to_pml())) == text
+        assert text_of(schema, prompt) == program.text(**arguments) == "".join(prompt) == text
+        assert text_of(written, Prompt.from_string(prompt.to_pml())) == text
         if schema.has_turns:
-            assert heard(schema, prompt) == program.messages(**arguments) == as_messages(function(**arguments))
+            assert messages_of(schema, prompt) == program.messages(**arguments) == as_messages(function(**arguments))
 
 
 def check_names(schema: Schema) -> None:
@@ -244,13 +244,13 @@ RANDOMS = st.randoms(use_true_random=False)
 
 @settings(max_examples=examples(100), deadline=None)
 @given(RANDOMS)
-def test_the_prompt_is_what_the_function_says(random: Random) -> None:
+def test_prompt_equals_the_text_of_the_function(random: Random) -> None:
     maker = Maker(random)
     check(['yield "Begin. "', *maker.block(random.randint(1, 3), ())], maker)
 
 
 @settings(max_examples=examples(40), deadline=None)
 @given(RANDOMS)
-def test_turns_too(random: Random) -> None:
+def test_prompt_with_turns_equals_the_text_of_the_function(random: Random) -> None:
     maker = Maker(random)
     check(maker.turns(), maker)

@@ -216,7 +216,7 @@ def starts(found: list[str], expected: str) -> bool:
 
 
 @pytest.mark.parametrize(("body", "expected"), (STATEMENTS_REFUSED | EXPRESSIONS_REFUSED).items())
-def test_refused(body: str, expected: str) -> None:
+def test_unsupported_constructs_are_rejected(body: str, expected: str) -> None:
     found = refusals(body, **OUTSIDE)
     assert starts(found, expected), found
 
@@ -238,7 +238,7 @@ def test_calls(body: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize(("body", "where"), NEVER.items())
-def test_what_never_runs(body: str, where: str) -> None:
+def test_unreachable_code_is_rejected(body: str, where: str) -> None:
     found = refusals(body, **OUTSIDE)
     assert found == [
         f"{where} this never runs, whatever the arguments are; delete it, or correct the conditions before it"
@@ -282,7 +282,7 @@ def test_columns_count_characters() -> None:
     assert refusals('yield "äöü" + (x := "a")')[0].startswith("1:16 ")
 
 
-def test_what_constants_leave_out_is_no_slip() -> None:
+def test_code_excluded_by_constants_is_accepted() -> None:
     for body in (
         "if 1 == 2:\n    yield 'a'",
         "for x in ():\n    yield x",
@@ -292,7 +292,7 @@ def test_what_constants_leave_out_is_no_slip() -> None:
     assert program_of("if flag:\n    return\n    return\nyield 'a'").text(flag=False) == "a"
 
 
-def test_every_kind_of_node_is_decided() -> None:
+def test_every_ast_node_is_handled() -> None:
     """A kind of statement, expression, pattern or operator that Python has is used, or refused with a remedy."""
     used = STATEMENTS | EXPRESSIONS | PATTERNS | OPERATORS
     bases = (ast.stmt, ast.expr, ast.pattern, ast.operator, ast.unaryop)
@@ -337,7 +337,7 @@ def test_too_deep() -> None:
     assert "nests too deeply" in refusals(long)[0]
 
 
-def test_calls_of_itself() -> None:
+def test_recursive_calls_are_rejected() -> None:
     source = '@program\ndef p(a: bool):\n    yield "a"\n    yield from p(a)\n'
     with pytest.raises(Exception, match="p is not defined when the program is decorated; define it above"):
         define(source)
@@ -346,6 +346,6 @@ def test_calls_of_itself() -> None:
         define(source, p=again)
 
 
-def test_the_programs_that_are_called_here_work() -> None:
+def test_example_programs_work() -> None:
     assert budget.text(True) == "Budget of Ada: little.\n"
     assert chat.schema.has_turns

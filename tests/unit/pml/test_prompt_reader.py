@@ -37,7 +37,7 @@ def test_problems(text: str, expected: list[str]) -> None:
     assert prompt_problems(text) == expected
 
 
-def test_nodes_and_their_places() -> None:
+def test_nodes_and_their_locations() -> None:
     text = '<prompt schema="s">\n <plan days="3 or 4" note=""><miami/>\n  sunny </plan><user>Hi</user>\n</prompt>'
     assert Prompt.from_string(text, source="p") == Prompt(
         "s",
@@ -54,11 +54,11 @@ def test_nodes_and_their_places() -> None:
     )
 
 
-def test_white_space_alone_between_imports_is_text_only_without_a_line_break() -> None:
+def test_white_space_between_imports_is_text_without_a_line_break() -> None:
     prompt = Prompt.from_string('<prompt schema="s"><a/> <b/>\n <c/></prompt>')
     assert [type(child).__name__ for child in prompt.children] == ["Import", "Text", "Import", "Import"]
 
 
-def test_line_breaks_in_arguments_are_written_as_references() -> None:
+def test_line_breaks_in_arguments_are_references() -> None:
     prompt = Prompt.from_string('<prompt schema="s"><a p="1\n2&#10;3"/></prompt>')
     assert [argument.value for argument in prompt.children[0].arguments] == ["1 2\n3"]

@@ -66,7 +66,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Pages:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_examples_say_what_inlay_says(page: Path, pages: Pages) -> None:
+def test_examples_show_real_output(page: Path, pages: Pages) -> None:
     given = pages.given[page]
     assert [f"{block}\n{block.text}" for block, _ in given] == [f"{block}\n{text}" for block, text in given]
     assert len(given) == sum(block.language == "text" and block.note in MODES for block in blocks(page)) > 20
@@ -88,7 +88,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("text", "problem"), BROKEN.values(), ids=BROKEN.keys())
-def test_a_page_whose_blocks_do_not_go_together(
+def test_inconsistent_page_is_rejected(
     text: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -98,7 +98,7 @@ def test_a_page_whose_blocks_do_not_go_together(
     assert str(error.value).startswith(problem)
 
 
-def test_a_schema_that_is_wrong_and_not_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_schema_without_an_error_block_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "page.md").write_text("```xml\n<schema/>\n```\n")
     with pytest.raises(PMLError):
@@ -135,7 +135,7 @@ def test_the_limits() -> None:
 # every error has an example: its words stand on a page, and the line that makes it runs when the pages do
 
 
-def test_the_words_of_every_error_are_on_a_page() -> None:
+def test_every_error_wording_is_on_a_page() -> None:
     shown = "".join(block.text for page in PAGES for block in blocks(page) if block.language == "text")
     missing = [
         f"{path.name}: {words}"
@@ -146,7 +146,7 @@ def test_the_words_of_every_error_are_on_a_page() -> None:
     assert missing == [], "give each an example in tests/unit/pml/errors.md"
 
 
-def test_every_line_that_makes_an_error_runs_in_an_example(pages: Pages) -> None:
+def test_every_error_line_runs_in_an_example(pages: Pages) -> None:
     missing = {
         f"{path.name}:{line}": code
         for path in [*FILES, *(SRC / "prompt" / f"{name}.py" for name in ("layout", "placement", "turns"))]
@@ -157,7 +157,7 @@ def test_every_line_that_makes_an_error_runs_in_an_example(pages: Pages) -> None
     assert len(pages.lines) > 60
 
 
-def test_the_errors_that_no_example_shows_are_in_a_table() -> None:
+def test_errors_without_an_example_are_in_a_table() -> None:
     table = [row[0].strip("`") for row in rows(ERRORS, "message", "cause")]
     known = [words for path in WITH_A_MODEL for words in _phrases(path.read_text(encoding="utf-8"))]
     for message in table:
@@ -182,7 +182,7 @@ def check(self, a):
 '''
 
 
-def test_what_counts_as_an_error() -> None:
+def test_error_wordings_and_lines_are_detected() -> None:
     """The two tests above look at the right things."""
     assert set(_phrases(SOURCE)) == {"…… is odd; ……", "write one", "leave …… out", "a b", "this too is one"}
     assert re.search(_pattern("…… is odd; ……"), 'x.xml:1:1: "b" is odd; write one')

@@ -45,7 +45,7 @@ MOVED = {
 
 
 @pytest.mark.parametrize(("body", "expected"), MOVED.items())
-def test_moves_inside_a_zone(body: str, expected: list[str]) -> None:
+def test_imports_can_be_reordered_inside_a_zone(body: str, expected: list[str]) -> None:
     assert shorthand(resolved(LEVELS, prompt(body), moves=True)) == expected
     (problem,) = {sentence.partition("; ")[2] for sentence in resolve_problems(LEVELS, prompt(body))[:1]}
     assert problem.endswith(" first (with packed positions, their order is free)")
@@ -70,7 +70,7 @@ def test_imports_out_of_order(body: str, expected: list[str]) -> None:
     assert resolve_problems(LEVELS, prompt(body)) == expected
 
 
-def test_moves_do_not_cross_zones() -> None:
+def test_reordering_does_not_cross_zones() -> None:
     assert resolve_problems(LEVELS, prompt("<c/><a/>"), moves=True) == ORDER["<c/><a/>"]
     assert resolve_problems(LEVELS, prompt("<a><a3/><a1/></a>"), moves=True) == ORDER["<a><a3/><a1/></a>"]
 
@@ -102,7 +102,7 @@ def test_problems(body: str, expected: list[str]) -> None:
     assert resolve_problems(LEVELS, prompt(body)) == expected
 
 
-def test_another_schema() -> None:
+def test_prompt_of_another_schema_is_rejected() -> None:
     assert resolve_problems(LEVELS, prompt("<zzz/>", "t")) == [
         'p.xml:1:9: the prompt is for schema "t", not for "s"; write <prompt schema="s">'
     ]
@@ -120,7 +120,7 @@ def test_a_schema_without_modules_or_with_many() -> None:
     ]
 
 
-def test_an_absent_argument() -> None:
+def test_missing_argument() -> None:
     assert resolve_problems(TRAVEL, prompt("<travel-plan><domestic city='Oslo'/></travel-plan>", "travel")) == [
         'p.xml:1:25: <travel-plan/> needs "duration", which has no default; write <travel-plan duration="…"/>'
     ]
@@ -183,7 +183,7 @@ def test_the_code_generation_schema(tmp_path) -> None:
     ]
 
 
-def test_items_carry_their_nodes_owners_and_places() -> None:
+def test_items_carry_their_nodes_owners_and_locations() -> None:
     result = resolved(LEVELS, prompt("<a p='v'><a1/>x</a>"))
     schema = result.schema
     a, a1 = schema.modules["a"], schema.modules["a1"]
@@ -216,7 +216,7 @@ TURNS = {
 
 
 @pytest.mark.parametrize(("body", "expected"), TURNS.items())
-def test_turns(body: str, expected: list[str]) -> None:
+def test_turns_are_resolved(body: str, expected: list[str]) -> None:
     assert shorthand(resolved(CHAT, prompt(body))) == expected
 
 
@@ -228,7 +228,7 @@ def test_borders_of_turns_split_zones() -> None:
     assert len(resolve_problems(apart, prompt("<n/><m/>"), moves=True)) == 1
 
 
-def test_places_of_turns() -> None:
+def test_turns_are_located() -> None:
     result = resolved(TRAVEL, prompt("\n Hi.<user>x</user>", "travel"))
     starts = [item for item in result.items if isinstance(item, TurnStart)]
     assert [(start.own, str(start.place)) for start in starts] == [
@@ -241,7 +241,7 @@ def test_places_of_turns() -> None:
     assert result.items[-1] == TurnEnd("user", True)
 
 
-def test_a_schema_with_text_and_a_prompt_with_turns() -> None:
+def test_prompt_turn_after_schema_text() -> None:
     assert shorthand(resolved(LEVELS, prompt("<b/>x<user>y</user>"))) == [
         "B",
         "Text.\n",
@@ -263,11 +263,11 @@ ALONE_TURNS = {
 
 
 @pytest.mark.parametrize(("body", "expected"), ALONE_TURNS.items())
-def test_a_schema_of_modules_alone_in_the_turns_of_the_prompt(body: str, expected: list[str]) -> None:
+def test_schema_of_modules_in_prompt_turns(body: str, expected: list[str]) -> None:
     assert shorthand(resolved(ALONE, prompt(body))) == expected
 
 
-def test_imports_in_all_turns_together_follow_the_schema() -> None:
+def test_imports_across_turns_follow_the_schema() -> None:
     body = "<system><b/></system><user><a/><a/></user>"
     assert resolve_problems(ALONE, prompt(body)) == [
         "p.xml:1:47: <a/> stands after <b/>, but the schema has it before; write <a/> first "
@@ -302,11 +302,11 @@ LOOSE = {
 
 
 @pytest.mark.parametrize(("schema", "body"), LOOSE.keys())
-def test_what_may_not_stand_beside_or_inside_turns(schema: str, body: str) -> None:
+def test_misplaced_nodes_around_turns_are_rejected(schema: str, body: str) -> None:
     assert resolve_problems(schema, prompt(body)) == LOOSE[schema, body]
 
 
-def test_arguments_that_are_missing_are_told_together():
+def test_missing_arguments_are_reported_together():
     schema = Schema.from_string(
         '<schema name="s"><module name="customer"><param name="name" len="4"/><param name="plan" len="4"/>'
         '<param name="city" len="4" default="Bravel"/></module></schema>'

@@ -231,7 +231,7 @@ RANDOMS = st.randoms(use_true_random=False)
 
 @settings(max_examples=examples(300), deadline=None)
 @given(RANDOMS, st.booleans())
-def test_without_turns(random: Random, moves: bool) -> None:
+def test_prompts_without_turns_equal_the_oracle(random: Random, moves: bool) -> None:
     maker = Maker(random, moves)
     nodes = maker.level(3, ["text", "module", "union"])
     schema_text = f'<schema name="s" xml:space="preserve">{schema_xml(nodes)}</schema>'
@@ -241,7 +241,7 @@ def test_without_turns(random: Random, moves: bool) -> None:
 
 @settings(max_examples=examples(300), deadline=None)
 @given(RANDOMS, st.booleans())
-def test_with_turns(random: Random, moves: bool) -> None:
+def test_prompts_with_turns_equal_the_oracle(random: Random, moves: bool) -> None:
     maker = Maker(random, moves)
     turns = []
     for _ in range(random.randint(1, 3)):

@@ -148,7 +148,7 @@ def test_problems(text: str, expected: list[str]) -> None:
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_a_length_that_is_none(length: str) -> None:
+def test_invalid_length_is_rejected(length: str) -> None:
     shown = length if len(length) < 60 else length[:59] + "…"
     assert schema_problems(inside(f'<module name="m"><param name="p" len="{length}"/></module>')) == [
         f's.xml:1:51: len="{shown}" is not a whole number from 1 to 1000000; write how many tokens an argument may have'
@@ -178,7 +178,7 @@ def test_src_and_content() -> None:
     ]
 
 
-def test_problems_come_in_order_of_appearance_and_before_a_broken_end() -> None:
+def test_problems_are_sorted_and_precede_a_broken_end() -> None:
     assert schema_problems("<schema>\n <module/>\n <union>") == [
         's.xml:1:1: <schema> has no name; write <schema name="…">',
         's.xml:2:2: <module> has no name; write <module name="…">',
@@ -186,7 +186,7 @@ def test_problems_come_in_order_of_appearance_and_before_a_broken_end() -> None:
     ]
 
 
-def test_a_document_that_breaks_off_is_not_told_what_it_could_still_have_said() -> None:
+def test_truncated_document_reports_only_its_end() -> None:
     assert schema_problems('<schema name="s"><scaffold modules="a b"/>\n<union>\n  <!-- ') == [
         "s.xml:3:3: a tag, comment or entity begins here and does not end; close it"
     ]
@@ -204,7 +204,7 @@ def test_twenty_problems_are_shown_and_the_rest_counted() -> None:
     ]
 
 
-def test_nodes_and_their_places() -> None:
+def test_nodes_and_their_locations() -> None:
     schema = Schema.from_string(
         '<schema name="s">\n  Hi.\n  <module name="a"><param name="p" len="3" default="d"/></module>\n'
         '  <union><module name="b">B</module></union><scaffold modules="a b"/>\n</schema>',

@@ -51,7 +51,7 @@ def resolved(pml: str, *, moves: bool = True) -> Resolved:
         ('<set xml:space="preserve"><a/></set>', None, []),
     ],
 )
-def test_where_members_and_the_text_around_them_stand(pml, said, names):
+def test_sets_have_members_and_surrounding_text(pml, said, names):
     if said is None:
         with raises("pml.unknown_attribute", PMLError, names="<set>"):
             resolved(pml)
@@ -62,7 +62,7 @@ def test_where_members_and_the_text_around_them_stand(pml, said, names):
     assert not any(each.why_fixed for each in found.sets)
 
 
-def test_where_nothing_may_move_the_schemas_order_holds():
+def test_fixed_positions_keep_the_schemas_order():
     found = resolved("<set><v/><b/><a/></set>?", moves=False)
     assert shown(found) == "Always.ABV?"
     (only,) = found.sets
@@ -71,12 +71,12 @@ def test_where_nothing_may_move_the_schemas_order_holds():
     assert shown(resolved("<set><a/></set>?")) == "Always.A?"
 
 
-def test_members_of_a_union_are_no_set():
+def test_members_of_a_union_cannot_form_a_set():
     with raises("pml.union_conflict", PMLError):
         resolved("<set><u/><v/></set>")
 
 
-def test_every_form_comes_back_as_it_was():
+def test_sets_round_trip_in_every_form():
     prompt = Prompt.from_string(PML)
     assert bare(Prompt.from_string(prompt.to_pml())) == bare(prompt)
     assert bare(Prompt.from_json(prompt.to_json())) == bare(prompt)
@@ -109,11 +109,11 @@ def test_every_form_comes_back_as_it_was():
         ({"content": [{"set": [{"import": "a"}], "order": 1}]}, "pml.unknown_key content[0]"),
     ],
 )
-def test_what_is_wrong_in_json(document, problem):
+def test_invalid_json_sets_are_rejected(document, problem):
     assert faults(lambda: Prompt.from_json({"schema": "s", **document})) == [problem]
 
 
-def test_a_schema_has_no_sets():
+def test_set_in_a_schema_is_rejected():
     with raises("pml.misplaced_object", PMLError, names="set"):
         Schema.from_json({"name": "s", "content": [{"set": []}]})
 
@@ -130,6 +130,6 @@ def test_a_whole_prompt_in_any_order():
     assert bare(inner) == bare(Prompt.from_string(PML)), "what has sets already stays"
 
 
-def test_what_is_no_import_is_refused():
+def test_nested_set_is_rejected():
     with raises("parameter.wrong_type", ParameterError, names="any_order"):
         any_order(any_order("a"))

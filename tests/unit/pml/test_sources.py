@@ -32,12 +32,12 @@ def src_problem(folder: Path, src: str) -> str:
     return sentence.removeprefix(place)
 
 
-def test_a_file_is_taken_verbatim_but_for_byte_order_mark_and_crlf(tmp_path: Path) -> None:
+def test_file_text_is_verbatim_except_byte_order_mark_and_crlf(tmp_path: Path) -> None:
     (tmp_path / "unit.py").write_bytes("\ufeff\r\n  if a < b & c:\r\n\té = '😀'\r\n\n".encode())
     assert text_of(schema_file(tmp_path, "unit.py")) == "\n  if a < b & c:\n\té = '😀'\n\n"
 
 
-def test_a_file_in_a_folder_below_and_its_place(tmp_path: Path) -> None:
+def test_file_in_a_subfolder_is_read_and_located(tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "a.txt").write_text("a")
     path = schema_file(tmp_path, "lib/a.txt")
@@ -80,20 +80,20 @@ def inner(tmp_path: Path) -> Path:
     return folder
 
 
-def test_src_leaves_the_folder(inner: Path) -> None:
+def test_src_outside_the_folder_is_rejected(inner: Path) -> None:
     assert src_problem(inner, "../secret") == (
         'src="../secret" leaves the schema\'s folder; move the file beside the schema'
     )
 
 
-def test_src_leaves_the_folder_through_a_link(inner: Path) -> None:
+def test_src_outside_through_a_link_is_rejected(inner: Path) -> None:
     (inner / "file").symlink_to(inner.parent / "secret")
     (inner / "folder").symlink_to(inner.parent)
     for src in ("file", "folder/secret"):
         assert src_problem(inner, src) == f'src="{src}" leaves the schema\'s folder; move the file beside the schema'
 
 
-def test_a_folder_with_a_longer_name_is_another_folder(inner: Path) -> None:
+def test_folder_with_a_longer_name_is_outside(inner: Path) -> None:
     other = inner.parent / "inner2"
     other.mkdir()
     (other / "a").write_text("a")
@@ -193,7 +193,9 @@ FILES = {
 
 @pytest.mark.parametrize(("data", "expected"), FILES.items())
 @pytest.mark.parametrize("kind", [Schema, Prompt])
-def test_files_that_are_no_utf8(tmp_path: Path, kind: type[Schema] | type[Prompt], data: bytes, expected: str) -> None:
+def test_files_without_utf8_are_rejected(
+    tmp_path: Path, kind: type[Schema] | type[Prompt], data: bytes, expected: str
+) -> None:
     path = tmp_path / "x.xml"
     path.write_bytes(data)
     assert sentences(lambda: kind.from_file(path)) == [f"{path}:{expected}"]
@@ -219,7 +221,7 @@ def test_an_impossible_path() -> None:
             Schema.from_file(path)
 
 
-def test_a_file_that_is_too_large(tmp_path: Path) -> None:
+def test_too_large_file_is_rejected(tmp_path: Path) -> None:
     with (tmp_path / "a").open("wb") as file:
         file.truncate(limits.MAX_BYTES + 1)
     large = "is larger than the 16777216 bytes that are allowed; split it"

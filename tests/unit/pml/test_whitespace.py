@@ -34,7 +34,7 @@ def test_a_run(run: str, text: str) -> None:
 
 @settings(deadline=None)
 @given(st.text(" \t\na", max_size=30))
-def test_what_is_not_white_stays_in_order(run: str) -> None:
+def test_visible_text_stays_in_order(run: str) -> None:
     assert settle(run).replace(" ", "").replace("\t", "").strip("\n").replace("\n", "") == run.translate(
         {ord(" "): None, ord("\t"): None, ord("\n"): None}
     )
@@ -42,14 +42,14 @@ def test_what_is_not_white_stays_in_order(run: str) -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.text("ab c", min_size=1).filter(lambda line: line.strip() == line), min_size=1), st.text(" \t"))
-def test_lines_of_their_own_come_out_as_they_are_whatever_the_indentation(lines: list[str], indentation: str) -> None:
+def test_indented_lines_are_dedented(lines: list[str], indentation: str) -> None:
     run = "\n" + "".join(f"{indentation}{line}\n" for line in lines) + indentation[:-1]
     assert settle(run) == "".join(f"{line}\n" for line in lines)
 
 
 @settings(deadline=None)
 @given(st.text(" \t\n\u00a0a", max_size=30))
-def test_text_that_has_no_layout_stays(text: str) -> None:
+def test_text_without_layout_is_unchanged(text: str) -> None:
     lines = [line.strip(" \t") for line in text.split("\n")]
     plain = "x" + "\n".join(lines)
     assert settle(plain) == plain
@@ -82,7 +82,7 @@ def test_runs_in_a_schema(body: str, expected: list[str]) -> None:
     assert texts(body) == expected
 
 
-def test_a_module_on_lines_of_its_own_ends_in_one_line_break() -> None:
+def test_module_on_own_lines_ends_with_one_line_break() -> None:
     assert texts('\n  <module name="m">\n    One.\n    Two.\n  </module>\n') == ["One.\nTwo.\n"]
 
 
@@ -102,7 +102,7 @@ def test_default_switches_back() -> None:
     assert texts('<module name="m" xml:space="default">\n  a\n </module>\n', PRESERVE) == ["\n", "a\n"]
 
 
-def test_preserve_goes_through_a_union_whose_own_white_space_is_layout() -> None:
+def test_preserve_passes_through_a_union() -> None:
     body = f'<module name="m" {PRESERVE}><union> \n <module name="n"> a </module> </union></module>'
     assert texts(body) == [" a "]
 
@@ -112,7 +112,7 @@ def test_preserve_on_a_turn() -> None:
     assert [turn.children[0].text for turn in schema.children] == ["\n a\n", "a\n"]
 
 
-def test_white_space_between_turns_is_layout_even_when_preserved() -> None:
+def test_preserved_white_space_between_turns_is_dropped() -> None:
     schema = Schema.from_string(f'<schema name="s" {PRESERVE}> <user>a</user> \n <user>b</user> </schema>')
     assert [type(child).__name__ for child in schema.children] == ["Turn", "Turn"]
     prompt = Prompt.from_string(f'<prompt schema="s" {PRESERVE}> <user>a</user> <user>b</user>\n</prompt>')

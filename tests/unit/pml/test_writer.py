@@ -56,7 +56,7 @@ def test_a_prompt_reads_back(prompt: Prompt) -> None:
 
 @settings(max_examples=examples(200), deadline=None)
 @given(st.text(" \t\n\ra", min_size=1, max_size=12), st.sampled_from(["alone", "start", "middle", "end"]))
-def test_white_space_in_every_place(text: str, place: str) -> None:
+def test_white_space_is_kept_at_every_position(text: str, place: str) -> None:
     one, other, inner = Param("p", 1, None, HERE), Param("q", 1, None, HERE), module("m", "x\n")
     children = {
         "alone": [text],
@@ -94,7 +94,7 @@ def test_texts_around_a_scaffold_stay_two() -> None:
     assert schema.to_pml() == text
 
 
-def test_empty_text_is_none() -> None:
+def test_empty_text_is_dropped() -> None:
     schema = schema_of(module("m", ""))
     assert schema.to_pml() == '<schema name="s">\n  <module name="m"/>\n</schema>\n'
 
@@ -107,12 +107,12 @@ def test_examples_read_back(file: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [TRAVEL, LEVELS])
-def test_what_is_written_is_written_the_same_again(text: str) -> None:
+def test_writing_is_stable(text: str) -> None:
     once = Schema.from_string(text).to_pml()
     assert Schema.from_string(once).to_pml() == once
 
 
-def test_a_schema_on_lines_of_its_own_stays_as_it_is() -> None:
+def test_formatted_schema_is_unchanged() -> None:
     assert Schema.from_string(TRAVEL).to_pml() == TRAVEL
 
 
@@ -233,7 +233,7 @@ def test_prompts() -> None:
     assert base.use("a").text("Hello.").build().to_pml() == '<prompt schema="trip">\n  <a/>\n  Hello.</prompt>\n'
 
 
-def test_many_imports_stand_on_lines_of_their_own() -> None:
+def test_many_imports_are_written_on_separate_lines() -> None:
     prompt = Schema("s", ()).prompt().user(*(use(f"module-number-{number}") for number in range(6))).build()
     lines = prompt.to_pml().splitlines()
     assert lines[1:4] == ["  <user>", "    <module-number-0/>", "    <module-number-1/>"]
@@ -246,7 +246,7 @@ def refused(document: Schema | Prompt) -> str:
 
 
 @pytest.mark.parametrize("character", ["\0", "\x0b", "\x1b", "\ud800", "\ufffe", "\uffff"])
-def test_characters_that_xml_cannot_carry(character: str) -> None:
+def test_characters_without_xml_form_are_rejected(character: str) -> None:
     point = f"U+{ord(character):04X}"
     where = f"the character {point} at index 1 of a text or value, which XML cannot carry; leave it out"
     assert refused(schema_of(module("plan", f"a{character}"))) == f'module "plan" holds {where}'
@@ -259,7 +259,7 @@ def test_characters_that_xml_cannot_carry(character: str) -> None:
 
 
 @pytest.mark.parametrize("character", ["\x7f", "\x80", "\ue000", "\ufffd", "\U0010ffff", "\U0001fffe"])
-def test_characters_at_the_borders_of_what_it_can(character: str) -> None:
+def test_boundary_characters_of_xml_are_written(character: str) -> None:
     schema = schema_of(module("plan", character))
     assert bare(Schema.from_string(schema.to_pml())) == bare(schema)
 
@@ -280,7 +280,7 @@ def test_depth() -> None:
     assert refused(schema_of(nested(300))) == "tags would be nested more than 32 deep; nest less deeply"
 
 
-def test_white_space_that_is_kept_at_every_depth_takes_no_longer() -> None:
+def test_preserved_white_space_at_every_depth_is_fast() -> None:
     inner = module("m0", "\n")
     for number in range(1, 31):
         inner = module(f"m{number}", inner, "\n")
@@ -328,5 +328,5 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("document", "sentence"), BROKEN.values(), ids=BROKEN.keys())
-def test_nodes_that_are_no_pml(document: Schema | Prompt, sentence: str) -> None:
+def test_unwritable_nodes_are_rejected(document: Schema | Prompt, sentence: str) -> None:
     assert sentence in refused(document)

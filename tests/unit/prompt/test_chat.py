@@ -70,12 +70,12 @@ def test_without_a_generation_prompt() -> None:
     assert template("qwen2.5").pieces(["user"], generation=False) == (QWEN + "<|im_start|>user\n", "<|im_end|>\n")
 
 
-def test_many_turns() -> None:
+def test_many_turns_have_empty_pieces() -> None:
     pieces = template("bare").pieces(["user"] * 120, generation=True)
     assert pieces == ("",) * 121
 
 
-def test_a_turn_that_changes_when_others_follow() -> None:
+def test_piece_depends_on_following_turns() -> None:
     qwen3 = template("qwen3")
     opened = "<|im_end|>\n<|im_start|>assistant\n"
     assert qwen3.opening_pieces(["user", "assistant"])[1] == opened + "<think>\n\n</think>\n\n"
@@ -100,7 +100,7 @@ def test_opening_pieces(name: str, roles: list[str], expected: tuple[str, ...]) 
     assert len(template(name).opening_trims(roles)) == len(roles)
 
 
-def test_opening_pieces_where_an_assistant_must_not_be_last() -> None:
+def test_opening_pieces_if_an_assistant_turn_may_not_be_last() -> None:
     refuses = ChatTemplate(
         with_template(
             gpt2(),
@@ -177,13 +177,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("name", "roles", "expected"), REFUSED.values(), ids=REFUSED.keys())
-def test_refused_turns(name: str, roles: list[str], expected: str) -> None:
+def test_rejected_turn_orders_are_reported(name: str, roles: list[str], expected: str) -> None:
     with pytest.raises(ModelError) as error:
         template(name).pieces(roles, generation=True)
     assert str(error.value) == expected
 
 
-def test_refused_openings_speak_of_the_turns_of_the_schema() -> None:
+def test_rejected_opening_names_the_schemas_turns() -> None:
     with pytest.raises(ModelError) as error:
         template("gemma").opening_pieces(["system"])
     assert str(error.value) == "the chat template refuses turns in the order system: System role not supported"
@@ -220,7 +220,7 @@ def test_no_template() -> None:
         assert str(error.value) == "the model's tokenizer has no chat template; write prompts without chat turns"
 
 
-def test_verify_says_nothing_where_all_is_well(caplog: pytest.LogCaptureFixture) -> None:
+def test_verify_logs_nothing_if_all_is_well(caplog: pytest.LogCaptureFixture) -> None:
     for name in ("qwen2.5", "llama2", "llama3", "gemma"):
         chat = template(name)
         for generation in (False, True):
@@ -230,7 +230,7 @@ def test_verify_says_nothing_where_all_is_well(caplog: pytest.LogCaptureFixture)
     assert not caplog.records
 
 
-def test_verify_warns_once_and_names_the_place(caplog: pytest.LogCaptureFixture) -> None:
+def test_verify_warns_once_with_the_place(caplog: pytest.LogCaptureFixture) -> None:
     lower = template("lower")
     roles = ["system", "user"]
     pieces = lower.pieces(roles, generation=True)
@@ -245,13 +245,13 @@ def test_verify_warns_once_and_names_the_place(caplog: pytest.LogCaptureFixture)
     )
 
 
-def test_verify_where_the_end_is_missing(caplog: pytest.LogCaptureFixture) -> None:
+def test_verify_reports_a_missing_end(caplog: pytest.LogCaptureFixture) -> None:
     bare = template("bare")
     bare.verify(["user"], ["abc"], ("", "more"))
     assert "first at turn 1 (user), near 'abcmore';" in caplog.text
 
 
-def test_verify_where_the_template_refuses_the_text(caplog: pytest.LogCaptureFixture) -> None:
+def test_verify_reports_a_template_refusal(caplog: pytest.LogCaptureFixture) -> None:
     prudish = ChatTemplate(
         with_template(
             gpt2(),

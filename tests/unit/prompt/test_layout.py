@@ -103,7 +103,7 @@ def test_extents() -> None:
     assert layout.extents["b"] == layout.extents["a/b"]
 
 
-def test_where_nodes_went() -> None:
+def test_layout_maps_nodes_to_runs() -> None:
     layout = lay_out('x<module name="a">A<param name="p" len="5"/>B</module>y')
     for order, index in layout.run_of.items():
         entry = layout.entries[index]
@@ -119,7 +119,7 @@ def test_where_nodes_went() -> None:
     assert layout.chain(3, frozenset({("a",)})) == list(layout.entries[1:3])
 
 
-def test_defaults_that_are_too_long() -> None:
+def test_overlong_defaults_are_rejected() -> None:
     assert sentences(
         lambda: lay_out(
             '<module name="a"><param name="n" len="2" default="two"/>\n<param name="m" len="1" default="1"/></module>'
@@ -150,7 +150,7 @@ def test_bos_comes_first_in_a_schema_without_turns() -> None:
     assert [entry.ids for entry in lay_out("", tokenizer).entries] == [(1,)]
 
 
-def test_the_template_brings_bos_in_a_schema_of_turns() -> None:
+def test_template_adds_bos_in_a_schema_of_turns() -> None:
     tokenizer = family("llama3")
     encoder = TextEncoder(tokenizer)
     assert encoder.bos
@@ -183,7 +183,7 @@ TURNS = {
 
 
 @pytest.mark.parametrize(("body", "expected"), TURNS.values(), ids=TURNS.keys())
-def test_turns(body: str, expected: list[tuple[str, str]]) -> None:
+def test_turns_are_laid_out(body: str, expected: list[tuple[str, str]]) -> None:
     tokenizer = family("qwen2.5")
     layout = lay_out(body, tokenizer)
     assert [("/".join(e.owner), tokenizer.decode(e.ids)) for e in layout.runs] == expected
@@ -218,7 +218,7 @@ TRIMMED = {
 
 @pytest.mark.parametrize(("body", "expected"), TRIMMED.values(), ids=TRIMMED.keys())
 @pytest.mark.parametrize("name", ["llama3", "qwen2.5"])
-def test_ends_that_the_template_strips(name: str, body: str, expected: list[str]) -> None:
+def test_ends_of_turns_are_stripped_like_the_template(name: str, body: str, expected: list[str]) -> None:
     layout = lay_out(body, family(name))
     texts = [part.text for run in layout.runs for part in run.parts if part.turn is None]
     if name == "llama3":
@@ -244,7 +244,7 @@ def test_empty_pieces() -> None:
     assert lay_out("<system/><user/>", tokenizer).entries == ()
 
 
-def test_refused_turns() -> None:
+def test_rejected_turns_raise_a_model_error() -> None:
     with raises("model.chat_template_refusal", ModelError, names="System role not supported"):
         lay_out("<system>S</system>", family("gemma"))
     with raises("model.no_chat_template", ModelError):

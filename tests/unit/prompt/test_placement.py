@@ -120,7 +120,7 @@ def test_moved_imports() -> None:
 
 
 @pytest.mark.parametrize("positions", ["schema", "packed"])
-def test_an_argument_that_is_too_long(positions: str) -> None:
+def test_overlong_argument_is_rejected(positions: str) -> None:
     assert sentences(lambda: place(TRIP, "<trip d='4 weeks'/>", positions)) == [
         "p.xml:1:26: the argument 'd' is 7 tokens long and its len is 6; shorten it, or write len=\"7\" in the schema"
     ]
@@ -145,12 +145,12 @@ OVERFLOWS = {
 
 
 @pytest.mark.parametrize(("prompt", "expected"), OVERFLOWS.values(), ids=OVERFLOWS.keys())
-def test_new_text_that_does_not_fit_its_gap(prompt: str, expected: str) -> None:
+def test_new_text_longer_than_its_gap_is_rejected(prompt: str, expected: str) -> None:
     assert sentences(lambda: place(TRIP, prompt, "schema")) == [f"{expected}; {REMEDY}"]
     place(TRIP, prompt, "packed")
 
 
-def test_all_problems_are_told() -> None:
+def test_all_problems_are_reported() -> None:
     problems = sentences(lambda: place(TRIP, "<trip d='4 weeks'/>mmm<b/>", "schema"))
     assert [problem.split(":")[2] for problem in problems] == ["26", "39"]
 
@@ -249,7 +249,7 @@ def test_schema_positions_of_a_chat() -> None:
     assert [part.start for part in placed.parts] == [0, length + a, length + a + b]
 
 
-def test_modules_alone_in_turns_under_schema_positions() -> None:
+def test_schema_positions_reject_module_only_turns_without_space() -> None:
     tokenizer = family("llama3")
     schema = '<module name="a">AA</module>'
     placed = place(schema, "<user><a/></user>", "packed", tokenizer)
@@ -260,12 +260,12 @@ def test_modules_alone_in_turns_under_schema_positions() -> None:
     assert problem.endswith("tokens more than the schema has room for; use positions 'packed'")
 
 
-def test_a_schema_without_turns_and_a_prompt_with_an_own_turn() -> None:
+def test_prompt_turn_without_a_chat_template_is_rejected() -> None:
     with raises("model.no_chat_template", ModelError):
         place('<module name="a">AA</module>', "<user><a/></user>", "packed", llama2())
 
 
-def test_ids_and_positions_are_put_together_once():
+def test_ids_and_positions_are_built_once():
     placed = place('<module name="m">abc</module>', "<m/>de")
     assert placed.ids is placed.ids
     assert placed.positions is placed.positions

@@ -190,7 +190,7 @@ def test_every_prompt(name: str, case: tuple[str, str], caplog: pytest.LogCaptur
 @pytest.mark.long
 @given(case=cases(SHAPES))
 @settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
-def test_without_a_warning_a_prompt_is_what_its_template_writes(case: tuple[str, str]) -> None:
+def test_prompt_without_a_warning_equals_its_template(case: tuple[str, str]) -> None:
     """The text of a prompt of turns, rendered in one go, unless a warning said that it differs."""
     template = ChatTemplate(TOKENIZERS["llama3"])
     try:

@@ -96,7 +96,7 @@ STRIPPED = {
 
 
 @pytest.mark.parametrize(("name", "schema", "prompt", "expected"), STRIPPED.values(), ids=STRIPPED.keys())
-def test_ids_are_those_of_the_pieces_and_the_stripped_bodies(
+def test_ids_are_pieces_and_stripped_bodies(
     name: str, schema: str, prompt: str, expected: list[tuple[bool, str]], caplog: pytest.LogCaptureFixture
 ) -> None:
     tokenizer = family(name)
@@ -126,7 +126,7 @@ RECOMPUTED = {
 
 
 @pytest.mark.parametrize(("schema", "prompt", "expected"), RECOMPUTED.values(), ids=RECOMPUTED.keys())
-def test_text_of_the_schema_that_stands_at_an_end_in_this_prompt_only(
+def test_schema_text_at_the_end_of_a_turn_is_stripped(
     schema: str, prompt: str, expected: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     tokenizer = family("llama3")
@@ -158,7 +158,7 @@ def test_modules_and_defaults_at_an_end_stay_as_written(prompt: str, caplog: pyt
     assert "it strips, merges or rewrites them): the prompt differs from its rendering, first at turn 1" in caplog.text
 
 
-def test_a_template_that_changes_a_turn_when_others_follow(caplog: pytest.LogCaptureFixture) -> None:
+def test_template_that_changes_earlier_turns_is_followed(caplog: pytest.LogCaptureFixture) -> None:
     tokenizer = family("qwen3")
     template = ChatTemplate(tokenizer)
     schema = '<user>Hi<module name="a">AA</module></user><assistant>Yes?<module name="b">BB</module></assistant>'
@@ -190,14 +190,14 @@ def test_a_template_that_changes_a_turn_when_others_follow(caplog: pytest.LogCap
     assert fixed.parts[3].start == fixed.parts[3].origin.start > fixed.parts[2].end  # the piece is shorter now
 
 
-def test_the_last_turn_as_the_schema_has_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_last_turn_is_read_from_the_schema(caplog: pytest.LogCaptureFixture) -> None:
     tokenizer = family("qwen3")
     placed = place("<user>Hi</user><assistant>Yes?</assistant>", "", "packed", tokenizer)
     assert [part.origin is None for part in placed.parts] == [False, True]
     assert not caplog.records
 
 
-def test_a_changed_turn_that_needs_more_room_than_the_schema_has() -> None:
+def test_changed_turn_longer_than_its_gap_is_rejected() -> None:
     growing = "{% for m in messages %}{{ '[%s]' % ('x' * messages|length * 3) }}{{ m.content }}{% endfor %}"
     tokenizer = with_template(gpt2(), growing)
     schema = '<user>Hi</user><assistant>Yes?<module name="b">BB</module></assistant>'
@@ -216,14 +216,14 @@ def test_empty_pieces() -> None:
     assert place("<system/><user/>", "", "packed", tokenizer).parts == ()
 
 
-def test_a_carried_on_turn_is_verified(caplog: pytest.LogCaptureFixture) -> None:
+def test_continued_turn_is_verified(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         placed = place("<user>hi</user>", "<assistant>So</assistant>", "packed", family("lower"))
     assert placed.text.endswith("<|im_start|>assistant\nSo")
     assert "first at turn 2 (assistant), near" in caplog.text
 
 
-def test_turns_that_the_template_refuses() -> None:
+def test_turn_order_rejected_by_the_template() -> None:
     schema = '<user>Hi<module name="a">AA</module></user>'
     with pytest.raises(ModelError) as error:
         place(schema, "<a/><user>Why?</user>", "packed", family("gemma"))

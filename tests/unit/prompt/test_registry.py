@@ -11,7 +11,7 @@ NAMES, OWNERS = st.sampled_from("xyz"), st.sampled_from([PUBLIC, "ann", "bob"])
 
 
 @given(st.lists(st.tuples(NAMES, OWNERS, st.one_of(st.none(), st.integers())), max_size=30))
-def test_a_name_is_the_owners_own_else_the_public_one(changes):
+def test_name_refers_to_the_private_schema_first(changes):
     registry: SchemaRegistry[int] = SchemaRegistry()
     expected: dict[tuple[str, str], int] = {}
     for name, owner, known in changes:

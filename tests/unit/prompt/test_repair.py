@@ -37,13 +37,13 @@ def profiles(**moved):
     return {{"a": A, "b": B}[name].key: np.array(values, dtype=np.float16) for name, values in moved.items()}
 
 
-def test_the_first_tokens_of_each_module():
+def test_linked_recomputes_the_first_tokens_of_each_module():
     choice = choose_tokens(Recompute("linked", 3), PLAIN, {})
     assert choice.offsets == {2: (0, 1, 2), 10: (0, 1, 2)}  # the prefix is exact
     assert (choice.tokens, choice.linked) == (6, 6)
 
 
-def test_of_all_modules_together_those_that_move_most():
+def test_profiled_recomputes_the_largest_deviations():
     moved = profiles(a=[0, 0, 0, 9, 0, 0, 0, 1], b=[0, 2, 0, 3, 0, 3, 0, 0])
     choice = choose_tokens(Recompute("profiled", 0.25), PLAIN, moved)
     assert choice.offsets == {2: (3,), 10: (1, 3, 5)}
@@ -52,7 +52,7 @@ def test_of_all_modules_together_those_that_move_most():
     assert choose_tokens(Recompute("profiled", 0.06), PLAIN, moved).offsets == {2: (3,)}
 
 
-def test_behind_more_text_tokens_are_expected_to_move_more():
+def test_expected_deviation_grows_with_preceding_text():
     """As the fourth root of how many tokens a module's encoding has not seen: 2 of text it has, or none at all."""
     moved = profiles(a=[4] * 8, b=[4] * 8)
     expected = expected_deviations(PLAIN, moved)
@@ -70,19 +70,19 @@ def test_behind_more_text_tokens_are_expected_to_move_more():
     }
 
 
-def test_a_module_without_a_profile_gets_as_many_of_its_first_tokens():
+def test_module_without_a_profile_recomputes_its_first_tokens():
     choice = choose_tokens(Recompute("profiled", 0.25), PLAIN, profiles(a=[0, 0, 0, 9, 0, 0, 0, 1]))
     assert choice.offsets == {2: (3, 7), 10: (0, 1)}
     assert (choice.tokens, choice.linked) == (4, 2)
 
 
-def test_nothing_where_nothing_is_asked_for_or_all_is_exact():
+def test_nothing_is_recomputed_if_zero_or_all_exact():
     assert not choose_tokens(None, PLAIN, {}).offsets
     assert not choose_tokens(Recompute("linked", 0), PLAIN, {}).offsets
     assert not choose_tokens(Recompute("linked", 5), compose_parts(PARTS[:1]), {}).offsets
 
 
-def told(composed):
+def described(composed):
     """Each part as (kind, first position, tokens)."""
     return [
         ("repaired", each.positions[0], len(each.ids))
@@ -94,9 +94,9 @@ def told(composed):
     ]
 
 
-def test_a_beginning_is_like_text_of_the_requests_own():
+def test_recomputed_prefix_is_a_new_span():
     recomputed = compose_parts(PARTS, recomputed_offsets={2: (0, 1), 10: (0, 1, 4)})
-    assert told(recomputed) == [
+    assert described(recomputed) == [
         ("cached", 0, 2),
         ("fresh", 2, 2),
         ("cached", 4, 6),
@@ -107,26 +107,26 @@ def test_a_beginning_is_like_text_of_the_requests_own():
     ]
 
 
-def test_all_of_a_module_is_the_text_itself():
+def test_wholly_recomputed_module_is_a_new_span():
     whole = compose_parts(PARTS, recomputed_offsets={2: tuple(range(8)), 10: tuple(range(8))})
     text = compose_parts([PARTS[0], PromptPart(A.ids + B.ids + (7, 7), 2)])
-    assert told(whole) == told(text)
+    assert described(whole) == described(text)
     assert whole[-1].run.digest == text[-1].run.digest
 
 
-def test_a_module_at_the_end_leaves_its_last_token():
+def test_module_at_the_end_keeps_its_last_token_new():
     ends = PARTS[:3]
     offsets = choose_tokens(Recompute("profiled", 1), open_end(compose_parts(ends)), profiles(b=[1] * 8)).offsets
     assert offsets[10] == tuple(range(7))
     composed_prompt = open_end(compose_parts(ends, recomputed_offsets={10: (2, 3)}))
-    assert told(composed_prompt)[-3:] == [("cached", 10, 5), ("repaired", 12, 2), ("fresh", 17, 1)]
+    assert described(composed_prompt)[-3:] == [("cached", 10, 5), ("repaired", 12, 2), ("fresh", 17, 1)]
 
 
 choices = st.fixed_dictionaries({2: st.sets(st.integers(0, 7)), 10: st.sets(st.integers(0, 7))})
 
 
 @given(choices, choices)
-def test_what_follows_is_told_apart_by_what_was_computed_anew(one, other):
+def test_following_text_depends_on_recomputed_tokens(one, other):
     ends = [
         compose_parts(PARTS, recomputed_offsets={start: tuple(sorted(some)) for start, some in each.items()})[-1].run
         for each in (one, other)
@@ -136,7 +136,7 @@ def test_what_follows_is_told_apart_by_what_was_computed_anew(one, other):
 
 
 @given(choices)
-def test_every_token_is_there_once(chosen):
+def test_every_token_is_in_one_span(chosen):
     composed = compose_parts(PARTS, recomputed_offsets={start: tuple(sorted(some)) for start, some in chosen.items()})
     seen: dict[int, int] = {}
     for each in composed:
@@ -154,7 +154,7 @@ def test_every_token_is_there_once(chosen):
     )
 
 
-def test_repaired_tokens_stand_where_no_text_does():
+def test_recomputed_span_does_not_match_text():
     """Their ids follow each other in a run, which is no text: nothing that reads so is found there, or finds it."""
     (run,) = (
         each.run for each in compose_parts(PARTS, recomputed_offsets={10: (2, 5)}) if isinstance(each, RecomputedSpan)
@@ -165,7 +165,7 @@ def test_repaired_tokens_stand_where_no_text_does():
     assert run.before == Context.from_bytes(run.before.to_bytes())
 
 
-def test_repairs_are_kept_for_who_asked():
+def test_recomputed_spans_are_kept_apart_by_salt():
     runs = [
         [
             each.run

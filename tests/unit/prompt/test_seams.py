@@ -28,11 +28,11 @@ SEAMS = Seams(NAMES)
         ("", [""]),
     ],
 )
-def test_where_texts_are_cut(text: str, parts: list[str]) -> None:
+def test_text_is_split_at_seams(text: str, parts: list[str]) -> None:
     assert at_seams(SEAMS.put(text)) == parts
 
 
-def test_everything_in_a_value_is_looked_at() -> None:
+def test_nested_values_are_split_at_seams() -> None:
     value = {"role": "tool", "<s>": [{"a": "x</s>"}, 3, None, True], "plain": ("y", 1.5)}
     put = SEAMS.put(value)
     assert put["plain"] == ["y", 1.5]
@@ -46,7 +46,7 @@ spelled = st.lists(st.sampled_from([*NAMES[:-1], "<", "|", "s>", "im_end", "a", 
 
 
 @given(spelled.map("".join), st.sampled_from([str, json.dumps, repr, str.strip]))
-def test_no_piece_holds_a_special_token(text: str, render: Any) -> None:
+def test_no_piece_contains_a_special_token(text: str, render: Any) -> None:
     rendered = render(SEAMS.put(text))
     for part in at_seams(rendered):
         assert not any(name in part for name in NAMES[:-1])

@@ -28,7 +28,7 @@ def test_an_owner_keeps_its_latest_eight_prompts():
     assert table.note(MINE, seen(99)) == tuple(made[-8:])
 
 
-def test_a_prompt_that_continues_another_replaces_it():
+def test_continued_prompt_replaces_its_prefix():
     table = SeenPrompts()
     first = seen(1, 2, 3)
     table.note(MINE, first)
@@ -48,7 +48,7 @@ def test_a_repeated_prompt_replaces_the_first():
     assert table.note(MINE, seen(9)) == (again,)
 
 
-def test_prompts_of_another_adapter_or_policy_stay():
+def test_prompts_of_another_adapter_or_policy_are_kept():
     table = SeenPrompts()
     made = [seen(1, 2), seen(1, 2, adapter=b"a"), seen(1, 2, policy="off")]
     for one in made:
@@ -81,7 +81,7 @@ def test_a_long_answer_stays_within_the_bytes():
     assert table.bytes == 0
 
 
-def test_the_prompts_of_a_salt_are_forgotten_and_no_others():
+def test_forgetting_a_salt_keeps_other_salts():
     table = SeenPrompts()
     running = seen(1, 2)
     table.note(("a", "mine"), running)

@@ -17,7 +17,7 @@ def test_a_hash_is_the_sha256_of_the_utf8_bytes():
     assert not any(map(is_hash, ["a" * 63, "A" * 64, "a" * 64 + "\n", 5, None]))
 
 
-def test_texts_of_another_salt_and_forgotten_ones_are_unknown():
+def test_texts_of_another_salt_are_unknown():
     table = SeenTexts()
     table.note("a", ["one", "two"])
     table.note("b", ["two"])
@@ -40,7 +40,7 @@ def test_a_full_table_keeps_the_texts_of_small_salts():
     assert table.find("large", [text_hash("text 0"), text_hash("text 199")]) == [None, "text 199"]
 
 
-def test_a_full_table_of_many_salts_makes_room_for_several_texts_at_once():
+def test_full_table_drops_several_texts_at_once():
     """Each time it compares all salts, so it must not do that for every text."""
     table, sizes = SeenTexts(max_bytes=400_000), [0]
     for number in range(4_000):

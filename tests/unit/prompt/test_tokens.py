@@ -32,7 +32,7 @@ ENCODERS = {name: TextEncoder(build()) for name, build in BUILD.items()}
 
 
 def composing() -> PreTrainedTokenizerFast:
-    """Bytes behind NFC, as of Qwen."""
+    """Bytes after NFC, as of Qwen."""
     tokenizer = copy.deepcopy(gpt2())
     tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
     return tokenizer
@@ -55,7 +55,7 @@ TEXTS = st.lists(st.sampled_from(NAMES) | st.text(alphabet="the ferry\n\t<|>/_�
 
 @pytest.mark.parametrize("name", LOSSLESS)
 @pytest.mark.parametrize("text", ["The ferry", " The ferry", "  two", "end ", "\n\nlines\n", "日本 😀", " ", "\n"])
-def test_a_run_is_the_text_and_nothing_else(name: str, text: str) -> None:
+def test_encoded_text_decodes_to_itself(name: str, text: str) -> None:
     encoder, tokenizer = ENCODERS[name], BUILD[name]()
     before = encoder.text("day")  # the decoders of SentencePiece take a space off the front
     assert tokenizer.decode(before + encoder.text(text)) == "day" + text
@@ -73,7 +73,7 @@ def test_no_dummy_space(name: str, space: str) -> None:
         assert "".join(tokenizer.convert_ids_to_tokens(list(ids))) == "the"
 
 
-def test_the_ends_of_a_run_are_not_stripped() -> None:
+def test_ends_of_a_text_are_not_stripped() -> None:
     tokenizer, encoder = unigram(), ENCODERS["unigram"]
     assert tokenizer.decode(encoder.text("a ") + encoder.text("the") + encoder.text(" ferry")) == "a the ferry"
 
@@ -90,7 +90,7 @@ def test_runs_decode_to_their_text(name: str, runs: list[str]) -> None:
 @pytest.mark.parametrize("name", list(BUILD))
 @given(text=TEXTS)
 @settings(max_examples=examples(100), deadline=None)
-def test_no_text_turns_into_a_special_token(name: str, text: str) -> None:
+def test_text_cannot_become_a_special_token(name: str, text: str) -> None:
     tokenizer = BUILD[name]()
     special = {tokenizer.convert_tokens_to_ids(token) for token in special_names(tokenizer)}
     ids = set(ENCODERS[name].text(text))
@@ -125,7 +125,7 @@ def test_names_of_bytes_and_of_unk_are_text() -> None:
 
 
 @pytest.mark.parametrize("role", ["eos_token", "additional_special_tokens"])
-def test_an_unk_that_is_also_something_else_is_left_out(role: str) -> None:
+def test_shared_unk_token_is_dropped(role: str) -> None:
     backend = Tokenizer(models.Unigram([("</s>", 0.0), ("a", -1.0), ("b", -1.0)], unk_id=0))
     backend.add_special_tokens([AddedToken("</s>", special=True, normalized=False)])
     names = {"unk_token": "</s>", "eos_token": "</s>"} if role == "eos_token" else {"unk_token": "</s>"}
@@ -136,7 +136,7 @@ def test_an_unk_that_is_also_something_else_is_left_out(role: str) -> None:
     assert len(encoder.text("日" * 20_000)) in (0, 1)
 
 
-def test_a_special_token_of_one_character_is_left_out() -> None:
+def test_one_character_special_token_is_dropped() -> None:
     backend = Tokenizer(models.WordLevel({"☃": 0, "a": 1, "?": 2}, unk_token="?"))
     backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     backend.add_special_tokens([AddedToken("☃", special=True, normalized=False)])
@@ -153,7 +153,7 @@ def test_added_tokens_of_white_space_stay() -> None:
 
 
 class Counting:
-    """A tokenizer that counts what it is asked."""
+    """A tokenizer that counts its calls."""
 
     def __init__(self, inner: Tokenizer) -> None:
         self.inner, self.rounds, self.characters = inner, 0, 0
@@ -195,7 +195,7 @@ def test_bos(name: str, bos: str | None) -> None:
 
 
 @pytest.mark.parametrize("name", list(BUILD))
-def test_the_tokenizer_stays_as_it_is(name: str) -> None:
+def test_tokenizer_is_unchanged(name: str) -> None:
     tokenizer = BUILD[name]()
     tokenizer.backend_tokenizer.enable_truncation(5)
     try:
@@ -221,21 +221,21 @@ def test_a_slow_tokenizer_is_refused() -> None:
 
 
 @given(TEXTS | st.text(max_size=60) | st.text(alphabet="e\u0301\u0323\u212a\u1100\u1161\u11a8", max_size=60))
-def test_no_text_has_fewer_tokens_than_its_length_says(text: str) -> None:
+def test_token_count_is_at_least_the_lower_bound(text: str) -> None:
     for name in ("gpt2", "llama2", "llama3", "bytes", "composing"):
         encoder = BOUNDED[name]
         assert encoder.bound.least_tokens(text) <= len(encoder.text(text))
         assert encoder.bound.least_tokens(text) <= len(encoder.template(text))
 
 
-def test_of_what_a_tokenizer_may_drop_nothing_is_claimed() -> None:
+def test_tokenizers_that_drop_text_have_no_lower_bound() -> None:
     assert ENCODERS["unigram"].bound.least_tokens("word " * 1000) == 0
     splitting = Tokenizer(models.BPE({chr(33 + n): n for n in range(90)}, []))
     splitting.pre_tokenizer = pre_tokenizers.Whitespace()
     assert TextEncoder(PreTrainedTokenizerFast(tokenizer_object=splitting), 10).bound.least_tokens(" " * 1000) == 0
 
 
-def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized() -> None:
+def test_overlong_text_is_rejected_before_tokenization() -> None:
     encoder = TextEncoder(bytes_tokenizer(), 100)
     longest = max(map(len, special_names(bytes_tokenizer())))  # all others are single bytes
     fits = "x" * (99 * longest)

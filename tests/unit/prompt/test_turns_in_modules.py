@@ -90,7 +90,7 @@ def test_chatml(schema: str, prompt: str, expected: list[str], caplog: pytest.Lo
     assert not caplog.records
 
 
-def test_bos_comes_once_in_front_of_text_without_a_role() -> None:
+def test_bos_comes_once_before_text_without_a_role() -> None:
     tokenizer = family("llama3")
     bos = tokenizer.bos_token
     for prompt in ("", "<m/>", "<user>Why?</user>", "<m/><user>Why?</user>"):
@@ -104,7 +104,7 @@ def test_bos_comes_once_in_front_of_text_without_a_role() -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen2.5", "llama3", "gemma", "llama2", "mistral"])
-def test_turns_of_modules_are_what_the_template_writes(name: str) -> None:
+def test_turns_of_modules_equal_the_template(name: str) -> None:
     """The same turns in a conversation of messages."""
     tokenizer = family(name)
     schema = (
@@ -124,7 +124,7 @@ def test_turns_of_modules_are_what_the_template_writes(name: str) -> None:
         assert placed.ids == tuple(token for each in ids for token in each)
 
 
-def test_a_piece_that_is_another_one_is_computed_and_the_text_is_not() -> None:
+def test_only_a_differing_template_piece_is_computed() -> None:
     """gemma's template puts BOS before the first turn alone."""
     tokenizer = family("gemma")
     schema = (
@@ -135,7 +135,7 @@ def test_a_piece_that_is_another_one_is_computed_and_the_text_is_not() -> None:
     assert [part.origin is None for part in placed.parts if "Q2" in tokenizer.decode(part.ids)] == [False]
 
 
-def test_an_order_of_roles_that_the_template_refuses() -> None:
+def test_turn_order_rejected_by_the_template() -> None:
     tokenizer = family("mistral")
     schema = (
         '<module name="a"><user>Q1</user><assistant>A1</assistant></module>'
@@ -160,7 +160,7 @@ def test_a_question_ends_the_user_turn_of_a_module() -> None:
     assert place(schema, "Why?", "packed", tokenizer).text == "Why?"
 
 
-def test_a_module_with_turns_stands_in_no_turn() -> None:
+def test_module_with_turns_inside_a_turn_is_rejected() -> None:
     schema = Schema.from_string('<schema name="s"><module name="m"><user>U</user></module></schema>')
     prompt = Prompt.from_string('<prompt schema="s"><user><m/></user></prompt>', source="p.xml")
     assert sentences(lambda: resolve(schema, prompt)) == [
@@ -168,7 +168,7 @@ def test_a_module_with_turns_stands_in_no_turn() -> None:
     ]
 
 
-def test_schema_positions_leave_the_gap_of_a_module_with_turns() -> None:
+def test_schema_positions_keep_the_gap_of_a_module_with_turns() -> None:
     tokenizer = chatml()
     layout = layout_of(SHOTS, tokenizer)
     starts = {run.start for run in layout.runs if tokenizer.decode(run.ids) == "Q2"}
@@ -177,7 +177,7 @@ def test_schema_positions_leave_the_gap_of_a_module_with_turns() -> None:
         assert {part.start for part in placed.parts if tokenizer.decode(part.ids) == "Q2"} == starts
 
 
-def test_what_is_never_cached_stands_apart_from_new_text() -> None:
+def test_uncached_modules_are_separate_from_new_text() -> None:
     schema = 'Always.<module name="m" cache="false">M<module name="n">N</module></module><module name="o">O</module>'
     placed = place(schema, "new<m><n/></m><o/>", "packed", bytes_tokenizer())
     assert [(part.origin is None, part.kept) for part in placed.parts] == [

@@ -221,7 +221,7 @@ def test_schemas_of_python_s_and_pydantic_s_types_are_held(grammars: Grammars, n
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_no_grammar_can_hold_is_refused_with_its_place(grammars: Grammars, name: str):
+def test_unsupported_schemas_are_rejected_with_their_place(grammars: Grammars, name: str):
     with pytest.raises(StructureError) as caught:
         grammars.guide({"json": schema_of(REFUSED[name])})
     assert re.fullmatch(
@@ -229,7 +229,7 @@ def test_what_no_grammar_can_hold_is_refused_with_its_place(grammars: Grammars, 
     )
 
 
-def test_a_set_is_held_as_a_list_where_that_is_enough():
+def test_set_is_accepted_as_a_list_if_allowed():
     assert "uniqueItems" not in json.dumps(holdable(schema_of(set[int]), sets_as_lists=True))
     assert "uniqueItems" not in json.dumps(holdable({"type": "array", "uniqueItems": False}))
     assert "uniqueItems" not in json.dumps(holdable({"type": "array", "uniqueItems": True, "maxItems": 1}))
@@ -307,14 +307,14 @@ def takes(schema: Any, text: str) -> bool:
     ],
     ids=str,
 )
-def test_what_is_held_is_what_is_asked_for(schema: Any, yes: list[str], no: list[str]):
+def test_grammar_accepts_exactly_the_schema(schema: Any, yes: list[str], no: list[str]):
     for text in yes:
         assert takes(schema, text), text
     for text in no:
         assert not takes(schema, text), text
 
 
-def test_held_schemas_take_nothing_that_the_given_ones_refuse():
+def test_grammar_accepts_nothing_outside_the_schema():
     for number in ("-9223372036854774784", "9223372036854774784", "0.000000002", "-0.000000002"):
         for schema in (
             {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
@@ -335,7 +335,7 @@ def test_held_schemas_take_nothing_that_the_given_ones_refuse():
         ({"properties": {"a": {"$ref": "https://example.org/x"}}}, "properties.a", "https://example.org/x"),
     ],
 )
-def test_sentences_name_the_place(schema: Any, place: str, part: str):
+def test_errors_name_the_position(schema: Any, place: str, part: str):
     with pytest.raises(GrammarError) as caught:
         holdable(schema)
     assert str(caught.value).startswith(f"at {place}, ")
@@ -367,7 +367,7 @@ def test_a_definition_may_have_any_name(name: str):
     assert schema["$defs"].items() <= bounded["$defs"].items()
 
 
-def test_answers_under_a_schema_end_however_it_is_asked_for(grammars: Grammars):
+def test_schema_is_closed_in_every_structure_form(grammars: Grammars):
     schema = {"type": "object", "properties": {"city": {"enum": ["Oslo"]}}, "required": ["city"]}
     tag = {"structures": [{"begin": "<a>", "schema": schema, "end": "</a>"}], "triggers": ["<a"]}
     for structure, before, after in (({"json": schema}, "", ""), ({"structural_tag": tag}, "<a>", "</a>")):

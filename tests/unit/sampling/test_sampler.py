@@ -22,7 +22,7 @@ from tests.unit.sampling.rows import choose, kept, normal, probabilities, row
 
 @pytest.fixture(autouse=True, params=["compiled", "plain", "device"])
 def way(request, monkeypatch):
-    """Every test of this file: with the compiled kernel, as where it was not built, and as on a device."""
+    """Runs every test of this file with the compiled kernel, without it, and as on a device."""
     if request.param == "device":
         monkeypatch.setattr(sampler_choose, "on_device", lambda logits: True)
     elif request.param == "plain":
@@ -97,7 +97,7 @@ def take(batch: tuple[torch.Tensor, list[Row]], places: list[int]) -> tuple[torc
 
 
 @pytest.mark.parametrize("vocabulary", [4999, 5000, 5024])
-def test_a_draw_depends_on_its_own_row_alone(vocabulary):
+def test_draw_depends_only_on_its_row(vocabulary):
     batch = mixed(vocabulary)
     together = choose(*batch)
     assert [choose(*take(batch, [place]))[0] for place in range(len(MIXED))] == together
@@ -106,8 +106,8 @@ def test_a_draw_depends_on_its_own_row_alone(vocabulary):
     assert choose(*take(batch, [4, 4, 4])) == [together[4]] * 3
 
 
-def test_a_typical_row_beside_it_does_not_reorder_a_ranked_one():
-    """Logits that differ in the last bit tie behind a large temperature; their order stays that of the logits."""
+def test_typical_row_does_not_reorder_another_row():
+    """Logits that differ in the last bit tie after a large temperature; their order stays that of the logits."""
     base = torch.full((1, 64), 1.0)
     base[0, ::2] = torch.nextafter(torch.tensor(1.0), torch.tensor(2.0))
     base[0, 5] = 3.0
@@ -153,7 +153,7 @@ def test_batching_never_changes_a_token(params, vocabulary, seed, scale, threads
     assert choose(logits[place : place + 1], [rows[place]]) == [together[place]]
 
 
-def test_the_exponential_gives_the_same_bits_wherever_a_number_stands():
+def test_exponential_has_the_same_bits_at_any_position():
     """The property above depends on this."""
     numbers = normal(5000, scale=20.0).neg().abs().neg().clamp(min=-64)
     whole = exponential(numbers.clone())
@@ -164,7 +164,7 @@ def test_the_exponential_gives_the_same_bits_wherever_a_number_stands():
 
 
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(top_p=0.9999)], ids=["by id", "by score"])
-def test_every_token_owns_its_part_of_the_random_numbers(monkeypatch, params):
+def test_every_token_has_its_share_of_random_numbers(monkeypatch, params):
     def token(draw: int, forbidden: tuple[int, ...] = ()) -> int:
         monkeypatch.setattr(sampler_choose, "random_bits", lambda rows: np.array([draw] * len(rows), dtype=np.uint64))
         return choose(torch.zeros(1, 4), [row(params, never=forbidden)])[0].token_id
@@ -202,7 +202,7 @@ def test_greedy_takes_the_lowest_id_of_a_tie():
     assert choose(wide, [row(GREEDY)])[0].token_id == 77_777
 
 
-def test_forbidden_tokens_are_never_chosen_and_logits_stay_as_they_are():
+def test_forbidden_tokens_are_never_chosen_and_logits_are_unchanged():
     logits = torch.tensor([[9.0, 1.0, 0.0], [9.0, 1.0, 0.0]])
     before = logits.clone()
     assert [one.token_id for one in choose(logits, [row(GREEDY, never=[0]), row(GREEDY)])] == [1, 0]
@@ -223,7 +223,7 @@ def test_logits_of_any_float_type_are_taken(dtype):
     assert choose(logits, rows) == choose(logits.float(), rows)
 
 
-def test_logprobs_are_those_of_the_raw_logits():
+def test_logprobs_equal_the_raw_log_softmax():
     logits = normal(2, 500, seed=2)
     params = SamplingParams(temperature=0.2, top_k=4, logprobs=5)
     best = int(logits[0].argmax())
@@ -238,7 +238,7 @@ def test_logprobs_are_those_of_the_raw_logits():
             assert one.rank == order.index(one.token_id) + 1
 
 
-def test_the_chosen_token_comes_beside_the_top_ones_once():
+def test_chosen_token_is_listed_once_with_the_top_tokens():
     logits = torch.tensor([[3.0, 2.0, 1.0, 0.0]])
     params = replace(GREEDY, logprobs=2)
     inside = choose(logits, [row(params)])[0]
@@ -271,7 +271,7 @@ def test_ranks_of_tied_tokens_go_by_id():
     ],
 )
 @pytest.mark.parametrize("vocabulary", [50, 20_000])
-def test_a_row_without_a_choice_gets_an_error_and_the_others_their_tokens(params, vocabulary, damage, reason):
+def test_invalid_row_gets_an_error_and_other_rows_their_tokens(params, vocabulary, damage, reason):
     logits = normal(3, vocabulary)
     rows = [row(params, 4, place) for place in range(3)]
     expected = choose(logits, rows)
@@ -285,7 +285,7 @@ def test_a_row_without_a_choice_gets_an_error_and_the_others_their_tokens(params
     assert str(second) == f"the logits of token 5 of the answer {reason}"
 
 
-def test_damage_at_a_forbidden_token_is_found_too():
+def test_invalid_logit_of_a_forbidden_token_is_detected():
     logits = normal(1, 50).index_fill(1, torch.tensor([3]), math.nan)
     (found,) = sample(logits, [row(GREEDY, never=[3])])
     assert "hold NaN" in str(found)
@@ -327,7 +327,7 @@ def test_the_host_does_not_sort_a_large_vocabulary_for_typical_p(monkeypatch, ch
     assert torch.equal(weights, all_weights)
 
 
-def test_a_request_without_a_seed_gets_one_of_its_own():
+def test_request_without_a_seed_gets_its_own():
     unseeded = SamplingParams()
     assert request_seed(SamplingParams(seed=2**64 - 1), 3, 4) == 2**64 - 1
     assert request_seed(SamplingParams(seed=0), 3, 4) == 0
@@ -337,7 +337,7 @@ def test_a_request_without_a_seed_gets_one_of_its_own():
     assert request_seed(unseeded, 3, 4) == request_seed(unseeded, 3, 4) == 14701779412035992182
 
 
-def test_answers_of_one_request_have_seeds_of_their_own():
+def test_answers_of_one_request_have_different_seeds():
     seeded = SamplingParams(seed=7)
     seeds = [request_seed(seeded, 0, 0, answer) for answer in range(5)]
     assert seeds[0] == 7, "the first answer is the one that n=1 gives"

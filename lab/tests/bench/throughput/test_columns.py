@@ -50,7 +50,7 @@ def check(run: Run, workload: Workload, expected: list[tuple[int, ...]]) -> None
 
 @pytest.mark.parametrize("prefix", [0, 70])
 @pytest.mark.parametrize("rate", [None, 200.0])
-def test_every_column_answers_as_the_stock_model(columns, prefix, rate):
+def test_every_column_equals_the_stock_model(columns, prefix, rate):
     workload = shared_prefix(262, requests=5, prefix=prefix, question=6, completion=COMPLETION)
     assert len({ask.ids[:prefix] for ask in workload.asks}) == 1
     assert len({ask.ids[prefix:] for ask in workload.asks}) == 5
@@ -65,7 +65,7 @@ def test_every_column_answers_as_the_stock_model(columns, prefix, rate):
 
 
 @pytest.mark.parametrize("name", ["inlay", "off", "stock", "transformers"])
-def test_a_run_that_takes_too_long_ends_and_leaves_nothing_behind(llm, columns, name):
+def test_run_over_its_time_limit_ends_and_leaves_no_request(llm, columns, name):
     workload = shared_prefix(262, requests=3, prefix=20, question=6, completion=COMPLETION)
     with pytest.raises(DeadlineError, match=r"not done within 1e-05 s; give a larger --budget-s or fewer --requests"):
         columns[name].run(workload, 1e-5)
@@ -74,13 +74,13 @@ def test_a_run_that_takes_too_long_ends_and_leaves_nothing_behind(llm, columns, 
 
 
 @pytest.mark.parametrize("name", ["inlay", "off"])
-def test_requests_under_way_are_dropped_before_anybody_else_runs(llm, columns, name):
+def test_running_requests_are_dropped_before_the_next_run(llm, columns, name):
     with pytest.raises(DeadlineError):
         columns[name].run(shared_prefix(262, requests=3, prefix=20, question=6, completion=1000), 0.2)
     assert (llm.stats().running, llm.stats().waiting) == (0, 0)
 
 
-def test_clients_take_turns(columns):
+def test_clients_alternate(columns):
     workload = replace(shared_prefix(262, requests=5, prefix=9, question=6, completion=COMPLETION), clients=2)
     run = columns["inlay"].run(workload)
     check(run, workload, [greedy(ask.ids, COMPLETION) for ask in workload.asks])
@@ -92,7 +92,7 @@ def test_clients_take_turns(columns):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rate", [0.0, 0.5, 1.0])
-def test_hits_are_those_that_the_workload_promises(llm, columns, kind, rate):
+def test_hits_equal_the_workloads_hit_rate(llm, columns, kind, rate):
     workload = asyncio.run(user_workload(kind, llm, SIZES, requests=6, hit_rate=rate, clients=2))
     run = columns["inlay"].run(workload)
     for ask, answer in zip(workload.asks, run.answers, strict=True):
@@ -157,7 +157,7 @@ def test_shared_memory_is_counted_once(llm, columns):
     assert sum(part.rows for step in off.steps for part in step.parts) == 4 * (208 + COMPLETION - 1)
 
 
-def test_the_engine_is_left_as_it_was(llm):
+def test_engine_is_restored_after_recording(llm):
     async def ask() -> None:
         async for _ in llm.generate("Hello", SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)):
             pass
@@ -175,7 +175,7 @@ def test_steps_hold_their_forward_pass(columns):
     assert sum(step.rows for step in run.steps) == 4
 
 
-def test_an_error_of_one_request_is_the_columns(columns, monkeypatch):
+def test_error_of_one_request_fails_the_column(columns, monkeypatch):
     column = columns["transformers"]
     monkeypatch.setattr(type(tiny("llama").model), "forward", lambda *arguments, **keywords: 1 / 0)
     with pytest.raises(ModelError, match=r"transformers' continuous batching: .*division by zero"):

@@ -14,7 +14,7 @@ MACHINE = {"cpu": "A chip", "threads": 2, "torch": "2", "transformers": "5", "lo
 ABOUT = {"part": "prefix", "prefix": 512, "rate": None, "column": "inlay"}
 
 
-def test_cells_are_found_again(tmp_path):
+def test_cells_are_read_back(tmp_path):
     file = tmp_path / "cells.jsonl"
     with Ledger(file, MACHINE) as ledger:
         assert ledger.get(ABOUT) is None
@@ -32,7 +32,7 @@ def test_cells_are_found_again(tmp_path):
                                  "inlay": __version__}}  # fmt: skip
 
 
-def test_cells_of_files_that_do_not_say_how_the_model_was_loaded(tmp_path):
+def test_cells_without_loading_fields_mean_defaults(tmp_path):
     """Older files lack these fields; all models were loaded that way then."""
     file = tmp_path / "cells.jsonl"
     with Ledger(file, MACHINE) as ledger:
@@ -44,14 +44,14 @@ def test_cells_of_files_that_do_not_say_how_the_model_was_loaded(tmp_path):
         assert ledger.get(ABOUT | loaded | {"weights": "stock"}) is None
 
 
-def test_without_a_file_nothing_is_kept():
+def test_ledger_without_a_file_keeps_nothing_afterwards():
     with Ledger(None, MACHINE) as ledger:
         ledger.put(ABOUT, {"wall_s": 1.5})
         assert ledger.get(ABOUT) == {"wall_s": 1.5}
     assert Ledger(None, MACHINE).get(ABOUT) is None
 
 
-def test_half_a_line_is_written_over(tmp_path):
+def test_truncated_line_is_overwritten(tmp_path):
     file = tmp_path / "cells.jsonl"
     for prefix in (0, 1, 2):
         with Ledger(file, MACHINE) as ledger:
@@ -62,7 +62,7 @@ def test_half_a_line_is_written_over(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["notes\n", "notes", "[1]\n", "{}\n", '{"about": {}, "cell": 3}\n', "\xff\xfe"])
-def test_another_file_is_left_alone(tmp_path, text):
+def test_foreign_file_is_not_changed(tmp_path, text):
     file = tmp_path / "notes.txt"
     file.write_bytes(text.encode("latin-1"))
     with pytest.raises(ParameterError, match=r"notes\.txt.*(no line of inlay bench|it is no text)"):
@@ -70,7 +70,7 @@ def test_another_file_is_left_alone(tmp_path, text):
     assert file.read_bytes() == text.encode("latin-1")
 
 
-def test_cells_of_another_machine_do_not_count(tmp_path):
+def test_cells_of_another_machine_are_rejected(tmp_path):
     file = tmp_path / "cells.jsonl"
     Ledger(file, MACHINE)
     with pytest.raises(

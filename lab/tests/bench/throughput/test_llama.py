@@ -134,7 +134,7 @@ def column(played, monkeypatch) -> Any:
 
 @pytest.mark.parametrize("prefix", [0, 70])
 @pytest.mark.parametrize("rate", [None, 200.0])
-def test_sequences_share_what_was_computed_once(column, played, prefix, rate):
+def test_sequences_share_computed_tokens(column, played, prefix, rate):
     _, memory, params = played
     workload = shared_prefix(VOCABULARY, requests=6, prefix=prefix, question=6, completion=COMPLETION)
     workload = workload if rate is None else workload.arriving(rate, 0)
@@ -157,7 +157,7 @@ def test_sequences_share_what_was_computed_once(column, played, prefix, rate):
         assert (run.peak_batch, run.kv_peak) == (4, 10 * (prefix + 4 * (6 + COMPLETION)))
 
 
-def test_a_run_that_takes_too_long_ends(column, played):
+def test_run_over_its_time_limit_ends(column, played):
     workload = shared_prefix(VOCABULARY, requests=3, prefix=70, question=6, completion=COMPLETION)
     with pytest.raises(DeadlineError, match=r"not done within 1e-06 s; give a larger --budget-s or fewer --requests"):
         column.run(workload, 1e-6)
@@ -168,7 +168,7 @@ def test_a_run_that_takes_too_long_ends(column, played):
         sequences.answer([[3]], 2, time.perf_counter() - 1)
 
 
-def test_where_it_cannot_run_it_says_why(monkeypatch, capsys, quick_model):
+def test_unavailable_llama_cpp_is_skipped_with_a_reason(monkeypatch, capsys, quick_model):
     why = "not installed; run: pip install llama-cpp-python gguf"
     monkeypatch.setattr(llama, "why_not", lambda config, dtype: why)
     words = "bench throughput --model random:tiny --quick --against llama.cpp --part prefix,modules --prefixes 0"
@@ -180,7 +180,7 @@ def test_where_it_cannot_run_it_says_why(monkeypatch, capsys, quick_model):
     assert why in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_process_that_ends_says_so(monkeypatch):
+def test_failed_worker_process_is_reported(monkeypatch):
     monkeypatch.setattr("inlay_lab.bench.decode.llama.write_gguf", lambda config, path, quantization: None)
     monkeypatch.setattr(llama, "WORKER", "inlay_lab.bench.no_such_module")
     monkeypatch.setattr(llama, "why_not", lambda config, dtype: None)

@@ -79,7 +79,7 @@ def test_workloads_and_memory(capsys, tmp_path, monkeypatch):
     assert err.splitlines()[-1].startswith("[11/11] random:tiny, memory, 2 documents, inlay: first token after ")
 
 
-def test_what_is_in_the_file_is_not_measured_again(tmp_path, capsys, monkeypatch):
+def test_kept_cells_are_not_measured_again(tmp_path, capsys, monkeypatch):
     words = "bench throughput --model random:tiny --quick --part prefix,memory --against off --json"
     words += " --prefixes 0,9 --documents 0 --out"
     file = tmp_path / "cells.jsonl"
@@ -103,7 +103,7 @@ def test_what_is_in_the_file_is_not_measured_again(tmp_path, capsys, monkeypatch
     assert json.loads(capsys.readouterr().out)["kept_cells"] == 5
 
 
-def test_how_a_model_is_loaded_is_part_of_every_cell(tmp_path, capsys, monkeypatch):
+def test_loading_options_are_part_of_every_cell(tmp_path, capsys, monkeypatch):
     loaded = []
     monkeypatch.setattr(measure, "load_model", lambda name, **how: loaded.append(how) or tiny("llama"))
     words = "bench throughput --model random:tiny --quick --part prefix,memory --against none --prefixes 0 --json"
@@ -119,7 +119,7 @@ def test_how_a_model_is_loaded_is_part_of_every_cell(tmp_path, capsys, monkeypat
     assert loaded[-1]["weights"] == "stock"
 
 
-def test_a_budget_means_fewer_requests_and_fewer_documents(capsys):
+def test_budget_limits_requests_and_documents(capsys):
     words = (
         "bench throughput --model random:tiny --quick --part prefix,memory --prefixes 40 --against none --requests 64"
     )
@@ -134,7 +134,7 @@ def test_a_budget_means_fewer_requests_and_fewer_documents(capsys):
     assert "give --budget-s as much" in err
 
 
-def test_a_column_that_cannot_run_says_why(monkeypatch, capsys):
+def test_unavailable_column_has_a_reason(monkeypatch, capsys):
     def refuse(self, *arguments, **keywords):
         raise RuntimeError("no such device\nand more")
 

@@ -22,7 +22,7 @@ def alone():
     llm.shutdown()
 
 
-def test_documents_stay_and_are_found(alone):
+def test_resident_documents_stay_and_are_found(alone):
     shelf = ResidentDocuments(alone, SIZES)
     chunk = 64 * alone.store.pool.bytes_per_token
     assert shelf.seconds_for(0) == 0

@@ -15,7 +15,7 @@ def row(hit_rate: float, first: float) -> dict:
     }
 
 
-def test_rates_that_are_met_twice(tmp_path):
+def test_repeated_hit_rates_can_be_drawn(tmp_path):
     path = tmp_path / "hits.svg"
     draw_hit_rates({"rows": [row(0.5, 80.0), row(0.5, 70.0), row(0.9, 10.0)]}, path)
     assert "<svg" in path.read_text()

@@ -18,7 +18,7 @@ def cell(requests: int, wall_s: float, **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_ratios_are_those_of_rates_so_that_fewer_requests_count_as_fewer():
+def test_ratios_compare_token_rates():
     row = row_of(
         ABOUT, {"inlay": cell(16, 4.0), "off": cell(4, 8.0, ttft_ms={"p50": 450.0}), "stock": {"skipped": "no"}}
     )
@@ -27,17 +27,17 @@ def test_ratios_are_those_of_rates_so_that_fewer_requests_count_as_fewer():
     assert list(row["columns"]) == ["inlay", "off", "stock"]
 
 
-def test_what_was_prepared_counts_in_the_other_ratio():
+def test_preparation_time_is_in_the_second_ratio():
     row = row_of(ABOUT, {"inlay": cell(16, 4.0, prepare_s=4.0), "off": cell(16, 16.0)})
     assert (row["ratio"], row["ratio_prepared"]) == ({"off": 4.0}, {"off": 2.0})
 
 
-def test_kv_is_compared_for_as_many_requests():
+def test_kv_memory_is_compared_for_equal_request_numbers():
     ours, off = cell(16, 1.0, kv_peak_bytes=4000, peak_batch=16), cell(4, 1.0, kv_peak_bytes=4000, peak_batch=4)
     assert row_of(ABOUT, {"inlay": ours, "off": off})["kv_saved"] == 0.75
 
 
-def test_no_ratio_where_arrivals_set_the_rate_or_nothing_ran():
+def test_ratio_is_none_for_given_arrivals_and_skipped_columns():
     assert row_of(ABOUT | {"rate": 2.0}, {"inlay": cell(4, 1.0), "off": cell(4, 1.0)})["ratio"] is None
     row = row_of(ABOUT, {"inlay": {"skipped": "too late"}, "off": cell(4, 1.0)})
     assert (row["ratio"], row["ttft_ratio"], row["kv_saved"]) == (None, None, None)
@@ -52,7 +52,7 @@ def rows(kind: str, *hit_rates: float) -> list[dict[str, Any]]:
     return [{"part": "workloads", "workload": kind, "model": "m", "columns": each} for each in cells]
 
 
-def test_the_drawing_has_times_over_measured_hit_rates():
+def test_plot_has_times_over_measured_hit_rates():
     from matplotlib.figure import Figure
 
     axes = Figure().subplots()

@@ -26,14 +26,14 @@ from tests.conftest import tiny
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=8))
-def test_slots_in_several_runs_count_once(runs):
+def test_slots_in_several_ranges_count_once(runs):
     slots = [Slots(first, length) for first, length in runs]
     assert covered(slots) == len({slot for run in slots for slot in range(run.first, run.end)})
     step = Step((), 0, (tuple(slots),), 1, 0.0)
     assert held_chunks(step, 8) == len({slot // 8 for run in slots for slot in range(run.first, run.end)})
 
 
-def test_operations_are_those_that_torch_counts(llm):
+def test_operations_equal_torchs_count(llm):
     cost, model = Cost.of(llm, 100), tiny("llama").model
     cache = DynamicCache(config=model.config)
     with torch.inference_mode(), attention_implementation(model, "eager"):
@@ -45,7 +45,7 @@ def test_operations_are_those_that_torch_counts(llm):
     assert cost.flops(step) - 2 * norms == counter.get_total_flops()
 
 
-def test_a_floor_is_the_larger_of_two_times_and_reads_what_is_shared_once():
+def test_floor_is_the_larger_time_and_counts_shared_reads_once():
     cost = Cost(body=1000, head=100, itemsize=2, pair_flops=8, kv_bytes=16, dtype="float32")
     shared = Item(Slots(0, 10), 0)
     parts = (Part.of(10, 1, (shared,), (Slots(64, 1),)), Part.of(10, 3, (shared,), (Slots(128, 3),)))
@@ -63,7 +63,7 @@ def test_a_floor_is_the_larger_of_two_times_and_reads_what_is_shared_once():
     assert summary([step], cost, slow_compute)["of_floor"] == 0.75
 
 
-def test_a_floor_is_of_reading_or_of_products_at_that_many_rows_and_of_keys_and_values():
+def test_floor_depends_on_reads_products_and_kv():
     rates = Rates("float32", 2.0, {16: 500.0, 32: 800.0})
     floor = rates.floor(flops=4e9, rows=16, weight_bytes=1e7, kv_bytes=1e6)
     assert (floor.weights_s, floor.products_s, floor.kv_s) == (0.005, 0.008, 0.0005)
@@ -72,7 +72,7 @@ def test_a_floor_is_of_reading_or_of_products_at_that_many_rows_and_of_keys_and_
     assert (more.seconds, more.bound) == (0.005 + 0.0005, "memory")
 
 
-def test_rates_are_measured_where_they_are_asked_for():
+def test_rates_are_measured_on_demand():
     rates = Rates.measured("bfloat16", quick=True)
     assert rates.read_gb_s > 0.01
     assert rates.gemm_gflops == {}
@@ -80,7 +80,7 @@ def test_rates_are_measured_where_they_are_asked_for():
     assert set(rates.gemm_gflops) == {4}
 
 
-def test_full_decode_steps_are_those_with_the_most_requests_and_no_prompt():
+def test_full_decode_steps_have_the_most_requests_and_no_prompt():
     def step(lengths: list[int], seconds: float) -> Step:
         parts = tuple(Part.of(9, length, (), (Slots(64 * row, length),)) for row, length in enumerate(lengths))
         return Step(parts, len(lengths), (), len(lengths), 0.0, seconds)
@@ -104,7 +104,7 @@ def test_full_decode_steps_are_those_with_the_most_requests_and_no_prompt():
     }  # fmt: skip
 
 
-def test_a_floor_is_not_told_where_layers_do_not_read_all():
+def test_floor_is_none_with_windowed_layers():
     for name, told in (("mistral", False), ("qwen2-mixed", False), ("qwen2", True)):
         llm = AsyncLLM(tiny(name), seed=0, kv_memory="1MiB")  # windows of 40
         assert Cost.of(llm, 40) is not None
@@ -112,7 +112,7 @@ def test_a_floor_is_not_told_where_layers_do_not_read_all():
         llm.shutdown()
 
 
-def test_a_floor_is_not_told_of_quantized_weights():
+def test_floor_is_none_for_quantized_weights():
     quantized = replace(tiny("llama"), form=WeightForm(quantization="int8"))
     llm = AsyncLLM(quantized, seed=0, kv_memory="1MiB")
     assert Cost.of(llm, 40) is None
@@ -131,19 +131,19 @@ def test_figures_of_a_run():
     assert figures(Run(0.0, [Answer(0.0, [1.0])]))["inter_token_ms"] is None
 
 
-def test_the_hit_rate_is_that_of_tokens():
+def test_hit_rate_is_per_token():
     used = [Usage(100, 80, 20, 80, 0, 0), Usage(300, 0, 300, 0, 0, 0)]
     run = Run(0.0, [Answer(0.0, [1.0], usage=usage) for usage in used])
     assert figures(run)["hit_rate"] == 0.2
 
 
-def test_a_limit_passes():
+def test_time_limit_expires():
     Limit(60.0).check()
     with pytest.raises(DeadlineError, match="not done within -1 s"):
         Limit(-1.0).check()
 
 
-def test_tokens_that_come_together_have_one_time():
+def test_tokens_emitted_together_have_one_time():
     answer = Answer(0.0)
     answer.say((5,), 1.0)
     answer.say((5, 6, 7), 2.0)

@@ -40,7 +40,7 @@ def workload(requests: int = 8, completion: int = 11) -> Workload:
     return shared_prefix(262, requests=requests, prefix=0, question=10, completion=completion)
 
 
-def test_a_pace_says_how_long_a_run_takes_at_most():
+def test_pace_bounds_the_duration_of_a_run():
     pace = pace_of(Fake(), workload(), 5.0)
     assert pace == Pace(pytest.approx(0.010), pytest.approx(0.002), 2)
     # Two waves of four rows: 80 prompt tokens, and 2 × 10 steps of twice the tried number of rows.
@@ -51,7 +51,7 @@ def test_a_pace_says_how_long_a_run_takes_at_most():
     assert Pace(0.01, 0.0, 2).seconds(workload(requests=1), 10, batch=4) == pytest.approx(0.1)
 
 
-def test_a_pace_is_of_a_small_run_within_the_limit():
+def test_pace_is_measured_on_a_small_run_within_the_limit():
     fake = Fake()
     pace_of(fake, workload(), 5.0)
     assert fake.seen == [(2, 5.0)]
@@ -68,21 +68,21 @@ def test_as_many_requests_as_the_budget_allows(budget, requests):
     assert cut.asks == workload().asks[:requests]
 
 
-def test_the_run_of_median_time_is_told():
+def test_run_of_median_time_is_returned():
     fakes = {"inlay": Fake(9.0, 3.0, 5.0), "off": Fake(1.0, 2.0, 1.5)}
     told = dict(in_turns(fakes, workload(5), dict.fromkeys(fakes, Pace(0.0, 0.0, 2)), BOUNDS))
     assert {name: run.wall_s for name, run in told.items()} == {"inlay": 5.0, "off": 1.5}
     assert fakes["inlay"].seen == [(5, 77.0)] * 3
 
 
-def test_every_column_is_told_of_as_soon_as_it_is_done():
+def test_column_is_reported_as_soon_as_it_is_done():
     fakes = {"inlay": Fake(1.0), "off": Fake(1.0)}
     turns = in_turns(fakes, workload(5), dict.fromkeys(fakes, Pace(0.0, 0.0, 2)), replace(BOUNDS, turns=1))
     first, _ = next(turns)
     assert [name for name, fake in fakes.items() if fake.seen] == [first]
 
 
-def test_a_column_that_cannot_run_is_told_once():
+def test_failing_column_is_reported_once():
     fakes = {"inlay": Fake(1.0, 1.0, 1.0), "off": Fake(error=DeadlineError("too late")), "stock": Fake()}
     paces = {"inlay": Pace(0.0, 0.0, 2), "off": Pace(0.0, 0.0, 2), "stock": "no room"}
     told = list(in_turns(fakes, workload(5), paces, BOUNDS))

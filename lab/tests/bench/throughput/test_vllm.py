@@ -96,7 +96,7 @@ def greedy(ids: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(said)
 
 
-def test_it_answers_as_the_model_whose_weights_it_was_given(stand_in, tmp_path):
+def test_vllm_answers_with_the_given_weights(stand_in, tmp_path):
     workload = shared_prefix(262, requests=3, prefix=40, question=6, completion=COMPLETION)
     expected = [greedy(ask.ids) for ask in workload.asks]
     assert len(set(expected)) > 1
@@ -118,7 +118,7 @@ def test_it_answers_as_the_model_whose_weights_it_was_given(stand_in, tmp_path):
     assert not [*tmp_path.glob("inlay-bench-*")]
 
 
-def test_why_it_does_not_load_is_told(stand_in, monkeypatch):
+def test_vllm_loading_error_is_reported(stand_in, monkeypatch):
     monkeypatch.setenv("STAND_IN_FAILS", "1")
     workload = shared_prefix(262, requests=1, prefix=0, question=6, completion=COMPLETION)
     column = Vllm(tiny("llama").model, most=1, longest=workload.longest)
@@ -128,14 +128,14 @@ def test_why_it_does_not_load_is_told(stand_in, monkeypatch):
     column.close()
 
 
-def test_where_it_is_not_installed_that_is_said(monkeypatch):
+def test_missing_vllm_is_reported(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModelError) as raised:
         Vllm(tiny("llama").model, most=1, longest=10)
     assert str(raised.value) == "not installed; run: pip install vllm"
 
 
-def test_where_its_file_does_not_fit_that_is_said(stand_in, monkeypatch, tmp_path):
+def test_too_little_disk_space_is_reported(stand_in, monkeypatch, tmp_path):
     monkeypatch.setattr(shutil, "disk_usage", lambda where: SimpleNamespace(free=1000))
     with pytest.raises(ModelError, match=f"^its file takes 0.0 GB, and {tmp_path} has 0.0 GB free$"):
         Vllm(tiny("llama").model, most=1, longest=10)

@@ -65,7 +65,7 @@ def test_hits_are_spread_evenly(requests, rate):
 
 
 @pytest.mark.parametrize(("kind", "prefix", "own"), [("documents", 70, 6), ("summaries", 40, 12)])
-def test_a_hit_begins_with_what_is_resident_and_a_miss_like_nothing_else(llm, kind, prefix, own):
+def test_hits_start_with_the_resident_prefix_and_misses_do_not(llm, kind, prefix, own):
     workload = made(llm, kind, 12, 0.75)
     (resident,) = workload.resident
     assert len(resident) == prefix
@@ -105,7 +105,7 @@ def test_popular_passages_are_drawn_more_often():
 
 
 @given(st.lists(st.sets(st.integers(0, 9), min_size=1), min_size=1, max_size=8), st.floats(0, 1))
-def test_the_warm_passages_are_the_fewest_that_are_enough(drawn, rate):
+def test_warm_passages_are_the_fewest_for_the_hit_rate(drawn, rate):
     warm = warm_passages(drawn, rate)
     asked = list(chain.from_iterable(drawn))
     assert sum(rank in warm for rank in asked) >= rate * len(asked) - 1e-9

@@ -13,7 +13,7 @@ from inlay_lab.eval.longbench.data import Template, open_suite
 from inlay_lab.eval.longbench.datasets import DATASETS
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "longbench"
-#: Datasets with a template in the example: the question is behind the context, as in the bundled model's training.
+#: Datasets with a template in the example: the question is after the context, as in the bundled model's training.
 PLAIN = {"narrativeqa", "qasper", "multifieldqa_en", "hotpotqa", "2wikimqa", "musique"}
 ROW: dict[str, Any] = {
     "input": "Who?",
@@ -50,7 +50,7 @@ def test_the_example_has_all_datasets() -> None:
         assert bool(samples[0].classes) == (dataset.metric == "classification")
 
 
-def test_files_may_stand_in_data_and_their_configuration_beside_it(tmp_path: Path) -> None:
+def test_files_and_configuration_may_be_in_separate_folders(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     folder(tmp_path / "data", ROW)
     (tmp_path / "config").mkdir()
@@ -66,7 +66,7 @@ def test_files_may_stand_in_data_and_their_configuration_beside_it(tmp_path: Pat
         assert (sample.name, sample.context, sample.answers) == ("x1", "Rosa is here.", ("Rosa",))
 
 
-def test_templates_and_limits_are_the_benchmarks_where_it_has_them(tmp_path: Path) -> None:
+def test_templates_and_limits_of_the_benchmark_are_used(tmp_path: Path) -> None:
     place = folder(tmp_path, ROW, ROW, dataset2prompt={"qasper": "Read {{this}}: {context}\n{input}?"})
     folder(tmp_path, ROW, name="lcc", dataset2maxlen={"lcc": 7})
     suite = open_suite(place)
@@ -77,7 +77,7 @@ def test_templates_and_limits_are_the_benchmarks_where_it_has_them(tmp_path: Pat
     assert suite.templates["lcc"].around(sample)[0]
 
 
-def test_a_template_may_ask_first() -> None:
+def test_template_may_start_with_the_question() -> None:
     assert Template.parse("{input}: {context}") == Template((None, ": "), ())
 
 
@@ -92,7 +92,7 @@ def test_a_template_may_ask_first() -> None:
         (3, "it is the number 3"),
     ],
 )
-def test_what_is_no_template_is_named(tmp_path: Path, template: Any, sentence: str) -> None:
+def test_invalid_template_is_named(tmp_path: Path, template: Any, sentence: str) -> None:
     with pytest.raises(ParameterError) as caught:
         open_suite(folder(tmp_path, ROW, dataset2prompt={"qasper": template}))
     assert str(caught.value) == (
@@ -102,7 +102,7 @@ def test_what_is_no_template_is_named(tmp_path: Path, template: Any, sentence: s
 
 
 @pytest.mark.parametrize("limit", [0, "64", True, 100_001, 1.5])
-def test_what_is_no_limit_is_named(tmp_path: Path, limit: Any) -> None:
+def test_invalid_limit_is_named(tmp_path: Path, limit: Any) -> None:
     with pytest.raises(ParameterError, match=r"dataset2maxlen\.json of .* for qasper; it must be a number of tokens"):
         open_suite(folder(tmp_path, ROW, dataset2maxlen={"qasper": limit}))
 
@@ -128,7 +128,7 @@ def test_a_damaged_configuration_is_named(tmp_path: Path, text: str) -> None:
         ({**ROW, "answers": ["x" * 50_001]}, "an answer has more than 50,000 characters"),
     ],
 )
-def test_a_row_that_is_wrong_is_named(tmp_path: Path, row: Any, sentence: str) -> None:
+def test_invalid_row_is_located(tmp_path: Path, row: Any, sentence: str) -> None:
     suite = open_suite(folder(tmp_path, ROW, row))
     with pytest.raises(ParameterError) as caught:
         list(suite.samples(DATASETS["qasper"]))
@@ -136,7 +136,7 @@ def test_a_row_that_is_wrong_is_named(tmp_path: Path, row: Any, sentence: str) -
     assert sentence in str(caught.value)
 
 
-def test_rows_whose_answers_cannot_be_scored_are_named(tmp_path: Path) -> None:
+def test_rows_with_unscorable_answers_are_named(tmp_path: Path) -> None:
     suite = open_suite(folder(tmp_path, ROW, name="trec"))
     with pytest.raises(ParameterError, match="all_classes is null; it must be a list of texts"):
         list(suite.samples(DATASETS["trec"]))
@@ -145,7 +145,7 @@ def test_rows_whose_answers_cannot_be_scored_are_named(tmp_path: Path) -> None:
         list(suite.samples(DATASETS["passage_retrieval_en"]))
 
 
-def test_what_is_not_there_says_how_to_get_it(tmp_path: Path) -> None:
+def test_missing_files_are_reported_with_a_download_command(tmp_path: Path) -> None:
     get = r"get it with: hf download THUDM/LongBench data\.zip"
     with pytest.raises(ParameterError, match=rf"nowhere: there is no such folder; {get}"):
         open_suite(tmp_path / "nowhere")

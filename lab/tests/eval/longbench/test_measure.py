@@ -46,7 +46,7 @@ def test_every_dataset_has_a_row_in_every_mode(result: dict[str, Any]) -> None:
     assert json.loads(json.dumps(result)) == result
 
 
-def test_exact_says_what_full_prefill_says_and_modules_are_read(result: dict[str, Any]) -> None:
+def test_exact_equals_full_prefill_and_modules_are_read(result: dict[str, Any]) -> None:
     for row in result["rows"]:
         if row["dataset"] == "all":
             continue
@@ -62,7 +62,7 @@ def test_exact_says_what_full_prefill_says_and_modules_are_read(result: dict[str
         assert row["difference"] == pytest.approx(row["score"] - row["reference"], abs=0.011)
 
 
-def test_the_mean_is_that_of_the_datasets(result: dict[str, Any]) -> None:
+def test_mean_is_over_the_datasets(result: dict[str, Any]) -> None:
     for reuse in SETTING.reuse:
         rows = [row for row in result["rows"] if row["reuse"] == reuse]
         *each, mean = rows
@@ -71,13 +71,13 @@ def test_the_mean_is_that_of_the_datasets(result: dict[str, Any]) -> None:
         assert mean["difference_low"] <= mean["difference"] <= mean["difference_high"]
 
 
-def test_the_model_finds_what_stands_in_a_document(result: dict[str, Any]) -> None:
+def test_model_answers_from_the_documents(result: dict[str, Any]) -> None:
     scores = {row["dataset"]: row["score"] for row in result["rows"] if row["reuse"] == "off"}
     assert scores["qasper"] == scores["multifieldqa_en"] == 100
     assert scores["hotpotqa"] >= 50
 
 
-def test_what_is_kept_is_not_asked_again(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_answers_are_not_asked_again(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     suite, log, asked = open_suite(EXAMPLE, ["qasper", "trec"]), tmp_path / "answers.jsonl", []
     ask = measure.ask
 
@@ -109,7 +109,7 @@ def test_what_is_kept_is_not_asked_again(llm: LLM, tmp_path: Path, monkeypatch: 
     assert log.read_text() == kept
 
 
-def test_answers_end_as_the_benchmark_ends_them(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_end_as_in_the_benchmark(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     params: list[SamplingParams] = []
     generate = llm.generate
 
@@ -126,7 +126,7 @@ def test_answers_end_as_the_benchmark_ends_them(llm: LLM, monkeypatch: pytest.Mo
     ]
 
 
-def test_many_examples_are_as_many_modules(llm: LLM, tmp_path: Path) -> None:
+def test_many_examples_become_many_modules(llm: LLM, tmp_path: Path) -> None:
     """A row of TREC has some four hundred examples."""
     context = "".join(f"Question: Who ? {n}\nType: P\n" for n in range(300))
     place = folder(tmp_path, {**ROW, "context": context, "answers": ["P"], "all_classes": ["P"]}, name="trec",
@@ -152,12 +152,12 @@ def test_rows_are_read_before_anything_is_asked(llm: LLM, tmp_path: Path, monkey
         ({"longest": 10}, "max-length is 10; it must be at least 64 tokens"),
     ],
 )
-def test_what_is_wrong_is_said(wrong: dict[str, Any], sentence: str) -> None:
+def test_invalid_settings_are_rejected(wrong: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ParameterError, match=sentence):
         Setting(**wrong)
 
 
-def test_positions_of_the_schema_say_the_same(llm: LLM) -> None:
+def test_schema_positions_give_the_same_answers(llm: LLM) -> None:
     """A prompt imports all modules in order, so it works on models that cannot shift segments."""
     suite = open_suite(EXAMPLE, ["hotpotqa", "triviaqa"])
     for dataset in suite.datasets:

@@ -108,26 +108,26 @@ def test_classes_are_counted() -> None:
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_nothing_said_is_worth_nothing(metric: str) -> None:
+def test_empty_answer_scores_zero(metric: str) -> None:
     right = {"retrieval": "Paragraph 3", "retrieval_zh": "段落3", "count": "3"}.get(metric, "Rosa")
     assert METRICS[metric].value("", right, ["Rosa"]) == 0
     assert METRICS[metric].value(right, right, ["Rosa"]) == pytest.approx(1, abs=1e-7)
 
 
-def test_what_rouge_gives_up_on_is_worth_nothing() -> None:
+def test_texts_too_long_for_rouge_score_zero() -> None:
     words = " ".join(f"w{number}" for number in range(1100))
     assert metrics.rouge_l(words, "w0") == 0
     assert metrics.rouge_l(words.replace(" w500", ". w500"), "w0") > 0
 
 
-def test_the_nearest_right_answer_counts_and_the_first_line_of_some() -> None:
+def test_nearest_answer_and_first_line_are_scored() -> None:
     answers = ("nobody", "Rosa Tilen")
     assert score(DATASETS["qasper"], "Rosa Tilen\nPassage:", answers, ()) == pytest.approx(0.8)
     assert score(DATASETS["triviaqa"], "\n\nRosa Tilen\nPassage:", answers, ()) == 1
     assert score(DATASETS["trec"], "Date\nPlace", ("Date",), ("Date", "Place")) == 1
 
 
-def test_what_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     def found(name: str) -> Any:
         return None if name in ("jieba", "rouge") else name
 

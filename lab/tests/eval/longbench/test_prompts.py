@@ -37,14 +37,14 @@ def sample(context: str, question: str = "Who?") -> Sample:
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_a_row_is_cut_into_its_documents(name: str) -> None:
+def test_row_is_split_into_its_documents(name: str) -> None:
     first, second = open_suite(EXAMPLE).samples(DATASETS[name])
     for row in (first, second):
         assert "".join(DATASETS[name].documents(row.context)) == row.context
     assert len(DATASETS[name].documents(first.context)) == DOCUMENTS.get(name, 1)
 
 
-def test_a_document_begins_at_the_next_number_alone() -> None:
+def test_document_starts_only_at_the_next_number() -> None:
     context = "Passage 1:\nOne.\nPassage 7:\nof it\n\nPassage 2:\nTwo.\nPassage 1:\nAgain. Passage 3: no\nPassage 3:\nx"
     pieces = DATASETS["hotpotqa"].documents(context)
     assert [piece.partition("\n")[0] for piece in pieces] == ["Passage 1:", "Passage 2:", "Passage 3:"]
@@ -60,7 +60,7 @@ def test_a_context_without_documents() -> None:
 
 
 @pytest.mark.parametrize("name", ["hotpotqa", "trec", "lcc", "dureader"])
-def test_a_prompt_is_the_template_filled_in(llm: LLM, name: str) -> None:
+def test_prompt_equals_the_filled_template(llm: LLM, name: str) -> None:
     suite = open_suite(EXAMPLE)
     for row in suite.samples(DATASETS[name]):
         case = fitted(llm, DATASETS[name], suite.templates[name], row, 16, chat=True, longest=None)
@@ -73,7 +73,7 @@ def test_a_prompt_is_the_template_filled_in(llm: LLM, name: str) -> None:
         assert ("<|user|>" in said) == case.chat
 
 
-def test_the_middle_is_left_out_where_the_benchmark_leaves_it(llm: LLM) -> None:
+def test_middle_is_left_out_as_in_the_benchmark(llm: LLM) -> None:
     """Half of the tokens remain from either end of the whole text; documents are the remaining pieces."""
     context = "".join(
         f"Passage {number}:\nThe town of Bravel was founded in {1400 + number}.\n" for number in range(1, 40)
@@ -95,7 +95,7 @@ def test_the_middle_is_left_out_where_the_benchmark_leaves_it(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_room_is_left_for_the_answer(llm: LLM, chat: bool) -> None:
+def test_space_is_left_for_the_answer(llm: LLM, chat: bool) -> None:
     """For any number of tokens in the template and at the borders of pieces."""
     for words in range(60, 900, 97):
         row = sample("".join(f"Passage {number}:\nglass\n" for number in range(1, words)))
@@ -106,7 +106,7 @@ def test_room_is_left_for_the_answer(llm: LLM, chat: bool) -> None:
         assert taken > 370 or not case.cut, "no more is left out than must be"
 
 
-def test_one_document_on_both_sides_of_the_cut_stays_one(llm: LLM) -> None:
+def test_document_on_both_sides_of_the_cut_stays_one(llm: LLM) -> None:
     row = sample(" ".join(f"word{number}" for number in range(900)))
     case = fitted(llm, DATASETS["qasper"], WORDS, row, 32, chat=False, longest=None)
     (document,) = case.documents
@@ -114,7 +114,7 @@ def test_one_document_on_both_sides_of_the_cut_stays_one(llm: LLM) -> None:
     assert document.endswith(" word899")
 
 
-def test_no_room_at_all_is_an_error(llm: LLM) -> None:
+def test_too_long_answers_are_an_error(llm: LLM) -> None:
     with pytest.raises(
         ParameterError, match=r"qasper: answers have up to 510 tokens, .* context of 512; give a smaller"
     ):
@@ -128,7 +128,7 @@ def test_a_row_without_a_context_is_asked(llm: LLM) -> None:
     assert llm.lay_out(case.prompt()).ids
 
 
-def test_a_case_is_told_by_all_that_it_is_asked_with() -> None:
+def test_case_key_covers_the_whole_prompt() -> None:
     row = sample("a b")
     cases = [
         Case(row, "h", ("a", "b"), "t", True, False),

@@ -60,7 +60,7 @@ def result(**changed: Any) -> dict[str, Any]:
     } | changed
 
 
-def test_the_first_table_is_the_papers() -> None:
+def test_first_table_has_the_papers_form() -> None:
     text = markdown(result())
     table = text.partition("## Accuracy\n\n")[2].partition("\n\n")[0].splitlines()
     assert table == [
@@ -72,7 +72,7 @@ def test_the_first_table_is_the_papers() -> None:
     ]
 
 
-def test_policies_stand_beside_the_baseline_with_their_tests() -> None:
+def test_policies_are_compared_with_the_baseline() -> None:
     text = markdown(result())
     line = "| HotpotQA | isolated | 200 | -3.50 | -4.50 to -2.50 | 3 / 4 | 0.25 | 190 | 9.5 | 97.0% | 10.0% | 12.5 |"
     assert line in text.splitlines()
@@ -80,7 +80,7 @@ def test_policies_stand_beside_the_baseline_with_their_tests() -> None:
     assert "## Against the baseline" not in markdown(result(rows=result()["rows"][::3]))
 
 
-def test_what_the_figures_rest_on() -> None:
+def test_notes_describe_the_data() -> None:
     assert notes(result()) == [
         "400 rows of 2 of 21 datasets.",
         "The benchmark's templates.",

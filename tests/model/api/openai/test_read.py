@@ -39,7 +39,7 @@ def read(body: Any, endpoint: Endpoint = Endpoint.CHAT):
 
 
 @pytest.mark.parametrize("name", NO_EFFECT)
-def test_habits_are_accepted_and_change_nothing(name: str):
+def test_client_habits_are_accepted_without_effect(name: str):
     for value in ("x", 3, {"a": "b"}, None, True):
         assert read({**CHAT, name: value}) == read(CHAT)
 
@@ -55,9 +55,7 @@ def test_every_unsupported_field_is_refused_by_name(name: str):
 
 @pytest.mark.parametrize("name", IGNORED)
 @pytest.mark.parametrize(("body", "endpoint"), [(CHAT, Endpoint.CHAT), (TEXT, Endpoint.COMPLETIONS)])
-def test_fields_of_other_servers_that_mean_nothing_here_are_ignored_and_named(
-    name: str, body: dict[str, Any], endpoint: Endpoint
-):
+def test_fields_of_other_servers_are_ignored_and_listed(name: str, body: dict[str, Any], endpoint: Endpoint):
     for value in (4096, "x", {"a": [1]}, False):
         given = read({**body, name: value}, endpoint)
         assert given.ignored == (name,)
@@ -66,7 +64,7 @@ def test_fields_of_other_servers_that_mean_nothing_here_are_ignored_and_named(
     assert read({**body, name: None}, endpoint).ignored == ()
 
 
-def test_options_are_ignored_where_all_of_them_are():
+def test_options_are_ignored_only_if_every_one_is_known():
     assert read({**CHAT, "options": {"num_ctx": 8192, "num_gpu": 1}, "ttl": 5}).ignored == ("options", "ttl")
     for options in ({"num_ctx": 1, "temperature": 0}, {"num_ctxx": 1}, [1]):
         with raises("unsupported_field", BodyError, field="options"):
@@ -82,12 +80,12 @@ def test_no_field_is_both_ignored_and_known():
 @pytest.mark.parametrize(
     ("name", "near"), [("num_ctxx", "num_ctx"), ("temprature", "temperature"), ("keep_alve", "keep_alive")]
 )
-def test_typos_are_told_with_the_nearest_field(name: str, near: str):
+def test_typo_is_rejected_with_the_nearest_field(name: str, near: str):
     with raises("unknown_field", BodyError, field=name, names=near):
         read({**CHAT, name: 1})
 
 
-def test_fields_that_one_endpoint_has():
+def test_unsupported_fields_differ_by_endpoint():
     assert set(UNSUPPORTED) & set(ChatBody.model_fields) == {"parallel_tool_calls", "tool_choice", "tools"}
     assert not set(UNSUPPORTED) & set(CompletionBody.model_fields)
     with raises("unsupported_field", BodyError, field="functions"):
@@ -100,14 +98,14 @@ def test_harmless_values_are_compared_with_their_types():
         read({**TEXT, "best_of": True}, Endpoint.COMPLETIONS)
 
 
-def test_the_best_of_as_many_as_are_asked_for_are_all_of_them():
+def test_best_of_must_equal_n():
     assert read({**TEXT, "n": 2, "best_of": 2}, Endpoint.COMPLETIONS) == read({**TEXT, "n": 2}, Endpoint.COMPLETIONS)
     with raises("unsupported_field", BodyError, field="best_of"):
         read({**TEXT, "n": 2, "best_of": 3}, Endpoint.COMPLETIONS)
 
 
 @pytest.mark.parametrize("form", [ChatBody, CompletionBody])
-def test_null_is_the_same_as_nothing(form):
+def test_null_equals_a_missing_field(form):
     endpoint, least = (Endpoint.CHAT, CHAT) if form is ChatBody else (Endpoint.COMPLETIONS, TEXT)
     nulls = {name: None for name in form.model_fields if name not in least}
     assert read({**nulls, **least}, endpoint) == read(least, endpoint)
@@ -223,7 +221,7 @@ def test_nulls_in_objects_of_lists():
         ),
     ],
 )
-def test_what_is_wrong(body, param, sentence: str):
+def test_invalid_body_is_rejected_with_one_sentence(body, param, sentence: str):
     with pytest.raises(BodyError) as caught:
         read(body)
     assert caught.value.param == param
@@ -231,7 +229,7 @@ def test_what_is_wrong(body, param, sentence: str):
     assert "\n" not in str(caught.value)
 
 
-def test_several_problems_come_at_once():
+def test_several_problems_are_reported_together():
     with pytest.raises(BodyError) as caught:
         read({**CHAT, "tools": [1], "temperature": "hot", "wild": 1, "audio": {}})
     assert [part.split()[0] for part in str(caught.value).split(". Also: ")] == [
@@ -348,15 +346,13 @@ def check(found: Call | Failure, endpoint: Endpoint) -> None:
 
 
 @given(st.dictionaries(names | odd_texts, json_values, max_size=5), st.sampled_from(Endpoint))
-def test_whatever_fields_come_there_is_a_call_or_an_error_of_ours(body: dict[str, Any], endpoint: Endpoint):
+def test_any_fields_give_a_call_or_a_project_error(body: dict[str, Any], endpoint: Endpoint):
     check(outcome({**(CHAT if endpoint is Endpoint.CHAT else TEXT), **body}, endpoint, None), endpoint)
 
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(body=bodies | short_prompts, family=st.sampled_from(FAMILIES))
-def test_whatever_messages_and_tools_come_there_is_a_call_or_an_error_of_ours(
-    body: Any, family: str, llms: dict[str, LLM]
-):
+def test_any_messages_and_tools_give_a_call_or_a_project_error(body: Any, family: str, llms: dict[str, LLM]):
     found = outcome(body, Endpoint.CHAT, model_tools(tool_tokenizer(family)))
     check(found, Endpoint.CHAT)
     if isinstance(found, Call):
@@ -365,7 +361,7 @@ def test_whatever_messages_and_tools_come_there_is_a_call_or_an_error_of_ours(
 
 
 @given(json_values, st.sampled_from(Endpoint))
-def test_whatever_body_comes_there_is_a_call_or_an_error_of_ours(body: Any, endpoint: Endpoint):
+def test_any_body_gives_a_call_or_a_project_error(body: Any, endpoint: Endpoint):
     check(outcome(body, endpoint, None), endpoint)
 
 
@@ -389,7 +385,7 @@ def refusal(body: Any, endpoint: Endpoint = Endpoint.CHAT) -> str:
 
 
 @pytest.mark.parametrize("first", ["", 1, [1]])
-def test_the_first_member_says_what_a_prompt_is_and_the_first_other_ends_it(first: Any):
+def test_long_prompt_list_of_mixed_types_gives_one_error(first: Any):
     others: dict[type, Any] = {str: 1, int: "", list: [""]}
     wrong = [first, others[type(first)], *[1] * 300_000]
     with pytest.raises(ValidationError) as caught:
@@ -400,20 +396,20 @@ def test_the_first_member_says_what_a_prompt_is_and_the_first_other_ends_it(firs
 
 
 @pytest.mark.parametrize("member", [True, 1.5, None, {}])
-def test_prompts_of_what_is_no_prompt(member: Any):
+def test_invalid_prompt_members_are_rejected(member: Any):
     for prompt in ([member] * 2, [1, member], ["a", member], [[1], [member]]):
         assert refusal({"prompt": prompt}, Endpoint.COMPLETIONS).startswith("prompt is a list of 2; it must be")
 
 
 @pytest.mark.parametrize("prompt", ["a", ["a", ""], [1, 2**70], [[1], []], [], {"schema": "s"}])
-def test_prompts_are_taken_as_they_are(prompt: Any):
+def test_valid_prompts_are_kept_unchanged(prompt: Any):
     body = read({"prompt": prompt}, Endpoint.COMPLETIONS)
     assert isinstance(body, CompletionBody)
     assert body.prompt is prompt or body.prompt == prompt
 
 
 @pytest.mark.parametrize(("name", "most"), LONGEST.items())
-def test_lists_and_objects_that_are_too_long(name: str, most: int):
+def test_overlong_lists_and_objects_are_rejected(name: str, most: int):
     member = {"role": "user", "content": "a"}
     value: Any = {str(i): 1 for i in range(most + 1)} if name == "logit_bias" else [member] * (most + 1)
     sentence = refusal({**CHAT, name: value})
@@ -468,7 +464,7 @@ def test_twenty_problems_are_named():
     ],
     ids=lambda value: value[:30] if isinstance(value, str) else "",
 )
-def test_what_is_too_much(body: Any, sentence: str):
+def test_oversized_values_are_rejected(body: Any, sentence: str):
     assert refusal(body).startswith(sentence)
 
 
@@ -481,7 +477,7 @@ def test_many_prompts_and_many_tags():
         translate(read({"pml": f'<prompt schema="s">{"<a/>" * 20_000}</prompt>'}, Endpoint.COMPLETIONS))
 
 
-def test_long_names_are_compared_with_nothing(monkeypatch):
+def test_overlong_field_names_get_no_suggestion(monkeypatch):
     compared: list[str] = []
     monkeypatch.setattr(read_module, "get_close_matches", lambda name, *_, **__: compared.append(name) or [])
     refusal({**CHAT, **{f"{i}" * 40: 1 for i in range(10, 100)}})

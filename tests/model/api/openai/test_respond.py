@@ -71,7 +71,7 @@ def test_usage_sums_over_prompts_and_answers(llm):
     assert reused["timing"]["total_s"] >= reused["timing"]["ttft_s"] > 0
 
 
-def test_what_was_reused_is_told(llm):
+def test_reuse_counts_are_reported(llm):
     answer(llm, Endpoint.COMPLETIONS, prompt="The very same words.")
     _, outputs, body = answer(llm, Endpoint.COMPLETIONS, prompt="The very same words.")
     usage = outputs[0].usage
@@ -100,7 +100,7 @@ def test_what_was_reused_is_told(llm):
     assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 19
 
 
-def test_a_policy_that_was_replaced_is_told():
+def test_replaced_policy_is_reported():
     one, other = (
         RequestOutput("0", None, (1,), (0,), [], False, Usage(1, 0, 1, 0, 0, 0), RequestMetrics(), None, (), *policies)
         for policies in (("exact", "modular"), ("anchored", None))

@@ -57,7 +57,7 @@ def named(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
 
-def test_what_the_template_is_told():
+def test_tools_are_passed_to_the_template():
     bare = {"type": "function", "function": {"name": "time", "description": None, "parameters": None, "strict": True}}
     asked = call(tools=[tool(description="Tells it.", strict=None), bare])
     assert asked.prompts == (
@@ -81,7 +81,7 @@ def test_no_tools():
     translate(read_body({"messages": [USER], "tools": [tool()], "tool_choice": "none"}, Endpoint.CHAT), tools=None)
 
 
-def test_special_tokens_are_shown_where_marks_are_some_and_may_come():
+def test_special_tokens_are_kept_only_if_they_mark_calls():
     assert call("mistral").params.skip_special_tokens is False
     assert call("mistral", skip_special_tokens=True).params.skip_special_tokens is False
     assert call("mistral", tool_choice="required").params.skip_special_tokens is True
@@ -89,7 +89,7 @@ def test_special_tokens_are_shown_where_marks_are_some_and_may_come():
     assert call("qwen").params.skip_special_tokens is True
 
 
-def test_choices():
+def test_tool_choice_sets_functions_and_constraint():
     two = [tool(), tool("time")]
     required = call(tools=two, tool_choice="required")
     single = call(tools=two, tool_choice="required", parallel_tool_calls=False)
@@ -118,7 +118,7 @@ def allowed(*names: str, mode: str = "required") -> dict[str, Any]:
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named(name) for name in names]}}
 
 
-def test_allowed_tools_are_some_of_those_that_are_shown():
+def test_allowed_tools_are_a_subset_of_the_rendered_tools():
     three = [tool(), tool("time"), tool("place")]
     for mode in ("auto", "required"):
         asked = call(tools=three, tool_choice=allowed("place", "time", mode=mode))
@@ -133,7 +133,7 @@ def test_allowed_tools_are_some_of_those_that_are_shown():
     assert called == ["time", "place"]
 
 
-def test_a_format_beside_tools_is_that_of_answers_without_calls():
+def test_format_with_tools_applies_to_answers_without_calls():
     wanted = {
         "type": "json_schema",
         "json_schema": {"name": "x", "schema": {"$ref": "#/$defs/A", "$defs": {"A": SEEN}}},
@@ -244,7 +244,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("body", "param", "sentence"), WRONG)
-def test_what_is_wrong(body: dict[str, Any], param: str, sentence: str):
+def test_invalid_tool_request_is_rejected_with_one_sentence(body: dict[str, Any], param: str, sentence: str):
     with pytest.raises(BodyError) as caught:
         call(**body)
     assert caught.value.param == param
@@ -252,7 +252,7 @@ def test_what_is_wrong(body: dict[str, Any], param: str, sentence: str):
     assert "\n" not in str(caught.value)
 
 
-def test_text_beside_tools_is_no_format():
+def test_plain_text_with_tools_sets_no_format():
     assert call(response_format={"type": "text"}).tools is not None
 
 
@@ -287,7 +287,7 @@ def test_references_move_with_their_schema():
     assert not {"$schema", "$id"} & moved.keys()
 
 
-def test_a_tool_with_an_id_and_absolute_references_is_held():
+def test_tool_with_an_id_and_absolute_references_constrains_calls():
     parameters = {
         "$id": "https://example.org/weather.json",
         "type": "object",
@@ -304,7 +304,7 @@ def test_a_tool_with_an_id_and_absolute_references_is_held():
     assert not accepts(structure["json"], '[{"name": "weather", "arguments": {"city": "Oslo"')
 
 
-def test_items_of_a_set_may_come_twice_but_for_strict_functions():
+def test_unique_items_are_rejected_only_for_strict_functions():
     parameters = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
     assert call(tools=[tool(parameters=parameters)], tool_choice="required").params.structured_outputs is not None
     with pytest.raises(
@@ -318,7 +318,7 @@ def test_items_of_a_set_may_come_twice_but_for_strict_functions():
     [
         pytest.param({"properties": CITY["properties"]}, ["{}", ROME], [OPEN], id="left open"),
         pytest.param({"properties": {}}, ["{}"], [OPEN], id="no arguments"),
-        pytest.param({}, ["{}", OPEN, '{"a": {"b": [1, "c"]}}'], [many(17)], id="nothing said"),
+        pytest.param({}, ["{}", OPEN, '{"a": {"b": [1, "c"]}}'], [many(17)], id="no restriction"),
         pytest.param({"additionalProperties": {"type": "integer"}}, [many(16)], [many(17), OPEN], id="by name"),
         pytest.param({**CITY, "additionalProperties": True}, [ROME, f'{ROME[:-1]}, "b": "c"}}'], [OPEN], id="beside"),
         pytest.param(
@@ -384,7 +384,7 @@ def accepts(schema: dict[str, Any], text: str) -> bool:
     return all(guide.matcher.consume_token(token) for token in tokens) and guide.matcher.is_accepting()
 
 
-def test_what_a_held_answer_may_be():
+def test_call_schema_accepts_only_valid_calls():
     weather, time = {**CITY, **CLOSED}, {"type": "object", "properties": {}, **CLOSED}
     one = calls_schema([("weather", weather), ("time", time)], key="arguments", several=False)
     rome = '{"name": "weather", "arguments": {"city": "Rome"}}'
@@ -477,7 +477,7 @@ def test_parameters_nested_too_deeply():
 
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("form", [{}, {"response_format": {"type": "json_object"}, "tool_choice": "auto"}])
-def test_what_the_engine_finds_is_told_of_the_tool_and_its_place(llm: LLM, number: int, form: dict[str, Any]):
+def test_grammar_error_names_the_tool_and_property(llm: LLM, number: int, form: dict[str, Any]):
     wrong = {"type": "object", "properties": {"when": {"type": "string", "pattern": "(?!a)b"}}, "required": ["when"]}
     tools = [tool("fine"), tool("other")]
     tools[number] = tool("guilty", parameters=wrong)

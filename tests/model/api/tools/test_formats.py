@@ -20,7 +20,7 @@ from tests.tokenizers_for_tests import with_template
         ("simple", "json", "arguments", False),
     ],
 )
-def test_formats_are_told_from_templates(family: str, name: str, key: str, ends: bool):
+def test_call_format_is_detected_from_the_template(family: str, name: str, key: str, ends: bool):
     found = model_tools(tool_tokenizer(family))
     assert found is not None
     assert (found.format.name, found.format.key, bool(found.ends)) == (name, key, ends)
@@ -68,12 +68,12 @@ def test_a_named_parser():
     assert found.format.name == "hermes"
     for row in FORMATS:
         assert named_format(row.name) is row
-    assert model_tools(tool_tokenizer("none"), "hermes") is None  # its template shows no tools all the same
+    assert model_tools(tool_tokenizer("none"), "hermes") is None  # even though its template shows no tools
     with raises("parameter.invalid", ParameterError, names="'xlam'"):
         model_tools(tool_tokenizer("qwen"), "xlam")
 
 
-def test_of_several_templates_the_one_for_tools_counts():
+def test_tool_template_is_preferred_among_several():
     tokenizer = with_template(tool_tokenizer("none"), None)
     tokenizer.chat_template = {"default": "{{ messages[0].content }}", "tool_use": tool_tokenizer("qwen").chat_template}
     found = model_tools(tokenizer)

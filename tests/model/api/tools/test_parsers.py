@@ -31,7 +31,7 @@ def parts(tools: ToolUse, pieces: list[str]) -> list[Delta]:
     return [*(delta for piece in pieces for delta in parser.feed(piece)), *parser.finish()]
 
 
-def told(tools: ToolUse, text: str) -> tuple[str, list[tuple[str, str]]]:
+def parsed(tools: ToolUse, text: str) -> tuple[str, list[tuple[str, str]]]:
     """The text of an answer and its calls."""
     return joined(parts(tools, [text]))
 
@@ -101,7 +101,7 @@ CALLS: dict[str, tuple[str, str, str, list[tuple[str, str]]]] = {
 
 @pytest.mark.parametrize(("family", "answer", "content", "calls"), CALLS.values(), ids=CALLS.keys())
 def test_calls(family: str, answer: str, content: str, calls: list[tuple[str, str]]):
-    assert told(use(family), answer) == (content, calls)
+    assert parsed(use(family), answer) == (content, calls)
     assert joined(parts(use(family), list(answer))) == (content, calls)  # a character at a time
 
 
@@ -133,8 +133,8 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize(("family", "answer"), MALFORMED)
-def test_what_is_no_call_is_text_to_the_letter(family: str, answer: str):
-    assert told(use(family), answer) == (answer, [])
+def test_text_without_a_call_is_returned_unchanged(family: str, answer: str):
+    assert parsed(use(family), answer) == (answer, [])
     assert joined(parts(use(family), list(answer))) == (answer, [])
 
 
@@ -151,17 +151,17 @@ CUT: list[tuple[str, str, str, list[tuple[str, str]]]] = [
 
 
 @pytest.mark.parametrize(("family", "answer", "content", "calls"), CUT)
-def test_a_call_that_began_keeps_its_arguments(family: str, answer: str, content: str, calls: list[tuple[str, str]]):
-    assert told(use(family), answer) == (content, calls)
+def test_unfinished_call_keeps_its_arguments(family: str, answer: str, content: str, calls: list[tuple[str, str]]):
+    assert parsed(use(family), answer) == (content, calls)
     assert joined(parts(use(family), list(answer))) == (content, calls)
 
 
-def test_a_call_behind_what_is_none():
+def test_call_after_an_invalid_call_is_parsed():
     answer = f"<tool_call>{{bad}}</tool_call>\n<tool_call>{ROME}</tool_call>"
-    assert told(use("qwen"), answer) == ("<tool_call>{bad}</tool_call>", [SUNNY])
+    assert parsed(use("qwen"), answer) == ("<tool_call>{bad}</tool_call>", [SUNNY])
 
 
-def test_text_and_arguments_are_told_as_they_come():
+def test_text_and_arguments_are_streamed():
     parser = use("qwen").parser()
     assert parser.feed("Let me see") == [Delta("Let me see")]
     assert parser.feed(" \n<tool_") == []  # white space, and a possible mark
@@ -173,19 +173,22 @@ def test_text_and_arguments_are_told_as_they_come():
     assert parser.finish() == []
 
 
-def test_one_call_alone_ends_the_answer():
+def test_single_call_ends_the_answer():
     answer = f"So.<tool_call>{ROME}</tool_call> And <tool_call>{ROME}</tool_call>"
-    assert told(use("qwen", parallel=False), answer) == ("So.", [SUNNY])
-    assert told(use("mistral", parallel=False), f"[TOOL_CALLS][{ROME}, {ROME}]") == ("", [SUNNY])
+    assert parsed(use("qwen", parallel=False), answer) == ("So.", [SUNNY])
+    assert parsed(use("mistral", parallel=False), f"[TOOL_CALLS][{ROME}, {ROME}]") == ("", [SUNNY])
 
 
-def test_the_end_leaves_no_trace_where_special_tokens_have_to_be_seen():
+def test_end_token_is_removed_where_special_tokens_are_kept():
     model = use("mistral").model
     assert "<|end|>" in model.ends
     assert "[TOOL_CALLS]" not in model.ends
-    assert told(use("mistral"), "Hello. <|end|>") == ("Hello. ", [])
-    assert told(use("mistral"), "It is <|bos|>, not <|end|>.<|end|>") == ("It is <|bos|>, not <|end|>.", [])
-    assert told(use("qwen"), "Hello.<|end|>") == ("Hello.<|end|>", [])  # its marks are plain: the engine leaves it out
+    assert parsed(use("mistral"), "Hello. <|end|>") == ("Hello. ", [])
+    assert parsed(use("mistral"), "It is <|bos|>, not <|end|>.<|end|>") == ("It is <|bos|>, not <|end|>.", [])
+    assert parsed(use("qwen"), "Hello.<|end|>") == (
+        "Hello.<|end|>",
+        [],
+    )  # its marks are plain: the engine leaves it out
 
 
 # held to calls
@@ -205,9 +208,9 @@ HELD: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
 
 
 @pytest.mark.parametrize(("answer", "content", "calls"), HELD.values(), ids=HELD.keys())
-def test_answers_that_a_grammar_holds_to_calls(answer: str, content: str, calls: list[tuple[str, str]]):
+def test_answers_constrained_to_calls(answer: str, content: str, calls: list[tuple[str, str]]):
     held = use("qwen", held=True)
-    assert told(held, answer) == (content, calls)
+    assert parsed(held, answer) == (content, calls)
     assert joined(parts(held, list(answer))) == (content, calls)
 
 
@@ -224,13 +227,13 @@ EITHER = [
 
 
 @pytest.mark.parametrize(("answer", "content", "calls"), EITHER)
-def test_calls_or_a_form_of_its_own(answer: str, content: str, calls: list[tuple[str, str]]):
+def test_answer_is_calls_or_structured_output(answer: str, content: str, calls: list[tuple[str, str]]):
     either = replace(use("qwen", held=True), formed=True)
-    assert told(either, answer) == (content, calls)
+    assert parsed(either, answer) == (content, calls)
     assert joined(parts(either, list(answer))) == (content, calls)
 
 
-def test_text_in_a_form_of_its_own_is_not_held_back():
+def test_structured_output_is_streamed_at_once():
     parser = replace(use("qwen", held=True), formed=True).parser()
     assert [parser.feed(piece) for piece in ('{"', "seen", '": ', "true}")] == [
         [],
@@ -240,7 +243,7 @@ def test_text_in_a_form_of_its_own_is_not_held_back():
     ]
 
 
-def test_arguments_that_are_held_come_as_they_are_written():
+def test_constrained_arguments_are_streamed_unchanged():
     parser = use("qwen", held=True).parser()
     assert parser.feed('{"name": "weather", "argum') == []
     assert parser.feed('ents": {"ci') == [Delta(call=0, name="weather"), Delta(call=0, arguments='{"ci')]
@@ -249,10 +252,10 @@ def test_arguments_that_are_held_come_as_they_are_written():
     assert parser.finish() == []
 
 
-def test_the_only_function_that_may_be_called_is_called_however_early_the_answer_ends():
+def test_forced_function_is_named_in_a_truncated_answer():
     one = replace(use("qwen", held=True), functions={"weather": {}})
     for length in range(1, ROME.index("{", 1)):
-        assert told(one, ROME[:length]) == ("", [("weather", "")]), ROME[:length]
+        assert parsed(one, ROME[:length]) == ("", [("weather", "")]), ROME[:length]
 
 
 # any text in any pieces
@@ -274,11 +277,13 @@ fragments = st.sampled_from(
     st.lists(st.integers(0, 500), max_size=10),
 )
 @example("qwen", False, True, "<tool_call>{'" * 20, [7])
-def test_pieces_change_nothing(family: str, held: bool, parallel: bool, text: str, cuts: list[int]):
+def test_splitting_the_text_does_not_change_the_result(
+    family: str, held: bool, parallel: bool, text: str, cuts: list[int]
+):
     tools = use(family, held=held, parallel=parallel)
     edges = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
     pieces = [text[first:last] for first, last in pairwise(edges)]
-    whole = told(tools, text)
+    whole = parsed(tools, text)
     assert joined(parts(tools, pieces)) == whole
     for name, _ in whole[1]:
         assert name in NAMES or held
@@ -296,7 +301,7 @@ def test_time_grows_with_the_text_alone(monkeypatch: pytest.MonkeyPatch):
     for attack in ('<tool_call>["', '<tool_call>{"a":["x",', '<tool_call>{"', "<tool_call>[", '<tool_call>"'):
         seen.clear()
         text = attack * 1000
-        assert told(use("qwen"), text) == (text, [])
+        assert parsed(use("qwen"), text) == (text, [])
         assert sum(seen) < 12 * len(text)
 
 
@@ -343,7 +348,7 @@ def test_finish_reasons():
     assert finish_reason(None, calls=True) is None
 
 
-def test_a_model_that_refuses_several_calls_in_one_turn():
+def test_model_with_one_call_per_turn_is_detected():
     model = model_tools(tool_tokenizer("llama"))
     assert isinstance(model, ModelTools)
     assert not model.parallel

@@ -179,7 +179,7 @@ def test_the_rendered_call_is_parsed_as_that_call(family: Family) -> None:
     assert (called.name, json.loads(called.arguments)) == ("weather", ARGUMENTS)  # type: ignore[union-attr]
 
 
-def test_a_call_with_text_and_reasoning_keeps_both_where_a_template_refuses_that() -> None:
+def test_call_keeps_text_and_reasoning_if_the_template_refuses_both() -> None:
     family = FAMILIES[-1]
     text = rendered(family, turns(family, "reasoning", "Let me see."))
     assert "<|channel|>analysis<|message|>I look it up.\nLet me see.<|end|>" in text

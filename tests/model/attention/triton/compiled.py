@@ -55,7 +55,7 @@ def compiled(
 
 
 def usage(cubin: bytes, name: str) -> dict[str, int]:
-    """Registers and bytes of local memory, as cuobjdump tells them."""
+    """Registers and bytes of local memory, as cuobjdump prints them."""
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)

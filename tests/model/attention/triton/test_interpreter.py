@@ -35,7 +35,7 @@ def test_narrow_products_are_right(dtype):
     assert torch.equal(multiplied(dtype, wide=False), torch.full((16, 16), 0.5))
 
 
-def test_products_of_bf16_are_right_where_they_are_made_wide():
+def test_wide_products_of_bf16_are_right():
     """If this fails, no test of bf16 in the interpreter says anything."""
     assert torch.equal(multiplied(torch.bfloat16, wide=True), torch.full((16, 16), 0.5))
     check(Layer(stored=torch.bfloat16, fresh=torch.bfloat16), [Part.of(0, 40, (), (SlotRange(0, 40),))])

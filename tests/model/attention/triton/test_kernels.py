@@ -79,7 +79,7 @@ def test_any_pass_at_length(decode, layer, seed, share):
 @pytest.mark.triton
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("window", [None, 40])
-def test_long_spans_beside_short_ones(seed, window):
+def test_long_and_short_parts_in_one_pass_match_the_reference(seed, window):
     """Parts of 64 rows and more keep to themselves; short ones share."""
     layer = with_rotary(Layer(head_dim=16, heads=2, kv_heads=1))
     parts = random_parts(seed, longest=150)
@@ -95,7 +95,7 @@ def test_modules_packed_for_encoding():
 
 
 def at_any_shift(rows: int = 5, keys: int = 200) -> list[Part]:
-    """Requests that read the same module, each at a position of its own, and a tail behind it."""
+    """Requests that read the same module, each at a position of its own, and a tail after it."""
     return [
         Part.of(
             50 + 70 * n + keys,
@@ -153,7 +153,7 @@ def test_a_long_prefill():
     check(Layer(heads=3, kv_heads=1), parts)
 
 
-def test_rows_that_see_nothing_of_what_they_share():
+def test_row_that_sees_no_shared_key_matches_the_reference():
     """One row's window ends before the shared keys begin; its weight there is zero, and not NaN."""
     shared = Item(SlotRange(0, 400), 0)
     parts = [Part.of(400, 1, (shared,), (SlotRange(400, 1),)), Part.of(90_000, 1, (shared,), (SlotRange(410, 1),))]
@@ -168,7 +168,7 @@ def test_great_scores_do_not_overflow():
     check(replace(layer, options=replace(layer.options, scale=40.0, softcap=50.0)), SHORT[1:2])
 
 
-def test_what_lies_outside_the_window_is_not_read():
+def test_keys_outside_the_window_are_not_read():
     pool = backend().make_pool([LayerShape(2, 16)], fp32, 64)
     pool.keys[0][:, :20] = pool.values[0][:, :20] = torch.nan
     plan = build_plan([Part.of(40, 3, (Item(SlotRange(0, 12), 0), Item(SlotRange(12, 16), 20)), (SlotRange(28, 3),))])
@@ -177,7 +177,7 @@ def test_what_lies_outside_the_window_is_not_read():
     assert output.isfinite().all()
 
 
-def test_values_that_are_the_keys_are_stored_once():
+def test_shared_keys_and_values_are_stored_once():
     pool = backend().make_pool([LayerShape(1, 16, shared=True)], fp32, 64)
     assert pool.values[0] is pool.keys[0]
     plan = build_plan([Part.of(0, 9, (), (SlotRange(0, 9),))])
@@ -187,7 +187,7 @@ def test_values_that_are_the_keys_are_stored_once():
     torch.testing.assert_close(output, ReferenceBackend().attend(query, key, key, pool, plan, 0, options))
 
 
-def test_a_step_that_only_grows_uploads_nothing(monkeypatch):
+def test_growing_step_uploads_no_tables(monkeypatch):
     uploads, upload = [], work.upload
     monkeypatch.setattr(work, "upload", lambda *tables: uploads.append(1) or upload(*tables))
     layer, using = with_rotary(Layer()), backend()
@@ -248,7 +248,7 @@ def test_any_advanced_plan(seed, share, window):
         plan = advance(plan, [one_on(part) for part in plan.parts])
 
 
-def test_what_the_kernels_do_not_take_is_refused():
+def test_unsupported_shapes_and_dtypes_are_rejected():
     for layer, dtype, code in (
         (
             LayerShape(1, 576),
@@ -261,7 +261,7 @@ def test_what_the_kernels_do_not_take_is_refused():
             backend().make_pool([layer], dtype, 64)
 
 
-def test_tensors_that_do_not_fit_are_refused():
+def test_tensors_of_wrong_shape_are_rejected():
     pool = backend().make_pool([LayerShape(2, 16)], fp32, 64)
     plan = build_plan([Part.of(0, 3, (), (SlotRange(0, 3),))])
     good = torch.ones(2, 3, 16)
@@ -275,7 +275,7 @@ def test_tensors_that_do_not_fit_are_refused():
             backend().attend(query, key, good, pool, plan, 0, options)
 
 
-def test_a_model_that_is_served_without_reuse_takes_none_of_its_memory():
+def test_unshared_runner_takes_no_pool_memory():
     runner = UnsharedRunner(tiny_unshared("lfm2"), backend())
     assert runner.probe().bytes_per_token > 0
     assert (runner.storage.keys, runner.graphs) == ([], None)

@@ -31,7 +31,7 @@ FORCED = [[5, 200, 77], [9]]
 
 
 def distributions(kept: str, name: str, policies: Sequence[str]) -> Tensor:
-    """Of forced tokens behind prompts of different lengths, with the same modules at different places.
+    """Of forced tokens after prompts of different lengths, with the same modules at different places.
 
     (policies, times, tokens, vocabulary): once computed, and then over what is stored.
     """
@@ -58,7 +58,7 @@ def check(kept: str, name: str, policies: Sequence[str], monkeypatch) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("kept", list(NARROW))
-def test_answers_are_those_over_the_rounded_numbers(kept, monkeypatch):
+def test_answers_equal_attention_over_rounded_values(kept, monkeypatch):
     check(kept, "llama", ["anchored+linked:3"], monkeypatch)
 
 
@@ -96,7 +96,7 @@ def test_pytorch_on_a_device_reads_them_as_the_kernels_do(kept, shared):
     assert outputs[0].abs().mean() > 0.1
 
 
-def test_a_gpu_without_fp8_is_told_what_to_use(monkeypatch):
+def test_gpu_without_fp8_is_rejected_with_a_remedy(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
     using = backend()
     using.device = torch.device("cuda", 0)

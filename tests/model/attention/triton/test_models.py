@@ -43,15 +43,15 @@ def check_modules(name: str, positions: str) -> None:
         close(logits, torch.stack(expected))
 
 
-def test_logits_are_those_of_the_stock_model():
+def test_logits_equal_the_stock_model():
     check_answers("llama", (17, 5), 3)
 
 
-def test_modules_at_any_position_are_those_of_prompt_cache():
+def test_modules_at_any_position_equal_prompt_cache():
     check_modules("llama", "packed")
 
 
-def test_a_batch_says_what_each_says_alone():
+def test_batched_answers_equal_single_answers():
     params = SamplingParams(temperature=0, max_tokens=4)
     prompts = ["One two three", "One two four", "Five"]
     together = LLM(tiny("llama"), kv_memory="4MiB", attention_backend="triton").generate(prompts, params)
@@ -73,7 +73,7 @@ def test_modules_of_every_family(name, positions):
 
 
 @pytest.mark.triton
-def test_modules_go_to_disk_and_come_back(tmp_path):
+def test_modules_survive_a_round_trip_to_disk(tmp_path):
     """Memory of a device is copied out and in by the store's threads."""
     loaded, params = tiny("llama"), SamplingParams(temperature=0, max_tokens=3)
     prompt = TRIP.prompt().use("money").use("food").text("Where to?")

@@ -121,7 +121,7 @@ def test_the_fastest_is_taken_and_measured_once(caplog):
     ]
 
 
-def test_a_library_that_differs_or_fails_is_left_aside(monkeypatch, caplog):
+def test_library_that_differs_or_fails_is_not_used(monkeypatch, caplog):
     ours = right()
     using = chooser(ours=2.0, FlashAttention=1.0)
     assert answered(using, ours + 0.5).equal(ours + 0.5)
@@ -132,7 +132,7 @@ def test_a_library_that_differs_or_fails_is_left_aside(monkeypatch, caplog):
     assert said[1].startswith("FlashAttention cannot compute plain prefills here (")
 
 
-def test_which_parts_are_plain():
+def test_plain_parts_are_detected():
     assert plain_parts(build_plan([LONG, FIRST])) == [PlainPart(0, 130, 8, 170), PlainPart(130, 140, 200, 140)]
     own = (SlotRange(300, 130),)
     for part in (
@@ -147,7 +147,7 @@ def test_which_parts_are_plain():
     assert plain_parts(build_plan([Part.of(40, 1, (), (SlotRange(8, 1),))])) is None
 
 
-def test_which_layers_are_plain():
+def test_plain_layers_are_detected():
     using = chooser(ours=1.0, FlashAttention=1.0)
 
     def takes(layer: Layer, **options: Any) -> bool:

@@ -88,7 +88,7 @@ def stored(numbers: Tensor, dtype: torch.dtype) -> tuple[DeviceStorage, DeviceSt
 
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
-def test_the_kernel_stores_what_the_specification_does_bit_for_bit(dtype):
+def test_kernel_quantizes_bit_for_bit_as_specified(dtype):
     numbers = normal(40, 32) * torch.logspace(-35, 35, 40)[:, None]
     numbers[0], numbers[1] = 0.0, 1e-38
     numbers[2] = torch.linspace(-1, 1, 32) ** 9  # from the smallest to the largest that a row tells apart
@@ -105,14 +105,14 @@ def test_the_kernel_stores_what_the_specification_does_bit_for_bit(dtype):
 
 
 @pytest.mark.parametrize(("dtype", "off"), [(torch.int8, 1 / 254), (torch.float8_e4m3fn, 1 / 16)], ids=str)
-def test_numbers_come_back_near(dtype, off):
+def test_dequantized_values_are_close(dtype, off):
     numbers = normal(50, 64) * torch.logspace(-20, 20, 50)[:, None]
     most = numbers.abs().amax(-1, keepdim=True)
     assert ((dequantize(*quantize(numbers, dtype)) - numbers).abs() <= off * most * 1.0001).all()
 
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
-def test_slabs_have_the_scales_behind_their_rows(dtype):
+def test_slabs_hold_scales_after_their_rows(dtype):
     layer = Layer()
     pool = pool_of(layer, SHORT, dtype)
     runs = (SlotRange(3, 5), SlotRange(20, 2))

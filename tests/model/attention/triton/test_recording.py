@@ -42,7 +42,7 @@ class Played:
 
 
 def decoding(rows: int, *, shift: int = 0, start: int = 64) -> list[Part]:
-    """Decode steps behind the same stored keys, each with a shift of its own and room for eight tokens."""
+    """Decode steps after the same stored keys, each with a shift of its own and room for eight tokens."""
     return [
         Part.of(SHARED + n * shift, 1, (Item(SlotRange(0, SHARED), 0, n * shift),), (SlotRange(start + 9 * n, 1),))
         for n in range(rows)
@@ -70,7 +70,7 @@ def steps(runner: Runner, plan: Plan, count: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("shift", [0, 3])
-def test_steps_that_are_played_are_those_that_are_computed(shift):
+def test_replayed_steps_equal_computed_steps(shift):
     """Batches that grow and shrink, advance, and come back: with one recording of a size, or a further one."""
     play = Played()
     recording, plain = runners(play)
@@ -82,7 +82,7 @@ def test_steps_that_are_played_are_those_that_are_computed(shift):
     assert play.recorded <= 3
 
 
-def test_rows_that_fill_a_step_up_store_nothing():
+def test_padding_rows_store_nothing():
     play = Played()
     recording, plain = runners(play)
     steps(recording, build_plan(decoding(3)), 2)
@@ -93,7 +93,7 @@ def test_rows_that_fill_a_step_up_store_nothing():
 
 
 def prompts(*lengths: int, shift: int = 0) -> list[Work]:
-    """New text behind the same stored keys, of each prompt at a shift of its own."""
+    """New text after the same stored keys, of each prompt at a shift of its own."""
     return [
         Work(
             tuple((7 * at + number) % 250 for at in range(length)),
@@ -113,7 +113,7 @@ def behind(work: list[Work]) -> list[int]:
 
 
 @pytest.mark.parametrize("shift", [0, pytest.param(3, marks=pytest.mark.triton)])
-def test_prefills_that_are_played_are_those_that_are_computed(shift):
+def test_replayed_prefills_equal_computed_prefills(shift):
     """The first pass of a shape is computed, the second one is recorded; passes with fewer rows are padded."""
     play = Played()
     recording, plain = runners(play)
@@ -139,7 +139,7 @@ def test_any_rows_of_a_played_prefill_have_their_logits(wanted):
 
 
 @pytest.mark.triton
-def test_decode_steps_beside_a_prompt_are_played():
+def test_decode_steps_in_a_pass_with_a_prompt_are_replayed():
     play = Played()
     recording, plain = runners(play)
     for start in (100, 200, 300):
@@ -193,7 +193,7 @@ def test_a_recording_without_memory_fails_its_step_alone(caplog):
     assert not caplog.records
 
 
-def test_room_holds_the_tables_of_smaller_plans_and_refuses_larger_ones():
+def test_table_buffer_takes_smaller_plans_and_rejects_larger_ones():
     shape, device = Shape(4, 2, 64, 2), Device(8)
     made = {
         rows: build_tables(build_plan(decoding(rows, shift=3)), shape, device, SHARING) for rows in (3, 4, 5, 9, 17)

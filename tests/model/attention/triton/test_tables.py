@@ -122,7 +122,7 @@ def test_keys_are_read_once_for_all_whatever_their_shifts(shift):
     assert tables.partials == 32
 
 
-def test_few_heads_are_split_until_they_fill_the_device():
+def test_few_heads_are_split_to_fill_the_device():
     for processors, splits in ((1, 1), (16, 16), (10_000, 8192 // LEAST_SPLIT)):
         tables = build_tables(shared_by(1, 8191), SHAPE, Device(processors), SHARING)
         assert len(tables.work) == splits
@@ -140,7 +140,7 @@ def test_partial_results_stay_within_their_bound():
     assert build_tables(plan, SHAPE, Device(1000, most_partials=2**22), SHARING).shared_keys == 64
 
 
-def test_sharing_is_chosen_where_the_model_says_that_it_is_faster():
+def test_sharing_is_used_if_the_cost_model_says_faster():
     costs = CostModel()
     chosen = {
         (rows, keys): build_tables(shared_by(rows, keys), SHAPE, DEVICE, costs).shared_keys > 0
@@ -159,7 +159,7 @@ def test_sharing_is_chosen_where_the_model_says_that_it_is_faster():
     rows=st.integers(1, 40), keys=st.integers(1, 3000),
 )  # fmt: skip
 @settings(max_examples=80, deadline=None)
-def test_sharing_is_never_chosen_where_the_model_says_that_it_is_slower(byte, partial, multiply, launch, rows, keys):
+def test_sharing_is_not_used_if_the_cost_model_says_slower(byte, partial, multiply, launch, rows, keys):
     costs = CostModel(byte_s=byte, partial_byte_s=partial, multiply_s=multiply, launch_s=launch)
     tables = build_tables(shared_by(rows, keys), SHAPE, DEVICE, costs)
     lanes, length = np.array([rows]), np.array([keys])

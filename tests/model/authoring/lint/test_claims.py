@@ -35,14 +35,14 @@ def stored(body: str) -> tuple[int, int]:
     return llm.store.tokens, (pool.chunks - pool.free_chunks) * pool.chunk_size
 
 
-def test_small_modules_are_pieces_of_their_own():
+def test_each_small_module_is_its_own_segment():
     both = module("a", 3) + module("b", 3, "")
     assert rules(both) == ["small-module", "small-module"]
-    assert stored(both) == (6, 64)  # they share a chunk, and are two segments all the same
+    assert stored(both) == (6, 64)  # they share a chunk, and are still two segments
     assert usage(both, "<a/><b/>").module_tokens + usage(both, "<a/><b/>").exact_tokens == 6
 
 
-def test_text_behind_a_module_is_displaced():
+def test_text_after_a_module_is_shifted():
     late = text(40, "y") + module("a", 50) + text(40, "z")
     early = text(40, "y") + text(40, "z") + module("a", 50)
     assert (rules(late), rules(early)) == (["late-text"], [])
@@ -51,7 +51,7 @@ def test_text_behind_a_module_is_displaced():
     assert usage(early, "<a/>").shifted_tokens == 0
 
 
-def test_text_behind_a_short_argument_is_displaced():
+def test_text_after_a_short_argument_is_shifted():
     early = f'{text(20)}<module name="a">{text(20)}{HOLE.format(8)}{text(40, "z")}</module>'
     late = f'{text(20)}<module name="a">{text(20)}{text(40, "z")}{HOLE.format(8)}</module>'
     assert (rules(early), rules(late)) == (["early-parameter"], [])
@@ -60,7 +60,7 @@ def test_text_behind_a_short_argument_is_displaced():
     assert usage(late, '<a n="1"/>').shifted_tokens == 0
 
 
-def test_exact_reuse_ends_at_an_argument_that_is_another():
+def test_exact_reuse_ends_at_a_different_argument():
     first, last = module("a", 20, HOLE.format(8)), module("b", 50)
     assert (rules(first + last), rules(last + first)) == (["argument-first"], [])
     assert after(first + last, '<a n="1"/><b/>', '<a n="2"/><b/>') == 20
@@ -76,19 +76,19 @@ def after(body: str, first: str, second: str) -> int:
     return [llm.generate(prompt, ONE)[0].usage for prompt in ask][-1].cached_tokens
 
 
-def test_the_same_text_is_stored_once_behind_the_same_context():
+def test_equal_text_after_an_equal_prefix_is_stored_once():
     twice = text(30, "z") + "".join(f'<module name="{name}">{text(60)}</module>' for name in "ab")
     assert rules(twice) == []
     assert stored(twice)[0] == 30 + 60
 
 
-def test_the_same_text_is_stored_twice_behind_another_context():
+def test_equal_text_after_a_different_prefix_is_stored_twice():
     apart = module("p", 20, f'<module name="a">{text(60)}</module>') + f'<module name="b">{text(60)}</module>'
     assert rules(apart) == ["repeated-text"]
     assert stored(apart)[0] == 20 + 60 + 60
 
 
-def test_the_beginning_of_a_longer_text_is_stored_once():
+def test_prefix_of_a_longer_text_is_stored_once():
     longer = "".join(f'<module name="{name}">{text(60)}{text(20, name)}</module>' for name in "xy")
     assert rules(longer) == []
     assert stored(longer)[0] == 60 + 20 + 20

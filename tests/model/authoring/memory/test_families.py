@@ -121,7 +121,7 @@ def cache_bytes(config: Any, tokens: int) -> int:
 
 
 @pytest.mark.parametrize(("family", "settings"), CASES, ids=[f"{n}-{case[0]}" for n, case in enumerate(CASES)])
-def test_what_a_real_cache_holds(family, settings):
+def test_counted_bytes_equal_a_transformers_cache(family, settings):
     config = AutoConfig.for_model(family, **(COMMON | settings))
     shape = shape_of(config)
     fp32 = CODECS["fp32"]
@@ -135,7 +135,7 @@ SERVED = sorted(set(SERVED_FAMILIES) - set(RECURRENT) - {family for family, _ in
 
 
 @pytest.mark.parametrize("row", SERVED)
-def test_what_a_real_cache_holds_of_a_served_family(row):
+def test_counted_bytes_of_served_families_equal_a_transformers_cache(row):
     config = tiny_config(row)
     shape = shape_of(config)
     fp32 = CODECS["fp32"]
@@ -156,7 +156,7 @@ def test_falcon_is_counted_before_transformers_repeats_its_heads():
 
 
 @pytest.mark.parametrize("name", list(CONFIGS))
-def test_what_the_engine_holds(name):
+def test_counted_bytes_equal_the_engines_pool(name):
     """The pool keeps every token in every layer, windows or not."""
     loaded = tiny(name)
     shapes = [LayerShape(layer.kv_heads, layer.head_dim) for layer in loaded.spec.layers]
@@ -164,7 +164,7 @@ def test_what_the_engine_holds(name):
         assert shape_of(loaded.model.config).bytes_per_token(CODECS[codec]) == bytes_per_token(shapes, dtype)
 
 
-def test_layers_that_keep_nothing_are_told():
+def test_layers_without_kv_are_noted():
     shared = shape_of(AutoConfig.for_model("gemma4_text", **(COMMON | dict(CASES)["gemma4_text"])))
     assert (len(shared.layers), shared.shared) == (2, 2)
     assert shared.notes == ("2 of 4 layers read the keys and values of earlier ones and keep none",)
@@ -174,13 +174,13 @@ def test_layers_that_keep_nothing_are_told():
     assert hybrid.notes[0].startswith("2 of 4 layers keep a state of fixed size")
 
 
-def test_the_part_that_decodes_is_counted():
+def test_text_model_of_a_multimodal_checkpoint_is_counted():
     config = AutoConfig.for_model("gemma3", text_config=COMMON | {"head_dim": 16})
     assert shape_of(config).kind == "gemma3_text"
     assert shape_of(config).bytes_per_token(CODECS["bf16"]) == 4 * 2 * 2 * 16 * 2
 
 
-def test_latents_are_counted_as_they_are_kept():
+def test_mla_latents_are_counted_as_stored():
     shape = shape_of(AutoConfig.for_model("deepseek_v3"))
     assert shape.bytes_per_token(CODECS["bf16"]) == 61 * (512 + 64) * 2
     assert "would take 40,960, which is 71 times as much" in shape.notes[0]
@@ -198,7 +198,7 @@ def test_latents_are_counted_as_they_are_kept():
         ("gemma2", {"sliding_window": None}, "cannot be counted: a number of heads, elements or positions is None"),
     ],
 )
-def test_what_cannot_be_counted_is_refused(family, settings, reason):
+def test_uncountable_configurations_are_rejected(family, settings, reason):
     config = AutoConfig.for_model(family, **settings)
     if reason is None:
         assert len(shape_of(config).layers) == 3

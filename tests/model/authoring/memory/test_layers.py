@@ -27,7 +27,7 @@ def test_vectors(name):
     assert tuple(codec.vector_bytes(width) for width in (128, 100, 7)) == BY_HAND[name]
 
 
-def test_codecs_that_run_are_those_that_models_load_in_and_the_pools_own():
+def test_runnable_codecs_are_the_model_and_pool_dtypes():
     bits = {name: 8 * dtype.itemsize for name, dtype in DTYPES.items()}
     assert KV_CACHE_DTYPES == ("auto", "int8", "fp8")
     runs = {name: codec.bits for name, codec in CODECS.items() if codec.runs}

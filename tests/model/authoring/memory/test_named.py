@@ -65,7 +65,7 @@ def test_every_head_counted_gives_the_paper(name):
     assert math.floor(one.every_head().bytes_per_token(BF16) / MIB * 100) / 100 == one.paper
 
 
-def test_what_is_really_kept():
+def test_cache_bytes_of_known_architectures():
     kept = {name: one.shape().bytes_per_token(BF16) for name, one in ARCHITECTURES.items() if not one.encoder}
     assert kept == {
         "falcon-rw-1b": 196_608,
@@ -79,7 +79,7 @@ def test_what_is_really_kept():
 
 
 @pytest.mark.parametrize("name", list(PUBLISHED))
-def test_the_numbers_are_those_of_the_models(name):
+def test_named_shapes_match_published_parameter_counts(name):
     """A model of these numbers has as many parameters as were published, and its configuration counts the same."""
     settings, parameters, tolerance = PUBLISHED[name]
     settings = dict(settings)
@@ -97,7 +97,7 @@ def test_the_numbers_are_those_of_the_models(name):
         assert counted == one.shape()
 
 
-def test_no_architecture_is_left_out():
+def test_every_architecture_is_checked():
     assert set(PUBLISHED) == set(ARCHITECTURES)
 
 
@@ -124,7 +124,7 @@ def test_a_directory_needs_no_more_than_its_configuration(tmp_path):
     assert shape_named(str(tmp_path)).bytes_per_token(BF16) == 2 * 2 * 2 * 16 * 2
 
 
-def test_the_name_stands_in_front_of_what_is_wrong(tmp_path):
+def test_error_starts_with_the_model_name(tmp_path):
     AutoConfig.for_model("mamba").save_pretrained(tmp_path)
     with raises("model.no_cache", ModelError, names="'mamba'") as caught:
         shape_named(str(tmp_path))

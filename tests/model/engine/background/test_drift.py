@@ -35,7 +35,7 @@ def taken(
     return log.taken(policy, salt, schema, digest)
 
 
-def test_a_policy_is_replaced_when_enough_answers_are_too_far(caplog):
+def test_policy_is_replaced_after_enough_diverging_answers(caplog):
     log = DivergenceLog(0.1, profiles=True)
     with caplog.at_level(logging.INFO):
         count(log, 0.2, LOOK - 1)
@@ -55,20 +55,20 @@ def test_a_policy_is_replaced_when_enough_answers_are_too_far(caplog):
     )
 
 
-def test_the_way_ends_with_exact():
+def test_last_fallback_is_exact():
     log = DivergenceLog(0.1, profiles=True)
     count(log, 0.2, LOOK)
     count(log, 0.2, LOOK, subject(RECOMPUTED))
     assert taken(log) == taken(log, RECOMPUTED) == taken(log, EXACT) == EXACT
 
 
-def test_without_profiles_exact_is_next():
+def test_fallback_without_profiles_is_exact():
     log = DivergenceLog(0.1, profiles=False)
     count(log, 0.2, LOOK)
     assert taken(log) == EXACT
 
 
-def test_other_salts_schemas_and_policies_keep_theirs():
+def test_other_salts_schemas_and_policies_keep_their_policy():
     log = DivergenceLog(0.1, profiles=True)
     count(log, 9.0, LOOK)
     assert taken(log, salt="two") == MODULAR
@@ -79,7 +79,7 @@ def test_other_salts_schemas_and_policies_keep_theirs():
     assert taken(log, anchored) == anchored
 
 
-def test_a_mean_that_is_not_surely_beyond_decides_nothing():
+def test_uncertain_mean_replaces_no_policy():
     log = DivergenceLog(0.1, profiles=True)
     for number in range(4 * LOOK):
         count(log, 6.0 if number % LOOK == 7 else 0.0, 1)  # 0.19 in the mean, by one answer of 32
@@ -95,14 +95,14 @@ def test_only_the_latest_answers_count():
     assert taken(log) == RECOMPUTED
 
 
-def test_without_a_threshold_it_is_told_and_no_more():
+def test_without_a_threshold_divergence_is_only_reported():
     log = DivergenceLog(None, profiles=True)
     count(log, 9.0, 2 * LOOK)
     assert taken(log) == MODULAR
     assert log.of("one")[0].taken is None
 
 
-def test_what_is_lifted_begins_anew():
+def test_lifted_fallback_starts_fresh():
     log = DivergenceLog(0.1, profiles=True)
     count(log, 0.2, LOOK)
     count(log, 0.2, LOOK, subject(schema="other"))
@@ -118,7 +118,7 @@ def test_what_is_lifted_begins_anew():
     assert taken(log, salt="two") == RECOMPUTED
 
 
-def test_figures_are_those_of_one_salt_and_totals_of_all():
+def test_divergence_is_reported_per_salt_and_in_total():
     log = DivergenceLog(0.1, profiles=True)
     log.add(subject(), AnswerComparison(0.05, 4, 4))
     (one,) = log.of("one")
@@ -141,7 +141,7 @@ def test_figures_are_those_of_one_salt_and_totals_of_all():
     assert log.totals()[0].fallbacks == 1
 
 
-def test_what_is_known_is_bounded_and_nobody_brings_back_anothers_policy(monkeypatch):
+def test_divergence_log_is_bounded_and_keeps_other_salts_fallbacks(monkeypatch):
     monkeypatch.setattr(divergence, "MOST_KNOWN", 6)
     log = DivergenceLog(0.1, profiles=True)
     count(log, 5.0, LOOK)
@@ -153,7 +153,7 @@ def test_what_is_known_is_bounded_and_nobody_brings_back_anothers_policy(monkeyp
     assert sum(total.samples for total in log.totals()) == 500 + LOOK
 
 
-def test_chance_seldom_replaces_a_policy():
+def test_chance_rarely_replaces_a_policy():
     """500 answers each of 100 salts, with a mean of half the threshold and the long tail that divergence has."""
     randomly, log = random.Random(0), DivergenceLog(0.1, profiles=True)
     for salt in map(str, range(100)):
@@ -174,7 +174,7 @@ def test_divergences_are_of_each_token():
 SCHEMA = '<schema name="s">Always. <module name="a">A module{more}.</module><module name="b">Another.</module></schema>'
 
 
-def test_a_schema_that_has_changed_is_another_one():
+def test_changed_schema_has_its_own_divergence():
     llm = LLM(tiny("llama"), kv_memory="4MiB", shadow=1.0)
     first, other = (Schema.from_string(SCHEMA.format(more=more)) for more in ("", " that has changed"))
     found = []

@@ -19,7 +19,7 @@ def burn(seconds: float = 0.03) -> None:
         pass
 
 
-def test_how_long_a_rest_is():
+def test_rest_after_work_keeps_the_time_share():
     busy = Pacer(lambda: True)
     assert busy.rest_s(0.3) == pytest.approx(0.3 * (1 / SHARE - 1))
     assert busy.rest_s(0.1, owners=2) == pytest.approx(0.1 * (2 / SHARE - 1)), "both together take that share"
@@ -43,7 +43,7 @@ def test_work_that_took_long_is_followed_by_a_rest():
     assert not pool.resting
 
 
-def test_nobody_rests_where_the_engine_has_nothing_to_do():
+def test_idle_engine_ends_rests():
     busy = threading.Event()
     busy.set()
     pool = WorkPool("work", 4, pacer=Pacer(busy.is_set), clock=lambda: 0.0)  # no rest ends by itself
@@ -74,14 +74,14 @@ def test_rests_do_not_add_up_beyond_the_longest():
     later.result(WAIT_S)
 
 
-def test_work_without_an_owner_waits_for_nobody_elses():
+def test_unowned_work_does_not_wait():
     pool = WorkPool("work", 4, pacer=Pacer(lambda: True), clock=lambda: 0.0)
     pool.submit(burn).result(WAIT_S)
     pool.submit(int).result(WAIT_S)
     assert not pool.resting
 
 
-def test_short_work_goes_on_at_once():
+def test_short_work_is_not_followed_by_a_rest():
     pool = WorkPool("work", 4, pacer=Pacer(lambda: True), clock=lambda: 0.0)
     for _ in range(20):
         pool.submit(int, owner="ann").result(WAIT_S)

@@ -57,7 +57,7 @@ def work_off(driver: Driver) -> None:
         pass
 
 
-def test_the_results_are_those_of_full_prefill_and_each_policy():
+def test_measurements_compare_full_prefill_with_each_policy():
     driver = driver_for()
     asked = {"abc": "Well?", "cb": "So?"}
     said = {names: ask(driver, names, text).token_ids for names, text in asked.items()}
@@ -77,7 +77,7 @@ def test_the_results_are_those_of_full_prefill_and_each_policy():
     assert driver.all_free()
 
 
-def test_it_ends_after_enough_answers():
+def test_measuring_stops_after_enough_answers():
     driver = driver_for()
     for number in range(7):
         ask(driver, "abc", f"{number}?")
@@ -98,7 +98,7 @@ def test_other_policies_are_not_measured(reuse):
     assert driver.engine.meter.tokens == 0
 
 
-def test_auto_becomes_the_default_and_the_result_outlives_the_process(cache):
+def test_auto_uses_the_result_and_keeps_it_after_a_restart(cache):
     driver = driver_for()
     asked = prompt("abc", "Secret?")
     assert str(driver.llm.policy_for(asked)) == "modular"
@@ -129,10 +129,10 @@ def test_results_of_a_check_are_not_replaced():
 
 
 @pytest.mark.parametrize("settings", [{"measure": "off"}, {"profile": "off"}, {"placeholders": "unk"}])
-def test_without_it_nothing_is_compared(settings):
+def test_measuring_is_off_without_auto(settings):
     assert LLM(tiny("llama"), **{"kv_memory": "4MiB", "measure": "auto", **settings}).local.meter is None
 
 
-def test_a_wrong_setting_is_refused():
+def test_invalid_setting_is_refused():
     with raises("parameter.unknown_choice", ParameterError, names="measure"):
         LLM(tiny("llama"), measure="some")

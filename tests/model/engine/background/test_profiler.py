@@ -63,8 +63,8 @@ def driver_for(**settings) -> Driver:
     return driver
 
 
-def test_each_token_is_known_by_how_far_its_values_move():
-    """Against the stock model: the module behind its context, and behind a sample of others as they are stored."""
+def test_deviation_of_each_token_is_measured():
+    """Against the stock model: the module after its context, and after a sample of others as they are stored."""
     driver = driver_for(record=False)
     driver.engine.idle_step()
     work_off(driver)
@@ -92,7 +92,7 @@ def test_each_token_is_known_by_how_far_its_values_move():
     np.testing.assert_allclose(found["c"].astype(np.float32), expected, rtol=2e-3)
 
 
-def test_a_repair_takes_them_as_soon_as_they_are_there():
+def test_recomputation_uses_profiles_once_they_exist():
     driver = driver_for()
     before = driver.request(prompt(), reuse="anchored+profiled:0.3")
     driver.run(before)
@@ -103,7 +103,7 @@ def test_a_repair_takes_them_as_soon_as_they_are_there():
     assert (after.usage.linked_tokens, after.usage.recomputed_tokens) == (0, before.usage.recomputed_tokens)
 
 
-def test_the_caller_of_a_profiled_repair_makes_them_where_nobody_else_has_time():
+def test_generate_makes_profiles_if_no_thread_does():
     llm = LLM(tiny("llama"), kv_memory="4MiB", seed=0)
     llm.add_schema(SCHEMA, reuse="anchored")
     assert llm.stats().profiled_tokens == 0
@@ -116,7 +116,7 @@ def test_the_caller_of_a_profiled_repair_makes_them_where_nobody_else_has_time()
     assert llm.stats().profiled_tokens == stats.profiled_tokens
 
 
-def test_a_schemas_owner_is_told_which_modules_depend_on_others():
+def test_deviations_are_reported_per_module():
     llm = LLM(tiny("llama"), kv_memory="4MiB", seed=0)
     llm.add_schema(SCHEMA, reuse="anchored")
     found = llm.deviations("s", reuse="anchored")
@@ -128,7 +128,7 @@ def test_a_schemas_owner_is_told_which_modules_depend_on_others():
     assert llm.deviations("s", reuse="exact") == {}
 
 
-def test_off_makes_none():
+def test_profile_off_makes_no_profiles():
     llm = LLM(tiny("llama"), kv_memory="4MiB", seed=0, profile="off")
     llm.add_schema(SCHEMA)
     (output,) = llm.generate(prompt(), ONE, reuse="anchored+profiled:0.3")
@@ -138,7 +138,7 @@ def test_off_makes_none():
         LLM(tiny("llama"), profile="some")
 
 
-def test_an_engine_of_its_own_thread_makes_them_while_it_is_idle():
+def test_engine_thread_makes_profiles_while_idle():
     async def run() -> int:
         llm = AsyncLLM(tiny("llama"), kv_memory="4MiB", seed=0)
         try:
@@ -153,7 +153,7 @@ def test_an_engine_of_its_own_thread_makes_them_while_it_is_idle():
     assert asyncio.run(asyncio.wait_for(run(), 60)) == 0
 
 
-def test_who_comes_finds_all_the_room_there_was():
+def test_new_request_finds_all_memory_free():
     """A new request ends the profiling pass, which releases all its memory."""
     driver = driver_for()
     used = driver.store.pool.free_chunks
@@ -167,7 +167,7 @@ def test_who_comes_finds_all_the_room_there_was():
     assert driver.all_free()
 
 
-def test_in_a_full_pool_what_was_unused_for_longest_goes_for_it():
+def test_profiling_a_full_pool_evicts_the_oldest_segments():
     """A pool is full in the end, and stays so: profiles would never be made. Modules that they are made of stay."""
     driver = driver_for(kv_tokens=320)
     for number in range(12):
@@ -180,7 +180,7 @@ def test_in_a_full_pool_what_was_unused_for_longest_goes_for_it():
     assert driver.all_free()
 
 
-def test_a_module_longer_than_its_share_of_a_full_pool_waits_for_room_and_holds_up_no_other(monkeypatch):
+def test_module_too_long_for_profiling_does_not_block_others(monkeypatch):
     monkeypatch.setattr(profiler_module, "POOL_SHARE", 11)  # 29 tokens of it
     driver = driver_for(kv_tokens=320)
     for number in range(12):
@@ -194,14 +194,14 @@ def test_a_module_longer_than_its_share_of_a_full_pool_waits_for_room_and_holds_
     assert set(profiles_of(driver.llm)) == {"a", "b", "c"}
 
 
-def test_what_is_stored_no_more_is_passed_over():
+def test_evicted_modules_are_not_profiled():
     driver = driver_for()
     driver.store.clear()
     assert not driver.engine.idle_step()
     assert not profiles_of(driver.llm)
 
 
-def test_who_is_interrupted_lets_others_go_before_it():
+def test_interrupted_profiling_yields_to_other_modules():
     """A long module that never has the time it needs does not keep the others from theirs."""
     driver = Driver()
     schema = Schema.from_string(
@@ -220,7 +220,7 @@ def test_who_is_interrupted_lets_others_go_before_it():
     assert driver.all_free()
 
 
-def test_those_that_wait_are_of_so_many_tokens(monkeypatch):
+def test_modules_waiting_for_profiles_are_bounded_in_tokens(monkeypatch):
     """Of requests that bring their own text those that wait for longest are forgotten, however few there are."""
     monkeypatch.setattr(profiler_module, "MOST_WAITING_TOKENS", 3 * MOVABLE)
     driver = driver_for()
@@ -242,7 +242,7 @@ def test_those_that_wait_are_of_so_many_tokens(monkeypatch):
     assert not profiles_of(driver.llm), "they had waited for longest"
 
 
-def test_one_schema_may_be_longer_than_those_that_wait(monkeypatch):
+def test_one_schema_may_exceed_the_profile_queue(monkeypatch):
     monkeypatch.setattr(profiler_module, "MOST_WAITING_TOKENS", MOVABLE - 1)
     driver = driver_for()
     for name in ("first", "last"):
@@ -282,7 +282,7 @@ def test_found_text_is_stored_with_profiles_in_idle_time(monkeypatch):
     assert driver.all_free()
 
 
-def test_found_text_of_a_salt_waits_no_more_once_its_texts_are_evicted(monkeypatch):
+def test_queued_found_text_is_dropped_when_its_salt_is_evicted(monkeypatch):
     monkeypatch.setattr(profiler_module, "MOST_FOUND_TOKENS", MOVABLE)
     driver = Driver()
     profiler, texts = driver.engine.profiler, [repeated(driver, number) for number in range(3)]
@@ -303,7 +303,7 @@ class Panic(BaseException):
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, Panic])
-def test_a_fault_ends_profiles_and_nothing_else(monkeypatch, caplog, kind):
+def test_fault_ends_only_the_profile(monkeypatch, caplog, kind):
     driver = driver_for()
 
     def fault(*_):
@@ -318,7 +318,7 @@ def test_a_fault_ends_profiles_and_nothing_else(monkeypatch, caplog, kind):
     assert driver.all_free()
 
 
-def test_private_modules_are_profiled_behind_their_owners_alone():
+def test_private_modules_are_profiled_per_salt():
     """A profile is found by the key of its segment, in which the owner's salt is."""
     llm = LLM(tiny("llama"), kv_memory="4MiB", seed=0)
     for salt in ("one", "two"):
@@ -330,7 +330,7 @@ def test_private_modules_are_profiled_behind_their_owners_alone():
     assert llm.stats().profiled_tokens == 2 * MOVABLE
 
 
-def test_without_shifts_a_sample_is_of_what_stands_before():
+def test_deviation_without_shifts_is_of_the_preceding_text():
     llm = LLM(tiny("gpt2"), kv_memory="4MiB", seed=0)
     llm.add_schema(SCHEMA)
     (output,) = llm.generate(prompt(), ONE, reuse="anchored+profiled:0.3")
@@ -352,7 +352,7 @@ CHAT = [
 
 
 @pytest.mark.parametrize("salt", [None, "mine"])
-def test_parts_of_messages_are_profiled_behind_those_that_came_with_them(salt):
+def test_parts_of_messages_are_profiled_after_their_preceding_parts(salt):
     llm = LLM(tiny("llama"), kv_memory="4MiB", seed=0)
     asked = {"sampling_params": ONE, "reuse": "anchored+profiled:0.3", "cache_salt": salt}
     first, second = (llm.generate([CHAT], **asked)[0].usage for _ in range(2))
@@ -360,8 +360,8 @@ def test_parts_of_messages_are_profiled_behind_those_that_came_with_them(salt):
     assert second.linked_tokens == 0 < second.recomputed_tokens
 
 
-def test_who_combines_public_modules_leaves_no_profile_of_them():
-    """A profile says which modules stood together: of public ones it is made of the schema alone."""
+def test_private_request_leaves_no_profile_of_public_modules():
+    """A profile reveals which modules were used together, so that of public modules uses the schema alone."""
     llm = LLM(tiny("llama"), kv_memory="4MiB", seed=0)
     llm.add_schema(SCHEMA, encode=False)
     for salt in ("one", None, None):
@@ -374,7 +374,7 @@ def test_who_combines_public_modules_leaves_no_profile_of_them():
     assert output.usage.linked_tokens == 0
 
 
-def test_profiles_that_requests_would_use_are_made_beside_requests_in_a_share_of_the_time(monkeypatch):
+def test_profiles_are_made_between_requests_in_a_time_share(monkeypatch):
     """Each pass of requests takes a second of this clock, and so does each pass for a profile."""
     driver = driver_for(record=False, promotion_memory=0)
     clock = [0.0]
@@ -412,7 +412,7 @@ def test_profiles_that_requests_would_use_are_made_beside_requests_in_a_share_of
     assert driver.all_free()
 
 
-def test_a_request_that_needs_the_room_of_a_profile_gets_it():
+def test_request_preempts_a_profile_for_memory():
     driver = driver_for(record=False, kv_tokens=400, promotion_memory=0)
     driver.engine.profiler.miss(*[[spec for segment in driver.store for spec in segment.specs.values()]] * 2)
     running = driver.request("Once", 60, reuse="off")
@@ -427,7 +427,7 @@ def test_a_request_that_needs_the_room_of_a_profile_gets_it():
     assert (large.error, len(large.token_ids)) == (None, 4)
 
 
-def test_a_module_that_is_cut_in_two_between_the_passes_of_its_profile_gets_it(caplog):
+def test_module_split_during_profiling_gets_its_profile(caplog):
     """Other modules that begin alike are stored meanwhile, and the store keeps the common beginnings once."""
     driver = driver_for(record=False)
     assert driver.engine.profiler.step(3)

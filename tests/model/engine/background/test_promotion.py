@@ -71,7 +71,7 @@ def same(driver: Driver, one: Request, other: Request) -> None:
 
 
 @pytest.mark.parametrize("model", ["llama", "gpt2", "mistral"])
-def test_a_combination_that_is_asked_for_again_is_read_as_full_prefill_has_it(model):
+def test_repeated_combination_is_promoted_and_equals_full_prefill(model):
     driver = driver_for(model=model)
     modules = SECOND + THIRD if model == "gpt2" else ALL  # without shifts there is no primer, and the first is exact
     first = ask(driver, "abc")
@@ -89,7 +89,7 @@ def test_a_combination_that_is_asked_for_again_is_read_as_full_prefill_has_it(mo
     assert driver.all_free()
 
 
-def test_what_combinations_have_in_common_is_encoded_once():
+def test_shared_prefix_of_combinations_is_promoted_once():
     driver = driver_for()
     ask(driver, "abc")
     ask(driver, "abd")
@@ -105,7 +105,7 @@ def test_what_combinations_have_in_common_is_encoded_once():
 
 
 @pytest.mark.parametrize("reuse", ["anchored", "isolated", "modular+healing:off"])
-def test_the_other_policies_read_one_form_whatever_is_stored(reuse):
+def test_other_policies_read_their_own_form(reuse):
     """Their answers are reproducible: they do not depend on other requests (invariant 2)."""
     driver = driver_for()
     before = [ask(driver, "abc", reuse=reuse) for _ in range(2)][-1]
@@ -119,7 +119,7 @@ def test_the_other_policies_read_one_form_whatever_is_stored(reuse):
     same(driver, before, after)
 
 
-def test_who_wants_one_form_alone_asks_for_nothing_to_be_encoded():
+def test_requests_of_one_form_cause_no_promotion():
     driver = driver_for()
     for reuse in ("anchored", "modular+healing:off", "exact", "isolated"):
         for _ in range(3):
@@ -127,13 +127,13 @@ def test_who_wants_one_form_alone_asks_for_nothing_to_be_encoded():
     assert not work_off(driver)
 
 
-def test_without_healing_modular_is_primed():
+def test_modular_without_promotion_equals_primed():
     driver = driver_for()
     one, other = (ask(driver, "abc", reuse=reuse) for reuse in ("primed", "modular+healing:off"))
     same(driver, one, other)
 
 
-def test_an_exact_request_reads_nothing_approximate():
+def test_exact_request_reads_no_approximation():
     """Invariant 3. With a public schema it reads no promoted form of another scope either."""
     driver = driver_for()
     for _ in range(2):
@@ -146,7 +146,7 @@ def test_an_exact_request_reads_nothing_approximate():
 
 
 @pytest.mark.parametrize(("whose", "others"), [("one", ("two", "")), ("", ("one",))])
-def test_what_one_salt_asks_for_shows_in_no_others_answers_or_counts(whose, others):
+def test_promotion_of_one_salt_is_invisible_to_others(whose, others):
     driver = driver_for()
     before = {other: ask(driver, "abc", "First?", salt=other) for other in others}
     for _ in range(2):
@@ -163,14 +163,14 @@ def test_what_one_salt_asks_for_shows_in_no_others_answers_or_counts(whose, othe
     assert exact.usage.computed_tokens == ALL - PRIMED + len("Exact?")
 
 
-def test_salts_are_counted_apart():
+def test_salts_are_counted_separately():
     driver = driver_for()
     for salt in ("one", "two", ""):
         ask(driver, "abc", salt=salt)
     assert not work_off(driver)
 
 
-def test_a_private_schema_is_healed_for_its_owner():
+def test_private_schema_is_promoted_for_its_salt():
     driver = Driver()
     layout, specs = driver.llm.schemas.add(SCHEMA, driver.llm.policy(), Scope("one"))
     assert layout is not None
@@ -183,7 +183,7 @@ def test_a_private_schema_is_healed_for_its_owner():
     check_stock(driver, third)
 
 
-def test_nothing_is_encoded_while_anybody_is_under_way():
+def test_nothing_is_promoted_while_requests_run():
     driver = driver_for()
     for _ in range(2):
         ask(driver, "abc")
@@ -197,7 +197,7 @@ def test_nothing_is_encoded_while_anybody_is_under_way():
     assert driver.llm.stats().promoted_tokens > 0
 
 
-def test_who_comes_finds_all_the_room_there_was():
+def test_new_request_finds_all_memory_free():
     """A new request ends the promotion, which releases its slots and starts again later."""
     driver = driver_for()
     for _ in range(2):
@@ -211,7 +211,7 @@ def test_who_comes_finds_all_the_room_there_was():
     assert driver.all_free()
 
 
-def test_it_takes_its_share_of_the_pool_and_no_more():
+def test_promotion_stays_within_its_memory_share():
     driver = driver_for(kv_tokens=2000, promotion_memory=0.1)
     stored = driver.store.tokens
     for names in islice(permutations("abcd", 3), 9):
@@ -242,7 +242,7 @@ def ask_for_all(driver: Driver, schema: Schema, names, **asked) -> Request:
     return request
 
 
-def test_many_short_modules_are_encoded_together_and_take_what_they_fill():
+def test_many_short_modules_are_encoded_in_shared_chunks():
     """A place in the pool for each would be a whole chunk, and a pass, for two tokens."""
     driver = driver_for(kv_tokens=2000, promotion_memory=0.1, chunk_size=16)
     schema = short_modules(30)
@@ -260,7 +260,7 @@ def test_many_short_modules_are_encoded_together_and_take_what_they_fill():
     assert driver.all_free()
 
 
-def test_what_is_forgotten_before_it_is_encoded_is_not_encoded():
+def test_evicted_text_is_not_promoted():
     """Its text would be stored again, for as long as there is room."""
     driver = driver_for()
     for _ in range(2):
@@ -277,7 +277,7 @@ def test_what_is_forgotten_before_it_is_encoded_is_not_encoded():
 
 
 @pytest.mark.parametrize("tokens", [7, 512])
-def test_of_what_was_encoded_together_each_part_is_forgotten_by_itself(tokens):
+def test_parts_promoted_together_are_forgotten_separately(tokens):
     driver = driver_for()
     for _ in range(2):
         ask(driver, "abcd")
@@ -291,7 +291,7 @@ def test_of_what_was_encoded_together_each_part_is_forgotten_by_itself(tokens):
     assert driver.all_free()
 
 
-def test_what_stands_behind_what_is_forgotten_counts_no_more():
+def test_text_after_a_forgotten_module_is_not_counted():
     driver = driver_for()
     for _ in range(2):
         ask(driver, "abc")
@@ -303,7 +303,7 @@ def test_what_stands_behind_what_is_forgotten_counts_no_more():
     assert promoted.slots == 0
 
 
-def test_what_is_too_large_for_the_share_is_left_as_it_is():
+def test_combination_larger_than_the_share_is_not_promoted():
     driver = driver_for(kv_tokens=2000, promotion_memory=0.02)
     for _ in range(3):
         ask(driver, "abc")
@@ -312,7 +312,7 @@ def test_what_is_too_large_for_the_share_is_left_as_it_is():
     assert driver.llm.stats().promoted_tokens <= 40
 
 
-def test_what_was_evicted_is_encoded_again_when_it_is_asked_for():
+def test_evicted_combination_is_promoted_again_on_request():
     driver = driver_for()
     for _ in range(2):
         ask(driver, "abc")
@@ -325,7 +325,7 @@ def test_what_was_evicted_is_encoded_again_when_it_is_asked_for():
     assert ask(driver, "abc").usage.module_tokens == 0
 
 
-def test_combinations_that_do_not_fit_together_stop_replacing_each_other():
+def test_combinations_that_do_not_fit_stop_replacing_each_other():
     driver = driver_for(kv_tokens=1000, promotion_memory=0.08)  # too small for a primer, so a first module is exact
     both = (SECOND + THIRD) + (FIRST + SECOND)
     assert both > 0.08 * 1000
@@ -341,7 +341,7 @@ def test_combinations_that_do_not_fit_together_stop_replacing_each_other():
     assert sum(spent[1:]) < 7 * both, "each of 39 rounds encoded them again"
 
 
-def test_a_combination_that_is_evicted_each_time_is_encoded_ever_more_seldom():
+def test_repeatedly_evicted_combination_is_promoted_less_often():
     driver = driver_for()
     for _ in range(40):
         ask(driver, "abc")
@@ -351,7 +351,7 @@ def test_a_combination_that_is_evicted_each_time_is_encoded_ever_more_seldom():
     assert driver.llm.stats().promoted_tokens <= 4 * ALL
 
 
-def test_a_new_combination_replaces_one_that_is_requested_no_longer():
+def test_new_combination_replaces_an_unused_one():
     driver = driver_for(kv_tokens=1000, promotion_memory=0.1)
     for names in ("abc", "cab", "abc"):
         for _ in range(4):
@@ -360,7 +360,7 @@ def test_a_new_combination_replaces_one_that_is_requested_no_longer():
         assert ask(driver, names, positions="packed").usage.module_tokens == 0
 
 
-def test_all_is_forgotten_with_the_store():
+def test_clearing_the_store_forgets_all_combinations():
     driver = driver_for()
     for _ in range(2):
         ask(driver, "abc")
@@ -369,7 +369,7 @@ def test_all_is_forgotten_with_the_store():
 
 
 @pytest.mark.parametrize("promotion_memory", [0, 0.0])
-def test_no_share_is_no_promotion(promotion_memory):
+def test_zero_share_disables_promotion(promotion_memory):
     driver = driver_for(promotion_memory=promotion_memory)
     for _ in range(3):
         ask(driver, "abc")
@@ -378,12 +378,12 @@ def test_no_share_is_no_promotion(promotion_memory):
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.5, "much", True])
-def test_what_is_no_share_is_told_so(share):
+def test_invalid_share_is_rejected(share):
     with raises("parameter.out_of_range", ParameterError, names="promotion_memory"):
         LLM(tiny("llama"), promotion_memory=share)
 
 
-def test_a_preempted_request_and_all_answers_to_a_prompt_keep_the_choice():
+def test_preempted_request_keeps_its_composed_prompt_for_all_answers():
     driver = driver_for(kv_tokens=400, promotion_memory=0.5, max_model_len=320)  # so the primer is short
     for _ in range(2):
         ask(driver, "abc")
@@ -403,7 +403,7 @@ def test_a_preempted_request_and_all_answers_to_a_prompt_keep_the_choice():
     assert [(member.error, len(member.token_ids)) for member in late.family] == [(None, 60)] * 2
 
 
-def test_a_repair_is_of_what_is_not_exact():
+def test_only_tokens_that_are_not_exact_are_recomputed():
     driver = driver_for()
     for _ in range(2):
         before = ask(driver, "abc", reuse="modular+linked:5")
@@ -415,7 +415,7 @@ def test_a_repair_is_of_what_is_not_exact():
     assert (longer.usage.recomputed_tokens, longer.usage.promoted_tokens) == (5, ALL)
 
 
-def test_usage_says_which_form_was_read():
+def test_usage_counts_each_form():
     driver = driver_for()
     scaffold = ask(driver, "abd").usage  # computes them together
     scaffold = ask(driver, "abd", "And?").usage
@@ -436,7 +436,7 @@ def chat(*parts):
     return [{"role": "system", "content": "Be brief."}, {"role": "user", "content": list(parts)}]
 
 
-def test_parts_of_messages_are_healed_too():
+def test_parts_of_messages_are_promoted():
     driver = Driver()
     texts = ("A document of some length.", "Another one, no shorter than that.")
 
@@ -454,7 +454,7 @@ def test_parts_of_messages_are_healed_too():
     check_stock(driver, healed)
 
 
-def test_a_part_that_a_stored_text_runs_into_is_promoted_once():
+def test_part_inside_a_stored_segment_is_promoted_once():
     """A request without modules stores its text as one segment, across the border where the found part begins."""
     driver = Driver()
     document = prose(1, 12)
@@ -474,8 +474,8 @@ def test_a_part_that_a_stored_text_runs_into_is_promoted_once():
     check_stock(driver, promoted)
 
 
-def test_a_conversation_reads_its_own_history_in_place_of_a_part_that_was_encoded_apart():
-    """It was computed where it stands: nothing is more exact."""
+def test_conversation_prefers_its_history_to_a_separate_part():
+    """The history was computed in place, so it is exact."""
     driver = Driver()
     document = "A document that nobody marks in this conversation."
     turn = chat(part("About this:"), part(document, marked=False), part("Well?", marked=False))
@@ -494,7 +494,7 @@ class Panic(BaseException):
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, Panic])
-def test_a_fault_ends_what_was_to_be_encoded_and_nothing_else(monkeypatch, caplog, kind):
+def test_fault_ends_only_the_promotion(monkeypatch, caplog, kind):
     driver = driver_for()
     for _ in range(2):
         ask(driver, "abc")
@@ -511,7 +511,7 @@ def test_a_fault_ends_what_was_to_be_encoded_and_nothing_else(monkeypatch, caplo
     assert driver.all_free()
 
 
-def test_a_fault_leaves_what_others_have_promoted(monkeypatch):
+def test_fault_keeps_earlier_promotions(monkeypatch):
     def fault(*_):
         raise MemoryError
 
@@ -532,7 +532,7 @@ def test_a_fault_leaves_what_others_have_promoted(monkeypatch):
 
 
 @pytest.mark.parametrize("where", ["allocation_of", "tail_tokens"])
-def test_a_fault_while_room_is_made_leaves_nothing_held(monkeypatch, where):
+def test_fault_while_evicting_leaves_no_references(monkeypatch, where):
     driver = driver_for()
     for _ in range(2):
         ask(driver, "abc")
@@ -547,8 +547,8 @@ def test_a_fault_while_room_is_made_leaves_nothing_held(monkeypatch, where):
     assert driver.all_free()
 
 
-def test_what_could_not_be_kept_is_not_computed_for_ever(monkeypatch):
-    """Two that are held may stand in each other's way; see PrefixIndex.insert."""
+def test_failed_insert_is_not_retried_forever(monkeypatch):
+    """Two stored segments may conflict; see PrefixIndex.insert."""
     driver = driver_for()
     for _ in range(2):
         ask(driver, "abc")
@@ -568,7 +568,7 @@ def work_off_in(driver: Driver, steps: int) -> bool:
     return any(not driver.engine.promoter.step(100) for _ in range(steps))
 
 
-def test_room_is_made_of_what_nobody_else_shares():
+def test_eviction_for_promotion_spares_shared_tokens():
     """A request whose text starts like the evicted text stays, with the shared tokens."""
     driver = driver_for()
     for _ in range(2):
@@ -588,7 +588,7 @@ def test_room_is_made_of_what_nobody_else_shares():
     driver.audit()
 
 
-def test_an_engine_of_its_own_thread_heals_by_itself():
+def test_engine_thread_promotes_by_itself():
     async def run() -> tuple[int, ...]:
         llm = AsyncLLM(tiny("llama"), kv_memory="4MiB", seed=0)
         try:
@@ -606,7 +606,7 @@ def test_an_engine_of_its_own_thread_heals_by_itself():
     assert asyncio.run(asyncio.wait_for(run(), 60)) == (ALL, ALL, 0)
 
 
-def test_the_same_documents_come_to_full_prefill_within_a_few_requests():
+def test_repeated_documents_reach_full_prefill_after_few_requests():
     """On the model in the package: 6 documents of 12."""
     setting = Setting(reuse=("modular",), documents=6, questions=2, tasks=("count",))
     each = setting.rounds(6)[0]
@@ -623,14 +623,14 @@ def test_the_same_documents_come_to_full_prefill_within_a_few_requests():
     assert found[2] < 1e-6
 
 
-def test_what_is_begun_goes_on_where_it_was_given_up():
+def test_interrupted_promotion_continues_where_it_stopped():
     """Else nothing long would ever come to its end where requests keep coming."""
     driver = driver_for()
     for _ in range(2):
         ask(driver, "abc")
     for number in range(20):
         driver.engine.promoter.step(8)
-        ask(driver, "a", f"{number}?", reuse="anchored")  # gives up what is begun
+        ask(driver, "a", f"{number}?", reuse="anchored")  # cancels work in progress
     assert driver.llm.stats().promoted_tokens <= ALL + 8
     third = ask(driver, "abc")
     assert third.usage.module_tokens == 0
@@ -650,7 +650,7 @@ def test_one_salt_cannot_fill_the_tables(monkeypatch):
     assert ask(driver, "ab", salt="one").usage.promoted_tokens == FIRST + SECOND
 
 
-def test_many_salts_that_come_once_take_nobodys_promotion(monkeypatch):
+def test_one_time_salts_do_not_displace_promotions(monkeypatch):
     monkeypatch.setattr(promoter, "MOST_SALTS", 4)
     driver = driver_for()
     for _ in range(2):
@@ -662,7 +662,7 @@ def test_many_salts_that_come_once_take_nobodys_promotion(monkeypatch):
 
 
 @pytest.mark.long
-def test_many_combinations_in_a_small_pool_come_out_right():
+def test_many_combinations_in_a_small_pool_stay_correct():
     """Exact prompts agree with the stock model, and the accounting is consistent."""
     randomly, exact = random.Random(3), 0
     driver = driver_for(kv_tokens=400, promotion_memory=0.3, max_num_seqs=4, max_model_len=320)

@@ -90,7 +90,7 @@ def compared(monkeypatch) -> list[AnswerComparison]:
         ("mistral", "isolated", None),
     ],
 )
-def test_an_answer_is_as_far_from_full_prefill_as_quality_says(compared, model, reuse, positions, tokens):
+def test_reported_divergence_equals_full_prefill_comparison(compared, model, reuse, positions, tokens):
     driver = driver_for(model)
     request = ask(driver, "acd", reuse=reuse, positions=positions)
     assert work_off(driver, tokens) > 1
@@ -108,7 +108,7 @@ def test_an_answer_is_as_far_from_full_prefill_as_quality_says(compared, model, 
     assert driver.all_free()
 
 
-def test_of_a_long_answer_the_first_tokens_are_compared(compared):
+def test_only_the_first_tokens_of_a_long_answer_are_compared(compared):
     driver = driver_for()
     request = ask(driver, tokens=90)
     work_off(driver)
@@ -119,11 +119,11 @@ def test_of_a_long_answer_the_first_tokens_are_compared(compared):
     assert one.kl == pytest.approx(divergence(expected, found), rel=1e-3)
 
 
-def test_what_reads_no_approximation_is_not_compared():
+def test_exact_and_forced_answers_are_not_compared():
     driver = driver_for()
     for reuse in ("off", "exact"):
         ask(driver, reuse=reuse)
-    ask(driver, "a")  # the first one stands right behind its anchor
+    ask(driver, "a")  # the first one stands right after its anchor
     ask(driver, forced="To be said.")  # a measurement, not a request
     given_up = driver.request(prompt(), 50, reuse="anchored")
     driver.add(given_up)
@@ -134,7 +134,7 @@ def test_what_reads_no_approximation_is_not_compared():
     assert stats(driver).waiting == 1
 
 
-def test_a_share_of_answers_is_chosen(monkeypatch):
+def test_share_of_answers_is_compared(monkeypatch):
     monkeypatch.setattr(forced_runs, "MOST_WAITING", 1000)
     driver = driver_for(shadow=0.25, record=False)
     for number in range(60):
@@ -142,7 +142,7 @@ def test_a_share_of_answers_is_chosen(monkeypatch):
     assert 5 <= stats(driver).waiting <= 25
 
 
-def test_without_a_share_there_is_nothing_of_it():
+def test_zero_share_disables_comparison():
     driver = driver_for(shadow=0)
     ask(driver)
     assert driver.engine.shadow is None
@@ -151,7 +151,7 @@ def test_without_a_share_there_is_nothing_of_it():
     assert driver.llm.divergence() == ()
 
 
-def test_nothing_is_compared_while_anybody_is_under_way():
+def test_nothing_is_compared_while_requests_run():
     driver = driver_for()
     ask(driver)
     driver.add(driver.request(ids(20), 30, reuse="exact"))
@@ -163,7 +163,7 @@ def test_nothing_is_compared_while_anybody_is_under_way():
     assert stats(driver).tokens > 0
 
 
-def test_profiles_and_promotion_come_first():
+def test_profiles_and_promotion_run_before_comparisons():
     driver = driver_for(promotion_memory=0.1)
     for _ in range(2):
         ask(driver, reuse="modular")
@@ -174,7 +174,7 @@ def test_profiles_and_promotion_come_first():
     assert stats(driver).tokens > 0
 
 
-def test_who_comes_finds_all_the_room_there_was(compared):
+def test_new_request_finds_all_memory_free(compared):
     """A new request ends the comparison, which releases its slots and gives the same result later."""
     driver = driver_for()
     ask(driver)
@@ -193,7 +193,7 @@ def test_who_comes_finds_all_the_room_there_was(compared):
     assert driver.all_free()
 
 
-def test_where_requests_keep_coming_a_sample_is_left():
+def test_often_interrupted_sample_is_dropped():
     driver = driver_for()
     ask(driver)
     for number in range(20):
@@ -204,7 +204,7 @@ def test_where_requests_keep_coming_a_sample_is_left():
     assert driver.all_free()
 
 
-def test_the_store_is_as_it_was():
+def test_comparison_leaves_the_store_unchanged():
     """The comparison leaves nothing in the store."""
     driver = driver_for()
     ask(driver, salt="one")
@@ -217,7 +217,7 @@ def test_the_store_is_as_it_was():
 
 
 @pytest.mark.parametrize("forget", ["store", "all"])
-def test_what_is_not_stored_any_more_is_left(forget):
+def test_sample_of_cleared_segments_is_dropped(forget):
     driver = driver_for()
     ask(driver)
     if forget == "store":
@@ -250,7 +250,7 @@ def test_answers_to_evicted_text_are_dropped(evict, begun):
     assert [one.samples for one in driver.llm.divergence(cache_salt="two")] == [1]
 
 
-def test_what_is_too_large_for_its_part_of_the_pool_is_left():
+def test_sample_larger_than_its_pool_share_is_dropped():
     driver = driver_for(kv_tokens=400)
     ask(driver)
     work_off(driver)
@@ -258,7 +258,7 @@ def test_what_is_too_large_for_its_part_of_the_pool_is_left():
     assert driver.all_free()
 
 
-def test_the_line_is_bounded_and_nobody_takes_the_others_place(monkeypatch):
+def test_queue_is_bounded_and_fair_between_salts(monkeypatch):
     monkeypatch.setattr(forced_runs, "MOST_WAITING", 4)
     driver = driver_for()
     ask(driver, salt="one")
@@ -278,7 +278,7 @@ class Panic(BaseException):
 
 @pytest.mark.parametrize("kind", [RuntimeError, Panic])
 @pytest.mark.parametrize("begun", [0, 3, 20])
-def test_a_fault_ends_one_comparison_and_nothing_else(monkeypatch, caplog, kind, begun):
+def test_fault_ends_only_one_comparison(monkeypatch, caplog, kind, begun):
     driver = driver_for()
     for _ in range(2):
         ask(driver)
@@ -299,7 +299,7 @@ def test_a_fault_ends_one_comparison_and_nothing_else(monkeypatch, caplog, kind,
     assert driver.all_free()
 
 
-def test_logits_that_are_no_numbers_count_for_nothing(monkeypatch, caplog):
+def test_nan_logits_are_not_counted(monkeypatch, caplog):
     driver = driver_for()
     ask(driver)
     monkeypatch.setattr(forced_runs, "divergences", lambda one, other: (one - other)[:, 0] * float("nan"))
@@ -310,7 +310,7 @@ def test_logits_that_are_no_numbers_count_for_nothing(monkeypatch, caplog):
     assert driver.all_free()
 
 
-def test_promotion_takes_no_part_in_what_was_read(compared):
+def test_comparison_ignores_later_promotions(compared):
     """The comparison uses the forms that the answer read, even after promotion stored more exact ones."""
     driver = driver_for(promotion_memory=0.1)
     first = ask(driver, reuse="modular")
@@ -326,7 +326,7 @@ def test_promotion_takes_no_part_in_what_was_read(compared):
     assert len(compared) == 2, "the third one was exact"
 
 
-def test_many_samples_in_a_small_pool_leave_the_books_right():
+def test_many_samples_in_a_small_pool_leave_counts_consistent():
     randomly = random.Random(5)
     driver = driver_for(kv_tokens=1200, max_num_seqs=3)
     alive: list[Request] = []
@@ -348,7 +348,7 @@ def test_many_samples_in_a_small_pool_leave_the_books_right():
     assert set(dict(found.dropped)) == set(DROP_REASONS)
 
 
-def test_an_engine_of_its_own_thread_compares_by_itself():
+def test_engine_thread_compares_by_itself():
     async def run() -> int:
         llm = AsyncLLM(tiny("llama"), kv_memory="4MiB", seed=0, shadow=1.0)
         try:
@@ -365,24 +365,24 @@ def test_an_engine_of_its_own_thread_compares_by_itself():
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.5, "much", True])
-def test_what_is_no_share_is_told_so(share):
+def test_invalid_share_is_rejected(share):
     with raises("parameter.out_of_range", ParameterError, names="shadow"):
         LLM(tiny("llama"), shadow=share)
 
 
 @pytest.mark.parametrize("threshold", [0, -1, "much", True, float("nan"), float("inf")])
-def test_what_is_no_threshold_is_told_so(threshold):
+def test_invalid_threshold_is_rejected(threshold):
     with raises("parameter.out_of_range", ParameterError, names="shadow_threshold"):
         LLM(tiny("llama"), shadow=0.1, shadow_threshold=threshold)
 
 
-def test_a_threshold_for_nothing_is_told_so():
+def test_threshold_without_shadow_is_rejected():
     with raises("parameter.conflict", ParameterError, names="shadow_threshold"):
         LLM(tiny("llama"), shadow_threshold=0.5)
 
 
 @pytest.mark.long
-def test_a_schema_whose_answers_go_too_far_falls_back_and_another_does_not(monkeypatch):
+def test_only_a_schema_with_diverging_answers_falls_back(monkeypatch):
     """On the model in the package: counting needs sight across documents, and a fact of one document does not."""
     monkeypatch.setattr(divergence_log, "LOOK", 8)
     llm = LLM("demo", dtype="float32", kv_memory="64MiB", shadow=1.0, promotion_memory=0)

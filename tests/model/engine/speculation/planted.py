@@ -17,7 +17,7 @@ FREE = RowCost({1: 1.0})
 
 
 class Planted(Speculator):
-    """Drafts what an answer will be, up to a random place, and something else behind it.
+    """Drafts what an answer will be, up to a random place, and something else after it.
 
     answers: the tokens of each answer, by name.
     vocabulary: wrong tokens are below this number.

@@ -38,7 +38,7 @@ def test_the_likeliest_drafts_are_the_longest():
     assert 0 <= few < many <= 16
 
 
-def test_a_large_batch_leaves_less_room():
+def test_large_batch_gets_shorter_drafts():
     cost = RowCost({1: 1.0, 8: 1.1, 64: 5.0})
     alone = choose_lengths(cost, [Chance(0.7, 16)], 1, 1)
     crowded = choose_lengths(cost, [Chance(0.7, 16)] * 48, 48, 48)
@@ -46,7 +46,7 @@ def test_a_large_batch_leaves_less_room():
     assert choose_lengths(cost, [Chance(0.05, 16)] * 48, 48, 48) == [0] * 48
 
 
-def test_planning_anew_must_pay_too():
+def test_drafts_must_pay_for_replanning():
     chances = [Chance(0.5, 2)]
     assert choose_lengths(FLAT, chances, 1, 1) == [2]
     assert choose_lengths(RowCost({1: 1.0}, plan_s=0.5), chances, 1, 1) == [0]
@@ -68,7 +68,7 @@ def test_rates_follow_the_answer():
     assert rates.rate(5) < 0.1
 
 
-def test_the_time_of_rows_is_measured_and_gives_its_slots_back():
+def test_measuring_the_time_of_rows_frees_its_slots():
     driver = Driver(speculation="off")
     ticks = iter(range(1000))
     pool = driver.store.pool

@@ -11,12 +11,12 @@ NONE: frozenset[bytes] = frozenset()
 
 
 def found(answers: EarlierAnswers, salt: str, text: list[int]) -> list[int] | None:
-    """The tokens behind the end of a text."""
+    """The tokens after the end of a text."""
     match = answers.find(salt, GrowingIndex(text))
     return None if match is None else list(match[0].ids[match[1].place :])
 
 
-def test_an_answer_is_found_under_its_salt_alone():
+def test_answer_is_found_only_under_its_salt():
     answers = EarlierAnswers()
     answers.add("a", [1, 2, 3, 4, 5], NONE)
     assert found(answers, "a", [9, 1, 2, 3]) == [4, 5]
@@ -32,7 +32,7 @@ def test_the_last_answer_counts():
     assert found(answers, "", [1, 2, 3]) == [5]
 
 
-def test_the_oldest_answers_of_a_salt_go_first(monkeypatch):
+def test_oldest_answers_of_a_salt_are_evicted_first(monkeypatch):
     monkeypatch.setattr(text_index, "MOST_OF_SALT", 12)
     answers = EarlierAnswers()
     for number in range(10):
@@ -42,7 +42,7 @@ def test_the_oldest_answers_of_a_salt_go_first(monkeypatch):
     assert found(answers, "", [80, 81, 82]) == [83, 84]
 
 
-def test_salts_without_a_new_answer_go_first(monkeypatch):
+def test_salts_without_a_new_answer_are_evicted_first(monkeypatch):
     monkeypatch.setattr(text_index, "MOST_TOKENS", 12)
     answers = EarlierAnswers()
     for salt in ("a", "b", "a", "c"):
@@ -100,7 +100,7 @@ def test_an_answer_has_the_lifetime_of_its_prompt(monkeypatch):
 
 
 @pytest.mark.parametrize("drop", ["forget", "forget_modules", "clear", "displace"])
-def test_a_dropped_answer_tells_those_that_copy_from_it(drop, monkeypatch):
+def test_dropped_answer_is_marked_as_gone(drop, monkeypatch):
     monkeypatch.setattr(text_index, "MOST_OF_SALT", 6)
     answers = EarlierAnswers()
     answers.add("", [1, 2, 3, 4], frozenset({b"key"}))

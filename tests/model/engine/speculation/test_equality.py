@@ -107,7 +107,7 @@ def answers(llm: LLM, asked: Sequence[Asked]) -> list[RequestOutput]:
     return made
 
 
-def told(output: RequestOutput, within: float) -> list[Any]:
+def contents(output: RequestOutput, within: float) -> list[Any]:
     """All that an answer consists of. ``within``: the tolerance of its log-probability."""
     return [
         (
@@ -149,7 +149,7 @@ def compare(family: str, settings: dict[str, Any], seed: int, count: int, folder
     within = 0.05 if settings.get("kv_cache_dtype") == "int8" else 1e-3  # rounding decides between two whole numbers
     plain: LLM | None = None
     for each, before, after in zip(asked, expected, found, strict=True):
-        if told(after, within) != told(before, within):
+        if contents(after, within) != contents(before, within):
             plain = plain or LLM(loaded, speculation="off", **common)
             assert near_tie(plain, each, before, after, within), each
     return len(known)
@@ -194,7 +194,7 @@ def test_many_answers_are_equal(monkeypatch, tmp_path, family):
     assert count >= 2000 / len(CONFIGS)
 
 
-def test_a_wrongly_accepted_token_is_noticed(monkeypatch, tmp_path):
+def test_wrongly_accepted_token_is_detected(monkeypatch, tmp_path):
     monkeypatch.setattr(forward, "agrees", lambda draft, number, token: number < len(draft.tokens))
     with pytest.raises(AssertionError):
         compare("llama", SETTINGS[0], 1, 30, tmp_path, planted=True)

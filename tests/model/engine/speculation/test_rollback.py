@@ -1,4 +1,4 @@
-"""Rejected tokens leave nothing behind: not in the store, not in the pool, not in a later answer."""
+"""Rejected tokens leave no trace in the store, the pool or a later answer."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def requests(driver: Driver) -> list[Request]:
 
 
 @pytest.mark.parametrize("chunk_size", [1, 4, 64])
-def test_the_store_holds_what_it_holds_without_drafts(chunk_size):
+def test_store_is_the_same_as_without_drafts(chunk_size):
     plain = Driver(speculation="off", chunk_size=chunk_size)
     asked = requests(plain)
     answers = plain.run(*asked)
@@ -78,7 +78,7 @@ def test_a_later_turn_reads_the_tokens_of_a_draft():
     check_stock(driver, again)
 
 
-def test_every_logit_is_the_stock_model_s():
+def test_every_logit_equals_the_stock_model():
     plain = Driver(speculation="off", name="mistral")
     asked = requests(plain)
     answers = plain.run(*asked)
@@ -160,7 +160,7 @@ def test_many_preempted_and_cancelled_answers_leave_no_slot():
     assert sum(fuzz(seed, 30) for seed in range(100, 130)) > 10
 
 
-def test_a_full_pool_gives_no_room_to_drafts():
+def test_full_pool_leaves_no_memory_for_drafts():
     """Drafts use free chunks alone. They preempt no request."""
     plain = Driver(speculation="off", kv_tokens=48)
     (asked,) = [plain.request(PROMPTS[1], 30)]

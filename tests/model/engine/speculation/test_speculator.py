@@ -56,7 +56,7 @@ def noted(driver: Driver) -> Noted:
 
 
 def first_draft(driver: Driver, prompt: Any, said: str, **given: Any) -> Draft | None:
-    """The draft behind the first tokens of an answer, which are set."""
+    """The draft after the first tokens of an answer, which are set."""
     request = driver.request(prompt, 60, **given)
     driver.add(request)
     while not request.token_ids:
@@ -81,14 +81,14 @@ def test_a_module_is_continued(driver):
     assert draft.source == "module"
 
 
-def test_the_request_s_own_text_is_continued(driver):
+def test_text_of_the_request_is_continued(driver):
     draft = first_draft(driver, f"Say that {WORDS}.", "So: the capt")
     assert text_of(driver, draft) == "ain of the seven"
     assert draft is not None
     assert draft.source == "text"
 
 
-def test_an_answer_that_repeats_itself_is_continued(driver):
+def test_repetition_in_an_answer_is_drafted(driver):
     draft = first_draft(driver, "Count.", "one two one two one")
     assert text_of(driver, draft) == " two one two one"
     assert draft is not None
@@ -100,7 +100,7 @@ def test_the_longest_match_counts(driver):
     assert text_of(driver, draft).startswith(" dog")
 
 
-def test_an_earlier_answer_is_continued_under_its_salt_alone(driver):
+def test_earlier_answer_is_drafted_under_its_salt_only(driver):
     tokens = driver.llm.encoder.text(f"Answer: {WORDS}.")
     noted(driver).earlier.add("a", tokens, frozenset())
     draft = first_draft(driver, "Well?", "The seventh", salt="a")
@@ -122,7 +122,7 @@ def test_finished_answers_are_kept_and_evicted_with_their_text(driver):
     assert earlier.tokens == 0
 
 
-def test_answers_go_with_the_modules_of_their_prompt(driver):
+def test_answers_are_evicted_with_the_modules_of_their_prompt(driver):
     driver.schema(MODULE)
     request = driver.request(MODULE.prompt().use("a").text("Who?"), 20, reuse="modular")
     driver.run(request)
@@ -132,7 +132,7 @@ def test_answers_go_with_the_modules_of_their_prompt(driver):
     assert noted(driver).earlier.tokens == 0
 
 
-def test_an_answer_that_failed_or_left_is_not_kept(driver):
+def test_released_request_leaves_no_answer(driver):
     request = driver.request(ids(9), 20)
     driver.add(request)
     driver.step(5)
@@ -162,14 +162,14 @@ def test_a_draft_ends_where_the_grammar_does(driver):
     assert set(text_of(driver, draft)) <= set("abc")
 
 
-def test_given_answers_get_no_drafts(driver):
+def test_forced_answers_get_no_drafts(driver):
     request = driver.request("the same the same the same", forced="the same the same the same")
     driver.run(request)
     assert noted(driver).made == []
     assert request.answer.drafted == 0
 
 
-def test_a_draft_leaves_room_for_one_more_token(driver):
+def test_draft_leaves_one_token_to_generate(driver):
     request = driver.request("the same the same the same", 12)
     driver.run(request)
     assert len(request.token_ids) == 12
@@ -207,14 +207,14 @@ def test_a_large_batch_gets_no_drafts(more):
     assert drafted == 0 if more else drafted > 0
 
 
-def test_speculation_is_off_if_asked():
+def test_speculation_off_disables_drafts():
     llm = LLM(tiny("llama"), kv_memory="16MiB", speculation="off")
     (output,) = llm.generate("abcabcabc", SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
     assert output.usage.drafted_tokens == 0
     assert llm.stats().drafted_tokens == ()
 
 
-def test_an_unknown_way_is_rejected():
+def test_unknown_speculation_mode_is_rejected():
     with raises("parameter.unknown_choice", ParameterError, names="speculation"):
         LLM(tiny("llama"), speculation="yes")
 
@@ -237,7 +237,7 @@ def test_answers_on_a_device_are_equal(monkeypatch):
     assert sum(dict(llm.stats().accepted_tokens).values()) > 0
 
 
-def test_a_running_answer_stops_copying_from_an_answer_that_was_erased(driver):
+def test_running_answer_gets_no_drafts_from_an_evicted_answer(driver):
     answer = driver.llm.encoder.text("He said: the captain of the seventh ship is called Adelaide, and left.")
     driver.engine.speculator.earlier.add("mine", answer, frozenset())
     request = driver.request(ids(20), 60, salt="mine")

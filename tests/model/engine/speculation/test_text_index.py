@@ -46,7 +46,7 @@ def test_a_growing_text_finds_its_last_match(ids):
         assert max(ids) >= 2**21
 
 
-def test_the_end_of_a_text_predicts_nothing():
+def test_match_at_the_end_of_a_text_is_not_used():
     assert DraftIndex([1, 2, 3]).find(GrowingIndex([1, 2, 3])) is None
     assert DraftIndex([1, 2, 3, 4]).find(GrowingIndex([1, 2, 3])) == (3, 3)
     assert GrowingIndex([1, 2, 3]).find() is None

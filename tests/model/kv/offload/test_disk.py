@@ -41,7 +41,7 @@ def held(tier: DiskTier) -> list[int]:
     return [number for number, spec in enumerate(SPECS) if tier.holds(spec.key)]
 
 
-def test_the_least_recently_used_goes_first_and_pins_stay(tmp_path):
+def test_least_recently_used_is_evicted_and_pinned_stays(tmp_path):
     quota = 3 * size_of(tmp_path)
     tier = filled(tmp_path / "store", *SPECS[:3], quota=quota)
     tier.pin(SPECS[1].key, True)
@@ -56,7 +56,7 @@ def test_the_least_recently_used_goes_first_and_pins_stay(tmp_path):
     assert held(tier) == [3, 4, 5]
 
 
-def test_what_no_eviction_makes_room_for_is_not_written(tmp_path):
+def test_segment_larger_than_the_evictable_space_is_not_written(tmp_path):
     size = size_of(tmp_path)
     tier = filled(tmp_path / "store", SPECS[0], quota=size)
     tier.pin(SPECS[0].key, True)
@@ -66,7 +66,7 @@ def test_what_no_eviction_makes_room_for_is_not_written(tmp_path):
     assert tier.stats().refused == 1
 
 
-def test_a_restart_finds_all_with_pins_and_uses(tmp_path):
+def test_restart_finds_segments_with_pins_and_uses(tmp_path):
     tier = filled(tmp_path, *SPECS[:2])
     read(tier, record_of(SPECS[0]))
     tier.pin(SPECS[1].key, True)
@@ -80,7 +80,7 @@ def test_a_restart_finds_all_with_pins_and_uses(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["lost", "empty", "noise", "another version", "wrong rows"])
-def test_an_index_that_is_lost_or_damaged_is_made_anew(tmp_path, damage):
+def test_lost_or_damaged_index_is_rebuilt(tmp_path, damage):
     tier = filled(tmp_path, *SPECS[:3])
     tier.path(SPECS[2].key).unlink()
     tier.close()
@@ -129,7 +129,7 @@ def test_segments_are_found_by_their_labels_after_a_restart(tmp_path, index):
     assert held(again) == [0, 1]
 
 
-def test_two_on_one_folder_see_what_the_other_writes_and_removes(tmp_path, monkeypatch):
+def test_two_tiers_on_one_folder_see_each_others_changes(tmp_path, monkeypatch):
     one, other = filled(tmp_path, *SPECS[:2]), DiskTier(tmp_path, 1 << 30)
     assert one.put(record_of(SPECS[2]), slabs_of(SPECS[2]))
     assert held(other) == [0, 1]
@@ -144,7 +144,7 @@ def test_two_on_one_folder_see_what_the_other_writes_and_removes(tmp_path, monke
 
 
 @pytest.mark.parametrize("most", [disk_index.MOST_CHANGES, 1])
-def test_of_others_changes_those_alone_are_read_that_are_new(tmp_path, monkeypatch, most):
+def test_only_new_changes_of_other_processes_are_read(tmp_path, monkeypatch, most):
     """Also where so many were missed that all rows have to be read; uses are no change."""
     monkeypatch.setattr(disk, "LOOK_S", 0.0)
     one, other = filled(tmp_path, *SPECS), DiskTier(tmp_path, 1 << 30)
@@ -171,7 +171,7 @@ def test_of_others_changes_those_alone_are_read_that_are_new(tmp_path, monkeypat
     assert rows == []
 
 
-def test_what_is_written_while_others_changes_are_read_is_there(tmp_path, monkeypatch):
+def test_write_during_a_refresh_is_found(tmp_path, monkeypatch):
     one = filled(tmp_path, spec_of(1))
     monkeypatch.setattr(disk, "LOOK_S", 0.0)
     other = DiskTier(tmp_path, 1 << 30)
@@ -195,7 +195,7 @@ def test_what_is_written_while_others_changes_are_read_is_there(tmp_path, monkey
     assert all(one.holds(spec_of(number).key) for number in (1, 2, 3))
 
 
-def test_uses_are_written_also_where_nobody_looks_for_changes(tmp_path, monkeypatch):
+def test_uses_are_saved_without_a_refresh(tmp_path, monkeypatch):
     monkeypatch.setattr(disk, "MOST_USES", 4)
     tier = filled(tmp_path, spec_of(1))
     for _ in range(6):
@@ -204,7 +204,7 @@ def test_uses_are_written_also_where_nobody_looks_for_changes(tmp_path, monkeypa
     assert entry.uses == 4
 
 
-def test_the_policy_says_what_goes(tmp_path):
+def test_eviction_policy_decides_which_segment_is_evicted(tmp_path):
     """Segments that were read go after those that never were. Under least recent use they would go first."""
     for policy, stays in (("lru", [1, 2]), ("lfu", [0, 2]), ("lru2", [0, 2]), ("cost", [0, 2])):
         folder = tmp_path / policy
@@ -218,7 +218,7 @@ def test_the_policy_says_what_goes(tmp_path):
         tier.close()
 
 
-def test_old_merits_fade_on_disk_too(tmp_path):
+def test_old_eviction_scores_fade_on_disk(tmp_path):
     tier = DiskTier(tmp_path / "s", 2 * size_of(tmp_path / "size"), policy=POLICIES["lfu"])
     popular, others = spec_of(50), [spec_of(51 + number) for number in range(12)]
     assert tier.put(record_of(popular), slabs_of(popular))
@@ -231,7 +231,7 @@ def test_old_merits_fade_on_disk_too(tmp_path):
 
 
 @pytest.mark.parametrize("policy", ["lru", "lfu"])
-def test_a_full_folder_takes_as_long_for_a_write_whatever_it_holds(tmp_path, monkeypatch, policy):
+def test_eviction_cost_does_not_grow_with_the_folder(tmp_path, monkeypatch, policy):
     """Work is steps of SQLite's machine and ranks; twenty writes evict twenty of many that another process wrote."""
     monkeypatch.setattr("inlay.kv.offload.disk.LOOK_S", 0.0)
     connect, connections = sqlite3.connect, []
@@ -268,7 +268,7 @@ def test_a_full_folder_takes_as_long_for_a_write_whatever_it_holds(tmp_path, mon
     assert all(many < 1.5 * few + 20 for few, many in zip(work[1_000], work[10_000], strict=True)), work
 
 
-def test_what_others_pin_read_and_remove_meanwhile_is_seen_before_anything_goes(tmp_path):
+def test_pins_reads_and_removals_of_others_count_before_eviction(tmp_path):
     quota = 4 * size_of(tmp_path)
     tier = filled(tmp_path / "s", *SPECS[:4], quota=quota)
     other = DiskTier(tmp_path / "s", quota)
@@ -286,7 +286,7 @@ def test_what_others_pin_read_and_remove_meanwhile_is_seen_before_anything_goes(
 
 
 @pytest.mark.parametrize("how", ["evicted", "damaged", "deleted by hand"])
-def test_what_is_written_again_within_its_lifetime_still_ends_with_it(tmp_path, monkeypatch, how):
+def test_rewriting_a_segment_keeps_its_lifetime(tmp_path, monkeypatch, how):
     now = [1e9]
     monkeypatch.setattr("inlay.kv.offload.disk.time", SimpleNamespace(time=lambda: now[0], monotonic=time.monotonic))
     tier = filled(tmp_path / "s", SPECS[0], quota=size_of(tmp_path))
@@ -310,7 +310,7 @@ def test_what_is_written_again_within_its_lifetime_still_ends_with_it(tmp_path, 
     assert held(DiskTier(tmp_path / "s", 1 << 30)) == []
 
 
-def test_what_is_deleted_has_no_lifetime_left_and_what_waits_is_bounded(tmp_path, monkeypatch):
+def test_deletion_ends_a_lifetime_and_pending_lifetimes_are_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr("inlay.kv.offload.disk_index.MOST_AWAITED", 2)
     tier = filled(tmp_path, SPECS[0])
     for number, ttl_s in enumerate((50, 300, 60, 1e6, 70)):
@@ -322,7 +322,7 @@ def test_what_is_deleted_has_no_lifetime_left_and_what_waits_is_bounded(tmp_path
     assert tier.left_s(SPECS[0].key) is None
 
 
-def test_lifetimes_outlive_the_process_and_clocks_that_jump(tmp_path, monkeypatch):
+def test_lifetimes_survive_restarts_and_clock_jumps(tmp_path, monkeypatch):
     now = [1e9]
     monkeypatch.setattr("inlay.kv.offload.disk.time", SimpleNamespace(time=lambda: now[0], monotonic=time.monotonic))
     one = DiskTier(tmp_path, 1 << 30)
@@ -346,7 +346,7 @@ def test_lifetimes_outlive_the_process_and_clocks_that_jump(tmp_path, monkeypatc
     assert held(DiskTier(tmp_path, 1 << 30)) == [2]
 
 
-def test_the_age_of_what_is_evicted_is_known(tmp_path, monkeypatch):
+def test_age_of_evicted_segments_is_reported(tmp_path, monkeypatch):
     now = [1e9]
     monkeypatch.setattr("inlay.kv.offload.disk.time", SimpleNamespace(time=lambda: now[0], monotonic=time.monotonic))
     tier = filled(tmp_path / "s", SPECS[0], quota=size_of(tmp_path))
@@ -355,7 +355,7 @@ def test_the_age_of_what_is_evicted_is_known(tmp_path, monkeypatch):
     assert (tier.stats().evictions, tier.stats().evicted_age_s) == (1, 70)
 
 
-def test_one_process_at_a_time_evicts(tmp_path, monkeypatch):
+def test_only_one_process_evicts_at_a_time(tmp_path, monkeypatch):
     size = size_of(tmp_path)
     one, other = filled(tmp_path / "s", SPECS[0], quota=size), DiskTier(tmp_path / "s", size)
     monkeypatch.setattr("inlay.kv.offload.disk.LOCK_S", 0.05)
@@ -366,7 +366,7 @@ def test_one_process_at_a_time_evicts(tmp_path, monkeypatch):
     assert held(other) == [1]
 
 
-def test_a_folder_that_cannot_be_written_is_read(tmp_path, monkeypatch, caplog):
+def test_read_only_folder_can_be_read(tmp_path, monkeypatch, caplog):
     """The tests may run as root, which no mode stops, so the system's refusals are simulated."""
     filled(tmp_path, *SPECS[:2]).close()
     opened = os.open
@@ -383,14 +383,14 @@ def test_a_folder_that_cannot_be_written_is_read(tmp_path, monkeypatch, caplog):
     assert "Read-only file system" in caplog.text
 
 
-def test_a_folder_that_cannot_be_one_is_an_error(tmp_path):
+def test_unusable_folder_is_an_error(tmp_path):
     (tmp_path / "file").write_text("no folder")
     with raises("cache.unusable_store", ParameterError, names="file"):
         DiskTier(tmp_path / "file", 1 << 30)
 
 
-def test_times_in_the_future_and_the_past_are_only_times(tmp_path, monkeypatch):
-    """A clock that jumps changes who goes first, and nothing else."""
+def test_times_in_the_future_and_the_past_are_accepted(tmp_path, monkeypatch):
+    """A clock that jumps changes the order of eviction, and nothing else."""
     size = size_of(tmp_path)
     tier = DiskTier(tmp_path / "s", 3 * size)
     for number, at in enumerate((2e9, 0.0, -5.0, 4e9)):
@@ -402,7 +402,7 @@ def test_times_in_the_future_and_the_past_are_only_times(tmp_path, monkeypatch):
 
 
 def killed(folder: Path, times: int) -> None:
-    """Kill a process that writes at moments that differ, and look at what it leaves."""
+    """Kill a writing process at different moments, and check the files that remain."""
     moments = random.Random(7)
     for seed in range(times):
         writer = subprocess.Popen(
@@ -429,16 +429,16 @@ def killed(folder: Path, times: int) -> None:
 
 
 @pytest.mark.long
-def test_killed_writers_leave_whole_files_or_none(tmp_path):
+def test_killed_writers_leave_only_whole_files(tmp_path):
     killed(tmp_path, 20)
 
 
 @pytest.mark.slow
-def test_200_killed_writers_leave_whole_files_or_none(tmp_path):
+def test_200_killed_writers_leave_only_whole_files(tmp_path):
     killed(tmp_path, 200)
 
 
-def test_drafts_of_who_still_writes_stay(tmp_path):
+def test_drafts_of_active_writers_are_kept(tmp_path):
     import fcntl
 
     tier = filled(tmp_path, SPECS[0])

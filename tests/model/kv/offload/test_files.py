@@ -1,4 +1,4 @@
-"""Files of segments: read by others as safetensors, and never believed where a byte is wrong."""
+"""Files of segments: readable as safetensors, and rejected if a byte is wrong."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def put_in_place(folder: Path, data: bytes) -> DiskTier:
     return tier
 
 
-def test_what_is_read_whole_begins_with_a_large_request(tmp_path, monkeypatch):
+def test_whole_file_is_read_with_one_large_request(tmp_path, monkeypatch):
     """A file of which the header alone is wanted is read no further."""
     tier, asked, preadv = filled(tmp_path, SPEC), [], os.preadv
     size = tier.path(SPEC.key).stat().st_size
@@ -77,7 +77,7 @@ def test_safetensors_reads_them(whole):
             assert np.array_equal(tensor.view(np.uint8), slab)
 
 
-def test_a_segment_comes_back(tmp_path):
+def test_segment_round_trips(tmp_path):
     tier = filled(tmp_path, SPEC, spec_of(2, tokens=1))
     assert same(read(tier, record_of(SPEC)), slabs_of(SPEC))
     assert same(read(DiskTier(tmp_path, 1 << 30), record_of(spec_of(2, tokens=1))), slabs_of(spec_of(2, tokens=1)))
@@ -109,13 +109,13 @@ def test_truncated_files_are_not_used(whole, tmp_path, keep):
     assert dict(tier.stats().misses) == {"corrupt": 1}
 
 
-def test_a_file_that_goes_on_is_not_used(whole, tmp_path):
+def test_file_with_trailing_bytes_is_not_used(whole, tmp_path):
     tier = put_in_place(tmp_path / "long", whole[1] + bytes(4096))
     with pytest.raises(TierMissError):
         read(tier, record_of(SPEC))
 
 
-def test_anothers_file_under_this_name_is_not_used(tmp_path, caplog):
+def test_file_of_another_segment_is_not_used(tmp_path, caplog):
     """Whole and sound, but of other text: an index that is wrong makes no answer wrong."""
     other = spec_of(2)
     data = filled(tmp_path / "other", other)
@@ -126,7 +126,7 @@ def test_anothers_file_under_this_name_is_not_used(tmp_path, caplog):
     assert "another segment" in caplog.text
 
 
-def test_a_newer_form_is_left_alone(whole, tmp_path, monkeypatch, caplog):
+def test_newer_format_is_kept_unread(whole, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(form, "FORM", 2)
     newer = filled(tmp_path / "newer", SPEC).path(SPEC.key)
     data = newer.read_bytes()
@@ -138,7 +138,7 @@ def test_a_newer_form_is_left_alone(whole, tmp_path, monkeypatch, caplog):
     assert tier.path(SPEC.key).read_bytes() == data
 
 
-def test_what_is_no_file_is_not_waited_for(tmp_path):
+def test_named_pipe_is_not_waited_for(tmp_path):
     tier = filled(tmp_path, SPEC)
     tier.path(SPEC.key).unlink()
     os.mkfifo(tier.path(SPEC.key))  # to open it would wait for a writer
@@ -146,14 +146,14 @@ def test_what_is_no_file_is_not_waited_for(tmp_path):
         read(tier, record_of(SPEC))
 
 
-def test_short_writes_are_gone_on_with(tmp_path, monkeypatch):
+def test_short_writes_are_continued(tmp_path, monkeypatch):
     write = os.write
     monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:1000]))
     assert same(read(filled(tmp_path, SPEC), record_of(SPEC)), slabs_of(SPEC))
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch, caplog, at):
+def test_full_disk_leaves_no_partial_file(tmp_path, monkeypatch, caplog, at):
     """The write number ``at`` is refused."""
     tier, write, calls = DiskTier(tmp_path, 1 << 30), os.write, []
 
@@ -174,7 +174,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch, caplog, at):
     assert not tier.put(record_of(SPEC), slabs_of(SPEC)), "it is not tried again at once"
 
 
-def test_a_bound_on_file_sizes_is_a_refusal():
+def test_segment_above_the_file_size_limit_is_not_stored():
     """RLIMIT_FSIZE, in a process of its own: the signal behind it is the process's to ignore, as Python does."""
     code = (
         "import sys, tempfile, pathlib, resource; from tests.unit.kv.offload.segments import *\n"
@@ -189,7 +189,7 @@ def test_a_bound_on_file_sizes_is_a_refusal():
     assert done.stdout == "refused\n", done.stderr
 
 
-def test_a_reader_keeps_what_is_unlinked_meanwhile(tmp_path):
+def test_reader_finishes_an_unlinked_file(tmp_path):
     tier = filled(tmp_path, SPEC)
     taken = []
 
@@ -201,7 +201,7 @@ def test_a_reader_keeps_what_is_unlinked_meanwhile(tmp_path):
     assert same(taken, slabs_of(SPEC))
 
 
-def test_a_read_that_takes_too_long_is_a_miss_and_the_file_stays(tmp_path):
+def test_slow_read_is_a_miss_and_keeps_the_file(tmp_path):
     tier = filled(tmp_path, SPEC)
     with pytest.raises(TierMissError) as miss:
         tier.get(record_of(SPEC), lambda layer, slab: None, lambda: True)
@@ -228,7 +228,7 @@ def test_every_byte_of_a_lossy_file_counts(tmp_path, caplog, codec):
         assert miss.value.reason is Miss.CORRUPT, at
 
 
-def test_a_lossy_file_is_not_given_for_a_lossless_one(tmp_path):
+def test_lossy_and_lossless_files_are_not_confused(tmp_path):
     """Nor a lossless file for a lossy one, whatever its name."""
     lossy = SPEC.through("int8", KEYS)
     for asked, there in ((SPEC, lossy), (lossy, SPEC)):
@@ -239,7 +239,7 @@ def test_a_lossy_file_is_not_given_for_a_lossless_one(tmp_path):
         assert miss.value.reason is Miss.CORRUPT
 
 
-def test_a_codec_of_a_newer_inlay_is_left_alone(tmp_path, monkeypatch, caplog):
+def test_unknown_codec_is_kept_unread(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(codecs, "CODECS", {**codecs.CODECS, "int5": codecs.CODECS["int8"]})
     for module in ("record", "form"):
         monkeypatch.setattr(f"inlay.kv.offload.{module}.CODECS", codecs.CODECS)

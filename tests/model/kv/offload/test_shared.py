@@ -66,7 +66,7 @@ def wait_for(condition) -> None:
         time.sleep(0.005)
 
 
-def test_what_one_writes_others_find(server):
+def test_values_of_one_process_are_found_by_others(server):
     one, other = tier_of(server, ONE, TWO), SharedTier(server.address)
     assert [other.holds(spec.key) for spec in (ONE, TWO)] == [False, False]
     assert all(other.unsure(spec.key) for spec in (ONE, TWO, THREE))
@@ -85,7 +85,7 @@ def test_what_one_writes_others_find(server):
     other.close()
 
 
-def test_a_value_is_what_a_file_is(server, tmp_path):
+def test_shared_value_equals_the_disk_file(server, tmp_path):
     disk, both = DiskTier(tmp_path, 1 << 30), [ONE, TWO.through("int8", KEYS)]
     tier = SharedTier(server.address)
     for spec in both:
@@ -105,7 +105,7 @@ def test_values_of_many_blocks(server, monkeypatch):
     tier.close()
 
 
-def test_of_several_lifetimes_the_one_that_ends_last_counts(server):
+def test_longest_lifetime_counts(server):
     """This holds for a segment that comes later, and for lifetimes that another process set."""
     one, other = tier_of(server, ONE), SharedTier(server.address)
     one.expire(ONE.key, 300)
@@ -130,7 +130,7 @@ def life_of(server, spec):
     return (server.lives.get(name.encode(), -1) if isinstance(server, FakeServer) else server.client.pttl(name)) / 1000
 
 
-def test_a_server_that_knows_no_lifetimes_is_used_all_the_same(fake):
+def test_server_without_lifetimes_is_usable(fake):
     fake.lie = lambda name, reply: b"-ERR unknown command\r\n" if name == "PTTL" else reply
     tier = tier_of(fake, ONE)
     tier.expire(ONE.key, 300)
@@ -139,7 +139,7 @@ def test_a_server_that_knows_no_lifetimes_is_used_all_the_same(fake):
     tier.close()
 
 
-def test_a_second_writer_changes_nothing(server):
+def test_second_write_of_a_value_is_skipped(server):
     one, other = tier_of(server, ONE), SharedTier(server.address)
     assert other.put(record_of(ONE), slabs_of(ONE))
     assert (one.stats().writes, other.stats().writes) == (1, 0)
@@ -149,7 +149,7 @@ def test_a_second_writer_changes_nothing(server):
 
 
 @needs_server
-def test_a_server_that_is_full_takes_nothing_more(tmp_path, caplog):
+def test_full_server_rejects_writes(tmp_path, caplog):
     server = RealServer(PROGRAM, tmp_path)
     tier = SharedTier(server.address)
     server.client.config_set("maxmemory", 1)
@@ -162,7 +162,7 @@ def test_a_server_that_is_full_takes_nothing_more(tmp_path, caplog):
 
 
 @needs_server
-def test_what_the_server_has_evicted_is_absent(tmp_path):
+def test_value_evicted_by_the_server_is_absent(tmp_path):
     server = RealServer(PROGRAM, tmp_path)
     tier = tier_of(server, ONE)
     server.client.flushall()
@@ -174,7 +174,7 @@ def test_what_the_server_has_evicted_is_absent(tmp_path):
 
 
 @needs_server
-def test_a_real_server_goes_away_and_comes_back(tmp_path):
+def test_real_server_recovers_after_a_restart(tmp_path):
     server = RealServer(PROGRAM, tmp_path)
     tier = tier_of(server, ONE)
     server.stop()
@@ -191,7 +191,7 @@ def test_a_real_server_goes_away_and_comes_back(tmp_path):
     server.stop()
 
 
-def test_a_server_that_is_not_there_is_none_until_it_is(fake):
+def test_absent_server_is_used_once_it_starts(fake):
     fake.go_away()
     tier = SharedTier(fake.address)
     assert not tier.stats().up
@@ -204,7 +204,7 @@ def test_a_server_that_is_not_there_is_none_until_it_is(fake):
 
 
 @pytest.mark.parametrize("command", ["EXISTS", "STRLEN", "GETRANGE", "SET"])
-def test_a_server_that_stalls_is_late_once_and_not_asked_again(fake, quick, caplog, command):
+def test_stalled_server_is_skipped_after_one_timeout(fake, quick, caplog, command):
     tier = tier_of(fake, ONE)
     fake.stalls = {command, "PING"}
 
@@ -238,7 +238,7 @@ def test_a_server_that_stalls_is_late_once_and_not_asked_again(fake, quick, capl
 
 
 def test_bytes_that_drip_do_not_outlast_the_deadline(fake, quick):
-    """An answer that goes on, a byte at a time, is no sign of life."""
+    """An answer that trickles in, a byte at a time, does not extend the deadline."""
     tier = tier_of(fake, ONE)
     fake.drips = True
     with pytest.raises(TierMissError) as miss:
@@ -247,8 +247,8 @@ def test_bytes_that_drip_do_not_outlast_the_deadline(fake, quick):
     tier.close()
 
 
-def test_what_takes_too_long_in_all_is_late(fake, monkeypatch):
-    """Each block comes in time, and all of them do not."""
+def test_slow_read_in_total_is_late(fake, monkeypatch):
+    """Each block arrives in time, but the whole value does not."""
     monkeypatch.setattr(shared, "BLOCK", 1000)
     tier = tier_of(fake, TWO)
     late = iter([False, False, True])
@@ -285,7 +285,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_server_that_lies_gives_misses(fake, quick, caplog, lie):
+def test_corrupt_replies_are_misses(fake, quick, caplog, lie):
     """And a warning, and a count of it."""
     tier = tier_of(fake, ONE, TWO)
     fake.lie = LIES[lie]
@@ -312,7 +312,7 @@ def test_a_server_that_lies_gives_misses(fake, quick, caplog, lie):
 
 
 @pytest.mark.parametrize("claim", [b"$500000000\r\n", b"+"], ids=["a value", "a line"])
-def test_a_server_that_claims_a_great_length_is_not_read_to_its_end(fake, caplog, claim):
+def test_oversized_reply_is_not_read_to_its_end(fake, caplog, claim):
     """It sends as fast as it can: no more is taken than a few parts of a value, however long that may go on."""
     tier = tier_of(fake, ONE)
     sent = fake.floods = Flood(claim)
@@ -331,7 +331,7 @@ def test_a_server_that_claims_a_great_length_is_not_read_to_its_end(fake, caplog
     tier.close()
 
 
-def test_a_lie_about_what_is_there_is_a_miss(fake, quick):
+def test_false_existence_reply_is_a_miss(fake, quick):
     tier = SharedTier(fake.address)
     fake.lie = lambda name, reply: b":1\r\n" if name == "EXISTS" else reply
     tier.find([ONE.key])
@@ -345,7 +345,7 @@ def test_a_lie_about_what_is_there_is_a_miss(fake, quick):
     tier.close()
 
 
-def test_what_is_removed_while_it_is_read_is_absent(fake, monkeypatch, caplog):
+def test_value_removed_while_reading_is_absent(fake, monkeypatch, caplog):
     monkeypatch.setattr(shared, "BLOCK", 1000)
     tier = tier_of(fake, TWO)
     with pytest.raises(TierMissError) as miss:
@@ -371,7 +371,7 @@ def test_every_byte_counts(fake, caplog):
 
 
 @pytest.mark.parametrize("codec", ["none", "fp8"])
-def test_numbers_that_are_none_are_not_used(fake, codec):
+def test_invalid_numbers_are_not_used(fake, codec):
     """The checksum may be right: many requests read the pool."""
     spec = ONE.through(codec, KEYS)
     slabs = slabs_of(ONE)
@@ -386,7 +386,7 @@ def test_numbers_that_are_none_are_not_used(fake, codec):
     tier.close()
 
 
-def test_anothers_value_under_this_key_is_not_used(fake):
+def test_value_of_another_segment_is_not_used(fake):
     tier = tier_of(fake, ONE, THREE)
     names = [f"inlay:v1:{spec.key.hex()}".encode() for spec in (ONE, THREE)]
     fake.values[names[0]] = fake.values[names[1]]
@@ -397,7 +397,7 @@ def test_anothers_value_under_this_key_is_not_used(fake):
     tier.close()
 
 
-def test_what_was_to_go_while_the_server_was_away_goes_when_it_is_back(fake):
+def test_deletion_during_an_outage_is_applied_after_it(fake):
     """The values that a damaged request computed do not come back with the server."""
     tier = tier_of(fake, ONE)
     fake.go_away()
@@ -409,7 +409,7 @@ def test_what_was_to_go_while_the_server_was_away_goes_when_it_is_back(fake):
     tier.close()
 
 
-def test_so_much_is_to_go_while_the_server_is_away_and_is_told_in_few_calls(fake, monkeypatch, caplog):
+def test_pending_deletions_are_bounded_and_batched(fake, monkeypatch, caplog):
     monkeypatch.setattr(shared, "MOST_TO_DELETE", 1000)
     tier = tier_of(fake)
     keys = [number.to_bytes(32, "big") for number in range(3000)]
@@ -430,7 +430,7 @@ def test_so_much_is_to_go_while_the_server_is_away_and_is_told_in_few_calls(fake
     tier.close()
 
 
-def test_what_is_written_again_is_not_what_was_to_go(fake):
+def test_rewritten_value_survives_a_pending_deletion(fake):
     """A removal that is still pending neither hides nor deletes the new value."""
     tier, name, refused = tier_of(fake, ONE), f"inlay:v1:{ONE.key.hex()}".encode(), threading.Event()
 
@@ -466,7 +466,7 @@ def test_what_is_written_again_is_not_what_was_to_go(fake):
 
 
 @pytest.mark.parametrize("address", ["", "host", "http://host:1", "redis://", "redis://host:port", 3, "unix://"])
-def test_what_is_no_address_is_an_error(address):
+def test_invalid_address_is_rejected(address):
     with raises("cache.invalid_address", ParameterError, names="store_shared"):
         check_address("store_shared", address)
 
@@ -487,7 +487,7 @@ def test_without_the_package_the_error_names_the_extra(monkeypatch):
 # Beneath a pool
 
 
-def test_a_segment_of_another_server_comes_up_and_stays_on_disk(server, tmp_path):
+def test_segment_of_another_server_is_loaded_and_saved_to_disk(server, tmp_path):
     """The segment is found on the shared tier, read into the pool, and copied to the folder."""
     first = Site([SharedTier(server.address)])
     first.compute(ONE)
@@ -512,7 +512,7 @@ def test_a_segment_of_another_server_comes_up_and_stays_on_disk(server, tmp_path
         site.close()
 
 
-def test_a_server_that_stalls_keeps_nobody_from_the_disk(fake, quick, tmp_path):
+def test_stalled_server_does_not_block_the_disk(fake, quick, tmp_path):
     site = Site([DiskTier(tmp_path, 1 << 30), SharedTier(fake.address)])
     site.compute(ONE)
     site.written()
@@ -529,7 +529,7 @@ def test_a_server_that_stalls_keeps_nobody_from_the_disk(fake, quick, tmp_path):
     site.close()
 
 
-def test_nobody_waits_for_what_a_server_has_longer_than_it_may(fake, monkeypatch):
+def test_waiting_for_a_server_is_bounded(fake, monkeypatch):
     """The limit holds whatever the tier's own deadlines are."""
     site = Site([SharedTier(fake.address)], timeout_s=0.05)
     go_on = threading.Event()

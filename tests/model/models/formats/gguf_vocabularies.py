@@ -141,7 +141,7 @@ def kinds() -> dict[str, dict[str, Any]]:
 
 
 def write_vocabulary(path: Path, tokenizer: dict[str, Any], width: int = 32) -> Path:
-    """A llama model of one layer with a tokenizer; keys as behind ``tokenizer.ggml.`` in a file, and two more."""
+    """A llama model of one layer with a tokenizer; keys as after ``tokenizer.ggml.`` in a file, and two more."""
     import gguf
 
     writer = gguf.GGUFWriter(path, "llama")

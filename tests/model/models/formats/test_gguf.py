@@ -47,7 +47,7 @@ def read_by_transformers(path: Path, loaded: LoadedModel):
 
 
 @pytest.mark.parametrize("architecture", MODELS)
-def test_every_architecture_is_the_model_that_was_written(tmp_path, architecture):
+def test_every_architecture_equals_the_written_model(tmp_path, architecture):
     model = random_model(architecture)
     path = write_gguf(tmp_path / "model.gguf", model, architecture)
     stock = load_model(path, weights="stock")
@@ -59,14 +59,14 @@ def test_every_architecture_is_the_model_that_was_written(tmp_path, architecture
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"])
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0"])
-def test_every_type_is_read_as_transformers_reads_it(tmp_path, architecture, kind):
+def test_every_type_equals_transformers_reading(tmp_path, architecture, kind):
     path = write_gguf(tmp_path / "model.gguf", random_model(architecture), architecture, kind)
     loaded = load_model(path, weights="stock", dtype="float32")
     torch.testing.assert_close(logits(loaded.model), logits(read_by_transformers(path, loaded)), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
-def test_four_bits_are_kept_as_they_are(tmp_path, kind):
+def test_four_bit_weights_are_not_rounded_twice(tmp_path, kind):
     """Packed, a layer has the file's numbers, scales and zeros: nothing is rounded twice."""
     path = write_gguf(tmp_path / "model.gguf", random_model("llama"), "llama", kind)
     kept = load_model(path, dtype="float32")
@@ -101,7 +101,7 @@ def test_k_quants_keep_each_layer_in_its_bits(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K"])
-def test_grids_are_what_gguf_unpacks(kind):
+def test_grids_equal_gguf_dequantization(kind):
     from inlay.models.formats.gguf_file import stored_blocks
 
     which = gguf.GGMLQuantizationType[kind]
@@ -119,14 +119,14 @@ def test_grids_are_what_gguf_unpacks(kind):
     torch.testing.assert_close(stored.dense(1, 5), expected[1:5], atol=1e-4, rtol=1e-5)
 
 
-def test_the_tests_own_blocks_are_near_to_what_they_pack():
+def test_quantizer_is_accurate():
     weight = np.random.default_rng(0).normal(size=(4, 512)).astype(np.float32)
     for kind, most in (("Q4_K", 0.3), ("Q6_K", 0.08)):
         back = gguf.dequantize(blocks_near(weight, kind), gguf.GGMLQuantizationType[kind])
         assert np.abs(back - weight).max() < most
 
 
-def test_tokens_chat_and_answers_come_from_the_file(tmp_path, capsys):
+def test_tokenizer_chat_template_and_answers_come_from_the_file(tmp_path, capsys):
     path = write_gguf(tmp_path / "model.gguf", random_model("llama"), "llama", "Q8_0")
     tokenizer = load_tokenizer(path)
     assert tokenizer.is_fast
@@ -145,7 +145,7 @@ def test_tokens_chat_and_answers_come_from_the_file(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["models"][0]["bytes_per_token"] == 2 * 2 * 2 * 16 * 2
 
 
-def test_the_fingerprint_is_of_the_file_and_of_how_it_is_kept(tmp_path):
+def test_fingerprint_depends_on_the_file_and_the_weight_form(tmp_path):
     model = random_model("llama")
     path = write_gguf(tmp_path / "model.gguf", model, "llama", "Q4_0")
     kept, again = load_model(path), load_model(path)
@@ -157,7 +157,7 @@ def test_the_fingerprint_is_of_the_file_and_of_how_it_is_kept(tmp_path):
     assert load_model(changed).fingerprint != kept.fingerprint
 
 
-def test_a_fingerprint_that_is_known_is_not_taken_again(tmp_path, monkeypatch):
+def test_known_fingerprint_is_not_recomputed(tmp_path, monkeypatch):
     import inlay.models.fingerprint as cache
 
     monkeypatch.setattr(cache, "SETTLED_S", -1.0)
@@ -170,7 +170,7 @@ def test_a_fingerprint_that_is_known_is_not_taken_again(tmp_path, monkeypatch):
     assert load_model(path, weights="stock").fingerprint != first.fingerprint
 
 
-def test_llama3s_scaling_is_told_from_its_factors(tmp_path):
+def test_llama3_scaling_is_detected_from_its_factors(tmp_path):
     scaling = {
         "rope_type": "llama3",
         "rope_theta": 500000.0,
@@ -232,14 +232,14 @@ def test_phi3s_scaling_is_read_with_both_its_factors(tmp_path):
         ({"scale_linear": 4.0, "scaling.type": "yarn"}, {"rope_type": "yarn", "factor": 4.0}),
     ],
 )
-def test_other_scalings_are_those_of_the_file(tmp_path, more, expected):
+def test_other_scalings_are_read_from_the_file(tmp_path, more, expected):
     metadata = {f"llama.rope.{key}": value for key, value in more.items()}
     path = write_gguf(tmp_path / "model.gguf", random_model("llama"), "llama", more=metadata)
     parameters = load_model(path, weights="stock").model.config.rope_parameters
     assert {key: parameters[key] for key in expected} == expected
 
 
-def test_wrong_files_are_told_with_the_remedy(tmp_path):
+def test_invalid_files_are_rejected_with_a_remedy(tmp_path):
     model = random_model("llama")
     whole = write_gguf(tmp_path / "whole.gguf", model, "llama").read_bytes()
     cut, damaged = tmp_path / "cut.gguf", tmp_path / "damaged.gguf"
@@ -288,7 +288,7 @@ def test_wrong_files_are_told_with_the_remedy(tmp_path):
         ("llama", {}, r"\(general\.architecture 'llama'\); give the GGUF file of the model itself, or the folder"),
     ],
 )
-def test_a_file_that_is_no_model_says_what_it_is(tmp_path, named, more, sentence):
+def test_file_without_a_model_names_its_contents(tmp_path, named, more, sentence):
     path = tmp_path / "other.gguf"
     model = random_model("llama")
     write_gguf(path, model, "llama", named=named, more=more, part=lambda name: "attn_q" in name, tokens=False)
@@ -308,7 +308,7 @@ def test_a_file_that_is_no_model_says_what_it_is(tmp_path, named, more, sentence
         {"named": "rwkv7"},
     ],
 )
-def test_models_show_refuses_what_load_refuses(tmp_path, capsys, change):
+def test_models_show_and_load_reject_the_same_files(tmp_path, capsys, change):
     path = write_gguf(tmp_path / "model.gguf", random_model("llama"), "llama", **change)
     with pytest.raises(ModelError) as told:
         load_model(path)
@@ -316,14 +316,14 @@ def test_models_show_refuses_what_load_refuses(tmp_path, capsys, change):
     assert str(told.value) in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_tensor_without_a_place_is_not_dropped(tmp_path):
+def test_unexpected_tensor_is_rejected(tmp_path):
     experts = {"blk.0.ffn_gate_exps.weight": torch.zeros(2, 64, 64)}
     mixture = write_gguf(tmp_path / "mixture.gguf", random_model("llama"), "llama", extra=experts)
     with raises("model.unexpected_weights", ModelError, names="mixture.gguf"):
         load_model(mixture)
 
 
-def test_a_folder_with_a_file_in_it(tmp_path):
+def test_gguf_file_in_a_folder_is_found(tmp_path):
     model = random_model("llama")
     path = write_gguf(tmp_path / "model.gguf", model, "llama")
     (tmp_path / "config.json").write_text("{}")  # as in many repositories of GGUF files
@@ -333,7 +333,7 @@ def test_a_folder_with_a_file_in_it(tmp_path):
         load_model(tmp_path)
 
 
-def test_a_model_that_was_split(tmp_path):
+def test_split_gguf_model_is_loaded(tmp_path):
     model = random_model("llama")
     whole = load_model(write_gguf(tmp_path / "whole.gguf", model, "llama", "Q4_0"))
     folder = tmp_path / "parts"
@@ -492,14 +492,14 @@ def test_llama_cpp_splits_text_in_the_same_way(tmp_path):
     )  # Poro's split is BLOOM's, and StableLM 2's is Qwen2's
 
 
-def test_a_split_that_nobody_knows_is_refused(tmp_path):
+def test_unknown_text_split_is_rejected(tmp_path):
     """transformers reads it with GPT-2's, whose ids are others, and says nothing."""
     path = write_gguf(tmp_path / "model.gguf", random_model("llama"), "llama", split="tomorrow-bpe")
     with raises("model.unsupported_tokenizer", ModelError, names="tomorrow-bpe"):
         load_model(path)
 
 
-def test_a_file_that_does_not_say_its_split_is_read_with_a_warning(tmp_path, caplog):
+def test_missing_text_split_is_read_with_a_warning(tmp_path, caplog):
     path = write_gguf(tmp_path / "model.gguf", random_model("llama"), "llama", split=None)
     assert load_tokenizer(path).decode(load_tokenizer(path).encode("It's 1234")) == "It's 1234"
     assert [record.message for record in caplog.records if "tokenizer.ggml.pre" in record.message]

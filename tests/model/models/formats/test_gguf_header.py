@@ -39,7 +39,7 @@ def test_a_file_is_read_once(tmp_path, monkeypatch):
     assert read == [path]
 
 
-def test_a_header_is_what_gguf_reads(tmp_path):
+def test_header_equals_the_gguf_reader(tmp_path):
     path = write_vocabulary(tmp_path / "model.gguf", byte_level("gpt-2"))
     ours, theirs = read_header(path), gguf.GGUFReader(path)
     assert ours.metadata == {k: v.contents() for k, v in theirs.fields.items() if not k.startswith("GGUF.")}
@@ -81,7 +81,7 @@ ENTRY = text("a.weight") + struct.pack("<IQ", 1, 64)
         (header(tensors=2, count=0, rest=(ENTRY + struct.pack("<IQ", 0, 0)) * 2 + bytes(512)), "two tensors named a.w"),
     ],
 )
-def test_a_damaged_file_is_refused_in_one_sentence(tmp_path, content, reason):
+def test_damaged_file_is_refused_in_one_sentence(tmp_path, content, reason):
     path = tmp_path / "bad.gguf"
     path.write_bytes(content)
     with pytest.raises(ModelError, match=rf"bad\.gguf: is damaged, cut short or no GGUF: .*{reason}.*; download it ag"):
@@ -89,7 +89,7 @@ def test_a_damaged_file_is_refused_in_one_sentence(tmp_path, content, reason):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_no_damage_raises_anything_else(tmp_path, seed):
+def test_random_damage_raises_only_model_errors(tmp_path, seed):
     """Bytes of the header are changed at random, or the file is cut."""
     content = bytearray(write_vocabulary(tmp_path / "whole.gguf", byte_level("gpt-2")).read_bytes())
     rng = np.random.default_rng(seed)
@@ -111,7 +111,7 @@ def test_no_damage_raises_anything_else(tmp_path, seed):
         ({"llama.attention.head_count": 0}, r"llama\.attention\.head_count is 0, and one number above 0 is read"),
     ],
 )
-def test_sizes_that_are_not_the_tensors_are_refused(tmp_path, more, sentence):
+def test_sizes_that_contradict_the_tensors_are_rejected(tmp_path, more, sentence):
     path = write_gguf(tmp_path / "model.gguf", random_model("llama"), "llama", more=more)
     with pytest.raises(ModelError, match=sentence):
         load_model(path)

@@ -45,7 +45,7 @@ def plain():
 def differing(name, texts, found, expected):
     """The texts whose ids differ from llama.cpp's.
 
-    Special tokens of Phi-3 drop the white space behind them. Here that is all white space, as in the model's own
+    Special tokens of Phi-3 drop the white space after them. Here that is all white space, as in the model's own
     tokenizer.
     In llama.cpp it is that of ASCII, even where it spells a token of white space, which Phi-3 does not have.
     """
@@ -55,7 +55,7 @@ def differing(name, texts, found, expected):
 
 
 @pytest.mark.parametrize("name", RECORDED["kinds"])
-def test_ids_are_those_that_llama_cpp_gave(tmp_path, name):
+def test_ids_equal_recorded_llama_cpp_ids(tmp_path, name):
     kind = dict(RECORDED["kinds"][name])
     expected = kind.pop("expected")
     path = write_vocabulary(tmp_path / "model.gguf", kind)
@@ -87,7 +87,7 @@ def test_a_real_file_gives_llama_cpps_ids():
 
 
 @pytest.mark.parametrize("make", [lambda: byte_level("gpt-2"), sentencepiece])
-def test_texts_come_back(tmp_path, make):
+def test_texts_round_trip(tmp_path, make):
     tokenizer = load_tokenizer(write_vocabulary(tmp_path / "model.gguf", make()))
     # ▁ is SentencePiece's space, and byte-level decoders take letters of Latin-1 for bytes, in special tokens as well
     for text in (text for text in RECORDED["texts"] if "▁" not in text and "<größe>" not in text):
@@ -106,7 +106,7 @@ def test_texts_come_back(tmp_path, make):
         ("qwen2", True, True),
     ],
 )
-def test_bos_stands_before_a_text_where_llama_cpp_puts_it(tmp_path, plain, split, said, adds):
+def test_bos_is_added_as_in_llama_cpp(tmp_path, plain, split, said, adds):
     tokenizer = plain[0] | {"pre": split} | ({} if said is None else {"add_bos_token": said})
     loaded = load_tokenizer(write_vocabulary(tmp_path / "model.gguf", tokenizer))
     assert (loaded("a")["input_ids"][0] == tokenizer["bos_token_id"]) == adds
@@ -114,7 +114,7 @@ def test_bos_stands_before_a_text_where_llama_cpp_puts_it(tmp_path, plain, split
 
 @pytest.mark.parametrize("kind", [1, 3, 4])
 @pytest.mark.parametrize("name", ["<|im_end|>", "<end_of_turn>", "<|eot_id|>", "<|end|>", "<EOT>", "<|file_sep|>"])
-def test_an_answer_ends_at_a_token_that_is_known_by_its_name(tmp_path, plain, name, kind):
+def test_end_token_is_recognised_by_name(tmp_path, plain, name, kind):
     tokenizer, ordinary = plain
     tokenizer = replaced(tokenizer, ordinary, ("<s>", 3), ("</s>", 3), (name, kind))
     path = write_vocabulary(
@@ -129,7 +129,7 @@ def test_an_answer_ends_at_a_token_that_is_known_by_its_name(tmp_path, plain, na
     assert (answer.finish_reason, answer.text, len(answer.token_ids)) == ("stop", "", 1)
 
 
-def test_a_message_of_gpt_oss_ends_no_answer(tmp_path, plain):
+def test_end_of_a_gpt_oss_message_does_not_end_the_answer(tmp_path, plain):
     tokenizer, ordinary = plain
     marks = ("<|return|>", "<|call|>", "<|end|>", "<|message|>")
     special = replaced(tokenizer, ordinary, *((name, 3) for name in marks)) | {"eos_token_id": ordinary}
@@ -147,7 +147,7 @@ def test_a_message_of_gpt_oss_ends_no_answer(tmp_path, plain):
         ({"tokens": ["a", "b", "a"], "merges": ["a b"]}, r"its tokenizer has the token 'a' twice; download"),
     ],
 )
-def test_a_tokenizer_that_cannot_be_read_is_refused(tmp_path, plain, change, sentence):
+def test_unreadable_tokenizer_is_rejected(tmp_path, plain, change, sentence):
     path = write_vocabulary(tmp_path / "model.gguf", plain[0] | change)
     with pytest.raises(ModelError, match=sentence):
         load_tokenizer(path)

@@ -81,7 +81,7 @@ def result(**fields: Any) -> dict[str, Any]:
         ({"reuse": "sometimes"}, "reuse"),
     ],
 )
-def test_a_wrong_body_is_refused_at_its_place(body: dict[str, Any], param: str) -> None:
+def test_invalid_body_is_rejected_with_its_field(body: dict[str, Any], param: str) -> None:
     found = refusal(body).param
     assert found == param or (found or "").startswith(f"{param}."), found
 
@@ -103,12 +103,12 @@ def test_a_required_field_is_named(missing: str) -> None:
         {"type": "search_result", "source": "a", "title": "b", "content": []},
     ],
 )
-def test_content_that_is_no_text_is_refused_with_its_own_code(block: dict[str, Any]) -> None:
+def test_non_text_content_is_rejected_with_its_own_code(block: dict[str, Any]) -> None:
     assert refusal(user(block)).code == "unsupported_content"
     assert refusal(result(content=[block])).code == "unsupported_content"
 
 
-def test_unknown_fields_are_refused_and_habits_are_not() -> None:
+def test_unknown_fields_are_rejected_and_client_habits_are_accepted() -> None:
     found = refusal({"max_token": 3})
     assert (found.code, found.param) == ("unknown_field", "max_token")
     assert refusal({"mcp_servers": [{}]}).code == "unsupported_field"
@@ -122,7 +122,7 @@ def test_fields_of_other_servers_are_named_in_the_call() -> None:
     assert translate(read_body(body, Endpoint.MESSAGES)).ignored == ("keep_alive",)
 
 
-def test_a_body_that_is_no_object_is_refused() -> None:
+def test_body_that_is_not_an_object_is_rejected() -> None:
     for raw in (None, [], "a", 5):
         with pytest.raises(BodyError):
             read_body(raw, Endpoint.MESSAGES)

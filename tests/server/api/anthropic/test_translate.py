@@ -49,14 +49,14 @@ def test_a_mark_stays_on_its_block() -> None:
     assert turns({"messages": [{"role": "user", "content": blocks}]}) == [{"role": "user", "content": blocks}]
 
 
-def test_a_mark_beside_the_content_marks_all_of_it() -> None:
+def test_mark_on_a_message_marks_all_its_parts() -> None:
     (turn,) = turns({"messages": [{"role": "user", "content": [text("a"), text("b")], "cache_control": HOUR}]})
     assert turn["content"] == [text("a", cache_control=HOUR), text("b", cache_control=HOUR)]
     (turn,) = turns({"messages": [{**ASKED, "cache_control": HOUR}]})
     assert turn["content"] == [text("Hello", cache_control=HOUR)]
 
 
-def test_a_mark_of_the_request_marks_the_last_text() -> None:
+def test_mark_on_a_request_marks_the_last_text() -> None:
     *before, last = turns({"system": "S", "cache_control": FIVE})
     assert before == [{"role": "system", "content": "S"}]
     assert last["content"] == [text("Hello", cache_control=FIVE)]
@@ -64,7 +64,7 @@ def test_a_mark_of_the_request_marks_the_last_text() -> None:
     assert turn["content"] == [text("a", cache_control=HOUR)]
 
 
-def test_a_call_and_its_result_are_turns_of_the_template() -> None:
+def test_call_and_its_result_are_template_turns() -> None:
     results = [
         {"type": "tool_result", "tool_use_id": "toolu_1", "content": [text("Waves.")], "cache_control": HOUR},
         text("And now?"),
@@ -113,18 +113,18 @@ def test_a_document_of_text_is_read_with_its_title() -> None:
         assert turn["content"] == [text("Weather\nIt rains.", cache_control=FIVE), text("Why?")]
 
 
-def test_neighbouring_messages_of_one_role_become_one_turn() -> None:
+def test_consecutive_messages_of_one_role_are_joined() -> None:
     made = turns({"messages": [ASKED, {"role": "user", "content": [text("there")]}]})
     assert made == [{"role": "user", "content": [text("Hello"), text("\n\n"), text("there")]}]
 
 
-def test_a_block_for_anthropics_accounts_is_left_out() -> None:
+def test_billing_block_is_dropped() -> None:
     billing = text("x-anthropic-billing-header: cc_version=1.2.3;")
     assert turns({"system": [billing, text("Be kind.")]})[0]["content"] == [text("Be kind.")]
     assert turns({"system": [billing]}) == [ASKED]
 
 
-def test_a_system_message_in_the_middle_keeps_its_place() -> None:
+def test_system_message_in_the_middle_keeps_its_position() -> None:
     made = turns({"messages": [ASKED, {"role": "system", "content": "Stop."}, ASKED]})
     assert [turn["role"] for turn in made] == ["user", "system", "user"]
 
@@ -140,7 +140,7 @@ def test_sampling_fields_are_translated() -> None:
     assert (made.max_tokens, made.seed, made.min_p) == (4, 7, 0.1)
 
 
-def test_inlays_fields_are_those_of_the_other_dialect() -> None:
+def test_inlay_fields_equal_the_other_dialects() -> None:
     made = call({"reuse": "modular", "recompute": "linked:4", "positions": "packed", "order": "any", "priority": 2})
     assert (made.reuse, made.positions, made.order, made.priority) == ("modular+linked:4", "packed", "any", 2)
 
@@ -156,7 +156,7 @@ def test_inlays_fields_are_those_of_the_other_dialect() -> None:
         ({"type": "tool", "name": "look"}, True, False),
     ],
 )
-def test_tool_choice(choice: Any, held: bool, parallel: bool) -> None:
+def test_tool_choice_sets_constraint_and_parallel_calls(choice: Any, held: bool, parallel: bool) -> None:
     made = call({"tools": [{**LOOK, "cache_control": HOUR}], **({} if choice is None else {"tool_choice": choice})})
     assert made.tools is not None
     assert (made.tools.held, made.tools.parallel) == (held, parallel)
@@ -170,7 +170,7 @@ def test_tool_choice_none_hides_the_tools() -> None:
     assert call({"tools": [LOOK], "tool_choice": {"type": "none"}}).tools is None
 
 
-def test_an_answer_may_be_held_to_a_schema() -> None:
+def test_answer_can_be_constrained_to_a_schema() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     made = call({"output_config": {"format": {"type": "json_schema", "schema": schema}}})
     assert made.params.structured_outputs is not None
@@ -208,7 +208,7 @@ def test_thinking_of_a_model_that_does_not_reason_is_named_as_ignored() -> None:
 
 
 @pytest.mark.parametrize("thinking", [{"type": "disabled"}, {"type": "adaptive", "display": "omitted"}])
-def test_reasoning_is_left_out_if_the_request_says_so(thinking: dict[str, Any]) -> None:
+def test_reasoning_is_left_out_on_request(thinking: dict[str, Any]) -> None:
     made = call({"thinking": thinking}, reasoning=reasoner("enable_thinking"))
     assert made.reasoning is not None
     assert not made.reasoning.include

@@ -93,13 +93,13 @@ def test_events_come_in_openais_order() -> None:
     ]
 
 
-def test_a_cut_answer_is_incomplete() -> None:
+def test_truncated_answer_is_incomplete() -> None:
     whole = respond(asked(), [output("Hi", "length")], **NAMED)
     assert (whole["status"], whole["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert whole["output"][0]["status"] == "incomplete"
 
 
-def test_a_call_has_its_namespace_again() -> None:
+def test_call_keeps_its_namespace() -> None:
     call = asked(tools=[SPACE])
     (item,) = respond(call, [output(CALLED.replace("look", "agents.look"))], **NAMED)["output"]
     assert (item["namespace"], item["name"], item["call_id"][:5]) == ("agents", "look", "call_")

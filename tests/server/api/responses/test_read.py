@@ -61,7 +61,7 @@ def message(*parts: Any, **fields: Any) -> dict[str, Any]:
         ({"reuse": "sometimes"}, "reuse"),
     ],
 )
-def test_a_wrong_body_is_refused_at_its_place(body: dict[str, Any], param: str) -> None:
+def test_invalid_body_is_rejected_with_its_field(body: dict[str, Any], param: str) -> None:
     found = refusal(body)
     assert (found.status, found.param) == (400, param)
 
@@ -75,7 +75,7 @@ def test_a_wrong_body_is_refused_at_its_place(body: dict[str, Any], param: str) 
         {"input": [{"type": "item_reference", "id": "a"}]},
     ],
 )
-def test_content_that_is_no_text_is_refused_with_its_own_code(body: dict[str, Any]) -> None:
+def test_non_text_content_is_rejected_with_its_own_code(body: dict[str, Any]) -> None:
     assert refusal(body).code == "unsupported_content"
 
 
@@ -95,13 +95,13 @@ def test_an_unknown_previous_response_is_not_found() -> None:
         ({"stop": 5}, "stop is 5; it must be"),
     ],
 )
-def test_the_wrong_value_in_a_field_is_named(body: dict[str, Any], begin: str) -> None:
+def test_invalid_value_in_a_field_is_named(body: dict[str, Any], begin: str) -> None:
     error = refusal(body)
     assert str(error).startswith(begin)
     assert error.param == next(iter(body))
 
 
-def test_unknown_fields_are_refused_and_habits_are_not() -> None:
+def test_unknown_fields_are_rejected_and_client_habits_are_accepted() -> None:
     assert refusal({"max_output_token": 3}).code == "unknown_field"
     assert refusal({"background": True}).code == "unsupported_field"
     body = {"model": "m", "input": "a", **dict.fromkeys(NO_EFFECT, "x")}
@@ -109,7 +109,7 @@ def test_unknown_fields_are_refused_and_habits_are_not() -> None:
     read_body(body, Endpoint.RESPONSES)
 
 
-def test_a_body_that_is_no_object_is_refused() -> None:
+def test_body_that_is_not_an_object_is_rejected() -> None:
     for raw in (None, [], "a", 5):
         with pytest.raises(BodyError):
             read_body(raw, Endpoint.RESPONSES)

@@ -34,12 +34,12 @@ def text(said: str, **mark: Any) -> dict[str, Any]:
     return {"type": "text", "text": said, **mark}
 
 
-def test_a_text_is_a_turn_of_the_user() -> None:
+def test_plain_text_is_a_user_turn() -> None:
     assert turns({}) == [USER]
     assert turns({"instructions": "Be kind."}) == [{"role": "system", "content": "Be kind."}, USER]
 
 
-def test_neighbouring_messages_of_one_role_become_one_turn() -> None:
+def test_consecutive_messages_of_one_role_are_joined() -> None:
     developer = {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]}
     made = turns({"instructions": "Be kind.", "input": [developer, USER, USER]})
     assert made == [
@@ -64,7 +64,7 @@ def test_reasoning_text_and_calls_of_one_answer_are_one_turn() -> None:
     ]
 
 
-def test_encoded_reasoning_comes_back() -> None:
+def test_encoded_reasoning_round_trips() -> None:
     assert decoded_reasoning(encoded_reasoning("Hm. é")) == "Hm. é"
     assert decoded_reasoning("gAAAA-other") == ""
     thought = {"type": "reasoning", "summary": [], "encrypted_content": encoded_reasoning("Hm.")}
@@ -84,7 +84,7 @@ def test_marks_of_both_kinds_stay_on_their_parts() -> None:
     assert turn == {"role": "user", "content": [text("Hello", cache_control=HOUR)], "order": "any"}
 
 
-def test_a_namespace_is_in_front_of_its_functions() -> None:
+def test_namespace_precedes_its_function_names() -> None:
     space = {"type": "namespace", "name": "agents", "description": "x", "tools": [LOOK]}
     made = call({"tools": [space], "tool_choice": {"type": "function", "name": "look", "namespace": "agents"}})
     assert made.tools is not None
@@ -113,7 +113,7 @@ def test_a_tool_that_inlay_cannot_run_is_hidden_and_named() -> None:
         ),
     ],
 )
-def test_tool_choice(fields: dict[str, Any], held: bool, parallel: bool) -> None:
+def test_tool_choice_sets_constraint_and_parallel_calls(fields: dict[str, Any], held: bool, parallel: bool) -> None:
     made = call({"tools": [LOOK], **fields})
     assert made.tools is not None
     assert (made.tools.held, made.tools.parallel) == (held, parallel)
@@ -133,7 +133,7 @@ def test_sampling_fields_are_translated() -> None:
         ({"type": "json_schema", "name": "a", "schema": {"type": "object"}}, "json"),
     ],
 )
-def test_an_answer_may_be_held_to_a_form(form: dict[str, Any], key: str) -> None:
+def test_answer_can_be_constrained_to_a_format(form: dict[str, Any], key: str) -> None:
     structure = call({"text": {"format": form}}).params.structured_outputs
     assert structure is not None
     assert set(structure) == {key}
@@ -161,5 +161,5 @@ def test_a_stored_response_is_continued_with_its_input_and_output() -> None:
     assert roles == ["user", "assistant", "tool"]
 
 
-def test_a_response_is_not_stored_if_the_request_says_so() -> None:
+def test_response_is_not_stored_with_store_false() -> None:
     assert call({"store": False}).store is None

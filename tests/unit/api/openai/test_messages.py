@@ -110,7 +110,7 @@ TURNS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("given", "expected"), TURNS.values(), ids=TURNS.keys())
-def test_turns(given: dict[str, Any], expected: dict[str, Any]):
+def test_messages_become_template_turns(given: dict[str, Any], expected: dict[str, Any]):
     assert messages(given) == [expected]
 
 
@@ -242,7 +242,7 @@ WRONG: list[tuple[list[dict[str, Any]], str, str]] = [
 
 
 @pytest.mark.parametrize(("given", "param", "sentence"), WRONG)
-def test_what_is_wrong(given: list[dict[str, Any]], param: str, sentence: str):
+def test_invalid_messages_are_rejected(given: list[dict[str, Any]], param: str, sentence: str):
     with pytest.raises(BodyError) as caught:
         messages(*given)
     assert caught.value.param == param
@@ -252,7 +252,7 @@ def test_what_is_wrong(given: list[dict[str, Any]], param: str, sentence: str):
 @pytest.mark.parametrize(
     "arguments", ["{", "[]", "3", "null", '{"a": NaN}', '{"a": "\\ud800"}', "[" * 500, "city=Rome"]
 )
-def test_arguments_that_are_no_object_are_shown_as_they_are(arguments: str):
+def test_non_object_arguments_are_passed_unchanged(arguments: str):
     (made,) = messages({**CALLS, "tool_calls": [{**CALL, "function": {"name": "weather", "arguments": arguments}}]})
     assert made["tool_calls"][0]["function"] == {"name": "weather", "arguments": arguments}
 
@@ -264,7 +264,7 @@ def test_a_template_that_does_not_show_calls():
     assert caught.value.param == "messages[1]"
 
 
-def test_what_stands_in_past_calls_is_let_be():
+def test_extra_fields_of_past_calls_are_ignored():
     """Streams number the pieces of calls, and clients keep the number in the assembled message."""
     (called,) = CALLS["tool_calls"][:1]
     echoed = {**called, "index": 0, "function": {**called["function"], "provider_specific_fields": {}}}
@@ -285,7 +285,7 @@ def test_what_stands_in_past_calls_is_let_be():
         ),
     ],
 )
-def test_what_is_no_echo(message: dict[str, Any], sentence: str):
+def test_invalid_past_answers_are_rejected(message: dict[str, Any], sentence: str):
     with pytest.raises(BodyError) as caught:
         messages(message)
     assert str(caught.value).startswith(sentence)

@@ -56,7 +56,7 @@ def output(answers: list[CompletionOutput]) -> RequestOutput:
     )
 
 
-def told(call: Call, news: Sequence[tuple[int, RequestOutput]]) -> list[dict[str, Any]]:
+def chunks_of(call: Call, news: Sequence[tuple[int, RequestOutput]]) -> list[dict[str, Any]]:
     chunks = Chunks(call, **NAMED)
     documents = [document for number, one in news for document in chunks.documents(number, one)]
     if call.include_usage:
@@ -129,7 +129,7 @@ def test_chunks_add_up_to_the_response(endpoint, answers, logprobs, usage, seed)
             answer(i, one[:at], at == len(one), logprobs) for i, (at, one) in enumerate(zip(said, answers, strict=True))
         ]
         news.append((0, output(now)))
-    chunks = told(call, news)
+    chunks = chunks_of(call, news)
     expected = whole(call, [news[-1][1]])
     assert joined(call, chunks) == expected
     last = chunks[-1]
@@ -150,7 +150,7 @@ def test_chunks_add_up_to_the_response(endpoint, answers, logprobs, usage, seed)
 
 def test_a_chat_begins_with_its_role_and_ends_with_its_reason():
     call = call_of(Endpoint.CHAT)
-    chunks = told(call, [(0, output([answer(0, ["He", "llo"], True)]))])
+    chunks = chunks_of(call, [(0, output([answer(0, ["He", "llo"], True)]))])
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert deltas == [{"role": "assistant", "content": "", "refusal": None}, {"content": "Hello"}, {}]
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None, "stop"]
@@ -162,7 +162,7 @@ def test_a_chat_begins_with_its_role_and_ends_with_its_reason():
 def test_prompts_and_answers_are_numbered_as_in_the_response():
     call = call_of(Endpoint.COMPLETIONS, prompt=["a", "b"], n=2)
     outputs = [output([answer(i, [f"{number}{i}"], True) for i in range(2)]) for number in range(2)]
-    chunks = told(call, [(1, outputs[1]), (0, outputs[0])])
+    chunks = chunks_of(call, [(1, outputs[1]), (0, outputs[0])])
     assert joined(call, chunks) == whole(call, outputs)
     assert [chunk["choices"][0]["index"] for chunk in chunks] == [2, 2, 3, 3, 0, 0, 1, 1]
     assert chunks[-1]["inlay"]["exact_tokens"] == 4
@@ -172,13 +172,13 @@ def test_prompts_and_answers_are_numbered_as_in_the_response():
 
 @pytest.mark.parametrize("logprobs", [False, True])
 @pytest.mark.parametrize("cuts", [[1], [3, 9, 20, 31], list(range(1, 60))])
-def test_calls_of_tools_are_told_piece_by_piece(cuts, logprobs):
+def test_tool_calls_are_streamed_in_pieces(cuts, logprobs):
     text = 'Well. <tool_call>\n{"name": "look", "arguments": {"at": "é"}}\n</tool_call>'
     call = call_of(Endpoint.CHAT, tools=[TOOL], logprobs=logprobs)
     kept = 0 if logprobs else None
     news = [(0, output([answer(0, list(text[:cut]), False, kept)])) for cut in cuts if cut < len(text)]
     news.append((0, output([answer(0, list(text), True, kept)])))
-    chunks = told(call, news)
+    chunks = chunks_of(call, news)
     (expected,) = whole(call, [news[-1][1]])
     (found,) = joined(call, chunks)
     assert found == expected
@@ -186,10 +186,10 @@ def test_calls_of_tools_are_told_piece_by_piece(cuts, logprobs):
     assert json.loads(found["message"]["tool_calls"][0]["function"]["arguments"]) == {"at": "é"}
 
 
-def test_usage_so_far_on_every_chunk_for_those_who_ask_for_it():
+def test_running_usage_is_sent_on_request():
     call = call_of(Endpoint.CHAT, stream_options={"include_usage": True, "continuous_usage_stats": True})
     words = ["One", " two", " three"]
-    chunks = told(call, [(0, output([answer(0, words[:n], n == 3, None)])) for n in range(1, 4)])
+    chunks = chunks_of(call, [(0, output([answer(0, words[:n], n == 3, None)])) for n in range(1, 4)])
     assert [chunk["usage"]["prompt_tokens"] for chunk in chunks] == [3] * len(chunks)
     said = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert said == sorted(said)

@@ -23,7 +23,7 @@ def completion(default: int | None = None, **body: Any) -> Call:
     return translate(read_body({"prompt": "Hello", **body}, Endpoint.COMPLETIONS), default_max_tokens=default)
 
 
-def test_defaults_are_those_of_openai():
+def test_defaults_equal_openais():
     assert chat().params == SamplingParams(max_tokens=None)
     assert completion().params == SamplingParams(max_tokens=16)
     assert chat(default=7).params.max_tokens == completion(default=7).params.max_tokens == 7
@@ -31,7 +31,7 @@ def test_defaults_are_those_of_openai():
     assert (chat().reuse, chat().positions, chat().model, chat().stream) == (None, None, None, False)
 
 
-def test_what_a_body_does_not_say_is_the_models():
+def test_missing_fields_use_model_defaults():
     defaults = {"temperature": 0.6, "top_k": 20, "max_tokens": 50}
 
     def asked(endpoint: Endpoint, default: int | None = None, **body: Any) -> SamplingParams:
@@ -80,7 +80,7 @@ def test_fields_of_the_same_name(name: str, value: Any):
         assert call.params == SamplingParams(**{"max_tokens": default, name: value})
 
 
-def test_fields_of_another_name():
+def test_renamed_fields_are_translated():
     assert chat(max_completion_tokens=5).params.max_tokens == 5
     assert chat(logit_bias={"3": -2, "17": 100}).params.logit_bias == {3: -2, 17: 100}
     assert chat(logprobs=True).params.logprobs == 0
@@ -115,7 +115,7 @@ def test_response_formats(response_format, expected):
     assert chat(response_format=response_format).params.structured_outputs == expected
 
 
-def test_a_response_format_of_free_values_has_what_it_refers_to():
+def test_json_response_format_keeps_its_definitions():
     schema = {"type": "object", "$defs": {"A": {"const": 1}}, "properties": {"a": {"$ref": "#/$defs/A"}, "b": {}}}
     structure = chat(
         response_format={"type": "json_schema", "json_schema": {"schema": schema}}
@@ -138,7 +138,7 @@ def test_messages():
 
 
 @pytest.mark.parametrize("make", [chat, completion])
-def test_what_is_not_of_the_model(make):
+def test_fields_outside_sampling_are_translated(make):
     plain = make()
     assert (plain.priority, plain.include_usage, plain.said_max_tokens, plain.tools) == (0, False, False, None)
     given = make(priority=-3, stream=True, stream_options={"include_usage": True, "include_obfuscation": True})
@@ -223,7 +223,7 @@ def test_a_prompt_of_a_schema_that_cannot_be_read():
         ),
     ],
 )
-def test_what_is_wrong(make, body, param, sentence):
+def test_invalid_bodies_are_rejected(make, body, param, sentence):
     with pytest.raises(BodyError) as caught:
         make(**body)
     assert caught.value.param == param

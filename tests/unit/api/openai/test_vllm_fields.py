@@ -37,7 +37,7 @@ def test_a_structural_tag_as_a_response_format():
     assert given.params.structured_outputs == {"structural_tag": TAG}
 
 
-def test_what_a_chat_template_is_told():
+def test_template_options_are_translated():
     options = {"chat_template_kwargs": {"a": 1}, "documents": [{"title": "x"}], "add_generation_prompt": False}
     assert chat(**options).prompts == ({"messages": [USER], **options},)
     given = chat(messages=[USER, BEGUN], continue_final_message=True, add_generation_prompt=False)
@@ -59,7 +59,7 @@ def test_what_a_chat_template_is_told():
         ({"prompt_logprobs": 0, "max_tokens": 0}, 0),
     ],
 )
-def test_what_is_told_of_a_prompt(body, scored):
+def test_echo_and_prompt_logprobs_are_translated(body, scored):
     call = completion(**body)
     assert call.params.prompt_logprobs == scored
     assert (call.echo, call.scores) == (body.get("echo", False), body.get("prompt_logprobs"))
@@ -137,7 +137,7 @@ def test_what_is_told_of_a_prompt(body, scored):
     ],
     ids=lambda value: str(value)[:50],
 )
-def test_what_is_refused(endpoint: Endpoint, body: dict[str, Any], param: str, sentence: str):
+def test_unsupported_fields_are_rejected(endpoint: Endpoint, body: dict[str, Any], param: str, sentence: str):
     whole = {"messages": [USER], **body} if endpoint is Endpoint.CHAT else {"prompt": "Hello", **body}
     with pytest.raises(BodyError) as caught:
         translate(read_body(whole, endpoint))

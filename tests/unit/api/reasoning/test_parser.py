@@ -53,13 +53,13 @@ def split(reader: ReasoningUse, prompt: str, pieces: list[str]) -> tuple[str, st
 
 
 @pytest.mark.parametrize(("row", "prompt", "text", "reasoning", "content"), CASES)
-def test_what_is_thought_and_what_is_said(row, prompt, text, reasoning, content):
+def test_reasoning_and_content_are_separated(row, prompt, text, reasoning, content):
     assert split(use(row), prompt, [text]) == (reasoning, content)
     assert split(use(row), prompt, list(text)) == (reasoning, content)
 
 
 @given(case=st.sampled_from(CASES), cuts=st.lists(st.integers(0, 40), max_size=5))
-def test_how_it_is_cut_changes_nothing(case, cuts):
+def test_splitting_the_text_does_not_change_the_result(case, cuts):
     row, prompt, text, reasoning, content = case
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     assert split(use(row), prompt, [text[a:b] for a, b in pairwise(edges)]) == (reasoning, content)
@@ -73,7 +73,7 @@ def test_how_it_is_cut_changes_nothing(case, cuts):
         ("Ye", "s.", ("", "s.")),
     ],
 )
-def test_a_message_that_goes_on_says_where_it_is(last, text, expected):
+def test_continued_message_keeps_its_reasoning_state(last, text, expected):
     assert split(use(QWEN, last), "<a>" + last, [text]) == expected
 
 
@@ -91,7 +91,7 @@ def test_tokens_are_counted_up_to_the_mark(row, prompt, text, reasoning, content
         assert count == len(ids)
 
 
-def test_formats_are_told_from_templates():
+def test_reasoning_format_is_detected_from_the_template():
     assert model_reasoning(gpt2()).format is None
     told = model_reasoning(with_template(gpt2(), TEMPLATE))
     assert told.format is QWEN
@@ -102,7 +102,7 @@ def test_formats_are_told_from_templates():
         model_reasoning(gpt2(), "r2")
 
 
-def test_marks_that_are_special_tokens_leave_the_end_of_the_answer_in_the_text():
+def test_special_token_marks_require_end_token_removal():
     tokenizer = copy.deepcopy(gpt2())
     tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>", "<|end|>"]})
     found = model_reasoning(with_template(tokenizer, TEMPLATE))
@@ -122,12 +122,12 @@ def test_the_token_at_the_end_is_removed(text: str, expected: str):
         assert "".join([*map(marks.feed, pieces), marks.finish()]) == expected
 
 
-def test_harmony_is_told_from_its_template():
+def test_harmony_is_detected_from_its_template():
     template = "{{ '<|start|>assistant<|channel|>analysis<|message|>' }}"
     assert model_reasoning(with_template(gpt2(), template)).format is HARMONY
 
 
-def test_a_mark_that_is_one_token_is_counted_by_it():
+def test_single_token_mark_is_used_to_count_reasoning():
     tokenizer = gpt2()
     tokenizer.add_tokens(["<think>", "</think>"])
     model = model_reasoning(with_template(tokenizer, TEMPLATE))

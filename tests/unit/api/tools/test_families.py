@@ -1,4 +1,4 @@
-"""Answers as models of current families write them: calls, streamed calls, and calls that are none."""
+"""Answers as models of current families write them: calls, streamed calls, and text that only looks like a call."""
 
 from __future__ import annotations
 
@@ -295,7 +295,7 @@ def test_calls_of_a_family(name: str, answer: str, content: str, calls: list[tup
 
 
 @given(st.sampled_from(list(CALLS.values())), st.lists(st.integers(0, 500), max_size=8), st.integers(0, 400))
-def test_the_division_of_an_answer_changes_nothing(
+def test_splitting_the_answer_does_not_change_the_result(
     case: tuple[str, str, str, Any], cuts: list[int], length: int
 ) -> None:
     name, answer, _, _ = case
@@ -306,7 +306,7 @@ def test_the_division_of_an_answer_changes_nothing(
 
 
 @pytest.mark.parametrize(("name", "answer"), NONE)
-def test_a_text_that_is_no_call_stays_as_it_is(name: str, answer: str) -> None:
+def test_text_without_a_call_is_unchanged(name: str, answer: str) -> None:
     for pieces in ([answer], list(answer)):
         assert read(parser_of(name), pieces) == (answer, [])
 
@@ -320,7 +320,7 @@ def test_a_call_that_ends_early_keeps_its_arguments(
 
 
 @pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "deepseek_v31", "kimi_k2", "mistral, new", "hermes"])
-def test_long_arguments_come_before_their_end(name: str) -> None:
+def test_long_arguments_are_streamed(name: str) -> None:
     """A text argument of 2,000 characters is streamed: at most 100 of them are pending at any time."""
     form, answer, _, _ = CALLS[name]
     answer = answer.replace("Rome", "x" * 2_000)
@@ -333,7 +333,7 @@ def test_long_arguments_come_before_their_end(name: str) -> None:
     assert told.count("x") == 2_000
 
 
-def test_one_call_alone() -> None:
+def test_single_call_ends_the_answer() -> None:
     _, answer, _, _ = CALLS["minimax_m2"]
     assert read(parser_of("minimax_m2", parallel=False), [answer])[1] == [
         ("get_weather", '{"city": "Rome", "days": 3}')

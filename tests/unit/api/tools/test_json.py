@@ -26,7 +26,7 @@ def pieces(text: str, cuts: list[int]) -> list[str]:
 
 
 @given(containers, st.text(max_size=10), st.lists(st.integers(0, 1000), max_size=8), st.booleans(), st.booleans())
-def test_the_end_is_where_the_parser_finds_it(value, behind, cuts, ascii_only, indented):
+def test_end_of_json_equals_pythons_parser(value, behind, cuts, ascii_only, indented):
     text = json.dumps(value, ensure_ascii=ascii_only, indent=2 if indented else None)
     expected = json.JSONDecoder().raw_decode(text + behind)[1]
     end = JSONEnd()
@@ -41,7 +41,7 @@ def test_the_end_is_where_the_parser_finds_it(value, behind, cuts, ascii_only, i
 
 
 @given(containers, st.booleans())
-def test_no_beginning_of_json_is_broken(value, ascii_only):
+def test_prefix_of_valid_json_is_not_broken(value, ascii_only):
     """Each of them is looked at as JSONEnd looks at a text that has doubled."""
     text = json.dumps({"a" * 70: value}, ensure_ascii=ascii_only)
     for length in range(65, len(text)):
@@ -54,7 +54,7 @@ BROKEN = ['{"a" x', '["a" <', "[1 2", "[1,,", "{1", "[01", '["\\q', '["\n', '{"a
 
 
 @pytest.mark.parametrize("text", BROKEN)
-def test_what_cannot_become_json_is_noticed_before_it_has_doubled(text: str):
+def test_invalid_json_is_detected_before_the_text_doubles(text: str):
     end = JSONEnd()
     grown = text + "[" * max(64, 2 * len(text))
     assert end.find(grown) is None
@@ -62,7 +62,7 @@ def test_what_cannot_become_json_is_noticed_before_it_has_doubled(text: str):
 
 
 @pytest.mark.parametrize("text", ["NaN", "[Infinity]", "[1", '{"a": "\\ud800"}', "[" * 300 + "]" * 300, ""])
-def test_what_is_no_value(text: str):
+def test_invalid_json_values_are_rejected(text: str):
     with pytest.raises(JSONError):
         parsed(text)
 

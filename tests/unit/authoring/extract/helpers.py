@@ -33,7 +33,7 @@ def encode(texts: Sequence[str]) -> list[Sequence[int]]:
     return [tuple(text.encode()) for text in texts]
 
 
-def said(schema: Schema, proposal: Proposal, prompt: int) -> Said:
+def turns_of(schema: Schema, proposal: Proposal, prompt: int) -> Said:
     """The role and text of each turn of a logged prompt, written as a prompt of the schema."""
     written = proposal.prompt(prompt)
     assert written is not None

@@ -16,7 +16,7 @@ from inlay.authoring.extract.extraction import describe
 from inlay.errors import ParameterError
 from inlay.pml import Module, NewText, Schema, SchemaText, Union, resolve
 from tests.raising import raises
-from tests.unit.authoring.extract.helpers import chat, corpus_of, encode, plain, said
+from tests.unit.authoring.extract.helpers import chat, corpus_of, encode, plain, turns_of
 
 WORDS = (
     "harbour",
@@ -90,15 +90,15 @@ LOGS = st.one_of(
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(prompts=LOGS, min_tokens=st.integers(4, 40), max_modules=st.integers(1, 20))
-def test_every_prompt_comes_back(prompts, min_tokens, max_modules):
+def test_every_prompt_is_reproduced(prompts, min_tokens, max_modules):
     result = extracted(prompts, min_tokens=min_tokens, max_modules=max_modules)
     proposal = result.proposal
     schema = Schema.from_string(proposal.schema.to_pml())
     for number, prompt in enumerate(prompts):
         if proposal.fits(number):
             expected = [(turn.role, turn.text) for turn in prompt.turns]
-            assert said(proposal.schema, proposal, number) == expected
-            assert said(schema, proposal, number) == expected  # the written files give the same
+            assert turns_of(proposal.schema, proposal, number) == expected
+            assert turns_of(schema, proposal, number) == expected  # the written files give the same
         else:
             assert proposal.prompt(number) is None
     assert len(proposal.choice.pieces) <= max_modules
@@ -146,7 +146,7 @@ def prefix_saving(prompts: list[LoggedPrompt]) -> int:
     return saved
 
 
-def test_documents_in_any_place_and_order():
+def test_documents_are_found_at_any_position_and_order():
     one, two, three = document(1), document(2), document(3)
     result = extracted(plain(f"a\n{one}b", f"{two}c{one}", f"{one}d{two}{three}", f"e{three}"))
     pieces = zip(result.proposal.names, result.proposal.choice.pieces, strict=True)
@@ -193,18 +193,18 @@ def test_chat_with_always_present_text_and_a_union():
     assert result.saving.fitting == 30
     assert result.saving.always_tokens == len("You help people who travel.")
     for number, prompt in enumerate(prompts):
-        assert said(result.proposal.schema, result.proposal, number) == [(t.role, t.text) for t in prompt.turns]
+        assert turns_of(result.proposal.schema, result.proposal, number) == [(t.role, t.text) for t in prompt.turns]
         written = result.proposal.prompt(number)
         assert written is not None
         assert resolve(result.proposal.schema, written)  # without moves
 
 
-def test_modules_that_merely_never_met_are_no_union():
+def test_modules_that_never_met_by_chance_are_no_union():
     prompts = plain(*[f"{number} {document(number // 2)}" for number in range(20)])
     assert describe(extracted(prompts))["unions"] == []
 
 
-def test_modules_stand_in_the_order_in_which_they_mostly_stand():
+def test_modules_have_their_most_frequent_order():
     documents = [document(number) for number in range(4)]
     draw = random.Random(0)
     prompts = [
@@ -215,7 +215,7 @@ def test_modules_stand_in_the_order_in_which_they_mostly_stand():
     assert result.proposal.moved == 0
 
 
-def test_prompts_with_turns_of_their_own_where_no_front_is_shared():
+def test_prompts_without_a_shared_prefix_have_their_own_turns():
     prompts = chat(
         *[[("system", f"{number} {document(1)}"), ("user", f"{document(2)}{number}")] for number in range(3)]
     )
@@ -231,7 +231,7 @@ def test_a_module_is_imported_once_in_a_prompt():
     assert result.saving.by_schema == len(document(1))
 
 
-def test_max_modules_keeps_those_that_save_most():
+def test_max_modules_keeps_the_most_useful_ones():
     prompts = plain(
         *[f"{n}{document(1, 50)}{n}{document(2, 20)}{n}" for n in range(3)], *[f"a{n}{document(3)}" for n in range(2)]
     )
@@ -247,7 +247,7 @@ def test_a_schema_stays_within_the_size_of_a_file(monkeypatch):
     assert "they are left out" in describe(result)["notes"][0]
 
 
-def test_prompts_without_the_front_are_counted():
+def test_prompts_without_the_prefix_are_counted():
     prompts = chat(*[[("system", "You help."), ("user", f"{n}{document(1)}")] for n in range(19)], [("user", "Hi")])
     result = extracted(prompts)
     assert (result.saving.fitting, result.proposal.prompt(19)) == (19, None)
@@ -270,7 +270,7 @@ def test_control_characters_stay_new_text():
         plain("", ""),
     ],
 )
-def test_nothing_repeats(prompts):
+def test_log_without_repetition_gives_an_empty_schema(prompts):
     result = extracted(prompts, min_prompts=3)
     assert result.proposal.schema.children == ()
     assert result.saving.by_schema == 0
@@ -284,7 +284,7 @@ def test_conversations_logged_turn_by_turn():
     assert "a prefix cache alone saves more on this log" in " ".join(describe(result)["notes"])
 
 
-def test_what_terminals_act_on_is_not_shown():
+def test_terminal_control_codes_are_not_shown():
     result = extracted(plain(*[f"{n}\n{document(1)[:20]}\x9b2J{document(1)}" for n in range(3)]))
     assert "·2J" in describe(result)["modules"][0]["text"]
 
@@ -310,7 +310,7 @@ def test_settings_out_of_range(options):
         ExtractionSettings(**options)
 
 
-def test_a_log_that_is_too_large(monkeypatch):
+def test_too_large_log_is_rejected(monkeypatch):
     monkeypatch.setattr(runs_module, "MAX_WORDS", 5)
     with raises("prompt.log_too_large", LogError, names="log.jsonl"):
         Corpus.of(plain("one two", "three four"), "log.jsonl")

@@ -26,40 +26,40 @@ def occurrences(corpus: Corpus, runs: Runs) -> dict[str, int]:
     return {text: texts.count(text) for text in texts}
 
 
-def test_a_document_is_one_run_wherever_it_stands():
+def test_document_is_one_run_at_any_position():
     assert found(f"x{A}y", f"{A}zz", f"w{B}v{A}", f"{B}q") == {A: 3, B: 2}
 
 
-def test_what_always_stands_together_is_one_run():
+def test_texts_always_found_together_are_one_run():
     assert found(f"1{A}{B}2", f"3{A}{B}4") == {A + B: 2}
 
 
-def test_overlaps_are_split_where_the_prompts_change():
+def test_overlaps_are_split_where_prompts_differ():
     assert found(f"1{A}{B}2", f"3{A}{B}4", f"5{B}{C}6", f"7{B}{C}8") == {A: 2, B: 4, C: 2}
 
 
-def test_a_document_that_breaks_off_in_few_prompts_stays_whole():
+def test_document_truncated_in_few_prompts_stays_whole():
     cut_off = [f"{number}{A[:-number]}!" for number in range(1, 6)]
     whole = [f"{number}{A}{number}" for number in range(60)]
     assert found(*whole, *cut_off, least=6)[A] == 60
 
 
-def test_a_shared_heading_goes_to_what_follows_it():
+def test_shared_heading_is_joined_with_the_following_text():
     texts = [f"{number}\n案{document}{number}" for number in range(5) for document in (A, B)]
     assert found(*texts) == {f"\n案{A}": 5, f"\n案{B}": 5}
 
 
-def test_a_line_break_goes_to_the_line_that_it_ends():
+def test_line_break_is_joined_with_the_preceding_line():
     texts = [f"{number}?{first}\n{second}\n?{number}" for number, (first, second) in enumerate([(A, B), (B, A)] * 3)]
     assert found(*texts) == {f"{A}\n": 6, f"{B}\n": 6}
 
 
-def test_a_document_is_not_multiplied_by_what_stands_beside_it():
+def test_document_is_not_multiplied_by_its_neighbours():
     short = [f"{one}春夏" for one in "甲乙丙丁戊"]
     assert found(*[f"{number}{A}{after}{number}" for number in range(4) for after in short])[A] == 20
 
 
-def test_a_short_run_does_not_cost_a_document_places():
+def test_short_run_does_not_lose_occurrences_of_a_document():
     followed = [f"{number}{A}春{number}" for number in range(22)]
     assert found(*followed, *[f"{number}{A}{number}" for number in (22, 23)])[A] == 24
     assert found(*followed)[f"{A}春"] == 22
@@ -72,7 +72,7 @@ def test_a_short_run_does_not_cost_a_document_places():
     least=st.integers(2, 4),
     break_word=st.integers(0, 3),
 )
-def test_joining_moves_no_word(prompts, size, least, break_word):
+def test_joining_preserves_every_word(prompts, size, least, break_word):
     words = np.array([word for prompt in prompts for word in (*prompt, END)], np.int32)
     ends = np.cumsum([len(prompt) + 1 for prompt in prompts])
     runs = find_runs(repeated_windows(words, size, least, ends), size)

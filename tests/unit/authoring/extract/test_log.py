@@ -80,7 +80,7 @@ def test_forms(log, line, expected):
         (b"1" * 5_000, "this is not JSON ("),
     ],
 )
-def test_a_bad_line_is_one_sentence(log, line, sentence):
+def test_invalid_line_is_one_sentence(log, line, sentence):
     path = log(raw=b'"Hello"\n\n' + line + b'\n"Hello"\n')
     with pytest.raises(LogError) as error:
         turns(path)
@@ -101,7 +101,7 @@ def test_compressed_files_whatever_their_name(log, tmp_path):
     assert turns(str(renamed)) == [HELLO] * 2
 
 
-def test_a_compressed_file_that_breaks_off(log, tmp_path):
+def test_truncated_compressed_file_is_rejected(log, tmp_path):
     path = tmp_path / log("Hello" * 1000, name="log.jsonl.gz")
     path.write_bytes(path.read_bytes()[:-12])
     with raises("prompt.unreadable_log", LogError) as caught:
@@ -120,7 +120,7 @@ def test_standard_input(monkeypatch):
         turns("-")
 
 
-def test_a_line_of_any_length_is_no_surprise(log, monkeypatch):
+def test_overlong_line_is_skipped_or_rejected(log, monkeypatch):
     monkeypatch.setattr(module, "MAX_LINE_BYTES", 100)
     path = log("x" * 350, "Hello")
     assert turns(path, skip_bad=True) == [HELLO]
@@ -128,7 +128,7 @@ def test_a_line_of_any_length_is_no_surprise(log, monkeypatch):
         turns(path)
 
 
-def test_files_that_cannot_be_read(tmp_path):
+def test_unreadable_files_are_rejected(tmp_path):
     with raises("prompt.unreadable_log", LogError) as caught:
         turns(str(tmp_path / "none.jsonl"))
     assert "none.jsonl: no such file" in str(caught.value)
@@ -163,7 +163,7 @@ def test_the_content_of_a_call_is_null(tmp_path):
     assert [(turn.role, turn.text) for turn in prompt.turns] == [("user", "Hi"), ("assistant", "")]
 
 
-def test_what_tools_answer_is_text_like_any_other(tmp_path):
+def test_tool_results_count_as_user_text(tmp_path):
     call = {"name": "look_up", "arguments": "{}"}
     rows = [
         [{"role": "assistant", "content": None, "function_call": call}, {"role": "function", "content": "It rains."}],

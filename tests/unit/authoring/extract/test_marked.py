@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from inlay.authoring.extract import Corpus, Extraction, ExtractionSettings, LogReader, extract
-from tests.unit.authoring.extract.helpers import encode, said
+from tests.unit.authoring.extract.helpers import encode, turns_of
 
 SYSTEM = "You answer questions from documents, and name the document that the answer is from."
 _SENTENCES = [
@@ -60,10 +60,10 @@ def test_marked_documents_are_the_modules(tmp_path: Path, mark: str):
     for number in range(60):
         content = request(number)["messages"][1]["content"]
         expected = [("system", SYSTEM), ("user", "".join(one["text"] for one in content))]
-        assert said(marked.proposal.schema, marked.proposal, number) == expected
+        assert turns_of(marked.proposal.schema, marked.proposal, number) == expected
 
 
-def test_a_text_that_others_send_without_a_mark_is_the_same_module(tmp_path: Path):
+def test_equal_text_without_a_mark_is_the_same_module(tmp_path: Path):
     lines = [request(number, "cache_control" if number % 3 else None) for number in range(60)]
     result = extracted(tmp_path, lines)
     assert texts(result) == {document(number) for number in range(20)}
@@ -72,8 +72,8 @@ def test_a_text_that_others_send_without_a_mark_is_the_same_module(tmp_path: Pat
         assert piece.prompts == sum(piece.text in content for content in contents)
 
 
-def test_a_front_that_all_documents_share_cuts_none(tmp_path: Path):
-    """The always-present text ends before a marked part, not behind the words with which all of them begin."""
+def test_common_prefix_of_marked_documents_stays_in_them(tmp_path: Path):
+    """The always-present text ends before a marked part, not after the words with which all of them begin."""
     opening = "This is one of the documents of the handbook, in the version of this year, for all guests of the house. "
     lines = []
     for number in range(20):
@@ -83,7 +83,7 @@ def test_a_front_that_all_documents_share_cuts_none(tmp_path: Path):
     assert texts(extracted(tmp_path, lines)) == {opening + document(number) for number in range(4)}
 
 
-def test_what_is_marked_too_seldom_is_found_as_any_other_text(tmp_path: Path):
+def test_rarely_marked_text_is_found_like_unmarked_text(tmp_path: Path):
     shared = " ".join(_SENTENCES[:10])
     lines = [
         {"messages": [{"role": "user", "content": [part(f"Letter {number} to {number}: {shared}", "cache_control")]}]}
@@ -93,7 +93,7 @@ def test_what_is_marked_too_seldom_is_found_as_any_other_text(tmp_path: Path):
     assert shared[20:] in found
 
 
-def test_a_mark_on_a_message_marks_its_text_or_its_last_part(tmp_path: Path):
+def test_mark_on_a_message_marks_its_last_part(tmp_path: Path):
     mark = {"cache_control": {"type": "ephemeral"}}
     lines = []
     for number in range(12):
@@ -107,7 +107,7 @@ def test_a_mark_on_a_message_marks_its_text_or_its_last_part(tmp_path: Path):
     assert texts(extracted(tmp_path, lines)) == {document(number) for number in range(4)}
 
 
-def test_marks_of_characters_that_no_schema_holds_are_left_out(tmp_path: Path):
+def test_marked_text_without_xml_form_is_left_out(tmp_path: Path):
     text = document(1).replace("Sentence", "Sen\x01tence")
     lines = [{"messages": [{"role": "user", "content": [part(text, "cache_control")]}]} for _ in range(5)]
     assert not any("\x01" in found for found in texts(extracted(tmp_path, lines)))

@@ -47,5 +47,5 @@ def test_names_are_names_of_pml(texts):
     assert names == names_for(texts)
 
 
-def test_the_name_of_a_schema_comes_from_its_file():
+def test_schema_name_comes_from_its_file():
     assert schema_name("Prod log (May)") == "prod-log-may"

@@ -19,7 +19,7 @@ SETTINGS = {**ABOUT, "least": st.integers(2, 4)}
 
 
 def laid_out(prompts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """The words of all prompts, and the place behind each prompt."""
+    """The words of all prompts, and the place after each prompt."""
     words = np.array([word for prompt in prompts for word in (*prompt, END)], np.int32)
     return words, np.cumsum([len(prompt) + 1 for prompt in prompts])
 
@@ -74,7 +74,7 @@ def aligned(windows: dict[int, tuple[int, ...]], size: int) -> dict[int, int]:
 
 @relaxed
 @given(**SETTINGS)
-def test_runs_are_the_aligned_stretches(prompts, size, least):
+def test_runs_are_aligned_sequences(prompts, size, least):
     words, ends = laid_out(prompts)
     groups = aligned(repeated(prompts, size, least), size)
     runs = find_runs(repeated_windows(words, size, least, ends), size)
@@ -93,7 +93,7 @@ def test_runs_are_the_aligned_stretches(prompts, size, least):
 
 
 def assert_no_two_could_be_one(places: dict[int, tuple[int, int]], lengths: np.ndarray) -> None:
-    """No run always stands before the same other run that always stands behind it."""
+    """No run always stands before the same other run that always stands after it."""
     behind, before = defaultdict(set), defaultdict(set)
     for place, (run, offset) in places.items():
         if offset == 0:

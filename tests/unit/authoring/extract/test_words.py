@@ -9,7 +9,7 @@ from inlay.authoring.extract.runs import Vocabulary, carried_by_xml, split_words
 
 @settings(deadline=None)
 @given(st.text())
-def test_nothing_is_lost(text):
+def test_splitting_preserves_the_text(text):
     assert "".join(split_words(text)) == text
 
 
@@ -35,7 +35,7 @@ def test_words(text, words):
 
 @settings(deadline=None)
 @given(st.text(alphabet="aB1 \n_-é天.", max_size=12), st.text(alphabet="aB1 \n_-é天.", max_size=12))
-def test_the_same_text_is_cut_the_same_way_behind_anything(before, after):
+def test_text_is_split_the_same_way_after_any_text(before, after):
     # from the second border on inside the common part, all borders are the same
     common = "one Two three 45, six天seven"
     expected = split_words(common)
@@ -43,7 +43,7 @@ def test_the_same_text_is_cut_the_same_way_behind_anything(before, after):
     assert any(words[start : start + len(expected) - 3] == expected[2:-1] for start in range(len(words)))
 
 
-def test_long_text_without_spaces_is_cut_by_its_own_content():
+def test_long_text_without_spaces_is_split_by_content():
     blob = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk" * 40
     assert split_words("data:" + blob)[-400:] == split_words("x;base64," + blob)[-400:]
     assert max(map(len, split_words(blob))) < 20
@@ -57,5 +57,5 @@ def test_equal_numbers_are_equal_words():
 
 
 @pytest.mark.parametrize(("text", "carried"), [("a\t\r\n�😀", True), ("\0", False), ("\x0c", False), ("\uffff", False)])
-def test_what_xml_cannot_carry(text, carried):
+def test_characters_without_xml_form_are_detected(text, carried):
     assert carried_by_xml(text) is carried

@@ -171,7 +171,7 @@ SOUND = {
 
 
 @pytest.mark.parametrize("name", list(SOUND))
-def test_a_schema_with_nothing_to_say_about(name):
+def test_sound_schema_has_no_findings(name):
     assert [str(finding) for finding in lint(SOUND[name], max_positions=4096)] == []
 
 
@@ -186,7 +186,7 @@ def test_every_rule_is_broken_by_some_schema():
     assert len(RULES) == len(rules)
 
 
-def test_how_small_is_small():
+def test_size_limit_of_small_modules():
     body = module("a", 5) + module("b", 25)
     assert [f.message.split("'")[1] for f in lint(body, small=26) if f.rule == "small-module"] == ["a", "b"]
     assert lint(body, small=5) == lint(body, small=0) == []
@@ -194,7 +194,7 @@ def test_how_small_is_small():
         lint(body, small=-1)
 
 
-def test_displacement_is_spoken_of_only_where_there_is_something_to_move_from():
+def test_shift_is_mentioned_only_if_a_segment_moves():
     """Without any text before it, a piece has no place that it could be displaced from."""
     assert ENCODER.bos == ()
     (finding,) = lint(module("a", 20) + text(32, "z"))
@@ -203,7 +203,7 @@ def test_displacement_is_spoken_of_only_where_there_is_something_to_move_from():
     assert (finding.rule, "shifts" in finding.message) == ("early-parameter", False)
 
 
-def test_arguments_that_are_too_long():
+def test_overlong_arguments_are_found():
     body = module("a", 20, HOLE.format(5))
     assert lint(body, '<a n="12345"/>') == []
     findings = lint(body, '<a n="12345"/>', '<a n="123456"/>', '<a n="1234567"/>')
@@ -214,7 +214,7 @@ def test_arguments_that_are_too_long():
     ]
 
 
-def test_parameters_that_are_much_too_long():
+def test_oversized_parameters_are_found():
     body = module("a", 20, HOLE.format(20))
     assert [finding.rule for finding in lint(body)] == []
     assert [finding.rule for finding in lint(body, "now")] == []
@@ -234,16 +234,16 @@ def test_defaults_fill_parameters_too():
     assert "use at most 2" in lint(body, '<a n="12"/>')[0].message
 
 
-def test_prompts_that_do_not_fit_the_schema():
+def test_prompts_of_another_schema_are_rejected():
     with pytest.raises(PMLError, match=r"p0\.xml:1:20: .*nowhere"):
         lint(module("a", 20), "<nowhere/>")
 
 
-def test_imports_in_another_order_are_fine():
+def test_reordered_imports_have_no_finding():
     assert lint(module("a", 20) + module("b", 20), "<b/><a/>") == []
 
 
-def test_more_than_the_context_holds():
+def test_schema_longer_than_the_context_is_found():
     body = text(10) + module("p", 30, module("a", 61)) + module("b", 60)
     assert lint(body, max_positions=161) == []
     (finding,) = lint(body, max_positions=160)
@@ -255,6 +255,6 @@ def test_more_than_the_context_holds():
     assert lint(body) == []
 
 
-def test_advice_stands_in_the_order_of_places():
+def test_findings_are_sorted_by_place():
     body = f'<module name="a"/>\n{module("b", 3)}\n{union(module("c", 5))}'
     assert [str(finding.place).split(":", 1)[1] for finding in lint(body)] == ["1:18", "2:1", "3:1", "3:8"]

@@ -1,4 +1,4 @@
-"""Codecs: how many bytes they take, how near they come, and that going through one twice is going through it once."""
+"""Codecs: their bytes, their error, and that applying one twice equals applying it once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def through(codec: str, slab, kv_dtype: str, shape=SHAPE):
 
 @pytest.mark.parametrize("kv_dtype", DTYPES)
 @pytest.mark.parametrize("codec", CODECS)
-def test_what_is_written_has_the_size_that_is_said(codec, kv_dtype):
+def test_encoded_size_equals_the_declared_size(codec, kv_dtype):
     form, slab = CODECS[codec], slab_of(kv_dtype)
     data = form.encode(slab, kv_dtype)
     assert data.shape == (form.nbytes(SHAPE, kv_dtype),)
@@ -34,12 +34,12 @@ def test_what_is_written_has_the_size_that_is_said(codec, kv_dtype):
 
 
 @pytest.mark.parametrize("kv_dtype", DTYPES)
-def test_none_changes_nothing(kv_dtype):
+def test_none_codec_changes_nothing(kv_dtype):
     assert np.array_equal(through("none", slab_of(kv_dtype), kv_dtype), slab_of(kv_dtype))
 
 
 @pytest.mark.parametrize("kv_dtype", DTYPES)
-def test_int8_is_near_each_number_by_its_channel_or_token(kv_dtype):
+def test_int8_error_is_bounded_by_channel_or_token(kv_dtype):
     slab = slab_of(kv_dtype)
     exact, found = to_floats(slab, kv_dtype), to_floats(through("int8", slab, kv_dtype), kv_dtype)
     rounding = {"float32": 2**-20, "float16": 2**-11, "bfloat16": 2**-8}[kv_dtype] * np.abs(exact)
@@ -49,7 +49,7 @@ def test_int8_is_near_each_number_by_its_channel_or_token(kv_dtype):
 
 
 @pytest.mark.parametrize("kv_dtype", DTYPES)
-def test_fp8_is_near_each_number_by_its_own_size(kv_dtype):
+def test_fp8_error_is_bounded_by_the_number(kv_dtype):
     slab = slab_of(kv_dtype)
     exact, found = to_floats(slab, kv_dtype), to_floats(through("fp8", slab, kv_dtype), kv_dtype)
     smallest = np.abs(exact).max((2, 3), keepdims=True) / 448 * 2**-9
@@ -58,7 +58,7 @@ def test_fp8_is_near_each_number_by_its_own_size(kv_dtype):
 
 @pytest.mark.parametrize("kv_dtype", DTYPES)
 @pytest.mark.parametrize("codec", LOSSY)
-def test_twice_is_once(codec, kv_dtype):
+def test_encoding_twice_equals_encoding_once(codec, kv_dtype):
     """Each tier encodes a segment again when it moves between tiers."""
     once = through(codec, slab_of(kv_dtype), kv_dtype)
     twice = through(codec, once, kv_dtype)
@@ -70,7 +70,7 @@ def test_twice_is_once(codec, kv_dtype):
 
 @pytest.mark.parametrize("codec", LOSSY)
 @pytest.mark.parametrize("number", [0.0, 1e-38, -65504.0])
-def test_rows_of_one_number_stay_finite(codec, number):
+def test_constant_rows_stay_finite(codec, number):
     slab = from_floats(np.full(SHAPE, number, np.float32), "float32")
     found = to_floats(through(codec, slab, "float32"), "float32")
     assert np.allclose(found, number, rtol=1e-6, atol=1e-30)
@@ -84,14 +84,14 @@ def test_few_tokens(codec, tokens):
     assert through(codec, slab, "bfloat16", shape).shape == slab.shape
 
 
-def test_bfloat16_is_pytorchs():
+def test_bfloat16_equals_pytorch():
     numbers = np.random.default_rng(1).standard_normal(10_000).astype(np.float32) * 100
     expected = torch.from_numpy(numbers).bfloat16()
     assert np.array_equal(from_floats(numbers, "bfloat16"), expected.view(torch.uint8).numpy())
     assert np.array_equal(to_floats(from_floats(numbers, "bfloat16"), "bfloat16"), expected.float().numpy())
 
 
-def test_e4m3_is_pytorchs():
+def test_e4m3_equals_pytorch():
     generator = np.random.default_rng(2)
     numbers = np.concatenate(
         [generator.uniform(-448, 448, 5000), generator.uniform(-0.05, 0.05, 5000), E4M3[np.arange(256) & 127 != 127]]
@@ -104,6 +104,6 @@ def test_e4m3_is_pytorchs():
 
 @pytest.mark.parametrize(("heads", "width"), [(2, 32), (2, 64), (8, 128)])
 @pytest.mark.parametrize("codec", LOSSY)
-def test_half_the_bytes_of_bfloat16(codec, heads, width):
+def test_codecs_take_half_the_bytes_of_bfloat16(codec, heads, width):
     shape = (2, heads, 1024, width)
     assert CODECS[codec].nbytes(shape, "bfloat16") <= 0.53 * CODECS["none"].nbytes(shape, "bfloat16")

@@ -53,7 +53,7 @@ class Site:
         self.residency.save(spec)
 
     def allocate(self, tokens: int) -> tuple[SlotRange, ...]:
-        """Room, once what goes for it is copied to the host tier. Raises CapacityError."""
+        """Allocate slots, once the evicted segments are copied to the host tier. Raises CapacityError."""
         while True:
             try:
                 return self.store.allocate(tokens)

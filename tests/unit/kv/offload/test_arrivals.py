@@ -80,7 +80,7 @@ def bring(arrivals, source, memory) -> tuple[list[Arrival], list, list]:
     return there, [(each.spec, reason) for each, reason in missed], begun
 
 
-def test_a_layer_of_all_of_them_comes_before_the_next():
+def test_one_layer_of_all_segments_loads_before_the_next():
     one, two, source = arrival(ONE, 0, done=4), arrival(TWO, 16), Source()
     memory = Memory(source)
     there, missed, begun = bring([one, two], source, memory)
@@ -94,7 +94,7 @@ def test_a_layer_of_all_of_them_comes_before_the_next():
 
 
 @pytest.mark.parametrize("layer", [0, 1])
-def test_one_that_is_damaged_leaves_the_others_alone(layer):
+def test_damaged_segment_does_not_affect_others(layer):
     one, two, source = arrival(ONE, 0), arrival(TWO, 20), Source({ONE.key: layer})
     memory = Memory(source)
     there, missed, _ = bring([one, two], source, memory)
@@ -107,7 +107,7 @@ def test_one_that_is_damaged_leaves_the_others_alone(layer):
     assert source.open == []
 
 
-def test_a_fault_lets_everybody_go_on():
+def test_fault_ends_all_waits():
     one, two, source = arrival(ONE, 0), arrival(TWO, 20), Source()
     with pytest.raises(RuntimeError, match="the device fails"):
         bring([one, two], source, Memory(source, fails=1))
@@ -116,7 +116,7 @@ def test_a_fault_lets_everybody_go_on():
     assert source.open == []
 
 
-def test_who_waits_does_so_for_that_layer_alone():
+def test_request_waits_for_one_layer_only():
     coming, memory = arrival(ONE, 0), []
     waited = threading.Thread(target=lambda: (coming.wait(1), memory.append("computed")))
     coming.put(lambda: memory.append(0))
@@ -130,8 +130,8 @@ def test_who_waits_does_so_for_that_layer_alone():
     assert memory == [0, 1, "computed"]
 
 
-def test_who_has_waited_for_long_enough_says_that_it_has_failed():
-    """Also to the thread that reads, which then goes on with nothing of it."""
+def test_timeout_fails_the_load():
+    """Also for the reading thread, which skips the segment."""
     late, source = arrival(ONE, 0, left_s=0.0), Source()
     late.wait(0)
     assert late.failed

@@ -39,7 +39,7 @@ def in_need(site: Site, spec: SegmentSpec) -> bool:
 
 
 class Slowly:
-    """Copies from a storage that wait to be let go on."""
+    """Copies from a storage that block until they are released."""
 
     def __init__(self, site: Site, monkeypatch) -> None:
         self.reading, self.go_on = threading.Event(), threading.Event()
@@ -52,7 +52,7 @@ class Slowly:
         return self._read(layer, slots)
 
 
-def test_twice_as_much_as_the_pool_holds_is_computed_once(host):
+def test_working_set_of_twice_the_pool_is_computed_once(host):
     site = Site([], tokens=128, host=host)
     computed = [in_need(site, spec) for _ in range(4) for spec in ALL]
     assert computed == [True] * 4 + [False] * 12
@@ -66,7 +66,7 @@ def test_twice_as_much_as_the_pool_holds_is_computed_once(host):
     site.close()
 
 
-def test_nothing_is_copied_while_there_is_room(host):
+def test_nothing_is_copied_while_the_pool_has_space(host):
     site = Site([], tokens=512, host=host)
     for spec in ALL:
         site.compute(spec)
@@ -76,7 +76,7 @@ def test_nothing_is_copied_while_there_is_room(host):
     site.close()
 
 
-def test_all_of_a_segment_is_copied_before_its_end_goes(host):
+def test_whole_segment_is_copied_before_its_end_is_evicted(host):
     site = Site([], tokens=64, host=host)
     site.compute(ONE)
     site.pool.free(site.allocate(16))
@@ -90,8 +90,8 @@ def test_all_of_a_segment_is_copied_before_its_end_goes(host):
     site.close()
 
 
-def test_what_is_copied_ahead_goes_at_once(host):
-    """A decode step finds a chunk whose going loses nothing, and waits for no copy."""
+def test_segments_copied_ahead_are_evicted_at_once(host):
+    """A decode step takes a chunk that is already copied, and waits for no copy."""
     site = Site([], tokens=256, host=host)
     for spec in (*ALL, spec_of(5, 42)):
         site.compute(spec)
@@ -107,7 +107,7 @@ def test_what_is_copied_ahead_goes_at_once(host):
     site.close()
 
 
-def test_who_cannot_wait_takes_what_is_copied_before_what_is_not(host, monkeypatch):
+def test_urgent_allocation_evicts_copied_segments_first(host, monkeypatch):
     site = Site([], tokens=128, host=host)
     site.compute(ONE)
     site.compute(TWO)
@@ -126,7 +126,7 @@ def test_who_cannot_wait_takes_what_is_copied_before_what_is_not(host, monkeypat
     site.close()
 
 
-def test_what_is_being_copied_stays_until_it_is(host, monkeypatch):
+def test_segment_is_kept_while_it_is_copied(host, monkeypatch):
     site = Site([], tokens=128, host=host)
     site.compute(ONE)
     site.compute(TWO)
@@ -148,7 +148,7 @@ def test_what_is_being_copied_stays_until_it_is(host, monkeypatch):
     site.close()
 
 
-def test_who_cannot_wait_takes_what_is_being_copied_last_of_all(host, monkeypatch):
+def test_urgent_allocation_evicts_a_segment_in_copy_last(host, monkeypatch):
     """An urgent allocation takes the slots, and the interrupted copy is dropped."""
     site = Site([], tokens=64, host=host)
     site.compute(ONE)
@@ -169,7 +169,7 @@ def test_who_cannot_wait_takes_what_is_being_copied_last_of_all(host, monkeypatc
     site.close()
 
 
-def test_a_copy_that_is_late_at_once_does_not_take_what_it_holds(host, monkeypatch):
+def test_late_copy_keeps_its_slots(host, monkeypatch):
     site = Site([], tokens=128, host=host, timeout_s=1e-9)
     site.compute(ONE)
     site.compute(TWO)
@@ -184,7 +184,7 @@ def test_a_copy_that_is_late_at_once_does_not_take_what_it_holds(host, monkeypat
     site.close()
 
 
-def test_a_copy_that_hangs_is_waited_for_no_longer_than_a_read(host, monkeypatch):
+def test_hanging_copy_has_the_timeout_of_a_read(host, monkeypatch):
     site = Site([], tokens=128, host=host, timeout_s=0.05)
     site.compute(ONE)
     site.compute(TWO)
@@ -199,7 +199,7 @@ def test_a_copy_that_hangs_is_waited_for_no_longer_than_a_read(host, monkeypatch
     site.close()
 
 
-def test_room_is_made_although_copies_take_longer_than_they_are_remembered(monkeypatch):
+def test_eviction_works_with_very_slow_copies(monkeypatch):
     """The host tier drops the first copies meanwhile. Each chunk leaves the pool once its own copy is done."""
     monkeypatch.setattr("inlay.kv.offload.saver.OFFERED_S", 0.4)
     host = HostTier(2 * PAGE)
@@ -230,7 +230,7 @@ def test_room_is_made_although_copies_take_longer_than_they_are_remembered(monke
     site.close()
 
 
-def test_no_room_is_made_for_what_is_given_up(monkeypatch):
+def test_cancelled_copies_evict_nothing_further(monkeypatch):
     host = HostTier(2 * PAGE)
     site = Site([], tokens=2048, host=host)
     specs = [spec_of(number, tokens) for number, tokens in enumerate((20, 20, 20, 60), 1)]
@@ -252,7 +252,7 @@ def test_no_room_is_made_for_what_is_given_up(monkeypatch):
     site.close()
 
 
-def test_what_has_gone_is_not_remembered_by_what_it_shared(host):
+def test_evicted_segments_leave_no_specs_in_a_shared_prefix(host):
     """Modules with a common prefix come and go for years; the prefix stays."""
     site = Site([], tokens=128, host=host)
     for number in range(200):
@@ -266,7 +266,7 @@ def test_what_has_gone_is_not_remembered_by_what_it_shared(host):
     site.close()
 
 
-def test_a_copy_that_fails_is_a_miss_later(host, monkeypatch, caplog):
+def test_failed_copy_is_a_miss(host, monkeypatch, caplog):
     site = Site([], tokens=64, host=host)
     site.compute(ONE)
 
@@ -286,7 +286,7 @@ def test_a_copy_that_fails_is_a_miss_later(host, monkeypatch, caplog):
     site.close()
 
 
-def test_what_is_no_number_is_not_kept(host, caplog):
+def test_invalid_numbers_are_not_kept(host, caplog):
     site = Site([], tokens=64, host=host)
     site.compute(ONE)
     site.storage.keys[1][:, site.store.get(ONE).slots[0].first] = float("nan")
@@ -296,7 +296,7 @@ def test_what_is_no_number_is_not_kept(host, caplog):
     site.close()
 
 
-def test_memory_that_is_too_small_stops_nobody():
+def test_too_small_host_memory_does_not_block_requests():
     """A chunk that does not fit is evicted as without a host tier."""
     host = HostTier(1 * PAGE)
     site = Site([], tokens=128, host=host)
@@ -307,7 +307,7 @@ def test_memory_that_is_too_small_stops_nobody():
     site.close()
 
 
-def test_copies_of_what_the_pool_has_go_first():
+def test_copies_of_pooled_segments_are_evicted_first():
     """All four find a place in the two tiers, where the host tier alone has room for three of them."""
     host = HostTier(5 * PAGE)
     site = Site([], tokens=128, host=host)
@@ -320,7 +320,7 @@ def test_copies_of_what_the_pool_has_go_first():
     site.close()
 
 
-def test_forgotten_while_it_is_copied(host, monkeypatch):
+def test_segment_forgotten_while_copied_is_not_kept(host, monkeypatch):
     site = Site([], tokens=64, host=host)
     site.compute(ONE)
     slow = Slowly(site, monkeypatch)
@@ -341,7 +341,7 @@ def test_forgotten_while_it_is_copied(host, monkeypatch):
     site.close()
 
 
-def test_a_forgotten_module_that_others_begin_with_goes_nowhere(host):
+def test_forgotten_prefix_of_another_module_is_not_copied(host):
     """The remaining tokens belong to the other module and are copied under its key."""
     site = Site([], tokens=128, host=host)
     short, long = (specify(tuple(range(7000, 7000 + tokens)), 0, (), KEYS) for tokens in (32, 70))
@@ -354,7 +354,7 @@ def test_a_forgotten_module_that_others_begin_with_goes_nowhere(host):
     site.close()
 
 
-def test_forgotten_below_and_cleared(host):
+def test_forgotten_and_cleared_segments_leave_lower_tiers(host):
     site = Site([], tokens=64, host=host)
     for spec in (ONE, TWO, THREE):
         site.compute(spec)
@@ -368,7 +368,7 @@ def test_forgotten_below_and_cleared(host):
     site.close()
 
 
-def test_cleared_while_it_is_read(host, monkeypatch):
+def test_clearing_a_tier_cancels_its_load(host, monkeypatch):
     """A load in progress when its tier is cleared does not arrive."""
     site = Site([], tokens=64, host=host)
     go_on, put = threading.Event(), type(site.storage).put_slab
@@ -396,7 +396,7 @@ def test_cleared_while_it_is_read(host, monkeypatch):
     site.close()
 
 
-def test_a_segment_that_is_cut_is_copied_whole(host):
+def test_split_segment_is_copied_whole(host):
     """The index splits where texts part; a module that begins with another is copied with that one's tokens."""
     site = Site([], tokens=128, host=host)
     long = spec_of(7, 70)
@@ -412,7 +412,7 @@ def test_a_segment_that_is_cut_is_copied_whole(host):
     site.close()
 
 
-def test_looking_for_copies_changes_no_order(host):
+def test_lookups_for_copies_change_no_eviction_order(host):
     """Copying ahead does not change the eviction order."""
     site = Site([], tokens=128, host=host)
     site.compute(ONE)
@@ -450,7 +450,7 @@ def test_device_host_disk(host, tmp_path):
     site.close()
 
 
-def test_the_host_is_read_while_the_disk_hangs(host, tmp_path):
+def test_host_tier_is_read_while_the_disk_hangs(host, tmp_path):
     disk, go_on = DiskTier(tmp_path, 1 << 30), threading.Event()
     site = Site([disk], tokens=256, host=host, timeout_s=0.05)
     site.compute(ONE)
@@ -479,7 +479,7 @@ def test_the_host_is_read_while_the_disk_hangs(host, tmp_path):
     site.close()
 
 
-def test_what_the_host_has_is_computed_while_it_is_read_together_with_what_hangs(host, tmp_path):
+def test_host_segments_are_computed_if_loaded_with_a_hanging_disk(host, tmp_path):
     disk, go_on = DiskTier(tmp_path, 1 << 30), threading.Event()
     site = Site([disk], tokens=256, host=host, timeout_s=0.05)
     site.compute(ONE)
@@ -504,7 +504,7 @@ def test_what_the_host_has_is_computed_while_it_is_read_together_with_what_hangs
     site.close()
 
 
-def test_a_restart_finds_what_is_on_disk(tmp_path):
+def test_restart_reads_from_disk(tmp_path):
     for number in range(2):
         host, disk = HostTier(64 * PAGE), DiskTier(tmp_path, 1 << 30)
         site = Site([disk], tokens=128, host=host)
@@ -516,7 +516,7 @@ def test_a_restart_finds_what_is_on_disk(tmp_path):
         site.close()
 
 
-def test_what_is_lossy_goes_to_the_host_as_it_is(host, tmp_path):
+def test_lossy_segment_is_copied_to_the_host_unchanged(host, tmp_path):
     disk = DiskTier(tmp_path, 1 << 30, "int8")
     site = Site([disk], tokens=128, host=host)
     site.compute(ONE)
@@ -532,7 +532,7 @@ def test_what_is_lossy_goes_to_the_host_as_it_is(host, tmp_path):
     site.close()
 
 
-def test_held_segments_are_neither_copied_nor_gone(host):
+def test_held_segments_are_neither_copied_nor_evicted(host):
     site = Site([], tokens=128, host=host)
     site.compute(ONE)
     site.compute(TWO)

@@ -23,7 +23,7 @@ def filled(*specs, pages: int = 64, **settings) -> HostTier:
     return tier
 
 
-def test_what_was_put_is_given():
+def test_stored_segment_is_returned_unchanged():
     tier = filled(ONE, TWO, LONG)
     for spec in (LONG, ONE, TWO):
         assert tier.holds(spec.key)
@@ -34,7 +34,7 @@ def test_what_was_put_is_given():
     tier.close()
 
 
-def test_a_segment_in_pieces_is_the_same():
+def test_segment_in_pieces_equals_the_whole():
     """Where no run of pages is long enough, slabs lie in several."""
     small = [spec_of(number, 40) for number in range(10, 16)]
     tier = filled(*small, pages=6)
@@ -46,7 +46,7 @@ def test_a_segment_in_pieces_is_the_same():
     assert all(same(read(tier, record_of(spec)), slabs_of(spec)) for spec in small[1::2])
 
 
-def test_forms_and_slabs_are_kept_as_they_are():
+def test_forms_and_slabs_are_kept_unchanged():
     """A form that has passed through a codec is not encoded again."""
     tier = HostTier(8 * PAGE)
     form = ONE.through("int8", KEYS)
@@ -57,7 +57,7 @@ def test_forms_and_slabs_are_kept_as_they_are():
 
 
 @pytest.mark.parametrize("layer", [0, 1])
-def test_a_wrong_byte_is_a_miss(layer, caplog):
+def test_corrupt_byte_is_a_miss(layer, caplog):
     tier = filled(ONE, TWO)
     kept = tier.kept[ONE.key]
     size = slabs_of(ONE)[0].size
@@ -71,14 +71,14 @@ def test_a_wrong_byte_is_a_miss(layer, caplog):
     assert tier.stats().misses == (("corrupt", 1),)
 
 
-def test_another_segment_under_the_key_is_a_miss():
+def test_segment_of_another_key_is_a_miss():
     tier = filled(ONE, TWO)
     tier.kept[ONE.key], tier.kept[TWO.key] = tier.kept[TWO.key], tier.kept[ONE.key]
     with pytest.raises(TierMissError):
         read(tier, record_of(ONE))
 
 
-def test_what_is_not_there_and_what_is_late():
+def test_missing_and_late_segments_are_misses():
     tier = filled(ONE)
     with pytest.raises(TierMissError) as miss:
         read(tier, record_of(TWO))
@@ -89,7 +89,7 @@ def test_what_is_not_there_and_what_is_late():
     assert tier.holds(ONE.key), "it may be in time the next time"
 
 
-def test_the_memory_is_never_exceeded_and_the_policy_says_what_goes():
+def test_memory_is_bounded_and_the_policy_chooses_evictions():
     tier = filled(ONE, TWO, THREE, pages=3, policy=POLICIES["lfu"])
     read(tier, record_of(ONE))
     read(tier, record_of(THREE))
@@ -112,7 +112,7 @@ def test_uses_in_the_pool_count():
     assert [tier.holds(spec.key) for spec in (ONE, TWO, THREE)] == [True, False, True]
 
 
-def test_what_the_pool_has_too_goes_first():
+def test_segment_in_the_pool_is_evicted_first():
     tier = filled(ONE, TWO, THREE, pages=3, policy=POLICIES["lfu"])
     for _ in range(3):
         read(tier, record_of(TWO))
@@ -126,7 +126,7 @@ def test_what_the_pool_has_too_goes_first():
     assert [tier.holds(spec.key) for spec in (ONE, THREE)] == [False, True]
 
 
-def test_what_is_read_keeps_its_pages_until_it_is_over():
+def test_segment_keeps_its_pages_while_it_is_read():
     """Deleted or evicted meanwhile, it is found no more, and nothing is written over it."""
     tier = filled(ONE, pages=2)
     reading, go_on, taken = threading.Event(), threading.Event(), []
@@ -149,7 +149,7 @@ def test_what_is_read_keeps_its_pages_until_it_is_over():
 
 
 @pytest.mark.parametrize("above", [False, True])
-def test_nothing_goes_for_what_is_refused_since_the_rest_is_read(above):
+def test_rejected_segment_evicts_nothing_while_others_are_read(above):
     tier = filled(ONE, TWO, THREE, pages=3)
     tier.note_above(ONE.key, above)
     with tier.reading(record_of(ONE)):
@@ -163,7 +163,7 @@ def test_nothing_goes_for_what_is_refused_since_the_rest_is_read(above):
     assert tier.memory.free_bytes == tier.quota - tier.stats().bytes
 
 
-def test_a_copy_that_fails_leaves_nothing():
+def test_failed_copy_leaves_nothing():
     tier = HostTier(4 * PAGE)
 
     def slabs():
@@ -176,7 +176,7 @@ def test_a_copy_that_fails_leaves_nothing():
     assert tier.memory.free_bytes == tier.quota
 
 
-def test_many_threads_lose_no_page():
+def test_many_threads_leak_no_page():
     tier = HostTier(6 * PAGE)
     specs = [spec_of(number, 30 + number) for number in range(20, 32)]
     wrong: list[object] = []
@@ -212,7 +212,7 @@ def test_many_threads_lose_no_page():
     assert tier.memory.free_bytes == tier.quota
 
 
-def test_a_checksum_sees_every_byte_and_every_swap():
+def test_checksum_detects_every_changed_byte_and_swap():
     random = np.random.default_rng(0)
     for size in (1, 8, 8191, 8192, 40_003):
         data = random.integers(0, 256, size, np.uint8)
@@ -231,7 +231,7 @@ def test_a_checksum_sees_every_byte_and_every_swap():
     assert checksum(torn) != before
 
 
-def test_memory_is_locked_once_and_let_go():
+def test_memory_is_locked_once_and_released():
     told = []
 
     def lock(block):

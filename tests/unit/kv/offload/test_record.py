@@ -21,7 +21,7 @@ CHANGES = {
 }
 
 
-def test_what_is_written_comes_back():
+def test_record_round_trips():
     behind = specify((7, 8, 9), 3, [specify((1, 2, 3), 0, (), KEYS, b"secret")], KEYS, b"secret")
     for spec in (spec_of(1), behind):
         assert SegmentRecord.from_json(record_of(spec).to_json()) == record_of(spec)
@@ -39,14 +39,14 @@ def test_every_field_of_the_key_is_in_the_record(name):
     assert other.key_holds()
 
 
-def test_a_key_that_is_not_that_of_the_fields_is_noticed():
+def test_wrong_key_is_detected():
     record = record_of(spec_of(1))
     assert record.key_holds()
     for change in ({"ids": (1, 2)}, {"before": Context(tokens=1, end=1)}, {"numerics": "0"}, {"fingerprint": b"x"}):
         assert not replace(record, **change).key_holds()
 
 
-def test_the_key_of_an_upgrade_is_another():
+def test_new_version_gives_another_key():
     old, new = (KeyMaker(b"m", "float32", "none", b"", False, version) for version in ("1, torch 2", "1, torch 3"))
     assert old.key(b"", (1,), 0) != new.key(b"", (1,), 0)
     assert old.place(b"", 0) != new.place(b"", 0)
@@ -54,7 +54,7 @@ def test_the_key_of_an_upgrade_is_another():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize(("dtype", "bits"), [("float32", 16), ("bfloat16", 0)])
-def test_what_is_no_number_is_noticed(bad, dtype, bits):
+def test_invalid_numbers_are_detected(bad, dtype, bits):
     sound = np.linspace(-3e38, 3e38, 64, dtype="<f4")
     damaged = sound.copy()
     damaged[17] = bad

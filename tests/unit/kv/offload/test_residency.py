@@ -25,7 +25,7 @@ def disk(tmp_path):
     tier.close()
 
 
-def test_what_was_written_comes_back_after_it_has_gone(disk):
+def test_evicted_segments_are_read_back_unchanged(disk):
     site = Site([disk])
     for spec in (ONE, TWO):
         site.compute(spec)
@@ -39,7 +39,7 @@ def test_what_was_written_comes_back_after_it_has_gone(disk):
     site.close()
 
 
-def test_a_copied_segment_holds_room_until_it_is_released(disk, monkeypatch):
+def test_copied_segment_keeps_its_memory_until_released(disk, monkeypatch):
     """Otherwise a request that finds no room in between would be refused, although the room is about to come back."""
     site, copied, go_on = Site([disk]), threading.Event(), threading.Event()
 
@@ -85,7 +85,7 @@ def test_device_host_disk(disk):
     site.close()
 
 
-def test_only_what_the_pool_has_lost_is_read(disk):
+def test_only_the_evicted_part_is_read(disk):
     """A segment loses its end first; the rest stays in its slots."""
     site = Site([disk])
     site.compute(THREE)
@@ -103,7 +103,7 @@ def test_only_what_the_pool_has_lost_is_read(disk):
     site.close()
 
 
-def test_a_damaged_file_brings_nothing_up_and_is_not_asked_for_again(disk):
+def test_damaged_file_is_a_miss_and_not_retried(disk):
     site = Site([disk])
     site.compute(ONE)
     site.written()
@@ -125,7 +125,7 @@ def test_a_damaged_file_brings_nothing_up_and_is_not_asked_for_again(disk):
     site.close()
 
 
-def test_who_is_late_is_not_waited_for_and_keeps_its_slots(disk, tmp_path):
+def test_late_load_is_not_waited_for_and_keeps_its_slots(disk, tmp_path):
     filled(tmp_path, ONE, TWO)
     slow, go_on = DiskTier(tmp_path, 1 << 30), threading.Event()
     get = slow.get
@@ -148,7 +148,7 @@ def test_who_is_late_is_not_waited_for_and_keeps_its_slots(disk, tmp_path):
     site.close()
 
 
-def test_what_is_copied_stays_until_it_is(disk, monkeypatch):
+def test_slots_are_kept_until_their_copy_ends(disk, monkeypatch):
     """A copy to a tier is not overtaken by the next computation in the same slots."""
     site = Site([disk], tokens=64)
     read, copying, go_on = site.storage.read_slab, threading.Event(), threading.Event()
@@ -173,7 +173,7 @@ def test_what_is_copied_stays_until_it_is(disk, monkeypatch):
     site.close()
 
 
-def test_what_has_gone_before_its_turn_is_not_written(disk, monkeypatch):
+def test_segment_evicted_before_its_write_is_not_written(disk, monkeypatch):
     site = Site([disk])
     read, go_on = site.storage.read_slab, threading.Event()
     monkeypatch.setattr(site.storage, "read_slab", lambda *asked: (go_on.wait(30), read(*asked))[1])
@@ -188,7 +188,7 @@ def test_what_has_gone_before_its_turn_is_not_written(disk, monkeypatch):
     site.close()
 
 
-def test_what_is_forgotten_is_nowhere_whenever_that_is_said(disk, monkeypatch):
+def test_forgotten_segment_is_removed_from_every_tier(disk, monkeypatch):
     site = Site([disk])
     site.compute(ONE)
     site.written()
@@ -206,7 +206,7 @@ def test_what_is_forgotten_is_nowhere_whenever_that_is_said(disk, monkeypatch):
     assert not list(disk.folder.glob("*.safetensors"))
 
 
-def test_numbers_that_are_none_are_not_written(disk):
+def test_invalid_numbers_are_not_written(disk):
     site = Site([disk])
     room = site.store.allocate(50)
     slots = cut(room, 0, 50)
@@ -218,7 +218,7 @@ def test_numbers_that_are_none_are_not_written(disk):
     site.close()
 
 
-def test_what_is_too_large_for_the_room_is_left_to_be_computed(disk, tmp_path):
+def test_segment_too_large_for_the_pool_is_not_loaded(disk, tmp_path):
     filled(tmp_path, THREE)
     site = Site([DiskTier(tmp_path, 1 << 30)], tokens=96)
     assert site.residency.bring_up([(THREE, site.store.longest(THREE))]) is Coming.NOT
@@ -226,7 +226,7 @@ def test_what_is_too_large_for_the_room_is_left_to_be_computed(disk, tmp_path):
     site.close()
 
 
-def test_a_fault_at_a_loaded_segment_keeps_no_room(disk, monkeypatch):
+def test_fault_at_a_loaded_segment_leaks_no_memory(disk, monkeypatch):
     """Its slots belong to the store."""
     site = Site([disk])
     site.compute(ONE)
@@ -250,7 +250,7 @@ class Panic(BaseException):
     """The exception that a panic in a Rust library raises; it does not derive from Exception."""
 
 
-def test_a_fault_of_any_kind_ends_one_read_and_no_other(disk, caplog):
+def test_fault_of_any_kind_ends_only_one_read(disk, caplog):
     site = Site([disk])
     for spec in (ONE, TWO):
         site.compute(spec)
@@ -272,7 +272,7 @@ def test_a_fault_of_any_kind_ends_one_read_and_no_other(disk, caplog):
     site.close()
 
 
-def test_what_waits_to_be_written_waits_once(tmp_path):
+def test_queued_write_is_queued_once(tmp_path):
     """A repeated request does not queue a second write, and a forgotten segment is not written."""
     slow, go_on = DiskTier(tmp_path, 1 << 30), threading.Event()
     put = slow.put
@@ -294,7 +294,7 @@ def test_what_waits_to_be_written_waits_once(tmp_path):
 
 
 @pytest.mark.parametrize("codec", ["int8", "fp8"])
-def test_what_was_written_through_a_codec_comes_back_as_its_form(tmp_path, codec):
+def test_segment_written_with_a_codec_is_read_as_its_form(tmp_path, codec):
     site = Site([DiskTier(tmp_path, 1 << 30, codec)])
     form = site.form(ONE, codec)
     site.compute(ONE)
@@ -332,7 +332,7 @@ def test_each_tier_has_its_own_codec(tmp_path):
     site.close()
 
 
-def test_what_is_left_of_a_form_stays_and_the_rest_is_read(tmp_path):
+def test_rest_of_a_partly_evicted_form_is_read(tmp_path):
     site = Site([DiskTier(tmp_path, 1 << 30, "int8")])
     form = site.form(THREE, "int8")
     site.compute(THREE)
@@ -349,7 +349,7 @@ def test_what_is_left_of_a_form_stays_and_the_rest_is_read(tmp_path):
     site.close()
 
 
-def test_a_form_and_what_was_computed_lie_side_by_side(tmp_path):
+def test_lossy_and_computed_forms_coexist(tmp_path):
     site = Site([DiskTier(tmp_path, 1 << 30, "int8")])
     form = site.form(ONE, "int8")
     site.compute(ONE)
@@ -362,7 +362,7 @@ def test_a_form_and_what_was_computed_lie_side_by_side(tmp_path):
     site.close()
 
 
-def test_what_is_forgotten_is_forgotten_in_every_form(tmp_path):
+def test_all_forms_of_a_segment_are_forgotten(tmp_path):
     disk = DiskTier(tmp_path, 1 << 30, "int8")
     site = Site([disk])
     site.compute(ONE)

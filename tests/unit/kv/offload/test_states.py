@@ -112,7 +112,7 @@ class Tiers(RuleBasedStateMachine):
 
     @rule()
     def turn_over(self):
-        """All of it goes, once it is copied."""
+        """Evict the whole pool, once it is copied."""
         with suppress(CapacityError):
             self.site.pool.free(self.site.allocate(160))
 
@@ -227,7 +227,7 @@ class Tiers(RuleBasedStateMachine):
         self.server.come_back()
 
     @invariant()
-    def what_the_pool_has_is_right(self):
+    def pool_contents_are_right(self):
         if not hasattr(self, "site"):
             return
         if self.site.residency.settled and not self.site.residency.demoting:  # else some is held
@@ -254,5 +254,5 @@ class Tiers(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("examples", [20, pytest.param(200, marks=pytest.mark.slow)])
-def test_tiers(examples):
+def test_random_operations_on_all_tiers(examples):
     run_state_machine_as_test(Tiers, settings=settings(max_examples=examples, stateful_step_count=25, deadline=None))

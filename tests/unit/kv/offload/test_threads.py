@@ -126,8 +126,8 @@ def test_32_threads_for_a_minute(tmp_path):
     hammer(tmp_path, 60)
 
 
-def test_a_host_tier_is_no_less_one(tmp_path):
-    """Copies in memory hold what they are given, in whatever form it came."""
+def test_memory_tier_keeps_any_form_unchanged(tmp_path):
+    """Copies in memory are returned in the form in which they were put."""
     tier = MemoryTier()
     for form in FORMS[:4]:
         tier.put(record_of(form), EXPECTED[form.key])
