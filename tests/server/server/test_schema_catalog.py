@@ -40,7 +40,7 @@ class Library:
     encoded: int = 0
 
     @property
-    def admin(self) -> Any:
+    def local(self) -> Any:
         """Nothing is pinned by key."""
         none: Future[list[Any]] = Future()
         none.set_result([])
