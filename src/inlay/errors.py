@@ -5,15 +5,15 @@ InlayError
 ├── ModelError        a model cannot be loaded, or does not support the request
 ├── ParameterError    an argument is out of range or unknown (also a ValueError)
 │   ├── PolicyError     a field of the reuse policy is wrong; ``field`` names it
-│   └── StructureError  or no grammar can hold an answer to structured_outputs
+│   └── StructureError  no grammar can enforce structured_outputs
 ├── ContextError      a prompt does not fit into the model's context
 ├── CapacityError     the KV pool is too small for the request
 │   ├── PinError      the pins exceed the pool or a tenant's budget
 │   └── DeviceMemoryError  the device has no memory for a pass, beside the pool
 ├── QueueFullError    the queue is full
 ├── DeadlineError     a request had no answer by its deadline
-├── AbortedError      a request was given up while somebody waited for it
-├── EngineDeadError   the engine has ended by a fault of its own, and answers nobody any more
+├── AbortedError      a request was aborted while a caller waited for it
+├── EngineDeadError   the engine has stopped after an internal error
 ├── BatchError        a file of requests cannot be run (inlay.batch)
 └── LogError          a log of prompts cannot be read, or a line of it is no request (inlay.authoring.extract)
 """
@@ -145,12 +145,12 @@ class PolicyError(ParameterError):
 
 
 class StructureError(ParameterError):
-    """No grammar can hold an answer to ``structured_outputs``.
+    """No grammar can enforce ``structured_outputs``.
 
     Args:
         message: a sentence that names the field.
-        reason: the part of it that says what is wrong.
-        place: the way to the subschema that is wrong, in a JSON Schema; empty where it is not known.
+        reason: the part of the sentence after the field.
+        place: the path of the wrong subschema in a JSON Schema; empty if it is unknown.
     """
 
     def __init__(

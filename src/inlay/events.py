@@ -57,13 +57,13 @@ class TokenEvent:
         request_id, index: the request, and the number of its answer.
         token_ids: the new tokens.
         start: the number of tokens before them.
-        logprobs: if requested, for each new token: itself first, then the most probable others.
+        logprobs: if requested, a list for each new token: the token first, then the most probable others.
         distributions: for forced tokens, natural log-probabilities of each new one, (vocabulary,), as bytes of
             little-endian fp32.
         finish_reason, stop_reason: set at the end of the answer.
         error: the failure of the request.
         elapsed_s: seconds from the request's arrival to these tokens.
-        drafted, accepted: draft tokens that were run for the answer so far, and those of them that it has.
+        drafted, accepted: the number of draft tokens that were run for the answer so far, and of those it accepted.
         prompt_logprobs: if requested, for each token of the prompt as in ``logprobs``. None for the first one.
         embedding: if requested, the embedding of the prompt, as bytes of little-endian fp32.
         usage, metrics: of the request, if changed. ``metrics.total_s`` is set by the receiver.
@@ -124,13 +124,15 @@ def events_from_bytes(data: bytes) -> list[Event]:
         document = json.loads(data.decode("utf-8", "surrogatepass"))
         if document["version"] != _VERSION:
             raise errors.InlayError(
-                f"the events are of version {document['version']!r:.40} and this reads version {_VERSION}",
+                f"the events have version {document['version']!r:.40}, and this inlay reads version {_VERSION}; run "
+                "the same version of inlay on both sides",
                 code="cluster.other_version",
             )
         return [_read(written) for written in document["events"]]
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise errors.InlayError(
-            f"events of the engine are damaged ({type(error).__name__}: {error})", code="cluster.damaged_events"
+            f"events of the engine are damaged ({type(error).__name__}: {error}); send the request again",
+            code="cluster.damaged_events",
         ) from error
 
 

@@ -1,6 +1,6 @@
-"""Measurements of policies, in a file for each model fingerprint, and the policy that ``auto`` takes by them.
+"""Measurements of policies, in a file for each model fingerprint, and the policy that they choose for ``auto``.
 
-``inlay check`` makes them, and a server in idle time (engine/background/policy_meter.py).
+``inlay check`` measures, and so does a server in idle time (engine/background/policy_meter.py).
 
 A damaged file or one of a newer version is reported and ignored.
 """
@@ -99,8 +99,8 @@ class Measurements:
     def keep(self, schema: Schema | None, rows: Sequence[Measured]) -> str | None:
         """Save the results for a schema, or for generated prompts. Returns the reason for a failure, or None.
 
-        A row replaces an earlier one of the same policy, unless that has more prompts, or it alone has shares of equal
-        answers.
+        A row replaces an earlier row of the same policy. The earlier row stays if it has more prompts, or if only it
+        has shares of equal answers.
         """
         now = Measurements.of(self.fingerprint)  # another process may have written
         if now.path is None:
@@ -115,7 +115,7 @@ class Measurements:
 
 
 def lacks_measurements(model: ModelInfo, config: EngineConfig) -> bool:
-    """Return True if an engine should compare policies by itself: it may, and no earlier results suffice."""
+    """Return True if an engine should compare policies by itself: ``measure`` allows it, and results are missing."""
     may = config.measure == "auto" and config.profile == "auto" and _differing(config) is None
     if not may or model.highest is not None:
         return False
@@ -154,7 +154,7 @@ class AutoReuse:
     def resolve(
         self, policy: ReusePolicy, schema: Schema | None = None, adapter: str | None = None, *, new: bool = False
     ) -> ReusePolicy:
-        """Return the policy of requests that ask for this one. Only ``auto`` changes.
+        """Return the policy under which a request for ``policy`` runs. Only ``auto`` changes.
 
         Args:
             schema: of their prompts, or None.

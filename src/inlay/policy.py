@@ -30,9 +30,9 @@ class Recompute:
     """The choice of module tokens to recompute against the text before them.
 
     Args:
-        kind: "linked" for the first tokens of each module (EPIC, arXiv 2410.15332). "profiled" for those with the
-            largest deviation behind other text. "query" for those that the new text attends to most (ProphetKV, arXiv
-            2602.02579). "profiled*query" for those with the largest product of both. "blend" for those whose keys
+        kind: "linked" for the first tokens of each module (EPIC, arXiv 2410.15332). "profiled" for the tokens with the
+            largest deviation behind other text. "query" for the tokens that the new text attends to most (ProphetKV,
+            arXiv 2602.02579). "profiled*query" for the largest product of both. "blend" for the tokens whose keys
             deviate most in this prompt at a layer a third of the way up (CacheBlend, arXiv 2405.16444).
         amount: for "linked", the number of tokens of each module. Otherwise the share of all tokens read from modules,
             0 to 1.
@@ -273,12 +273,12 @@ class ReusePolicy:
         positions: a word of POSITIONS. None for the best that the model allows, until ``settled``.
         recompute: the module tokens to recompute. None for none.
         across_adapters: True if a request with an adapter may read modules encoded without it.
-        best: True if a module is read in the most exact form that is stored, not only as ``context`` has it.
-        promote: of ``best``: False if the form must not depend on earlier requests.
+        best: True if a module is read in the most exact form that is stored. False: only in the form of ``context``.
+        promote: with ``best``: False if the form must not depend on earlier requests.
         tolerance: of ``auto``, which ``resolved`` replaces by measurements. None for every other policy.
         find: a word of FINDS. None if only marked text and schemas make modules.
-        unprofiled: the recomputation of modules without a profile, under a profiled one. None for as many first tokens
-            as the share says. Not part of the key.
+        unprofiled: how modules without a profile are recomputed under ``profiled``. None: the same share, as first
+            tokens. Not part of the key.
     """
 
     level: str
@@ -369,7 +369,7 @@ class ReusePolicy:
 
     @property
     def modular(self) -> bool:
-        """True if modules are read that were encoded in another context."""
+        """True if the policy reads modules, which were encoded in another context."""
         return self.level == "modular"
 
     @property
@@ -389,7 +389,7 @@ class ReusePolicy:
 
     @property
     def finds(self) -> bool:
-        """True if unmarked text that comes again is read as modules."""
+        """True if repeated text without marks is read as modules."""
         return self.find is not None
 
     @property
@@ -445,10 +445,11 @@ class ReusePolicy:
         return replace(self, tolerance=default)
 
     def resolved(self, measured: Sequence[Measured], why_not_shift: str | None) -> ReusePolicy:
-        """Return the policy that computes least within the tolerance of ``auto``, ``exact`` if none is.
+        """Return what ``auto`` chooses: of the measured policies within its tolerance, the one that computes least.
 
-        Modules without a profile get a ``linked`` recomputation that was measured to be within it. Without one they are
-        recomputed whole.
+        ``exact`` if none is within the tolerance. A policy other than ``auto`` is returned unchanged. If the chosen
+        policy needs profiles, modules without one get a ``linked`` recomputation that is within the tolerance too. If
+        there is none, they are recomputed whole.
 
         Args:
             measured: results of ``inlay check`` for these prompts.
@@ -473,7 +474,8 @@ class ReusePolicy:
     def row(self, measured: Sequence[Measured]) -> Measured | None:
         """Return the measurement of this policy at its settled positions, or None.
 
-        Without promotion a policy is the same as with it at worst. Found text is measured like marked text.
+        A policy with promotion counts as measured without it, because promotion only makes answers more exact. Found
+        text counts as marked text.
         """
         key = str(replace(self, promote=True, find=None))
         return next((row for row in measured if row.policy == key and row.positions == self.positions), None)

@@ -28,7 +28,7 @@ COMMANDS = (SERVE, RUN, CHAT, BATCH, CHECK, WARM)
 ANSWERING = (SERVE, RUN, CHAT)
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-#: The type of an option by the type of its field. The first one that occurs counts, so a size is a text.
+#: The type of an option by the type of its field. The first type that the field allows is taken, so a size is a text.
 _TYPES: dict[str, Any] = {
     "tuple[str, ...]": list[str],
     "tuple[Path, ...]": list[Path],

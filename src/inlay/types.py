@@ -113,7 +113,7 @@ class Usage:
         lasting_tokens: written tokens of parts with a lifetime of at least an hour.
         across_tokens: module tokens encoded without the request's adapter, if its policy allows that.
         misses: computed module tokens by the reason for the miss (MISS_REASONS).
-        drafted_tokens: draft tokens that were run for the answers, beside one token a pass.
+        drafted_tokens: draft tokens that were computed for the answers, in addition to one token a pass.
         accepted_tokens: draft tokens that the answers accepted. Each of them saved a pass.
     """
 
@@ -263,12 +263,12 @@ class CachedText:
 
     Args:
         tokens: of the text.
-        form: of its stored segment, else of the one that would be stored: "primed", "anchored" or "isolated".
+        form: how its stored segment was encoded, or how it would be encoded: "primed", "anchored" or "isolated".
             "unknown" for a hash without a known text.
         resident: the tokens that are stored, by their nearest tier: "pool", "host", "disk", "shared". A cluster reports
             "pool" and "below", the tiers of any replica.
         compute_s: seconds to compute the tokens that are not stored. None before the engine has measured a pass.
-        saved_s: seconds that the stored tokens save, in the same way. Loading them from a lower tier is not counted.
+        saved_s: seconds that computing the stored tokens would take. Loading them from a lower tier is not counted.
     """
 
     tokens: int

@@ -162,7 +162,10 @@ class WorkPool:
                 raise _closed()
             line = self._lines.setdefault(owner, {})
             if self._most_waiting is not None and len(line) >= self._most_waiting:
-                raise QueueFullError(f"{len(line)} requests are in line for {self._name} already, as many as may be")
+                raise QueueFullError(
+                    f"{len(line)} requests wait for {self._name} already, which is the limit; send the request "
+                    "again later"
+                )
             job = _Job(function, args, owner, future, self._clock())
             line[future] = job
             if sum(map(len, self._lines.values())) > self._idle and len(self._started) < self._threads:

@@ -1,5 +1,6 @@
 """Translates request bodies into calls, and outputs into response bodies, without HTTP.
 
-``call`` and ``failures`` are independent of the API. ``values`` checks JSON values. ``tools`` and ``reasoning`` parse
-the formats of models. ``dialect`` is the interface of an API, and ``openai`` is the one dialect.
+``dialect`` is the interface of an API. ``openai``, ``responses``, ``anthropic`` and ``embeddings`` implement it.
+``forms`` and ``reading`` check bodies for all dialects. ``call`` and ``failures`` are the results, independent of the
+dialect. ``tools`` and ``reasoning`` parse the formats of models.
 """

@@ -1,7 +1,7 @@
 """The interface of a dialect: its routes, and its form of requests, answers and failures. It has no HTTP.
 
-A new dialect is a package beside ``openai`` with such an object, added to DIALECTS. The server creates its routes and
-its part of the OpenAPI document from that object.
+A new dialect is a package beside ``openai`` with a class like ``OpenAI``, added to DIALECTS. From this class the server
+creates the dialect's routes and its part of the OpenAPI document.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ _Inputs = str | list[str] | list[int] | list[list[int]]
 
 
 class PooledBody(RequestForm):
-    """The fields of both kinds of requests."""
+    """The fields that requests for embeddings and for reranking share."""
 
     pooling: Literal["last", "mean"] | None = Field(None, description=_POOLING)
     truncate_prompt_tokens: int | None = Field(None, description=f"{WHOLE} of at least 1", ge=1)
@@ -182,7 +182,7 @@ Vectors = npt.NDArray[np.float32]  # (prompts, dimensions)
 
 
 def translate(body: PooledBody, **model: Unpack[OfModel]) -> Call:
-    """Translate a body into a call without answers, whose prompts are its texts. A query is the first one.
+    """Translate a body into a call without answers, whose prompts are the texts. A query is the first prompt.
 
     See ``Dialect.translate``. Raises BodyError.
     """

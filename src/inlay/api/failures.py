@@ -81,7 +81,7 @@ class BodyError(ParameterError):
 
 @contextmanager
 def naming_text_model(text_model: str | None) -> Iterator[None]:
-    """Within the block, an error for content that is no text names the text model that is served.
+    """Run a block. If it refuses content other than text, the error names the text model that is served.
 
     Args:
         text_model: See ``ModelInfo.text_model``. None: the error stays as it is.
@@ -96,7 +96,7 @@ def naming_text_model(text_model: str | None) -> Iterator[None]:
 
 
 class FailureKind(StrEnum):
-    """The side that caused a failure, derived from its status."""
+    """Who caused a failure: the client, its limits, or the server. Derived from the status."""
 
     INVALID_REQUEST = "invalid_request_error"
     RATE_LIMIT = "rate_limit_error"

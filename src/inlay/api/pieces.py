@@ -131,7 +131,7 @@ _PLAIN = {"role", "content"}
 def joined(turns: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the turns, with neighbouring texts of one role as one turn. An empty line separates them.
 
-    Past answers are joined without one, because an answer may come in several pieces.
+    Past answers are joined without an empty line, because a client may send one answer in several pieces.
     """
     made: list[dict[str, Any]] = []
     for turn in turns:
@@ -187,7 +187,7 @@ class AnswerPieces:
         return self._tools is None and self._thoughts is None and self._harmony is None
 
     def update(self, answer: CompletionOutput) -> list[Piece]:
-        """Return the new pieces of an answer that has grown, and the last ones once it is finished."""
+        """Return the new pieces of an answer that has grown. Once it is finished, this includes all held-back text."""
         new = answer.text[self._characters :]
         self._characters += len(new)
         told = self.feed(new) if new else []
@@ -254,7 +254,7 @@ class WholeAnswer:
 
     @classmethod
     def of(cls, pieces: Iterable[Piece]) -> WholeAnswer:
-        """Return the answer of all its pieces."""
+        """Return the complete answer that consists of these pieces."""
         made = cls()
         for piece in pieces:
             made.add(piece)

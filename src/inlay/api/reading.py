@@ -343,7 +343,7 @@ def read_fields(raw: Any, endpoint: str, rules: BodyRules) -> tuple[RequestForm 
 
 
 def all_of(problems: Sequence[Problem]) -> BodyError:
-    """Return one error for all problems, up to a limit."""
+    """Return one error that lists the problems, at most MAX_PROBLEMS of them."""
     param, code, _ = problems[0]
     sentences = [sentence for _, _, sentence in problems[:MAX_PROBLEMS]]
     if len(problems) > MAX_PROBLEMS:
@@ -474,7 +474,7 @@ def _wrong(
 def _located(place: str, value: Any, inner: Sequence[str | int]) -> tuple[str, Any, int]:
     """Follow pydantic's path into a value. Returns the place, the value there, and the depth.
 
-    The path also names types of unions, which are no keys of the value.
+    Steps of the path that name the type of a union are skipped, because they are no keys of the value.
     """
     depth = 0
     for name in inner:

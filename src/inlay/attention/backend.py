@@ -62,7 +62,7 @@ class Backend(Protocol):
         ...
 
     def prepare(self, plan: Plan) -> None:
-        """Make this backend's work tables of a plan and keep them in the plan. ``attend`` calls this if needed."""
+        """Make this backend's work tables for a plan, and keep them in the plan. ``attend`` calls this if needed."""
         ...
 
     def attend(
@@ -81,6 +81,9 @@ class Backend(Protocol):
             query: (heads, rows, head_dim), already rotated to the positions of the rows.
             key, value: (kv_heads, rows, head_dim), of the same rows. They are stored at ``plan.slots`` of ``layer``.
             pool: A pool that this backend has made.
+            plan: Says which rows read which stored keys.
+            layer: Number of the layer in the pool.
+            options: How the layer attends.
 
         Returns:
             (rows, heads, head_dim) in the query's dtype. Partial results are merged in fp32.
@@ -94,7 +97,11 @@ class Backend(Protocol):
         keys.
 
         Args:
-            query: (heads, rows, head_dim), the rows of this part alone, as given to ``attend``.
+            query: (heads, rows, head_dim), the rows of this part only, as given to ``attend``.
+            pool: A pool that this backend has made.
+            part: The rows and the keys that they read.
+            layer: Number of the layer in the pool.
+            options: How the layer attends.
 
         Returns:
             (keys,), fp32: the softmax weights summed over rows and heads, for the keys of ``part.items`` in their

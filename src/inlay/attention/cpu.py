@@ -107,7 +107,8 @@ class CpuBackend:
         """Return the attention arguments of the kernel's call for a whole layer (csrc/decoder.cpp).
 
         Args:
-            rows: Number of rows of the call. They must be those of the plan.
+            pool, plan, layer, options: As in ``attend``.
+            rows: Number of rows of the call, which must be the plan's.
 
         Returns:
             Plan, workspace, keys, values, number of slots and options. They are valid for this call only.

@@ -22,7 +22,7 @@ from inlay.attention.storage import KVStorage
 #: Bytes of keys, and of scores, that are processed at a time: about the cache of a core. With many keys, one row takes
 #: more.
 BLOCK_BYTES = 2**22
-_DEVICE_BLOCKS = 16  # factor on that where no core's cache matters and every product is a kernel launch
+_DEVICE_BLOCKS = 16  # blocks are so many times larger on a device, where each product is a kernel launch
 
 
 class AttentionMass:
@@ -36,7 +36,12 @@ class AttentionMass:
         self.by_position: npt.NDArray[np.float64] = np.zeros(positions)
 
     def add(self, part: Part, mass: npt.NDArray[np.float32]) -> None:
-        """Add the mass of one layer. mass: (keys,), for the keys of the part's items in their order."""
+        """Add the mass of one layer.
+
+        Args:
+            part: the rows and the keys that they read.
+            mass: (keys,), for the keys of the part's items in their order.
+        """
         items = part.items
         np.add.at(self.by_position, spread(items[POSITION] + items[SHIFT], items[LENGTH]), mass)
 

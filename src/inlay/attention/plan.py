@@ -97,7 +97,7 @@ def group_items(table: Table, part: Table, counts: Table, slots: Table, *, share
 
 
 def _alone(table: Table, rows: int, slots: Table) -> Groups | None:
-    """The single group of a pass with one part, a fast path for prefill. None if a key is read twice."""
+    """Return the single group of a pass with one part: a fast path for prefill. None if a key is read twice."""
     order, _ = _sorted(table[SHIFT], table[MASKED], table[POSITION] - table[FIRST], table[FIRST])
     table = table[:, order]
     before, behind = table[:, :-1], table[:, 1:]
@@ -203,7 +203,7 @@ def _number(one: Table, other: Table) -> Table:
 
 
 def _rows_of(intervals: _Intervals, number: Table, part: Table, counts: Table) -> tuple[Table, Table]:
-    """The rows of every group: those of the parts that read the group's first interval."""
+    """Return the rows of every group: all rows of the parts that read the group's first interval."""
     groups = int(number.max()) + 1
     is_first = np.zeros(number.size, dtype=bool)
     is_first[np.flatnonzero(np.diff(np.maximum.accumulate(number), prepend=-1))] = True
@@ -223,7 +223,14 @@ def spread(first: Table, counts: Table) -> Table:
 
 
 def _stretches(intervals: _Intervals, number: Table, lines: Table, slot_bits: int) -> tuple[Table, Table]:
-    """The stretches of every group. Adjacent intervals on a line are joined. lines: see ``_lines``."""
+    """Return the stretches of every group. Adjacent intervals on a line are joined.
+
+    Args:
+        intervals: the cut items.
+        number: the group of each interval.
+        lines: see ``_lines``.
+        slot_bits: the bits of a slot in a number of line and slot.
+    """
     order, _ = _sorted(number)
     group, start, length = number[order], intervals.start[order], intervals.length[order]
     new = (group[1:] != group[:-1]) | (start[1:] != start[:-1] + length[:-1])
@@ -313,8 +320,7 @@ class Part:
         positions: (rows,), increasing.
         slots: (rows,), the slots for the keys and values of the rows.
         items: (5, items), with rows for first slot, length, position of the first key, shift and masked. Every row
-            reads
-            all items. The rows' own keys are among them and are masked by position.
+            reads all items. The rows' own keys are among them and are masked by position.
     """
 
     __slots__ = ("_among", "_context", "_made", "_positions", "_slots", "_steps")
@@ -418,11 +424,11 @@ class Part:
         return whole + int(seen.sum())
 
     def split(self, rows: int) -> tuple[Part, Part]:
-        """Split into the first ``rows`` rows and the rest. The rest reads the keys of the first rows from the pool."""
+        """Split into the first ``rows`` rows and the rest, which reads the keys of the first rows from the pool."""
         return self.only(slice(None, rows)), self.only(slice(rows, None))
 
     def only(self, some: slice | Table) -> Part:
-        """Return the part of some of the rows, given as increasing numbers. It reads other rows' keys from the pool."""
+        """Return the part of some rows, given as increasing numbers. They read the other rows' keys from the pool."""
         positions = self.positions[some]
         return Part(positions, self.slots[some], _settled(self.items, positions))
 
@@ -502,7 +508,7 @@ def plan_of_rows(plan: Plan, rows: Sequence[int]) -> Plan:
 
 
 def advance(plan: Plan, parts: Sequence[Part]) -> Plan:
-    """Turn a decode plan into that of the next step in place. The grouping stays, only lengths grow.
+    """Turn a decode plan into the plan of the next step, in place. The grouping stays, and only lengths grow.
 
     Args:
         plan: Has one row for each part. Do not use it after this call.

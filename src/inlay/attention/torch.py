@@ -55,7 +55,7 @@ class _Work:
     views: dict[tuple[object, ...], list[_GroupView]] = field(default_factory=dict)
 
     def advance(self) -> None:
-        """See Prepared.advance."""
+        """See PreparedTables.advance."""
         self.views.clear()
 
 
@@ -166,7 +166,7 @@ def _flash_partial(
 def _plain_partial(
     query: Tensor, keys: Tensor, values: Tensor, view: _GroupView, options: AttentionOptions
 ) -> tuple[Tensor, Tensor]:
-    """The same result in separate steps. The flash kernel supports neither soft-cap nor a bias for each head."""
+    """Return the result of ``_flash_partial`` in separate steps, with soft-cap and ALiBi, which that kernel lacks."""
     heads, rows, head_dim = query.shape
     grouped = query.reshape(keys.shape[0], -1, rows, head_dim).float()
     scores = grouped @ keys.float().transpose(1, 2).unsqueeze(1) * options.scale

@@ -233,7 +233,7 @@ def long_arguments(checked: Checked) -> Iterator[Finding]:
 
 
 def wide_parameters(checked: Checked) -> Iterator[Finding]:
-    """Report parameters that are much longer than their arguments, because a hole always takes ``len`` positions."""
+    """Report parameters whose ``len`` is much more than the arguments need: every prompt loses the other positions."""
     longest: dict[int, int] = {}
     for one in checked.passed:
         longest[one.param.order] = max(one.tokens, longest.get(one.param.order, 0))
@@ -254,8 +254,8 @@ def wide_parameters(checked: Checked) -> Iterator[Finding]:
 def early_parameters(checked: Checked) -> Iterator[Finding]:
     """Report text after a parameter of its module.
 
-    It is encoded without the argument, ``len`` positions after the text before the hole (``SchemaSpecs``). Under
-    ``packed`` positions a shorter argument displaces it towards that text.
+    Such text is encoded without the argument, ``len`` positions after the text before the parameter (``SchemaSpecs``).
+    Under ``packed`` positions a shorter argument moves it closer to that text.
     """
     for entry in checked.layout.entries:
         if not isinstance(entry, Hole):

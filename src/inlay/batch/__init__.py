@@ -1,7 +1,7 @@
 """Offline batches in OpenAI's Batch file format: a file of requests in, a file of answers out.
 
-``requests`` reads and orders the input, ``output`` writes and resumes the output file, ``run`` runs the model, and
-``counts`` tracks progress.
+``requests`` reads and orders the input and counts progress, ``output`` writes and resumes the output file, and ``run``
+runs the model.
 """
 
 from inlay.batch.requests import BatchCounts, Stage

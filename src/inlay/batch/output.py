@@ -176,8 +176,8 @@ class Output:
             self._state = {}  # a batch without answers may be replaced
         elif not self._state:
             raise ParameterError(
-                f"{self.path}: exists, and without {self._state_path.name} nobody can tell of which batch it is; "
-                "give another name, or delete it",
+                f"{self.path}: exists, and {self._state_path.name}, which names its batch, is missing; give another "
+                "output, or delete the file",
                 code="batch.other_output",
             )
         for name, value in self._settings.items():
@@ -231,8 +231,8 @@ class Output:
             known = succeeded = False
         if not known:
             raise ParameterError(
-                f"{self.path}:{number}: is no answer that {self._index.path} lacks; take the line out, or give "
-                "another output",
+                f"{self.path}:{number}: is no answer to an open request of {self._index.path}; remove the line, or "
+                "give another output",
                 code="batch.other_output",
             )
         self._counts.answered += succeeded

@@ -251,7 +251,7 @@ class Index:
             (first,) = self._base.execute("SELECT line FROM requests WHERE custom_id = ?", (custom_id,)).fetchone()
             raise ParameterError(
                 f"{self.path}:{number}: the custom_id {custom_id!r} is that of line {first} as well; give every "
-                "request one of its own, so that its answer can be told",
+                "request its own custom_id",
                 code="batch.duplicate_id",
             ) from None
         self.requests += 1
@@ -261,7 +261,8 @@ def _opened(path: Path) -> BinaryIO:
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # before opening, because a pipe would block
             raise ParameterError(
-                f"{path}: is no file that can be read twice; write the requests to one", code="batch.unreadable_input"
+                f"{path}: is no regular file, and must be read twice; write the requests to a file",
+                code="batch.unreadable_input",
             )
         file = path.open("rb")
     except OSError as error:

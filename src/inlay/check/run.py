@@ -525,7 +525,13 @@ def _grouped(seen: Sequence[_Measurement]) -> list[list[float]]:
 
 
 def _recommended(llm: LLM, rows: Sequence[Measured], tolerance: Tolerance, meaningless: str | None) -> tuple[str, str]:
-    """Return the policy that ``auto`` chooses, and the reason."""
+    """Return the policy that ``auto`` chooses, and the reason.
+
+    Args:
+        rows: The measured policies.
+        tolerance: The tolerance of ``auto``.
+        meaningless: The reason why answers were not compared, or None if they were.
+    """
     why_not_shift = llm.client.model.why_not_shift
     auto = ReusePolicy.parse(f"auto:{tolerance}", llm.config.positions)
     taken = auto.resolved(rows, why_not_shift)

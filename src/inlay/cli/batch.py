@@ -38,11 +38,11 @@ def batch(
     *,
     options: Options,
 ) -> int:
-    """Answer a file of requests, those that share text together; every text is computed once.
+    """Answer a file of requests. Requests that share text run together, so every text is computed once.
 
-    A line that is wrong becomes a line of the output that says why.
+    For a wrong line, the output has a line with the reason.
 
-    After a kill or Ctrl-C, the same command does what is missing: OUTPUT.state tells which batch OUTPUT is of.
+    After a kill or Ctrl-C, run the same command again: it answers the missing requests. OUTPUT.state names the batch.
 
     The last line on stdout is a JSON object of counts. Exit status 1 if lines were wrong or requests failed.
     """

@@ -149,7 +149,7 @@ _All = Annotated[bool, typer.Option("--all", help="All of them.")]
 
 @app.command()
 def ls(store: _Folder = None, as_json: AsJson = False, url: _Url = None, api_key: _ApiKey = None) -> None:
-    """List the segments, the least recently used first; those of a server by key."""
+    """List the segments: in a folder the least recently used first, on a server by key."""
     with _opened(store, url, api_key) as cache:
         rows, place = cache.rows(), cache.place
     if as_json:
@@ -164,7 +164,7 @@ def ls(store: _Folder = None, as_json: AsJson = False, url: _Url = None, api_key
 
 @app.command()
 def show(key: _Key, store: _Folder = None, url: _Url = None, api_key: _ApiKey = None) -> None:
-    """Print all that is written of one segment, as JSON; its text as token ids."""
+    """Print the stored description of one segment as JSON, with its token ids."""
     with _opened(store, url, api_key) as cache:
         (row,) = cache.chosen([key])
         print(json.dumps(cache.describe(row), indent=2))
@@ -174,7 +174,7 @@ def show(key: _Key, store: _Folder = None, url: _Url = None, api_key: _ApiKey = 
 def pin(
     keys: _Keys = None, every: _All = False, store: _Folder = None, url: _Url = None, api_key: _ApiKey = None
 ) -> None:
-    """Keep segments from being evicted: from the folder, or from the memory of a server, as long as that runs."""
+    """Protect segments from eviction: in the folder, or in the memory of a server until it ends."""
     _pin(keys, every, _opened(store, url, api_key), pinned=True)
 
 
@@ -190,7 +190,10 @@ def unpin(
 def evict(
     keys: _Keys = None, every: _All = False, store: _Folder = None, url: _Url = None, api_key: _ApiKey = None
 ) -> None:
-    """Remove segments, pinned ones too. Processes keep their copies in memory; a server (--url) removes them."""
+    """Remove segments, even pinned ones.
+
+    Running processes keep their copies in memory; a server (--url) removes its own.
+    """
     with _opened(store, url, api_key) as cache:
         if every and not keys:
             segments, size, left = cache.evict_all()
@@ -206,7 +209,7 @@ def evict(
 
 @app.command()
 def verify(store: _Folder = None, url: _Url = None, api_key: _ApiKey = None) -> int:
-    """Read every file, and remove those that are damaged; status 1 where there was one."""
+    """Read every file and remove damaged ones. Exit status 1 if a file was damaged."""
     with _opened(store, url, api_key) as cache:
         whole, damaged = cache.verify(print)
     print(f"{whole:,} segments are whole, {damaged:,} were damaged")
@@ -215,7 +218,7 @@ def verify(store: _Folder = None, url: _Url = None, api_key: _ApiKey = None) -> 
 
 @app.command()
 def stats(store: _Folder = None, as_json: AsJson = False, url: _Url = None, api_key: _ApiKey = None) -> None:
-    """Say how much there is, by model and codec; of a server, by tier."""
+    """Print counts and sizes: of a folder by model and codec, of a server by tier."""
     with _opened(store, url, api_key) as cache:
         found = cache.stats()
     if as_json:
@@ -234,7 +237,7 @@ def export_(
     url: _Url = None,
     api_key: _ApiKey = None,
 ) -> None:
-    """Write segments into one file, all where none is named; of a server, those that its store on disk has."""
+    """Write the named segments, or all, into one tar file. A server gives only segments of its store on disk."""
     check_outputs([file], force)
     draft = file.with_name(f".{file.name}.draft")
     try:
@@ -256,10 +259,10 @@ def import_(
     url: _Url = None,
     api_key: _ApiKey = None,
 ) -> int:
-    """Take in the segments of a file, each once it is checked; status 1 where one was damaged.
+    """Check each segment of a file and add it. Exit status 1 if one was damaged.
 
-    Whoever made the file decides what its keys and values say: take files from those alone whom you would trust with
-    your model. A server takes them from admins.
+    The maker of the file controls the stored keys and values. Import files only from people whom you would trust with
+    your model. A server takes files from admins.
     """
     with _opened(store, url, api_key, store_bytes, make=True) as cache:
         cache.check_takes()
@@ -289,7 +292,7 @@ def warm(
     *,
     options: Options,
 ) -> None:
-    """Encode a schema into the store, for a process that starts later, or in a server that runs."""
+    """Encode a schema into the store for later processes, or in a running server (--url)."""
     if plan is not None:
         if schema is not None or url is not None:
             given = "SCHEMA" if schema is not None else "--url"
@@ -358,7 +361,7 @@ def _pin(keys: list[str] | None, every: bool, opened: AbstractContextManager[Cac
 
 
 def _import(file: Path, cache: CacheSource) -> tuple[int, int]:
-    """Import each file of an archive; returns the numbers of accepted and refused files. Raises ParameterError."""
+    """Import each file of an archive. Returns the numbers of accepted and refused files. Raises ParameterError."""
     taken = damaged = 0
     try:
         with tarfile.open(file, "r:") as archive:

@@ -39,7 +39,7 @@ def chat(
     *,
     options: Options,
 ) -> None:
-    """Talk to a model, about text files that are computed once and read from the cache.
+    """Talk to a model about text files. Each file is computed once and then read from the cache.
 
     Without a terminal, it reads one question or command a line from standard input.
     """

@@ -235,12 +235,15 @@ def _share(cached: int, tokens: int) -> str:
 def rows_of(
     documents: Sequence[str], diagnostics: Diagnostics | None, usage: Usage, *, modular: bool
 ) -> list[tuple[str, int, int, str]]:
-    """Return name, tokens, cached tokens and place of each document, then of all other text.
+    """Return the rows of /explain: name, tokens, cached tokens and source of each document, then of all other text.
+
+    The source is the tier that the document was read from, or the reason why it was computed.
 
     Args:
         documents: their names, in the order of the prompt.
-        diagnostics: of the request. If they lack a module for each document, all text is one row. The chat template
-            rewrites the messages then, or the answer was stopped.
+        diagnostics: of the request. If they lack a module for each document, all text is one row. This happens if the
+            chat template rewrites the messages, or the answer was stopped.
+        usage: of the request.
         modular: True if the policy reads modules. If False, a document can only be part of an exact prefix.
     """
     modules = () if diagnostics is None else diagnostics.modules

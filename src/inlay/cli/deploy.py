@@ -33,12 +33,13 @@ def deploy(
         bool, typer.Option("--detach", help="End when all is up, and leave it running. Needs --address.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check the file, and print what Ray Serve is told; do no more.")
+        bool, typer.Option("--dry-run", help="Check the file and print the settings for Ray Serve. Start nothing.")
     ] = False,
 ) -> int:
-    """Run replicas of a model behind one address, routed by what each has cached.
+    """Run replicas of a model behind one address. Requests go to the replica that has most of their text in its cache.
 
-    One line on stdout says where, as soon as they answer. Ctrl-C or SIGTERM ends it, --detach leaves it running.
+    When the replicas answer, one line on stdout has the address. Ctrl-C or SIGTERM ends the cluster; --detach leaves it
+    running.
     """
     from inlay.cluster.settings import ClusterSettings
 

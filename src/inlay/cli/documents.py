@@ -107,7 +107,7 @@ class DocumentChat:
 
     @property
     def seen(self) -> list[str]:
-        """The names of the documents that the next question sees, in their order."""
+        """Return the names of the documents in the next prompt, in their order."""
         return [*(name for question in self.asked for name in question.documents), *self.coming]
 
     def add(self, documents: Iterable[Document]) -> list[str]:
@@ -123,7 +123,7 @@ class DocumentChat:
         return names
 
     def use(self, names: Sequence[str]) -> None:
-        """Show the next question these documents alone, in this order. Raises ParameterError for an unknown name."""
+        """Put only these documents into the next prompts, in this order. Raises ParameterError for an unknown name."""
         self._check(names)
         self._hide(self.seen)
         self.coming = list(dict.fromkeys(names))

@@ -167,7 +167,7 @@ def call_of(request: LoggedRequest, processor: PromptProcessor) -> Call:
 
 
 def diagnose(prompt: Any, processor: PromptProcessor) -> tuple[int, int, Row]:
-    """Return a prompt's tokens, its stored tokens and its diagnostics. It counts as stored from now on."""
+    """Return the tokens, the stored tokens and the diagnostics of a prompt. The prompt counts as stored afterwards."""
     from inlay.diagnostics import SpanRead
     from inlay.policy import ReusePolicy
     from inlay.sampling.params import SamplingParams
@@ -239,7 +239,7 @@ def _examples(rows: list[Row]) -> Iterator[tuple[str, int, Row]]:
 
 
 def quoted(text: str) -> str:
-    """Return a text of a log as JSON that steers no terminal."""
+    """Return a text of a log as JSON without characters that a terminal would interpret."""
     return printable(json.dumps(text, ensure_ascii=False))
 
 

@@ -45,7 +45,7 @@ def from_prompts(
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip and count lines that are no requests.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object in place of tables.")] = False,
 ) -> None:
-    """Find the text that repeats in a log of prompts, and propose a schema with what it would have saved.
+    """Find repeated text in a log of prompts, propose a schema, and count the tokens that it would have saved.
 
     A line of the log is {"prompt": …}, {"messages": […]}, an OpenAI Batch request, or a string.
     """

@@ -42,9 +42,9 @@ def add(
     max_tokens: _Answer = None,
     max_pinned_bytes: _Pinned = None,
 ) -> None:
-    """Print a new key: it is shown once, and the file holds only its hash.
+    """Make a key and print it. It is shown only once, because the file has only its hash.
 
-    The limits are those of the tenant, and given with its first key; afterwards, inlay keys limit changes them.
+    Limits belong to the tenant. Give them with its first key, and change them later with inlay keys limit.
     """
     from inlay.server.limits import NO_LIMITS, Limits
     from inlay.server.tenants import check_tenant, editing
@@ -62,7 +62,7 @@ def add(
         known = keys.tenants.get(tenant)
         if known is not None and limits not in (NO_LIMITS, known.limits):
             raise ParameterError(
-                f"{file}: the tenant {tenant!r} is there, with {_shown(known.limits)}; add the key without limits, and "
+                f"{file}: the tenant {tenant!r} exists, with {_shown(known.limits)}; add the key without limits, and "
                 "change them with inlay keys limit"
             )
         key, key_id = keys.add(tenant, admin=admin)
@@ -83,7 +83,7 @@ def limit(
     max_tokens: _Answer = None,
     max_pinned_bytes: _Pinned = None,
 ) -> None:
-    """Set the limits of a tenant; those that are not given are lifted."""
+    """Set the limits of a tenant. Limits that are not given are removed."""
     from inlay.server.limits import Limits
     from inlay.server.tenants import editing
 
@@ -121,7 +121,7 @@ def list_keys(
 def revoke(
     key_id: Annotated[str, typer.Argument(metavar="ID", help="Of the key, as inlay keys list shows it.")], file: _File
 ) -> None:
-    """Take a key back. A server that runs learns of it within a second."""
+    """Revoke a key. A running server refuses it within a second."""
     from inlay.server.tenants import editing
 
     with editing(file) as keys:

@@ -57,7 +57,7 @@ def lint(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object in place of lines.")] = False,
     profile: Profile = False,
 ) -> int:
-    """Advice on schemas, as file:line:column: rule: what; what to do instead. Exit status 1 for a wrong file."""
+    """Print advice on schemas, as file:line:column: rule: fault; remedy. Exit status 1 for a wrong file."""
     read = [prompt_file(str(prompt), "--prompts") for prompt in prompts or ()]
     reports = _reports(files, model, read, small, profile=profile)
     if as_json:

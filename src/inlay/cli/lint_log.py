@@ -184,7 +184,7 @@ def _field(request: LoggedRequest, departure: Row) -> str:
 
 
 def _difference(before: Any, after: Any) -> str:
-    """Say how the tools of a request differ from those of the request before it."""
+    """Return in words how the tools of a request differ from those of the request before it."""
     old, new = _named(before), _named(after)
     if list(old) != list(new) and old.keys() == new.keys():
         return "the same tools in another order"

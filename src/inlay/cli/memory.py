@@ -46,9 +46,9 @@ def memory(
     plot: Plot = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object in place of tables.")] = False,
 ) -> None:
-    """Megabytes (MiB, 2^20 bytes) of keys and values for each cached token, and of weights.
+    """Print the megabytes (MiB, 2^20 bytes) of keys and values for each cached token, and of the model's weights.
 
-    Reads configurations, no weights but those of adapters.
+    This reads configurations, and no weights except those of adapters.
     """
     from inlay.authoring.memory import codec_named
 

@@ -20,7 +20,7 @@ Row = dict[str, Any]
 
 @app.callback(invoke_without_command=True)
 def models(context: typer.Context, as_json: AsJson = False) -> None:
-    """List the families that are served, with and without reuse, and those that are not, and why."""
+    """List the model families: served with reuse, served without reuse, and not served, with the reason."""
     if context.invoked_subcommand is not None:
         return
     from inlay.models.multimodal import MULTIMODAL
@@ -48,9 +48,9 @@ def show(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Say what may be asked of one model, before its weights are read. The probe at load proves it.
+    """Print the supported features of one model, from its configuration. Loading the model verifies them.
 
-    A GGUF file, or a folder with weights, that serve would refuse is refused here with the same sentence.
+    If serve would refuse a GGUF file or a folder with weights, this command refuses it with the same message.
     """
     from inlay.authoring.memory import CODECS, config_named, shape_of
     from inlay.models.families import check_config, family_of
@@ -149,7 +149,10 @@ def pull(
     model: Annotated[str, typer.Argument(help="A name on the hub, such as Qwen/Qwen2.5-0.5B-Instruct.")],
     revision: Annotated[str | None, typer.Option(help="A branch, tag or commit; main, if not given.")] = None,
 ) -> None:
-    """Download a model, or what is missing of it, and print its folder. Every command takes its name from then on."""
+    """Download a model, or its missing files, and print the folder.
+
+    From then on every command finds the model by name.
+    """
     from inlay.models.pull import pull as download
 
     print(download(model, revision))

@@ -91,7 +91,7 @@ Runs = Annotated[int, typer.Option(help="Runs of each, more where they are short
 
 
 def deviations_of(schemas: Sequence[Schema], model: str) -> list[dict[str, float]]:
-    """The deviation of each module of each schema behind other modules; "" for text outside modules."""
+    """Measure the deviation of each module of each schema behind other modules. "" stands for text outside modules."""
     with told_loading("the libraries"):
         from inlay.client.llm import LLM
     with told_loading(f"the model {clip(model)}"):
@@ -212,7 +212,7 @@ _TOLD_KEPT = {
 
 
 def told_store(stats: EngineStats, store: str, kept: Kept | None = None) -> str | None:
-    """Return the line that says where encoded modules are kept, or None where there is no store.
+    """Return the line that names the store of encoded modules. None without a store.
 
     Args:
         kept: which segments the store holds. None for a command that reads no messages.

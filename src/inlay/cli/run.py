@@ -64,10 +64,10 @@ def run(
     *,
     options: Options,
 ) -> None:
-    """Answer a prompt of a schema, or a question about text files: the answer, then its reuse and times.
+    """Answer a prompt of a schema, or a question about text files, and show cached tokens and times.
 
     inlay run SCHEMA --prompt FILE [--model MODEL] reads modules of the schema. inlay run MODEL QUESTION asks a model,
-    and shows reuse and times on stderr. With adapters, each of them answers, one after the other.
+    and shows cached tokens and times on stderr. With adapters, each adapter answers, one after the other.
     """
     options.check()
     echo: Callable[[str], None] | None = None if as_json else _write

@@ -37,7 +37,7 @@ def convert(
     output: Annotated[Path | None, typer.Option(help="Where to write it; standard output, if not given.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the output file.")] = False,
 ) -> None:
-    """Write a schema or a prompt in the other form: PML as JSON, JSON as PML. Text from src files goes in."""
+    """Write a schema or a prompt in the other form: PML as JSON, JSON as PML. The text of src files is included."""
     form = _form(file, to, output)
     check_outputs((output,), force)
     document = _read(file)
@@ -86,7 +86,8 @@ def check(
 ) -> int:
     """Check schema files; problems go to stderr with file, line and column. Exit status 1 if there are any.
 
-    Defaults of parameters are counted with the tokenizer of --model. What is only suspicious is a warning.
+    Defaults of parameters are counted with the tokenizer of --model. Suspicious text, which may be right, gives a
+    warning.
     """
     bad = 0
     encoder: TextEncoder | None = None
@@ -108,7 +109,7 @@ def check(
 
 
 def _encoder(model: str) -> TextEncoder:
-    """The tokenizer of a model, which takes seconds to load: only schemas with defaults need one."""
+    """Return the encoder of a model's tokenizer. Loading it takes seconds, and only schemas with defaults need it."""
     with told_loading("the libraries"):
         from inlay.models.load import load_tokenizer
         from inlay.prompt.tokens import TextEncoder

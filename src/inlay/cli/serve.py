@@ -38,10 +38,10 @@ def serve(
     *,
     options: Options,
 ) -> int:
-    """Serve a model over HTTP, in the way of OpenAI's API.
+    """Serve a model over HTTP, with OpenAI's and Anthropic's APIs.
 
-    One line on stdout says where, as soon as the model answers; the log goes to stderr. Ctrl-C or SIGTERM lets requests
-    under way end; a second one ends them.
+    When the model answers, one line on stdout has the address. The log goes to stderr. After Ctrl-C or SIGTERM, the
+    server waits for running requests; a second signal ends them.
     """
     if sys.stderr.isatty():
         print("inlay: loading the server", file=sys.stderr, flush=True)  # the log is not set up yet

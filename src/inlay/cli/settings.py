@@ -260,7 +260,7 @@ def show(
     flags: Mapping[str, Any],
     config: Path | None,
 ) -> None:
-    """Print what holds for a command, and the origin of each value: a flag, the environment, a file, or the default.
+    """Print the settings of a command, each with its value and origin: a flag, the environment, a file, or the default.
 
     It reads the same options, environment and --config as the command. Secrets are hidden.
     """

@@ -1,4 +1,4 @@
-"""The values of a command's settings: flags win over the environment, that over a file, and that over defaults."""
+"""The values of a command's settings, in this order of precedence: flags, environment, file, defaults."""
 
 from __future__ import annotations
 
@@ -99,16 +99,16 @@ def values_of(command: str, flags: Mapping[str, Any], file: Path | None) -> dict
 
 
 def unknown_variables() -> list[str]:
-    """Return a line for each environment variable that looks like a setting, and is none."""
+    """Return a warning for each environment variable that begins like a setting and names none."""
     known = {f"{PREFIX}{key}".upper() for key in known_settings()} | {f"{PREFIX}CONFIG", f"{PREFIX}CACHE_ROOT"}
     given = sorted(name for name in os.environ if name.upper().startswith(PREFIX) and name.upper() not in known)
     return [f"{name} is no setting{_nearest(name.upper(), known)}" for name in given]
 
 
 def read_file(path: Path, command: str) -> dict[str, SettingValue]:
-    """Return what a file says for a command, by key.
+    """Return the values that a file sets for a command, by key.
 
-    A key at the top holds for all commands that have it. One in a table like ``[serve]`` holds for that command.
+    A key at the top applies to all commands that have it. A key in a table like ``[serve]`` applies to that command.
 
     Raises:
         ParameterError: for an unreadable file or an unknown key.
@@ -120,7 +120,7 @@ def read_file(path: Path, command: str) -> dict[str, SettingValue]:
         place = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
         where = f"{path}:{place[1]}:{place[2]}" if place else str(path)
         said = str(error).partition(" (at ")[0]
-        raise ParameterError(f"{where}: this is not TOML: {said}", code="config.not_toml") from None
+        raise ParameterError(f"{where}: this is not TOML: {said}; correct the line", code="config.not_toml") from None
     lines = _lines(text)
     tables = {name: value for name, value in data.items() if name in COMMANDS and isinstance(value, dict)}
     _check_keys(data.keys() - tables.keys(), None, path, lines)
@@ -140,7 +140,10 @@ def _text(path: Path) -> str:
         with path.open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
         if len(data) > _MOST_BYTES:
-            raise ParameterError(f"{path}: it has more than {_MOST_BYTES:,} bytes", code="config.unreadable")
+            raise ParameterError(
+                f"{path}: it has more than {_MOST_BYTES:,} bytes; give a file of settings only",
+                code="config.unreadable",
+            )
         return data.decode()
     except OSError as error:
         raise ParameterError(

@@ -113,11 +113,11 @@ class Rates:
         return now - before if now >= before else now
 
     def per_second(self, name: str) -> float | None:
-        """The growth of a counter by second; None without an earlier sample."""
+        """The growth of a counter per second; None without an earlier sample."""
         return self.change(name) / self.seconds if self.seconds > 0 else None
 
     def mean(self, histogram: str) -> float | None:
-        """The mean of the values that a histogram got in between; None without any."""
+        """The mean of the values that a histogram got between the samples; None without such values."""
         count = self.change(f"{histogram}_count")
         return self.change(f"{histogram}_sum") / count if count else None
 
@@ -188,7 +188,7 @@ def top(
 ) -> None:
     """Watch a server: requests, tokens per second, the cache by tier, hits, and misses by reason.
 
-    Without a terminal it prints one line for each look.
+    Without a terminal, it prints one line per interval.
     """
     if not (math.isfinite(interval) and _LEAST_S <= interval <= _MOST_S):
         raise ParameterError(f"--interval is {interval:g}; give a number of seconds from {_LEAST_S:g} to {_MOST_S:g}")
@@ -218,7 +218,7 @@ def top(
 
 
 def _looks(server: RunningCache, interval: float, frames: int | None) -> Iterator[Rates | ParameterError]:
-    """Yield the state of the server at every interval. An error of the first look is raised, later ones are yielded."""
+    """Yield the state of the server at every interval. The first request raises its error; later errors are yielded."""
     before: ServerSample | None = None
     for number in count(1):
         began = time.monotonic()
@@ -237,7 +237,10 @@ def _looks(server: RunningCache, interval: float, frames: int | None) -> Iterato
 
 
 def line(rates: Rates) -> str:
-    """Return one look as a line of ``name=value``. Rates need an earlier look, and are "-" without it."""
+    """Return the state of the server as a line of ``name=value``.
+
+    Rates need an earlier sample, and are "-" without it.
+    """
     now, pool = rates.now, rates.now.cache["pool"]
     fields = {
         "running": f"{now.value('num_requests_running'):.0f}",
@@ -255,7 +258,7 @@ def line(rates: Rates) -> str:
 
 
 def view(rates: Rates, url: str) -> RenderableType:
-    """Return one look as a screen."""
+    """Return the state of the server as a screen."""
     now = rates.now
     head = Text.assemble((f" {printable(clip(now.cache['model']))} ", "bold reverse"), "  ", (url, "dim"))
     figures = {

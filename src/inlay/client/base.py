@@ -176,7 +176,7 @@ class PreparedRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """An engine that runs already, with the facts of its model.
+    """A running engine, with the description of its model.
 
     Args:
         name: of the model.
@@ -381,10 +381,10 @@ class Base:
         return self.policy(reuse, positions, schema=of, adapter=adapter, new=True)
 
     def policy_taken(self, prompt: Any, policy: ReusePolicy, cache_salt: str | None = None) -> ReusePolicy:
-        """Return the policy that this prompt is answered under if it requests this one.
+        """Return the policy under which a prompt that requests ``policy`` is answered.
 
-        It is a safer policy if shadow sampling found too large a divergence for the schema, policy and salt
-        (docs/reference/policies.md).
+        If shadow sampling has found too large a divergence for the schema, policy and salt, this is a safer policy
+        (docs/guides/reuse-policies.md).
         """
         if not (self.config.shadow and policy.modular):
             return policy
@@ -434,7 +434,10 @@ class Base:
         positions: str | None,
         scope: Scope = EVERYONE,
     ) -> EncodeRequest:
-        """Return the encoding of a schema's modules, or of all, with their contexts. Raises ParameterError."""
+        """Return the request that encodes some modules of a schema, or all, with their contexts.
+
+        Raises ParameterError.
+        """
         policy = self._schema_policy(name, reuse, positions, scope)
         by_module = self.processor.schemas.module_specs(name, policy, scope)
         if not by_module and self.client.model.why_limited is not None:

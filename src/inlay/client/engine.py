@@ -74,11 +74,11 @@ class Engine(Protocol):
         ...
 
     def stored(self, request: EncodeRequest) -> Future[frozenset[bytes]]:
-        """Return the keys of its stored segments, as of the end of the current step."""
+        """Return the keys of the request's segments that are stored at the end of the current step."""
         ...
 
     def resident(self, request: EncodeRequest) -> Future[list[dict[str, int]]]:
-        """Return the stored tokens of each of its segments by tier. A token counts in its nearest tier alone."""
+        """Return the stored tokens of each segment of a request by tier. A token counts in its nearest tier only."""
         ...
 
     def forget(self, request: EncodeRequest | None = None) -> Future[int]:

@@ -57,19 +57,19 @@ class LLM(PlanCalls):
         self._numbers = count()  # of requests
 
     def promote(self) -> int:
-        """Promote now: encode combinations of modules exactly that were requested again under ``modular``.
+        """Encode exactly, now, the combinations of modules that were requested repeatedly under ``modular``.
 
-        An engine with its own thread does so in idle time, which this one does not have. Returns the number of tokens
-        computed.
+        ``AsyncLLM`` and the server do so in idle time, which ``LLM`` does not have. Returns the number of computed
+        tokens.
         """
         before = self.stats().promoted_tokens
         self.local.promote()
         return self.stats().promoted_tokens - before
 
     def measure_divergence(self) -> int:
-        """Compare the answers chosen by ``shadow`` with full prefill now.
+        """Compare the answers chosen by ``shadow`` with full prefill, now.
 
-        An engine with its own thread does so in idle time. Returns the number of answers compared.
+        ``AsyncLLM`` and the server do so in idle time. Returns the number of compared answers.
         """
         before = self._compared()
         self.local.measure_divergence()
@@ -266,9 +266,9 @@ class LLM(PlanCalls):
         alone: bool = False,
         **options: Unpack[ModuleOptions],
     ) -> list[CachedText]:
-        """Return what each text would find in the cache as a marked part of a message, in the order given.
+        """Return how much of each text a message with this marked part would find in the cache, in the order given.
 
-        Only texts of ``cache_salt`` and public ones count. Nothing is computed or loaded.
+        Only texts of ``cache_salt`` and public texts count. Nothing is computed or loaded.
 
         Args:
             texts: candidates, such as retrieved documents. At most 1,000, with 4,000,000 characters. Messages of more
@@ -276,8 +276,8 @@ class LLM(PlanCalls):
             hashes: in place of texts, the sha256 of their UTF-8 bytes in hexadecimal digits. A text is known if a
                 marked part or an earlier score of ``cache_salt`` had it. Else its score has the form "unknown".
             messages: the messages in front of them, usually the system message. Parts are stored behind it.
-            alone: True if each will be the only marked part of its message, which has a form of its own under
-                ``modular``. False for one of several.
+            alone: True if each text will be the only marked part of its message, which ``modular`` stores in another
+                form. False for one of several.
             options: see ModuleOptions. ``reuse`` reads modules.
 
         Raises:
@@ -338,7 +338,7 @@ class LLM(PlanCalls):
 
     @checked_options(ModuleOptions)
     def stored(self, name: str, **options: Unpack[ModuleOptions]) -> dict[str, tuple[int, int]]:
-        """Return module → its tokens, and its stored tokens; "" stands for text outside modules.
+        """Return by module the number of its tokens and of its stored tokens. "" stands for text outside modules.
 
         Empty under a policy without modules. Raises ParameterError for an unknown schema.
         """

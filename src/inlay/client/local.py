@@ -198,9 +198,9 @@ class InProcessClient:
         return self.call(lambda: self.engine.kv_manager.stored(request.specs))
 
     def look(self, request: EncodeRequest, owner: str) -> Future[list[SegmentState | None]]:
-        """Return the state of each of its segments or their stored forms; None for one that is stored nowhere.
+        """Return the state of each segment of a request, or of its stored form. None if it is stored nowhere.
 
-        Pins of ``owner`` (see ``pin``) are shown.
+        A state shows the pins of ``owner`` (see ``pin``).
         """
         return self.call(lambda: self.engine.kv_manager.retention.look(request.specs, owner))
 
@@ -223,9 +223,12 @@ class InProcessClient:
     def pin(
         self, request: EncodeRequest, owner: str, reason: str, budget: int | None = None, *, instead: str | None = None
     ) -> Future[int]:
-        """Pin its segments in the pool, including later ones. Returns the bytes of the owner's pins.
+        """Pin the segments of a request in the pool, also those that are stored later. Returns the bytes of the owner's
+        pins.
 
         Args:
+            request: has the segments.
+            owner: the salt or tenant whose pins these are.
             reason: the name of the pin for ``unpin``.
             budget: the most bytes of the owner's pins. None for no bound but ``pin_memory``.
             instead: the reason of an earlier pin that this one replaces. A refusal changes nothing.
@@ -244,7 +247,7 @@ class InProcessClient:
         return self.call(lambda: self.engine.kv_manager.retention.unpin(request.specs, owner, reason))
 
     def pinned(self, owner: str | None) -> Future[list[SegmentSpec]]:
-        """Return an owner's pinned segments; for None, those pinned by key by any owner."""
+        """Return the segments that an owner has pinned. For the owner None, return all that are pinned by key."""
         return self.call(lambda: self.engine.kv_manager.retention.pinned(owner))
 
     def profile(self, specs: Sequence[SegmentSpec]) -> None:
@@ -259,15 +262,15 @@ class InProcessClient:
         return self.call(lambda: {spec.key: known[spec.key] for spec in specs if spec.key in known})
 
     def finish_profiles(self) -> None:
-        """Measure outstanding profiles now, if callers' threads step the engine and it is otherwise idle."""
+        """Measure outstanding deviation profiles now, unless requests are running."""
         self._use_time(self.engine.profiler)
 
     def promote(self) -> None:
-        """Promote repeated combinations now, under the same conditions."""
+        """Promote repeated combinations now, unless requests are running."""
         self._use_time(self.engine.profiler, self.engine.promoter)
 
     def measure_divergence(self) -> None:
-        """Compare waiting answers with full prefill now, under the same conditions."""
+        """Compare waiting answers with full prefill now, unless requests are running."""
         self._use_time(self.engine.shadow)
 
     def call(self, function: Callable[[], T]) -> Future[T]:
@@ -319,7 +322,10 @@ class InProcessClient:
 def _make_runner(
     loaded: LoadedModel, backend: Backend, config: EngineConfig, adapters: Adapters
 ) -> tuple[Runner, KVPool, StatePool | None, int]:
-    """Return the runner of a model's passes, its pools, and the most requests that run at the same time."""
+    """Return the runner of a model's passes, the KV pool, the state pool, and the most requests at the same time.
+
+    The state pool is None for a model without recurrent layers.
+    """
     device = loaded.model.device
     budget = config.kv_bytes(backend.scratch_bytes, free_bytes(device))
     with allocating("kv_memory", budget, config.kv_memory, total_bytes(device), _owner(device)):
@@ -358,7 +364,7 @@ def _make_recurrent(
 
 
 def _owner(device: torch.device) -> str:
-    """Return the owner of a device's memory, as messages name it."""
+    """Return the name of a device for messages about its memory."""
     return "this machine" if device.type == "cpu" else f"the GPU {device}"
 
 
@@ -413,7 +419,7 @@ def host_tier(config: EngineConfig, cost: PassCost, storage: KVStorage) -> HostT
 
 
 def tiers_of(config: EngineConfig, cost: PassCost) -> tuple[Tier, ...]:
-    """Return the tiers below these, nearest first. Raises ParameterError for an unusable one."""
+    """Return the tiers below the pool and host memory, nearest first. Raises ParameterError if one cannot be used."""
     tiers: list[Tier] = []
     folder = config.store_folder()
     if folder is not None:
@@ -431,7 +437,7 @@ def _model_info(
     reason: str | None,
     adapters: Mapping[str, bytes],
 ) -> ModelInfo:
-    """Return the published facts of a model.
+    """Return the description of a model for the preparation of prompts.
 
     Args:
         pool: the KV pool.

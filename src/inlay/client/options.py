@@ -39,7 +39,7 @@ class PromptOptions(PolicyOptions, total=False):
     Attributes:
         positions: a part of the policy, too. None for the engine's default.
         order: "any" if neighbouring imports, and neighbouring marked parts of messages, may change places, as in a
-            ``<set>``. None keeps the written order. ``RequestOutput.order`` has the chosen one.
+            ``<set>``. None keeps the written order. ``RequestOutput.order`` has the chosen order.
         cache_salt: shares the request's cached text only with requests of the same salt. None shares it with all.
     """
 
@@ -89,8 +89,8 @@ class AsyncRequestOptions(OwnedPromptOptions, RequestOptions, total=False):
         arrival: the start of that time, on the clock of ``time.perf_counter``. None for now.
         stream_interval: the number of new tokens between outputs, over all answers. None for the final output only.
             Larger values wake the event loop less often. The first token and the end are never delayed.
-        keep_marked_alone: if True, the text behind the last module or marked part is neither stored nor looked up.
-            That is the whole prompt if it has none.
+        keep_marked_alone: if True, the text behind the last module or marked part is neither stored nor looked up. In a
+            prompt without modules and marked parts, this is all text.
     """
 
     request_id: str | None
@@ -107,7 +107,7 @@ class TemplateOptions(TypedDict, total=False):
     Attributes:
         tools: the tools that the model may call.
         chat_template_kwargs: values for variables of the chat template, such as ``{"enable_thinking": False}``.
-        documents: for templates that support them.
+        documents: objects such as ``{"title": …, "text": …}``, for templates that support documents.
         add_generation_prompt: True if the prompt opens an answer. None for True unless the last message is continued.
         continue_final_message: True if the answer continues the last message, an assistant's.
     """
@@ -139,7 +139,7 @@ class ModuleOptions(OwnerOptions, total=False):
 
 
 def checked_options(options: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Let a method with ``**_: Unpack[options]`` refuse unknown options at the call, with ParameterError."""
+    """Decorate a method with ``**_: Unpack[options]``: it then refuses unknown options with ParameterError."""
 
     def checked(method: Callable[P, R]) -> Callable[P, R]:
         parameters = signature(method).parameters.values()

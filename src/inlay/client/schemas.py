@@ -151,7 +151,10 @@ class SchemaManager:
         return pinned is not None and pinned.whole
 
     def unpin_segments(self, segments: EncodeRequest) -> Future[int] | None:
-        """Remove one pin, if it exists. Returns None if nothing can be pinned any more."""
+        """Remove a schema's pin, if it exists.
+
+        Returns None if the engine has been shut down or is in another process.
+        """
         with suppress(InlayError):  # the engine may have been shut down
             if self._local is not None:
                 return self._local.unpin(segments, segments.scope.pin_owner, segments.request_id)
@@ -176,7 +179,7 @@ class SchemaManager:
                     self._client.cancel(encoding.request_id, report=True)
 
     def _knows(self, layout: SchemaLayout, salt: str) -> bool:
-        """True if the name still means this schema, even if another thread laid it out again."""
+        """True if the name still belongs to this schema, even if another thread has laid the schema out again."""
         known = self._processor.schemas.layout(layout.schema.name, salt)
         return known is not None and known.schema is layout.schema
 
@@ -186,8 +189,8 @@ class _Pinned:
     """An owner's pin of a schema in this layout.
 
     Args:
-        keys: of those segments that have not been evicted since.
-        whole: False once any was evicted.
+        keys: of the segments that were not evicted since.
+        whole: False once any of the segments was evicted.
     """
 
     segments: EncodeRequest
@@ -204,5 +207,6 @@ def _same(one: Schema, other: Schema) -> bool:
 def removed(encoding: EncodeRequest) -> AbortedError:
     """Return the error of an encoding whose schema is no longer registered."""
     return AbortedError(
-        f"{encoding.name} was removed or replaced while it was encoded; what is encoded stays", code="schema.removed"
+        f"{encoding.name} was removed or replaced while it was encoded; its encoded segments stay stored",
+        code="schema.removed",
     )

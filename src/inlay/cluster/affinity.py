@@ -306,9 +306,9 @@ class Decision:
     Args:
         replica: Its name.
         work: The work that the request gives to it.
-        overlap: Tokens of the request that it probably holds.
-        best: The most that any replica holds.
-        homeless: Tokens that no replica holds.
+        overlap: Tokens of the request that the replica probably holds.
+        best: The most tokens of the request that any replica holds.
+        homeless: Tokens of the request that no replica holds.
         second_home: True if some pieces get another home, because all their holders are above the bound.
     """
 
@@ -354,7 +354,13 @@ class Affinity:
         self.loads.leave(replica)
 
     def choose(self, wanted: Wanted, now: float, without: Collection[str] = ()) -> Decision | None:
-        """Return the choice for a request, or None without replicas. without: replicas to avoid."""
+        """Return the choice for a request. None without replicas.
+
+        Args:
+            wanted: the pieces that the request reads.
+            now: the time in seconds, on a monotonic clock.
+            without: replicas to avoid.
+        """
         places = self._places(without)
         if not len(places):
             return None
@@ -388,10 +394,10 @@ class Affinity:
         )
 
     def homes(self, pieces: Sequence[WantedPiece], without: Collection[str] = ()) -> list[str]:
-        """Return for each piece the replica that is to hold it, or an empty list without replicas.
+        """Return for each piece the replica that is to store it, or an empty list without replicas.
 
-        This is a replica that holds the piece, else its home. New pieces go to no replica beyond its share if that is
-        possible.
+        It is a replica that holds the piece already, else the home of the piece. A replica with its share of new pieces
+        gets no more of them, if others have room.
         """
         places = self._places(without)
         if not len(places) or not pieces:

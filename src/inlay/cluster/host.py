@@ -38,7 +38,7 @@ class EngineHost:
         self._client.call(lambda: self._client.store.listen(self._log))
 
     def describe(self) -> dict[str, Any]:
-        """Return a wire.Description."""
+        """Return a ``transport.Description`` as plain data."""
         llm = self._llm
         note, model = llm.loaded.note, self._client.model
         return Description(llm.model_name, note, model, llm.sampling_defaults, llm.adapters).to_dict()
@@ -48,7 +48,11 @@ class EngineHost:
         self._client.check_health()
 
     async def status(self, epoch: int, number: int) -> dict[str, Any]:
-        """Return a wire.Status. epoch, number: the last change that the caller knows; see ChangeLog.since."""
+        """Return a ``transport.Status`` as plain data.
+
+        Args:
+            epoch, number: the last change that the caller knows; see ``ChangeLog.since``.
+        """
         await self._look_below()
         return Status(self._client.stats(), self._log.since(epoch, number)).to_dict()
 
@@ -56,7 +60,8 @@ class EngineHost:
         """Answer a request. Yields new events in bytes until it has ended. Closing the generator cancels the request.
 
         Args:
-            remaining_s: Seconds until the deadline, because clocks differ between machines.
+            data: The request, from ``EngineRequest.to_bytes``.
+            remaining_s: Seconds until the deadline, because clocks differ between machines. None for no deadline.
         """
         request: EngineRequest | None = None
         try:

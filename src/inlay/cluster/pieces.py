@@ -1,7 +1,7 @@
 """The pieces of a request that a replica may hold. A router looks them up, each with its tokens.
 
-They are made once, while the prompt is prepared. A module is one piece. A run of the request's own text has one piece
-for each border of its record (kv/changes.py), because only a prefix of it can be found.
+Pieces are made once, while the prompt is prepared. A module is one piece. A run of the request's own text has one piece
+for each border of its record (kv/changes.py), because a replica may hold any prefix of the run.
 """
 
 from __future__ import annotations

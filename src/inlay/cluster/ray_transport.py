@@ -61,7 +61,7 @@ class Links:
         return self._links.get(deployment)
 
     def connect(self, deployment: DeploymentName, link: IngressLink) -> None:
-        """Register an ingress. It is told of the present replicas, then of every change."""
+        """Register an ingress. Its ``link`` gets the present replicas, then every change of them."""
         with self._lock:
             self._links[deployment] = link
             link.replicas(self._replicas.get(deployment, ()))

@@ -385,7 +385,7 @@ class RemoteClient:
         self._on_loop(begin)
 
     def _ended(self, name: str, task: asyncio.Task[None], fail: Callable[[InlayError], None]) -> None:
-        """Report how a task ended, even if it never started. A request that its caller cancelled gets no report."""
+        """Report the end of a task, even if it never started. If the caller cancelled the request, report nothing."""
         why: InlayError | None = EngineDeadError(f"request {name} was cancelled; send it again")
         if self._tasks.get(name) is task:
             del self._tasks[name]
@@ -401,7 +401,7 @@ class RemoteClient:
             fail(EngineDeadError(f"request {name} ended by a fault, {fault_in_words(error)}; send it again"))
 
     def _abort(self, name: str) -> None:
-        """Abort a request. It ends here if it is at no replica, is an encoding, or its replica can't be reached."""
+        """Abort a request. Ends its task here if no replica has it, if it is an encoding, or if the replica is lost."""
 
         def end() -> None:
             self._cancel(name, AbortedError(f"request {name} was aborted"))

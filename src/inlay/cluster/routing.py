@@ -216,7 +216,13 @@ class Routing:
                 self._first(asked)
 
     def learn(self, request_id: str, usage: Usage, metrics: RequestMetrics | None) -> None:
-        """Learn from a request's prompt: the tokens found, and the time for the rest."""
+        """Update the estimated times from an answered request.
+
+        Args:
+            request_id: of the request.
+            usage: its counts of found and computed tokens.
+            metrics: its times.
+        """
         with self._lock:
             asked = self._asked.get(request_id)
             if asked is None or asked.decision is None:
@@ -248,7 +254,7 @@ class Routing:
                 self.counts.retries += 1
 
     def homes(self, pieces: Sequence[WantedPiece]) -> list[str]:
-        """Return the replica that is to hold each piece. Empty without replicas."""
+        """Return for each piece the replica that is to store it; see ``Affinity.homes``. Empty without replicas."""
         with self._lock:
             return self._affinity.homes(pieces, self._passed_by()) or self._affinity.homes(pieces)
 

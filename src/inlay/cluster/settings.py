@@ -202,12 +202,15 @@ class ClusterSettings(_SettingsPart):
                 f"{path}: cannot be read ({error.strerror}); check the path", code="cluster.unreadable_config"
             ) from None
         except UnicodeDecodeError:
-            raise ParameterError(f"{path}: it is not UTF-8", code="cluster.unreadable_config") from None
+            raise ParameterError(
+                f"{path}: it is not UTF-8; save it as UTF-8", code="cluster.unreadable_config"
+            ) from None
         except (yaml.YAMLError, RecursionError) as error:
             mark = getattr(error, "problem_mark", None)
             where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark is not None else str(path)
             raise ParameterError(
-                f"{where}: this is no YAML ({getattr(error, 'problem', error)})", code="cluster.unreadable_config"
+                f"{where}: this is no YAML ({getattr(error, 'problem', error)}); correct it",
+                code="cluster.unreadable_config",
             ) from None
         return cls.of(said if said is not None else {}, str(path)).beside(path.parent)
 
@@ -298,7 +301,7 @@ def _as_json(said: Mapping[str, Any]) -> bytes:
         return json.dumps(said).encode()
     except (TypeError, ValueError) as error:
         raise ParameterError(
-            f"the configuration holds what is no plain data ({error}); write texts in quotes",
+            f"the configuration has a value that is no plain data ({error}); write texts in quotes",
             code="cluster.invalid_setting",
         ) from None
 

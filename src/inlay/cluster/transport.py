@@ -27,9 +27,9 @@ class Transport(Protocol):
     """Calls to EngineHosts by the replica's name. Used on one event loop."""
 
     def answer(self, request_id: str, data: bytes, remaining_s: float | None) -> AsyncGenerator[bytes, None]:
-        """Call ``EngineHost.answer`` of the replica that ``Routing.choose`` names. ``Routing.routed`` is told.
+        """Call ``EngineHost.answer`` of the replica that ``Routing.choose`` names, and report it to ``Routing.routed``.
 
-        Closing the generator cancels the request there. Raises ReplicaLostError.
+        Closing the generator cancels the request on the replica. Raises ReplicaLostError.
         """
         ...
 
@@ -160,7 +160,7 @@ class Status:
 
 
 def summed(each: Sequence[EngineStats]) -> EngineStats:
-    """Sum the statistics of several engines. ``write_lag_s`` is the largest, ``token_s`` a mean. Tiers are out."""
+    """Sum the statistics of several engines. ``write_lag_s`` is the largest, ``token_s`` a mean. Tiers are left out."""
     sums: dict[str, Any] = {
         one.name: sum(getattr(stats, one.name) for stats in each)
         for one in fields(EngineStats)

@@ -30,7 +30,7 @@ class SequenceStates:
     Attributes:
         cache: from transformers' code. None before the first pass.
         tokens: the number of tokens that it has been given.
-        waiting: the last of them, if they must run together with later tokens.
+        waiting: the last tokens, if they must run together with later ones.
     """
 
     cache: Any = None
@@ -43,8 +43,8 @@ class Work:
     """Tokens to run through the model, and the rows that they fill.
 
     Attributes:
-        mass: records the attention that they pay. None for no record.
-        check: True to run them through the first layers only and measure their key deviation.
+        mass: records how much these tokens attend to each key. None for no record.
+        check: True to run the tokens through the first layers only and measure their key deviation.
         adapter: the digest of the adapter to use; b"" for the model alone.
         states: the request's state. Used only by models that are served without reuse.
         state: the slots of the recurrent state in front of the tokens and behind them. None without recurrent layers.
@@ -59,7 +59,7 @@ class Work:
     state: StateSpan | None = None
 
     def split(self, tokens: int) -> tuple[Work, Work]:
-        """Split into the first ``tokens`` tokens and the rest, which sees them as context."""
+        """Split into two works: the first ``tokens`` tokens, and the rest with these as context."""
         first, rest = self.part.split(tokens)
         return replace(self, ids=self.ids[:tokens], part=first), replace(self, ids=self.ids[tokens:], part=rest)
 
@@ -113,7 +113,7 @@ class Prefill:
         return self.keep.prefix(done), cut(self.slots, 0, done)
 
     def take(self, tokens: int) -> Work:
-        """Take the next part, of at most ``tokens`` tokens."""
+        """Remove the next ``tokens`` tokens from ``left``, or all if there are fewer, and return them as work."""
         assert self.left is not None, "nothing is left to take"
         if self.left.part.rows <= tokens:
             taken, self.left = self.left, None
@@ -142,13 +142,13 @@ class SequenceAllocation:
         decoded: how many of these hold tokens generated since admission.
         context: the KV that the token behind its prompt attends to.
         hold: the stored segments that it reads.
-        prefill: the parts that are not computed, or not known to be.
+        prefill: the parts that are not computed yet, or were computed in a pass whose end is not known yet.
         since: the time of admission, in seconds of ``perf_counter``.
         last: the run that the answer continues, with its slots. None if it must not be stored.
-        states: see Work.
+        states: the state of a model that is served without reuse; see Work.
         state: the recurrent state. None for a model without recurrent layers.
         arrivals: segments that it reads while they are still loading.
-        arrived: the slots of these and of earlier arrivals, of which it owns a share.
+        arrived: the slots of ``arrivals`` and of earlier arrivals. The request shares their ownership.
     """
 
     modules: tuple[SlotRange, ...] = ()
@@ -184,7 +184,7 @@ class SequenceAllocation:
         return sum(prefill.tokens_left for prefill in self.prefill)
 
     def take(self, tokens: int) -> tuple[list[Work], list[Prefill]]:
-        """Take the prompt's next tokens. Returns the work, and the parts that it completes."""
+        """Return work for the prompt's next ``tokens`` tokens, and the prefills that this work completes."""
         modules: list[Work] = []
         own: list[list[Work]] = []  # groups that are computed in one piece
         starts: list[StateStart | None] = []  # of these groups
@@ -281,7 +281,7 @@ def pieces(found: PrefixMatch, start: int, tokens: int) -> tuple[Item, ...]:
 
 
 def without(items: Sequence[Item], offsets: Sequence[int]) -> tuple[Item, ...]:
-    """Items without some of their tokens. ``offsets`` are increasing and count from the first token."""
+    """Return items without the tokens at ``offsets``, which are increasing and count from the items' first token."""
     if not offsets:
         return tuple(items)
     left, at, numbers = [], 0, np.asarray(offsets)
@@ -294,7 +294,7 @@ def without(items: Sequence[Item], offsets: Sequence[int]) -> tuple[Item, ...]:
 
 
 def scattered(ranges: Sequence[SlotRange], positions: Table) -> tuple[Item, ...]:
-    """Adjacent slots with any increasing positions, as items of consecutive positions.
+    """Return plan items for slots whose tokens have any increasing positions: one item per run of neighbours.
 
     Args:
         ranges: the slots.
@@ -370,7 +370,7 @@ def _begin(composed: ComposedPrompt, lookup: Lookup, prefills: Sequence[Prefill]
 def _lay_modules(
     lookup: Lookup, slots: tuple[SlotRange, ...], allocation: SequenceAllocation
 ) -> dict[bytes, tuple[SlotRange, ...]]:
-    """Add prefill work for missing modules, side by side in ``slots``. Returns the slots of each by key."""
+    """Add prefill work for missing modules, side by side in ``slots``. Returns each module's slots by its key."""
     encoded: dict[bytes, tuple[SlotRange, ...]] = {}
     at = 0
     context = PlanContext()
@@ -440,7 +440,7 @@ def _lay_recomputed(part: RecomputedSpan, found: PrefixMatch, allocation: Sequen
 
 
 def _as_one(works: list[Work]) -> Work:
-    """Join consecutive work into one part, so that a prompt of many pieces costs no more than one piece."""
+    """Join consecutive works into one part, so that a prompt of many pieces is computed as fast as a single piece."""
     if len(works) == 1:
         return works[0]
     ids = tuple(token for work in works for token in work.ids)

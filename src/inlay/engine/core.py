@@ -1,4 +1,4 @@
-"""The engine: requests in, tokens out, one forward pass a step."""
+"""The engine: requests come in, tokens go out, and each step runs one forward pass."""
 
 from __future__ import annotations
 

@@ -95,10 +95,10 @@ class Encoding:
         return self.error
 
     def batch(self, stored: Callable[[SegmentSpec], bool], tokens: int, most: int | None = None) -> list[SegmentSpec]:
-        """The next segments that are not stored; at least one if any is left.
+        """Return the next segments that are not stored, at least one if any is left.
 
         Args:
-            tokens: the most tokens of all together.
+            tokens: the most tokens of all segments together.
             most: the most segments. None for any number.
         """
         chosen: list[SegmentSpec] = []
@@ -121,7 +121,7 @@ class Encoding:
         self.left.pop(prefill.key, None)
 
     def events(self) -> list[EncodeEvent]:
-        """Its progress."""
+        """Return the event with the encoding's progress."""
         error = None if self.error is None else Fault.of(self.error)
         return [EncodeEvent(self.id, self.done, self.total, self.finished, error)]
 

@@ -57,7 +57,7 @@ class RequestFactory:
         return self.grammars.guide(params.structured_outputs, salt)
 
     def make(self, prepared: EngineRequest, guide: Guide | None = None) -> Request:
-        """Make the first answer of a prompt. If ``n`` asks for more, the others are its followers.
+        """Make the first answer of a prompt. If ``n`` asks for several answers, the others are its followers.
 
         Args:
             guide: the result of ``guide``, if it was called already.

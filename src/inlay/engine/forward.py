@@ -30,8 +30,8 @@ class ForwardPass:
     Attributes:
         decode: requests that compute their last generated token. Their work comes first.
         completed: the prefills that it completes.
-        sampled: requests with the row for their next token, in the order of the logits. A request with a draft has the
-            rows of its draft tokens behind that.
+        sampled: requests that get their next token, with its row, in the order of the logits. If a request has a draft,
+            the rows of its draft tokens follow.
         drafts: the drafts of requests. Their rows follow the decode row.
         scored: requests with prompt log-probabilities. Each is (request, first token, rows).
         embedded: requests with hidden states for an embedding. Each is (request, rows).
@@ -154,7 +154,7 @@ class PassPlans:
         return plan
 
     def forget(self, task: Task | None = None) -> None:
-        """Rebuild the next plan if the last one involves ``task``, or in any case for None."""
+        """Do not advance the last plan if ``task`` is in it. None for any task."""
         if task is None or (self._decoding is not None and task in self._decoding[0]):
             self._decoding = None
 
@@ -223,7 +223,7 @@ class InFlight:
         return {each for each in self.requests if len(each.token_ids) + 1 >= each.sampling.limit}
 
     def ids(self, requests: Sequence[Request]) -> Tensor:
-        """The tokens of some requests on the device, (requests,), int64."""
+        """Return the tokens of these requests on the device, (requests,), int64."""
         there = self._choice.there
         assert there is not None, "they are on a device"
         if requests == self._rows:
@@ -239,8 +239,8 @@ class InFlight:
     def accept(self) -> list[Request]:
         """Wait for the tokens and give them to their requests. Returns these requests.
 
-        The row of a draft token counts only if that token equals the one chosen before it. Then its KV belongs to the
-        answer. The rows behind the first other token are dropped.
+        A draft token is accepted if it equals the token that the row before it has chosen. Then its KV belongs to the
+        answer, and its own row chooses the next token. The rows behind the first rejected token are dropped.
         """
         if not self.requests:
             return []
@@ -260,5 +260,5 @@ class InFlight:
 
 
 def agrees(draft: Draft, number: int, token: int) -> bool:
-    """True if a chosen token is the one with this number in a draft."""
+    """True if token ``number`` of a draft equals a chosen token."""
     return number < len(draft.tokens) and draft.tokens[number] == token

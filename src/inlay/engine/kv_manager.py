@@ -79,7 +79,7 @@ class PendingPrefills:
                 del self._by_first[first]
 
     def goes_on(self, wait: Wait) -> bool:
-        """True if the prefill is still running and has not reached the tokens waited for."""
+        """True if the prefill is still running and has not computed the tokens of the wait yet."""
         prefill, run = wait.prefill, wait.run
         still = prefill.pending is run and prefill.computed < wait.tokens
         return still and prefill in self._by_first.get(run.ids[0], ())
@@ -235,7 +235,7 @@ class KVCacheManager:
         return answer
 
     def stored(self, specs: Iterable[SegmentSpec]) -> frozenset[bytes]:
-        """The keys of those segments that are stored, in any form."""
+        """Return the keys of the segments in ``specs`` that are stored in any form."""
         return frozenset(spec.key for spec in specs if self._lower.is_whole(spec))
 
     def check(self, encoding: Encoding) -> None:
@@ -335,7 +335,7 @@ class KVCacheManager:
                 composed = request.compose_now()
             lookup, arrivals = look_up(self._store, composed, find=False), ()
             needed = chunks_needed(self._store.pool, composed, lookup)
-            chooses = "" if request.prompt.selecting is None else ", with the pass that chooses what of it is repaired,"
+            chooses = "" if request.prompt.selecting is None else ", with the pass that selects the recomputed tokens,"
             check_capacity(self._store.pool, needed, f"the request{chooses}", self._most_chunks(lookup))
         selecting = request.prompt.selecting is not None
         first = request.usage is None
@@ -424,7 +424,7 @@ class KVCacheManager:
         return True
 
     def grow_ahead(self, request: Request, tokens: int) -> int:
-        """Make room for tokens behind the next one, in free chunks alone. Returns how many of them have room."""
+        """Make room for draft tokens behind the next token, in free chunks only. Returns how many tokens have room."""
         allocation, pool = request.allocation, self._store.pool
         missing = tokens - (allocation.room - allocation.tokens - 1)
         if missing > 0 and pool.free_chunks:
@@ -519,7 +519,7 @@ class KVCacheManager:
         return self._store.insert(run, slots, origin=task.prompt.origin(run.end))
 
     def _prefix(self, request: Request, composed: ComposedPrompt) -> SegmentSpec | None:
-        """The prefix of a request that tiers below the pool may hold with its recurrent state. None for no such."""
+        """Return the prefix of a request that tiers below the pool may hold with its recurrent state. None for none."""
         if self._store.states is None or not self.residency.tiers or request.prompt.request.policy.reads_nothing:
             return None
         return schema_prefix(request.prompt.request.parts, composed, self._store.keys)
@@ -533,7 +533,7 @@ class KVCacheManager:
     def computed(self, task: Task, prefill: Prefill) -> None:
         """Store a part of a task's prompt that is completely computed.
 
-        The request reads its own slots and references only those. Another stored copy may be evicted.
+        The request reads its own slots and references only these. If the store has another copy, it may be evicted.
         """
         allocation = task.allocation
         allocation.prefill.remove(prefill)

@@ -113,7 +113,7 @@ def look_up_modules(store: SegmentStore, specs: Sequence[SegmentSpec], *, find: 
 
 
 def begun(store: SegmentStore, spec: SegmentSpec) -> PrefixMatch:
-    """The stored prefix of a module.
+    """Return the stored prefix of a module.
 
     A partial match shorter than a chunk is ignored. It would reference a chunk that other segments share. For a model
     with recurrent layers the prefix ends where a state is stored.
@@ -179,7 +179,7 @@ def miss_reasons(residency: Residency, lookup: Lookup) -> dict[bytes, str]:
 
 
 def count_misses(residency: Residency, composed: ComposedPrompt, lookup: Lookup) -> dict[str, int]:
-    """The tokens of modules to compute, counted by the reason why they are missing."""
+    """Return the number of module tokens to compute, by the reason why they are missing."""
     missing = {spec.key: (spec, found.tokens) for spec, found in lookup.missing}
     counts: dict[str, int] = {}
     for part in composed:

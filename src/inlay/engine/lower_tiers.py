@@ -55,7 +55,7 @@ class LowerTiers:
         return frozenset(spec.key for spec in specs if self._store.get(spec) is not None)
 
     def is_sought(self, task: Task, specs: Iterable[SegmentSpec]) -> bool:
-        """Ask tiers that other servers fill for these segments. Returns True if the request should wait."""
+        """Ask the tiers that other servers fill for these segments. Returns True if the request waits for an answer."""
         if not self._residency.tiers:
             return False
         unsure = [spec for spec in specs if self._residency.unsure(spec.key)]
@@ -111,7 +111,7 @@ class LowerTiers:
             self._residency.save(spec)
 
     def by_layer(self, wanted: Sequence[SegmentSpec], lookup: Lookup) -> tuple[Lookup, tuple[Arrival, ...]] | None:
-        """The lookup as if all loading layers were resident, and the arrivals it then needs.
+        """Return the lookup as if all loading layers were resident, and the arrivals that the request then reads.
 
         Args:
             wanted: the modules that are read.
@@ -209,7 +209,7 @@ class Prefetcher:
     def look_ahead(self, waiting: Iterable[Task]) -> None:
         """Load segments into the pool for the first queued requests, once for each, while there is room.
 
-        Each part is assumed to be read in its most exact form among those stored now.
+        Of the forms of a part that are stored now, the most exact one is loaded.
         """
         if not self._residency.tiers:
             return

@@ -81,9 +81,9 @@ class OrderChooser:
 class _TextBefore:
     """The text before the next member.
 
-    ``end`` is the position behind it. ``cursor`` is its node in the index; None if a part is missing.
-    ``modules`` is set if all of it is read as exact modules. Then ``parts`` is the text itself, and ``known`` is
-    True once its cursor was looked up.
+    ``end`` is the position behind the text. ``cursor`` is the index node there; None if a part of the text is missing.
+    ``modules`` is set if all of the text is read as exact modules. Then ``parts`` is the text itself, and ``known`` is
+    True once the cursor was looked up.
     """
 
     end: int
@@ -173,7 +173,7 @@ class _Search:
             self._cursor = behind if found == len(part.ids) else None
 
     def _best(self, state: _TextBefore, left: tuple[int, ...], path: bytes) -> tuple[int, tuple[int, ...]]:
-        """The stored tokens of the best order of these members, and the part of that order that matters.
+        """Return the number of stored tokens in the best order of ``left``, and this order as far as it is stored.
 
         ``path`` names the text before them.
         """

@@ -1,9 +1,8 @@
 """The time of passes: the cost of tokens on this machine, and the number of prompt tokens within ``max_pass_s``.
 
-The cost of prefill is measured when a model is loaded, for eviction by cost. The cost of a pass by its rows is measured
-for speculation. The same tokens run in a warm-up pass, in passes
-without context, and in passes with a context. The context's KV is not computed, because its values do not affect the
-time.
+When a model is loaded, the cost of prefill is measured for eviction by cost, and the cost of a pass by its rows for
+speculation. To measure prefill, the same tokens run in a warm-up pass, in passes without context, and in passes with a
+context. The context's KV is not computed, because its values do not affect the time.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class PassBudget:
         return self._recent_s / self._recent_tokens if self._recent_tokens else None
 
     def tokens(self, most: int) -> int:
-        """How many prompt tokens the next pass may have, and at most ``most``."""
+        """Return how many prompt tokens the next pass may have, at most ``most``."""
         return most if self._max_s is None else min(most, self._tokens)
 
     def took(self, tokens: int, seconds: float) -> None:
@@ -82,9 +81,16 @@ _TIMES = 2  # runs per pass; the shortest counts, since other load only adds tim
 def measured_cost(
     spec: ModelSpec, runner: Runner, pool: KVPool, clock: Callable[[], float] = time.perf_counter
 ) -> PassCost:
-    """Measure the cost of a token, and of each token that it attends to. Overwrites KV in the pool.
+    """Measure the cost of prefill. Overwrites KV in the pool.
 
-    Returns the default if the pool is too small to measure. ``clock`` returns seconds.
+    Args:
+        spec: of the model.
+        runner: runs the passes.
+        pool: gives the slots.
+        clock: returns seconds.
+
+    Returns:
+        The seconds per token, and per token that it attends to. The default if the pool is too small to measure.
     """
     context = min(_CONTEXT, pool.slots - _TOKENS - 2 * pool.chunk_size, spec.max_positions - _TOKENS)
     runs = pool.allocate(context + _TOKENS) if context >= _TOKENS else None
@@ -120,9 +126,9 @@ class RowCost:
     """The time of a decode pass by its number of rows, behind a short context.
 
     Args:
-        seconds: by number of rows, 1 among them. Between two of them the time is interpolated.
-        plan_s: the time to plan a pass of one request anew.
-        plan_more_s: the time for each further request.
+        seconds: the measured times by number of rows, 1 among them. Times between are interpolated.
+        plan_s: the seconds to make a new plan for a pass of one request.
+        plan_more_s: the seconds for each further request of the plan.
     """
 
     def __init__(self, seconds: Mapping[int, float], plan_s: float = 0.0, plan_more_s: float = 0.0) -> None:
@@ -138,11 +144,11 @@ class RowCost:
         self._least_steps = list(accumulate(reversed(steps), min))[::-1]
 
     def plan_s(self, requests: int) -> float:
-        """The time to plan a pass of so many requests."""
+        """Return the seconds to make a new plan for a pass of ``requests`` requests."""
         return self._plan_s + self._plan_more_s * (requests - 1)
 
     def seconds(self, rows: int) -> float:
-        """The time of a pass. Beyond the measured passes, the time grows as between the last two."""
+        """Return the seconds of a pass of ``rows`` rows. Beyond the measured rows, the last slope continues."""
         return self._table[rows] if rows < _TABLE else self._interpolated(rows)
 
     def least_row_s(self, rows: int) -> float:
@@ -162,9 +168,16 @@ class RowCost:
 def measured_rows(
     spec: ModelSpec, runner: Runner, pool: KVPool, clock: Callable[[], float] = time.perf_counter
 ) -> RowCost:
-    """Measure passes of few rows. Overwrites KV in the pool. It takes about half a second at most for a small model.
+    """Measure passes of few rows, for about half a second. Overwrites KV in the pool.
 
-    The times of one and of 16 rows are always measured. ``clock`` returns seconds.
+    The times of one and of 16 rows are always measured, which takes longer for a large model. Without room in the pool,
+    nothing is measured, and the time of a pass does not depend on its rows.
+
+    Args:
+        spec: of the model.
+        runner: runs the passes.
+        pool: gives the slots.
+        clock: returns seconds.
     """
     most = min(max(_ROW_COUNTS), pool.slots, spec.max_positions)
     slots = pool.allocate(most)
@@ -193,7 +206,7 @@ def measured_rows(
 
 
 def _planning_s(runner: Runner, slots: tuple[SlotRange, ...], parts: int, clock: Callable[[], float]) -> float:
-    """The time to plan a pass of several requests with a row each, in seconds."""
+    """Return the seconds to plan a pass of ``parts`` requests with a row each."""
     own = cut(slots, 0, 1)
     times = []
     for _ in range(1 + _TIMES):

@@ -132,7 +132,10 @@ def _too_small(pool: KVPool, tokens: int) -> CapacityError:
 
 
 def _change(spec: ModelSpec, runner: Runner, runs: tuple[SlotRange, ...], text: int) -> float:
-    """The larger error of a text's last logits from two changes: reading its head at a shift, and moving all of it."""
+    """Return the error of a text's last logits after two changes, the larger one.
+
+    The changes are: its head is read at a shift, and all of the text stands at other positions.
+    """
     ids = probe_ids(spec, text)
     here = _whole(0, ids, runner, runs)
     moved = error_of(_whole(_SHIFT, ids, runner, runs), here)

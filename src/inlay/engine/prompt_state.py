@@ -158,12 +158,12 @@ class PromptState:
 
     @property
     def moved(self) -> list[SegmentSpec]:
-        """The texts of earlier requests that it reads behind other text."""
+        """The texts of earlier requests that this prompt reads behind other text."""
         parts = self._composed or ()
         return [part.spec for part in parts if isinstance(part, CachedSpan) and part.spec.detached]
 
     def compute_moved(self) -> None:
-        """Compute the texts that it would read behind other text, because one of them is no longer stored."""
+        """Make the prompt compute its ``moved`` texts, because one of them is no longer stored."""
         self._texts = None
         self._choose(self._stored, {}, self._in_place)
 
@@ -216,7 +216,7 @@ class PromptState:
         return self.profiled_modules()
 
     def to_encode(self) -> tuple[list[SegmentSpec], list[SegmentSpec]]:
-        """Return the segments to encode in idle time, of text found a second time, and those of all found text.
+        """Return the segments of text found a second time, to encode in idle time, and those of all found text.
 
         If the request has a cache salt, both lists contain only modules that are private.
         """
@@ -244,7 +244,7 @@ class PromptState:
             self._recompute(profiles)
 
     def _keep_tail(self, longest: Callable[[TokenRun], int]) -> None:
-        """Recompute the tokens chosen without profiles, if more of the text behind the modules is stored for them.
+        """Recompute the tokens that are chosen without profiles, if more of the text behind the modules is stored so.
 
         A conversation thus keeps its recomputed tokens and all later turns when profiles arrive.
         """

@@ -74,7 +74,7 @@ class RecurrentState:
     _begun: bool = False
 
     def begin(self, tokens: int, state: StoredState | None) -> StateStart:
-        """Return the start of work behind ``tokens`` tokens, and acquire its state until a pass has read it."""
+        """Return the start of work behind ``tokens`` tokens. Acquires its state until a pass has read it."""
         if state is not None:
             self.pool.acquire(state)
             self.held.append(state)

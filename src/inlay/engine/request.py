@@ -59,7 +59,12 @@ class SamplingState:
     forced: Sequence[int] = ()
 
     def choose(self, sampled: Sampled | InlayError, said: int) -> Sampled | InlayError:
-        """The token behind ``said`` others: the sampled one, or the forced one if the answer is given."""
+        """Return the next token: the sampled token, or the given token of a forced answer.
+
+        Args:
+            sampled: the token that the sampler has chosen.
+            said: the number of tokens that the answer has already.
+        """
         if not self.forced or isinstance(sampled, InlayError):
             return sampled
         return Sampled(self.forced[said])
@@ -73,7 +78,7 @@ class Answer:
         told: the number of tokens that the listener has acknowledged.
         logprobs, distributions: of the tokens behind these; see TokenEvent.
         ended: True if it has ended and the listener does not know.
-        drafted, accepted: draft tokens that were run for it, and those of them that it has.
+        drafted, accepted: the number of draft tokens that were run for the answer, and of those that it accepted.
         first_token_at, last_at: times of its first token, and of its last one or its end, on ``time.perf_counter``.
     """
 
@@ -90,7 +95,14 @@ class Answer:
     accepted: int = 0
 
     def add(self, sampled: Sampled, sampling: SamplingState, logits: Tensor, now: float) -> None:
-        """Append the next token and check for the end. ``logits``, (vocabulary,), are those it was chosen from."""
+        """Append the next token and check for the end.
+
+        Args:
+            sampled: the token that the sampler has chosen.
+            sampling: the answer's sampling state.
+            logits: (vocabulary,), from which the token was chosen.
+            now: the time, on ``time.perf_counter``.
+        """
         self.first_token_at = self.first_token_at or now
         self.last_at = now
         self.token_ids.append(sampled.token_id)
@@ -169,7 +181,10 @@ class PromptScores:
         return len(self.entries) == len(self._ids)
 
     def wanted(self, first: int, rows: int) -> int:
-        """How many rows from token ``first`` on are needed: none for the prompt's last token or for the answer."""
+        """Return how many of ``rows`` rows from token ``first`` on need logits.
+
+        The prompt's last token and the answer need none here.
+        """
         return max(0, min(rows, len(self._ids) - 1 - first))
 
     def add(self, first: int, logits: Tensor) -> None:
@@ -274,7 +289,7 @@ class Request:
         damaged: True if its logits were NaN or allowed no token.
         error: the fault that ended it early.
         error_told: the error that the listener has received.
-        reported: the prompt's figures that the listener has received.
+        reported: the usage and times of the prompt that the listener has received.
     """
 
     id: str
@@ -427,7 +442,7 @@ class Request:
 
         Args:
             modules, prefixes: see lookup.Lookup.
-            known: True if the last token was stored too.
+            known: True if the prompt's last token was stored as well.
             misses: the missing tokens of modules, by reason.
             came_from: returns the tier that delivered a segment, by key.
             prefix: the prompt's prefix that lower tiers hold with a recurrent state. None for none.
@@ -585,7 +600,7 @@ class Request:
             self.embedding.told = self.embedding.complete
 
     def _report(self, event: TokenEvent) -> None:
-        """Add the prompt's figures to an event, if they have changed."""
+        """Add the prompt's usage and times to an event, if they have changed."""
         scores = self.scores  # another answer may have its first token earlier
         if scores is not None and scores.complete and not scores.told and self.error is None:
             event.prompt_logprobs = scores.entries

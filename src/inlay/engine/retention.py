@@ -114,17 +114,17 @@ class Retention:
     def pin(
         self, specs: Sequence[SegmentSpec], owner: str, reason: str, budget: int | None, instead: str | None
     ) -> int:
-        """See Pins.pin; returns what the owner's pins take, in bytes. Raises CapacityError."""
+        """See Pins.pin. Returns the bytes of all pins of the owner. Raises CapacityError."""
         self.pins.pin(specs, owner, reason, budget, instead=instead)
         return self.pins.bytes_of(owner)
 
     def unpin(self, specs: Sequence[SegmentSpec], owner: str | None, reason: str) -> int:
-        """See Pins.unpin; returns what the owner's other pins take, in bytes, or everybody's."""
+        """See Pins.unpin. Returns the bytes of the owner's other pins; of all pins for the owner None."""
         self.pins.unpin(specs, owner, reason)
         return self.pins.bytes if owner is None else self.pins.bytes_of(owner)
 
     def pinned(self, owner: str | None) -> list[SegmentSpec]:
-        """The segments that an owner has pinned; for None, all that are pinned by key."""
+        """Return the segments that an owner has pinned. For the owner None, return all that are pinned by key."""
         return self.pins.by_key() if owner is None else self.pins.of(owner)
 
     def evict(
@@ -173,7 +173,12 @@ class Retention:
         return list(found.values())
 
     def evict_texts(self, salt: str, oldest: float | None = None) -> int:
-        """Evict all request text of a salt. Returns its number of tokens. oldest: see ``evict``."""
+        """Evict all text of requests with a salt. Returns its number of tokens.
+
+        Args:
+            salt: the cache salt.
+            oldest: see ``evict``.
+        """
         _note(self._evicted_texts, [salt], oldest)
         for each in self._derived:
             each.forget_salt(salt)
@@ -331,7 +336,7 @@ def _start(part: NewSpan) -> int:
 
 
 def _owner(task: Request | Encoding, spec: SegmentSpec) -> str:
-    """The salt or tenant that has a claim on a segment; "" for a segment that all share."""
+    """Return the owner of a claim on a segment: the task's salt or tenant. "" for a public segment."""
     if not spec.before.private:
         return ""
     return task.prompt.request.salt if isinstance(task, Request) else task.tenant

@@ -80,7 +80,7 @@ class PassGraphs:
     """Recordings of passes by shape.
 
     Args:
-        record: records a pass; ``cuda_recorder()``, or something simpler in tests.
+        record: records a pass: ``cuda_recorder()``, or a plain function in tests.
     """
 
     def __init__(self, backend: RecordingBackend, forward: Forward, record: Record) -> None:
@@ -414,8 +414,8 @@ class Runner:
     def check_layer(self) -> int:
         """The layer whose keys measure how tokens change in context, as in CacheBlend (arXiv 2405.16444).
 
-        It is a third of the way up. The first layer serves only if there is no other, because its keys depend on the
-        token alone.
+        The layer is a third of the way up. The first layer is used only if there is no other, because its keys depend
+        on the token alone.
         """
         layers = len(self.storage.keys)
         return min(max(1, layers // 3), layers - 1)

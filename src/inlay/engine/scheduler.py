@@ -39,8 +39,8 @@ class Admission(Enum):
 
     ADMITTED = "admitted"
     NO_ROOM = "no room"
-    LATER = "later"  # another job is computing KV that it could share
-    COMING = "coming"  # its segments are loading from a lower tier
+    LATER = "later"  # another job is computing KV that this job can share
+    COMING = "coming"  # the job's segments are loading from a lower tier
     FREEING = "freeing"  # no room now, but a transfer between the tiers will free some
     TAKEN = "taken"  # no more jobs of this kind may run; others with as many sequences are not asked in this step
     DONE = "done"  # nothing is left to compute
@@ -107,12 +107,16 @@ class Waits(Protocol[L]):
         ...
 
     def over(self, alone: bool) -> Iterable[L]:
-        """The jobs to ask again, each reported once. Some may have left since. alone: see ``Memory.admit``."""
+        """Return the jobs to ask again, each once. Some may have left meanwhile.
+
+        Args:
+            alone: see ``Memory.admit``.
+        """
         ...
 
     @property
     def room(self) -> object:
-        """A value that changes whenever a job answered FREEING may find room."""
+        """Return a value that changes when a job with the answer FREEING may find room."""
         ...
 
 
@@ -201,7 +205,13 @@ class Shares:
 
 
 def _within(jobs: Sequence[J], tokens: int, given: dict[J, int]) -> dict[J, int]:
-    """Split a tenant's part of a pass among its prompts. ``given`` are their earlier parts of the same pass."""
+    """Split a tenant's part of a pass among its prompts.
+
+    Args:
+        jobs: the tenant's jobs, in queue order.
+        tokens: the tenant's part.
+        given: the tokens that each job has in this pass already.
+    """
     left = {job: job.prompt_left - given.get(job, 0) for job in jobs}
     waiting = [job for job in jobs if left[job]]
     newcomers = sorted(waiting[1:], key=lambda job: (job.priority, left[job]))
@@ -221,13 +231,18 @@ def _within(jobs: Sequence[J], tokens: int, given: dict[J, int]) -> dict[J, int]
 
 
 def crowded_out(counts: dict[str, tuple[int, float]], tenant: str, weight: float) -> str | None:
-    """The tenant that must give up a slot to ``tenant`` when all slots are taken; None if ``tenant`` has its share.
+    """Return the tenant that must give up a slot to ``tenant``, if all slots are taken.
 
     The slot comes from the tenant with the most slots for its weight. It moves only if that tenant still has at least
     as many for its weight afterwards.
 
     Args:
         counts: (slots, weight) of each tenant with slots.
+        tenant: the tenant that asks for a slot.
+        weight: its weight.
+
+    Returns:
+        None if ``tenant`` has its share already.
     """
     have = counts.get(tenant, (0, weight))[0]
     name = max(counts, key=lambda name: counts[name][0] / counts[name][1], default=None)
@@ -308,7 +323,10 @@ class Scheduler(Generic[J]):
     def add(self, job: J) -> None:
         """Queue a job. Raises QueueFullError."""
         if self._max_waiting is not None and len(self.waiting) >= self._max_waiting and not self._put_out_for(job):
-            raise QueueFullError(f"{len(self.waiting)} requests are waiting already, as many as max_waiting allows")
+            raise QueueFullError(
+                f"{len(self.waiting)} requests are waiting already, as many as max_waiting allows; send the request "
+                "again later, or raise max_waiting"
+            )
         if not self._jobs[job.tenant]:
             self._shares.join(job.tenant, {tenant for tenant, count in self._jobs.items() if count})
         self._jobs[job.tenant] += 1
@@ -379,7 +397,7 @@ class Scheduler(Generic[J]):
         self._shares.charge(job, tokens)
 
     def again(self, now: float, leaving: Collection[J]) -> Step[J] | None:
-        """The next step without scheduling: one more token for all running jobs except the leaving ones.
+        """Return the next step without scheduling: one more token for all running jobs except ``leaving``.
 
         Returns None if a job could be admitted, could end otherwise or has prompt tokens left, or if the pool is full.
         """
@@ -554,7 +572,7 @@ class Scheduler(Generic[J]):
         )
 
     def _ask(self, job: J, step: Step[J]) -> Admission | None:
-        """Admit a waiting job and start it if admitted. Returns the admission; None if the job has left."""
+        """Ask the memory to admit a waiting job, and start it if admitted. Returns the answer; None if it has left."""
         try:
             answer = self._memory.admit(job, alone=not self.running)
             if answer is Admission.ADMITTED:
@@ -607,7 +625,7 @@ class Scheduler(Generic[J]):
         if last is None:
             return False
         self.remove(last)
-        message = "the line of waiting requests is full, and others need a part of it; send the request again later"
+        message = "the queue is full, and other tenants need their share of it; send the request again later"
         self._refused.append((last, QueueFullError(message)))
         return True
 

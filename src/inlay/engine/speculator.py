@@ -38,10 +38,10 @@ _KEPT = 0.95  # the weight of a token after the next one is counted
 
 
 class AcceptanceRates:
-    """The share of predicted tokens of one answer that it has really had, by the length of the match before them.
+    """How many of an answer's predicted tokens were right, as a share, by the length of the match before them.
 
-    Every prediction counts, tried or not: the answer's next token shows if it was right. So the share of an answer that
-    begins to copy rises again without a try.
+    Every prediction counts, even if no draft was tried: the answer's next token shows if it was right. So the share
+    rises again when an answer begins to copy, without a try.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class AcceptanceRates:
         self._all = [_PRIOR_TOKENS] * len(_PRIORS)
 
     def rate(self, length: int) -> float:
-        """The chance of a token to be accepted, 0 to 1, behind a match of ``length`` tokens."""
+        """Return the chance that a token behind a match of ``length`` tokens is accepted, 0 to 1."""
         place = _place(length)
         return self._right[place] / self._all[place]
 
@@ -80,10 +80,11 @@ class Chance(NamedTuple):
 def choose_lengths(
     cost: RowCost, chances: Sequence[Chance], answers: int, rows: int, most: int = MOST_ROWS
 ) -> list[int]:
-    """The number of tokens to try of each draft, for the most tokens a second; 0 where a draft does not pay.
+    """Return how many tokens of each draft to try, so that the pass gives the most tokens a second. 0 for none.
 
-    A pass gives one token to each answer, and one more for each accepted token. Tokens are added in the order of their
-    chances. The number with the highest rate counts. A pass with drafts needs a new plan, and the pass behind it too.
+    A pass gives one token to each answer, and one more for each accepted draft token. Draft tokens are added one by
+    one, the likeliest first, and the number with the most expected tokens a second is taken. A pass with drafts costs
+    two new plans: its own, and that of the next pass.
 
     Args:
         cost: the measured time of passes.
@@ -135,7 +136,7 @@ class Draft:
 
 
 class _Finder:
-    """Finds the end of one answer in its texts, and counts how often the text went on as the answer did.
+    """Finds the end of one answer in its texts, and counts how often the text there continues as the answer does.
 
     A lookup runs in every step of every answer, so no draft is made before it pays.
 
@@ -174,9 +175,10 @@ class _Finder:
         return self.length > 0
 
     def draft(self, most: int) -> tuple[int, ...]:
-        """The tokens behind the match, at most so many.
+        """Return the tokens behind the match, at most ``most``.
 
-        The answer's own text is read beyond its end: a text that repeats itself goes on to do so.
+        If the match is in the answer's own text, the draft may go on into itself: a text that repeats itself goes on
+        repeating.
         """
         text, place = self._text, self._place
         if text is not self._answer.ids:
@@ -186,7 +188,7 @@ class _Finder:
 
     @property
     def room(self) -> int:
-        """The most tokens of a draft: with the token behind it, the answer may reach its limit."""
+        """Return the most tokens of a draft. With the token behind the draft, the answer may just reach its limit."""
         left = self.request.sampling.limit - len(self.request.token_ids) - 1
         known = MOST_DRAFT if self._text is self._answer.ids else len(self._text) - self._place
         return min(MOST_DRAFT, left, known)
@@ -214,7 +216,7 @@ class _Finder:
         return right == len(new) and self._place < len(text)
 
     def _find(self) -> None:
-        """Find the longest match in all texts. Of equal ones, the answer's own text counts, then the prompt."""
+        """Find the longest match in all texts. Of equal matches, the answer's own text comes first, then the prompt."""
         answer = self._answer
         best, self._text, self._from = answer.find(), answer.ids, None
         found = self._index.find(answer)

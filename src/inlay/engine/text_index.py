@@ -73,7 +73,7 @@ class DraftIndex:
 
 
 class GrowingIndex:
-    """An index of a text that grows at its end.
+    """An index of a text that grows at its end, such as an answer.
 
     Args:
         ids: its first tokens.
@@ -152,7 +152,7 @@ class EarlierAnswer:
 
 @dataclass(slots=True)
 class _Answers:
-    """The answers of one salt, oldest first. ``places``: by key, the last answer that contains it, and the place."""
+    """The answers of one salt, oldest first. ``places``: by key, the last answer that contains the key, and where."""
 
     answers: deque[EarlierAnswer] = field(default_factory=deque)
     places: dict[int, tuple[EarlierAnswer, int]] = field(default_factory=dict)

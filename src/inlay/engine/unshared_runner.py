@@ -217,9 +217,7 @@ class UnsharedRunner(Runner):
         return torch.tensor((ids * -(-tokens // len(ids)))[:tokens], device=self.backend.device)
 
     def _off_in_pieces(self) -> float:
-        """The error of two interleaved texts in pieces against each in one piece: the least over a few pairs of
-        texts.
-        """
+        """Return the error of two texts in interleaved pieces, against each in one piece: the least over few pairs."""
         return min(self._off_of(pair) for pair in range(3))
 
     def _off_of(self, pair: int) -> float:

@@ -38,7 +38,7 @@ def border_keys(run: TokenRun, keys: KeyMaker) -> Iterator[tuple[int, int]]:
 
 
 def short_key(digest: bytes) -> int:
-    """The first 8 bytes of a sha256, as a number. For segments in tiers, that is of the segment's own key."""
+    """Return the first 8 bytes of a sha256 as a number: of an index node, or of a segment's key in a tier."""
     return int.from_bytes(digest[:_KEY_BYTES], "little")
 
 
@@ -48,7 +48,7 @@ class StoreChanges:
 
     Attributes:
         epoch: identifies the store and its process; a new store starts over.
-        first, last: change numbers; ``first`` is the last one that the reader knew.
+        first, last: change numbers; ``first`` is the last number that the reader knew.
         added, removed: keys that entered or left the pool.
         below: keys in the tiers below, if they have changed; else None.
         whole: True if ``added`` is the full contents and replaces everything known before.
@@ -118,7 +118,12 @@ class ChangeLog:
                 self._below_changed = self._last
 
     def since(self, epoch: int, number: int) -> StoreChanges:
-        """The changes after ``number``. ``epoch`` is 0 for a new reader."""
+        """Return the changes after ``number``, the last number that the reader knows.
+
+        Args:
+            epoch: the store that the reader followed; 0 for a new reader. The contents are whole for another store.
+            number: its last number.
+        """
         with self._lock:
             missed = self._last - number
             if epoch != self.epoch or missed < 0 or missed > len(self._recent):

@@ -87,23 +87,25 @@ class Context:
         return _hash(_DIGEST, self.chain, tail + self.pending)
 
     def keep_private(self, salt: bytes) -> Context:
-        """This record and all that follows it, restricted to one cache salt; b"" for public."""
+        """Return this record restricted to one cache salt, with all text that follows. b"" for public text."""
         if not salt or self.private:
             return self
         chain = _hash(_SALT, self.chain, len(salt).to_bytes(8, "little") + salt + self.pending)
         return replace(self, chain=chain, pending=b"", private=True)
 
     def recomputed(self, offsets: Sequence[int]) -> Context:
-        """This record, with the following tokens at these offsets recomputed behind all that precedes them.
+        """Return this record for following tokens, some of which are recomputed behind all that precedes them.
+
+        The record lists the recomputed tokens first.
 
         Args:
-            offsets: increasing, counted from the next token on.
+            offsets: of the recomputed tokens, increasing, counted from the next token on.
         """
         said = hashlib.sha256(np.asarray(offsets, "<u4").tobytes()).digest()
         return replace(self, chain=_hash(_RECOMPUTE, self.chain, said + self.pending), pending=b"")
 
     def through(self, codec: str) -> Context:
-        """This record, for following tokens that passed through a codec, which may have changed their KV."""
+        """Return this record for following tokens whose KV has passed through a codec and may have changed."""
         if codec == LOSSLESS:
             return self
         name = codec.encode()

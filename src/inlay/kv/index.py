@@ -8,9 +8,9 @@ node is a digest. A part of a path may be evicted and recomputed while the rest 
 
 Finds stored text of requests by its content, behind any other text.
 
-The prefix tree finds text behind equal text only. A conversation whose tools change is therefore lost to it, although
-its KV is stored. This index knows a hash of every 16 tokens of a stored text. A request that accepts approximations
-reads such text at a shift. Its KV then lacks only the change.
+The prefix tree finds text behind equal text only. If the tools of a conversation change, the tree no longer finds the
+conversation's turns, although their KV is stored. This index has a hash of every 16 tokens of a stored text. A request
+that accepts approximations reads the turns at a shift. Their KV then lacks only the effect of the change.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _POWERS = np.array([pow(_BASE, power, 2**64) for power in range(WINDOW)], np.uin
 #: The hash of each window of a text, by the number of its first token: (tokens - 15,), uint64.
 Windows = npt.NDArray[np.uint64]
 
-#: Copies of one window that are compared. Others are the same text in the same place.
+#: How many copies of one window are compared. Further copies are most likely the same text in the same place.
 _MOST_COPIES = 4
 _BLOCK = 1024  # windows that are looked up at a time
 
@@ -233,11 +233,13 @@ class PrefixIndex:
         """Store the KV of a run, which lies in ``slots``, except tokens that are stored already.
 
         Args:
-            returns: True if it was loaded from a tier, which does not count as a use.
-            origin: see Segment.
+            run: the tokens, with the context in front of them.
+            slots: where their KV lies in the pool, one slot a token.
+            returns: True if the run was loaded from a tier, which does not count as a use.
+            origin: the owner of a request's text; see ``Segment.origin``. None for a module.
 
         Returns:
-            The prefix match of the run. It is shorter than the run if two held segments conflict; see ``_cut``.
+            The prefix match of the run. It is shorter than the run if two referenced segments conflict; see ``_cut``.
         """
         found = self.longest(run)
         while found.tokens < len(run.ids) and found.ends_within:
@@ -304,7 +306,7 @@ class PrefixIndex:
         self._pool.free(segment.slots)
 
     def _forget_modules(self, segment: Segment, end: int) -> None:
-        """Record that modules which go on behind token ``end`` of all are no longer whole."""
+        """Record that modules with tokens behind token ``end`` are no longer whole. ``end`` counts the context, too."""
         for key, spec in list(segment.specs.items()):
             if _end(spec) > end:
                 del segment.specs[key]
@@ -312,7 +314,7 @@ class PrefixIndex:
                     other.specs.pop(key, None)
 
     def _cut(self, segment: Segment, tokens: int) -> bool:
-        """Cut a segment in two, the first part ``tokens`` long. Every hold then covers both parts, as far as before.
+        """Cut a segment in two, the first part ``tokens`` long. References then cover both parts, as far as before.
 
         Another segment may lie at the second part's node: a module that was stored earlier. It is removed. If it has
         references, nothing is cut and False is returned.
@@ -365,8 +367,14 @@ class PrefixIndex:
         part_of: Segment | None = None,
         returns: bool = False,
     ) -> Segment:
-        """Add a segment. ``part_of`` is the segment that this was the end of; None for a segment that is used or
-        returns now.
+        """Add a segment.
+
+        Args:
+            run: its tokens.
+            slots: its KV.
+            module: True if it is stored as a module.
+            part_of: the segment from whose end it was cut. None for a segment that is used now or returns from a tier.
+            returns: see ``insert``.
         """
         use = Use(len(run.ids), run.before.tokens, module)
         segment = Segment(run, self.place(run), slots, self._keys, use)

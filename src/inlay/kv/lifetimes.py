@@ -17,8 +17,8 @@ from inlay.kv.identity import KeyMaker, SegmentSpec, TokenRun
 from inlay.kv.pool import Hold, PrefixMatch
 from inlay.kv.store import SegmentStore
 
-#: Limit for all claims together, and the tokens that one claim counts as. Over the limit, claims are dropped until 1 /
-#: _FREED of it is free, so that one search serves many claims.
+#: The most tokens of all claims together, and the tokens that one claim counts as. Over the limit, claims are dropped
+#: until 1 / _FREED of it is free, so that one search serves many claims.
 MOST_TOKENS, CLAIM_TOKENS = 4 * 2**20, 64
 _FREED = 16
 _HELD_S = 1.0  # delay before text that was in use at its expiry is checked again
@@ -61,7 +61,7 @@ Claimed = SegmentSpec | Passage
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Claim:
-    """The lifetime of one thing. ``salt`` is the cache salt of the claim."""
+    """The lifetime of one segment or passage. ``salt`` is the cache salt of the claim."""
 
     thing: Claimed
     end: float
@@ -105,7 +105,7 @@ class _Claims:
 
 
 class Lifetimes:
-    """Claims on one monotonic clock. Of several claims on one thing, the latest end counts.
+    """The lifetimes of segments and passages (*claims*), on one monotonic clock. The latest end of each counts.
 
     Text without a claim never expires. If there are too many claims, the oldest of the largest salt are dropped, and
     their text no longer expires. So no tenant displaces the claims of another.

@@ -25,8 +25,8 @@ class Use:
         seen: time of the last lookup.
         frequency: number of reads.
         last, before: times of the last two reads; 0 for never.
-        floor: the worth of evicted segments at the last read. It lets old uses count less.
-        returned: number of these reads that were only returns from a lower tier. Only ``uses`` subtracts them.
+        floor: the highest worth of an evicted segment at the last read, so that old uses count less.
+        returned: how many of these reads only loaded the segment from a lower tier. Only ``uses`` subtracts them.
         read_s: the last read, in seconds of ``time.monotonic``.
     """
 
@@ -133,8 +133,9 @@ class EvictionQueue(Generic[T]):
     """Items in the order of eviction.
 
     The pool lists its segments here, and each tier its entries (``offload/tier.py``). Every item has one valid heap
-    entry, with its rank at that time. A use never lowers a rank, so a use only updates facts. An entry with an outdated
-    rank goes back into the heap when it is met. So the cost of the first items does not grow with their number.
+    entry, with the rank that it had when it was listed. A use never lowers a rank, so it only updates the item. An
+    outdated entry that comes first goes back into the heap with its new rank. So taking the first items costs no more
+    if there are many.
 
     Args:
         behind: returns the items that are useless without a given item. None if there are no such items.
@@ -161,8 +162,8 @@ class EvictionQueue(Generic[T]):
         """Add an item that is used now.
 
         Args:
-            name: remembers its use after eviction.
-            returns: True if it only returns from a lower tier.
+            name: under which its use is remembered after eviction.
+            returns: True if the item only returns from a lower tier.
         """
         gone = None if name is None else self._gone.pop(hash(name), None)
         if gone is not None:

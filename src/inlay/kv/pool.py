@@ -5,8 +5,8 @@ Attention reads adjacent chunks as one range, so the pool prefers contiguous run
 segments that were cut from one sequence or packed side by side. It is free when the last owner has released it.
 
 A stored state belongs to the end of a segment: it is the state behind the segment's last token. So the same context
-digest identifies both. A state goes with its segment's last token. It may also go alone, when others need its slot: the
-least recently used one goes first.
+digest identifies both. A state is dropped with its segment's last token. It may also be evicted alone, when others need
+its slot: the least recently used state first.
 
 A ``Segment`` knows where its KV lies, which ranges are read, and which references keep it.
 """
@@ -79,14 +79,15 @@ class FreeSpans:
         return SlotRange(first, length)
 
     def smallest(self, length: int) -> int | None:
-        """The first chunk of the smallest span of at least that length, the lowest of several. None if there is
-        none.
+        """Return the first chunk of the smallest span of at least this length. None without such a span.
+
+        Of several spans, the lowest is taken.
         """
         at = bisect_left(self._lengths, length)
         return self._lowest(self._lengths[at]) if at < len(self._lengths) else None
 
     def largest(self) -> SlotRange:
-        """The largest span, the lowest of several."""
+        """Return the largest span; of several, the lowest."""
         length = self._lengths[-1]
         return SlotRange(self._lowest(length), length)
 
@@ -306,7 +307,7 @@ class StatePool:
     def keep(self, segment: Segment, slot: int) -> StoredState | None:
         """Store a slot as the state behind a segment.
 
-        Returns None, and frees the slot, if the segment has a state already. That one then counts as used.
+        If the segment has a state already, this counts as a use of that state. Then returns None and frees the slot.
         """
         if segment.state is not None:
             self.free(slot)
@@ -322,7 +323,7 @@ class StatePool:
         return None if slot is None else StoredState(slot, None, readers=1)
 
     def adopt(self, segment: Segment, state: StoredState) -> None:
-        """Store a state as the one behind a segment. Does nothing if the segment has one already."""
+        """Store a state behind a segment. Does nothing if the segment has a state already."""
         if segment.state is None:
             segment.state, state.segment = state, segment
             self._stored[state] = None
@@ -349,7 +350,7 @@ class StatePool:
             self._stored.move_to_end(state)
 
     def release(self, state: StoredState) -> None:
-        """Let a state go after ``acquire``."""
+        """End a reference that ``acquire`` has made. The state may then be evicted."""
         state.readers -= 1
         if not state.readers and state.segment is None:
             self.free(state.slot)
@@ -403,7 +404,7 @@ class Segment:
         specs: by key, the modules that overlap it and are stored whole.
         parts: by key, all modules that it holds tokens of, stored whole or not.
         origin: the owner of its text, and the modules that the text contains or follows.
-        evicted: True if it goes with its last reference. New requests do not find it.
+        evicted: True if it is removed with its last reference. New requests do not find it.
         state: the recurrent state behind its last token. None if none is stored.
         use, listed: its use, and its entry in the eviction queue; see policies.py.
     """
@@ -469,7 +470,7 @@ class SegmentRange:
         return cut(self.segment.slots, self.first, self.tokens)
 
     def part(self, first: int, end: int) -> SegmentRange:
-        """Tokens ``first`` … ``end - 1`` of these."""
+        """Return tokens ``first`` … ``end - 1`` of this range."""
         return SegmentRange(self.segment, self.first + first, self.first + end)
 
 
@@ -515,7 +516,7 @@ class PrefixMatch:
         return bool(self.ranges) and self.ranges[-1].end < self.ranges[-1].segment.tokens
 
     def part(self, first: int, end: int) -> PrefixMatch:
-        """Tokens ``first`` … ``end - 1`` of these, or as many of them as were found."""
+        """Return tokens ``first`` … ``end - 1`` of this match, or as many of them as it has."""
         ranges, at = [], 0
         for each in self.ranges:
             begin, stop = max(first - at, 0), min(end - at, each.tokens)

@@ -26,17 +26,17 @@ from inlay.slots import SlotRange
 
 #: Spare chunks to evict: this part of the pool, and at most this many.
 _SPARE, _MOST_SPARE = 1 / 32, 256
-#: Candidates are this many times the spare chunks; those that lie side by side go.
+#: So many times the spare chunks are candidates. Of these, chunks that lie side by side are evicted.
 _ALIKE = 4
 
 
 def victims(
     segments: EvictionQueue[Segment], chunks: int, pool: KVPool, may_go: Callable[[Segment], bool] | None = None
 ) -> list[tuple[Segment, int]]:
-    """Segments to shorten so that ``chunks`` chunks become free, each with the number of tokens to keep.
+    """Return the segments to shorten so that ``chunks`` chunks become free, each with the number of tokens to keep.
 
-    Empty if that many chunks cannot be freed. Tokens with references stay. A chunk is free when all its owners are
-    gone, so a segment stays if other owners keep its chunks.
+    Returns an empty list if that many chunks cannot be freed. Tokens with references stay. A chunk is free when all its
+    owners are gone, so a segment stays if other owners keep its chunks.
 
     Args:
         segments: the eviction queue. Its order decides, except for the two rules in the module docstring.
@@ -108,7 +108,7 @@ class _Oldest:
         return len(self.freeable) < self._most
 
     def choose(self, chunks: int) -> list[tuple[Segment, int]]:
-        """As ``victims``: free that many chunks, or all there are."""
+        """Return the segments to shorten, as ``victims`` does, to free ``chunks`` chunks, or all that can be freed."""
         freed: set[int] = set()
         touched: dict[_End, None] = {}
         for run in self._runs(chunks):
@@ -134,7 +134,7 @@ class _Oldest:
             touched[end] = None
 
     def _runs(self, chunks: int) -> list[range]:
-        """The freeable chunks as runs: the shortest that is long enough, or else all, longest first."""
+        """Yield freeable chunks as runs: the shortest run that is long enough, or else all runs, longest first."""
         runs: list[range] = []
         for chunk in sorted(self.freeable):
             if runs and runs[-1].stop == chunk:
@@ -148,7 +148,7 @@ class _Oldest:
 
 
 def _from_its_end(segment: Segment, size: int) -> Iterator[tuple[int, int]]:
-    """The chunks of a segment from its last on, each with its first token of the segment."""
+    """Yield the chunks of a segment from its last one on, each with the first of the segment's tokens in it."""
     end = segment.tokens
     last: tuple[int, int] | None = None  # two consecutive slot ranges may share a chunk
     for run in reversed(segment.slots):
@@ -259,10 +259,12 @@ class SegmentStore:
         return windows_of(ids)
 
     def moved_text(self, owner: TextOwner, ids: Sequence[int], windows: Windows) -> MovedText | None:
-        """Return the first of these tokens that are stored as text of the owner behind other text, 32 at least.
+        """Return the first run of at least 32 tokens that is stored as text of the owner, behind other text.
 
         Args:
-            windows: of these tokens. Of a suffix, a suffix of the whole text's windows.
+            owner: the cache salt and adapter of the text.
+            ids: the tokens.
+            windows: their hashes, from ``windows``. For a suffix of a text, pass the suffix of the text's windows.
         """
         for offset, segment, into in self._index.texts.find(owner, windows[: max(0, len(ids) - WINDOW + 1)]):
             if segment.evicted:
@@ -302,14 +304,17 @@ class SegmentStore:
         return self._index.insert(run, slots, returns=returns, origin=origin)
 
     def cut_behind(self, run: TokenRun) -> bool:
-        """Cut the segment that goes on behind a run, so that a segment may begin there. Returns False if it cannot."""
+        """Cut the segment that continues behind a run, so that a segment may begin there.
+
+        Returns False if impossible.
+        """
         stored = self._index.longest(run, touch=False).tokens == len(run.ids)
         return not run.ids or not stored or self._index.ending_at(run, len(run.ids)) is not None
 
     def opened_behind(self, run: TokenRun, token: int) -> bool:
-        """Cut the segment that goes on behind a run with this token. Text that begins there is then found.
+        """Cut the segment that continues behind a run with this token. Lookups then find the text that begins there.
 
-        Returns False if no stored segment goes on so. With recurrent layers, a module ends with a segment.
+        Returns False if no stored segment continues so, and for models with recurrent layers, which need no cut.
         """
         if self.states is not None:
             return False
@@ -332,7 +337,7 @@ class SegmentStore:
         return self.states.keep(segment, slot)
 
     def adopt_state(self, run: TokenRun, state: StoredState) -> None:
-        """Store a state as the one behind a run, if the run is stored without one."""
+        """Store a state behind a run, if the run is stored without a state."""
         assert self.states is not None, "this model has no states"
         segment = self._ending_at(run, len(run.ids))
         if segment is not None:
@@ -347,7 +352,10 @@ class SegmentStore:
         """Slots for tokens. Evicts segments without references if the pool is full.
 
         Args:
-            urgent: the caller cannot retry. Segments that need no copy are evicted first, then others, which are lost.
+            tokens: their number.
+            after: see ``KVPool.allocate``.
+            urgent: True if the caller cannot retry. Segments that need no copy are evicted first, then others, which
+                are lost.
 
         Raises:
             CapacityError: no room. Without ``urgent``, victims may first need a copy; try again on the next step.
@@ -376,7 +384,7 @@ class SegmentStore:
         return hold
 
     def read(self, *found: PrefixMatch) -> None:
-        """Record that a prefix match is read. This counts for eviction; a lookup alone does not."""
+        """Record that a prefix match is read. Eviction counts such reads, but not lookups."""
         for each in found:
             for segment in reversed(each.segments):
                 self._index.by_use.read(segment)

@@ -22,7 +22,13 @@ OPAQUE = "inlay_opaque"
 
 
 def check_compilable(model: PreTrainedModel, name: str, form: WeightForm, *, adapters: bool) -> None:
-    """Raise ParameterError if a model cannot be compiled. name: of the model. adapters: True if it has any."""
+    """Raise ParameterError if a model cannot be compiled.
+
+    Args:
+        name: The name of the model, for errors.
+        form: The form of its weights.
+        adapters: True if it has LoRA adapters.
+    """
     why = None
     if form.weights != "stock" or form.quantization is not None:
         why = "its weights are packed for the CPU, in layers that are compiled already; add weights='stock'"

@@ -44,7 +44,10 @@ def find_device(name: str) -> torch.device:
 
 
 def check_form(device: torch.device, weights: str | None, quantization: str | None) -> str:
-    """Return the ``WeightForm.weights`` for a device. Raises ParameterError if the device does not support the form."""
+    """Return the ``WeightForm.weights`` for a device: ``weights``, or the device's default if it is None.
+
+    Raises ParameterError if the device does not support the form.
+    """
     if device.type == "cpu":
         return "packed" if weights is None else weights
     for name, value in (("weights", weights if weights == "packed" else None), ("quantization", quantization)):
@@ -57,7 +60,7 @@ def check_form(device: torch.device, weights: str | None, quantization: str | No
 
 
 def put_on(model: PreTrainedModel, name: str, device: torch.device) -> None:
-    """Move a model's weights to a device. name: of the model. Raises CapacityError if they do not fit."""
+    """Move a model's weights to a device. Raises CapacityError, with the model's ``name``, if they do not fit."""
     if model.device == device:
         return
     try:
@@ -88,7 +91,7 @@ def on_device(device: torch.device) -> AbstractContextManager[object]:
 
 
 def total_bytes(device: torch.device) -> int:
-    """All bytes of memory of a device, used or not; of the CPU, those of the machine."""
+    """Return the bytes of a device's memory, used or not. For the CPU this is the memory of the machine."""
     if device.type == "cpu":
         return psutil.virtual_memory().total
     return int(torch.cuda.get_device_properties(device).total_memory)

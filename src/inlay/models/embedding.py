@@ -107,7 +107,11 @@ class EmbeddingModel:
         return cast("Tensor", pooled)
 
     def _check(self, place: str) -> None:
-        """Embed a text. Raises ModelError if the model gives no hidden states."""
+        """Embed one token as a trial. Raises ModelError if the model gives no hidden states, or NaN or inf.
+
+        Args:
+            place: The folder of the model, for errors.
+        """
         self.tokenize("a")  # resets the padding and truncation of tokenizer.json, which a second thread could not
         try:
             self.vectors([[self._pad]], self.pooling)
@@ -145,7 +149,10 @@ def _load(place: str, config: PretrainedConfig) -> PreTrainedModel:
 
 
 def _declared_pooling(place: str) -> EmbeddingPooling | None:
-    """Return the pooling that the checkpoint declares, or None. Raises ModelError for a declaration of another kind."""
+    """Return the pooling that the checkpoint declares, or None if it declares none.
+
+    Raises ModelError if it declares a pooling that inlay does not support.
+    """
     file = cached_file(
         place,
         _DECLARATION,
@@ -180,7 +187,7 @@ def _usual_pooling(config: PretrainedConfig) -> EmbeddingPooling:
 
 
 def _longest(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the most tokens of one text."""
+    """Return the largest number of tokens that a text may have."""
     places = getattr(model.config, "max_position_embeddings", None) or LONGEST
     for name, module in model.named_modules():
         # RoBERTa's positions start behind the index of padding

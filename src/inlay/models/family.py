@@ -210,7 +210,8 @@ def note_of(config: PretrainedConfig) -> str | None:
 
 
 def _borders(config: PretrainedConfig) -> dict[str, int]:
-    """The reasons why models are served up to a border only, with the number of positions up to there.
+    """Return the reasons why a model of this configuration is served at fewer positions than it has, each with the
+    number of positions.
 
     "longrope" changes all frequencies for texts beyond the original context, "dynamic" beyond the whole context.
     """

@@ -31,7 +31,10 @@ MOST_ROWS = 64
 class FewRows:
     """The ``forward`` of a layer with fused modules. It calls the stock forward for unsupported passes.
 
-    ``layer`` is a stock decoder layer of Llama's shape: norm, attention, sum, norm, MLP, sum.
+    Args:
+        layer: A stock decoder layer of Llama's shape: norm, attention, sum, norm, MLP, sum.
+        steps: The layer in the kernel's form.
+        kept: The tensors that ``steps`` points into. They live as long as this object.
     """
 
     #: True if inlay's attention runs within the one call; else two calls surround it.
@@ -39,7 +42,7 @@ class FewRows:
 
     def __init__(self, layer: Any, steps: Any, kept: list[Tensor]) -> None:
         self._layer, self._attention = weakref.ref(layer), layer.self_attn
-        self._steps, self._kept = steps, kept  # tensors that the kernel has the addresses of
+        self._steps, self._kept = steps, kept
         self._watched = [module for module in layer.modules() if module is not layer]
         self._stock = type(layer).forward
         self._options: tuple[ModelSpec, AttentionOptions] | None = None  # of the latest engine
@@ -66,7 +69,9 @@ class FewRows:
         past_key_values: Any = None,
         **_: Any,
     ) -> bool:
-        """True for a pass of few rows without hooks on the layer's modules."""
+        """Return True if ``_run`` supports this call: few rows of one text, no other cache, and no active hook on a
+        module of the layer.
+        """
         if cache is not None or past_key_values is not None or position_embeddings is None:
             return False
         if x.shape[0] != 1 or x.shape[1] > MOST_ROWS:
@@ -96,7 +101,7 @@ class FewRows:
         return own and context.is_plain_at(self._attention.layer_idx) and isinstance(context.backend, CpuBackend)
 
     def at_once(self, x: Tensor, cos: Tensor, sin: Tensor, context: PassContext) -> Tensor:
-        """Run the layer in one call."""
+        """Run the whole layer in one call, with inlay's attention. Returns its output, of the shape of ``x``."""
         attention, y = self._attention, torch.empty_like(x)
         if self._options is None or self._options[0] is not context.spec:
             self._options = context.spec, attention.attention_options(context.spec)
@@ -147,7 +152,9 @@ def acts(module: nn.Module) -> bool:
 
 
 def _made(layer: Any) -> tuple[Any, list[Tensor]] | None:
-    """Return the kernel's form of a layer, and the norm weights that it has the addresses of; None if unsupported."""
+    """Return the kernel's form of a layer, and the norm weights that this form points into. None if the kernel does
+    not support the layer.
+    """
     attention, mlp = layer.self_attn, layer.mlp
     joined = isinstance(attention, FusedAttention) and isinstance(mlp, FusedMLP)
     if not joined or mlp.act is not None or not hasattr(kernel, "DecoderLayer"):

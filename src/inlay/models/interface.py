@@ -141,15 +141,15 @@ def attend(
     inlay: PassContext | None = None,
     **said: Any,
 ) -> tuple[Tensor, None]:
-    """Store the new keys and values of one layer, then attend as the plan of the pass says.
+    """Store the new keys and values of one layer, then attend by the plan of the pass.
 
     A layer that reads the keys of an earlier one is called with those keys. They are written once more to the same
     slots, which changes nothing.
 
     Args:
         module: The attention of the layer, with its ``layer_idx``.
-        inlay: The pass. None: it is carried.
-        said: See ``options_of``.
+        inlay: The context of the pass. None: ``carried_pass`` returns it.
+        said: The keywords of ``options_of``.
 
     Returns:
         (1, rows, heads, head_dim), and None in place of attention weights.
@@ -192,7 +192,13 @@ def options_of(
     slopes: Tensor | None = None,
     **_: Any,
 ) -> AttentionOptions:
-    """Return how a layer attends. The keywords are those of transformers' implementations, plus ``slopes`` (ALiBi)."""
+    """Return the options of a layer's attention from the keywords that transformers' code passes to an implementation.
+
+    Args:
+        spec: The layer.
+        head_dim: Elements of a query head. The default ``scaling`` is 1 / √head_dim.
+        slopes: The slopes of ALiBi, which only inlay's own replacements pass.
+    """
     return AttentionOptions(
         scale=head_dim**-0.5 if scaling is None else scaling,
         window=spec.window if sliding_window is None else sliding_window,
@@ -215,7 +221,7 @@ _in_use: WeakKeyDictionary[nn.Module, list[str]] = WeakKeyDictionary()
 def attention_implementation(model: PreTrainedModel, name: str) -> Iterator[None]:
     """Switch a model to another attention implementation ("inlay", "sdpa", "eager") within a block.
 
-    Blocks of several threads may overlap if they use the same name, like those of two engines on one model.
+    Blocks of several threads may overlap if they use the same name. This happens with two engines on one model.
     """
     config = model.config
     with _switching:

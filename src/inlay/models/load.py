@@ -98,8 +98,8 @@ def load_model(
     Args:
         name: a directory, a GGUF file, a hub name, ``random:<shape>``, or ``demo``.
         dtype: "float32", "bfloat16", or "auto". "auto" takes the dtype of the checkpoint's configuration, or of its
-            weights if that has none; bfloat16 if it is neither of the two. Random models are bfloat16, ``demo`` is
-            float32.
+            weights if that has none. If that dtype is neither of the two, it is bfloat16. Random models are bfloat16,
+            ``demo`` is float32.
         seed: of the random weights; checkpoints and ``demo`` ignore it.
         weights: "packed" for speed on the CPU, or "stock" for transformers' own modules. None for "packed" on the CPU
             and "stock" on a GPU.

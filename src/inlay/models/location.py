@@ -20,7 +20,7 @@ _PART = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf", re
 
 
 def model_name(model: str | os.PathLike[str]) -> str:
-    """A model's name or folder as a text, with ``~`` as the home folder. Raises ModelError for an empty one."""
+    """Return a model's name or folder as a str, with ``~`` expanded. Raises ModelError for an empty one."""
     name = os.path.expanduser(os.fsdecode(model))
     if not name.strip():
         raise ModelError(
@@ -38,19 +38,20 @@ def public_name(model: str) -> str:
 
 
 def served_names(model: str, given: Sequence[str] | None = None) -> tuple[str, ...]:
-    """The names that requests may give the model, of a server as of a batch; answers carry the first.
+    """Return the names that requests to a server or in a batch may use for the model. Answers carry the first one.
 
-    given: those of ``--served-model-name``, which stand in place of the model's own.
+    Args:
+        model: The name or folder of the model.
+        given: The names of ``--served-model-name``, which replace the model's own name. None or empty: none given.
     """
     return tuple(given or (public_name(model),))
 
 
 def gguf_at(name: str) -> Path | None:
-    """Return the GGUF file that a name stands for: the file itself, or the only model in a folder. Of a split model,
-    its first file.
+    """Return the GGUF file that a name stands for: the file itself, or the only model in a folder. For a split model
+    this is its first file. None if the name stands for something else.
 
-    None if the name stands for something else. Raises ModelError if the file is missing, or a folder has several
-    models.
+    Raises ModelError if the file is missing, or a folder has several models.
     """
     path = Path(name)
     if path.is_file():

@@ -108,12 +108,13 @@ def waiting(name: str) -> Iterator[None]:
 
 
 def hub_reason(error: BaseException | None, revision: str | None = None) -> str | None:
-    """Return why the hub's client has nothing for a name, and the remedy. None for other errors.
+    """Return why the hub's client found nothing under a name, with the remedy. None for other errors.
 
     The text continues a sentence that begins with the name ("is …", "has …").
 
     Args:
-        error: An error of the client, or one that it caused.
+        error: An error of the client, or an error with such an error among its causes.
+        revision: The requested branch, tag or commit, for the text. None: the main branch.
     """
     while error is not None and (said := _said(error, revision)) is None:
         error = error.__cause__ or error.__context__

@@ -217,7 +217,12 @@ def _dtype_of(weight: Tensor | StoredWeight, dtype: torch.dtype | None) -> torch
 
 
 def _stretch(inputs: int, element_size: int, most: int) -> int:
-    """The number of outputs, in whole blocks and at least one, with weights of at most ``most`` bytes."""
+    """Return the number of outputs whose weights have at most ``most`` bytes, in whole blocks, and at least one block.
+
+    Args:
+        inputs: Inputs of each output.
+        element_size: Bytes of one weight.
+    """
     return max(1, most // (inputs * element_size * BLOCK)) * BLOCK
 
 

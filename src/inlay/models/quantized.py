@@ -128,7 +128,7 @@ def read_quantized(
                 weights[full] = Lazy(partial(files.tensor, full))
     if not stored:
         raise ModelError(
-            f"{name}: its configuration says that it is quantized, and none of its weights are",
+            f"{name}: its configuration says that it is quantized, and none of its weights are; download it again",
             code="model.invalid_quantization",
         )
     model = fill(name, config, dtype, weights, stored, meta)
@@ -201,7 +201,7 @@ def _block(settings: Settings) -> tuple[int, int] | None:
 
 
 def renamed(name: str, names: Mapping[str, str]) -> str:
-    """Return a name after the replacement of all patterns."""
+    """Return a name of a weight after the replacements of all patterns in ``names``."""
     for pattern, replacement in names.items():
         name = re.sub(pattern, replacement, name)
     return name

@@ -93,7 +93,7 @@ def unshared_of(config: PretrainedConfig) -> Unshared | None:
 
 
 def positions_of(config: Any) -> int:
-    """Return the longest text with its answer, in tokens."""
+    """Return the number of tokens that a prompt and its answer may have together."""
     found = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     return int(found) if isinstance(found, int) and found > 0 else _POSITIONS
 

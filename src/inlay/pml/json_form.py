@@ -270,7 +270,7 @@ Meta = Annotated[
     Field(max_length=MAX_ATTRIBUTES),
     BeforeValidator(_checked_keys),
 ]
-MetaField = Field(None, description="What is told about it, by name; no model sees it.")
+MetaField = Field(None, description="Metadata: values by name. No model sees it.")
 Arguments = Annotated[
     dict[Annotated[str, AfterValidator(_checked_name)], Value],
     Field(max_length=MAX_ATTRIBUTES),

@@ -12,7 +12,7 @@ from inlay.errors import Place, PMLError, Problem
 from inlay.pml.nodes import MAX_PROBLEMS, ROLES
 from inlay.wording import SHOWN, quote
 
-_KEPT = 1_000  # enough to sort the ones that are shown; the rest is only counted
+_KEPT = 1_000  # enough to sort the problems that are shown; further problems are only counted
 _CANDIDATES = 2_000  # comparing names is slow, and a suggestion is optional
 
 

@@ -126,8 +126,7 @@ def resolve(schema: Schema, prompt: Prompt, *, moves: bool = False) -> Resolved:
 
     Args:
         moves: Let imports change order unless the schema has always-present text, a parameter or a turn's border
-            between
-            them.
+            between them.
 
     Raises:
         PMLError: The prompt does not fit the schema. The error lists every problem found.
@@ -287,7 +286,15 @@ class _Resolver:
         return [] if slot is None else [_Placed(node, slot, member=member, inside=inside or member)]
 
     def _set(self, node: ImportSet, owner: tuple[str, ...], inside: bool) -> list[_Placed]:
-        """Return the imports of a set: as written if their order is free, otherwise in schema order."""
+        """Return the imports of a ``<set>``: as written if their order is free, otherwise in schema order.
+
+        Reports a set that is empty, too large, or inside another set.
+
+        Args:
+            node: the set.
+            owner: the names of the modules around it, outermost first.
+            inside: True if the set is inside another set.
+        """
         number = self._numbers[id(node)]
         if inside:
             self._problems.add(node.place, sentences.nested_set(), code="pml.nested_set")

@@ -18,14 +18,14 @@ _PLACE = re.compile(r"\{\{[{\-~&>#/^]?\s*([^\s{}|\-~]+)[^{}]*\}\}")
 
 
 class TemplateVariable(NamedTuple):
-    """A variable of another language. place: of its text. advice: what to write in its place."""
+    """A variable of another language. ``place``: of its text. ``advice``: the remedy, such as a parameter."""
 
     place: Place
     advice: str
 
 
 def template_variables(schema: Schema) -> list[TemplateVariable]:
-    """The variables in a schema, in its order; one for each text and name."""
+    """Return the variables in a schema, in its order. A name that a text has twice is returned once."""
     return [
         TemplateVariable(text.place, _sentence(name, whole, text))
         for text in texts_of(schema.children)

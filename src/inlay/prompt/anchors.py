@@ -1,7 +1,8 @@
 """A table of the anchors of earlier requests, to notice text that changes from request to request.
 
-A date in the system turn changes the anchor of every module, so none would be found again. The table keeps the anchor
-that modules were encoded behind. A request with a version of it reads these modules.
+An anchor is the text that a module of a message attends to: the system turn (conversation.py). A date in it changes the
+anchor of every module, so no module would be found again. The table keeps the anchor that modules were encoded behind.
+A request with a version of this anchor reads these modules.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class _Base:
         return tuple(parts)
 
     def times_of(self, ids: bytes) -> int:
-        """Return how often in a row a version is used, if it is used now."""
+        """Return how often in a row a version was used, counting a use now."""
         return self.times + 1 if hash(ids) == self.latest else 1
 
     def comes(self, ids: bytes) -> None:
@@ -108,11 +109,17 @@ class SeenAnchors:
         self._lock = threading.Lock()
 
     def note(self, salt: str, anchor: Anchor, own: Sequence[int], *, tell: bool = True) -> Changed | None:
-        """Record the anchor of a request. Returns its base if it is a version of one, else None.
+        """Record the anchor of a request, and compare it with earlier anchors of the salt.
 
         Args:
+            salt: the cache salt of the request.
+            anchor: the request's anchor.
             own: the token ids of the caller's text in the anchor.
             tell: True if the caller reports a change to the user.
+
+        Returns:
+            The difference to the base if the anchor is another version of an earlier one. None for a new text, for the
+            base itself, and if this version becomes the new base.
         """
         ids, own_ids = _anchor_ids(anchor), _as_bytes(own)
         with self._lock:
@@ -129,7 +136,7 @@ class SeenAnchors:
             return changed
 
     def base_of(self, salt: str, anchor: Anchor, own: Sequence[int]) -> Anchor | None:
-        """Return the base that ``note`` would return now, without recording anything. None for none."""
+        """Return ``note(…).base`` without recording anything. None if ``note`` would return None."""
         ids = _anchor_ids(anchor)
         with self._lock:
             entry = self._entries.get(salt)

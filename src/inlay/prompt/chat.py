@@ -36,7 +36,7 @@ _NAME = "arguments"  # under which a template that lists arguments by name sees 
 
 
 class VerbatimArguments:
-    """The texts that stand in messages as arguments of calls, each with a mark that a template shows in its place.
+    """Arguments of calls that are texts, not objects. Each is replaced by a mark while the template renders.
 
     A template writes arguments as JSON, as they are, or each by its name. A text would come out quoted, or not at all.
     """
@@ -51,7 +51,7 @@ class VerbatimArguments:
         return self._with(lambda mark: mark)
 
     def as_objects(self) -> list[dict[str, Any]]:
-        """The messages with objects that hold marks as arguments."""
+        """Return the messages with an object that contains the mark as arguments."""
         return self._with(lambda mark: {_NAME: mark})
 
     def all_as_texts(self) -> list[dict[str, Any]]:
@@ -59,7 +59,7 @@ class VerbatimArguments:
         return self._with(lambda mark: mark, objects=True)
 
     def are_shown(self, rendered: str) -> bool:
-        """Whether a rendering has all the marks."""
+        """Return whether a rendering has all marks."""
         return all(mark in rendered for mark in self.texts)
 
     def put(self, rendered: str) -> str:

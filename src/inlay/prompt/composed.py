@@ -38,13 +38,14 @@ RecomputedOffsets = Mapping[int, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class CachedSpan:
-    """A module's segment in a composed prompt, stored or to be stored, or a range of it.
+    """Tokens of a composed prompt that are read from a module's segment, which is stored or will be stored.
 
     Args:
         start: the position at which the request reads the first of these tokens.
-        length: the number of tokens in the range. Without recomputed tokens, that is all, or all but the last.
-        exact: True if its context equals the text before it here, at shift zero relative to all of it.
-        displaced: True if its place relative to its context differs from the encoding.
+        length: the number of tokens that are read. Without recomputed tokens, it is all of the segment, or all but its
+            last token.
+        exact: True if the segment's context equals the text before it in this prompt, at the same distances.
+        displaced: True if the segment's distance from its context differs from that at encoding.
         form: the encoding form, a word of FORMS.
         first: the segment's token that the range begins with.
         left_out: recomputed tokens of the range, which are not read. Increasing offsets into the segment.
@@ -100,7 +101,7 @@ ComposedPrompt = tuple[CachedSpan | RecomputedSpan | NewSpan, ...]
 
 
 class HasTokens(Protocol):
-    """A prefix match with its number of tokens."""
+    """Anything with a number of ``tokens``, such as a prefix match."""
 
     @property
     def tokens(self) -> int: ...
@@ -249,7 +250,7 @@ def _moved(
 
 
 def _made(spec: SegmentSpec, first: int) -> bytes:
-    """Return the digest of the context of one of a segment's tokens."""
+    """Return the context digest of a segment's token number ``first``."""
     return spec.rest(first).digest if first else spec.digest
 
 
@@ -342,7 +343,7 @@ class _Shifts:
         self._known: dict[SegmentSpec, frozenset[int]] = {}  # the shifts of a segment and of its context, two at most
 
     def differ(self, spec: SegmentSpec, shift: int) -> bool:
-        """True if any segment in this one's context has another shift."""
+        """True if any segment in the context of ``spec`` is read at another shift."""
         return spec.parent is not None and not self._shifts(spec.parent) <= {shift}
 
     def place(self, spec: SegmentSpec, shift: int) -> None:
@@ -442,7 +443,7 @@ class Prefix:
 
     @property
     def whose(self) -> bytes:
-        """The salt of the KV that is read in place of modules."""
+        """Return the salt of the KV that is read in place of modules."""
         return self._whose.salt
 
     def modules(self, end: int) -> frozenset[bytes]:
@@ -621,11 +622,15 @@ def expected_deviations(composed: ComposedPrompt, profiles: Profiles) -> dict[in
 
 
 def _scores(modules: list[CachedSpan], known: Scores, scores: Scores) -> Scores:
-    """By start, the scores of the pass, times the profile where there are profiles.
+    """Return by start the score of each token: that of the selecting pass, times the profile if there are profiles.
 
-    A module without a profile gets the mean of all others. Without a pass, scores are 0: all tokens are chosen, or
-    none.
-    known: see ``expected_deviations``.
+    A module without a profile gets the mean of all others. Without a pass and profiles, all scores are 0: then all
+    tokens are chosen, or none.
+
+    Args:
+        modules: the inexact modules.
+        known: see ``expected_deviations``.
+        scores: of the selecting pass.
     """
     found = {part.start: scores.get(part.start, np.zeros(part.length))[: part.length] for part in modules}
     if not known:
@@ -635,7 +640,7 @@ def _scores(modules: list[CachedSpan], known: Scores, scores: Scores) -> Scores:
 
 
 def _most(modules: list[CachedSpan], recompute: Recompute, matters: Scores) -> dict[int, tuple[int, ...]]:
-    """The best tokens of all these modules together. Of equal tokens, the earlier one wins."""
+    """Choose the tokens with the highest scores, over all modules together. Of equal tokens, the earlier is chosen."""
     if not modules:
         return {}
     scores = np.concatenate([matters[part.start][: part.length] for part in modules])
@@ -654,14 +659,19 @@ MOST_ROWS = 256
 
 
 def selection_prompt(recompute: Recompute | None, composed: ComposedPrompt) -> ComposedPrompt | None:
-    """Return the composed prompt of that pass; None if the choice needs none. ``composed`` has no recomputed tokens."""
+    """Return the composed prompt of the selecting pass. None if the policy chooses without a pass.
+
+    Args:
+        recompute: of the policy.
+        composed: the prompt without recomputed tokens.
+    """
     if recompute is None or not recompute.selects or not inexact_modules(composed):
         return None
     return tuple(_checked(composed)) if recompute.by_keys else _asking(composed)
 
 
 def _asking(composed: ComposedPrompt) -> ComposedPrompt:
-    """Compute the last tokens even if they are stored, and do not store them."""
+    """Return the prompt of the pass for ``query``: its last tokens are computed even if stored, and not stored."""
     last = composed[-1]
     assert isinstance(last, NewSpan), "somebody computes the last token of a prompt"
     rows = min(len(last.ids), MOST_ROWS)
@@ -674,7 +684,7 @@ def _asking(composed: ComposedPrompt) -> ComposedPrompt:
 
 
 def _checked(composed: ComposedPrompt) -> Iterator[CachedSpan | NewSpan]:
-    """Read each module up to the last inexact one for comparison, and compute it in place.
+    """Return the prompt of the pass for ``blend``: modules up to the last inexact one are computed in place.
 
     The request's own text is not stored either, because the upper layers do not run.
     """

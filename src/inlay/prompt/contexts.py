@@ -67,7 +67,8 @@ class _Chain:
     Args:
         last: its last segment, which names the others as parents. None without one.
         end: the start of the next entry if it is packed behind these.
-        origin: the start of the first entry with tokens, from which canonical starts count. None without one.
+        origin: the start of the first entry with tokens, from which positions of movable segments count. None without
+            such an entry.
         primer: the tokens of the primer in it, which take no room in the schema.
     """
 
@@ -79,7 +80,7 @@ class _Chain:
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """The owners that an entry sees.
+    """The modules that an entry of a schema attends to when it is encoded.
 
     Args:
         scaffold: the number of its scaffold, with the modules that it sees. None without one.
@@ -255,7 +256,7 @@ class SchemaSpecs:
         return self._primed(_Chain() if last is None else self._up_to(last, view), entry)
 
     def _narrowed(self, view: _View, entry: TextRun | Hole) -> _View:
-        """Drop owners without an entry up to this one, because many views share a prefix."""
+        """Drop owners without an entry up to ``entry``, because views that agree up to there share a chain."""
         companions = () if view.scaffold is None else self._companions[view.scaffold].entries
         return _View(
             tuple(owner for owner in view.owners if _begins(self.layout.by_owner.get(owner, ()), entry)),
@@ -300,7 +301,10 @@ class SchemaSpecs:
         return specify(ids, start, context, self.keys, self.salt, self.adapter, labels)
 
     def _start(self, entry: TextRun | Hole, before: _Chain) -> int:
-        """Return the start at which an entry is encoded behind a chain. Canonical starts count from the first token."""
+        """Return the position at which an entry is encoded behind a chain.
+
+        If movable, it counts from the first token.
+        """
         at = before.end if self.packed else entry.start
         if not self.movable:
             return at
@@ -536,7 +540,7 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
         return tuple(spec for module in beside for spec in modules.get(module, ()))[:_MOST_LIKELY]
 
     def current(self, name: str, salt: str = "") -> KnownSchema | None:
-        """Return a schema, laid out again if its chat template tells the time and now writes another text."""
+        """Return a schema. It is laid out again if its chat template writes the date, and the text has changed."""
         known = self.find(name, salt)
         if known is None or openings(self._template, known.layout.schema) == known.layout.openings:
             return known
@@ -548,7 +552,7 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
         return known
 
     def known(self, layout: SchemaLayout, owner: str) -> KnownSchema:
-        """Return the entry of a schema, or one for this request alone if the schema has been removed meanwhile."""
+        """Return the entry of a schema. If it was removed meanwhile, return an entry for this request alone."""
         known = self.get(layout.schema.name, owner)
         return known if known is not None and known.layout is layout else KnownSchema(layout, owner)
 
@@ -566,9 +570,9 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
         return spec.ids == self._primer
 
     def copies(self, known: KnownSchema, entry: TextRun | Hole) -> tuple[bytes, ...]:
-        """Return the names of a schema's text where it is read from no segment; see PromptPart.
+        """Return the names of a schema's text for prompts that read it from no segment; see ``PromptPart.copies``.
 
-        They are those of its segment under the default policy, without an adapter.
+        These are the names of its segment under the default policy, without an adapter.
         """
         found = known.copies.get(entry.index)
         if found is None:

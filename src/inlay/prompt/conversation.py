@@ -1,7 +1,8 @@
 """Lays out conversations with messages in parts, and finds the segments that these parts may be read from.
 
 Every part is tokenized alone and stays one run of tokens. A marked part is a module. An unmarked part of a later turn
-is looked up by its content. Messages that the template rewrites have no parts: tool calls, and results shown as JSON.
+is read from the module of a marked part with the same text, if one is stored. Messages that the template rewrites have
+no parts: tool calls, and results shown as JSON.
 
 Under a modular policy, each tool and each block of a system prompt is a module without a mark. Then the anchor has no
 tools, so that a module does not depend on them.
@@ -47,17 +48,21 @@ def lay_out_conversation(
     ttls: Sequence[float | None] = (),
     find: bool = False,
 ) -> PromptLayout | None:
-    """Place messages, some with contents that are lists of ``{"type": "text", "text": …, "cache_control"?: …}``.
+    """Return the token ids and positions of messages, with the parts of their contents.
 
-    The text equals the template's own rendering. A message that the template rewrites stays in it whole.
+    A part is ``{"type": "text", "text": …, "cache_control"?: …}``. The text of the layout equals the template's own
+    rendering. A message that the template rewrites has no parts.
 
     Args:
+        messages: the conversation.
+        encoder: tokenizes each part.
+        template: renders the text around the parts.
         in_pieces: if True, each tool and each block of the system prompt is a module.
         ttls: the lifetime of each tool in seconds. None for no limit.
         find: if True, the layout has its ``texts``.
 
     Returns:
-        None if no body can be cut out.
+        None if the template rewrites every message.
 
     Raises:
         ContextError: for more text than the model's context holds.
@@ -121,7 +126,7 @@ def _own_values(
 
 
 def _tools(bodies: _Bodies, template: ChatTemplate, tools: Tools, ttls: Sequence[float | None]) -> ToolTexts | None:
-    """Return the texts of the tools in a rendering. None, with a warning, if they do not stand in it as one block."""
+    """Return the texts of the tools in a rendering. If they are not one block there, warn and return None."""
     found = template.tool_texts(tools, ttls or [None] * len(tools))
     if found is None:
         template.warn_once(
@@ -152,8 +157,8 @@ class _SystemBlocks:
     """The blocks of a system prompt of at least two, as numbers of a message and of a part in it.
 
     Args:
-        of_anchor: those that count as marked in the anchor. Blocks behind the last marked one do not, because they may
-            change.
+        of_anchor: the blocks that count as marked in the anchor. Blocks behind the last marked one do not count,
+            because they may change.
     """
 
     all: frozenset[tuple[int, int]] = frozenset()
@@ -577,7 +582,7 @@ class ContentSpecs:
         primer: tokens between the anchor and a part while the part is encoded. Empty for none.
         longest: the positions of the model. A part that would end behind them is encoded without the primer.
         only_exact: if True, the only marked part directly behind the anchor is encoded without the primer, which is
-            exact there. If it is stored with the primer alone, it is read so.
+            exact there. If only the form with the primer is stored, it is read.
         base: an earlier version of the layout's anchor. Modules that are not stored behind the layout's anchor are read
             as stored behind this one, or alone. Modules that are stored nowhere are encoded behind this one.
     """
@@ -640,7 +645,7 @@ class ContentSpecs:
         return tuple(specs)
 
     def _of_anchor(self, number: int) -> PromptPart:
-        """Return a part of the anchor. A marked one is also a module, found without the marked parts before it."""
+        """Return a part of the anchor. A marked part is also a module, found without the marked parts before it."""
         anchor = self._anchors[0]
         part, spec = anchor.parts[number], anchor.specs[number]
         behind = [each.specs[number] for each in self._anchors]
@@ -691,7 +696,15 @@ class ContentSpecs:
         *,
         primed: bool = True,
     ) -> tuple[SegmentSpec, ...]:
-        """Return the segments of a part behind an anchor, one for each adapter. ``primed`` is False for no primer."""
+        """Return the segments of a part behind an anchor, one for each adapter.
+
+        Args:
+            anchors: one for each adapter.
+            ids: the tokens of the part.
+            start: its position in the prompt.
+            origin: of the part.
+            primed: False for the form without the primer.
+        """
         return tuple(
             self._behind(self._context(anchor, len(ids), origin, primed=primed), ids, start, adapter)
             for anchor, adapter in zip(anchors, self._adapters, strict=bool(anchors))

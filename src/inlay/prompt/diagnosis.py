@@ -1,4 +1,4 @@
-"""Joins what the engine read for a prompt with the earlier prompts of its owner, to the diagnostics of the request."""
+"""Makes the diagnostics of a request: the engine's report of its prompt, compared with the owner's earlier prompts."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ _Place = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The stored text of a prompt's nearest earlier prompt.
+    """The part of a prompt that its most similar earlier prompt has stored.
 
     Attributes:
-        first: the number of tokens that both begin with.
+        first: the length of the common prefix of both prompts, in tokens.
         again: see Compared.
         kept: the number of its first tokens that may be stored.
         done: the number of its first tokens that are known to have been stored.
         same_policy: True if it has the prompt's reuse policy.
         expired: see SeenPrompt.
-        other_adapter: the number of first tokens that a prompt of another adapter has.
+        other_adapter: the length of the common prefix with a prompt under another adapter, in tokens.
     """
 
     first: int
@@ -284,7 +284,7 @@ _MISSED = {"never seen": diagnostics.NEW, "": diagnostics.NEW}
 def _own_causes(
     spans: _Spans, stored: Stored, departure: Departure | None, *, recurrent: bool
 ) -> list[tuple[str, int, int]]:
-    """Return the kind, the number and the first of the computed tokens outside modules."""
+    """Return why tokens outside modules were computed: kind, number of tokens and first token of each cause."""
     computed = spans.computed & ~spans.in_module
     at = np.arange(len(computed))
     known = at < stored.first
@@ -352,7 +352,14 @@ def module_name(part: Placed) -> str:
 
 
 def sections_of(prompt: Any, layout: PromptLayout, template: ChatTemplate, decode: Decode) -> list[Section]:
-    """Return the sections of a prompt in the order of its text."""
+    """Return the named sections of a prompt, in order: messages and their parts, tools, or a schema's modules.
+
+    Args:
+        prompt: the prompt as the caller gave it.
+        layout: its token ids and positions.
+        template: the chat template.
+        decode: returns the text of token ids.
+    """
     if layout.schema is not None:
         return [Section(module_name(part) or "template", "module", decode(list(part.ids))) for part in layout.parts]
     if not isinstance(prompt, Conversation):
@@ -374,7 +381,7 @@ def sections_of(prompt: Any, layout: PromptLayout, template: ChatTemplate, decod
 
 
 def _tools_of(messages: Conversation, template: ChatTemplate) -> list[Section]:
-    """Return the text that the template writes for the tools, as the difference to a rendering without tools."""
+    """Return the section of the tools: the text that a rendering without tools lacks."""
     if not messages.tools:
         return []
     options, turns = messages.options, list(map(as_turn, messages))

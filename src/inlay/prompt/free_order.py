@@ -1,7 +1,7 @@
 """Sets: parts of a prompt whose order the engine may choose, by the contents of the store.
 
-A set is a row of neighbouring members that may change places. The rest of the prompt stays in place. A set with a fixed
-order holds the reason.
+A set has neighbouring members that may change places: imports of a schema, or marked parts of a message. The rest of
+the prompt stays in place. A set with a fixed order has the reason.
 """
 
 from __future__ import annotations

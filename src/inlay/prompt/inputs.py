@@ -228,7 +228,7 @@ def check_salt(cache_salt: str | None) -> str:
         )
     if len(cache_salt) > MAX_SALT:
         raise ParameterError(
-            f"cache_salt has {len(cache_salt):,} characters; {MAX_SALT:,} at most are enough for anybody",
+            f"cache_salt has {len(cache_salt):,} characters; give at most {MAX_SALT:,}",
             code="parameter.invalid_cache_salt",
         )
     if problem := lone_surrogate(cache_salt):
@@ -425,7 +425,7 @@ def in_any_order(prompt: Any) -> Any:
 
 
 def check_order(order: object) -> bool:
-    """True if the order of all modules is free. Raises ParameterError for other values than None and 'any'."""
+    """Return True if the order of all modules is free. Raises ParameterError for values other than None and 'any'."""
     if order not in (None, "any"):
         raise ParameterError(
             f"order is {show(order)}; write 'any', or None for the order in which modules are written",
@@ -511,7 +511,7 @@ def parse_ttl(value: object, what: str = "ttl") -> float:
 
 
 def _are_arguments(value: Any) -> bool:
-    """Whether a template can show these: an object, or a text that holds none, such as one that was cut off."""
+    """Return whether a template can show these arguments: an object, or a text that is no JSON object (cut off)."""
     if not isinstance(value, str):
         return isinstance(value, Mapping)
     try:

@@ -385,7 +385,7 @@ def _trimmed(turn: Turn, trim: Trim, open_ended: bool) -> list[Text | Param | Mo
 
 
 def filling_problems(schema: Schema, encoder: TextEncoder) -> list[Problem]:
-    """Defaults and scaffolds of parameters that are longer than their len, as a tokenizer counts."""
+    """Return the problems of defaults and scaffolds that have more tokens than the ``len`` of their parameter."""
     found = (
         too_long(param, name, len(encoder.text(text)))
         for param in params_of(schema.children)
@@ -396,7 +396,13 @@ def filling_problems(schema: Schema, encoder: TextEncoder) -> list[Problem]:
 
 
 def too_long(param: Param, name: str, tokens: int) -> Problem | None:
-    """What is wrong with a default or scaffold of so many tokens; None for nothing. name: of the two."""
+    """Return the problem of a default or scaffold text that is longer than its parameter. None if it fits.
+
+    Args:
+        param: the parameter.
+        name: "default" or "scaffold".
+        tokens: the length of the text.
+    """
     if tokens <= param.length:
         return None
     what = f"the {name} of '{param.name}' is {tokens} tokens long and its len is {param.length}"

@@ -38,7 +38,7 @@ class ContentPart:
         automatic: True if it is a module without a mark: a tool, or a block of the system prompt.
         message, index: the number of its message, and of the part in it.
         tool: the number of its tool. None for a part of a message.
-        found: True for a piece of text that was found by its content. It is marked from its third time on.
+        found: True for a piece of text that was found by its content. It is ``marked`` from its third text on.
     """
 
     marked: bool
@@ -269,7 +269,7 @@ def lay_out_prompt(
 
 
 def _says_something(items: Sequence[Item]) -> bool:
-    """True if the set whose first items these are has text."""
+    """Return True if the set that begins these items has text."""
     inside = takewhile(lambda item: not isinstance(item, SetEnd), items)
     return any(isinstance(item, SchemaText) or (isinstance(item, Filled | NewText) and item.text) for item in inside)
 
@@ -402,7 +402,7 @@ class _PromptWalk:
             self.place(self.encoder.template(self.close()), None)
 
     def run(self, index: int) -> None:
-        """Place a run of the schema once, with the changes that this prompt's turns make."""
+        """Place a run of the schema, unless it is placed already. The prompt's turns may change its text."""
         if index in self.placed:
             return
         self.placed.add(index)
@@ -438,7 +438,13 @@ class _PromptWalk:
         return () if self.closed else self.as_laid_out(part, self.close(), f"what closes turn {self.turn + 1}")
 
     def as_laid_out(self, part: RunPart, piece: str, what: str) -> tuple[int, ...]:
-        """Return the ids of a piece of the template, which other turns can change."""
+        """Return the ids of a piece of the template. Warns once if this prompt's turns change the piece.
+
+        Args:
+            part: the piece as laid out with the schema.
+            piece: the piece in this prompt.
+            what: the part of the prompt that is recomputed then, for the warning.
+        """
         if piece == part.text:
             return part.ids
         self.template.warn_once(

@@ -128,7 +128,7 @@ class PromptProcessor:
         scope: Scope = EVERYONE,
         **fields: Unpack[RequestFields],
     ) -> tuple[EngineRequest, NotedPrompt]:
-        """Return ``process`` with the prompt's entry in the table of seen prompts. Errors as of ``process``."""
+        """Return the result of ``process``, and the prompt's entry in the table of seen prompts. Errors as there."""
         request, layout = self._process(prompt, params, policy, scope, **fields)
         chat = self._conversation(prompt)
         owner = scope.tenant, scope.cache_salt
@@ -511,7 +511,7 @@ class PromptProcessor:
     def _opening_tokens(self, prompt: Any, layout: PromptLayout) -> int:
         """Return how many tokens at the end of a conversation open the answer; 0 for other prompts.
 
-        A later turn may write the answer without some of them, such as the opening of its reasoning.
+        In the next request, the template may write this answer without some of them, such as the opening of reasoning.
         """
         prompt = unwrap(prompt) if isinstance(prompt, Mapping) else prompt
         if not is_conversation(prompt):
@@ -556,7 +556,10 @@ def _computed_end(parts: tuple[PromptPart, ...]) -> tuple[PromptPart, ...]:
 
 
 def _marked_before(parts: tuple[PromptPart, ...], tokens: int) -> tuple[PromptPart, ...]:
-    """Mark the place in front of the last ``tokens`` tokens, if the last part has more."""
+    """Return the parts with a mark in front of the last ``tokens`` tokens, if the last part has more.
+
+    A recurrent model keeps its state at the mark; see ``PromptPart.marked``.
+    """
     last = parts[-1]
     if not tokens or last.candidates or len(last.ids) <= tokens:
         return parts

@@ -71,8 +71,10 @@ class PromptPart:
         return len(self.candidates) > self.encode
 
     def segment(self, stored: Container[bytes]) -> SegmentSpec | None:
-        """The segment that the part is read from; None if it is computed in place. stored: the keys of stored
-        candidates.
+        """Return the segment that the part is read from. None if it is computed in place.
+
+        Args:
+            stored: the keys of the stored candidates.
         """
         if self.open:
             for spec in self.candidates:
@@ -81,12 +83,16 @@ class PromptPart:
         return self.candidates[-1].lossless if self.encode else None
 
     def with_forms(self, forms: Callable[[SegmentSpec], Iterable[SegmentSpec]]) -> PromptPart:
-        """This part with the forms of each candidate as candidates, in order of exactness."""
+        """Return this part with all forms of its candidates as candidates, most exact first.
+
+        Args:
+            forms: returns the forms of a segment.
+        """
         return replace(self, candidates=tuple(form for spec in self.candidates for form in forms(spec)))
 
 
 def kept_to(parts: Iterable[PromptPart], end: int) -> tuple[PromptPart, ...]:
-    """The parts of a prompt, of which none at position ``end`` or behind is stored or found."""
+    """Return the parts of a prompt so that no text at position ``end`` or behind is stored or looked up."""
     return tuple(
         part if part.start < end else replace(part, candidates=(), encode=False, kept=False, form="", forms=())
         for part in parts
@@ -165,7 +171,7 @@ class EngineRequest:
         return [each for each in self.sets if not each.why_fixed]
 
     def ordered(self, orders: Sequence[Sequence[int]]) -> EngineRequest:
-        """This request with the members of its free sets in these orders. An order is a list of member numbers.
+        """Return this request with the members of its free sets in these orders. An order is a list of member numbers.
 
         Raises:
             ParameterError: if an order is not a permutation of its set.
@@ -194,9 +200,10 @@ class EngineRequest:
         return replace(self, parts=parts, ids=ids, text=text, sets=sets)
 
     def with_forms(self, forms: Callable[[SegmentSpec], Iterable[SegmentSpec]]) -> EngineRequest:
-        """This request, with modules that may be read in these forms.
+        """Return this request with all forms of its modules as candidates.
 
-        ``forms`` returns the forms of a segment, most exact first.
+        Args:
+            forms: returns the forms of a segment, most exact first.
 
         A policy that reads no modules has no candidates, so it reads no lossy form.
         """
@@ -379,7 +386,12 @@ class EncodeRequest:
 
 
 def _policy(written: list[Any], unprofiled: float | None) -> ReusePolicy:
-    """Parse a policy. unprofiled: the recomputed first tokens of a module without a profile; None for the default."""
+    """Parse a policy.
+
+    Args:
+        written: ``str(policy)``.
+        unprofiled: how many first tokens of a module without a profile are recomputed. None for the default.
+    """
     policy = ReusePolicy.parse(*written)
     return policy if unprofiled is None else replace(policy, unprofiled=Recompute("linked", unprofiled))
 
@@ -394,7 +406,7 @@ class _Segments:
         self._numbers: dict[SegmentSpec, int] = {}
 
     def number(self, spec: SegmentSpec) -> int:
-        """The row of a segment. It follows those that it attends to."""
+        """Return the row number of a segment. Adds it behind the segments that it attends to."""
         missing: list[SegmentSpec] = []
         at: SegmentSpec | None = spec
         while at is not None and at not in self._numbers:
@@ -456,7 +468,9 @@ def _document(data: bytes) -> dict[str, Any]:
     version = document.get("version")
     if version != _VERSION:
         raise ParameterError(
-            f"the request is of version {version!r:.40} and this reads version {_VERSION}", code="request.other_version"
+            f"the request has version {version!r:.40}, and this inlay reads version {_VERSION}; run the same version "
+            "of inlay on both sides",
+            code="request.other_version",
         )
     return document
 

@@ -5,9 +5,9 @@ earlier prompts and a tag of the text before it, no text. Token ids are compared
 one of its first two texts does not count again, until a third text comes. So a conversation that continues reads the
 piece as its earlier turns did, from the stored prefix.
 
-A piece that came before behind other text becomes a part of its own. The second time it is computed in place, unless it
-is stored, and the engine stores it in idle time. From the third time on it is a part like a marked one. Token ids and
-positions of the prompt stay as they are.
+A piece that came before behind other text becomes a part of its own. Behind its second text it is computed in place,
+unless it is stored, and the engine stores it in idle time. From its third text on it is a part like a marked part.
+Token ids and positions of the prompt stay the same.
 
 Cuts token ids into pieces whose borders depend on the text around them, so that equal text is cut alike anywhere.
 
@@ -180,7 +180,8 @@ def _highest(ranks: npt.NDArray[np.int64], reach: int) -> npt.NDArray[np.bool_]:
 def _bounded(before: int, end: int, *, first: bool) -> list[int]:
     """Return the end of a piece, with more borders if the piece is longer than MOST.
 
-    They count from the border that does not depend on the text before the piece: the end of a text's first piece.
+    The new borders count from a border that the text before the piece does not move. For a text's first piece, this is
+    its end; for other pieces, their start.
     """
     if first:
         return [*reversed(range(end - MOST, before, -MOST)), end]
@@ -347,7 +348,13 @@ class SeenPieces:
         return self._bytes
 
     def note(self, tenant: str, salt: str, sightings: Sequence[Sighting]) -> list[Seen]:
-        """Record the pieces of a prompt, in order. Returns how often each one was seen, here or in earlier prompts."""
+        """Record the pieces of a prompt. Returns how often each piece has come, this time included.
+
+        Args:
+            tenant: the tenant's name, for the bound of memory.
+            salt: the cache salt.
+            sightings: each piece with the tag of the text before it, in order.
+        """
         with self._lock:
             mine = self._tenants.setdefault(tenant, _TenantPieces())
             pieces = mine.salts.get(salt)
@@ -492,9 +499,10 @@ def _between(part: Placed, first: int, end: int) -> Placed:
 
 
 def content_ranges(rendered: str, contents: Sequence[str]) -> list[Range]:
-    """Return where a rendering has these contents of messages, in characters. A template may write them as JSON.
+    """Return the ranges of characters at which a rendering has these contents of messages, in order.
 
-    Contents that are too short for a piece, and those that the template rewrites, are left out.
+    A template may write a content as JSON. Contents that are too short for a piece, and contents that the template
+    rewrites, are left out.
     """
     found: list[Range] = []
     at = 0

@@ -1,4 +1,4 @@
-"""The latest prompts of each tenant and salt, and where, and by what kind of change, a later prompt leaves one."""
+"""The latest prompts of each tenant and salt, and the first difference of a later prompt: its place and its kind."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ class Compared:
 
     @property
     def nearness(self) -> int:
-        """The number of tokens that both have. Those of the common prefix count twice."""
+        """Return the number of tokens that both prompts have. Tokens of the common prefix count twice."""
         return 2 * self.first + int(self.again.sum())
 
 
@@ -273,7 +273,7 @@ def _kind(
 
 
 def _drops_reasoning(old: str, new: str, at: int) -> bool:
-    """True if the earlier text has reasoning at this place, and the new text goes on behind it."""
+    """True if the earlier text has reasoning at this place, and the new text continues behind this reasoning."""
     block = next((one for one in _REASONING.finditer(old) if at < one.end()), None)
     if block is None or at < block.start():
         return False

@@ -1,7 +1,7 @@
 """Tokenizes text so that no run of text becomes a special token.
 
 Every run of text is tokenized alone. Some tokenizers put a dummy space in front of a text (SentencePiece) or strip its
-ends. That is switched off here.
+ends. Both are switched off here.
 
 A seam marks a place where text must be cut before it is encoded. A chat template may write a user's text anywhere: as
 JSON, stripped, inside other text. So the seam is put into the text before rendering, and found again in the rendering.
@@ -237,7 +237,7 @@ class TextEncoder:
 
 
 def beyond_vocabulary(ids: Sequence[int], vocabulary: int, name: Callable[[int], object]) -> str | None:
-    """Return the words for the first id that the model does not know, as the object of a sentence; else None.
+    """Return a description of the first id that the model does not know, for a message. None if it knows all ids.
 
     Args:
         vocabulary: the number of tokens that the model knows.

@@ -1,8 +1,8 @@
 """The chat template's text between turns, cut where text without a role stands between two turns.
 
 A piece of a chat template closes one turn and opens the next. Text outside turns stands between these two halves. At
-the front it stands between BOS and the opening of the first turn. Modules may contain turns, so the exact piece is
-known only for a prompt. A schema is laid out by the turns that are always present.
+the front, such text stands between BOS and the opening of the first turn. Modules may contain turns, so the exact piece
+is known only for a prompt. A schema is laid out by the turns that are always present.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class PresentTurns:
 
     Args:
         last: the number of the last of them.
-        closed: True if the last one is closed, or, without a turn, if BOS is placed.
+        closed: True if the last turn is closed or, without a turn, if BOS is placed.
     """
 
     roles: tuple[str, ...] = ()

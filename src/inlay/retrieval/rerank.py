@@ -24,12 +24,13 @@ _SENTENCE = re.compile(r"(?<=[.!?])\s+")
 def chunks(text: str, *, least: int = 400, most: int = 2_000) -> list[str]:
     """Cut a text into chunks at paragraphs, or at sentences of long paragraphs.
 
-    A border is where the hash of the paragraph behind it is small. So borders stay where they are when text elsewhere
-    changes: an edit changes its own chunk and at most its neighbours. Chunks joined give the text again.
+    Whether a chunk begins at a paragraph depends only on the hash of the paragraph. So borders stay when text elsewhere
+    changes: an edit changes its own chunk and at most its neighbours. The chunks, joined, are the text.
 
     Args:
-        least: characters that a chunk has at least, except the last one.
-        most: characters that a chunk has at most, except for a sentence that is longer.
+        text: the text.
+        least: the fewest characters of a chunk, except the last one.
+        most: the most characters of a chunk, except for a longer sentence.
 
     Raises:
         ParameterError: ``least`` is below 1 or above half of ``most``.
@@ -76,7 +77,8 @@ def _cut(text: str, border: re.Pattern[str]) -> list[str]:
 def marked_parts(texts: Sequence[str], question: str) -> list[dict[str, Any]]:
     """Return the content of a user's message: each text as a marked part, and the question behind them.
 
-    A part holds the text alone. A score or a time in it would make it another text at every request.
+    A part has the text only. A score or a time in it would change its text at every request, so it would never be
+    found.
     """
     marked = [{"type": "text", "text": part_text(text), "cache_control": {"type": "ephemeral"}} for text in texts]
     return [*marked, {"type": "text", "text": question}]

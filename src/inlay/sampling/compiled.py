@@ -80,7 +80,12 @@ def choose(logits: Tensor, rows: Sequence[Row], draws: Bits, instruction_set: st
 
 
 def _lists(ids: Sequence[Ids], has: Sequence[bool] | None = None) -> tuple[Ids, Ids]:
-    """The start of each row's token ids, (rows + 1,), and all ids. ``has`` marks the rows that have a list."""
+    """Return where each row's token ids begin, (rows + 1,), and all ids in one array.
+
+    Args:
+        ids: the lists of the rows that have one.
+        has: True for the rows with a list.
+    """
     count = len(ids) if has is None else len(has)
     first = np.zeros(count + 1, dtype=np.int64)
     if any(map(len, ids)):

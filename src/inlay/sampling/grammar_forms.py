@@ -246,7 +246,7 @@ def too_large(schema: Any) -> str | None:
 
 
 def least_work(kind: str, text: str) -> int:
-    """A lower bound of the lexer fuel that a grammar needs, for its texts and its multiples."""
+    """Return a lower bound of the lexer fuel that a grammar needs, for its texts and for ``multipleOf``."""
     multiples = kind == "json" and '"multipleOf"' in text  # their states take memory, not fuel
     return max(len(text) // 2, 12_000 if multiples else 0)
 

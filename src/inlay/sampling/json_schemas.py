@@ -1,14 +1,14 @@
 """Rewrites the JSON Schemas of clients to the keywords that llguidance knows.
 
-Annotations go, among them formats that llguidance does not know. Other keywords are written with ones that it knows.
-The result may be narrower than the given schema, and is never wider.
+Annotations are removed, among them formats that llguidance does not know. Other unknown keywords are written with
+keywords that it knows. The result may accept fewer values than the given schema, and never more.
 
 Bounds JSON Schemas, so that a grammar cannot let an object or list grow without end.
 
 JSON Schema allows any further properties in an object unless the schema forbids them. Few schemas do. A model that must
 continue as long as the grammar allows then fills the object until ``max_tokens``. So a bounded object has only the
-properties that its schema names, as in OpenAI's strict mode and vLLM's grammars. Some others are allowed if the schema
-has no ``properties``, or asks for them with ``additionalProperties``.
+properties that its schema names, as in OpenAI's strict mode and vLLM's grammars. Up to MAX_FREE other properties are
+allowed if the schema has no ``properties``, or if it sets ``additionalProperties``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NAME_PATTERNS = {
 _NOT_SIGNS_ALONE = "^(?!^[-+.]*$)"
 _HAS_DIGIT = {"type": "string", "pattern": "[0-9]"}
 
-_LARGEST_INTEGER = 2**63 - 1024  # that a float holds, which llguidance reads bounds as
+_LARGEST_INTEGER = 2**63 - 1024  # the largest below 2**63 that a float holds; llguidance reads bounds as floats
 _LARGEST_NUMBER = 10**15  # beyond it llguidance writes no ranges
 _SMALLEST_NUMBER = Decimal("1e-9")
 _LONGEST_TEXT = 100_000  # characters that a minLength or maxLength may ask for
@@ -69,38 +69,38 @@ _UNHELD = {
 
 
 class GrammarError(Exception):
-    """No answer can be held to a grammar. The message is the reason."""
+    """No grammar can enforce a schema or language. The message is the reason."""
 
 
 def holdable(schema: Any, *, sets_as_lists: bool = False) -> Any:
-    """A schema that a grammar can hold an answer to; it takes no answer that this one does not take.
+    """Return a schema that a grammar can enforce. It accepts no value that ``schema`` rejects.
 
     Args:
-        schema: a JSON Schema that stands alone.
-        sets_as_lists: whether ``uniqueItems`` may be left out, so that items of a list may come twice.
+        schema: a JSON Schema without references to other documents.
+        sets_as_lists: True to leave ``uniqueItems`` out, so that items of a list may repeat.
 
     Raises:
-        GrammarError: no grammar can, and at which place in the schema.
+        GrammarError: no grammar can enforce the schema. The message names the place in it.
     """
     return _Writer(schema, sets_as_lists=sets_as_lists).schema(self_contained(schema), ())
 
 
 def self_contained(schema: Any) -> Any:
-    """The schema with references into itself alone, as JSON pointers: ``$id`` and ``$anchor`` are gone.
+    """Return a schema without ``$id`` and ``$anchor``: every reference becomes a JSON pointer into the schema.
 
-    Raises GrammarError for a reference to another document; such documents are not looked up.
+    Raises GrammarError for a reference to another document. Such documents are never fetched.
     """
     places = _Places(schema)
     return places.rewritten(schema)
 
 
 def place_of(path: Sequence[str | int]) -> str:
-    """A place in a schema, as sentences name it: ``properties.city.items``."""
+    """Return the name of a place in a schema for messages, such as ``properties.city.items``."""
     return ".".join(map(str, path))
 
 
 def subschemas(schema: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """The schemas right inside one, each with its way from there."""
+    """Yield the schemas directly inside a schema, each with its path from there."""
     for key, value in schema.items():
         if key in DATA:
             continue
@@ -113,7 +113,7 @@ def subschemas(schema: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...
 
 
 def referred(root: Any, reference: str) -> tuple[tuple[str, ...], Any]:
-    """The path of a reference into a document, and the schema there; None if there is none."""
+    """Return the path of a reference into a document, and the schema there. None in place of a missing schema."""
     steps = tuple(unquote(step).replace("~1", "/").replace("~0", "~") for step in reference.split("/")[1:])
     for step in steps:
         root = root.get(step) if isinstance(root, Mapping) else None
@@ -121,7 +121,7 @@ def referred(root: Any, reference: str) -> tuple[tuple[str, ...], Any]:
 
 
 class _Places:
-    """Where the schemas of a document are that references name by URI or by anchor."""
+    """The places of a document's schemas that have a URI or an anchor, and the rewriting of references to them."""
 
     def __init__(self, schema: Any) -> None:
         self._pointers: dict[str, str] = {"": ""}  # of documents and anchors, by URI
@@ -187,7 +187,7 @@ def _joined(base: str, uri: str) -> str:
 
 
 class _Writer:
-    """One document on its way to a schema that can be held."""
+    """Rewrites the schemas of one document; see ``holdable``."""
 
     def __init__(self, root: Any, *, sets_as_lists: bool) -> None:
         self._root = self_contained(root)
@@ -220,7 +220,7 @@ class _Writer:
         return made
 
     def _without_needless(self, schema: Mapping[str, Any]) -> dict[str, Any]:
-        """The schema without keywords that ask for nothing where they stand."""
+        """Return the schema without keywords that have no effect there."""
         made = dict(schema)
         needless = {
             "$dynamicAnchor": True,
@@ -248,7 +248,7 @@ class _Writer:
         return made
 
     def _names_as_properties(self, made: dict[str, Any], path: tuple[str | int, ...]) -> None:
-        """``propertyNames`` as properties of these names, or of these patterns."""
+        """Write ``propertyNames`` as properties with these names, or with these patterns."""
         names = self._resolved(made.get("propertyNames"))
         if not isinstance(names, Mapping) or made.keys() & {"patternProperties"}:
             return
@@ -282,7 +282,7 @@ class _Writer:
 
     @staticmethod
     def _formats(made: dict[str, Any]) -> None:
-        """Formats that are unknown are annotations."""
+        """Remove unknown formats, which are annotations. Write others as formats or patterns that llguidance knows."""
         given = made.get("format")
         if not isinstance(given, str) or given in _FORMATS:
             return
@@ -295,7 +295,7 @@ class _Writer:
 
     @staticmethod
     def _numbers(made: dict[str, Any], path: tuple[str | int, ...]) -> None:
-        """Bounds that llguidance can write, on this side of those that are given."""
+        """Narrow the bounds of numbers to values that llguidance can represent. Raises GrammarError if none is left."""
         whole = made.get("type") == "integer"
         for key, sign in (("minimum", 1), ("exclusiveMinimum", 1), ("maximum", -1), ("exclusiveMaximum", -1)):
             given = made.get(key)
@@ -336,7 +336,7 @@ class _Writer:
             made["allOf"] = [*made.get("allOf", []), _HAS_DIGIT]
 
     def _exclude_each_other(self, alternatives: Sequence[Any]) -> bool:
-        """Whether no value fits two of these: by the values that they list, or by a property that tells them apart."""
+        """Return True if no value fits two alternatives: they list other values, or differ in a required property."""
         resolved = [self._resolved(one) for one in alternatives]
         if not all(isinstance(one, Mapping) for one in resolved):
             return False
@@ -350,7 +350,7 @@ class _Writer:
         return _listed(self._resolved(schema["properties"].get(name)))
 
     def _resolved(self, schema: Any) -> Any:
-        """The schema that a reference into the document leads to; another one as it is."""
+        """Return the schema that a reference leads to. A schema without ``$ref`` is returned itself."""
         for _ in range(8):
             if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
                 break
@@ -359,7 +359,7 @@ class _Writer:
 
 
 def _asks_for_nothing(schema: Any, kind: str = "") -> bool:
-    """Whether every value fits a schema, or every value of the type that it must have in any case."""
+    """Return True if a schema accepts every value, or every value of the type ``kind``."""
     if not isinstance(schema, Mapping):
         return schema is True
     return schema.keys() <= {"type", "title", "description"} and schema.get("type", kind) == kind
@@ -370,7 +370,7 @@ def _at_most_one(schema: Mapping[str, Any]) -> bool:
 
 
 def _pattern_of_names(names: Mapping[str, Any]) -> str | None:
-    """The pattern of names that a schema of texts takes; None where it says more than a pattern can."""
+    """Return a pattern for the names that a schema of texts accepts. None if a pattern cannot express the schema."""
     asked = {key: value for key, value in names.items() if key not in ("type", "title", "description")}
     if names.get("type", "string") != "string":
         return None
@@ -386,7 +386,7 @@ def _pattern_of_names(names: Mapping[str, Any]) -> str | None:
 
 
 def _listed(schema: Any) -> list[str] | None:
-    """The values that a schema lists, as JSON; None where it lists none."""
+    """Return the values of ``const`` or ``enum`` as JSON. None if the schema lists no values."""
     if not isinstance(schema, Mapping):
         return None
     if "const" in schema:
@@ -398,7 +398,7 @@ def _listed(schema: Any) -> list[str] | None:
 
 
 def _as_json(value: Any) -> str:
-    """Equal values as equal texts: 1 and 1.0 are one number."""
+    """Return a value as JSON, so that equal values have equal texts: 1 and 1.0 are one number."""
     return json.dumps(int(value) if isinstance(value, float) and value.is_integer() else value, sort_keys=True)
 
 
@@ -412,7 +412,7 @@ def _disjoint(listed: Sequence[list[str] | None]) -> bool:
 
 
 def _names(schema: Mapping[str, Any]) -> set[str]:
-    """The properties that every value of a schema of objects has."""
+    """Return the required properties of a schema of objects, as far as it describes them."""
     properties, required = schema.get("properties"), schema.get("required")
     if schema.get("type") != "object" or not isinstance(properties, Mapping) or not isinstance(required, list):
         return set()
@@ -445,7 +445,7 @@ _PARTS = ("allOf", "anyOf", "oneOf")  # keywords with schemas for the same value
 
 
 def free_value() -> dict[str, Any]:
-    """The schema of untyped values. Lists and objects nest to a depth of two."""
+    """Return the schema of untyped values, in which lists and objects nest at most two deep."""
     value: dict[str, Any] = {"type": ["string", "number", "boolean", "null"]}
     for _ in range(2):
         rows = {"type": "array", "items": value, "maxItems": MAX_FREE}
@@ -520,7 +520,7 @@ class _Bounds:
         return value
 
     def _closed(self, schema: Mapping[str, Any]) -> dict[str, Any]:
-        """The bounds of an object's schema, which replace its own keywords."""
+        """Return the keywords that bound an object's schema. They replace its own keywords of these names."""
         named, required = schema.get("properties", {}), schema.get("required", [])
         least = schema.get("minProperties", 0)
         if not (isinstance(named, Mapping) and isinstance(required, list) and isinstance(least, int)):

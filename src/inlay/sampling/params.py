@@ -71,8 +71,8 @@ class SamplingParams:
             or GBNF, and ``{"structural_tag": {"structures": […], "triggers": […]}}``, as a dict or text.
         reasoning_end: a text such as ``</think>`` after which ``structured_outputs`` applies. The text before it is
             free. If it is None or ends the prompt, ``structured_outputs`` applies from the start.
-        reasoning_start: a text such as ``<think>``. Only an answer that begins with it is free up to
-            ``reasoning_end``. If it is None or ends the prompt, every answer is.
+        reasoning_start: a text such as ``<think>``. An answer is free up to ``reasoning_end`` only if it begins with
+            this text. If ``reasoning_start`` is None or ends the prompt, every answer is.
 
     Raises:
         ParameterError: for a value of the wrong type or out of range.

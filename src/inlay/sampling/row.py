@@ -192,7 +192,9 @@ class Row:
         return never if self._bad_words is None else np.union1d(never, self._bad_words.next)
 
     def ahead(self, tokens: Sequence[int]) -> list[Row]:
-        """The rows behind these tokens, if they are chosen next: one row each. This row does not change.
+        """Return the rows behind draft tokens: for each token, the row if it and those before it are chosen.
+
+        This row does not change.
 
         The list is shorter if the grammar does not allow a token.
         """
@@ -208,7 +210,7 @@ class Row:
         return rows
 
     def _branch(self) -> Row:
-        """A copy with a state of its own. It draws as this row would."""
+        """Return a copy that draws the same tokens. Later changes of one do not affect the other."""
         made = copy.copy(self)
         made.seen = None if self.seen is None else self.seen.branch()
         made._bad_words = None if self._bad_words is None else self._bad_words.copy()
@@ -257,7 +259,7 @@ class Seen:
         return made
 
     def branch(self) -> Seen:
-        """A copy that goes on from this state."""
+        """Return a copy that continues from this state."""
         made = copy.copy(self)
         made._places = self._places.copy()
         if self._ids is not self._prompt:  # the prompt's list is never changed

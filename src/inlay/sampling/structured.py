@@ -75,7 +75,7 @@ class Guide:
 
     Attributes:
         failure: the library's error if it could not compute the next tokens; see ``allowed_bits``.
-        beside: another guide that the answer may follow instead, until a token decides between the two.
+        beside: a second guide that the answer may follow instead. A token that only one of the two allows decides.
     """
 
     def __init__(self, matcher: LLMatcher, forget: Callable[[], None] | None = None) -> None:
@@ -100,7 +100,7 @@ class Guide:
         return made
 
     def follows(self, token: int) -> bool:
-        """Advance by a token. Returns False if the grammar does not allow it. Then the guide must not be used again."""
+        """Advance by a token. Returns False if the grammar forbids it. Then the guide must not be used again."""
         try:
             with panics_told():
                 return bool(self.matcher.consume_token(token))
@@ -430,7 +430,7 @@ def panics_told() -> Iterator[None]:
         if type(error).__name__ != "PanicException":  # the class cannot be imported
             raise
         raise CompilerError(
-            "the library of grammars failed at it; ask for something simpler", code="structured.compiler_failed"
+            "the grammar compiler failed; give a simpler grammar or schema", code="structured.compiler_failed"
         ) from error
 
 
@@ -540,9 +540,9 @@ class LaterGuide:
         return self._direct
 
     def take(self, token: int) -> Guide | None:
-        """Advance behind a token and return the guide for the next one. Raises like Guide.take.
+        """Advance behind a token. Returns the guide for the next one, or None for no restriction before the mark.
 
-        Text behind the mark in the same token belongs to the grammar, except white space.
+        Raises like Guide.take. Text behind the mark in the same token belongs to the grammar, except white space.
         """
         if self._opening is not None:
             return self._begin(token, self._opening)

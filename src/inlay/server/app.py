@@ -187,7 +187,7 @@ async def health(request: Request) -> Response:
 
 @router.get("/ready", tags=["server"], **READY)
 async def ready(request: Request) -> Response:
-    """The server accepts requests: the model is loaded, first schemas are encoded, and it is not stopping."""
+    """The server accepts requests: the model is loaded, first schemas are encoded, and the server is not stopping."""
     service: Service = request.app.state.service
     if service.in_flight.stopping:
         raise stopping_error()

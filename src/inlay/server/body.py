@@ -101,7 +101,7 @@ class Connection:
         self._leave()
 
     def _look(self) -> None:
-        """Check from time to time if sent data has been unread for too long."""
+        """Check repeatedly whether sent data has been unread for too long."""
         left = self._slow_s
         if self._sending_since is not None:
             left -= self._loop.time() - self._sending_since
@@ -352,7 +352,12 @@ class BodyMiddleware:
             self._held[tenant] -= len(data)
 
     def _take(self, message: Message, data: bytearray, tenant: str) -> bool:
-        """Append a piece of a body. Returns True if it was the last one."""
+        """Append a piece of a body to ``data``, and count it for the tenant. Returns True if it was the last piece.
+
+        Raises:
+            BodyError: the body, or all bodies of the tenant that are arriving, are too large.
+            ClientDisconnect: the client has left.
+        """
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         piece = message.get("body", b"")

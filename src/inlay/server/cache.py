@@ -84,7 +84,7 @@ Limit = Annotated[int, Query(ge=1, le=1000, description="how many to list")]
 async def stats(request: Request) -> Response:
     """The usage of the pool and the tiers below it, for all tenants together, and the pinned bytes.
 
-    A folder may hold segments of other models. Only its ``all_models`` counts them.
+    A folder may have segments of other models. Only the field ``all_models`` of the folder counts them.
     """
     service, tenant = _asking(request)
     service.meter.count(tenant)

@@ -67,8 +67,8 @@ class StoredSegment:
         state: its place and size.
         spec: the lossless form of its specification.
         schema: its schema; None for a part of a message, or if the schema is gone.
-        module: its module, as above. PRIMER for the text that modules are encoded behind.
-        private: it is the tenant's own.
+        module: the path of its module; "" for text outside modules. PRIMER for the text that modules are encoded
+        behind. private: it is the tenant's own.
     """
 
     state: SegmentState

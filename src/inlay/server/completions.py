@@ -95,7 +95,7 @@ async def read_call(
         endpoint: the path of the route.
         body: the parsed body.
         tenant: the caller.
-        size: bytes of the body. Those of a stored answer that it continues are added.
+        size: bytes of the body. The bytes of a stored answer that the body continues are added.
         default_max_tokens: see ``api.dialect.Dialect.translate``.
 
     Raises:

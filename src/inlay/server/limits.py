@@ -330,7 +330,7 @@ class Meter:
 
 
 def _fitted(bucket: Bucket | None, per_minute: int | None, now: int) -> Bucket | None:
-    """Return the bucket for a limit. It keeps an existing bucket."""
+    """Return the bucket for a limit: the existing one at the new rate, or a new full one. None without a limit."""
     if per_minute is None:
         return None
     if bucket is None:

@@ -1,4 +1,4 @@
-"""The running requests for answers of each tenant, and its latest ended ones, for ``/v1/requests``.
+"""The running requests for answers of each tenant, and its latest ended requests, for ``/v1/requests``.
 
 A row has counts and times. It never has a prompt or an answer.
 """

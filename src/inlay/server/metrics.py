@@ -321,7 +321,7 @@ def within_logprobs(call: Call, longest: int) -> Call:
         longest: tokens of the model's context.
 
     Raises:
-        BodyError: the request asks for more log-probabilities.
+        BodyError: the request sets max_tokens, and asks for more than MAX_LOGPROBS log-probabilities.
     """
     params = call.params
     if params.logprobs is None:
@@ -445,7 +445,7 @@ class RequestUsage:
         return self.said + sum(output.usage.prompt_tokens for output in self._outputs.values())
 
     def asked(self, params: SamplingParams) -> None:
-        """The request is sent to the engine now."""
+        """Record that the request is sent to the engine now."""
         self._observer.asked(params)
         self._asked_at = time.perf_counter()
 

@@ -206,7 +206,7 @@ class SchemaCatalog:
                     await self._adopt(one)
 
     async def _adopt(self, kept: KeptSchema) -> None:
-        """Register a stored schema, unless this version of it is known."""
+        """Register a schema that another server has stored, unless this version is known."""
         known = self._records.get(kept.name, _owner(kept.salt))
         if known is not None and known.versions[-1] == kept.versions[-1]:
             return
@@ -227,11 +227,13 @@ class SchemaCatalog:
 
     @asynccontextmanager
     async def _ending(self, record: SchemaRecord | None) -> AsyncIterator[None]:
-        """Run the block that ends this version of a schema, then remove orphaned pins.
+        """Run a block that deletes or replaces a schema. Then unpin its public segments that no other schema has.
 
-        These are pins by key of public segments without any schema. A tenant could no longer see the schema of such a
-        pin.
-        Private segments stay visible to their tenant.
+        Only pins by key (``BY_KEY``) are removed, because tenants could no longer find these segments. Private segments
+        stay visible to their tenant.
+
+        Args:
+            record: the schema that ends; None if there is none.
         """
         pinned: dict[bytes, SegmentSpec] = {}
         if record is not None and record.public:
@@ -407,7 +409,7 @@ def _owner(salt: str | None) -> str:
 
 
 def _unknown(name: str) -> BodyError:
-    """The same error for another tenant's schema and for one that does not exist."""
+    """Return the error for an unknown schema. It is the same for another tenant's schema, which must not show."""
     return BodyError(f"there is no schema {name!r:.100}; GET /v1/schemas lists them", code="not_found", status=404)
 
 

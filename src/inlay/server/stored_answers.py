@@ -84,7 +84,10 @@ class StoredAnswers:
         return True
 
     def get(self, tenant: str, name: str) -> StoredAnswer | None:
-        """Return a tenant's answer; None for an unknown one, and for those of others. A large one takes a while."""
+        """Return a tenant's answer.
+
+        None for an unknown answer and for other tenants' answers. Slow for a large answer.
+        """
         with self._lock:
             self._expire()
             found = self._entries.get((tenant, name))

@@ -192,7 +192,7 @@ _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",",
 
 
 async def off_loop(work: Callable[[], Result]) -> Result:
-    """Run a function on a thread for such work. Returns its result and raises its exception."""
+    """Run a function on a thread for large answers. Returns its result and raises its exception."""
     return await asyncio.get_running_loop().run_in_executor(_threads, work)
 
 

@@ -213,7 +213,10 @@ def form_of(message: Any) -> type[Message]:
 
 
 def problems_of(messages: Sequence[AnyMessage]) -> list[Problem]:
-    """Return results without their calls, and messages without content, up to the limit of one error."""
+    """Return the problems of messages: tool results without their calls, and messages without content.
+
+    At most MAX_PROBLEMS problems are returned.
+    """
     problems: list[Problem] = []
     calls: set[str] = set()
     for number, message in enumerate(messages):
@@ -250,7 +253,7 @@ def turns_of(
     Args:
         system: the system prompt.
         messages: the checked messages.
-        mark: of the whole request. It marks the last text.
+        mark: the request's own ``cache_control``, for its last text.
     """
     turns: list[dict[str, Any]] = []
     if isinstance(system, str):

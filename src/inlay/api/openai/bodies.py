@@ -624,7 +624,7 @@ def _choice(body: ChatBody) -> OfferChoice:
 
 
 def _check_alone(body: ChatBody) -> None:
-    """Refuse structured_outputs beside tools, because a call is JSON and structured_outputs may ask for any form."""
+    """Raise BodyError for structured_outputs beside tools: a call is JSON, and structured_outputs may exclude JSON."""
     if body.structured_outputs is not None:
         remedy = 'write response_format, leave structured_outputs out, or write "tool_choice": "none"'
         message = f"structured_outputs and tools are both given, and no answer can follow both; {remedy}"

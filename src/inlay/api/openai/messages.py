@@ -171,7 +171,10 @@ def form_of(message: Any) -> type[Message]:
 
 
 def problems_of(messages: Sequence[Message]) -> list[Problem]:
-    """Return the problems of messages whose fields are valid one by one, up to the limit of one error."""
+    """Return the problems of messages that are each well-formed: missing fields, and results without calls.
+
+    At most MAX_PROBLEMS problems are returned.
+    """
     problems: list[Problem] = []
     calls: set[str] = set()
     for number, message in enumerate(messages):
@@ -206,7 +209,7 @@ def _against_role(message: Message, calls: set[str]) -> list[tuple[str, str]]:
 
 
 def _says_more(message: Message) -> bool:
-    """True if a past answer has a meaning without its content."""
+    """True if a past answer needs no content, because it has tool calls, reasoning or a refusal."""
     thought = isinstance(message, PastAnswer) and (message.reasoning_content or message.reasoning)
     return bool(message.tool_calls or thought) or message.refusal is not None
 
@@ -261,7 +264,7 @@ def _part(part: TextPart | RefusalPart, ttl: str | None, place: str) -> dict[str
 
 
 def marked_text(part: MarkedText, ttl: str | None, place: str) -> dict[str, Any]:
-    """Return a part in the form of prompts, with one mark for both of OpenAI's and Anthropic's. Raises BodyError.
+    """Return a part in the form of prompts. OpenAI's and Anthropic's marks become one form. Raises BodyError.
 
     Args:
         part: the part.

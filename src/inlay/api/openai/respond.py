@@ -153,7 +153,7 @@ def finish_reason(reason: str | None, *, calls: bool) -> str | None:
 
 
 def _opened(delta: Delta, response: str, choice: int) -> dict[str, Any]:
-    """Return the first piece of a call."""
+    """Return the piece that begins a tool call: its id and name."""
     assert delta.call is not None, "it is a piece of a call"
     function = {"name": delta.name, "arguments": delta.arguments}
     return {"id": f"call_{call_digest(response, choice, delta.call)}", "type": "function", "function": function}
@@ -263,7 +263,7 @@ def _scored(one: Logprob) -> dict[str, Any]:
 
 
 def _up_to(top: int, token: int, step: Mapping[int, Logprob]) -> dict[int, Logprob]:
-    """Return a token, and the ``top`` most probable ones."""
+    """Return the chosen token and the ``top`` most probable tokens."""
     return {each: one for each, one in step.items() if each == token or (one.rank or 0) <= top}
 
 

@@ -311,7 +311,7 @@ def read_body(raw: Any, endpoint: str) -> ResponsesBody:
 
 
 def _of_refused(items: list[Any], problem: tuple[str | None, str | None, str]) -> tuple[str | None, str | None, str]:
-    """Return the problem of an item of a type that other servers read with that reason; others unchanged."""
+    """Return a problem. If its item has a type that only other servers read, the reason for that replaces the text."""
     for number, item in enumerate(items):
         place = f"input[{number}].type"
         kind = item.get("type") if isinstance(item, Mapping) else None
@@ -452,7 +452,7 @@ def _offer(
     model: ModelTools | None,
     structure: Mapping[str, Any] | None,
 ) -> tuple[Offer | None, list[str]]:
-    """Return the tools that a request offers to its model, and the places of those that the model does not see."""
+    """Return the tools that a request offers to its model, and the places of the tools that are hidden from it."""
     first = first_of_tools(items)
     check_history(first if first is None else max(0, first - past), "input", model)
     functions: list[OfferedFunction] = []

@@ -122,7 +122,7 @@ class FreeParser:
         return False
 
     def _section(self, final: bool) -> bool:
-        """Read the mark of a call behind the mark of a section of calls."""
+        """Read the mark that begins a call, behind the mark that begins a section of calls."""
         rest, opens = self._rest.lstrip(), self._format.opens or ""
         if rest.startswith(opens):
             self._open(self._before + self._rest[: len(self._rest) - len(rest)] + opens, rest[len(opens) :])

@@ -35,7 +35,7 @@ class OfferedFunction:
         name: of the function.
         description: for the model, or None.
         parameters: a JSON Schema of an object, or None for no parameters.
-        strict: its schema applies exactly.
+        strict: True if its schema applies exactly. False: items of a list may repeat despite ``uniqueItems``.
         named: the path to its name in the body.
         described: the path to its parameters in the body.
         mark: its mark as a module, or None.
@@ -144,7 +144,7 @@ def _check_functions(functions: Sequence[OfferedFunction]) -> None:
 
 
 def _chosen(functions: Sequence[OfferedFunction], choice: OfferChoice) -> list[OfferedFunction]:
-    """Return the functions that may be called, in their order among the tools."""
+    """Return the functions that may be called, in the order of the request's tools."""
     if choice.names is None:
         return list(functions)
     known = {function.name for function in functions}
@@ -178,7 +178,9 @@ _NINE = re.compile(r"[A-Za-z0-9]{9}")
 
 
 def with_family_ids(messages: Sequence[dict[str, Any]], model: ModelTools | None) -> list[dict[str, Any]]:
-    """Return messages whose calls and results have ids of the model's family. The ids depend on earlier turns alone.
+    """Return messages with the ids of calls and results rewritten to the form of the model's family.
+
+    The new ids depend on earlier turns only, so the next request has the same.
 
     Args:
         messages: in the form of chat templates.

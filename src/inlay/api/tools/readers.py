@@ -234,7 +234,7 @@ _MAX_DEPTH = 200
 
 
 class JSONEnd:
-    """Finds the end of the object or list at the start of a text. It reads each character once.
+    """Finds the end of the object or list at the start of a growing text. It reads each character once.
 
     ``broken`` is True if the text can no longer become JSON. It is set at a character that JSON has in strings alone,
     and otherwise before the text has doubled since it was valid. ``at`` is the number of characters that were read.
@@ -316,7 +316,7 @@ Functions = Mapping[str, Mapping[str, Any]]
 
 @dataclass(slots=True)
 class Reading:
-    """The result of one look at the text.
+    """The result of one call of a reader.
 
     Args:
         used: characters that were read. 0 until a call has begun.
@@ -333,11 +333,11 @@ class CallReader(Protocol):
     """Reads the calls at the start of a text."""
 
     def read(self, text: str, final: bool) -> Reading:
-        """Return what is certain.
+        """Return the pieces of calls that no further text can change.
 
         Args:
-            text: everything behind the mark, without the characters that were used before.
-            final: no more text will come.
+            text: all text behind the mark, without the characters that were used before.
+            final: True if no more text will come.
         """
 
 
@@ -505,7 +505,7 @@ class JSONReader:
         return True
 
     def _next(self, text: str, final: bool, reading: Reading) -> bool:
-        """Read on in a list: another call, or the end."""
+        """Read the next member of a list, a call, or the end of the list."""
         found = _BETWEEN.match(text)
         if found is None or found.end() == len(text):
             reading.over = final or found is None

@@ -88,7 +88,10 @@ class TagReader:
         return True
 
     def _next(self, text: str, final: bool, reading: Reading) -> bool:
-        """Read the tag of the next argument, or the end of the call. The text is known to have one of them."""
+        """Read the tag of the next argument, or the end of the call.
+
+        Returns True if the next step can run at once, False if the call has ended or more text is needed.
+        """
         found = self._key.match(text)
         if found is None:
             reading.pieces.append((None, "}"))

@@ -13,7 +13,7 @@ import triton.language as tl
 
 @triton.jit
 def quantized(numbers, LARGEST: tl.constexpr):
-    """``quantization.quantize`` of rows, (rows, width) fp32, up to the final conversion, which does no more
+    """``storage.quantize`` of rows, (rows, width) fp32, up to the final conversion, which does no more
     rounding.
     """
     most = tl.max(tl.abs(numbers), 1)

@@ -471,7 +471,17 @@ def build_tables(plan: Plan, shape: Shape, device: Device, costs: CostModel) -> 
 
 
 def _cut(jobs: Jobs, rows: int, shape: Shape, device: Device) -> WorkTables:
-    """Cut jobs into tiles and splits. The length of a split doubles until the partial results fit into their memory."""
+    """Cut jobs into tiles of lanes and splits of keys, and return the tables.
+
+    A split begins with the keys that keep all processors busy. Its length doubles until the partial results of all
+    splits fit into ``device.most_partials``.
+
+    Args:
+        jobs: the lanes and the pieces that they read.
+        rows: the number of rows of the plan.
+        shape: of the layers.
+        device: its limits.
+    """
     lanes = np.diff(jobs.lane_first)
     height = head_tile(shape, device)
     heights = np.array([tile for tile in TILES if tile <= device.tile])

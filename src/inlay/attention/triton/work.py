@@ -120,7 +120,7 @@ class DeviceTables:
         return self.kinds[shape]
 
     def advance(self) -> None:
-        """See Prepared.advance."""
+        """See PreparedTables.advance."""
         self.steps += 1
         with torch.inference_mode():  # the tensor may have been made in inference mode
             self.step += 1
@@ -175,7 +175,7 @@ class TritonRecording:
 
 @dataclass(slots=True)
 class _Filled:
-    """A plan with its tables in a recording, until another plan is loaded there. steps: see Work."""
+    """A plan with its tables in a recording, until another plan is loaded there. ``steps``: see DeviceTables."""
 
     recording: TritonRecording
     turn: int
@@ -186,7 +186,7 @@ class _Filled:
         return self.recording is recording and self.turn == recording.turn and self.steps < MOST_STEPS
 
     def advance(self) -> None:
-        """See Prepared.advance."""
+        """See PreparedTables.advance."""
         self.steps += 1
         if self.turn == self.recording.turn:
             with torch.inference_mode():

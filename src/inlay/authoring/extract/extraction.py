@@ -34,11 +34,9 @@ class Saving:
     Attributes:
         tokens: Tokens of all prompts.
         by_schema: Tokens read from the cache: modules and always-present text, from their second use on. The last token
-            of
-            a request is always computed.
-        by_prefix: Tokens that a prefix cache would read, for the same tokens in the same order. The last token of a
-            prompt
-            is always computed here too.
+            of a request is always computed.
+        by_prefix: Tokens that a prefix cache would read, for the same tokens in the same order. Here, too, the last
+            token of a prompt is always computed.
         always: Tokens of always-present text that are saved.
         always_tokens: The length of the always-present text.
         by_module: Tokens that each module saves.

@@ -135,13 +135,18 @@ _BEGINNING = 8  # words that are compared before the whole text is
 
 
 def find_marked(corpus: Corpus, inside: Bools, least: int) -> Runs:
-    """The marked texts that at least ``least`` different prompts hold.
+    """Return the marked texts that at least ``least`` different prompts contain.
 
-    inside: by place, whether a module may stand there. A text that holds what a schema cannot is left out. Where texts
-    overlap, the marked one counts, or else the first.
+    Texts with characters that no schema can contain are left out. If texts overlap, the marked text is taken, else the
+    first.
+
+    Args:
+        corpus: the prompts.
+        inside: by place, True if a module may stand there.
+        least: the least number of prompts.
     """
     usable = inside & np.concatenate((corpus.usable, [False]))[corpus.words]  # the last one is for END
-    texts: dict[bytes, list[int]] = {}  # where each is marked
+    texts: dict[bytes, list[int]] = {}  # the places at which each text is marked
     for start, stop in corpus.marks.tolist():
         if usable[start:stop].all():
             texts.setdefault(corpus.words[start:stop].tobytes(), []).append(start)
@@ -170,7 +175,13 @@ def find_marked(corpus: Corpus, inside: Bools, least: int) -> Runs:
 
 
 def _elsewhere(words: Ints, text: Ints, order: Longs, in_order: Ints) -> list[int]:
-    """The places where these words stand, marked or not. order, in_order: the places of all words, by their number."""
+    """Return the places of a sequence of words, marked or not.
+
+    Args:
+        words: the words of all places.
+        text: the sequence.
+        order, in_order: the places of all words, sorted by the number of the word.
+    """
     places = order[slice(*np.searchsorted(in_order, [text[0], text[0] + 1]))]
     places = places[places + len(text) <= len(words)]
     for number in range(1, min(len(text), _BEGINNING)):
@@ -237,7 +248,7 @@ def find_frame(corpus: Corpus, least: int, size: int) -> SchemaFrame | None:
 
 
 def _outside_marks(corpus: Corpus, turn: int, opening: int) -> int:
-    """The words of an opening, without those that begin a marked part which goes on behind it."""
+    """Return the number of words of an opening that ends before a marked part, if it would cut the part in two."""
     start = int(corpus.starts[turn])
     for first, behind in corpus.marks[(corpus.marks[:, 0] >= start) & (corpus.marks[:, 1] < corpus.starts[turn + 1])]:
         if first < start + opening < behind:

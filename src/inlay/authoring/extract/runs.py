@@ -6,11 +6,10 @@ or no repeated text beside it. So overlapping and nested repeats are split where
 changes. (These are the unitigs of a compacted de Bruijn graph, with words for bases.)
 
 ``join_runs`` then turns runs into candidates for modules. A single prompt with a truncated document splits that
-document
-into two runs for all prompts, but a module should be the whole document. So neighbours that nearly always occur
-together
-become one run. Places where only one of them occurs keep the rest of it. Runs that are too short for a module join a
-neighbour, preferably on the same line: a heading that several documents share belongs to the text after it.
+document into two runs for all prompts, but a module should be the whole document. So neighbours that nearly always
+occur together become one run. Where only one of them occurs, it stays a run of its own. Runs that are too short for a
+module join a neighbour, preferably on the same line: a heading that several documents share belongs to the text after
+it.
 
 ``Corpus`` holds the prompts of a log in memory: their texts, their words as one array of numbers, and their repeated
 windows. A word is one of these: letters of one kind with their capital, digits, a rule such as ``----``, or any other
@@ -451,7 +450,7 @@ class Corpus:
 
 
 def _encoded(vocabulary: Vocabulary, turn: LoggedTurn) -> tuple[Ints, list[tuple[int, int]]]:
-    """The words of a turn, and the places among them of its marked parts, at whose borders words end."""
+    """Return the words of a turn, and the places of its marked parts among them. No word crosses such a border."""
     borders = [0, *(border for mark in turn.marks for border in mark), len(turn.text)]
     pieces = [vocabulary.encode(turn.text[start:stop]) for start, stop in pairwise(borders)]
     ends = np.cumsum([len(piece) for piece in pieces]).tolist()

@@ -74,7 +74,7 @@ class AnswerComparison:
 
 @dataclass(eq=False, slots=True)
 class _Record:
-    """The state of a subject. ``latest`` is the divergence of the last answers; ``taken``: see DivergenceStats."""
+    """The counts of a subject. ``latest`` has the divergence of its last answers; ``taken``: see DivergenceStats."""
 
     latest: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
     samples: int = 0
@@ -151,7 +151,7 @@ class DivergenceLog:
                 policy = record.taken
 
     def lift(self, salt: str, schema: str | None = None) -> int:
-        """Forget a salt's records, of one schema or of all. Returns how many policies had been replaced.
+        """Forget the records of a salt, of one schema or of all. Returns how many policies were replaced until now.
 
         Requests get their own policy again, and counting starts over.
         """

@@ -4,8 +4,8 @@ The model's distributions at each step give the divergence from full prefill (di
 the composed prompts and the first tokens of the answer are kept for this. ``ShadowSampler`` compares a sample of the
 answers that read approximations: once over their own composed prompt, and once over full prefill.
 
-Requests never wait for it, and its KV is not stored. When a request arrives, the current run releases its slots and
-starts again later. It allocates from the pool like a request, at most an eighth of it.
+Requests never wait for a forced run, and its KV is not stored. When a request arrives, the current run releases its
+slots and starts again later. A run allocates slots of the pool like a request, at most an eighth of the pool.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class _Run:
     """A sample in progress. ``allocation`` is that of the current run, and ``tries`` counts its starts.
 
     ``prompts`` are compared with full prefill, which runs last. ``given`` has the log-probabilities of each finished
-    one, (steps, vocabulary), and ``rows`` those of the current one. ``kl``, ``agreeing`` and ``steps`` cover the steps
-    compared so far.
+    prompt, (steps, vocabulary), and ``rows`` those of the current prompt. ``kl``, ``agreeing`` and ``steps`` cover the
+    steps compared so far.
     """
 
     sample: ForcedAnswer

@@ -1,7 +1,7 @@
 """Idle time: background computation while no request runs.
 
-It runs in short passes, because a new request waits for the end of the current one. Then a worker returns the slots
-that the pool has lent it, and continues or restarts in the next idle time.
+A worker computes in short passes, because a new request waits for the end of the current pass. Then the worker returns
+the slots that the pool has lent it, and continues or restarts in the next idle time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class IdleWorker(ABC):
         tokens: the tokens computed so far.
         seconds: the time spent so far.
         failure: the log message if an error ends the current work.
-        share: the divisor of a request's pass size that gives this worker's pass size.
+        share: a pass of this worker has 1 / ``share`` of the tokens of a request's pass.
         like_prompts: if True, its passes take as long as prefill passes with as many tokens.
         wanted: True if it has work whose result a running request would have used.
     """
@@ -111,7 +111,7 @@ class IdleTime:
         return self._saved_s > 0 and any(worker.wanted for worker in self._workers)
 
     def busy_for(self, seconds: float) -> None:
-        """Note that a pass of requests took so long. A share of that time goes to work that requests want."""
+        """Record the duration of a pass of requests. A share of that time goes to work that requests want."""
         self._saved_s = min(self._saved_s + seconds * BUSY_SHARE / (1 - BUSY_SHARE), _MOST_SAVED_S)
 
     def use_share(self) -> None:
@@ -134,7 +134,11 @@ class IdleTime:
         return any(self._use(worker, whole) for worker in self._workers if only is None or worker in only)
 
     def give_up(self, *, wanted: bool = True) -> None:
-        """Stop the current work and return its slots. wanted: if True, also stop work that requests want."""
+        """Stop the current work and return its slots.
+
+        Args:
+            wanted: if True, work that requests want is stopped as well.
+        """
         for worker in self._workers:
             if wanted or not worker.wanted:
                 worker.give_up()

@@ -23,7 +23,7 @@ from inlay.tolerance import Measured
 
 #: The recomputations that are compared. The first is none.
 RECOMPUTATIONS = (None, *(Recompute("profiled", share) for share in (0.05, 0.15, 0.3)))
-#: Answers until a result is given, again at each doubling, and in all.
+#: The number of answers before the first result, and before the last one. A new result is given at each doubling.
 FIRST, ENOUGH = 16, 64
 #: Standard errors between a mean and its 95% bound, for the smallest number of answers.
 _T95 = 2.13

@@ -52,7 +52,11 @@ class KnownProfiles(Mapping[bytes, Profile]):
 
     @classmethod
     def of(cls, stored: Iterable[tuple[bytes, bytes]]) -> KnownProfiles:
-        """Return profiles read from disk: keys and numbers in fp16. Of profiles above the limit, the last ones stay."""
+        """Return profiles that were read from disk.
+
+        Args:
+            stored: key and fp16 bytes of each profile. If they exceed the limit, the last ones are kept.
+        """
         known = cls()
         for key, deviations in stored:
             profile = np.frombuffer(deviations, "<f2").astype(np.float16)
@@ -205,8 +209,12 @@ class Profiler(IdleWorker):
     def add(
         self, specs: Sequence[SegmentSpec], others: Sequence[SegmentSpec] | None = None, salt: str | None = None
     ) -> None:
-        """Make profiles of these segments, each behind some of the others, or behind some of these if ``others`` is
-        None. salt: of found text.
+        """Queue segments for a profile.
+
+        Args:
+            specs: the segments.
+            others: the segments to draw each sample from. None to draw it from ``specs``.
+            salt: the cache salt of found text. None for modules.
         """
         new = [spec for spec in specs if spec.key not in self.profiles and spec.key not in self._waiting]
         kept = {id(spec): len(spec.ids) for spec in (*new, *(specs if others is None else others))}
@@ -239,7 +247,7 @@ class Profiler(IdleWorker):
     def give_up(self) -> None:
         """Return the slots that the pool has lent, because requests need the time. The current profile restarts later.
 
-        It goes to the end of the queue. Otherwise a long one that never finishes would block the others.
+        The module goes to the end of the queue. Otherwise a long module that never finishes would block the others.
         """
         begun, self._begun = self._begun, None
         if begun is not None:
@@ -325,7 +333,7 @@ class Profiler(IdleWorker):
         return spec, found
 
     def _sample(self, spec: SegmentSpec, others: Sequence[SegmentSpec]) -> list[tuple[SegmentSpec, PrefixMatch]]:
-        """Other segments that stand before this one, as in a prompt. The draw is seeded with its key."""
+        """Draw the sample of a segment: other segments that could stand before it in a prompt. Seeded with its key."""
         seen = {each.key for each in (*spec.context, spec)}
         room = min(_SAMPLE_TOKENS, self._longest - spec.end)
         draw = random.Random(spec.key)
@@ -391,9 +399,9 @@ class Profiler(IdleWorker):
 def deviation(
     storage: KVStorage, one: Sequence[SlotRange], other: Sequence[SlotRange]
 ) -> npt.NDArray[np.float16]:  # (tokens,)
-    """The deviation of each token's values between two copies, as a mean over the later half of the layers.
+    """Return the deviation of each token's values between two copies, as a mean over the later half of the layers.
 
-    In each layer it is relative to the size of the values of ``one``.
+    In each layer, the deviation is relative to the size of the values of ``one``.
 
     Args:
         one, other: the slots of the copies, of equal length.

@@ -4,8 +4,8 @@ Modules are encoded without each other, so a prompt that combines them reads an 
 a combination, its prefix is encoded as in full prefill, one stretch after another. The next request with this prefix
 reads the result (``ReusePolicy.reads_promoted``). So answers approach those of full prefill.
 
-Requests never wait for promotion; it pauses when one arrives. It takes at most a share of the pool, counted in whole
-chunks. It evicts the least recently used KV, as a request does.
+Requests never wait for promotion, which pauses when a request arrives. Promoted prefixes take at most a share of the
+pool, counted in whole chunks. Promotion evicts KV in the order of the eviction policy, as a request does.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from inlay.kv.store import SegmentStore
 from inlay.prompt.composed import Node, Prefix
 from inlay.slots import SlotRange, cut
 
-#: Requests for a prefix before it is promoted. Each time it loses its place, the number doubles, up to the second one.
-#: So combinations that do not fit together stop replacing each other.
+#: The number of requests for a prefix before it is promoted, and the largest such number. Each time the prefix is
+#: dropped for another one, its number doubles. So combinations that do not fit together stop replacing each other.
 _AGAIN, _MOST_AGAIN = 2, 64
 #: Limits for counted nodes, and for tokens of prefixes that wait for promotion. The least recently requested ones of
 #: the largest salt are dropped, so no salt displaces another.
 MOST_NODES, MOST_WAITING = 2**14, 2**20
-#: Limit for salts. The smallest goes first, and of equals the least recent one. So many one-time salts do not displace
-#: returning ones.
+#: The most salts. The salt with the fewest entries is dropped first, and of equals the least recent one. So many
+#: one-time salts do not displace returning ones.
 MOST_SALTS = 256
 
 _T = TypeVar("_T")
@@ -73,7 +73,7 @@ class _Promoted:
 
 @dataclass(eq=False, slots=True)
 class _Asked:
-    """The requests for a node since it last lost its place, and the number of them before it is promoted."""
+    """``times``: the requests for a node since it was last dropped. ``needed``: so many promote it."""
 
     times: int = 0
     needed: int = _AGAIN
@@ -103,7 +103,7 @@ class _Table:
     waiting_tokens: int = 0
 
     def wait(self, target: Target) -> None:
-        """Append a prefix to the queue. It replaces a waiting one with the same end."""
+        """Append a prefix to the queue. It replaces a waiting prefix with the same last node."""
         self.stop_waiting(target.key)
         self.waiting[target.key] = target
         self.waiting_tokens += target.tokens
@@ -114,7 +114,7 @@ class _Table:
 
 
 class Popularity:
-    """Request counts of prefixes, and the promoted ones. ``slots`` are the pool slots of all promoted nodes.
+    """Counts requests for prefixes, and knows the promoted prefixes. ``slots``: the pool slots of all promoted nodes.
 
     Args:
         forget: called with each run that is dropped.
@@ -331,8 +331,8 @@ _STRETCH = 512
 class _Promotion:
     """Consecutive parts of a prefix that are being computed.
 
-    ``runs`` is the work, including the stored text in front. ``kept`` counts the parts that are stored already, each by
-    itself, so that each may be dropped. ``padding`` is the number of empty slots behind them.
+    ``runs`` is the work, including the stored text in front. ``kept`` counts the parts that are stored already. Each
+    part is stored by itself, so that each may be dropped. ``padding`` is the number of empty slots behind the parts.
     """
 
     target: Target
@@ -343,7 +343,7 @@ class _Promotion:
     kept: int = 0
 
     def next(self) -> tuple[TokenRun, TokenRun, tuple[SlotRange, ...]] | None:
-        """The next part to store, the text before it, and its slots, if it is wholly computed."""
+        """Return the next part to store, the text before it, and its slots. None until the part is wholly computed."""
         if self.kept == len(self.nodes):
             return None
         run = self.nodes[self.kept].run

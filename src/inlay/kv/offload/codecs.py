@@ -192,7 +192,7 @@ def from_floats(numbers: Floats, kv_dtype: str) -> npt.NDArray[np.uint8]:
 
 
 def scaled(numbers: Floats, largest: Floats, to: float) -> Floats:
-    """Scale numbers so that ``largest``, which must broadcast, maps to ``to``."""
+    """Return ``numbers`` scaled so that ``largest`` becomes ``to``. ``largest`` must broadcast to the numbers."""
     factor = np.divide(to, largest, out=np.zeros_like(largest), where=largest > _LEAST)
     return numbers * factor
 

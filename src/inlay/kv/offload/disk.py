@@ -127,7 +127,13 @@ class DiskTier(Tier):
         return True
 
     def add_profile(self, key: bytes, lossless: bytes, deviations: bytes) -> None:
-        """Keep a segment's deviation profile until the segment's file goes. ``key`` is that of its form here."""
+        """Store a segment's deviation profile until the segment's file is removed.
+
+        Args:
+            key: of the segment in the form of this tier.
+            lossless: the key of the segment as computed.
+            deviations: the numbers of all tokens, fp16.
+        """
         with self._lock:
             self._profiles[key] = lossless, deviations  # for a segment that is still to be written
             while len(self._profiles) > _MOST_PROFILES:
@@ -149,7 +155,10 @@ class DiskTier(Tier):
         return known
 
     def drop(self, key: bytes) -> bool:
-        """Remove a file and its row. Returns True if there was one. If it is written again, it keeps its lifetime."""
+        """Remove a segment's file and row.
+
+        Returns True if there was a file. A segment written again keeps its lifetime.
+        """
         with self._lock:
             known = self._entries.remove(key)
         try:
@@ -288,7 +297,7 @@ class DiskTier(Tier):
             self.delete(key)
 
     def refresh(self) -> None:
-        """Learn of other processes' writes and removals, at most once a second. Writes own uses to the index."""
+        """Read other processes' writes and removals from the index, at most once a second. Writes own uses to it."""
         if time.monotonic() - self._seen[0] < LOOK_S:
             return
         self._note_uses()
@@ -296,7 +305,7 @@ class DiskTier(Tier):
         self._look()
 
     def _look(self) -> bool:
-        """Learn of other processes' changes. Returns True if there were any.
+        """Read other processes' changes from the index. Returns True if there were any.
 
         The cost grows with the number of changes. Other processes' uses are read only for eviction (``_victims``).
         """
@@ -401,9 +410,10 @@ class DiskTier(Tier):
         return bool(victims) or over <= 0
 
     def _victims(self, over: int) -> list[TierEntry]:
-        """The first segments to evict to free this many bytes. Empty if all evictable ones take less than that.
+        """Return the first segments to evict to free ``over`` bytes. Empty if all evictable segments take less.
 
-        The cost grows with the number of victims, not of files. The index tells of other processes' uses and pins.
+        The cost grows with the number of victims, not of files. The index holds the uses and pins of other processes
+        too.
         """
         victims: list[TierEntry] = []
         with self._lock:

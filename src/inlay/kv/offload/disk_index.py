@@ -183,11 +183,11 @@ class DiskIndex:
         return int(rows[0][0]) if rows else 0
 
     def changed_since(self, number: int) -> tuple[int, dict[bytes, TierEntry | None]] | None:
-        """The row changes after change ``number``.
+        """Return the row changes after change ``number``.
 
         Returns:
-            The number of the last change, and the present rows by key, None for deleted ones. None
-            instead of both if too many changes were missed: read all rows.
+            The number of the last change, and the present row of each changed key, None if it was deleted. If too many
+            changes were missed, None instead of both: then read all rows.
         """
         last = self.last_change()
         if last - number > MOST_CHANGES:

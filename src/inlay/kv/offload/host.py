@@ -239,7 +239,13 @@ class HostTier(Tier):
                 self._entries.note(replace(entry, used=time.time(), uses=entry.uses + 1))
 
     def put(self, record: SegmentRecord, slabs: Iterable[Slab], uses: int = 0) -> bool:
-        """See Tier. Room is made before the first slab is taken. uses: how often the segment was read in the pool."""
+        """See Tier. Room is made before the first slab is taken.
+
+        Args:
+            record: of the segment.
+            slabs: one per layer.
+            uses: how often the segment was read in the pool.
+        """
         if self.holds(record.key):
             return True
         pages = self._make_room(_size_of(record))
@@ -274,7 +280,12 @@ class HostTier(Tier):
             return self._remove(key)
 
     def note_above(self, key: bytes, above: bool) -> None:
-        """Record whether the pool keeps a segment too. False if it evicts the segment soon or has done so."""
+        """Record whether the pool has a segment, too.
+
+        Args:
+            key: of the segment.
+            above: False if the pool evicts the segment soon, or has evicted it.
+        """
         with self._guard:
             if above and key in self.kept:
                 self.above[key] = None

@@ -2,8 +2,8 @@
 
 These threads do not touch the store. ``poll`` inserts the loaded segments between two steps of the engine.
 
-A read has a deadline. A late segment is recomputed, as if no tier had it. While a reader hangs, it gets no other read,
-and the load keeps its slots until the read returns.
+A read has a deadline. A late segment is recomputed, as if no tier had it. While a read hangs, its thread gets no other
+read, and the load keeps its slots until the read returns.
 
 Loads that lie wholly in the host tier have a reader of their own, so that they wait for no disk. They arrive layer by
 layer and may be read before the last layer is resident. Another thread asks the tiers that other
@@ -73,7 +73,7 @@ class Arrival:
 
     @property
     def late(self) -> bool:
-        """True if it has failed or its deadline is over."""
+        """True if the arrival has failed or its deadline is over."""
         return self.failed or time.monotonic() > self._deadline
 
     def put(self, seen: Callable[[], None]) -> None:
@@ -267,8 +267,8 @@ class Loader:
         return self._version, *late
 
     def may_read(self, key: bytes) -> bool:
-        """True if a segment may be asked for now, wherever it is."""
-        if key in self._by_key and self._by_key[key].late:  # its load hangs, in whichever reader
+        """True if a load of this segment may start now: none failed lately, and its reader's thread is not stuck."""
+        if key in self._by_key and self._by_key[key].late:  # its load hangs
             return False
         near = self._stack.is_in_host(key)
         if any(load.late and load.near == near for load in self._loads):
@@ -386,7 +386,7 @@ class Loader:
             self._store.pool.free(load.slots)
 
     def _give(self, load: _Load) -> list[tuple[SegmentSpec, float | None]]:
-        """Insert the loaded segments of a load, and record the others as failed. Returns those in the pool."""
+        """Insert the loaded segments of a load, and record the others as failed. Returns the inserted segments."""
         given = []
         for each in load.wanted:
             key = each.spec.key

@@ -86,7 +86,7 @@ class StateMemory(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentRecord:
-    """A segment as tiers describe it.
+    """The description of a segment in a tier, without its KV.
 
     Attributes:
         model: the model's name for people.

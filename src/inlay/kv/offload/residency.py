@@ -180,7 +180,7 @@ class Residency:
         return self._loader.arriving(key)
 
     def why_missing(self, spec: SegmentSpec) -> str:
-        """Why a segment that is neither in the pool nor loading must be computed; see MissReasons."""
+        """Return why a segment that is neither in the pool nor loading must be computed; see MissReasons."""
         if any(self._loader.will_arrive(form.key) or self._loader.is_sought(form.key) for form in self.forms(spec)):
             return LATE
         return self.misses.explain(spec)
@@ -226,7 +226,10 @@ class Residency:
             self._saver.forget(key)
 
     def known(self) -> list[SegmentSpec]:
-        """The segments that this process wrote to the tiers or read from them; some may have left since."""
+        """Return the segments that this process wrote to the tiers or read from them.
+
+        The tiers may have evicted some.
+        """
         return self._stack.known()
 
     def forget_labelled(self, labels: frozenset[bytes]) -> None:

@@ -41,8 +41,8 @@ logger = logging.getLogger(__name__)
 
 #: The share of the pool that is kept free or copied ahead, and the share that may be copied at once.
 _AHEAD, _AT_ONCE = 1 / 8, 1 / 16
-#: For this long, in seconds, a module may be evicted after its copy, even if the host tier has dropped or refused it.
-#: Modules that are chosen together share one end: the time starts when the last of them is copied.
+#: Seconds after its copy in which a module may be evicted, even if the host tier has dropped or refused it. Modules
+#: that are copied together share this time, from the copy of the last one on.
 OFFERED_S = 5.0
 
 

@@ -26,7 +26,7 @@ _MOST = 4096  # remembered segments, 0.4 KiB each
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """How the KV of a text was made. The first field that differs is reported."""
+    """How the KV of a text was made. A miss is explained by the first field that differs."""
 
     model: bytes
     version: str
@@ -191,11 +191,11 @@ class TierStack:
                 yield spec.through(codec, self.store.keys)
 
     def form_in(self, tier: Tier, spec: SegmentSpec) -> SegmentSpec:
-        """The form that a tier gets of a segment in the pool."""
+        """Return the segment in the form in which a tier stores it: through the tier's codec."""
         return spec if spec.source is not None else spec.through(tier.codec, self.store.keys)
 
     def nearer(self, tier: Tier) -> tuple[Tier, ...]:
-        """The written tiers that are nearer than another one. Segments that are read from it are copied to them."""
+        """Return the written tiers nearer than ``tier``. They get a copy of segments that are read from it."""
         return self.written[: self.written.index(tier)] if tier in self.written else ()
 
     def is_in_host(self, key: bytes) -> bool:
@@ -203,7 +203,7 @@ class TierStack:
         return self.host is not None and self.host.holds(key)
 
     def record(self, spec: SegmentSpec) -> SegmentRecord:
-        """The record of a segment in the tiers. ``known`` lists the segment from now on."""
+        """Return the record of a segment for the tiers. ``known`` lists the segment from now on."""
         self._know(spec.lossless)
         state = () if self.states is None else self.states.layout
         return SegmentRecord.of(spec, self.store.keys, self.memory.layers, self._model, state)

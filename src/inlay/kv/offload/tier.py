@@ -108,7 +108,10 @@ class Tier(Protocol):
         return False
 
     def find(self, keys: Sequence[bytes]) -> None:
-        """Find out which of these are there, for ``holds``. Raises TierMissError if that is impossible now."""
+        """Ask the tier which of these segments it has, for later calls of ``holds``.
+
+        Raises TierMissError on failure.
+        """
         return
 
     def get(self, asked: SegmentRecord, take: Callable[[int, Slab], None], late: Callable[[], bool]) -> None:
@@ -156,13 +159,11 @@ class Tier(Protocol):
 
     @property
     def has_room(self) -> bool:
-        """True if at most half of its quota is taken, so that a segment that is never read again displaces no other
-        one.
-        """
+        """True if at most half of the quota is taken. Then a segment that is never read again displaces no other."""
         ...
 
     def refresh(self) -> None:
-        """Learn of changes by other processes. May block."""
+        """Read the changes of other processes. May block."""
         return
 
     def close(self) -> None:
@@ -172,7 +173,7 @@ class Tier(Protocol):
 
 @dataclass(eq=False, slots=True)
 class _Item:
-    """An entry as the eviction queue sees it. Pinned and taken entries are not listed."""
+    """An entry of the eviction queue. Pinned and taken entries are not listed."""
 
     entry: TierEntry
     use: Use
@@ -182,8 +183,8 @@ class _Item:
 class TierEntries(Mapping[bytes, TierEntry]):
     """The entries of one tier by key, and an eviction queue of those that are not pinned. Not thread-safe.
 
-    Entries count uses of all processes since the first one. The floor at the last use is known of this process only.
-    Entries from before its start count as older.
+    The uses of an entry are those of all processes. Only this process knows the floor at its own uses (``Use.floor``),
+    so entries that it has not used count as older.
 
     Attributes:
         evictable_bytes: the size of all entries that are not pinned.
@@ -246,7 +247,7 @@ class TierEntries(Mapping[bytes, TierEntry]):
         return True
 
     def take(self) -> TierEntry | None:
-        """Return the first entry of the queue, and list it no more. Returns None if all are pinned or taken."""
+        """Remove the first entry from the queue and return it. Returns None if all entries are pinned or taken."""
         with self._queue.next() as items:
             first = next(items, None)
         if first is None:

@@ -53,7 +53,7 @@ class Grouping:
         return self.order is None and self.size % count == 0
 
     def scaled(self, numbers: Tensor, scales: Tensor, zeros: Tensor | None = None) -> Tensor:
-        """Return (number - zero) · scale. numbers: (rows, inputs), overwritten. scales, zeros: (rows, groups). All
+        """Return (number - zero) · scale. numbers: (rows, inputs), overwritten. scales, zeros: (rows, groups). All are
         fp32.
         """
         if self.order is None and numbers.shape[1] % self.size == 0:
@@ -337,8 +337,12 @@ def _unpacked(words: Tensor, bits: int) -> Tensor:
 
 
 def _columns(words: Tensor, first: int, last: int, bits: int, places: tuple[int, ...] | None = None) -> Tensor:
-    """Unpack some columns of numbers in words along the second dimension. places: their positions in a word, if not
-    in order.
+    """Return the columns ``first`` to ``last`` - 1 of numbers that are packed along the second dimension.
+
+    Args:
+        words: (rows, words).
+        bits: Of each number.
+        places: The position of each number in its word. None: in order, lowest bits first.
     """
     each = 32 // bits
     begin = first // each
@@ -349,7 +353,14 @@ def _columns(words: Tensor, first: int, last: int, bits: int, places: tuple[int,
 
 
 def _by_output(values: Tensor, outputs: int) -> Tensor:
-    """Return values of all outputs, or of each, as (out_features, groups). Raises MisfitError."""
+    """Return scales or zeros as (out_features, groups).
+
+    Args:
+        values: One value for all outputs, one for each, or one for each group of each.
+
+    Raises:
+        MisfitError: If their shape is another one.
+    """
     if values.numel() == 1:
         return values.reshape(1, 1).expand(outputs, 1)
     if values.dim() not in (1, 2) or len(values) != outputs:

@@ -236,5 +236,5 @@ def _try_patterns(config: LoRAConfig) -> None:
         try:
             re.compile(pattern)
         except re.error as error:
-            message = f"{CONFIG_FILE} holds the pattern {shown(pattern)}, which is none ({error}); correct it"
+            message = f"{CONFIG_FILE} has {shown(pattern)}, which is no regular expression ({error}); correct it"
             raise ModelError(message, code="adapter.invalid_config") from None

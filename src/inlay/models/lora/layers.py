@@ -29,8 +29,12 @@ Rows = slice | Tensor
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """The adapters of a pass's rows. rows: for all layers. head: for the output layer, which gets only some of the
-    rows.
+    """The adapters of the rows of a pass.
+
+    Args:
+        engine: Identifies the engine that runs the pass.
+        rows: (digest of an adapter, its rows) for every layer but the output layer.
+        head: The same for the output layer, which gets only the rows that need logits.
     """
 
     engine: object
@@ -42,9 +46,10 @@ _current: ContextVar[_Pass | None] = ContextVar("inlay_adapters", default=None)
 
 
 class Adapters:
-    """The adapters of one engine on its model, which other engines may use too. False if there are none.
+    """The adapters of one engine on its model. The object is false if there are none.
 
-    Its hooks are removed by ``remove``, or when it is collected.
+    Other engines may use the same model with other adapters. The hooks on the model are removed by ``remove``, or when
+    the object is collected.
     """
 
     def __init__(self, model: PreTrainedModel, adapters: Iterable[Adapter]) -> None:
@@ -179,7 +184,9 @@ class _Hook:
 def _by_module(
     places: Mapping[str, AdaptedModule], adapters: Iterable[Adapter], device: torch.device
 ) -> dict[nn.Module, tuple[str, bool, dict[bytes, _Update]]]:
-    """For each module: the path of one of its stock layers, whether it is the head, and all updates."""
+    """Return for each adapted module: the path of one of its stock layers, True if it is the head, and its updates by
+    digest of the adapter.
+    """
     found: dict[nn.Module, tuple[str, bool, dict[bytes, _Update]]] = {}
     for adapter in {each.digest: each for each in adapters}.values():
         lows: dict[nn.Module, list[tuple[AdaptedModule, LowRank]]] = {}
@@ -193,7 +200,11 @@ def _by_module(
 
 
 def _grouped(owners: Sequence[bytes], device: torch.device) -> list[tuple[bytes, Rows]]:
-    """The rows of each adapter. Rows without an adapter are left out."""
+    """Return (digest, rows) for each adapter of some rows.
+
+    Args:
+        owners: The digest of each row's adapter. Empty: the row has no adapter, and is left out.
+    """
     numbers: dict[bytes, list[int]] = {}
     for row, adapter in enumerate(owners):
         if adapter:

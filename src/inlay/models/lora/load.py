@@ -118,7 +118,11 @@ def linear_places(model: PreTrainedModel) -> dict[str, AdaptedModule]:
 
 
 def check_names(names: Iterable[str], taken: Iterable[str]) -> None:
-    """Raise ParameterError for adapter names that requests could not use. taken: names of their model."""
+    """Raise ParameterError for adapter names that requests could not use.
+
+    Args:
+        taken: The names of the model, which an adapter must not have.
+    """
     for name in names:
         if not isinstance(name, str) or not name.strip() or not name.isprintable() or len(name) > _MOST_NAME:
             allowed = f"a name that can be written on one line, of at most {_MOST_NAME} characters"
@@ -133,7 +137,15 @@ def check_names(names: Iterable[str], taken: Iterable[str]) -> None:
 def load_adapters(
     model: PreTrainedModel, model_name: str, folders: Mapping[str, str | os.PathLike[str]]
 ) -> dict[str, Adapter]:
-    """Load the adapters of these folders, by name. Raises ParameterError and ModelError."""
+    """Load adapters. Returns them by name.
+
+    Args:
+        folders: The folder of each adapter by name.
+
+    Raises:
+        ParameterError: If ``folders`` is not such a mapping.
+        ModelError: If an adapter cannot be used with this model.
+    """
     if not isinstance(folders, Mapping):
         raise ParameterError(
             f"adapters is {show(folders)}; give names with folders, as in {{'sql': 'adapters/sql'}}",
@@ -224,7 +236,7 @@ def _factors(keys: Iterable[str], places: Mapping[str, AdaptedModule]) -> Factor
         match = _KEY.fullmatch(key)
         if "lora_embedding_" in key:
             raise ModelError(
-                f"it adapts an embedding ({clip(key)}), which is not supported; train it without",
+                f"it adapts an embedding ({clip(key)}), which is not supported; train it without the embedding",
                 code="adapter.unsupported_kind",
             )
         if "lora_magnitude_vector" in key:

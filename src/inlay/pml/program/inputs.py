@@ -134,7 +134,7 @@ class TextArgument:
         return f"a str of at most {self.length} tokens"
 
     def objection(self, value: object) -> str | None:
-        """Why this is no value for the argument, or None if it is one."""
+        """Return the reason why the argument cannot have this value, or None if it can."""
         if type(value) is not str:
             return f"it must be {self.allowed}"
         found = lone_surrogate(value)
