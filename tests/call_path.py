@@ -112,7 +112,7 @@ def table() -> str:
     lines = [
         BEGIN,
         "",
-        "These are the files of which a function is called, on any thread. A property is a function, too.",
+        "A file is listed if the call runs one of its functions or properties, on any thread.",
     ]
     for title, files in (
         ("`LLM.generate` with two stored modules and recomputed tokens", generate()),

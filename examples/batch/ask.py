@@ -1,4 +1,4 @@
-"""Answers the batch beside this file and shows every answer, with what was cached of its prompt.
+"""Answers the batch beside this file, and prints every answer with the number of cached tokens of its prompt.
 
 python examples/batch/ask.py
 """

@@ -1,6 +1,6 @@
 """Questions on a folder of text files: each file is a module, and each question imports the files that it is about.
 
-Which files those are is found by the words that they share with the question; any retriever will do.
+The files are chosen by the words that they share with the question. Any retriever can take this place.
 """
 
 from __future__ import annotations

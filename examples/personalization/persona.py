@@ -1,6 +1,6 @@
 """An assistant with traits: six choices, six unions. Two of the 972 personas answer one question.
 
-Every option of every trait is encoded once, whoever wears it.
+Every option of every trait is encoded once, for all personas that have it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An agent's tools: the description of each is a module, and a task gets the ones that it may use."""
+"""An agent's tools: each description is a module, and each task imports the tools that it may use."""
 
 from __future__ import annotations
 

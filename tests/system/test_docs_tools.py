@@ -81,7 +81,7 @@ def test_its_examples_run(llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 
 def test_every_format_has_a_row() -> None:
-    table = rows(PAGE, "format", "an answer that calls", "told from a template that has")
+    table = rows(PAGE, "format", "an answer that calls", "used if the template has")
     texts = {name: f"{shown} {told}" for names, shown, told in table for name in re.findall(r"`(\w+)`", names)}
     assert sorted(texts) == sorted(row.name for row in FORMATS)
     for row in FORMATS:
@@ -93,7 +93,7 @@ def test_every_format_has_a_row() -> None:
 def test_example_answers_of_the_table_are_calls(family: str) -> None:
     tools = model_tools(tool_tokenizer(family))
     assert isinstance(tools, ModelTools)
-    table = rows(PAGE, "format", "an answer that calls", "told from a template that has")
+    table = rows(PAGE, "format", "an answer that calls", "used if the template has")
     (shown,) = (shown for name, shown, _ in table if name == f"`{tools.format.name}`")
     from inlay.api.openai.respond import as_message
     from inlay.api.pieces import WholeAnswer

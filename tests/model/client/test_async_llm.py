@@ -214,7 +214,7 @@ def test_cancelled_encoding_stops(change):
         with pytest.raises(asyncio.CancelledError if change == "given up" else AbortedError) as caught:
             await encoding
         if change != "given up":
-            said = "schema 'many' was removed or replaced while it was encoded; what is encoded stays"
+            said = "schema 'many' was removed or replaced while it was encoded; its encoded segments stay stored"
             assert str(caught.value) == said
         await last(llm.generate("And on it goes.", PARAMS))
         await llm.add_schema(schema, encode=False, replace=True)

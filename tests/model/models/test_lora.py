@@ -132,7 +132,7 @@ def test_digest_depends_only_on_the_computed_update(tmp_path):
         ({"peft_type": "IA3"}, "says peft_type 'IA3', and adapters are LORA here; merge it"),
         ({"target_modules": []}, "names no target_modules"),
         ({"target_modules": [3]}, "says target_modules a list of 1, which must be names, or one pattern"),
-        ({"target_modules": "q_(proj"}, "holds the pattern 'q_.proj', which is none"),
+        ({"target_modules": "q_(proj"}, "has 'q_.proj', which is no regular expression"),
         ({"target_modules": ["k_proj"]}, "has no weights for .*k_proj, which target_modules names"),
         ({"target_modules": ["q_proj"]}, "has weights for .*v_proj, which target_modules does not name"),
         ({"r": 0}, "says r 0, which must be a whole number above 0"),

@@ -443,7 +443,7 @@ def test_compiler_panic_is_reported_for_its_grammar(monkeypatch):
     with pytest.raises(ParameterError) as caught:
         llm.generate("x", SamplingParams(structured_outputs={"regex": "panic"}))
     assert str(caught.value) == (
-        "structured_outputs['regex'] cannot be used: the library of grammars failed at it; ask for something simpler."
+        "structured_outputs['regex'] cannot be used: the grammar compiler failed; give a simpler grammar or schema."
     )
     llm.generate("x", SamplingParams(max_tokens=1))
 

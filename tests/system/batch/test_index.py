@@ -90,8 +90,8 @@ def test_unreadable_files_are_rejected(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe")
     for path, sentence in (
         (tmp_path / "none", "none: no such file; check the path"),
-        (tmp_path, "is no file that can be read twice; write the requests to one"),
-        (tmp_path / "pipe", "is no file that can be read twice"),
+        (tmp_path, "is no regular file, and must be read twice; write the requests to a file"),
+        (tmp_path / "pipe", "is no regular file, and must be read twice"),
         (packed, r"is compressed; decompress it first"),
         (write(tmp_path / "empty", ["", " "]), "empty: holds no requests; write one a line"),
         (write(tmp_path / "twice", [line("a"), "x", line("b"), line("a")]), ":4: the custom_id 'a' is that of line 1"),

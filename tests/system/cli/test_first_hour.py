@@ -97,7 +97,7 @@ def test_schema_instead_of_a_prompt_is_explained(files, capsys):
         ("convert FOLDER", "is a folder; name a file in it"),
         ("program show FOLDER:p", "is a folder; name a file in it"),
         ("program show LATIN:p", "is not UTF-8; save it as UTF-8"),
-        ("batch FOLDER out", "is no file that can be read twice; write the requests to one"),
+        ("batch FOLDER out", "is no regular file, and must be read twice; write the requests to a file"),
         ("cache import FOLDER --store store", "give a file of inlay cache export"),
         ("keys list --file FOLDER", "cannot be read (Is a directory); check the path"),
         ("serve --ssl-certfile LATIN", "check the files, which are PEM"),

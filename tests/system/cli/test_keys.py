@@ -96,7 +96,7 @@ def test_limits_are_replaced(capsys):
         ("add --file no/new.json --tenant a", "no/new.json: there is no folder no; make it first"),
         (
             "add --file keys.json --tenant acme --max-tokens 5",
-            "keys.json: the tenant 'acme' is there, with no limits; add the key without limits, and change them with",
+            "keys.json: the tenant 'acme' exists, with no limits; add the key without limits, and change them with",
         ),
         ("list --file new.json", "new.json: no such file; make it with inlay keys add --file new.json --tenant …"),
         ("limit --file keys.json --tenant b", "keys.json: there is no tenant 'b'; inlay keys list shows them"),

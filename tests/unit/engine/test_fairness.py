@@ -152,7 +152,7 @@ def test_tenant_cannot_fill_the_queue_for_others():
     failed = scheduler.step(1).failed
     assert [job for job, _ in failed] == many[:5:-1], "the last in line went"
     assert {str(error) for _, error in failed} == {
-        "the line of waiting requests is full, and others need a part of it; send the request again later"
+        "the queue is full, and other tenants need their share of it; send the request again later"
     }
     assert not scheduler.step(2).failed
 
