@@ -7,6 +7,7 @@ This module writes the file.
 from __future__ import annotations
 
 import importlib.util
+import math
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,7 @@ from inlay_lab.bench.machine import Meter
 from inlay_lab.bench.stock import weight_bytes
 
 #: model_type → llama.cpp's name of the architecture.
-ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2"}
+ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "lfm2": "lfm2"}
 
 #: Our quantization → llama.cpp's format with as many bits.
 FORMATS = {None: "BF16", "int8": "Q8_0", "int4": "Q4_0"}
@@ -51,8 +52,8 @@ def write_gguf(config: PretrainedConfig, path: Path, quantization: str | None = 
     kinds = {name: gguf.GGMLQuantizationType[_format(config, name, quantization)] for name in shapes}
     sizes = gguf.GGML_QUANT_SIZES  # numbers of a block, and its bytes
     for name, shape in shapes.items():
-        if len(shape) == 1:
-            writer.add_tensor_info(name, shape, np.dtype(np.float32), shape[0] * 4, fp32)
+        if _is_fp32(name, shape):
+            writer.add_tensor_info(name, shape, np.dtype(np.float32), math.prod(shape) * 4, fp32)
         else:  # given as bytes
             in_bytes = _in_bytes(shape, *sizes[kinds[name]])
             writer.add_tensor_info(name, in_bytes, np.dtype(np.uint8), in_bytes[0] * in_bytes[1], kinds[name])
@@ -64,7 +65,7 @@ def write_gguf(config: PretrainedConfig, path: Path, quantization: str | None = 
         kind: gguf.quants.quantize(noise.numpy(), kind).view(np.uint8).reshape(-1) for kind in set(kinds.values())
     }
     for name, shape in shapes.items():
-        if len(shape) == 1:
+        if _is_fp32(name, shape):
             writer.write_tensor_data(np.ones(shape, np.float32))
         else:
             writer.write_tensor_data(np.resize(blocks[kinds[name]], _in_bytes(shape, *sizes[kinds[name]])))
@@ -77,12 +78,17 @@ def bytes_read(config: PretrainedConfig, quantization: str | None) -> int:
 
     total = 0
     for name, shape in _tensors(config):
-        if len(shape) == 1:
-            total += shape[0] * 4
+        if _is_fp32(name, shape):
+            total += math.prod(shape) * 4
         elif name != "token_embd.weight" or config.tie_word_embeddings:
             numbers, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[_format(config, name, quantization)]]
             total += shape[0] * shape[1] // numbers * size
     return total
+
+
+def _is_fp32(name: str, shape: tuple[int, ...]) -> bool:
+    """True for norms, biases and kernels of convolutions."""
+    return len(shape) == 1 or name.endswith("shortconv.conv.weight")
 
 
 def _format(config: PretrainedConfig, name: str, quantization: str | None) -> str:
@@ -100,13 +106,18 @@ def _describe(writer: Any, config: PretrainedConfig) -> None:
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_feed_forward_length(_inner_width(config))
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    if config.model_type == "lfm2":
+        attends = [kind == "full_attention" for kind in config.layer_types]
+        writer.add_head_count_kv([config.num_key_value_heads if each else 0 for each in attends])
+        writer.add_shortconv_l_cache(config.conv_L_cache)
+    else:
+        writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(_head_dim(config))
     writer.add_value_length(_head_dim(config))
     writer.add_rope_dimension_count(_head_dim(config))
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_layer_norm_rms_eps(config.norm_eps if config.model_type == "lfm2" else config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
 
 
@@ -129,24 +140,42 @@ def _add_words(writer: Any, count: int) -> None:
 
 def _tensors(config: PretrainedConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes (output features first), in llama.cpp's names."""
-    width, inner = config.hidden_size, config.intermediate_size
+    width, inner = config.hidden_size, _inner_width(config)
     query, keys = config.num_attention_heads * _head_dim(config), config.num_key_value_heads * _head_dim(config)
+    convolves = config.model_type == "lfm2"
     yield "token_embd.weight", (config.vocab_size, width)
     for layer in range(config.num_hidden_layers):
         block = f"blk.{layer}"
         yield f"{block}.attn_norm.weight", (width,)
-        for name, features in (("q", query), ("k", keys), ("v", keys)):
-            yield f"{block}.attn_{name}.weight", (features, width)
-            if config.model_type == "qwen2":
-                yield f"{block}.attn_{name}.bias", (features,)
-        yield f"{block}.attn_output.weight", (width, query)
+        if convolves and config.layer_types[layer] != "full_attention":
+            yield f"{block}.shortconv.conv.weight", (width, config.conv_L_cache)
+            yield f"{block}.shortconv.in_proj.weight", (3 * width, width)
+            yield f"{block}.shortconv.out_proj.weight", (width, width)
+        else:
+            for name, features in (("q", query), ("k", keys), ("v", keys)):
+                yield f"{block}.attn_{name}.weight", (features, width)
+                if config.model_type == "qwen2":
+                    yield f"{block}.attn_{name}.bias", (features,)
+            if convolves:
+                yield f"{block}.attn_q_norm.weight", (_head_dim(config),)
+                yield f"{block}.attn_k_norm.weight", (_head_dim(config),)
+            yield f"{block}.attn_output.weight", (width, query)
         yield f"{block}.ffn_norm.weight", (width,)
         yield f"{block}.ffn_gate.weight", (inner, width)
         yield f"{block}.ffn_up.weight", (inner, width)
         yield f"{block}.ffn_down.weight", (width, inner)
-    yield "output_norm.weight", (width,)
+    yield "token_embd_norm.weight" if convolves else "output_norm.weight", (width,)
     if not config.tie_word_embeddings:
         yield "output.weight", (config.vocab_size, width)
+
+
+def _inner_width(config: PretrainedConfig) -> int:
+    """The width inside of an MLP. LFM2 adjusts the configured one."""
+    inner = int(config.intermediate_size)
+    if config.model_type == "lfm2" and config.block_auto_adjust_ff_dim:
+        inner = int(config.block_ffn_dim_multiplier * (2 * inner // 3))
+        inner = -(-inner // config.block_multiple_of) * config.block_multiple_of
+    return inner
 
 
 def _head_dim(config: PretrainedConfig) -> int:

@@ -201,7 +201,9 @@ class LlamaCpp:
         # The last token of a prompt is always computed.
         prefix = min(_common([*prompts, self._kept] if alone else prompts), *(len(ids) - 1 for ids in prompts))
         kept = prefix if alone else min(_common([self._kept, prompts[0]]), prefix)
-        llama.llama_memory_seq_rm(memory, 0, kept, -1)
+        if llama.llama_memory_seq_rm(memory, 0, kept, -1) is False:  # a recurrent state has no earlier one
+            llama.llama_memory_clear(memory, True)
+            prefix, kept = (0, 0) if alone else (prefix, 0)
         if kept < prefix:
             self._run([(prompts[0][at], at, 0, False) for at in range(kept, prefix)])
         self._kept = list(prompts[0] if alone else prompts[0][:prefix])
