@@ -19,6 +19,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from inlay.attention.rope import UNTURNED
 from inlay.models.families.deepseek import DeepseekV3, absorb
 from inlay.models.family import Allows, windows_of
+from inlay.models.fused import FusedMLP, FusedNorm
 from inlay.models.interface import carry
 from inlay.models.linear import MakeLinear
 from inlay.models.mixers.rebound import is_mixer, rebind
@@ -110,6 +111,19 @@ class ShortConvolution(Recurrent):
     def spec(self, model: PreTrainedModel) -> ModelSpec:
         """See Family.spec."""
         return replace(super().spec(model), fixed=None, whole=None, first_tokens=model.config.conv_L_cache)
+
+    def fuse(self, path: str, part: nn.Module, make: MakeLinear) -> nn.Module:
+        """See Family.fuse. Norms and dense MLPs of LFM2 become one call for each step."""
+        if part.__class__.__name__ == "Lfm2RMSNorm":
+            return FusedNorm(part)
+        for inner, module in list(part.named_modules()):
+            if module.__class__.__name__ == "Lfm2RMSNorm":
+                part.set_submodule(inner, FusedNorm(module))
+            elif module.__class__.__name__ == "Lfm2MLP":
+                module.gate_proj, module.up_proj, module.down_proj = module.w1, module.w3, module.w2
+                module.act_fn = nn.SiLU()
+                part.set_submodule(inner, FusedMLP(module, make))
+        return super().fuse(path, part, make)
 
 
 class Mamba(Recurrent):
