@@ -13,7 +13,7 @@ from inlay.kv.identity import SegmentSpec, fingerprint_under
 from inlay.models.load import LoadedModel, stop_ids
 from inlay.prompt.request import EngineRequest
 from inlay.sampling.params import SamplingParams
-from inlay.sampling.row import BadWords, Row, Seen, TokenRules, seen_of, tokenized
+from inlay.sampling.row import BadWords, Row, SeenTokens, TokenRules, seen_of, tokenized
 from inlay.sampling.sampler import request_seed
 from inlay.sampling.structured import Grammars, Guide, LaterGuide, ends_with
 
@@ -110,7 +110,7 @@ class RequestFactory:
         prompt: PromptState,
         guide: Guide | None,
         rules: TokenRules,
-        seen: Seen | None,
+        seen: SeenTokens | None,
     ) -> Request:
         asked = prompt.request
         params, room = asked.params, self._loaded.spec.max_positions - asked.positions[-1] - 1
@@ -141,7 +141,7 @@ class RequestFactory:
         seed: int,
         guide: Guide | None,
         rules: TokenRules,
-        seen: Seen | None,
+        seen: SeenTokens | None,
     ) -> Row:
         tokenizer, mark, ids, salt = self._loaded.tokenizer, params.reasoning_end, asked.ids, asked.salt
         own = None if guide is None else guide.copy()

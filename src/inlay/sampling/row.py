@@ -162,7 +162,7 @@ class Row:
         guide: Guide | None = None,
         later: LaterGuide | None = None,
         rules: TokenRules | None = None,
-        seen: Seen | None = None,
+        seen: SeenTokens | None = None,
     ) -> None:
         self.params = params
         self.seed = seed
@@ -236,7 +236,7 @@ class Row:
             self.guide.take(token)
 
 
-class Seen:
+class SeenTokens:
     """The tokens that penalties apply to, each once, and how often the answer contains them.
 
     A list of tokens is short, so a step reads and changes only their logits. All answers of a prompt share its part of
@@ -251,14 +251,14 @@ class Seen:
         self._places: dict[int, int] = {}  # of tokens that are not in the prompt
         self._owned = False  # True if the counts belong to this answer alone
 
-    def copy(self) -> Seen:
+    def copy(self) -> SeenTokens:
         """A copy for another answer that has not begun."""
         assert not self._owned, "this one has not begun either"
         made = copy.copy(self)
         made._places = {}
         return made
 
-    def branch(self) -> Seen:
+    def branch(self) -> SeenTokens:
         """Return a copy that continues from this state."""
         made = copy.copy(self)
         made._places = self._places.copy()
@@ -296,11 +296,11 @@ class Seen:
         self._counts = np.concatenate([self._counts, np.zeros(room, dtype=np.float32)])
 
 
-def seen_of(params: SamplingParams, prompt_ids: Sequence[int]) -> Seen | None:
+def seen_of(params: SamplingParams, prompt_ids: Sequence[int]) -> SeenTokens | None:
     """The counts at the start of an answer; None without penalties."""
     if params.repetition_penalty != 1:
-        return Seen(prompt_ids)
-    return Seen(()) if params.presence_penalty or params.frequency_penalty else None
+        return SeenTokens(prompt_ids)
+    return SeenTokens(()) if params.presence_penalty or params.frequency_penalty else None
 
 
 def adjust(scores: Tensor, rows: Sequence[Row], vocabulary: int) -> Tensor:

@@ -82,7 +82,7 @@ class Codec(ABC):
         """Decode a slab; a lossy codec restores it approximately."""
 
 
-class Plain(Codec):
+class Lossless(Codec):
     """The pool's own format, unchanged."""
 
     def parts(self, shape: Shape, kv_dtype: str) -> tuple[SlabPart, ...]:
@@ -95,7 +95,7 @@ class Plain(Codec):
         return data.reshape(*shape[:-1], -1)
 
 
-class Int8(Codec):
+class Int8Codec(Codec):
     """8-bit integers: keys scaled per head and channel, values per head and token (KIVI, arXiv 2402.02750, section 3).
 
     A few channels of keys are much larger than the others in every token; values have no such channels. The scale is
@@ -135,7 +135,7 @@ class Int8(Codec):
         return slab
 
 
-class Float8(Codec):
+class Float8Codec(Codec):
     """8-bit floating point, e4m3 (arXiv 2209.05433): a sign, 4 bits of exponent, 3 of mantissa.
 
     The relative error does not depend on neighbours, so all keys or all values of a head share one scale.
@@ -167,7 +167,7 @@ class Float8(Codec):
         return slab
 
 
-CODECS: Mapping[str, Codec] = {"none": Plain(), "int8": Int8(), "fp8": Float8()}
+CODECS: Mapping[str, Codec] = {"none": Lossless(), "int8": Int8Codec(), "fp8": Float8Codec()}
 
 
 def split(data: npt.NDArray[np.uint8], parts: Sequence[SlabPart]) -> list[npt.NDArray[np.uint8]]:
