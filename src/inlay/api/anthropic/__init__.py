@@ -8,7 +8,7 @@ from inlay.api.anthropic.bodies import ROUTES, Endpoint, components, read_body, 
 from inlay.api.anthropic.respond import MessageEvents, error_body, limit_headers, respond
 from inlay.api.call import AnswerRoute
 
-__all__ = ["Anthropic", "Endpoint", "Events", "error_body", "read_body", "respond", "translate"]
+__all__ = ["Anthropic", "Endpoint", "MessageEvents", "error_body", "read_body", "respond", "translate"]
 
 
 class Anthropic:

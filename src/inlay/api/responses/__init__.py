@@ -9,7 +9,7 @@ from inlay.api.openai.respond import error_body, limit_headers
 from inlay.api.responses.bodies import ROUTES, Endpoint, components, read_body, translate
 from inlay.api.responses.respond import ResponseEvents, respond
 
-__all__ = ["Endpoint", "Events", "Responses", "read_body", "respond", "translate"]
+__all__ = ["Endpoint", "ResponseEvents", "Responses", "read_body", "respond", "translate"]
 
 
 class Responses:
