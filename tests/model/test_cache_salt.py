@@ -112,7 +112,7 @@ def test_salt_must_be_a_string(llm, salt):
     ("salt", "says"),
     [
         ("tenant\ud800", "cache_salt holds a lone surrogate at index 6; decode the text properly or leave it out"),
-        ("x" * 1025, "cache_salt has 1,025 characters; 1,024 at most"),
+        ("x" * 1025, "cache_salt has 1,025 characters; give at most 1,024"),
     ],
 )
 def test_invalid_salt_is_rejected_before_anything_is_done(llm, salt, says):

@@ -76,7 +76,7 @@ def test_added_family_equals_the_stock_model(
 
 
 def test_every_step_of_a_family_has_a_row() -> None:
-    steps = [name.strip("`") for name, _ in rows(PAGE, "step", "what a family says there")]
+    steps = [name.strip("`") for name, _ in rows(PAGE, "step", "what a family defines there")]
     public = [name for name, value in vars(Family).items() if callable(value) and not name.startswith("_")]
     assert steps == public
 

@@ -20,7 +20,7 @@ ROOT = DOCS.parent
 BLOCKS = [*blocks(GUIDE), *blocks(PAGE)]
 LINES = [line for block in BLOCKS if block.note == "curl" for line in block.text.splitlines()]
 #: The sources of errors in the reference; other pages list their own codes.
-SOURCES = [f"server/{name}.py" for name in ("errors", "service", "app", "requests")] + ["api/failures.py"]
+SOURCES = [f"server/{name}.py" for name in ("errors", "service", "app", "completions")] + ["api/failures.py"]
 ELSEWHERE = {"internal_error", "rate_limit_exceeded", "unknown_field", "unsupported_content", "unsupported_field"}
 
 

@@ -33,6 +33,7 @@ OF_OTHERS = {
 #: Strings that are no attributes: the file of our kernel, metric suffixes, searched text, a LongBench field, weight
 #: names, and the variable by which shells ask for completion.
 OTHERWISE = {"_kernel", "_sum", "_count", "_total", "_tokens", "_stop", "_id", "_exps", "_proj", "_gb_s", "_ms"}
+OTHERWISE |= {"_tokens_s", "_scale_inv"}
 OTHERWISE |= {"_INLAY_COMPLETE"}
 
 _PRIVATE = re.compile(r"_[a-zA-Z]\w*")

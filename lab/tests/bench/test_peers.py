@@ -69,13 +69,13 @@ def python(tmp_path: Path) -> Path:
 def test_engines_are_timed_on_the_same_rows(python: Path) -> None:
     engines = {"inlay": Path(sys.executable), "vllm": python}
     result = measure_peers(PeersSetting(model=DEMO, engines=engines, **SMALL))
-    inlay, vllm = result["columns"]["inlay"], result["columns"]["vllm"]
+    ours, vllm = result["columns"]["inlay"], result["columns"]["vllm"]
     assert vllm["version"] == "9.9"
-    assert list(inlay) == list(vllm)
+    assert list(ours) == list(vllm)
     rows = ["cold_24_ms", "behind_24_ms", "behind_48_ms", "decode_24_ms", "batch_24_tokens_s", "batch_48_tokens_s"]
-    assert list(inlay)[2:-1] == rows
-    assert all(inlay[row] > 0 for row in (*rows, "load_s"))
-    assert inlay["peak_gib"] > 0
+    assert list(ours)[2:-1] == rows
+    assert all(ours[row] > 0 for row in (*rows, "load_s"))
+    assert ours["peak_gib"] > 0
 
 
 def test_an_engine_that_fails_or_reads_no_form_of_the_model_is_left_out_with_the_reason(python: Path) -> None:
@@ -184,8 +184,10 @@ def test_llama_cpp_answers_behind_the_prefix_that_it_has(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "llama_cpp", fake)  # type: ignore[arg-type]
     engine = engine_process.LlamaCpp(SETTINGS)
     answers: list[list[int]] = []
-    run = engine._run
-    monkeypatch.setattr(engine, "_run", lambda rows: answers.append(run(rows)) or answers[-1])  # the tokens themselves
+    compute = engine.compute
+    monkeypatch.setattr(
+        engine, "compute", lambda rows: answers.append(compute(rows)) or answers[-1]
+    )  # the tokens themselves
     shared = list(range(20))
 
     def ask(prompts: list[list[int]], tokens: int, computed: int) -> None:

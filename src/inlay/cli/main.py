@@ -28,20 +28,21 @@ LAB = {
 COMMANDS = {
     "run": (
         "inlay.cli.run:run",
-        "Answer a prompt of a schema, or a question about text files: the answer, then its reuse and times.",
+        "Answer a prompt of a schema, or a question about text files, and show cached tokens and times.",
     ),
     "chat": (
         "inlay.cli.chat:chat",
-        "Talk to a model, about text files that are computed once and read from the cache.",
+        "Talk to a model about text files. Each file is computed once and then read from the cache.",
     ),
-    "serve": ("inlay.cli.serve:serve", "Serve a model over HTTP, in the way of OpenAI's API."),
+    "serve": ("inlay.cli.serve:serve", "Serve a model over HTTP, with OpenAI's and Anthropic's APIs."),
     "deploy": (
         "inlay.cli.deploy:deploy",
-        "Run replicas of a model behind one address, routed by what each has cached.",
+        "Run replicas of a model behind one address. Requests go to the replica that has most of their text in its "
+        "cache.",
     ),
     "batch": (
         "inlay.cli.batch:batch",
-        "Answer a file of requests, those that share text together; every text is computed once.",
+        "Answer a file of requests. Requests that share text run together, so every text is computed once.",
     ),
     "check": (
         "inlay.cli.check:check",
@@ -62,15 +63,15 @@ COMMANDS = {
     ),
     "memory": (
         "inlay.cli.memory:memory",
-        "Megabytes (MiB, 2^20 bytes) of keys and values for each cached token, and of weights.",
+        "Print the megabytes (MiB, 2^20 bytes) of keys and values for each cached token, and of the model's weights.",
     ),
     "pull": (
         "inlay.cli.models:pull",
-        "Download a model, or what is missing of it, and print its folder. Every command takes its name from then on.",
+        "Download a model, or its missing files, and print the folder.",
     ),
     "convert": (
         "inlay.cli.schema:convert",
-        "Write a schema or a prompt in the other form: PML as JSON, JSON as PML. Text from src files goes in.",
+        "Write a schema or a prompt in the other form: PML as JSON, JSON as PML. The text of src files is included.",
     ),
     "schema": ("inlay.cli.schema:app", "Check and show schemas."),
     "program": ("inlay.cli.program:app", "Show prompt programs: Python functions that are schemas."),

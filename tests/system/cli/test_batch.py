@@ -85,7 +85,10 @@ def test_a_batch_of_the_bundled_model(capsys):
         ),
         (["in", "out", "--schema", "s.xml", "--schema", "s.xml"], "s.xml: its schema is named 's' as is that of s.xml"),
         (["in", "out", "--schema", "none.xml"], "none.xml"),
-        (["twice", "out"], "twice:2: the custom_id 'a' is that of line 1 as well; give every request one of its own"),
+        (
+            ["twice", "out"],
+            "twice:2: the custom_id 'a' is that of line 1 as well; give every request its own custom_id",
+        ),
         (["in"], "Missing argument 'OUTPUT'"),
     ],
 )

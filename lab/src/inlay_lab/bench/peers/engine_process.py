@@ -205,7 +205,7 @@ class LlamaCpp:
             llama.llama_memory_clear(memory, True)
             prefix, kept = (0, 0) if alone else (prefix, 0)
         if kept < prefix:
-            self._run([(prompts[0][at], at, 0, False) for at in range(kept, prefix)])
+            self.compute([(prompts[0][at], at, 0, False) for at in range(kept, prefix)])
         self._kept = list(prompts[0] if alone else prompts[0][:prefix])
         rows = []
         for number, ids in self._numbered(prompts):
@@ -214,7 +214,7 @@ class LlamaCpp:
             rows += [(ids[at], at, number, at == len(ids) - 1) for at in range(prefix, len(ids))]
         answers: list[list[int]] = [[] for _ in prompts]
         for _ in range(tokens):
-            for answer, token in zip(answers, self._run(rows), strict=True):
+            for answer, token in zip(answers, self.compute(rows), strict=True):
                 answer.append(token)
             rows = [
                 (answer[-1], len(ids) + len(answer) - 1, number, True)
@@ -229,7 +229,7 @@ class LlamaCpp:
         """Each prompt with its sequence. One prompt runs in the sequence that is kept."""
         return list(enumerate(prompts, 0 if len(prompts) == 1 else 1))
 
-    def _run(self, rows: Sequence[tuple[int, int, int, bool]]) -> list[int]:
+    def compute(self, rows: Sequence[tuple[int, int, int, bool]]) -> list[int]:
         """Compute rows of (token, position, sequence, wanted). Returns the best next token of each wanted row."""
         batch = self._batch
         batch.n_tokens = len(rows)
