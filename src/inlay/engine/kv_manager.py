@@ -3,9 +3,10 @@
 A request reads stored segments in their place. It computes the missing parts itself, modules first, in its own slots.
 The store keeps each part once it is computed, so that other requests can reuse it.
 
-A request with the same text as a running prefill waits, and then finds it stored. Otherwise it would compute the same
-text again and store a second copy. Looking up a long prompt takes time. So a waiting task is looked up again when the
-stored contents change, not at every step."""
+``PendingPrefills``: a request with the same text as a running prefill waits, and then finds it stored. Otherwise it
+would compute the same text again and store a second copy. ``AdmissionWaits``: looking up a long prompt takes time, so a
+waiting task is looked up again when the stored contents change, not at every step.
+"""
 
 from __future__ import annotations
 

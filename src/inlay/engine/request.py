@@ -1,14 +1,15 @@
-"""One answer on its way through the engine: its sampling state, its tokens, the conditions that end it, and its events.
+"""A request on its way through the engine, with its answer, the scores of its prompt, and its embedding.
 
-The engine handles tokens only. Stop strings are detected on text (output.py), which then ends the answer.
+``Answer`` has the sampling state, the tokens, the conditions that end it, and its events. The engine handles tokens
+only. Stop strings are detected on text (output.py), which then ends the answer.
 
 An answer may report the log-probabilities of its prompt's tokens too (``PromptScores``). Cached KV has no logits, so a
 scored prompt reads nothing from the store. The logits of a whole prompt never exist at once: a pass is limited to the
 tokens whose logits fit a bound, and processes them in blocks.
 
-The embedding of a prompt is the last hidden state of its last token, or the mean over all its tokens.
-Cached tokens have no hidden states. The last token is always computed, so its embedding reads the cache like any other
-request. A mean needs every token, so its prompt reads nothing from the store.
+``PromptEmbedding``: the embedding of a prompt is the last hidden state of its last token, or the mean over all its
+tokens. Cached tokens have no hidden states. The last token is always computed, so its embedding reads the cache like
+any other request. A mean needs every token, so its prompt reads nothing from the store.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Forward passes of the stock model over packed work, with our attention in every layer.
 
+``Runner`` runs the passes. ``PassGraphs`` records those of a GPU, and ``Selection`` measures tokens to recompute.
+
 A GPU runs a pass of few rows faster than Python can launch its kernels. A recorded pass reads from fixed memory: ids,
 positions, the rows with logits, and the backend's tables. These are overwritten before each replay. A smaller pass is
 padded with rows that belong to no request and store nothing.
 
 Decode steps are recorded on first use. Other passes have more shapes, and a recording can take as long as several
 passes. They are recorded when their shape comes a second time.
-
-Token selection is a pass that measures the tokens of a prompt's modules, to choose those to recompute.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""The prefix index finds every stored segment by its context and then token by token.
+"""Two indexes of stored segments: ``PrefixIndex`` by the text before them, ``TextIndex`` by their content.
 
-This is the prefix tree of ChunkAttention (arXiv 2402.15220, section 3.1) with context digests for edges. A segment
-lies at the node of its context digest, under its first token. Its continuation lies at the node of the digest behind
-its last token. So equal prefixes share a path from the root without hints, and isolated modules start at the root.
-Text behind a composed prompt lies at a node that no other prompt reaches. Segments hold no pointers to each other: a
-node is a digest. A part of a path may be evicted and recomputed while the rest stays.
+``PrefixIndex`` finds every stored segment by its context and then token by token. This is the prefix tree of
+ChunkAttention (arXiv 2402.15220, section 3.1) with context digests for edges. A segment lies at the node of its context
+digest, under its first token. Its continuation lies at the node of the digest behind its last token. So equal prefixes
+share a path from the root without hints, and isolated modules start at the root. Text behind a composed prompt lies at
+a node that no other prompt reaches. Segments hold no pointers to each other: a node is a digest. A part of a path may
+be evicted and recomputed while the rest stays.
 
-Finds stored text of requests by its content, behind any other text.
-
-The prefix tree finds text behind equal text only. If the tools of a conversation change, the tree no longer finds the
-conversation's turns, although their KV is stored. This index has a hash of every 16 tokens of a stored text. A request
-that accepts approximations reads the turns at a shift. Their KV then lacks only the effect of the change.
+``TextIndex`` finds stored text of requests behind any other text. The prefix tree finds it behind equal text only. If
+the tools of a conversation change, the tree no longer finds the conversation's turns, although their KV is stored.
+``TextIndex`` has a hash of every 16 tokens of a stored text. A request that accepts approximations reads the turns at a
+shift. Their KV then lacks only the effect of the change.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """The composed prompt of one request: an ordered list of stored segments, recomputed tokens and new tokens.
 
-The prefix of a prompt up to its last module, as full prefill computes it, may be read in place of modules. It is the
-same text at the same positions, encoded in one pass, so every module has seen the text before it. Its first parts may
-still be modules, if they were encoded behind an equal context. The rest belongs to one salt, even over a public schema,
-so that no tenant learns which modules others combine.
+``Prefix``: the prefix of a prompt up to its last module, as full prefill computes it, may be read in place of modules.
+It is the same text at the same positions, encoded in one pass, so every module has seen the text before it. Its first
+parts may still be modules, if they were encoded behind an equal context. The rest belongs to one salt, even over a
+public schema, so that no tenant learns which modules others combine.
 
-``choose_tokens`` chooses the tokens of modules that are recomputed, if the policy asks for it. Exact modules need
-none. Of the others, ``linked`` takes the first tokens of each module. The other policies rank the
-tokens of all modules together. ``profiled`` ranks by the expected deviation: the module's deviation profile, scaled by
-the length of the text before the module. A module without a profile gets as many of its first tokens. ``query``
-ranks by the attention of the new text, ``blend`` by the change of keys in this prompt. Both need a pass beforehand.
+``choose_tokens`` chooses the tokens of modules that are recomputed, if the policy asks for it. Exact modules need none.
+Of the others, ``linked`` takes the first tokens of each module. The other policies rank the tokens of all modules
+together. ``profiled`` ranks by the expected deviation: the module's deviation profile, scaled by the length of the text
+before the module. A module without a profile gets as many of its first tokens. ``query`` ranks by the attention of the
+new text, ``blend`` by the change of keys in this prompt. Both need a pass beforehand.
 
 The pass for ``query`` computes the new text behind the modules against the cached prompt. The pass for ``blend``
 computes the modules' tokens at their places, through the first layers only.

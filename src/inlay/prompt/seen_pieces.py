@@ -9,14 +9,12 @@ A piece that came before behind other text becomes a part of its own. Behind its
 unless it is stored, and the engine stores it in idle time. From its third text on it is a part like a marked part.
 Token ids and positions of the prompt stay the same.
 
-Cuts token ids into pieces whose borders depend on the text around them, so that equal text is cut alike anywhere.
+``Borders`` cuts token ids where the text around them says so, so that equal text is cut alike anywhere. A place is a
+border if no place near it has a higher rank. The rank is the kind of the place, then a hash of the 16 tokens behind it.
+Headings and code fences come first, then blank lines, line ends and sentence ends, then all other places. The rule
+looks at most 320 tokens to each side. So a text is cut alike behind any other text, except near its ends.
 
-A place is a border if no place near it has a higher rank. The rank is the kind of the place, then a hash of the 16
-tokens behind it. Headings and code fences come first, then blank lines, line ends and sentence ends, then all other
-places. The rule looks at most 320 tokens to each side. So a text is cut alike behind any other text, except near its
-ends.
-
-The texts of marked parts by their hashes, so that a later call can name a text without sending it.
+``SeenTexts`` has the texts of marked parts by their hashes. A later call can name a text without sending it.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Rewrites the JSON Schemas of clients to the keywords that llguidance knows.
+"""Rewrites the JSON Schemas of clients to the keywords that llguidance knows, and bounds them.
 
-Annotations are removed, among them formats that llguidance does not know. Other unknown keywords are written with
-keywords that it knows. The result may accept fewer values than the given schema, and never more.
+``holdable`` rewrites a schema. Annotations are removed, among them formats that llguidance does not know. Other unknown
+keywords are written with keywords that it knows. The result may accept fewer values than the given schema, and never
+more.
 
-Bounds JSON Schemas, so that a grammar cannot let an object or list grow without end.
-
-JSON Schema allows any further properties in an object unless the schema forbids them. Few schemas do. A model that must
-continue as long as the grammar allows then fills the object until ``max_tokens``. So a bounded object has only the
-properties that its schema names, as in OpenAI's strict mode and vLLM's grammars. Up to MAX_FREE other properties are
-allowed if the schema has no ``properties``, or if it sets ``additionalProperties``.
+``bounded`` bounds a schema, so that a grammar cannot let an object or list grow without end. JSON Schema allows any
+further properties in an object unless the schema forbids them. Few schemas do. A model that must continue as long as
+the grammar allows then fills the object until ``max_tokens``. So a bounded object has only the properties that its
+schema names, as in OpenAI's strict mode and vLLM's grammars. Up to MAX_FREE other properties are allowed if the schema
+has no ``properties``, or if it sets ``additionalProperties``.
 """
 
 from __future__ import annotations

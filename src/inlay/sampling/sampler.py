@@ -10,7 +10,8 @@ top-p and typical-p, and a draw (plain.py).
 plain.py is the specification, and chooses for logits on a device. For the CPU the compiled kernel (compiled.py) chooses
 the same tokens, if it was built.
 
-Log-probabilities of chosen tokens and of the most probable others, under the model's own distribution.
+The log-probabilities that an answer reports are those of the chosen tokens and of the most probable others, under the
+model's own distribution.
 """
 
 from __future__ import annotations

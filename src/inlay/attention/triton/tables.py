@@ -3,15 +3,13 @@
 Jobs are cut into tiles of lanes and splits of keys. A tile against a split is one *work item*.
 
 A *lane* is a query row that reads at one shift. A *piece* is a range of slots at consecutive positions. A *job* is a
-set of lanes that read a list of pieces. In a chunk-first job, lanes of several requests read the same keys, each at
-its own shift. A sequence-first job has the rows of one part and the keys that only this part reads. The code is
-vectorized over whole columns, because a pass can have tens of thousands of pieces.
+set of lanes that read a list of pieces. In a chunk-first job, lanes of several requests read the same keys, each at its
+own shift. A sequence-first job has the rows of one part and the keys that only this part reads. The code is vectorized
+over whole columns, because a pass can have tens of thousands of pieces.
 
-A cost model of a pass on the device. It decides which rows read keys together.
-
-Reading keys together (chunk-first) saves memory traffic. It costs partial results, which are written, read again and
-merged. ``lab/benchmarks/gpu/calibrate.py`` measures the coefficients. Sharing is never chosen if the model predicts
-that it is slower.
+A cost model of a pass on the device decides which rows read keys together. Reading keys together (chunk-first) saves
+memory traffic. It costs partial results, which are written, read again and merged. ``lab/benchmarks/gpu/calibrate.py``
+measures the coefficients. Sharing is never chosen if the model predicts that it is slower.
 """
 
 from __future__ import annotations

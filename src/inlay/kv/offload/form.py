@@ -1,4 +1,4 @@
-"""The byte format of one segment: safetensors, with every byte under a checksum.
+"""The byte format of one segment, and the file that holds it: safetensors, with every byte under a checksum.
 
     8 bytes     length of the header
     header      JSON: the record and the checksums, and the offset of each tensor; padded with spaces, so that
@@ -9,11 +9,9 @@
 Without a codec a slab is the keys, then the values, (2, kv_heads, tokens, head_dim), in the KV dtype. The bytes are the
 same in every tier. They are not trusted: readers check each part before they use it.
 
-One segment in one file.
-
-A file is written under a draft name, synced, and then renamed. It never changes afterwards and is only unlinked, so
-open readers can finish. Files are read, not mapped: if another program truncated a mapped file, an access would kill
-the process.
+``write_file`` writes one segment as one file. A file is written under a draft name, synced, and then renamed. It never
+changes afterwards and is only unlinked, so open readers can finish. Files are read, not mapped: if another program
+truncated a mapped file, an access would kill the process.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Writes segments to the tiers below the pool, in the background.
+"""Writes segments to the tiers below the pool, in the background: ``Saver`` computed ones, ``Demoter`` evicted ones.
 
-A segment is copied from the pool under a hold. Removals and lifetimes go through the same thread, in order.
+``Saver``: a segment is copied from the pool under a hold. Removals and lifetimes go through the same thread, in order.
 
-Demotion: copies modules to the host tier before the pool evicts them, in the background.
-
-A module is evicted chunk by chunk from its end, and its rest is useful only together with the end. So the whole module
-is copied before its first chunk is evicted. A later load reads only the part that the pool has lost.
+``Demoter`` copies modules to the host tier before the pool evicts them, in the background. A module is evicted chunk by
+chunk from its end, and its rest is useful only together with the end. So the whole module is copied before its first
+chunk is evicted. A later load reads only the part that the pool has lost.
 
 Copies are made ahead of need. When little of the pool is free, the next victims are copied (``look``). A decode step
 never waits for a copy: it takes a chunk of a segment that is safe, and otherwise any chunk. An admission or a load

@@ -1,9 +1,9 @@
 """The pool of one store with the tiers below it, as the loader, the saver and the demoter share them.
 
-Explains why a segment is missing, from earlier observations of it or of the same text.
+``MissReasons`` explains why a segment is missing, from earlier observations of it or of the same text.
 
-This reveals nothing about other tenants. Of private segments only the keys are remembered, and no other tenant can ask
-for these keys.
+The reasons reveal nothing about other tenants. Of private segments only the keys are remembered, and no other tenant
+can ask for these keys.
 """
 
 from __future__ import annotations
