@@ -71,3 +71,9 @@ def number(text: str) -> int:
     found = re.search(r"[\d,]+", text)
     assert found is not None, text
     return int(found[0].replace(",", ""))
+
+
+def add_examples(page: Any) -> None:
+    """Add the three example documents. A question that is sent before they are shown goes without them."""
+    page.click("text=Examples")
+    expect(page.locator(".chip")).to_have_count(3)

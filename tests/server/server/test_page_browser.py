@@ -11,7 +11,7 @@ import pytest
 
 from inlay import AsyncLLM, Schema
 from inlay.server.tenants import editing
-from tests.browsing import PHONE, ask, chromium, expect, number, opened
+from tests.browsing import PHONE, add_examples, ask, chromium, expect, number, opened
 from tests.pages import DOCS
 from tests.server.server.conftest import Site, running
 
@@ -49,12 +49,6 @@ def page(browser: Any, demo: Site) -> Iterator[Any]:
     with opened(browser, f"http://127.0.0.1:{demo.port}/") as page:
         page.locator("#question").wait_for()
         yield page
-
-
-def add_examples(page: Any) -> None:
-    """Add the three example documents. A question that is sent before they are shown goes without them."""
-    page.click("text=Examples")
-    expect(page.locator(".chip")).to_have_count(3)
 
 
 def test_documents_are_reused_after_reordering(page: Any):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from inlay_lab.bench.deployed import Deployed, deployed
-from tests.browsing import ask, chromium, expect, opened
+from tests.browsing import add_examples, ask, chromium, expect, opened
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'inlay-llm[cluster]'")
 pytestmark = pytest.mark.slow
@@ -26,7 +26,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
 def test_cluster_page_works_in_a_browser(cluster: Deployed):
     url = f"http://127.0.0.1:{cluster.port}/"
     with chromium() as browser, opened(browser, url, allowed=("400",)) as page:
-        page.click("text=Examples")
+        add_examples(page)
         turn = ask(page, "Who is the mayor of Bravel?")
         expect(turn.locator(".answer .text")).to_contain_text("Rosa Tilen")
         expect(turn.locator(".figures")).to_contain_text("from the cache")
