@@ -256,8 +256,8 @@ class Residency:
             if TEXT_LABEL in spec.labels and not labels.isdisjoint(spec.labels):
                 self.forget(spec.key)
         for tier in self.tiers if self._stack.states is not None else ():
-            for entry in tier.labelled({TEXT_LABEL}):
-                if entry.fingerprint == self._store.keys.fingerprint and not labels.isdisjoint(entry.labels):
+            for entry in tier.labelled(labels):
+                if entry.fingerprint == self._store.keys.fingerprint and TEXT_LABEL in entry.labels:
                     self.forget(entry.key)
 
     def clear_host(self) -> None:
