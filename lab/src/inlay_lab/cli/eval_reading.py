@@ -42,7 +42,11 @@ def reading(
         str, typer.Option(help="Tasks beside extracting answers, with commas: choice, citation, summary.")
     ] = "",
     floor: Annotated[
-        bool, typer.Option(help="Measure full prefill in bfloat16 as well: the noise floor. Loads the model twice.")
+        bool,
+        typer.Option(
+            help="Measure full prefill in another rounding, too: the noise floor. It is bfloat16 for a float32 model, "
+            "else float32. Loads the model twice."
+        ),
     ] = True,
     marks: Annotated[
         bool,
@@ -73,6 +77,7 @@ def reading(
 
     with told_loading("the libraries"):
         from inlay.client.llm import LLM
+        from inlay.models.spec import dtype_name
         from inlay_lab.eval.reading import measure_reading, table
         from inlay_lab.eval.reading_data import documents_data, read_data
         from inlay_lab.eval.ruler import ruler_data
@@ -93,7 +98,8 @@ def reading(
         settings["kv_memory"] = kv_memory
     with told_loading(f"the model {clip(model)}"):
         llm = LLM(model, dtype=dtype, quantization=quantization, weights=weights, **settings)
-        other = LLM(model, dtype="bfloat16", weights=weights, **settings) if floor else None
+        rounding = "bfloat16" if dtype_name(llm.loaded.model.dtype) == "float32" else "float32"
+        other = LLM(model, dtype=rounding, weights=weights, **settings) if floor else None
 
     def write(result: dict[str, Any]) -> None:
         if report is not None:
