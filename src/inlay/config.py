@@ -209,7 +209,8 @@ class EngineConfig:
     max_pass_s: float | None = served(
         0.25,
         "The target for the longest pass, in seconds. Deadlines, cancellations and shutdown wait for a pass. The "
-        "engine measures how many prompt tokens fit, 32 at least. None (0 for commands) for no target.",
+        "engine measures how many prompt tokens fit, 32 at least. While a request is alone, its passes may take four "
+        "times as long. None (0 for commands) for no target.",
         zero_is_none=True,
     )
     eviction: str = setting(

@@ -2,6 +2,7 @@
 //
 // Up to 4 rows: weight rows are read once, from front to back, and multiplied by all rows of x while they are in
 // registers. Reading the weights is the lower bound of the time.
+// Up to 24 rows: the same for up to 8 rows of x at a time. The next rows of x find the weights in the cache.
 // More rows: as in the attention kernel, rows of x are the lanes of vectors (pairs of inputs side by side, 16 to 64
 // rows), and one pair of a weight row at a time is broadcast to all of them. The products are the lower bound. Weights
 // are read once for every 64 rows.
@@ -29,6 +30,8 @@ namespace {
 #include "simd.h"
 
 constexpr int64_t kFew = 4;           // rows up to which reading the weights is the lower bound
+constexpr int64_t kSome = 24;         // rows up to which a broadcast of each pair of weights takes longer than loading it
+constexpr int64_t kBlock = 8;         // rows of x at a time up to kSome
 constexpr int64_t kTile = 64;         // rows of x that are lanes at the same time
 constexpr int64_t kOuts = 48;         // outputs of one share of work: whole groups of 6, 8 and 12
 constexpr int64_t kNone = -1;
@@ -82,6 +85,81 @@ void few_rows(const Linear& layer, int threads) {
   run_parallel(static_cast<int>(std::min<int64_t>(threads, worth)), [&](Team& team, int thread) {
     const int64_t end = groups * (thread + 1) / team.threads();
     for (int64_t group = groups * thread / team.threads(); group < end; ++group) dot<M, kAtOnce>(layer, group * kAtOnce);
+  });
+}
+
+// J outputs of M rows of x, from row `row` on. x: the rows in turns, 32 inputs of each. Meanwhile, part `part` of
+// `parts` of the weights of the next J outputs is prefetched.
+template <int M, int J>
+INLINE void dot_block(const Linear& layer, const uint16_t* x, int64_t first, int64_t row, int64_t part, int64_t parts) {
+  const uint16_t* weight[J];
+  for (int j = 0; j < J; ++j) weight[j] = layer.weight + std::min(first + j, layer.out - 1) * layer.in;
+  const int64_t ahead = first + 2 * J <= layer.out ? J * layer.in / parts : 0, lines = (J + parts - 1) / parts;
+  const uint16_t *next = layer.weight + (first + J) * layer.in + part * ahead, *last = next + ahead;
+  constexpr int kSums = (M * J + VL - 1) / VL * VL;
+  __m512 sum[kSums];
+#pragma GCC unroll 8
+  for (int j = 0; j < J; ++j) {  // one lane begins with the bias
+    const float bias = layer.bias ? from_bf16(layer.bias[std::min(first + j, layer.out - 1)]) : 0.0f;
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) sum[m * J + j] = _mm512_zextps128_ps512(_mm_set_ss(bias));
+  }
+#pragma GCC unroll 16
+  for (int s = M * J; s < kSums; ++s) sum[s] = _mm512_setzero_ps();
+  auto add = [&](const __m512i* w) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m, x += 32) {
+      const __m512i rows = _mm512_loadu_si512(x);
+#pragma GCC unroll 8
+      for (int j = 0; j < J; ++j) sum[m * J + j] = _mm512_dpbf16_ps(sum[m * J + j], (__m512bh)rows, (__m512bh)w[j]);
+    }
+  };
+  int64_t i = 0;
+  __m512i w[J];
+  for (; i + 32 <= layer.in; i += 32) {
+    for (int64_t line = 0; line < lines && next < last; ++line, next += 32) __builtin_prefetch(next, 0, 2);
+#pragma GCC unroll 8
+    for (int j = 0; j < J; ++j) w[j] = _mm512_loadu_si512(weight[j] + i);
+    add(w);
+  }
+  if (i < layer.in) {
+    for (int j = 0; j < J; ++j) w[j] = _mm512_maskz_loadu_epi16((1u << (layer.in - i)) - 1, weight[j] + i);
+    add(w);
+  }
+  alignas(64) uint16_t sums[kSums];
+#pragma GCC unroll 2
+  for (int s = 0; s < kSums; s += VL) {
+    vf some[VL];
+#pragma GCC unroll 16
+    for (int e = 0; e < VL; ++e) some[e] = (vf)sum[s + e];
+    _mm256_store_si256((__m256i*)(sums + s), (__m256i)_mm512_cvtneps_pbh((__m512)sum_each(some)));
+  }
+  const int64_t outs = std::min<int64_t>(J, layer.out - first), rows = std::min<int64_t>(M, layer.rows - row);
+  for (int64_t m = 0; m < rows; ++m)
+    for (int64_t j = 0; j < outs; ++j) layer.y[(row + m) * layer.y_stride + first + j] = sums[m * J + j];
+}
+
+template <int M>
+void some_rows(const Linear& layer, int threads) {
+  static thread_local Scratch scratch;
+  constexpr int kAtOnce = 3;  // outputs, with M sums each
+  const int64_t groups = (layer.out + kAtOnce - 1) / kAtOnce, blocks = (layer.rows + M - 1) / M;
+  const int64_t lines = (layer.in + 31) / 32;
+  auto* packed = reinterpret_cast<uint16_t*>(scratch.take(blocks * M * lines * 64));
+  run_parallel(threads, [&](Team& team, int thread) {
+    for (int64_t row = blocks * M * thread / team.threads(); row < blocks * M * (thread + 1) / team.threads(); ++row) {
+      const uint16_t* from = layer.x + std::min(row, layer.rows - 1) * layer.x_stride;
+      uint16_t* to = packed + (row / M * lines * M + row % M) * 32;
+      for (int64_t line = 0; line < lines; ++line, from += 32, to += M * 32) {
+        const int64_t left = layer.in - 32 * line;
+        _mm512_storeu_si512(to, (__m512i)pairs_at(from, left >= 32 ? ~0u : (1u << left) - 1));
+      }
+    }
+    team.barrier();
+    const int64_t end = groups * (thread + 1) / team.threads();
+    for (int64_t group = groups * thread / team.threads(); group < end; ++group)
+      for (int64_t block = 0; block < blocks; ++block)
+        dot_block<M, kAtOnce>(layer, packed + block * lines * M * 32, group * kAtOnce, block * M, block, blocks);
   });
 }
 
@@ -213,7 +291,14 @@ void linear_avx512bf16(const Linear& layer, int threads) {
     case 2: return few_rows<2>(layer, threads);
     case 3: return few_rows<3>(layer, threads);
     case kFew: return few_rows<kFew>(layer, threads);
-    default: many_rows(layer, threads);
+  }
+  if (layer.rows > kSome) return many_rows(layer, threads);
+  const int64_t blocks = (layer.rows + kBlock - 1) / kBlock;
+  switch ((layer.rows + blocks - 1) / blocks) {
+    case 5: return some_rows<5>(layer, threads);
+    case 6: return some_rows<6>(layer, threads);
+    case 7: return some_rows<7>(layer, threads);
+    default: some_rows<kBlock>(layer, threads);
   }
 }
 

@@ -299,7 +299,8 @@ class EngineCore:
             self._idle_time.use_share()
             began = time.perf_counter()
         self.kv_manager.short_of_room = False
-        step = step or self.scheduler.step(began, self._most_prefill())
+        lone = self.scheduler.lone
+        step = step or self.scheduler.step(began, self._most_prefill(lone))
         self.kv_manager.prefetcher.look_ahead(self.scheduler.waiting)
         self.residency.demote()
         ended = self._leave(step)
@@ -316,7 +317,7 @@ class EngineCore:
         except BaseException as error:  # a failed pass ends only its own requests
             return ended + settled + self._fail(made.owners, error, interruptible)
         seconds = time.perf_counter() - began - made.waited_s
-        self._budget.took(sum(tokens for _, tokens in step.prefill) - self._unrun(made), seconds)
+        self._budget.took(sum(tokens for _, tokens in step.prefill) - self._unrun(made), seconds, lone=lone)
         self._idle_time.busy_for(seconds)
         for observer in self.observers:
             observer.stepped(seconds)
@@ -406,9 +407,9 @@ class EngineCore:
             if sampler is not None:
                 sampler.answered(request)
 
-    def _most_prefill(self) -> int | None:
+    def _most_prefill(self, lone: bool) -> int | None:
         """The most prompt tokens of the next pass; None for no limit."""
-        most = self._budget.tokens(self._max_tokens)
+        most = self._budget.tokens(self._max_tokens, lone=lone)
         if not self._scoring:
             return most
         rows = most_rows(self.runner.vocabulary)

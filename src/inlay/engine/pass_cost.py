@@ -25,6 +25,10 @@ from inlay.slots import SlotRange, cut
 
 #: Minimum of prompt tokens per pass, so that every prompt advances.
 FLOOR = 32
+#: The kernels compute rows in groups of this size. A part of a group takes as long as a whole one.
+GROUP = 16
+#: A lone request's passes may take so many times ``max_pass_s``: over more rows, a row takes less time.
+LONE = 4
 #: Estimates are limited to this multiple of the measured tokens, because attention costs more per token in longer
 #: passes.
 _FURTHEST = 4
@@ -35,8 +39,9 @@ _KEPT = 0.9
 class PassBudget:
     """The prompt tokens of the next pass. ``max_s`` is the target duration in seconds; None for no limit.
 
-    Deadlines, cancellations and shutdown take effect after the current pass. The duration of a pass depends on model,
-    machine and context, so every pass with prompt tokens is measured.
+    Deadlines, cancellations and shutdown take effect after the current pass, and a new request waits for it. The
+    duration of a pass depends on model, machine and context, so every pass with prompt tokens is measured. While a
+    request is alone, the target is ``LONE`` times as long.
 
     If u tokens took t seconds and T are allowed, u · T / t estimates the right number. A part of t is fixed: reading
     the weights, and the answers in the same pass. If t exceeds T, the estimate lies between the right number and u.
@@ -46,7 +51,7 @@ class PassBudget:
 
     def __init__(self, max_s: float | None) -> None:
         self._max_s = max_s
-        self._tokens = FLOOR  # current estimate for a pass of max_s seconds
+        self._tokens = FLOOR  # current estimate for a pass of max_s seconds; may be less than a pass has
         self._recent_tokens = self._recent_s = 0.0
 
     @property
@@ -54,11 +59,13 @@ class PassBudget:
         """The seconds that a prompt token takes, a moving mean over passes. None before the first pass."""
         return self._recent_s / self._recent_tokens if self._recent_tokens else None
 
-    def tokens(self, most: int) -> int:
-        """Return how many prompt tokens the next pass may have, at most ``most``."""
-        return most if self._max_s is None else min(most, self._tokens)
+    def tokens(self, most: int, *, lone: bool = False) -> int:
+        """Return how many prompt tokens the next pass may have, at most ``most``. lone: for a request that is alone."""
+        if self._max_s is None:
+            return most
+        return min(most, max(FLOOR, round(self._tokens * (LONE if lone else 1) / GROUP) * GROUP))
 
-    def took(self, tokens: int, seconds: float) -> None:
+    def took(self, tokens: int, seconds: float, *, lone: bool = False) -> None:
         """Record the duration of a pass. ``tokens`` are its prompt tokens; passes without any are ignored."""
         if not tokens:
             return
@@ -67,8 +74,8 @@ class PassBudget:
         if self._max_s is None:
             return
         right = int(min(tokens * self._max_s / max(seconds, 1e-9), _FURTHEST * tokens))
-        if seconds > self._max_s:
-            self._tokens = max(FLOOR, min(self._tokens, right))
+        if seconds > self._max_s * (LONE if lone else 1):
+            self._tokens = min(self._tokens, right)
         else:  # a short prompt is no reason to lower the estimate
             self._tokens = max(self._tokens, right)
 

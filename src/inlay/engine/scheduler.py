@@ -28,6 +28,7 @@ from collections.abc import Collection, Container, Iterable, Mapping, Sequence, 
 from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heapify, heappop, heappush, heapreplace
+from itertools import islice
 from typing import Generic, Protocol, TypeVar
 from weakref import ReferenceType, ref
 
@@ -315,6 +316,11 @@ class Scheduler(Generic[J]):
     def busy(self) -> bool:
         """True if a step has anything to decide."""
         return bool(self.running or self.waiting or self._refused)
+
+    @property
+    def lone(self) -> bool:
+        """True if at most one request is here. The modules that it waits for do not count."""
+        return sum(1 for _ in islice((job for job in self._line if job.sequences), 2)) < 2
 
     def oldest(self) -> float | None:
         """The time when the oldest job was sent; None without jobs."""

@@ -406,7 +406,7 @@ class SchemaRegistry(Generic[T]):
 
 
 _PRIMER_SHARE = 8  # a primer takes at most this part of the context: one eighth
-_PRIMER_ROOM = 4  # a pool that holds fewer primers than this encodes without one
+_PRIMER_ROOM = 8  # a pool that holds fewer primers than this encodes without one; a prompt may need several
 _COPIED = ReusePolicy.parse("modular")
 _MOST_LIKELY = 64  # segments that a request names as likely to be read next
 

@@ -10,6 +10,7 @@ from inlay import LLM, SamplingParams, Schema
 from inlay.attention.plan import Part
 from inlay.engine import forward
 from inlay.engine.allocation import Work
+from inlay.engine.pass_cost import FLOOR, LONE
 from inlay.slots import SlotRange
 from tests.conftest import tiny
 from tests.model.engine.observing import observed
@@ -84,6 +85,16 @@ def test_joining_request_leaves_the_tables_of_others_unchanged(monkeypatch):
     params = [SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True) for tokens in (5, 30, 9, 9)]
     llm.generate(["Hello", "Good morning", "A third one", "Yet a fourth"], params)
     assert sorted(made) == [1] * 4 + [5, 11, 12, 12]
+
+
+def test_the_first_pass_of_a_lone_request_is_longer_than_that_of_two():
+    sizes = {}
+    for count in (1, 2):
+        llm = LLM(tiny("llama"), kv_memory="16MiB", reuse="off", max_pass_s=60.0)
+        seen = observed(llm).tokens
+        llm.generate([list(range(200))] * count, SamplingParams(max_tokens=1))
+        sizes[count] = seen[0]
+    assert sizes == {1: LONE * FLOOR, 2: FLOOR}
 
 
 def test_every_chunk_is_released():

@@ -63,7 +63,7 @@ class Fuzz:
         pick = self.random.choice
         self.model = pick(["llama", "qwen2", "mistral", "gpt2", "llama"])
         self.settings = {
-            "kv_tokens": pick([1100, 1200, 1400]),
+            "kv_tokens": pick([1100, 1200, 1400, 2200]),  # the largest has room for primers
             "chunk_size": pick([1, 4, 8]),
             "max_num_seqs": pick([2, 5, 8]),
             "prefill_chunk": pick([5, 16, 64]),

@@ -554,3 +554,16 @@ def test_request_loading_from_a_lower_tier_waits_while_nothing_runs(answer):
     assert [job for job, _ in step.prefill] == ([second] if answer is Admission.COMING else [])
     answers.clear()
     assert first in [job for job, _ in scheduler.step(0.0).prefill]
+
+
+def test_request_is_lone_beside_the_modules_that_it_waits_for_only():
+    scheduler, _ = make()
+    assert scheduler.lone
+    scheduler.add(FakeJob(0, 4, 1))
+    scheduler.add(FakeJob(1, 4, 0, sequences=0))
+    assert scheduler.lone
+    other = FakeJob(2, 4, 1)
+    scheduler.add(other)
+    assert not scheduler.lone
+    scheduler.remove(other)
+    assert scheduler.lone

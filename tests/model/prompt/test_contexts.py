@@ -182,7 +182,7 @@ def test_concurrent_callers_get_the_same_specs():
     assert answers == [[alone.spec(entry, frozenset()).key for entry in layout.entries]] * 4
 
 
-@pytest.mark.parametrize(("tokens", "primed"), [(400, False), (1600, True)])
+@pytest.mark.parametrize(("tokens", "primed"), [(400, False), (2400, True)])
 def test_pool_too_small_for_the_primer_encodes_without_it(tokens, primed):
     """With the default policy, small pools still serve requests for which the primer leaves no room."""
     llm = LLM(tiny("llama"), kv_memory=tokens * 384, chunk_size=16, seed=0)
