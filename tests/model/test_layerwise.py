@@ -178,7 +178,7 @@ def test_tokens_computed_with_a_damaged_layer_are_dropped(device, monkeypatch, e
     assert together == ([2] if layer else []), "one pass has read the layer before it"
     (again,) = answers(llm, PROMPTS[:1])
     assert again.outputs[0].token_ids == expected[0]
-    assert again.usage.misses == (), "it is stored as it was computed anew"
+    assert again.usage.misses == (), "the recomputed module is stored"
     ended(llm)
 
 

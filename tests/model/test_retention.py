@@ -43,7 +43,7 @@ def test_unread_schema_expires_after_its_lifetime(tmp_path, monkeypatch):
     clock.now += 299
     assert misses(llm) == {}
     clock.now += 299
-    assert misses(llm) == {}, "it began anew with the prompt that read it"
+    assert misses(llm) == {}, "the count restarts with the prompt that read it"
     clock.now += 301
     assert set(misses(llm)) == {"expired"}
     llm.shutdown()
@@ -137,7 +137,7 @@ def test_recomputed_tokens_of_a_part_expire_with_it(monkeypatch, recompute):
 
     usage = answer(llm, messages, reuse=f"modular+{recompute}").usage
     assert usage.recomputed_tokens > 10
-    assert kept() >= 80, "the module and what was computed anew of it, which may be all"
+    assert kept() >= 80, "the module and its recomputed tokens, which may be all of it"
     clock.now += 301
     answer(llm, "Anything, since lifetimes are looked at when requests come.")
     assert kept() == 0

@@ -225,7 +225,7 @@ class Fuzz:
             found = self.read.found[request]
             expected = self.oracle.logits(composed, request.adapter, said[:-1], self.oracle.stand_in(lossy, found))
         recomputed = request.prompt.recomputed.tokens > 0
-        self.hold(request, rows, expected, "lossy" if lossy else "repaired" if recomputed else "spliced")
+        self.hold(request, rows, expected, "lossy" if lossy else "recomputed" if recomputed else "composed")
         self.seen["promoted"] += request.usage.promoted_tokens > 0
         self.seen["across"] += request.usage.across_tokens > 0
         self.seen["disk"] += request.usage.disk_tokens > 0
@@ -282,5 +282,5 @@ def test_many_requests_of_every_kind(tmp_path, monkeypatch):
     for seed in range(20):
         seen += fuzz(seed, tmp_path / str(seed), monkeypatch, requests=40)
     assert seen["answers"] > 1000
-    kinds = ("exact", "spliced", "repaired", "lossy", "promoted", "across", "disk", "preempted", "cancelled", "damaged")
+    kinds = ("exact", "composed", "recomputed", "lossy", "promoted", "across", "disk", "preempted", "cancelled", "damaged")
     assert min(seen[kind] for kind in kinds) > 3, seen

@@ -337,7 +337,7 @@ def test_segment_forgotten_while_copied_is_not_kept(host, monkeypatch):
     assert not site.residency.below(ONE.key)
     site.compute(ONE)
     site.compute(TWO)
-    assert host.holds(ONE.key), "computed anew, it is copied anew"
+    assert host.holds(ONE.key), "computed again, it is copied again"
     site.close()
 
 

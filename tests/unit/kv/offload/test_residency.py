@@ -121,7 +121,7 @@ def test_damaged_file_is_a_miss_and_not_retried(disk):
     site.written()
     site.store.clear()
     site.bring_up(ONE)
-    assert site.lies_right(ONE), "it was written anew"
+    assert site.lies_right(ONE), "it was written again"
     site.close()
 
 
