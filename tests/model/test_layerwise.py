@@ -18,6 +18,7 @@ from inlay.engine.forward import StepObserver
 from inlay.engine.request import Request
 from inlay.kv.offload.host import aligned
 from tests.model.attention.devices import pretend
+from tests.model.hooks import failing
 from tests.model.test_host_memory import GREEDY, PROMPTS, SCHEMAS, add_all, answers, keys_of, make, tokens_of
 from tests.unit.kv.accounting import audit
 
@@ -222,10 +223,8 @@ def test_failed_request_releases_its_chunks_and_loading_continues(device, monkey
             copies.attended[0].wait(WAIT_S)
 
     copies.before = before
-    with monkeypatch.context() as patch:
-        patch.setattr(type(llm.local.engine.runner), "run", broken)
-        with pytest.raises(Exception, match="the pass fails"):
-            answers(llm, PROMPTS[:1])
+    with failing(llm.loaded, RuntimeError("the pass fails")), pytest.raises(RuntimeError, match="the pass fails"):
+        answers(llm, PROMPTS[:1])
     copies.attended[0].set()
     (output,) = answers(llm, PROMPTS[:1])
     assert output.usage.computed_tokens < 20
@@ -257,7 +256,3 @@ def damage(llm: LLM, layer: int) -> None:
     for kept in host.kept.values():
         at = sum(aligned(math.prod(shape)) for shape, _ in kept.slabs[:layer])
         host.memory.write(kept.pages, at, host.memory.read(kept.pages, at, 1) ^ 1)
-
-
-def broken(*args, **kwargs):
-    raise RuntimeError("the pass fails")

@@ -66,7 +66,9 @@ def test_a_tenants_requests_fall_back_and_are_lifted(site: Site):
 
     lifted = site.call("DELETE", f"{DIVERGENCE}?schema=other", key="ann")[2]
     assert lifted == {"object": "divergence.deleted", "schema": "other", "lifted": 0}
-    assert site.call("GET", "/v1/drift", key="ann")[2] == site.call("GET", DIVERGENCE, key="ann")[2], "its deprecated name"
+    assert site.call("GET", "/v1/drift", key="ann")[2] == site.call("GET", DIVERGENCE, key="ann")[2], (
+        "its deprecated name"
+    )
     assert site.call("DELETE", "/v1/drift?schema=other", key="ann")[2]["object"] == "drift.deleted"
     assert site.call("DELETE", DIVERGENCE, key="bob")[2]["lifted"] == 0
     assert site.call("DELETE", f"{DIVERGENCE}?schema=trip", key="ann")[2]["lifted"] == 1

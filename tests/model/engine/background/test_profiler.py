@@ -20,7 +20,7 @@ from inlay.kv.identity import SegmentSpec
 from tests.conftest import tiny
 from tests.model.engine.driving import Driver
 from tests.model.equivalence.oracle import PromptCacheOracle
-from tests.raising import raises
+from tests.raising import Panic, raises
 
 SCHEMA = Schema.from_string(
     '<schema name="s">In front of all. <module name="a">The first module of them, say.</module>'
@@ -296,10 +296,6 @@ def test_queued_found_text_is_dropped_when_its_salt_is_evicted(monkeypatch):
     assert [driver.store.get(specs[0]) is not None for specs in texts] == [False, True, True]
     assert not profiler.wanted
     assert driver.all_free()
-
-
-class Panic(BaseException):
-    """The exception that a panic in a Rust library raises; it does not derive from Exception."""
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, Panic])

@@ -21,8 +21,9 @@ from inlay.types import Scope
 from inlay_lab.eval.setting import Setting
 from tests.conftest import tiny
 from tests.model.engine.driving import Driver, check_stock, ids
+from tests.model.hooks import failing
 from tests.model.prompt.test_borders import prose
-from tests.raising import raises
+from tests.raising import Panic, raises
 
 SCHEMA = Schema.from_string(
     '<schema name="s">In front of all. <module name="a">The first module of them, say.</module>'
@@ -489,21 +490,13 @@ def test_conversation_prefers_its_history_to_a_separate_part():
     check_stock(driver, again)
 
 
-class Panic(BaseException):
-    """The exception that a panic in a Rust library raises; it does not derive from Exception."""
-
-
 @pytest.mark.parametrize("kind", [RuntimeError, Panic])
-def test_fault_ends_only_the_promotion(monkeypatch, caplog, kind):
+def test_fault_ends_only_the_promotion(caplog, kind):
     driver = driver_for()
     for _ in range(2):
         ask(driver, "abc")
 
-    def fault(*_):
-        raise kind("a fault")
-
-    with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
-        patch.setattr(driver.engine.runner, "run", fault)
+    with failing(driver.loaded, kind("a fault")), caplog.at_level(logging.ERROR):
         assert driver.engine.idle_step()
         assert not driver.engine.idle_step()
     assert "could not be encoded" in caplog.text
@@ -511,10 +504,7 @@ def test_fault_ends_only_the_promotion(monkeypatch, caplog, kind):
     assert driver.all_free()
 
 
-def test_fault_keeps_earlier_promotions(monkeypatch):
-    def fault(*_):
-        raise MemoryError
-
+def test_fault_keeps_earlier_promotions():
     driver = driver_for()
     for _ in range(2):
         ask(driver, "abc")
@@ -522,8 +512,7 @@ def test_fault_keeps_earlier_promotions(monkeypatch):
     before = driver.engine.promoter.popularity.slots
     for _ in range(2):
         ask(driver, "dca")
-    with monkeypatch.context() as patch:
-        patch.setattr(driver.engine.runner, "run", fault)
+    with failing(driver.loaded, MemoryError()):
         assert driver.engine.promoter.step(3)
     assert driver.engine.promoter.popularity.slots == before > 0
     assert not work_off(driver)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from dataclasses import replace
 
@@ -12,14 +13,15 @@ import pytest
 from inlay import LLM, AsyncLLM, ParameterError, SamplingParams, Schema
 from inlay.check.run import divergence
 from inlay.engine.background import divergence as divergence_log
-from inlay.engine.background import forced_runs
 from inlay.engine.background.divergence import AnswerComparison
+from inlay.engine.background.forced_runs import MOST_WAITING
 from inlay.engine.request import Request
 from inlay.types import DROP_REASONS, ShadowStats
 from inlay_lab.eval.setting import Setting
 from tests.conftest import tiny
 from tests.model.engine.driving import Driver, ids
-from tests.raising import raises
+from tests.model.hooks import each_pass, failing
+from tests.raising import Panic, raises
 
 SCHEMA = Schema.from_string(
     '<schema name="s">In front of all. <module name="a">The first module of them, say.</module>'
@@ -134,10 +136,9 @@ def test_exact_and_forced_answers_are_not_compared():
     assert stats(driver).waiting == 1
 
 
-def test_share_of_answers_is_compared(monkeypatch):
-    monkeypatch.setattr(forced_runs, "MOST_WAITING", 1000)
+def test_share_of_answers_is_compared():
     driver = driver_for(shadow=0.25, record=False)
-    for number in range(60):
+    for number in range(60):  # fewer than may wait
         ask(driver, "ab", f"{number}?", tokens=1)
     assert 5 <= stats(driver).waiting <= 25
 
@@ -258,38 +259,29 @@ def test_sample_larger_than_its_pool_share_is_dropped():
     assert driver.all_free()
 
 
-def test_queue_is_bounded_and_fair_between_salts(monkeypatch):
-    monkeypatch.setattr(forced_runs, "MOST_WAITING", 4)
-    driver = driver_for()
+def test_queue_is_bounded_and_fair_between_salts():
+    driver = driver_for(record=False)
     ask(driver, salt="one")
-    for number in range(9):
-        ask(driver, text=f"{number}?", salt="two")
-    assert stats(driver).waiting == 4
+    for number in range(MOST_WAITING + 5):
+        ask(driver, text=f"{number}?", salt="two", tokens=1)
+    assert stats(driver).waiting == MOST_WAITING
     assert dropped(driver) == {"busy": 6}
     work_off(driver)
     assert [one.samples for one in driver.llm.divergence(cache_salt="one")] == [1]
-    assert [one.samples for one in driver.llm.divergence(cache_salt="two")] == [3]
+    assert [one.samples for one in driver.llm.divergence(cache_salt="two")] == [MOST_WAITING - 1]
     assert driver.llm.divergence() == ()
-
-
-class Panic(BaseException):
-    """The exception that a panic in a Rust library raises; it does not derive from Exception."""
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, Panic])
 @pytest.mark.parametrize("begun", [0, 3, 20])
-def test_fault_ends_only_one_comparison(monkeypatch, caplog, kind, begun):
+def test_fault_ends_only_one_comparison(caplog, kind, begun):
     driver = driver_for()
     for _ in range(2):
         ask(driver)
     for _ in range(begun):
         assert driver.engine.shadow.step(5)
 
-    def fault(*_):
-        raise kind("a fault")
-
-    with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
-        patch.setattr(driver.engine.runner, "run", fault)
+    with failing(driver.loaded, kind("a fault")), caplog.at_level(logging.ERROR):
         assert driver.engine.idle_step()
     assert "could not be compared" in caplog.text
     assert dropped(driver) == {"failed": 1}
@@ -299,11 +291,10 @@ def test_fault_ends_only_one_comparison(monkeypatch, caplog, kind, begun):
     assert driver.all_free()
 
 
-def test_nan_logits_are_not_counted(monkeypatch, caplog):
+def test_nan_logits_are_not_counted(caplog):
     driver = driver_for()
     ask(driver)
-    monkeypatch.setattr(forced_runs, "divergences", lambda one, other: (one - other)[:, 0] * float("nan"))
-    with caplog.at_level(logging.ERROR):
+    with each_pass(driver.loaded, after=lambda logits: logits * math.nan), caplog.at_level(logging.ERROR):
         work_off(driver)
     assert "hold NaN or inf" in caplog.text
     assert (dropped(driver), driver.llm.divergence()) == ({"failed": 1}, ())

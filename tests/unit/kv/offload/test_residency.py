@@ -10,6 +10,7 @@ import pytest
 from inlay.kv.offload.disk import DiskTier
 from inlay.kv.offload.loader import Coming
 from inlay.slots import cut
+from tests.raising import Panic
 from tests.unit.kv.accounting import audit
 from tests.unit.kv.offload.memory import MemoryTier
 from tests.unit.kv.offload.segments import filled, spec_of
@@ -244,10 +245,6 @@ def test_fault_at_a_loaded_segment_leaks_no_memory(disk, monkeypatch):
     assert site.pool.free_chunks == site.pool.chunks
     assert not site.residency.bringing([ONE.key])
     site.close()
-
-
-class Panic(BaseException):
-    """The exception that a panic in a Rust library raises; it does not derive from Exception."""
 
 
 def test_fault_of_any_kind_ends_only_one_read(disk, caplog):
