@@ -18,7 +18,6 @@ from inlay.kv.offload.disk import DiskTier
 from inlay.kv.offload.host import HostTier
 from tests.conftest import tiny
 from tests.model.attention.devices import pretend
-from tests.model.test_store import Clock
 from tests.raising import raises
 
 WORDS = "one of the modules, which has a few tokens more than the others and says nothing of what they say"
@@ -225,8 +224,7 @@ def test_evicted_or_removed_schemas_leave_the_host_tier(device):
     llm.shutdown()
 
 
-def test_lifetimes_end_in_the_host_tier(device, monkeypatch):
-    clock = Clock(monkeypatch)
+def test_lifetimes_end_in_the_host_tier(device, clock):
     llm = make()
     llm.add_schema(SCHEMAS[0], ttl="1m")
     for schema in SCHEMAS[1:]:
@@ -234,7 +232,7 @@ def test_lifetimes_end_in_the_host_tier(device, monkeypatch):
     host = llm.local.residency.tiers[0]
     keys = keys_of(llm, SCHEMAS[0])
     assert keys & {entry.key for entry in host.iterate()}
-    clock.now += 61
+    clock.advance(61)
     (output,) = answers(llm, PROMPTS[:1])
     assert dict(output.usage.misses).keys() == {"expired"}
     llm.local.residency.flush(10)
