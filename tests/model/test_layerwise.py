@@ -63,20 +63,19 @@ class Copies:
         self.copied: list[int] = []
         self.before = before
         self._llm = llm
-        put, attend = type(llm.storage).put_slab, type(llm.local.engine.runner.backend).attend
+        attend = type(llm.local.engine.runner.backend).attend
 
-        def slowly(storage, layer, slots, slab):
+        def begins(layer, slots):
             if not layer:
                 self._poison(slots)
             self.before(layer)
             self.copied.append(layer)
-            return put(storage, layer, slots, slab)
 
         def noted(backend, query, key, value, pool, plan, layer, options):
             self.attended[layer].set()
             return attend(backend, query, key, value, pool, plan, layer, options)
 
-        monkeypatch.setattr(type(llm.storage), "put_slab", slowly)
+        llm.storage.before_put = begins
         monkeypatch.setattr(type(llm.local.engine.runner.backend), "attend", noted)
 
     def _poison(self, slots) -> None:
