@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import random
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from inlay.cli import main as command_line
 from inlay.pml import Prompt, Schema, resolve
+from tests.commands import pipe
 
 WORDS = (
     "harbour",
@@ -107,7 +107,7 @@ def test_existing_files_are_not_overwritten(log, capsys):
 
 
 def test_standard_input_and_a_name(log, capsys, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(Path("log.jsonl").read_bytes()))))
+    pipe(monkeypatch, Path("log.jsonl").read_bytes())
     status, out, _ = run(capsys, "-", "--model", "random:tiny", "--name", "trips of may", "--json")
     assert (status, json.loads(out)["schema"]) == (0, "trips of may")
 
