@@ -6,6 +6,7 @@ import gc
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 
 from inlay import LLM, SamplingParams, Schema
@@ -14,6 +15,7 @@ from inlay.engine.encoder import Encoding
 from inlay.engine.request import Request
 from inlay.kv.identity import SegmentSpec
 from inlay.models.load import LoadedModel
+from inlay.sampling import sampler
 from inlay.types import Scope
 from tests.conftest import tiny
 from tests.model.engine.observing import Observed, observed
@@ -136,6 +138,11 @@ class Driver:
         """True if the pool is empty once the store has dropped all segments without references."""
         self.store.clear()
         return len(self.store) == 0 and self.store.pool.free_chunks == self.store.pool.chunks
+
+
+def sample_on_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sample as on a device, where a step starts before the tokens of the last one are known."""
+    monkeypatch.setattr(sampler, "on_device", lambda logits: True)
 
 
 def ids(length: int, seed: int = 0) -> list[int]:
