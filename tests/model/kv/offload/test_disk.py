@@ -24,6 +24,7 @@ from inlay.kv.offload.disk import LOOK_S, MOST_USES, DiskTier
 from inlay.kv.offload.disk_index import DiskIndex
 from inlay.kv.offload.tier import Miss, TierEntry, TierMissError
 from inlay.kv.policies import POLICIES
+from tests.counting import calls_of
 from tests.raising import raises
 from tests.unit.kv.offload.segments import filled, read, record_of, same, slabs_of, spec_of
 
@@ -153,8 +154,7 @@ def test_only_new_changes_of_other_processes_are_read(tmp_path, monkeypatch, clo
     one, other = filled(tmp_path, *SPECS), DiskTier(tmp_path, 1 << 30)
     refresh(one)
     monkeypatch.setattr(disk_index, "MOST_CHANGES", most)
-    rows, entry = [], disk_index.entry_of
-    monkeypatch.setattr(disk_index, "entry_of", lambda row: rows.append(row) or entry(row))
+    rows = calls_of(monkeypatch, disk_index, "entry_of")
     for _ in range(3):
         read(other, record_of(SPECS[0]))
         refresh(other)
