@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -35,3 +36,13 @@ class Clock:
         """Let ``perf_counter`` stand still as well."""
         now = self._perf_counter()
         self._perf_counter = lambda: now
+
+
+class ManualClock:
+    """A clock to hand in, which shows ``now`` until a test changes it."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> Any:
+        return self.now
