@@ -11,6 +11,19 @@ from typing import Any
 import pytest
 
 
+def run(capsys: Any, *arguments: str) -> tuple[int, str, str]:
+    """Run ``inlay`` with these arguments. Returns its exit status, what it prints, and its messages.
+
+    Args:
+        capsys: pytest's fixture.
+    """
+    from inlay.cli.main import main
+
+    status = main(arguments)
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
 def run_file(file: Path | str, *arguments: str) -> dict[str, Any]:
     """Run a file of Python as a program. Returns its names."""
     with pytest.MonkeyPatch.context() as patch:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from inlay.cli.main import main
 from inlay.kv.policies import POLICIES
 from inlay_lab.cli import bench
 from inlay_lab.cli.bench_tables import show
+from tests import commands
 from tests.commands import run_file
 
 pytestmark = pytest.mark.long
@@ -34,9 +34,7 @@ pytestmark = pytest.mark.usefixtures("quick_model")  # tests/system/cli/test_cli
 
 
 def run(capsys, command: str) -> tuple[int, str, str]:
-    status = main(["bench", *command.split()])
-    out, err = capsys.readouterr()
-    return status, out, err
+    return commands.run(capsys, "bench", *command.split())
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -21,11 +21,11 @@ from inlay.server.app import build_app
 from inlay.server.limits import Limits
 from inlay.server.settings import ServerSettings
 from inlay.server.tenants import editing
+from tests.commands import run
 from tests.conftest import tiny
 from tests.counting import calls_of
 from tests.model.families.configs import tiny as recurrent
 from tests.model.server.site import CHAT, SCHEMAS, Site, refused, serving_app
-from tests.system.cli.test_cli import run
 from tests.unit.kv.offload.segments import filled, read, record_of, same, slabs_of, spec_of
 
 SEGMENTS = "/v1/cache/segments"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from inlay.cli.main import main
-from tests.commands import pipe
+from tests.commands import pipe, run
 
 SCHEMA = """<schema name="s">
   Always here.
@@ -28,12 +28,6 @@ def files(tmp_path, monkeypatch):
     (tmp_path / "s.xml").write_text(SCHEMA)
     (tmp_path / "p.xml").write_text(PROMPT)
     return tmp_path
-
-
-def run(capsys, *arguments: str) -> tuple[int, str, str]:
-    status = main(arguments)
-    out, err = capsys.readouterr()
-    return status, out, err
 
 
 def test_missing_package_gives_one_sentence(files, capsys, monkeypatch):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from inlay.cli import main as command_line
 from inlay.pml import Prompt, Schema, resolve
+from tests import commands
 from tests.commands import pipe
 
 WORDS = (
@@ -49,9 +49,7 @@ def log(tmp_path, monkeypatch):
 
 
 def run(capsys, *arguments: str) -> tuple[int, str, str]:
-    status = command_line.main(["schema", "from-prompts", *arguments])
-    out, err = capsys.readouterr()
-    return status, out, err
+    return commands.run(capsys, "schema", "from-prompts", *arguments)
 
 
 def test_the_report(log, capsys):

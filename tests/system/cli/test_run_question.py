@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import pipe
-from tests.system.cli.test_cli import PROMPT, SCHEMA, run
+from tests.commands import pipe, run
+from tests.system.cli.test_cli import PROMPT, SCHEMA
 
 DOCUMENTS = Path("examples/folder/documents").resolve()
 BRAVEL, MONAR = DOCUMENTS / "bravel.txt", DOCUMENTS / "monar.txt"

@@ -19,7 +19,7 @@ from inlay.engine.request import Request
 from inlay.types import DROP_REASONS, ShadowStats
 from inlay_lab.eval.setting import Setting
 from tests.conftest import tiny
-from tests.model.engine.driving import Driver, ids
+from tests.model.engine.driving import Driver, ids, prompt_of, work_off
 from tests.model.hooks import each_pass, failing
 from tests.raising import Panic, raises
 
@@ -31,10 +31,7 @@ SCHEMA = Schema.from_string(
 
 
 def prompt(names: str = "abc", text: str = "Well?"):
-    built = SCHEMA.prompt()
-    for name in names:
-        built = built.use(name)
-    return built.text(text)
+    return prompt_of(SCHEMA, names, text)
 
 
 def driver_for(model: str = "llama", **settings) -> Driver:
@@ -48,14 +45,6 @@ def ask(driver: Driver, names: str = "abc", text: str = "Well?", **asked) -> Req
     driver.run(request)
     assert request.error is None
     return request
-
-
-def work_off(driver: Driver, tokens: int = 7) -> int:
-    """Use idle time in small steps; returns in how many."""
-    steps = 0
-    while driver.engine.shadow.step(tokens):
-        steps += 1
-    return steps
 
 
 def stats(driver: Driver) -> ShadowStats:
@@ -95,7 +84,7 @@ def compared(monkeypatch) -> list[AnswerComparison]:
 def test_reported_divergence_equals_full_prefill_comparison(compared, model, reuse, positions, tokens):
     driver = driver_for(model)
     request = ask(driver, "acd", reuse=reuse, positions=positions)
-    assert work_off(driver, tokens) > 1
+    assert work_off(driver.engine.shadow, tokens) > 1
     said = [request.token_ids]
     expected, found = (
         driver.llm.distributions([prompt("acd")], said, **policy)[0]
@@ -106,14 +95,14 @@ def test_reported_divergence_equals_full_prefill_comparison(compared, model, reu
     assert one.kl > 1e-6
     assert (one.steps, one.agreeing) == (5, int((expected.argmax(-1) == found.argmax(-1)).sum()))
     assert stats(driver).samples == 1
-    assert not work_off(driver)
+    assert not work_off(driver.engine.shadow)
     assert driver.all_free()
 
 
 def test_only_the_first_tokens_of_a_long_answer_are_compared(compared):
     driver = driver_for()
     request = ask(driver, tokens=90)
-    work_off(driver)
+    work_off(driver.engine.shadow)
     said = [request.token_ids[:64]]
     expected, found = (driver.llm.distributions([prompt()], said, reuse=reuse)[0] for reuse in ("off", "anchored"))
     (one,) = compared
@@ -179,7 +168,7 @@ def test_new_request_finds_all_memory_free(compared):
     """A new request ends the comparison, which releases its slots and gives the same result later."""
     driver = driver_for()
     ask(driver)
-    work_off(driver)
+    work_off(driver.engine.shadow)
     ask(driver)
     for steps in (1, 2, 10, 30):
         free = driver.store.pool.free_chunks
@@ -188,7 +177,7 @@ def test_new_request_finds_all_memory_free(compared):
         assert driver.store.pool.free_chunks < free
         ask(driver, "b", "Another?", reuse="exact")
         assert stats(driver).waiting == 1
-    work_off(driver)
+    work_off(driver.engine.shadow)
     first, second = compared
     assert second.kl == pytest.approx(first.kl, rel=1e-3)
     assert driver.all_free()
@@ -201,7 +190,7 @@ def test_often_interrupted_sample_is_dropped():
         driver.engine.shadow.step(5)
         ask(driver, "b", f"{number}?", reuse="exact")
     assert dropped(driver) == {"busy": 1}
-    assert not work_off(driver)
+    assert not work_off(driver.engine.shadow)
     assert driver.all_free()
 
 
@@ -210,7 +199,7 @@ def test_comparison_leaves_the_store_unchanged():
     driver = driver_for()
     ask(driver, salt="one")
     before = {(segment.place, segment.slots) for segment in driver.store}
-    work_off(driver)
+    work_off(driver.engine.shadow)
     assert {(segment.place, segment.slots) for segment in driver.store} == before
     assert not any(segment.holds for segment in driver.store)
     exact = ask(driver, salt="one", reuse="exact", text="So?")
@@ -225,7 +214,7 @@ def test_sample_of_cleared_segments_is_dropped(forget):
         driver.store.clear()
     else:
         driver.llm.reset_prefix_cache()
-    work_off(driver)
+    work_off(driver.engine.shadow)
     assert dropped(driver) == {"gone": 1}
     assert driver.all_free()
 
@@ -246,7 +235,7 @@ def test_answers_to_evicted_text_are_dropped(evict, begun):
     assert stats(driver).waiting == 1
     assert dropped(driver) == {"gone": 1}
     driver.audit()
-    work_off(driver)
+    work_off(driver.engine.shadow)
     assert driver.llm.divergence(cache_salt="one") == ()
     assert [one.samples for one in driver.llm.divergence(cache_salt="two")] == [1]
 
@@ -254,7 +243,7 @@ def test_answers_to_evicted_text_are_dropped(evict, begun):
 def test_sample_larger_than_its_pool_share_is_dropped():
     driver = driver_for(kv_tokens=400)
     ask(driver)
-    work_off(driver)
+    work_off(driver.engine.shadow)
     assert dropped(driver) == {"no room": 1}
     assert driver.all_free()
 
@@ -266,7 +255,7 @@ def test_queue_is_bounded_and_fair_between_salts():
         ask(driver, text=f"{number}?", salt="two", tokens=1)
     assert stats(driver).waiting == MOST_WAITING
     assert dropped(driver) == {"busy": 6}
-    work_off(driver)
+    work_off(driver.engine.shadow)
     assert [one.samples for one in driver.llm.divergence(cache_salt="one")] == [1]
     assert [one.samples for one in driver.llm.divergence(cache_salt="two")] == [MOST_WAITING - 1]
     assert driver.llm.divergence() == ()
@@ -286,7 +275,7 @@ def test_fault_ends_only_one_comparison(caplog, kind, begun):
     assert "could not be compared" in caplog.text
     assert dropped(driver) == {"failed": 1}
     assert ask(driver, text="So?").usage.anchored_tokens > 0
-    work_off(driver)
+    work_off(driver.engine.shadow)
     assert stats(driver).samples == 2
     assert driver.all_free()
 
@@ -295,7 +284,7 @@ def test_nan_logits_are_not_counted(caplog):
     driver = driver_for()
     ask(driver)
     with each_pass(driver.loaded, after=lambda logits: logits * math.nan), caplog.at_level(logging.ERROR):
-        work_off(driver)
+        work_off(driver.engine.shadow)
     assert "hold NaN or inf" in caplog.text
     assert (dropped(driver), driver.llm.divergence()) == ({"failed": 1}, ())
     assert driver.all_free()
@@ -308,7 +297,7 @@ def test_comparison_ignores_later_promotions(compared):
     ask(driver, text="And?", reuse="modular")
     driver.llm.promote()
     assert ask(driver, text="So?", reuse="modular").usage.module_tokens == 0
-    work_off(driver)
+    work_off(driver.engine.shadow)
     said = [first.token_ids]
     expected, found = (
         driver.llm.distributions([prompt()], said, reuse=reuse)[0] for reuse in ("off", "modular+healing:off")
