@@ -12,7 +12,7 @@ import pytest
 
 
 def run(capsys: Any, *arguments: str) -> tuple[int, str, str]:
-    """Run ``inlay`` with these arguments. Returns its exit status, what it prints, and its messages.
+    """Run ``inlay`` with these arguments. Returns its exit status, its output and its messages.
 
     Args:
         capsys: pytest's fixture.

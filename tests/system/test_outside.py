@@ -71,7 +71,7 @@ def _plain(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def _operands(node: ast.AST) -> Iterator[ast.AST]:
-    """What an operator works on, inside tuples and conditions too, but not inside a call."""
+    """The operands of an operator, also those in tuples and conditions, but none inside a call."""
     for operand in ast.iter_child_nodes(node):
         yield operand
         if isinstance(operand, ast.BinOp | ast.IfExp | ast.Tuple):

@@ -167,6 +167,10 @@ def test_divergences_are_of_each_token():
     expected = torch.nn.functional.kl_div(other, one, log_target=True, reduction="none").sum(-1)
     assert torch.allclose(divergences(one, other).float(), expected, atol=1e-5)
     assert divergences(one, one).tolist() == [0, 0, 0]
+    never = torch.full((1, 50), -torch.inf).index_fill(1, torch.tensor([7]), 0.0)  # one token is certain
+    assert divergences(never, one[:1]).item() == pytest.approx(-float(one[0, 7]))
+    for damaged in (torch.full_like(one, torch.nan), one), (one, torch.full_like(one, torch.nan)):
+        assert divergences(*damaged).isnan().all()
 
 
 SCHEMA = '<schema name="s">Always. <module name="a">A module{more}.</module><module name="b">Another.</module></schema>'
