@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 from inlay.kv.offload import loader, shared
+from tests.clock import Clock
 
 if TYPE_CHECKING:  # the libraries take seconds to load, and the unit tests need none of them
     from inlay.models.load import LoadedModel
@@ -52,6 +53,12 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(shared, name, 30.0)
     monkeypatch.setattr(shared, "CONNECT_S", 5.0)
     monkeypatch.setattr(loader, "SEEK_S", 30.0)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of this process, which the test may set forward."""
+    return Clock(monkeypatch)
 
 
 _COMMON: dict[str, Any] = {

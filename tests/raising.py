@@ -11,6 +11,10 @@ import pytest
 from inlay.errors import InlayError
 
 
+class Panic(BaseException):
+    """The exception that a panic in a Rust library raises; it does not derive from Exception."""
+
+
 @contextmanager
 def raises(
     code: str,

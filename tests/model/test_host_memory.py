@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -18,8 +17,8 @@ from inlay.kv.offload.disk import DiskTier
 from inlay.kv.offload.host import HostTier
 from tests.conftest import tiny
 from tests.model.attention.devices import pretend
-from tests.model.test_store import Clock
 from tests.raising import raises
+from tests.unit.kv.offload.watched_storage import Held
 
 WORDS = "one of the modules, which has a few tokens more than the others and says nothing of what they say"
 TEXTS = [
@@ -106,53 +105,38 @@ def test_evicted_text_is_recomputed_without_host_memory(device, expected):
     llm.shutdown()
 
 
-def test_answers_do_not_wait_for_copies(device, monkeypatch, expected):
+def test_answers_do_not_wait_for_copies(device, expected):
     """While every copy hangs, requests go on: a decode step takes slots that are being copied, or drops their
     contents.
     """
     llm = make(store_timeout_s=0.05)
-    read, go_on = type(llm.storage).read_slab, threading.Event()
-
-    def slowly(storage, layer, slots):
-        assert go_on.wait(20)
-        return read(storage, layer, slots)
-
-    monkeypatch.setattr(type(llm.storage), "read_slab", slowly)
+    llm.storage.before_read = held = Held()
     encoded = add_all(llm)
     assert tokens_of(answers(llm)) == expected[1]
     assert llm.stats().host.segments == 0
     assert llm.stats().encoded_tokens > encoded
-    go_on.set()
+    held.go_on.set()
     llm.shutdown()
 
 
-def test_decode_steps_never_wait(device, monkeypatch):
+def test_decode_steps_never_wait(device):
     """An answer that outgrows the free part of the pool gets its chunks while a copy hangs, in the same number of
     steps as without a host tier."""
     steps = []
     for host_memory in ("0", "4MiB"):
         llm = make(host_memory=host_memory, kv_memory="200KiB", store_timeout_s=30)
-        go_on, copying = threading.Event(), threading.Event()
-        read = type(llm.storage).read_slab
-
-        def slowly(storage, layer, slots, read=read, go_on=go_on, copying=copying):
-            copying.set()
-            assert go_on.wait(20)
-            return read(storage, layer, slots)
-
         llm.add_schema(SCHEMAS[0])
         llm.store.pool.peak_chunks = 0
         before = llm.stats().steps
-        with monkeypatch.context() as patch:
-            patch.setattr(type(llm.storage), "read_slab", slowly)
-            room = llm.store.pool.free_chunks * 16
-            (output,) = llm.generate("x", SamplingParams(temperature=0, max_tokens=room + 40, ignore_eos=True))
-            assert len(output.outputs[0].token_ids) == room + 40
-            assert copying.is_set() == (host_memory != "0")
-            assert llm.stats().preemptions == 0
-            steps.append(llm.stats().steps - before)
-            go_on.set()
-            llm.shutdown()
+        llm.storage.before_read = held = Held()
+        room = llm.store.pool.free_chunks * 16
+        (output,) = llm.generate("x", SamplingParams(temperature=0, max_tokens=room + 40, ignore_eos=True))
+        assert len(output.outputs[0].token_ids) == room + 40
+        assert held.reached.is_set() == (host_memory != "0")
+        assert llm.stats().preemptions == 0
+        steps.append(llm.stats().steps - before)
+        held.go_on.set()
+        llm.shutdown()
     assert steps[0] == steps[1]
 
 
@@ -171,12 +155,11 @@ def test_device_host_disk(device, tmp_path, expected):
         llm.shutdown()
 
 
-def test_request_waiting_for_a_load_is_not_overtaken_forever(device, monkeypatch):
+def test_request_waiting_for_a_load_is_not_overtaken_forever(device):
     """While another load is in progress, later requests do not take the room that a large request waits for."""
     llm = make(store_timeout_s=30)
     add_all(llm)
-    go_on, put = threading.Event(), type(llm.storage).put_slab
-    monkeypatch.setattr(type(llm.storage), "put_slab", lambda *asked: (go_on.wait(30), put(*asked))[1])
+    llm.storage.before_put = held = Held()
     engine, run, residency = llm.local.engine, llm.local.thread.run, llm.local.residency
 
     def added(prompt, tokens: int = 4):
@@ -198,7 +181,7 @@ def test_request_waiting_for_a_load_is_not_overtaken_forever(device, monkeypatch
         run(engine.step)
         residency.wait(0.02)
     assert not small.token_ids
-    go_on.set()
+    held.go_on.set()
     while engine.busy:
         run(engine.step)
         residency.wait(0.001)
@@ -225,8 +208,7 @@ def test_evicted_or_removed_schemas_leave_the_host_tier(device):
     llm.shutdown()
 
 
-def test_lifetimes_end_in_the_host_tier(device, monkeypatch):
-    clock = Clock(monkeypatch)
+def test_lifetimes_end_in_the_host_tier(device, clock):
     llm = make()
     llm.add_schema(SCHEMAS[0], ttl="1m")
     for schema in SCHEMAS[1:]:
@@ -234,7 +216,7 @@ def test_lifetimes_end_in_the_host_tier(device, monkeypatch):
     host = llm.local.residency.tiers[0]
     keys = keys_of(llm, SCHEMAS[0])
     assert keys & {entry.key for entry in host.iterate()}
-    clock.now += 61
+    clock.advance(61)
     (output,) = answers(llm, PROMPTS[:1])
     assert dict(output.usage.misses).keys() == {"expired"}
     llm.local.residency.flush(10)

@@ -18,6 +18,7 @@ from inlay.engine.forward import StepObserver
 from inlay.engine.request import Request
 from inlay.kv.offload.host import aligned
 from tests.model.attention.devices import pretend
+from tests.model.hooks import failing
 from tests.model.test_host_memory import GREEDY, PROMPTS, SCHEMAS, add_all, answers, keys_of, make, tokens_of
 from tests.unit.kv.accounting import audit
 
@@ -62,20 +63,19 @@ class Copies:
         self.copied: list[int] = []
         self.before = before
         self._llm = llm
-        put, attend = type(llm.storage).put_slab, type(llm.local.engine.runner.backend).attend
+        attend = type(llm.local.engine.runner.backend).attend
 
-        def slowly(storage, layer, slots, slab):
+        def begins(layer, slots):
             if not layer:
                 self._poison(slots)
             self.before(layer)
             self.copied.append(layer)
-            return put(storage, layer, slots, slab)
 
         def noted(backend, query, key, value, pool, plan, layer, options):
             self.attended[layer].set()
             return attend(backend, query, key, value, pool, plan, layer, options)
 
-        monkeypatch.setattr(type(llm.storage), "put_slab", slowly)
+        llm.storage.before_put = begins
         monkeypatch.setattr(type(llm.local.engine.runner.backend), "attend", noted)
 
     def _poison(self, slots) -> None:
@@ -178,7 +178,7 @@ def test_tokens_computed_with_a_damaged_layer_are_dropped(device, monkeypatch, e
     assert together == ([2] if layer else []), "one pass has read the layer before it"
     (again,) = answers(llm, PROMPTS[:1])
     assert again.outputs[0].token_ids == expected[0]
-    assert again.usage.misses == (), "it is stored as it was computed anew"
+    assert again.usage.misses == (), "the recomputed module is stored"
     ended(llm)
 
 
@@ -222,10 +222,8 @@ def test_failed_request_releases_its_chunks_and_loading_continues(device, monkey
             copies.attended[0].wait(WAIT_S)
 
     copies.before = before
-    with monkeypatch.context() as patch:
-        patch.setattr(type(llm.local.engine.runner), "run", broken)
-        with pytest.raises(Exception, match="the pass fails"):
-            answers(llm, PROMPTS[:1])
+    with failing(llm.loaded, RuntimeError("the pass fails")), pytest.raises(RuntimeError, match="the pass fails"):
+        answers(llm, PROMPTS[:1])
     copies.attended[0].set()
     (output,) = answers(llm, PROMPTS[:1])
     assert output.usage.computed_tokens < 20
@@ -257,7 +255,3 @@ def damage(llm: LLM, layer: int) -> None:
     for kept in host.kept.values():
         at = sum(aligned(math.prod(shape)) for shape, _ in kept.slabs[:layer])
         host.memory.write(kept.pages, at, host.memory.read(kept.pages, at, 1) ^ 1)
-
-
-def broken(*args, **kwargs):
-    raise RuntimeError("the pass fails")

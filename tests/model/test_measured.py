@@ -255,5 +255,5 @@ def test_auto_reads_a_message_part_exactly_until_it_is_profiled():
     assert [usage.module_tokens for usage in usages[:2]] == [0, 0]
     assert llm.stats().profiled_tokens > 0
     assert usages[-1].module_tokens > 0
-    assert usages[-1].linked_tokens == 0, "it repairs by profiles"
+    assert usages[-1].linked_tokens == 0, "it recomputes by profiles"
     llm.shutdown()

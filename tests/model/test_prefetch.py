@@ -10,9 +10,9 @@ import pytest
 
 from inlay import LLM, ParameterError, Prompt, SamplingParams, Schema
 from inlay.engine import lower_tiers
-from inlay.engine.runner import Runner
 from inlay.kv.offload import shared
 from tests.conftest import tiny
+from tests.model.hooks import each_pass
 from tests.model.test_store import answer, make, restarted
 from tests.raising import raises
 from tests.unit.kv.offload.fake_server import FakeServer
@@ -86,22 +86,20 @@ def test_shared_segments_are_loaded_for_queued_requests(monkeypatch):
     """With one slot taken, the shared tier is queried and read for the request in the queue."""
     server = FakeServer()
     restarted(None, taking("a"), UNION, store_shared=server.address)
-    monkeypatch.setattr(shared, "FIND_S", 30.0)
     came, steps, in_time = threading.Event(), [], []
-    get, run = shared.SharedTier.get, Runner.run
+    get = shared.SharedTier.get
     monkeypatch.setattr(shared.SharedTier, "get", lambda *asked: (came.set(), get(*asked))[1])
 
-    def run_slowly(*asked, **more):
-        steps.append(asked)
+    def slow(tokens):
+        steps.append(tokens)
         if 3 <= len(steps) <= 10 and came.wait(2):  # the server's answer takes effect between two steps
             in_time.append(len(steps))
-        return run(*asked, **more)
 
     llm = make(None, max_num_seqs=1, store_shared=server.address)
     llm.add_schema(UNION, encode=False)
-    monkeypatch.setattr(Runner, "run", run_slowly)
     params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
-    _, second = llm.generate(["Somebody else's text.", taking("a")], params)
+    with each_pass(llm.loaded, before=slow):
+        _, second = llm.generate(["Somebody else's text.", taking("a")], params)
     assert in_time
     assert second.usage.shared_tokens > 0
     assert llm.stats().encoded_tokens == 0

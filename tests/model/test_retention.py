@@ -10,7 +10,7 @@ from inlay import AsyncLLM, CapacityError, ParameterError, Schema
 from inlay.errors import PinError
 from inlay.kv import lifetimes
 from inlay.kv.lifetimes import BY_KEY
-from tests.model.test_store import BOTH, GREEDY, SCHEMA, Clock, answer, files, make
+from tests.model.test_store import BOTH, GREEDY, SCHEMA, answer, files, make
 from tests.raising import raises
 
 DOCUMENT = "A document of some length. " * 8
@@ -36,60 +36,55 @@ def crowd(llm, times: int = 12) -> None:
 # Lifetimes
 
 
-def test_unread_schema_expires_after_its_lifetime(tmp_path, monkeypatch):
-    clock = Clock(monkeypatch)
+def test_unread_schema_expires_after_its_lifetime(tmp_path, clock):
     llm = make(tmp_path)
     llm.add_schema(SCHEMA, ttl="5m")
-    clock.now += 299
+    clock.advance(299)
     assert misses(llm) == {}
-    clock.now += 299
-    assert misses(llm) == {}, "it began anew with the prompt that read it"
-    clock.now += 301
+    clock.advance(299)
+    assert misses(llm) == {}, "the count restarts with the prompt that read it"
+    clock.advance(301)
     assert set(misses(llm)) == {"expired"}
     llm.shutdown()
 
 
-def test_lifetime_of_unread_schema_starts_at_its_encoding(tmp_path, monkeypatch):
-    clock = Clock(monkeypatch)
+def test_lifetime_of_unread_schema_starts_at_its_encoding(tmp_path, clock):
     llm = make(tmp_path)
     llm.add_schema(SCHEMA, ttl="5m")
     assert encoded(llm) == 0
-    clock.now += 301
+    clock.advance(301)
     answer(llm, "Anything, since lifetimes are looked at when requests come.")
     assert encoded(llm) > 0
     llm.shutdown()
 
 
-def test_longest_lifetime_of_equal_texts_counts(monkeypatch):
-    clock = Clock(monkeypatch)
+def test_longest_lifetime_of_equal_texts_counts(clock):
     llm = make("off")
     llm.add_schema(SCHEMA, ttl="1h")
     llm.add_schema(Schema.from_string(SCHEMA.to_pml().replace('name="s"', 'name="t"')), ttl="5m")
-    clock.now += 3000
+    clock.advance(3000)
     answer(llm, "Anything.")
     assert encoded(llm) == 0
     llm.shutdown()
 
 
-def test_later_process_keeps_the_remaining_lifetime(tmp_path, monkeypatch):
+def test_later_process_keeps_the_remaining_lifetime(tmp_path, clock):
     llm = make(tmp_path)
     llm.add_schema(SCHEMA, ttl="5m")
     llm.shutdown()
-    clock = Clock(monkeypatch)
     later = make(tmp_path)
     later.add_schema(SCHEMA, encode=False)
     assert misses(later) == {}, "it comes from the folder"
-    clock.now += 301
+    clock.advance(301)
     assert set(misses(later)) == {"expired"}
     later.shutdown()
 
 
-def test_infinite_lifetime_outlives_all_others(monkeypatch):
-    clock = Clock(monkeypatch)
+def test_infinite_lifetime_outlives_all_others(clock):
     llm = make("off")
     llm.add_schema(SCHEMA, ttl="inf")
     llm.add_schema(SCHEMA, ttl="5m")
-    clock.now += 1e7
+    clock.advance(1e7)
     assert misses(llm) == {}
     llm.shutdown()
 
@@ -103,19 +98,18 @@ def test_invalid_lifetime_is_rejected_before_the_schema_is_added():
 
 
 @pytest.mark.parametrize("reuse", ["exact", "modular"])
-def test_marked_part_expires_under_every_policy(monkeypatch, reuse):
+def test_marked_part_expires_under_every_policy(clock, reuse):
     """Under exact the part is text of the prompt: text after it expires with it, and text before it stays."""
-    clock = Clock(monkeypatch)
     llm = make("off")
     mark = {"cache_control": {"type": "ephemeral", "ttl": "5m"}}
     parts = [{"type": "text", "text": "Some words before it. " * 4}, {"type": "text", "text": DOCUMENT} | mark]
     messages = [{"role": "user", "content": [*parts, {"type": "text", "text": "What now?"}]}]
     first = answer(llm, messages, reuse=reuse).usage
     assert answer(llm, messages, reuse=reuse).usage.cached_tokens > 0.8 * first.prompt_tokens
-    clock.now += 299
+    clock.advance(299)
     kept = answer(llm, messages, reuse=reuse).usage.cached_tokens
     assert kept > 0.8 * first.prompt_tokens
-    clock.now += 301
+    clock.advance(301)
     after = answer(llm, messages, reuse=reuse).usage
     assert after.cached_tokens < 0.4 * first.prompt_tokens
     if reuse == "exact":
@@ -126,8 +120,7 @@ def test_marked_part_expires_under_every_policy(monkeypatch, reuse):
 @pytest.mark.parametrize(
     "recompute", ["linked:12", "linked:9999", "profiled:0.3", "profiled:1", "query:0.4", "blend:0.4"]
 )
-def test_recomputed_tokens_of_a_part_expire_with_it(monkeypatch, recompute):
-    clock = Clock(monkeypatch)
+def test_recomputed_tokens_of_a_part_expire_with_it(clock, recompute):
     llm = make("off")
     messages = marked("Some words before it, of which there is no end. ", "@" * 80)
     (secret,) = set(llm.processor.encoder.text("@" * 4))
@@ -137,8 +130,8 @@ def test_recomputed_tokens_of_a_part_expire_with_it(monkeypatch, recompute):
 
     usage = answer(llm, messages, reuse=f"modular+{recompute}").usage
     assert usage.recomputed_tokens > 10
-    assert kept() >= 80, "the module and what was computed anew of it, which may be all"
-    clock.now += 301
+    assert kept() >= 80, "the module and its recomputed tokens, which may be all of it"
+    clock.advance(301)
     answer(llm, "Anything, since lifetimes are looked at when requests come.")
     assert kept() == 0
     llm.shutdown()
@@ -154,9 +147,8 @@ def marked(*texts: str) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("reuse", ["exact", "modular"])
-def test_lifetime_table_is_fair_between_salts(monkeypatch, reuse):
+def test_lifetime_table_is_fair_between_salts(monkeypatch, clock, reuse):
     monkeypatch.setattr(lifetimes, "MOST_TOKENS", 3000)
-    clock = Clock(monkeypatch)
     llm = make("off")
     kept = marked(DOCUMENT)
     answer(llm, kept, reuse=reuse, cache_salt="bob")
@@ -166,21 +158,20 @@ def test_lifetime_table_is_fair_between_salts(monkeypatch, reuse):
     answer(llm, "Anything, since lifetimes are looked at when requests come.")
     assert answer(llm, kept, reuse=reuse, cache_salt="bob").usage.cached_tokens == before > 100
     assert answer(llm, many, reuse=reuse, cache_salt="ann").usage.cached_tokens > 0.9 * tokens, "claims go, and no KV"
-    clock.now += 301
+    clock.advance(301)
     assert answer(llm, kept, reuse=reuse, cache_salt="bob").usage.cached_tokens < 0.4 * before, "it ends when it should"
     llm.shutdown()
 
 
-def test_parts_requested_again_outlive_the_prompt(monkeypatch):
-    clock = Clock(monkeypatch)
+def test_parts_requested_again_outlive_the_prompt(clock):
     llm = make("off")
     shared, both = marked(DOCUMENT), marked(DOCUMENT, "Another document, which is of some more words. " * 8)
     tokens = answer(llm, both, reuse="exact").usage.prompt_tokens
-    clock.now += 200
+    clock.advance(200)
     answer(llm, shared, reuse="exact")
-    clock.now += 200
+    clock.advance(200)
     assert 100 < answer(llm, both, reuse="exact").usage.cached_tokens < 0.6 * tokens, "the second one alone is over"
-    clock.now += 301
+    clock.advance(301)
     assert answer(llm, both, reuse="exact").usage.cached_tokens < 0.2 * tokens
     llm.shutdown()
 
@@ -351,15 +342,14 @@ def test_evicted_module_is_not_pinned():
     llm.shutdown()
 
 
-def test_pinned_text_outlives_its_lifetime(monkeypatch):
-    clock = Clock(monkeypatch)
+def test_pinned_text_outlives_its_lifetime(clock):
     llm = make("off")
     llm.add_schema(SCHEMA, ttl="5m")
     llm.pin("s")
-    clock.now += 1000
+    clock.advance(1000)
     assert misses(llm) == {}
     llm.unpin("s")
-    clock.now += 1000
+    clock.advance(1000)
     assert set(misses(llm)) == {"expired"}
     llm.shutdown()
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import math
 import threading
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from inlay import LLM, AsyncLLM, InlayError, ParameterError, Prompt, SamplingParams, Schema
-from inlay.engine.runner import Runner
 from inlay.events import EncodeEvent
 from inlay.kv.offload.disk import DiskTier
 from inlay.models.fingerprint import NUMERICS_VERSION
 from tests.conftest import tiny
+from tests.model.hooks import each_pass
 from tests.raising import raises
 
 SCHEMA = Schema.from_string(
@@ -44,15 +44,6 @@ def restarted(store: Path | str | None, prompt=BOTH, schema: Schema = SCHEMA, **
     output = answer(llm, prompt)
     llm.shutdown()
     return output, llm.stats()
-
-
-class Clock:
-    """The monotonic clock that lifetimes go by."""
-
-    def __init__(self, monkeypatch) -> None:
-        self.now = 1000.0
-        clock = SimpleNamespace(monotonic=lambda: self.now, perf_counter=time.perf_counter)
-        monkeypatch.setattr("inlay.engine.retention.time", clock)
 
 
 def files(store: Path) -> list[Path]:
@@ -216,9 +207,8 @@ async def _last(outputs):
     return [output async for output in outputs][-1]
 
 
-def test_part_of_a_message_has_its_longest_lifetime(tmp_path, monkeypatch):
+def test_part_of_a_message_has_its_longest_lifetime(tmp_path, clock):
     """Of two requests' claims the one that ends last counts, in the pool and on disk; then it has expired."""
-    clock = Clock(monkeypatch)
     llm = make(tmp_path, store_private=True)
 
     def asked(ttl: str | None) -> dict[str, int]:
@@ -228,16 +218,15 @@ def test_part_of_a_message_has_its_longest_lifetime(tmp_path, monkeypatch):
 
     assert set(asked("5m")) == {"never seen"}
     assert asked("1h") == asked("5m") == asked(None) == {}
-    clock.now += 3599
+    clock.advance(3599)
     assert asked(None) == {}
-    clock.now += 2
+    clock.advance(2)
     assert set(asked(None)) == {"expired"}
     llm.shutdown()
 
 
-def test_promoted_text_of_a_part_expires_with_it(monkeypatch):
+def test_promoted_text_of_a_part_expires_with_it(clock):
     """After a part that stays, the other is encoded exactly when both are asked for again."""
-    clock = Clock(monkeypatch)
     llm = make("off")
 
     def asked(question: str, salt: str | None = None):
@@ -253,9 +242,9 @@ def test_promoted_text_of_a_part_expires_with_it(monkeypatch):
     for salt in (None, "other"):
         asked("What?", salt)
         asked("And?", salt)
-    clock.now += 299
+    clock.advance(299)
     assert asked("So?", "other").promoted_tokens == (27 + 29) * 3
-    clock.now += 2
+    clock.advance(2)
     after = asked("What?")
     assert (after.promoted_tokens, after.misses) == (27 * 3, (("expired", 29 * 3),))
     assert asked("And?", "other").promoted_tokens == (27 + 29) * 3  # of another's, nothing is forgotten
@@ -308,19 +297,18 @@ def test_disk_is_read_for_queued_requests(store, expected, monkeypatch):
     """With one slot, the running request does not continue until the disk is read for the request in the queue."""
     began, get = threading.Event(), DiskTier.get
     monkeypatch.setattr(DiskTier, "get", lambda *asked: (began.set(), get(*asked))[1])
-    run, steps, in_time = Runner.run, [], []
+    steps, in_time = [], []
 
-    def run_slowly(*asked, **more):
-        steps.append(asked)
+    def slow(tokens):
+        steps.append(tokens)
         if len(steps) == 3:
             in_time.append(began.wait(20))
-        return run(*asked, **more)
 
     llm = make(store, max_num_seqs=1)
     llm.add_schema(SCHEMA, encode=False)
-    monkeypatch.setattr(Runner, "run", run_slowly)
     params = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
-    _, second = llm.generate(["Somebody else's text.", BOTH], params)
+    with each_pass(llm.loaded, before=slow):
+        _, second = llm.generate(["Somebody else's text.", BOTH], params)
     assert in_time == [True]
     assert second.outputs[0].token_ids == expected[:5]
     assert second.usage.disk_tokens > 0
@@ -395,19 +383,16 @@ def test_full_disk_affects_no_answer(tmp_path, expected, monkeypatch, caplog):
 
 
 @pytest.mark.parametrize("later", [0, 2])
-def test_segments_of_an_invalid_request_are_not_stored(tmp_path, monkeypatch, later):
+def test_segments_of_an_invalid_request_are_not_stored(tmp_path, later):
     """Logits that are no numbers, in the pass that ends the prompt or in a later one: its modules are suspect."""
     llm = make(tmp_path)
     llm.add_schema(SCHEMA, encode=False)
-    run, calls = Runner.run, []
+    passes = itertools.count()
 
-    def damaged(self, work, rows, plan=None):
-        logits = run(self, work, rows, plan)
-        calls.append(len(rows))
-        return logits * float("nan") if len(calls) > later else logits
+    def damaged(logits):
+        return logits * math.nan if next(passes) >= later else None
 
-    monkeypatch.setattr(Runner, "run", damaged)
-    with pytest.raises(InlayError):
+    with each_pass(llm.loaded, after=damaged), pytest.raises(InlayError):
         answer(llm)
     llm.shutdown()
     assert files(tmp_path) == []

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from safetensors import safe_open
 
 from inlay import LLM, ParameterError, Schema
-from inlay.kv.offload import disk
 from inlay.kv.offload.disk import DiskTier
 from tests.model.equivalence.recorder import Recorder, close
 from tests.model.families.configs import tiny
 from tests.model.families.suite import _steps as steps_of
-from tests.model.test_store import Clock
 
 SCHEMA = Schema.from_string(
     '<schema name="s">Always here. <module name="a">One module, of a few tokens more than a chunk.</module>'
@@ -152,10 +149,8 @@ def test_a_new_process_continues_a_private_state_under_its_salt_alone(name, tmp_
 
 
 @pytest.mark.parametrize("salt", [None, "mine"])
-def test_a_prefix_goes_with_the_lifetime_of_its_schema(salt, tmp_path, monkeypatch):
+def test_a_prefix_goes_with_the_lifetime_of_its_schema(salt, tmp_path, clock):
     """Each request restarts the lifetime, in the pool and on disk."""
-    clock = Clock(monkeypatch)
-    monkeypatch.setattr(disk, "time", SimpleNamespace(time=lambda: clock.now, monotonic=time.monotonic))
 
     def asked(*waits: float) -> list[int]:
         """Ask once in a new process, and again after each wait."""
@@ -165,16 +160,16 @@ def test_a_prefix_goes_with_the_lifetime_of_its_schema(salt, tmp_path, monkeypat
             llm.add_schema(SCHEMA, cache_salt=salt, encode=False, ttl="5m")
             found = [process.cached("What then?")]
             for wait in waits:
-                clock.now += wait
+                clock.advance(wait)
                 found.append(process.cached("And now?"))
             return found
 
     computed, whole = asked(200)
     assert (computed, len(files(tmp_path))) == (0, 1)
-    clock.now += 200
+    clock.advance(200)
     assert asked(200) == [whole, whole]
     assert asked(301) == [whole, 0]
-    clock.now += 301
+    clock.advance(301)
     assert asked() == [0]
     assert files(tmp_path)
 

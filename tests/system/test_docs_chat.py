@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 import shlex
 
@@ -10,6 +9,7 @@ import pytest
 
 from inlay.cli.chat_session import HELP
 from inlay.cli.main import main
+from tests.commands import pipe
 from tests.pages import DOCS, Block, blocks, rows
 
 pytestmark = pytest.mark.long
@@ -24,7 +24,7 @@ def test_the_recorded_session(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     monkeypatch.chdir(DOCS.parent)
     typed = [line[2:] for line in SESSION.text.splitlines() if line.startswith("> ")]
     shown = [line for line in SESSION.text.splitlines() if not line.startswith("> ")]
-    monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in typed)))
+    pipe(monkeypatch, "".join(f"{line}\n" for line in typed))
     assert main(["chat", "demo", "--store", "off"]) == 0
     out, err = capsys.readouterr()
     assert out.splitlines() == [line for line in shown if not line.startswith("(")]
@@ -51,7 +51,7 @@ def test_the_pipe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     monkeypatch.chdir(DOCS.parent)
     (block,) = [block for block in BLOCKS if "printf" in block.text and block.language == "sh"]
     printed, _, command = block.text.partition(" | ")
-    monkeypatch.setattr("sys.stdin", io.StringIO(shlex.split(printed)[1].replace("\\n", "\n")))
+    pipe(monkeypatch, shlex.split(printed)[1].replace("\\n", "\n"))
     assert main([*shlex.split(command)[1:], "--store", "off"]) == 0
     assert capsys.readouterr().out.splitlines() == ["added bravel.txt", "Rosa Tilen"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 
+from tests.commands import run
 from tests.pages import DOCS, blocks
-from tests.system.cli.test_cli import run
 
 PAGE = DOCS / "guides" / "configuration.md"
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import runpy
 import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 
 from inlay import Prompt
 from inlay.cli.main import main
+from tests.commands import run_file
 
 pytestmark = pytest.mark.long
 
@@ -40,8 +39,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         if words[0] == "inlay":
             assert main(words[1:]) == 0, capsys.readouterr().err
         else:
-            monkeypatch.setattr(sys, "argv", words[1:])
-            runpy.run_path(words[1], run_name="__main__")
+            run_file(*words[1:])
         return capsys.readouterr().out
 
     return start

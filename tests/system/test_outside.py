@@ -30,11 +30,11 @@ OF_OTHERS = {
     "_request_id",  # of answers in Anthropic's client
     "_inv_freq",  # the end of the names of rotary buffers
 }
-#: Strings that are no attributes: the file of our kernel, metric suffixes, searched text, a LongBench field, weight
-#: names, and the variable by which shells ask for completion.
-OTHERWISE = {"_kernel", "_sum", "_count", "_total", "_tokens", "_stop", "_id", "_exps", "_proj", "_gb_s", "_ms"}
-OTHERWISE |= {"_tokens_s", "_scale_inv"}
-OTHERWISE |= {"_INLAY_COMPLETE"}
+#: Strings that are no attributes: the file of our kernel, a field of LongBench, and the variable by which shells ask
+#: for completion.
+OTHERWISE = {"_kernel", "_id", "_INLAY_COMPLETE"}
+#: Methods of strings, whose arguments are text.
+OF_TEXT = {"endswith", "removeprefix", "removesuffix", "replace", "startswith"}
 
 _PRIVATE = re.compile(r"_[a-zA-Z]\w*")
 
@@ -42,9 +42,9 @@ _PRIVATE = re.compile(r"_[a-zA-Z]\w*")
 def reached(text: str) -> Iterator[str]:
     """Yield the names that a file uses, each with its line: attributes, imports, and names in strings."""
     tree = ast.parse(text)
-    own = _own(tree)
+    own, plain = _own(tree), {node for node in _plain(tree) if isinstance(node, ast.Constant)}
     for node in ast.walk(tree):
-        for name in _names(node, own):
+        for name in () if node in plain else _names(node, own):
             if _PRIVATE.fullmatch(name) and name not in OF_OTHERS | OTHERWISE:
                 yield f"line {node.lineno}: {name}"  # type: ignore[attr-defined]
 
@@ -57,6 +57,25 @@ def _names(node: ast.AST, own: set[str]) -> Iterator[str]:
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield _last(node.value)
+
+
+def _plain(tree: ast.Module) -> Iterator[ast.AST]:
+    """The strings that name no attribute: parts of f-strings, operands, and arguments of a string's methods."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield from node.values
+        elif isinstance(node, ast.BinOp | ast.Compare):
+            yield from _operands(node)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in OF_TEXT:
+            yield from node.args
+
+
+def _operands(node: ast.AST) -> Iterator[ast.AST]:
+    """The operands of an operator, also those in tuples and conditions, but none inside a call."""
+    for operand in ast.iter_child_nodes(node):
+        yield operand
+        if isinstance(operand, ast.BinOp | ast.IfExp | ast.Tuple):
+            yield from _operands(operand)
 
 
 def _last(text: str) -> str:
@@ -98,6 +117,11 @@ def test_no_private_names_are_used() -> None:
         ("class Mine(Engine):\n    def f(self):\n        return self._theirs", ["_theirs"]),
         ("class Mine:\n    def __init__(self):\n        self._own = 1\n    def f(self):\n        return self._own", []),
         ("class Mine:\n    _own: int\n    def f(self):\n        return self._own", []),
+        ("getattr(engine, '_pass') == None", ["_pass"]),
+        ("engine._count + 1", ["_count"]),
+        ("f'{getattr(engine, \"_pass\")}_ms'", ["_pass"]),
+        ("name + '_sum' * many in ('_count', f'{name}_ms')", []),
+        ("name.removesuffix('_total')", []),
         ("from inlay import __version__\nengine.__class__", []),
         ("model.config._attn_implementation", []),
     ],

@@ -14,11 +14,13 @@ from inlay.attention.plan import build_plan
 from inlay.attention.registry import get_backend
 from inlay.errors import ParameterError
 from inlay.slots import join, total
+from inlay_lab.bench.attention import measure
 from inlay_lab.bench.attention.cases import PLACEMENTS, Case, Content, Pages, SegmentCase, pieces_of
 from inlay_lab.bench.attention.cases import step as segment_step
 from inlay_lab.bench.attention.measure import COLUMNS, MEMORY, PARTS, AttentionSetting, measure_attention, step, store
 from inlay_lab.bench.attention.plans import PrefillCase, prefill_step, scattered
 from inlay_lab.bench.attention.plot import draw_attention
+from tests.counting import calls_of
 
 pytestmark = pytest.mark.long
 
@@ -202,15 +204,12 @@ def test_caches_too_large_together_are_measured_one_by_one(monkeypatch):
     class Memory:
         available = 50_000
 
-    stored: list[str] = []
     monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory)
     monkeypatch.setattr("inlay_lab.bench.attention.measure.describe_machine", dict)
-    monkeypatch.setattr(
-        "inlay_lab.bench.attention.measure.store", lambda memory, *rest: stored.append(memory) or store(memory, *rest)
-    )
+    stores = calls_of(monkeypatch, measure, "store")
     setting = changed(parts=("figure4",), batches=(8,))
     (row,) = measure_attention(setting)["figure4"]
-    assert stored == ["shared", "copies", "dense"]
+    assert [memory for memory, *_ in stores] == ["shared", "copies", "dense"]
     assert all("ms" in cell for cell in row["columns"].values())
 
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.commands import run_file
 from tests.pages import DOCS
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "kv_cache_dtype.py"
 
 
 @pytest.mark.long
-def test_table_equals_the_page(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setattr(sys, "argv", [str(FILE), "random:tiny", "2x400", "1x700"])
-    runpy.run_path(str(FILE), run_name="__main__")
+def test_table_equals_the_page(capsys: pytest.CaptureFixture[str]):
+    run_file(FILE, "random:tiny", "2x400", "1x700")
     head, line, *rows, last = capsys.readouterr().out.splitlines()
     assert f"{head}\n{line}\n" in (DOCS / "internals/results.md").read_text()
     found = json.loads(last)["rows"]

@@ -41,13 +41,6 @@ def fp32() -> LLM:
     return LLM(TINY, dtype="float32", seed=0, reuse="isolated", kv_memory="64MiB")
 
 
-@pytest.fixture
-def quick_model(monkeypatch) -> None:
-    """A tiny model in memory replaces any named model."""
-    for module in ("inlay.models.load", "inlay_lab.bench.stock"):
-        monkeypatch.setattr(f"{module}.load_model", lambda *arguments, **keywords: tiny("llama"))
-
-
 def test_the_baseline_is_the_stock_model_with_our_weights(fp32):
     model = stock.load_stock(TINY, "float32")
     assert {type(m).__name__ for m in model.modules()} >= {"LlamaRMSNorm", "LlamaMLP", "LlamaAttention", "Linear"}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import runpy
-import sys
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +17,7 @@ from inlay_lab.bench.serve import clients
 from inlay_lab.bench.serve.clients import Case, Verdict
 from inlay_lab.bench.serve.collector import collecting
 from inlay_lab.bench.serve.measure import Load, run_in_turns, run_load
+from tests.commands import run_file
 from tests.server.server.conftest import Site, running, small_model
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "serve_load.py"
@@ -65,11 +64,10 @@ def test_lost_tokens_are_detected(loaded: Site, monkeypatch: pytest.MonkeyPatch)
     assert found["problems"]
 
 
-def test_command_uses_a_running_server(loaded: Site, monkeypatch: pytest.MonkeyPatch, capsys):
+def test_command_uses_a_running_server(loaded: Site, capsys):
     url = f"http://127.0.0.1:{loaded.port}"
     options = ["--url", url, "--clients", "2", "--seconds", "0.3", "--prompts", "2", "--max-tokens", "4"]
-    monkeypatch.setattr(sys, "argv", ["serve_load.py", *options])
-    runpy.run_path(str(FILE), run_name="__main__")
+    run_file(FILE, *options)
     assert capsys.readouterr().out.startswith(f'{{"model": "{url}", "clients": 2, ')
 
 

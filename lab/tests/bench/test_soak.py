@@ -7,8 +7,6 @@ import json
 import mmap
 import os
 import random
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from inlay.errors import ParameterError
 from inlay_lab.bench.serve.soak import Soak, judged
 from inlay_lab.bench.serve.traffic import Seen, Tenant
 from inlay_lab.bench.serve.under_attack import memory_of
+from tests.commands import run_file
 from tests.server.server.conftest import running, small_model
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "serve_soak.py"
@@ -78,10 +77,9 @@ def test_expected_rejections_pass_and_others_are_reported():
 @pytest.mark.long
 def test_short_soak_passes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     options = ["--minutes", "0.3", "--settle", "0.1", "--interval", "3", "--rate", "40"]
-    monkeypatch.setattr(sys, "argv", [str(FILE), *options])
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # of the server: more threads would wait for other tests' threads
     with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(FILE), run_name="__main__")
+        run_file(FILE, *options)
     *lines, last = capsys.readouterr().out.splitlines()
     found = json.loads(last)
     assert (found["problems"], found["exit_status"]) == ([], 0)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import runpy
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from inlay.errors import ModelError, ParameterError
 from inlay_lab.bench.store.files import LikePool, cached_share, drop_pages, read_through
 from inlay_lab.bench.store.llama import llama_slot
 from inlay_lab.bench.store.measure import StoreSetting, measure_store
+from tests.commands import run_file
 from tests.conftest import CONFIGS
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "store.py"
@@ -118,10 +117,9 @@ def test_llama_cpp_slot_is_restored(tmp_path: Path):
 
 
 @pytest.mark.long
-def test_the_command_prints_a_table_and_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_the_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str]):
     options = ["--model", "random:tiny", "--tokens", "32", "--runs", "1", "--baselines", "none"]
-    monkeypatch.setattr(sys, "argv", [str(FILE), *options])
-    runpy.run_path(str(FILE), run_name="__main__")
+    run_file(FILE, *options)
     head, line, *rows, last = capsys.readouterr().out.splitlines()
     found = json.loads(last)
     assert (found["tokens"], line) == (32, "|---|---|---|---|")

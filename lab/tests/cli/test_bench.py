@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 import sys
 from pathlib import Path
 
 import pytest
 
-from inlay.cli.main import main
 from inlay.kv.policies import POLICIES
 from inlay_lab.cli import bench
 from inlay_lab.cli.bench_tables import show
-from tests.conftest import tiny
+from tests import commands
+from tests.commands import run_file
 
 pytestmark = pytest.mark.long
 
@@ -31,17 +30,11 @@ COMMANDS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def quick_model(monkeypatch) -> None:
-    """A tiny model in memory replaces any named model; tests/system/cli/test_cli.py runs a command with a real one."""
-    for module in ("inlay.models.load", "inlay_lab.bench.stock", "inlay_lab.bench.throughput.measure"):
-        monkeypatch.setattr(f"{module}.load_model", lambda *arguments, **keywords: tiny("llama"))
+pytestmark = pytest.mark.usefixtures("quick_model")  # tests/system/cli/test_cli.py runs a command with a real one
 
 
 def run(capsys, command: str) -> tuple[int, str, str]:
-    status = main(["bench", *command.split()])
-    out, err = capsys.readouterr()
-    return status, out, err
+    return commands.run(capsys, "bench", *command.split())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -126,10 +119,9 @@ def test_unknown_option_is_reported_despite_help(capsys):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_command_is_also_a_file(name, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--help"])
+def test_every_command_is_also_a_file(name, capsys):
     with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(BENCHMARKS / f"{name}.py"), run_name="__main__")
+        run_file(BENCHMARKS / f"{name}.py", "--help")
     assert ended.value.code == 0
     assert f"bench {name}" in capsys.readouterr().out
     assert f"python lab/benchmarks/{name}.py" in (BENCHMARKS / f"{name}.py").read_text()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from inlay.cli.main import main
+from tests.commands import run
 from tests.model.check.models import save
-from tests.system.cli.test_cli import run
 
 pytestmark = pytest.mark.long
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import run
 from tests.model.check.models import save
-from tests.system.cli.test_cli import run
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "longbench"
 QA = ["--data", str(EXAMPLE), "--datasets", "qasper,hotpotqa"]

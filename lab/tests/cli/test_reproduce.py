@@ -7,7 +7,7 @@ import json
 import pytest
 
 from inlay_lab.reproduce.catalog import EXPERIMENTS
-from tests.system.cli.test_cli import run
+from tests.commands import run
 
 
 @pytest.fixture(autouse=True)

@@ -288,19 +288,17 @@ def test_training_continues_with_the_further_recipe(
     started: list[tuple] = []
     monkeypatch.setattr("inlay_lab.train.train.spawn", lambda work, settings, nprocs: started.append(settings))
     model = trained.out / "model"
-    monkeypatch.setattr("sys.argv", ["train", "--out", str(tmp_path / "run"), "--model", str(model)])
-    main()
+    command = ["--out", str(tmp_path / "run"), "--model", str(model)]
+    main(command)
     assert started[0][-1] == model
     assert (tmp_path / "run" / "tokenizer").is_dir()
     Training(tmp_path / "run", FURTHER, 1, 0, 1).save()
-    main()  # resumes
-    monkeypatch.setattr("sys.argv", ["train", "--out", str(tmp_path / "run")])
+    main(command)  # resumes
     with pytest.raises(SystemExit, match="2"):
-        main()
+        main(command[:2])
     assert "made with another seed or recipe" in capsys.readouterr().err
-    monkeypatch.setattr("sys.argv", ["train", "--out", str(tmp_path / "run"), "--model", str(tmp_path)])
     with pytest.raises(SystemExit, match="2"):
-        main()
+        main([*command[:3], str(tmp_path)])
     assert f"--model is {tmp_path}; there is no config.json in it" in capsys.readouterr().err
 
 
@@ -324,9 +322,8 @@ def test_invalid_command_is_rejected_before_it_starts(
 ):
     (tmp_path / "checkpoint.pt").write_bytes(b"no checkpoint")
     monkeypatch.setattr("inlay_lab.train.train.spawn", None)
-    monkeypatch.setattr("sys.argv", ["train", "--out", str(tmp_path), *arguments])
     with pytest.raises(SystemExit, match="2"):
-        main()
+        main(["--out", str(tmp_path), *arguments])
     assert sentence in capsys.readouterr().err
 
 
@@ -337,9 +334,8 @@ def test_interrupted_command_names_the_next_command(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("inlay_lab.train.train.spawn", interrupted)
-    monkeypatch.setattr("sys.argv", ["train", "--out", str(tmp_path)])
     with pytest.raises(SystemExit, match="130"):
-        main()
+        main(["--out", str(tmp_path)])
     assert f"the same command goes on from the last checkpoint in {tmp_path}\n" in capsys.readouterr().err
 
 

@@ -9,7 +9,7 @@ changes how many tokens a pass gives, and never which. See SuffixDecoding (arXiv
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
@@ -151,13 +151,13 @@ class _Finder:
         *("length", "rates", "request"),
     )
 
-    def __init__(self, request: Request, earlier: EarlierAnswers) -> None:
+    def __init__(self, request: Request, earlier: EarlierAnswers, rates: AcceptanceRates) -> None:
         self.request = request
         self._index = request.prompt.text_index()
         self._earlier = earlier
         self._answer = GrowingIndex(request.ids[-MOST_MATCH:])
         self._before = len(self._answer.ids)
-        self.rates = AcceptanceRates()
+        self.rates = rates
         self.length = 0
         self._text: Sequence[int] = ()  # the text of the match, its place there, and the length of the answer then
         self._place = self._begin = 0
@@ -234,14 +234,16 @@ class Speculator:
 
     Args:
         cost: the measured time of passes by their rows.
+        rates: makes the acceptance rates of an answer.
 
     Attributes:
         drafted, accepted: draft tokens that were run, and that answers accepted, by source, since the start.
         earlier: the earlier answers.
     """
 
-    def __init__(self, cost: RowCost) -> None:
+    def __init__(self, cost: RowCost, rates: Callable[[], AcceptanceRates] = AcceptanceRates) -> None:
         self._cost = cost
+        self._rates = rates
         self._finders: dict[Request, _Finder] = {}
         self.earlier = EarlierAnswers()
         self.drafted = Counter[str](dict.fromkeys(DRAFT_SOURCES, 0))
@@ -291,7 +293,7 @@ class Speculator:
         if finder is None:
             if request.sampling.forced:
                 return None
-            finder = self._finders[request] = _Finder(request, self.earlier)
+            finder = self._finders[request] = _Finder(request, self.earlier, self._rates())
         return finder if finder.follow(request.token_ids) else None
 
 

@@ -38,15 +38,34 @@ _THREADS = 2  # per lane: more threads would only share the interpreter's lock
 _MIB = 2**20
 _RETRY_S = 1.0
 _TRIMMED_BYTES = _MIB  # bytes of bodies and answers after which returning memory is worth some milliseconds
-TRIM_AFTER_S = 1.0
-TRIM_AGAIN_S = 8.0  # after that, for objects made from bodies: grammars, prompts
-TRIM_LATEST_S = 60.0  # after the first of many small ones
+
+
+def give_memory_back() -> None:
+    """Return freed memory to the system. glibc keeps freed memory below any block that is still in use."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries lack it
+    if trim is not None:
+        trim(0)
 
 
 class MemoryTrimmer:
-    """Returns freed memory to the system soon after large bodies and answers. Use it from one event loop."""
+    """Returns freed memory to the system soon after large bodies and answers. Use it from one event loop.
 
-    def __init__(self) -> None:
+    Args:
+        after_s: seconds from the end of a large body to the first return.
+        again_s: seconds from there to the second, for objects made from bodies: grammars, prompts.
+        latest_s: most seconds from the first of many small bodies to a return.
+        give_back: returns the memory.
+    """
+
+    def __init__(
+        self,
+        after_s: float = 1.0,
+        again_s: float = 8.0,
+        latest_s: float = 60.0,
+        give_back: Callable[[], object] = give_memory_back,
+    ) -> None:
+        self._after_s, self._again_s, self._latest_s = after_s, again_s, latest_s
+        self._give_back = give_back
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="inlay-trim")
         self._ended = 0  # bytes since memory was last returned
         self._timer: asyncio.TimerHandle | None = None
@@ -60,22 +79,22 @@ class MemoryTrimmer:
             return
         loop = asyncio.get_running_loop()
         if self._timer is None:
-            self._latest = loop.time() + TRIM_LATEST_S
+            self._latest = loop.time() + self._latest_s
         else:
             self._timer.cancel()
         self._soon = self._ended >= _TRIMMED_BYTES
         # Never at once, because the request still uses the parsed objects. Small bodies count too: their objects may
         # take hundreds of times their size.
-        delay = TRIM_AFTER_S if self._soon else TRIM_AGAIN_S
-        self._timer = loop.call_at(min(loop.time() + delay, self._latest), self._give_back)
+        delay = self._after_s if self._soon else self._again_s
+        self._timer = loop.call_at(min(loop.time() + delay, self._latest), self._trim)
 
-    def _give_back(self) -> None:
+    def _trim(self) -> None:
         again = self._soon
         self._soon, self._ended = False, 0
         loop = asyncio.get_running_loop()
-        self._latest = loop.time() + TRIM_LATEST_S
-        self._timer = loop.call_later(TRIM_AGAIN_S, self._give_back) if again else None
-        self._thread.submit(give_memory_back)
+        self._latest = loop.time() + self._latest_s
+        self._timer = loop.call_later(self._again_s, self._trim) if again else None
+        self._thread.submit(self._give_back)
 
 
 class BodyWorkers:
@@ -153,13 +172,6 @@ class _Lane:
             del self._bytes[tenant]
         if not cancelled:
             self._trimmer.ended(size)
-
-
-def give_memory_back() -> None:
-    """Return freed memory to the system. glibc keeps freed memory below any block that is still in use."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries lack it
-    if trim is not None:
-        trim(0)
 
 
 _SWITCH_S = 1e-4  # seconds that a thread running Python may keep the interpreter after another asks for it

@@ -6,15 +6,16 @@ from collections.abc import Sequence
 
 import torch
 
-from inlay.attention.storage import DeviceStorage, LayerShape
+from inlay.attention.storage import LayerShape
 from inlay.attention.torch import TorchBackend
+from tests.unit.kv.offload.watched_storage import WatchedDevice
 
 
 class OnDevice(TorchBackend):
     """PyTorch's attention, over pools as devices have them."""
 
-    def make_pool(self, layers: Sequence[LayerShape], dtype: torch.dtype, slots: int) -> DeviceStorage:
-        return DeviceStorage(layers, dtype, slots, self.device)
+    def make_pool(self, layers: Sequence[LayerShape], dtype: torch.dtype, slots: int) -> WatchedDevice:
+        return WatchedDevice(layers, dtype, slots, self.device)
 
 
 def pretend(monkeypatch) -> None:

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from inlay.authoring.plot import MAX_ROWS, Bar, Box, check_plot_file, draw_layout, layout_figure, rows_of
 from inlay.errors import ParameterError
 from inlay.prompt.layout import SchemaLayout
+from tests.commands import run
 from tests.raising import raises
-from tests.system.cli.test_cli import run
 from tests.unit.prompt.test_layout import lay_out
 
 ROOT = Path(__file__).parents[3]

@@ -16,21 +16,17 @@ from inlay.engine import core as engine_module
 from inlay.engine.allocation import SequenceAllocation
 from inlay.engine.core import EngineCore
 from inlay.engine.kv_manager import KVCacheManager
-from inlay.engine.runner import Runner
 from inlay.engine.scheduler import Scheduler
 from inlay.output import RequestState
 from inlay.types import RequestOutput
 from tests.conftest import tiny
-from tests.raising import raises
+from tests.model.hooks import each_pass
+from tests.raising import Panic, raises
 
 SCHEMA = Schema.from_string('<schema name="s"><module name="m">A module of some length.</module></schema>')
 PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 LONG = SamplingParams(temperature=0, max_tokens=1800, ignore_eos=True)
 PATIENCE_S = 20  # of a test that would wait forever
-
-
-class PanicException(BaseException):
-    """The exception that a panic in a Rust library raises; it does not derive from Exception."""
 
 
 def engine(**settings: Any) -> AsyncLLM:
@@ -96,7 +92,7 @@ def with_words(_: Any, request: Any) -> bool:
 # Faults
 
 
-@pytest.mark.parametrize("kind", [PanicException, SystemExit, RuntimeError])
+@pytest.mark.parametrize("kind", [Panic, SystemExit, RuntimeError])
 def test_fault_in_a_pass_ends_its_requests_and_not_the_thread(monkeypatch, kind):
     async def ask() -> None:
         llm = engine(max_num_seqs=1)
@@ -124,7 +120,7 @@ def test_fault_at_admission_ends_only_that_request(monkeypatch):
     run(ask())
 
 
-@pytest.mark.parametrize("kind", [RuntimeError, PanicException])
+@pytest.mark.parametrize("kind", [RuntimeError, Panic])
 def test_fault_while_queueing_ends_only_that_request(monkeypatch, kind):
     async def ask() -> None:
         llm = engine()
@@ -139,7 +135,7 @@ def test_fault_while_queueing_ends_only_that_request(monkeypatch, kind):
     run(ask())
 
 
-@pytest.mark.parametrize("kind", [RuntimeError, PanicException])
+@pytest.mark.parametrize("kind", [RuntimeError, Panic])
 def test_fault_outside_any_request_ends_all_and_not_the_thread(monkeypatch, kind):
     async def ask() -> None:
         llm = engine(max_num_seqs=1)
@@ -176,7 +172,7 @@ def test_tokens_of_a_failed_pass_are_not_stored(monkeypatch):
     run(ask())
 
 
-@pytest.mark.parametrize("kind", [RuntimeError, PanicException])
+@pytest.mark.parametrize("kind", [RuntimeError, Panic])
 def test_failed_output_ends_its_request(monkeypatch, kind):
     async def ask() -> None:
         llm = engine()
@@ -263,12 +259,10 @@ def test_requests_posted_during_a_pass_end_at_shutdown(monkeypatch):
     async def ask() -> None:
         llm = engine()
         computing, go_on, posted = threading.Event(), threading.Event(), threading.Semaphore(0)
-        compute = Runner.run
 
-        def slow(*args: Any, **kwargs: Any) -> Any:
+        def slow(_: int) -> None:
             computing.set()
             go_on.wait(PATIENCE_S)
-            return compute(*args, **kwargs)
 
         def noted(post: Callable[..., Any]) -> Callable[..., Any]:
             def noted(*args: Any, **kwargs: Any) -> Any:
@@ -278,27 +272,27 @@ def test_requests_posted_during_a_pass_end_at_shutdown(monkeypatch):
 
             return noted
 
-        monkeypatch.setattr(Runner, "run", slow)
-        running = asyncio.create_task(last(llm.generate("Hello", LONG)))
-        await asyncio.to_thread(computing.wait)
-        for name in ("submit", "encode"):
-            monkeypatch.setattr(llm.client, name, noted(getattr(llm.client, name)))
-        newcomer = asyncio.create_task(last(llm.generate("Another", PARAMS)))
-        encoding = asyncio.create_task(llm.add_schema(SCHEMA))
-        for _ in range(2):
-            await asyncio.to_thread(posted.acquire)
-        ending = asyncio.create_task(asyncio.to_thread(llm.shutdown))
-        while True:  # until it is under way
-            try:
-                await llm.check_health()
-            except InlayError:
-                break
-            await asyncio.sleep(0.001)
-        with raises("engine.shut_down", InlayError):
-            await last(llm.generate("Too late", PARAMS))
-        go_on.set()
-        found = await outcomes(running, newcomer, encoding)
-        await ending
+        with each_pass(tiny("llama"), before=slow):
+            running = asyncio.create_task(last(llm.generate("Hello", LONG)))
+            await asyncio.to_thread(computing.wait)
+            for name in ("submit", "encode"):
+                monkeypatch.setattr(llm.client, name, noted(getattr(llm.client, name)))
+            newcomer = asyncio.create_task(last(llm.generate("Another", PARAMS)))
+            encoding = asyncio.create_task(llm.add_schema(SCHEMA))
+            for _ in range(2):
+                await asyncio.to_thread(posted.acquire)
+            ending = asyncio.create_task(asyncio.to_thread(llm.shutdown))
+            while True:  # until it is under way
+                try:
+                    await llm.check_health()
+                except InlayError:
+                    break
+                await asyncio.sleep(0.001)
+            with raises("engine.shut_down", InlayError):
+                await last(llm.generate("Too late", PARAMS))
+            go_on.set()
+            found = await outcomes(running, newcomer, encoding)
+            await ending
         assert [str(one) for one in found] == ["the engine was shut down before the request ended"] * 3
 
     run(ask())

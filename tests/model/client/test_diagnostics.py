@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from inlay import LLM, AsyncLLM, Prompt, SamplingParams, Schema
 from inlay.diagnostics import CAUSES, Diagnostics, SpanRead
 from inlay.events import TokenEvent, events_from_bytes, events_to_bytes
-from inlay.prompt import seen_prompts
 from inlay.prompt.request import EngineRequest
 from inlay.types import MISS_REASONS, Scope
 from tests.adapters import write_adapter
@@ -281,12 +279,11 @@ def test_each_reason_has_a_message_and_a_remedy():
     assert all(message.endswith(".") and remedy.endswith(".") for message, remedy in CAUSES.values())
 
 
-def test_an_expired_prompt_is_explained(llm: LLM, monkeypatch):
+def test_an_expired_prompt_is_explained(llm: LLM, clock):
     prompt = marked(ISLAND)
     prompt[1]["content"][0]["cache_control"]["ttl"] = "5m"
     explained(llm, prompt, "expired")
-    now = time.monotonic()
-    monkeypatch.setattr(seen_prompts.time, "monotonic", lambda: now + 301)
+    clock.advance(301)
     llm.reset_prefix_cache()
     assert kinds(explained(llm, prompt, "expired")) == ["expired"]
 

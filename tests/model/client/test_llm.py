@@ -21,8 +21,8 @@ from inlay import (
     Schema,
 )
 from inlay.attention.registry import get_backend
-from inlay.engine.runner import Runner
 from tests.conftest import tiny
+from tests.model.hooks import failing
 from tests.raising import raises
 
 SCHEMA = Schema.from_string(
@@ -188,17 +188,11 @@ def test_calls_during_a_stream_do_not_mix(llm):
     assert not llm.stats().busy
 
 
-def test_failed_step_ends_only_its_answers(llm, monkeypatch):
+def test_failed_step_ends_only_its_answers(llm):
     stream = llm.stream("One", GREEDY)
     next(stream)
-
-    def fail(*args, **kwargs):
-        raise RuntimeError("broken")
-
-    monkeypatch.setattr(Runner, "run", fail)
-    with pytest.raises(RuntimeError, match="broken"):
+    with failing(llm.loaded, RuntimeError("broken")), pytest.raises(RuntimeError, match="broken"):
         llm.generate("Another", GREEDY)
-    monkeypatch.undo()
     assert not llm.stats().busy
     with pytest.raises(RuntimeError, match="broken"):
         list(stream)
@@ -378,19 +372,14 @@ def test_an_unknown_schema(llm):
         llm.generate(SCHEMA.prompt().use("a").text("?"))
 
 
-def test_fault_in_a_step_releases_all_memory(llm, monkeypatch):
+def test_fault_in_a_step_releases_all_memory(llm):
     free = llm.store.pool.free_chunks
-
-    def fail(*args, **kwargs):
-        raise RuntimeError("broken")
-
-    monkeypatch.setattr(Runner, "run", fail)
-    with pytest.raises(RuntimeError, match="broken"):
-        llm.generate("Hello", GREEDY)
-    assert llm.store.pool.free_chunks == free
-    with pytest.raises(RuntimeError, match="broken"):
-        llm.add_schema(SCHEMA)
-    monkeypatch.undo()
+    with failing(llm.loaded, RuntimeError("broken")):
+        with pytest.raises(RuntimeError, match="broken"):
+            llm.generate("Hello", GREEDY)
+        assert llm.store.pool.free_chunks == free
+        with pytest.raises(RuntimeError, match="broken"):
+            llm.add_schema(SCHEMA)
     assert (llm.store.pool.free_chunks, len(llm.store)) == (free, 0)
     llm.add_schema(SCHEMA)
     assert tokens(llm.generate("Hello", GREEDY))
@@ -417,17 +406,12 @@ def test_device_out_of_memory_ends_only_the_requests_of_the_pass(llm, monkeypatc
     assert llm.store.pool.free_chunks == free
 
 
-def test_interrupt_stops_the_caller_and_loses_no_request(llm, monkeypatch, caplog):
-    def interrupted(*args, **kwargs):
-        raise KeyboardInterrupt
-
+def test_interrupt_stops_the_caller_and_loses_no_request(llm, caplog):
     expected = tokens(llm.generate("Hello", GREEDY))
     other = llm.stream("Quite another prompt", GREEDY)
     next(other)
-    monkeypatch.setattr(Runner, "run", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with failing(llm.loaded, KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
         llm.generate("Hello", GREEDY)
-    monkeypatch.undo()
     with raises("request.aborted", AbortedError):
         list(other)
     assert not caplog.records

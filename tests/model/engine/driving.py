@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import pytest
 import torch
 
 from inlay import LLM, SamplingParams, Schema
@@ -14,6 +15,8 @@ from inlay.engine.encoder import Encoding
 from inlay.engine.request import Request
 from inlay.kv.identity import SegmentSpec
 from inlay.models.load import LoadedModel
+from inlay.pml import PromptBuilder
+from inlay.sampling import sampler
 from inlay.types import Scope
 from tests.conftest import tiny
 from tests.model.engine.observing import Observed, observed
@@ -136,6 +139,27 @@ class Driver:
         """True if the pool is empty once the store has dropped all segments without references."""
         self.store.clear()
         return len(self.store) == 0 and self.store.pool.free_chunks == self.store.pool.chunks
+
+
+def prompt_of(schema: Schema, names: Iterable[str], text: str = "Well?") -> PromptBuilder:
+    """A prompt of these modules in this order, and a question."""
+    built = schema.prompt()
+    for name in names:
+        built = built.use(name)
+    return built.text(text)
+
+
+def work_off(worker: Any, tokens: int = 7) -> int:
+    """Let a worker of idle time finish in steps of so many tokens. Returns the number of steps."""
+    steps = 0
+    while worker.step(tokens):
+        steps += 1
+    return steps
+
+
+def sample_on_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sample as on a device, where a step starts before the tokens of the last one are known."""
+    monkeypatch.setattr(sampler, "on_device", lambda logits: True)
 
 
 def ids(length: int, seed: int = 0) -> list[int]:

@@ -56,8 +56,8 @@ def description_of(request: Request) -> str:
             )
             lines.append(f"{spec.codec} {part.form} {read}, exact {part.exact}")
         elif isinstance(part, RecomputedSpan):
-            lines.append(f"repaired {part.positions}")
+            lines.append(f"recomputed {part.positions}")
         else:
-            lines.append(f"fresh {part.start}+{len(part.ids)}, in place of modules {part.instead}")
+            lines.append(f"new {part.start}+{len(part.ids)}, in place of modules {part.instead}")
     about = f"{said.policy} {said.policy.positions}, {len(request.token_ids)} said, {request.preemptions} preemptions"
     return "\n".join([about, str(request.usage), *lines])

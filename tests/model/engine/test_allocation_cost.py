@@ -12,6 +12,7 @@ from inlay.attention import plan
 from inlay.attention.plan import Item, Part, PlanContext, build_plan, items_at
 from inlay.engine.allocation import Prefill, SequenceAllocation, Work, scattered
 from inlay.slots import SlotRange
+from tests.counting import calls_of
 from tests.model.engine.driving import Driver, check_stock
 
 
@@ -98,19 +99,13 @@ def test_recomputed_tokens_of_many_modules_run_together():
 
 
 def test_span_is_converted_to_numbers_once(monkeypatch: pytest.MonkeyPatch):
-    seen, table_of = [], plan.table_of
-
-    def counted(items):
-        seen.append(len(items))
-        return table_of(items)
-
-    monkeypatch.setattr(plan, "table_of", counted)
+    converted = calls_of(monkeypatch, plan, "table_of")
     context = PlanContext()
     parts = []
     for number in range(500):
         context.extend(items_at([SlotRange(2 * number, 1)], number))
         parts.append(Part.of(number + 1, 1, context.table, [SlotRange(5000 + 2 * number, 1)]))
-    assert sum(seen) == 500
+    assert sum(len(items) for (items,) in converted) == 500
     assert [part.items.shape[1] for part in parts[::100]] == [number + 2 for number in range(0, 500, 100)]
 
 
@@ -132,20 +127,14 @@ def test_queued_parts_hold_no_tables(among):
 
 def test_encoded_modules_read_shared_text_once(monkeypatch: pytest.MonkeyPatch):
     """Of a schema with text between its modules, each of which sees all text before it."""
-    seen, table_of = [], plan.table_of
-
-    def counted(items):
-        seen.append(len(items))
-        return table_of(items)
-
-    monkeypatch.setattr(plan, "table_of", counted)
+    converted = calls_of(monkeypatch, plan, "table_of")
     driver = Driver(max_num_batched_tokens=512)
     pieces = "".join(f'No. {n}: <module name="m{n}">It is {n}.</module>' for n in range(40))
     _, specs = driver.llm.schemas.add(
         Schema.from_string(f'<schema name="s">{pieces}</schema>'), driver.llm.policy("anchored")
     )
     driver.encode(specs)
-    assert sum(seen) <= 2 * len(specs), "once a batch"
+    assert sum(len(items) for (items,) in converted) <= 2 * len(specs), "once a batch"
     request = driver.request(Prompt.from_string('<prompt schema="s"><m3/><m39/>Well?</prompt>'), 4, reuse="exact")
     driver.run(request)
     check_stock(driver, request)

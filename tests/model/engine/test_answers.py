@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 
 import pytest
 
@@ -12,10 +13,10 @@ from inlay import LLM, CapacityError, InlayError, ParameterError, SamplingParams
 from inlay.attention.plan import Part
 from inlay.engine.forward import StepObserver
 from inlay.engine.request import Request
-from inlay.engine.runner import Runner
 from inlay.sampling.sampler import request_seed
 from tests.conftest import tiny
 from tests.model.engine.observing import observed
+from tests.model.hooks import each_pass
 from tests.raising import raises
 
 SCHEMA = Schema.from_string('<schema name="s">In front. <module name="a">The first module.</module></schema>')
@@ -150,18 +151,15 @@ def test_stop_strings_end_each_answer_independently(llm):
         assert one.stop_reason == (stop if stop in other.text else other.stop_reason)
 
 
-def damage(monkeypatch, place: int, value: float, from_step: int) -> None:
-    """Put a value into one row of the logits, in one pass from now on."""
-    run, passes = Runner.run, []
+def damaged(llm: LLM, place: int, value: float, in_pass: int) -> AbstractContextManager[None]:
+    """Put a value into one row of the logits, in one pass of the block."""
+    passes = count()
 
-    def damaged(self, packed, rows, plan=None):
-        logits = run(self, packed, rows, plan).clone()
-        passes.append(1)
-        if len(passes) == from_step + 1:
+    def damage(logits):
+        if next(passes) == in_pass:
             logits[place, 7] = value
-        return logits
 
-    monkeypatch.setattr(Runner, "run", damaged)
+    return each_pass(llm.loaded, after=damage)
 
 
 def prepared(llm: LLM, prompt: str, params: SamplingParams) -> Request:
@@ -181,15 +179,14 @@ def run(llm: LLM, requests: list[Request]) -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("step", [0, 3])
-def test_invalid_logits_end_only_one_request(llm, monkeypatch, value, step):
+def test_invalid_logits_end_only_one_request(llm, value, step):
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     expected = [one.outputs[0].token_ids for one in llm.generate(["One", "Two", "Three"], params)]
     llm.store.clear()
     free = llm.store.pool.free_chunks
-    damage(monkeypatch, 1, value, step)
     requests = [prepared(llm, prompt, params) for prompt in ("One", "Two", "Three")]
     held = "NaN" if math.isnan(value) else "+inf"
-    with pytest.raises(InlayError) as caught:
+    with damaged(llm, 1, value, step), pytest.raises(InlayError) as caught:
         run(llm, requests)
     assert str(caught.value) == (
         f"request {requests[1].id}: the logits of token {step + 1} of the answer hold {held}; "
@@ -203,11 +200,10 @@ def test_invalid_logits_end_only_one_request(llm, monkeypatch, value, step):
     assert not llm.stats().busy
 
 
-def test_invalid_logits_end_only_one_answer(llm, monkeypatch):
+def test_invalid_logits_end_only_one_answer(llm):
     expected = [one.token_ids for one in llm.generate("Tell me.", replace(PARAMS, ignore_eos=True))[0].outputs]
-    damage(monkeypatch, 0, math.nan, 0)
     leader = prepared(llm, "Tell me.", replace(PARAMS, ignore_eos=True))
-    with raises("model.invalid_numbers"):
+    with damaged(llm, 0, math.nan, 0), raises("model.invalid_numbers"):
         run(llm, [leader])
     assert [tuple(member.token_ids) for member in leader.family] == [(), *expected[1:]]
 

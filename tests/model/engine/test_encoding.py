@@ -12,6 +12,7 @@ import pytest
 from inlay import CapacityError, Schema
 from inlay.engine.encoder import Encoding
 from tests.model.engine.driving import Driver, check_stock, ids
+from tests.model.hooks import failing
 from tests.raising import raises
 
 
@@ -184,16 +185,12 @@ def test_preempted_encoding_continues_afterwards():
     assert driver.all_free()
 
 
-def test_fault_in_a_pass_ends_its_encoding(monkeypatch):
+def test_fault_in_a_pass_ends_its_encoding():
     driver = Driver()
     encoding = encoding_of(driver, schema_of(2))
-
-    def fails(*_):
-        raise RuntimeError("broken")
-
-    monkeypatch.setattr(driver.engine.runner, "run", fails)
     driver.add(encoding)
-    assert driver.engine.step() == [encoding]
+    with failing(driver.loaded, RuntimeError("broken")):
+        assert driver.engine.step() == [encoding]
     assert str(encoding.failure) == "broken"
     assert not driver.engine.busy
     assert driver.all_free()

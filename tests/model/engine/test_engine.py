@@ -13,6 +13,7 @@ from inlay.engine.allocation import Work
 from inlay.engine.pass_cost import FLOOR, LONE
 from inlay.slots import SlotRange
 from tests.conftest import tiny
+from tests.counting import calls_of
 from tests.model.engine.observing import observed
 from tests.model.equivalence.oracle import prefill
 from tests.model.equivalence.recorder import close
@@ -67,24 +68,20 @@ def test_several_new_parts_take_one_pass(monkeypatch):
 
 def test_plans_are_built_when_the_batch_changes_and_advanced_otherwise(monkeypatch):
     llm = LLM(tiny("llama"), kv_memory="16MiB", max_pass_s=None, speculation="off")
-    built = []
-    build = forward.build_plan
-    monkeypatch.setattr(forward, "build_plan", lambda spans: built.append(len(spans)) or build(spans))
+    built = calls_of(monkeypatch, forward, "build_plan")
     params = [SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True) for tokens in (30, 10)]
     llm.generate(["Hello", "Good morning"], params)
     # the prompts; decoding of both; decoding of the one that is left
-    assert built == [2, 2, 1]
+    assert [len(spans) for (spans,) in built] == [2, 2, 1]
 
 
 def test_joining_request_leaves_the_tables_of_others_unchanged(monkeypatch):
     """A decoding request's table is made once, whatever other requests do, and across chunks of the pool."""
     llm = LLM(tiny("llama"), kv_memory="16MiB", chunk_size=4, max_num_seqs=2, max_num_batched_tokens=6)
-    made: list[int] = []
-    at = Part.at
-    monkeypatch.setattr(Part, "at", lambda positions, *rest: made.append(len(positions)) or at(positions, *rest))
+    made = calls_of(monkeypatch, Part, "at")
     params = [SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True) for tokens in (5, 30, 9, 9)]
     llm.generate(["Hello", "Good morning", "A third one", "Yet a fourth"], params)
-    assert sorted(made) == [1] * 4 + [5, 11, 12, 12]
+    assert sorted(len(positions) for positions, *_ in made) == [1] * 4 + [5, 11, 12, 12]
 
 
 def test_the_first_pass_of_a_lone_request_is_longer_than_that_of_two():

@@ -152,7 +152,7 @@ def test_waiting_request_does_not_store_an_evicted_module():
     assert second.finished
     assert stored(driver) == 0
     ask(driver, "abc")
-    assert stored(driver) > 0, "a later request sends the text anew"
+    assert stored(driver) > 0, "a later request sends the text again"
 
 
 def test_schema_evicted_while_encoded_stays_evicted():

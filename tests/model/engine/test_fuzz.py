@@ -27,11 +27,11 @@ from inlay.errors import DeadlineError
 from inlay.prompt.composed import CachedSpan, NewSpan
 from inlay.types import Scope
 from tests.adapters import merged, write_adapter
+from tests.clock import Clock
 from tests.model.engine.driving import Driver, ids, placed_requests, step
 from tests.model.engine.reading import Read, description_of, lossy_of
 from tests.model.equivalence.composed_oracle import ComposedOracle
 from tests.model.equivalence.oracle import prefill
-from tests.model.test_store import Clock
 
 PUBLIC = Schema.from_string(
     '<schema name="s">Front. <module name="a">The first of them, say.</module>'
@@ -58,7 +58,7 @@ POLICIES = [
 class Fuzz:
     """A sequence of engines over one folder, and their requests."""
 
-    def __init__(self, seed: int, folder: Path, clock: Any) -> None:
+    def __init__(self, seed: int, folder: Path, clock: Clock) -> None:
         self.random, self.seen, self.clock = random.Random(seed), Counter[str](), clock
         pick = self.random.choice
         self.model = pick(["llama", "qwen2", "mistral", "gpt2", "llama"])
@@ -157,7 +157,7 @@ class Fuzz:
         if happens < 0.04 and self.alive:
             self.cancel(draw.choice(self.alive))
         elif happens < 0.05:
-            self.clock.now += draw.choice([1, 15, 200])
+            self.clock.advance(draw.choice([1, 15, 200]))
         elif happens < 0.055:
             self.damage()
         elif happens < 0.06:
@@ -225,7 +225,7 @@ class Fuzz:
             found = self.read.found[request]
             expected = self.oracle.logits(composed, request.adapter, said[:-1], self.oracle.stand_in(lossy, found))
         recomputed = request.prompt.recomputed.tokens > 0
-        self.hold(request, rows, expected, "lossy" if lossy else "repaired" if recomputed else "spliced")
+        self.hold(request, rows, expected, "lossy" if lossy else "recomputed" if recomputed else "composed")
         self.seen["promoted"] += request.usage.promoted_tokens > 0
         self.seen["across"] += request.usage.across_tokens > 0
         self.seen["disk"] += request.usage.disk_tokens > 0
@@ -259,9 +259,9 @@ def same(rows: Tensor, expected: Tensor) -> bool:
     return bool((rows - expected).abs().max() < 1e-4)
 
 
-def fuzz(seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch, requests: int) -> Counter[str]:
+def fuzz(seed: int, folder: Path, clock: Clock, requests: int) -> Counter[str]:
     """So many requests to one process, and as many to the next one over the same store."""
-    made = Fuzz(seed, folder, Clock(monkeypatch))
+    made = Fuzz(seed, folder, clock)
     made.run(requests)
     made.stop()
     made.start()
@@ -272,15 +272,16 @@ def fuzz(seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch, requests: int
 
 
 @pytest.mark.long
-def test_a_few_requests_of_every_kind(tmp_path, monkeypatch):
-    assert fuzz(1, tmp_path, monkeypatch, requests=12)["answers"] > 12
+def test_a_few_requests_of_every_kind(tmp_path, clock):
+    assert fuzz(1, tmp_path, clock, requests=12)["answers"] > 12
 
 
 @pytest.mark.slow
-def test_many_requests_of_every_kind(tmp_path, monkeypatch):
+def test_many_requests_of_every_kind(tmp_path, clock):
     seen: Counter[str] = Counter()
     for seed in range(20):
-        seen += fuzz(seed, tmp_path / str(seed), monkeypatch, requests=40)
+        seen += fuzz(seed, tmp_path / str(seed), clock, requests=40)
     assert seen["answers"] > 1000
-    kinds = ("exact", "spliced", "repaired", "lossy", "promoted", "across", "disk", "preempted", "cancelled", "damaged")
-    assert min(seen[kind] for kind in kinds) > 3, seen
+    kinds = ("exact", "composed", "recomputed", "lossy", "promoted", "across", "disk")
+    ends = ("preempted", "cancelled", "damaged")
+    assert min(seen[kind] for kind in kinds + ends) > 3, seen

@@ -13,10 +13,9 @@ from inlay import LLM, SamplingParams
 from inlay.engine.runner import Runner
 from inlay.engine.scheduler import Scheduler, Step
 from inlay.errors import AbortedError
-from inlay.sampling import sampler
 from inlay.sampling.sampler import PendingTokens
 from tests.conftest import tiny
-from tests.model.engine.driving import Driver
+from tests.model.engine.driving import Driver, sample_on_device
 from tests.model.equivalence.test_exact import ids
 from tests.unit.engine.fakes import FakeJob, FakeMemory, make, run
 
@@ -31,10 +30,6 @@ PARAMS = [
     SamplingParams(seed=7, max_tokens=25, stop=["a", "b", "c", "\x00", "\x01", "q"]),
 ]
 PROMPTS = [f"Prompt number {number}: {'x' * number}" for number in range(len(PARAMS))]
-
-
-def device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler, "on_device", lambda logits: True)
 
 
 def answers(**settings: Any) -> list[list[Any]]:
@@ -53,7 +48,7 @@ def answers(**settings: Any) -> list[list[Any]]:
 @pytest.mark.parametrize("places", [64, 3])
 def test_asynchronous_answers_equal_synchronous_answers(monkeypatch, places):
     expected = answers(max_num_seqs=places)
-    device(monkeypatch)
+    sample_on_device(monkeypatch)
     assert answers(max_num_seqs=places) == expected
 
 
@@ -75,7 +70,7 @@ class Log:
 
 
 def test_host_waits_after_launching_the_next_step(monkeypatch):
-    device(monkeypatch)
+    sample_on_device(monkeypatch)
     driver = Driver(record=False)
     log = Log(monkeypatch)
     driver.run(driver.request(ids(9), 5), driver.request(ids(7, 1), 3))
@@ -105,7 +100,7 @@ class Waits(TorchDispatchMode):
 
 
 def test_decode_step_waits_only_for_its_tokens(monkeypatch):
-    device(monkeypatch)
+    sample_on_device(monkeypatch)
     driver = Driver(record=False)
     driver.add(*(driver.llm.local.prepare(prepared(driver, one)) for one in PARAMS[:5]))
     for _ in range(4):
@@ -124,7 +119,7 @@ def prepared(driver: Driver, params: SamplingParams) -> Any:
 
 def test_request_ended_by_a_stop_token_wastes_one_row(monkeypatch):
     (said,) = Driver(record=False).run(Driver(record=False).request(ids(9), 8))
-    device(monkeypatch)
+    sample_on_device(monkeypatch)
     driver = Driver(record=False)
     stops = driver.request(ids(9), 8, stop_token_ids=[said[3]])
     goes_on = driver.request(ids(7, 1), 8)
@@ -139,7 +134,7 @@ def test_request_ended_by_a_stop_token_wastes_one_row(monkeypatch):
 
 
 def test_new_request_starts_without_delay(monkeypatch):
-    device(monkeypatch)
+    sample_on_device(monkeypatch)
     driver = Driver(record=False)
     first, second = driver.request(ids(9), 20), driver.request(ids(7, 1), 5)
     driver.add(first)
@@ -155,7 +150,7 @@ def test_new_request_starts_without_delay(monkeypatch):
 @pytest.mark.parametrize("steps", [2, 3, 4])
 def test_cancelled_request_gets_no_token_and_others_continue(monkeypatch, steps):
     (expected,) = Driver(record=False).run(Driver(record=False).request(ids(7, 1), 9))
-    device(monkeypatch)
+    sample_on_device(monkeypatch)
     driver = Driver(record=False)
     first, second = driver.request(ids(9), 9), driver.request(ids(7, 1), 9)
     driver.add(first, second)
@@ -168,7 +163,7 @@ def test_cancelled_request_gets_no_token_and_others_continue(monkeypatch, steps)
 
 
 def test_cancelling_the_only_request_leaves_the_engine_idle(monkeypatch):
-    device(monkeypatch)
+    sample_on_device(monkeypatch)
     driver = Driver(record=False)
     only = driver.request(ids(9), 9)
     driver.add(only)
@@ -180,7 +175,7 @@ def test_cancelling_the_only_request_leaves_the_engine_idle(monkeypatch):
 
 @pytest.mark.parametrize(("owner", "name"), [(Runner, "run"), (PendingTokens, "wait"), (PendingTokens, "__init__")])
 def test_fault_ends_only_the_requests_of_its_step(monkeypatch, owner, name):
-    device(monkeypatch)
+    sample_on_device(monkeypatch)
     driver = Driver(record=False)
     inside = [driver.request(ids(9 + n, n), tokens) for n, tokens in enumerate((3, 9))]
     driver.add(*inside)
@@ -205,7 +200,7 @@ def broken(*_: Any, **__: Any) -> None:
 
 
 def test_interrupted_wait_raises_and_ends_the_step(monkeypatch):
-    device(monkeypatch)
+    sample_on_device(monkeypatch)
     driver = Driver(record=False)
     only = driver.request(ids(9), 9)
     driver.add(only)
@@ -224,7 +219,7 @@ def test_interrupted_wait_raises_and_ends_the_step(monkeypatch):
 def test_forced_answers_are_synchronous(monkeypatch):
     expected, driver = Driver(), Driver()
     (said,) = expected.run(expected.request(ids(9), forced="hello"))
-    device(monkeypatch)
+    sample_on_device(monkeypatch)
     log = Log(monkeypatch)
     assert driver.run(driver.request(ids(9), forced="hello"))[0] == said
     assert log.said == ["run 9", "wait"] + ["run 1", "wait"] * 4

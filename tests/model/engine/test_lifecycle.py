@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -119,13 +118,13 @@ def test_higher_priority_runs_first():
     assert running.answer.first_token_at < urgent.answer.first_token_at < late.answer.first_token_at
 
 
-def test_expired_request_ends_and_others_continue(monkeypatch):
+def test_expired_request_ends_and_others_continue(clock):
     driver = Driver(max_num_seqs=2)
     running, other = driver.request(ids(9), 20, deadline=1e12), driver.request(ids(9, 1), 6)
     waiting = driver.request(ids(9, 2), 6, deadline=1e12)
     driver.add(running, other, waiting)
     driver.step(3)
-    monkeypatch.setattr("inlay.engine.core.time", SimpleNamespace(perf_counter=lambda: 1e12))
+    clock.advance(1e12)
     heard = driver.step()
     assert {running, waiting} <= set(heard)
     for request in (running, waiting):

@@ -15,8 +15,7 @@ from inlay.errors import ParameterError
 from inlay.prompt.free_order import MAX_SETS
 from inlay.prompt.request import EngineRequest
 from tests.conftest import tiny
-from tests.model.engine.background.test_promotion import work_off
-from tests.model.engine.driving import Driver, check_stock
+from tests.model.engine.driving import Driver, check_stock, prompt_of, work_off
 from tests.raising import raises
 
 TEXTS = {
@@ -36,10 +35,7 @@ def free(names: str, text: str = "Well?"):
 
 
 def fixed(names: str, text: str = "Well?"):
-    built = SCHEMA.prompt()
-    for name in names:
-        built = built.use(name)
-    return built.text(text)
+    return prompt_of(SCHEMA, names, text)
 
 
 def driver_for(model: str = "llama", *, encode: bool = True, **settings) -> Driver:
@@ -138,7 +134,7 @@ def test_promoted_orders_of_other_salts_are_invisible():
     driver = driver_for()
     for _ in range(3):
         ask(driver, free("cba"), reuse="modular", salt="one")
-        work_off(driver)
+        work_off(driver.engine.promoter)
     assert order_of(ask(driver, free("abc"), reuse="modular", salt="two")) == "abc"
     request = ask(driver, free("bac"), reuse="modular", salt="one")
     assert order_of(request) == "cba"
@@ -152,7 +148,7 @@ def test_promoted_order_is_chosen(model):
     ask(driver, free("cab"), reuse="modular")
     second = ask(driver, free("abc"), reuse="modular")
     assert order_of(second) == "cab", "the one that was taken before"
-    work_off(driver)
+    work_off(driver.engine.promoter)
     third = ask(driver, free("bca", "And?"), reuse="modular")
     assert order_of(third) == "cab"
     assert (third.usage.module_tokens, third.usage.promoted_tokens) == (0, sum(LENGTH[name] for name in "cab"))
@@ -163,7 +159,7 @@ def test_promoted_order_beats_the_most_requested_one():
     driver = driver_for()
     for _ in range(2):
         ask(driver, fixed("dcb"), reuse="modular")
-    work_off(driver)
+    work_off(driver.engine.promoter)
     for _ in range(4):
         ask(driver, free("ab"), reuse="modular")
     assert order_of(ask(driver, free("bcd"), reuse="modular")) == "dcb"

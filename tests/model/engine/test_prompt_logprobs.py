@@ -9,10 +9,10 @@ import torch
 
 import inlay.engine.request
 from inlay import LLM, ContextError, ParameterError, Prompt, SamplingParams, Schema
-from inlay.engine.runner import Runner
 from tests.conftest import tiny
 from tests.model.engine.driving import Driver
 from tests.model.equivalence.oracle import prefill
+from tests.model.hooks import each_pass
 from tests.raising import raises
 
 IDS = [(7 * n) % 256 for n in range(40)]
@@ -129,20 +129,13 @@ def test_logits_of_a_pass_are_bounded(monkeypatch):
     llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0)
     monkeypatch.setattr(inlay.engine.request, "PASS_LOGITS", 10 * llm.vocab_size)
     seen: list[int] = []
-    run = Runner.run
-
-    def noted(runner, work, rows, plan=None):
-        logits = run(runner, work, rows, plan)
-        seen.append(len(logits))
-        return logits
-
-    monkeypatch.setattr(Runner, "run", noted)
-    (output,) = llm.generate([IDS], NOTHING)
-    assert seen == [10, 10, 10, 9]
-    check(llm, output)
-    seen.clear()
-    llm.generate([IDS], SamplingParams(max_tokens=1))
+    with each_pass(llm.loaded, after=lambda logits: seen.append(len(logits))):
+        (output,) = llm.generate([IDS], NOTHING)
+        assert seen == [10, 10, 10, 9]
+        seen.clear()
+        llm.generate([IDS], SamplingParams(max_tokens=1))
     assert seen == [1]  # in one pass, once no request is scored
+    check(llm, output)
 
 
 def test_finished_report_does_not_slow_other_prompts(monkeypatch):
@@ -157,16 +150,9 @@ def test_finished_report_does_not_slow_other_prompts(monkeypatch):
     assert other.token_ids  # in one pass
 
 
-def test_invalid_logits_end_one_request(llm, monkeypatch):
-    run = Runner.run
-
-    def damaged(runner, work, rows, plan=None):
-        return run(runner, work, rows, plan).index_fill(0, torch.tensor([0]), math.nan)
-
-    monkeypatch.setattr(Runner, "run", damaged)
-    with raises("model.invalid_numbers"):
+def test_invalid_logits_end_one_request(llm):
+    with each_pass(llm.loaded, after=lambda logits: logits * math.nan), raises("model.invalid_numbers"):
         llm.generate([IDS], NOTHING)
-    monkeypatch.undo()
     check(llm, llm.generate([IDS], NOTHING)[0])
     assert llm.stats().running == llm.stats().held_chunks == 0
 

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from inlay.engine.scheduler import Admission, Scheduler, Step
 from inlay.errors import QueueFullError
+from tests.counting import calls_of
 from tests.raising import raises
 from tests.unit.engine.fakes import FakeJob, FakeMemory, make, run
 
@@ -286,9 +287,7 @@ def test_step_looks_at_few_of_many_waiting_tenants(sequences, monkeypatch):
     add(scheduler, *jobs((4, 1000), (4, 1000)))
     run(scheduler, memory, scheduler.step(0))
     add(scheduler, *(FakeJob(10 + n, 4, 1, tenant=f"t{n}", sequences=sequences, priority=1) for n in range(2000)))
-    looked: list[object] = []
-    turn = Scheduler.turn
-    monkeypatch.setattr(Scheduler, "turn", lambda *at: looked.append(at) or turn(*at))
+    looked = calls_of(monkeypatch, Scheduler, "turn")
     monkeypatch.setattr("inlay.engine.scheduler.crowded_out", lambda *_: None)
     for _ in range(10):
         run(scheduler, memory, scheduler.step(0))
@@ -415,9 +414,7 @@ class Timed(FakeJob):
 @pytest.mark.parametrize("topic", [None, 1])
 def test_step_does_not_scan_all_tenants_for_each_job(monkeypatch, topic):
     scheduler, _ = make(chunks=10**6, requests=100, tokens=100, prefill=100)
-    looked: list[object] = []
-    turn = Scheduler.turn
-    monkeypatch.setattr(Scheduler, "turn", lambda *at: looked.append(at) or turn(*at))
+    looked = calls_of(monkeypatch, Scheduler, "turn")
     add(scheduler, *(FakeJob(number, 1000, 2, tenant=f"t{number}", topic=topic) for number in range(400)))
     scheduler.step(0)
     assert len(scheduler.running) == (100 if topic is None else 1)

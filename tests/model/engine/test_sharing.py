@@ -10,6 +10,7 @@ import pytest
 from inlay import Schema
 from inlay.prompt.composed import CachedSpan
 from tests.conftest import FAMILIES
+from tests.counting import calls_of
 from tests.model.engine.driving import Driver, check_stock, ids, slots
 from tests.model.equivalence.recorder import close
 from tests.model.equivalence.test_modules import oracle_logits
@@ -176,9 +177,7 @@ def test_waiting_request_is_not_looked_up_at_every_step(monkeypatch):
     first, *waiting = [driver.request(ids(400), 2) for _ in range(12)]
     driver.add(first, *waiting)
     driver.step(2)
-    looked: list[object] = []
-    longest = driver.store.longest
-    monkeypatch.setattr(driver.store, "longest", lambda run, **how: looked.append(run) or longest(run, **how))
+    looked = calls_of(monkeypatch, driver.store, "longest")
     driver.step(5)
     assert not looked
     assert len(driver.engine.scheduler.waiting) == 11

@@ -13,9 +13,8 @@ from inlay.engine.request import Request
 from inlay.kv.pool import LEAST_SLOTS, StatePool
 from inlay.models.mixers import rebound
 from inlay.models.mixers.states import StateSpan
-from inlay.sampling import sampler
 from tests.conftest import tiny as tiny_llama
-from tests.model.engine.driving import Driver, ids
+from tests.model.engine.driving import Driver, ids, sample_on_device
 from tests.model.equivalence.recorder import close
 from tests.model.families.configs import stock_model, tiny, tiny_with_tools
 from tests.model.families.oracle import untouched
@@ -227,7 +226,7 @@ def test_next_turn_continues_the_state_after_a_stop_token(monkeypatch, ahead):
     free = driver.request(prompt, reuse="off", tokens=6)
     driver.run(free)
     if ahead:
-        monkeypatch.setattr(sampler, "on_device", lambda logits: True)
+        sample_on_device(monkeypatch)
     stop = next(token for number, token in enumerate(free.token_ids) if number > 1 and token not in free.token_ids[:2])
     first = driver.request(prompt, tokens=20, stop_token_ids=[stop], ignore_eos=False)
     driver.run(first)

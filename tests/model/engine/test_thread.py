@@ -7,8 +7,9 @@ import gc
 import os
 import signal
 import threading
-from collections.abc import Callable
-from types import SimpleNamespace
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -19,9 +20,12 @@ from inlay.engine.core import Command, Inbox
 from inlay.engine.kv_manager import KVCacheManager
 from inlay.engine.runner import Runner
 from inlay.events import TokenEvent
+from inlay.models.load import LoadedModel
 from inlay.types import Scope
+from tests.clock import Clock
 from tests.conftest import tiny
 from tests.model.engine.driving import Driver, ids
+from tests.model.hooks import each_pass
 from tests.raising import raises
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -258,57 +262,55 @@ def test_keyboard_interrupt_is_raised_after_its_command_failed():
 # Time
 
 
-class Clock:
-    """A clock that advances when the model computes: 20 ms a pass and 1 ms a token."""
+@contextmanager
+def timed_passes(clock: Clock, loaded: LoadedModel) -> Iterator[list[float]]:
+    """The clock advances only when the model computes: 20 ms a pass and 1 ms a token. Yields the time of each pass."""
+    passes: list[float] = []
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0.0
-        self.passes: list[float] = []
-        monkeypatch.setattr("time.perf_counter", lambda: self.now)
-        run = Runner.run
+    def computes(tokens: int) -> None:
+        passes.append(0.02 + 0.001 * tokens)
+        clock.advance(passes[-1])
 
-        def timed(runner: Runner, work: Any, rows: Any, plan: Any = None) -> Any:
-            took = 0.02 + 0.001 * sum(one.part.rows for one in work)
-            self.passes.append(took)
-            self.now += took
-            return run(runner, work, rows, plan)
-
-        monkeypatch.setattr(Runner, "run", timed)
+    clock.stop()
+    with each_pass(loaded, before=computes):
+        yield passes
 
 
-def test_deadline_is_kept_during_a_long_prefill(monkeypatch):
+def test_deadline_is_kept_during_a_long_prefill(clock):
     """During a prefill of nearly 2,000 tokens, a deadline is exceeded by at most one pass, whose time is bounded."""
     free = Driver(max_num_seqs=1)
     (expected,) = free.run(free.request(ids(1900), 3))
     driver = Driver(max_num_seqs=1, max_pass_s=0.25)
-    clock = Clock(monkeypatch)
-    long, late = driver.request(ids(1900), 3), driver.request(ids(9, 1), 3, deadline=0.6)
-    driver.add(long, late)
-    told: list[float] = []
-    for _ in range(100):
-        if told:
-            break
-        driver.engine.step(on_leave=lambda request: told.append(clock.now))
-    assert "its deadline has passed" in str(late.error)
-    assert told[0] <= 0.6 + 0.25
-    assert long.prompt_left > 1000
-    driver.finish()
-    assert max(clock.passes) <= 0.25
-    assert len(clock.passes) < 15
+    with timed_passes(clock, driver.loaded) as passes:
+        deadline = time.perf_counter() + 0.6
+        long, late = driver.request(ids(1900), 3), driver.request(ids(9, 1), 3, deadline=deadline)
+        driver.add(long, late)
+        told: list[float] = []
+        for _ in range(100):
+            if told:
+                break
+            driver.engine.step(on_leave=lambda request: told.append(time.perf_counter()))
+        assert "its deadline has passed" in str(late.error)
+        assert told[0] <= deadline + 0.25
+        assert long.prompt_left > 1000
+        driver.finish()
+    assert max(passes) <= 0.25
+    assert len(passes) < 15
     assert tuple(long.token_ids) == expected, "an answer depends on how its prompt was cut"
 
 
-def test_an_encoding_is_cut_into_passes_of_bounded_time(monkeypatch):
+def test_an_encoding_is_cut_into_passes_of_bounded_time(clock):
     texts = "".join(f'<module name="m{n}">{n} is a module. {"It goes on. " * n}</module>' for n in range(16))
     llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0, reuse="anchored")
-    clock = Clock(monkeypatch)
     told: list[tuple[int, int]] = []
-    llm.add_schema(Schema.from_string(f'<schema name="s">{texts}</schema>'), progress=lambda *news: told.append(news))
+    with timed_passes(clock, tiny("llama")) as passes:
+        schema = Schema.from_string(f'<schema name="s">{texts}</schema>')
+        llm.add_schema(schema, progress=lambda *news: told.append(news))
     assert told[-1][0] == told[-1][1] > 1000
     assert llm.store.tokens > 1000
-    assert len(clock.passes) == sum(done > 0 for done, _ in told)
-    assert max(clock.passes) <= 0.25
-    assert clock.passes[3] > 0.2
+    assert len(passes) == sum(done > 0 for done, _ in told)
+    assert max(passes) <= 0.25
+    assert passes[3] > 0.2
 
 
 def test_displaced_and_cancelled_request_does_not_end_its_namesake():
@@ -333,7 +335,7 @@ def test_displaced_and_cancelled_request_does_not_end_its_namesake():
     assert [event.error for event in heard["again"]] == [None] * 3
 
 
-def test_failing_listener_ends_no_request_of_the_pass(monkeypatch):
+def test_failing_listener_ends_no_request_of_the_pass(clock):
     """One answer of several leaves at its deadline while the others are scheduled; its listener fails at that once."""
     driver = Driver(record=False)
     request = driver.request("Tell me something.", 12, n=3, temperature=1.0)
@@ -348,7 +350,7 @@ def test_failing_listener_ends_no_request_of_the_pass(monkeypatch):
     driver.llm.client.submit(request, listener)
     for _ in range(4):
         driver.llm.client.pump()
-    monkeypatch.setattr("inlay.engine.core.time", SimpleNamespace(perf_counter=lambda: 1e12))
+    clock.advance(1e12)
     while not request.answered:
         driver.llm.client.pump()
         driver.audit()

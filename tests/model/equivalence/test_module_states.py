@@ -13,7 +13,7 @@ from inlay import Schema
 from tests.generated import in_pairs
 from tests.model.equivalence.recorder import Recorder, close
 from tests.model.equivalence.test_modules import POLICIES, PROMPTS, SCHEMA
-from tests.model.equivalence.test_repair import check, recorder_for
+from tests.model.equivalence.test_recomputation import check, recorder_for
 from tests.model.families.configs import tiny
 from tests.model.families.suite import _steps as steps_of
 

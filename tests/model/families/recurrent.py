@@ -13,7 +13,7 @@ from inlay.errors import PolicyError
 from tests.model.equivalence.recorder import Recorder, close
 from tests.model.equivalence.test_modules import PROMPTS
 from tests.model.equivalence.test_modules import SCHEMA as WORDS
-from tests.model.equivalence.test_repair import check, recorder_for
+from tests.model.equivalence.test_recomputation import check, recorder_for
 from tests.model.families.configs import tiny, tiny_bfloat16
 from tests.model.families.suite import _ids as ids_of
 from tests.model.families.suite import _steps as steps_of

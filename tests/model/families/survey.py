@@ -160,7 +160,7 @@ def generated(results: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--table", action="store_true", help="make the page anew from the results that are there")
+    parser.add_argument("--table", action="store_true", help="make the page again from the existing results")
     logging.disable(logging.WARNING)
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)

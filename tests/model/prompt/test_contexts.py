@@ -17,6 +17,7 @@ from inlay.prompt.contexts import SchemaSpecs, in_encoding_order
 from inlay.prompt.layout import Hole, SchemaLayout, TextRun, lay_out_schema
 from inlay.prompt.tokens import TextEncoder
 from tests.conftest import tiny
+from tests.counting import calls_of
 
 KEYS = KeyMaker(fingerprint=b"model", kv_dtype="float32", codec="none", salt=b"", positioned=True)
 UNK = 5
@@ -112,8 +113,7 @@ def test_contexts_equal_their_definition(context, packed, movable, unk_id, impor
 
 @pytest.mark.parametrize("reuse", CONTEXTS)
 def test_cost_of_all_specs_grows_linearly(reuse, monkeypatch):
-    made = []
-    monkeypatch.setattr(contexts, "specify", lambda *args: made.append(args) or specify(*args))
+    made = calls_of(monkeypatch, contexts, "specify")
     for modules in (20, 400):
         layout = many(modules)
         made.clear()
@@ -128,8 +128,7 @@ def test_members_of_a_scaffold_share_their_context(monkeypatch):
     modules = [f"m{n}" for n in range(200)]
     text = "".join(f'x<module name="{name}">y</module>' for name in modules)
     layout = laid_out(f'<schema name="s">{text}<scaffold modules="{" ".join(modules)}"/></schema>')
-    made = []
-    monkeypatch.setattr(contexts, "specify", lambda *args: made.append(args) or specify(*args))
+    made = calls_of(monkeypatch, contexts, "specify")
     specs = SchemaSpecs(layout, anchored=True, packed=True, movable=True, keys=KEYS)
     last = [specs.spec(entry, frozenset(modules)) for entry in layout.entries][-1]
     assert len(last.context) == 399

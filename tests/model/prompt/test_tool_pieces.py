@@ -18,6 +18,7 @@ from inlay.prompt.composed import CachedSpan
 from inlay.prompt.model_info import ModelInfo
 from inlay.prompt.placement import PromptLayout
 from inlay.prompt.processor import PromptProcessor
+from tests.counting import calls_of
 from tests.model.api.tool_templates import tool_model, tool_tokenizer
 from tests.tokenizers_for_tests import with_template
 
@@ -203,14 +204,15 @@ def test_evicted_moved_text_is_computed_at_admission() -> None:
 
 def test_a_prompt_of_many_moved_pieces_is_hashed_once(monkeypatch) -> None:
     """The work of composing grows with the prompt, not with the prompt times its pieces."""
-    llm, draw, windows = LLM(tool_model("qwen"), kv_memory="32MiB", seed=0), random.Random(0), store.windows_of
+    llm, draw = LLM(tool_model("qwen"), kv_memory="32MiB", seed=0), random.Random(0)
     pieces = ["".join(draw.choices("abcdefgh ", k=90)) for _ in range(10)]
     usage(llm, asked(READ, WRITE, messages=[{"role": "user", "content": " and ".join(pieces)}]))
-    hashed = []
-    monkeypatch.setattr(store, "windows_of", lambda ids: (hashed.append(len(ids)), windows(ids))[1])
+    hashed = calls_of(monkeypatch, store, "windows_of")
     found = usage(llm, asked(WRITE, READ, messages=[{"role": "user", "content": ", ".join(reversed(pieces))}]))
     assert found.moved_tokens > 700
-    assert sum(hashed) <= 2 * found.prompt_tokens  # composed twice: when it is prepared, and when it is admitted
+    assert (
+        sum(len(ids) for (ids,) in hashed) <= 2 * found.prompt_tokens
+    )  # composed twice: when it is prepared, and when it is admitted
 
 
 def test_agents_in_a_pool_too_small_for_all() -> None:

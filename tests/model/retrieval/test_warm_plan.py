@@ -15,8 +15,8 @@ from inlay import LLM, AsyncLLM, SamplingParams, Schema
 from inlay.client.warm_plan import PlanEntry, choose
 from inlay.errors import ParameterError
 from inlay.retrieval.rerank import marked_parts
+from tests.commands import run
 from tests.conftest import tiny
-from tests.system.cli.test_cli import run
 
 SYSTEM = {"role": "system", "content": "Answer from the documents."}
 DOCUMENTS = [

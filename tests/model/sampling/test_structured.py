@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
-from types import SimpleNamespace
 
 import jsonschema
 import llguidance
@@ -24,7 +23,7 @@ from inlay.sampling import structured
 from inlay.sampling.grammar_forms import too_large
 from inlay.sampling.structured import Grammars, Guide, allowed_bits
 from tests.conftest import tiny
-from tests.raising import raises
+from tests.raising import Panic, raises
 from tests.tokenizers_for_tests import family
 
 PERSON = {
@@ -324,17 +323,17 @@ def test_grammars_of_one_tenant_do_not_evict_anothers(monkeypatch):
     assert texts[-1] == "x3", "it was the one that had the most"
 
 
-def test_unused_grammars_are_evicted(monkeypatch):
-    grammars, now = _new_grammars(unused_s=100), [0.0]
-    monkeypatch.setattr(structured, "time", SimpleNamespace(monotonic=lambda: now[0]))
+def test_unused_grammars_are_evicted(monkeypatch, clock):
+    grammars = _new_grammars(unused_s=100)
     texts = _compiled(monkeypatch)
-    for now[0], pattern, salt in (
+    for seconds, pattern, salt in (
         (0, "old", "a"),
         (0, "used", "a"),
         (0, "old", "b"),
         (90, "used", "a"),
-        (110, "new", "b"),
+        (20, "new", "b"),
     ):
+        clock.advance(seconds)
         grammars.guide({"regex": pattern}, salt)
     assert texts == ["old", "used", "old", "new"]
     for pattern, salt in (("used", "a"), ("old", "a"), ("old", "b")):  # with any pattern compiled before
@@ -427,12 +426,8 @@ def test_grammars_are_cached_per_salt(monkeypatch):
     assert len(texts) == 3
 
 
-class PanicException(BaseException):
-    """A stand-in for the exception of a Rust panic, whose class cannot be imported."""
-
-
 def _panics(*_: object, **__: object) -> None:
-    raise PanicException("called `Option::unwrap()` on a `None` value at /home/who/src/lib.rs:1")
+    raise Panic("called `Option::unwrap()` on a `None` value at /home/who/src/lib.rs:1")
 
 
 def test_compiler_panic_is_reported_for_its_grammar(monkeypatch):

@@ -21,10 +21,11 @@ from inlay.server.app import build_app
 from inlay.server.limits import Limits
 from inlay.server.settings import ServerSettings
 from inlay.server.tenants import editing
+from tests.commands import run
 from tests.conftest import tiny
+from tests.counting import calls_of
 from tests.model.families.configs import tiny as recurrent
 from tests.model.server.site import CHAT, SCHEMAS, Site, refused, serving_app
-from tests.system.cli.test_cli import run
 from tests.unit.kv.offload.segments import filled, read, record_of, same, slabs_of, spec_of
 
 SEGMENTS = "/v1/cache/segments"
@@ -162,21 +163,18 @@ def pinned_bytes(site: Site) -> int:
 
 def test_no_more_is_looked_at_than_a_page_takes_and_little_at_a_time(site, monkeypatch):
     llm = site.app.state.service.llm
-    whole, looked, look = [row["key"] for row in listed(site, "ann")], [], llm.client.look
-
-    def counted(request, owner):
-        looked.append(len(request.specs))
-        return look(request, owner)
-
-    monkeypatch.setattr(llm.client, "look", counted)
+    whole = [row["key"] for row in listed(site, "ann")]
+    looks = calls_of(monkeypatch, llm.client, "look")
     monkeypatch.setattr(cache_view, "PER_TURN", 2)
     assert [row["key"] for row in listed(site, "ann")] == whole
-    assert len(looked) > 1
-    assert max(looked) == 2
-    looked.clear()
+    assert len(looks) > 1
+    assert max(len(request.specs) for request, _ in looks) == 2
+    looks.clear()
     assert site.call("GET", f"{SEGMENTS}?limit=1", key="ann")[2]["has_more"]
     assert site.call("GET", f"{SEGMENTS}/{whole[-1]}", key="ann")[2]["key"] == whole[-1]
-    assert looked == [2, 1], "one for the page and one to see if there are more; the one that is named"
+    assert [len(request.specs) for request, _ in looks] == [2, 1], (
+        "one for the page and one to see if there are more; the one that is named"
+    )
 
 
 def test_opening_the_folder_keeps_an_incoming_file(tmp_path):

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inlay import LLM, AsyncLLM, SamplingParams
-from inlay.engine.runner import Runner
 from tests.conftest import tiny
+from tests.model.hooks import failing
 from tests.server.server.conftest import CHAT, COMPLETIONS, Site, running, small_model
 
 MESSAGES = [{"role": "user", "content": "Hello there"}]
@@ -270,28 +270,23 @@ def test_full_queue_gives_retry_after():
             assert llm.stats().waiting == 2
 
 
-def test_engine_failure_is_a_500_without_details(monkeypatch):
+def test_engine_failure_is_a_500_without_details():
+    secret = RuntimeError("a secret of the engine")
     with closing_model() as llm, running(llm) as site:
-        monkeypatch.setattr(Runner, "run", fails)
-        status, _, answer = site.call("POST", COMPLETIONS, {"prompt": "x"})
+        with failing(llm.loaded, secret):
+            status, _, answer = site.call("POST", COMPLETIONS, {"prompt": "x"})
         assert (status, answer["error"]["type"]) == (500, "server_error")
         assert "secret" not in json.dumps(answer)
-        monkeypatch.undo()
         with asking(site, {**ENDLESS, "stream": True}) as connection:
             assert b"200" in connection.recv(4000)
-            monkeypatch.setattr(Runner, "run", fails)
             text = b""
-            while not text.endswith(b"0\r\n\r\n"):
-                text += connection.recv(65536)
+            with failing(llm.loaded, secret):
+                while not text.endswith(b"0\r\n\r\n"):
+                    text += connection.recv(65536)
         assert b"server_error" in text
         assert b"secret" not in text
         assert b"[DONE]" not in text
-        monkeypatch.undo()
         assert site.post(COMPLETIONS, prompt="x", **GREEDY)["choices"]
-
-
-def fails(*_: Any) -> None:
-    raise RuntimeError("a secret of the engine")
 
 
 @contextmanager

@@ -19,20 +19,11 @@ from inlay.api.openai.respond import duration
 from inlay.server.limits import CEILINGS, EVERYBODY, AdmittedRequest, Limits, Meter, Tenant
 from inlay.server.settings import CEILINGS as SETTINGS_CEILINGS
 from inlay.server.tenants import RateLimitMiddleware
+from tests.clock import ManualClock
 from tests.server.server.asgi import Echo, send
 
 T = TypeVar("T")
 SECOND, MINUTE = 10**9, 60 * 10**9
-
-
-class Clock:
-    """A clock that only the test advances."""
-
-    def __init__(self) -> None:
-        self.now = 12_345
-
-    def __call__(self) -> int:
-        return self.now
 
 
 def tenant(name: str = "a", **limits: Any) -> Tenant:
@@ -97,7 +88,7 @@ some = st.none() | st.integers(1, 12)
 @given(steps, some, some, some)
 def test_no_interleaving_admits_more_than_the_limits(steps, per_minute, tokens, most):
     """Held against the definition, over every pair of moments, for each of two tenants alone."""
-    clock, who = Clock(), {}
+    clock, who = ManualClock(12_345), {}
     for name in "ab":
         who[name] = tenant(name, requests_per_minute=per_minute, tokens_per_minute=tokens, max_concurrent=most)
     meter, running, log, refused = Meter(clock), [], [], None
@@ -152,7 +143,7 @@ def owed(log, name: str, per_minute: int | None, now: int) -> int:
 
 @given(st.integers(1, 10_000), st.integers(0, 10**12))
 def test_rejected_request_is_admitted_at_the_named_time(per_minute, later):
-    clock = Clock()
+    clock = ManualClock(12_345)
     meter, who = Meter(clock), tenant(requests_per_minute=per_minute)
     for _ in range(per_minute):
         admitted(meter, who)
@@ -168,7 +159,7 @@ def test_rejected_request_is_admitted_at_the_named_time(per_minute, later):
 
 
 def test_a_steady_tenant_gets_its_limit():
-    clock = Clock()
+    clock = ManualClock(12_345)
     meter, who = Meter(clock), tenant(requests_per_minute=7)
     count = 0
     for _ in range(10 * 60):
@@ -178,7 +169,7 @@ def test_a_steady_tenant_gets_its_limit():
 
 
 def test_tokens_are_charged_when_used():
-    clock = Clock()
+    clock = ManualClock(12_345)
     meter, who = Meter(clock), tenant(tokens_per_minute=600)
     one, other = admitted(meter, who), admitted(meter, who)
     one.tokens(500)
@@ -205,7 +196,7 @@ def holding(meter: Meter, who: Tenant, **size: int) -> tuple[AsyncExitStack, Adm
 
 
 def test_concurrent_requests_use_the_remainder_plus_one_request():
-    meter, who = Meter(Clock()), tenant(tokens_per_minute=500)
+    meter, who = Meter(ManualClock(12_345)), tenant(tokens_per_minute=500)
     found = [holding(meter, who, tokens=400) for _ in range(40)]
     running = [one for one in found if not isinstance(one, BodyError)]
     assert len(running) == 2, "the first leaves 100 tokens, and the second has begun on them"
@@ -216,7 +207,7 @@ def test_concurrent_requests_use_the_remainder_plus_one_request():
 
 
 def test_unused_reservation_is_returned():
-    meter, who = Meter(Clock()), tenant(tokens_per_minute=500)
+    meter, who = Meter(ManualClock(12_345)), tenant(tokens_per_minute=500)
     begun = holding(meter, who, tokens=10_000)
     assert not isinstance(begun, BodyError), "one request alone is admitted however long it may become"
     begun[1].used(30)
@@ -228,7 +219,7 @@ def test_unused_reservation_is_returned():
 
 
 def test_request_without_tokens_is_admitted_despite_token_debt():
-    meter, who = Meter(Clock()), tenant(tokens_per_minute=10, requests_per_minute=2)
+    meter, who = Meter(ManualClock(12_345)), tenant(tokens_per_minute=10, requests_per_minute=2)
     admitted(meter, who).tokens(50)
     refusal(meter, who)
 
@@ -255,7 +246,7 @@ uses = st.lists(
 @given(uses, st.integers(1, 200))
 def test_debt_is_at_most_one_request(uses, per_minute):
     """This holds for all concurrent requests that use no more than they declared."""
-    clock, running, largest = Clock(), [], 0
+    clock, running, largest = ManualClock(12_345), [], 0
     meter, who = Meter(clock), tenant(tokens_per_minute=per_minute)
     for step, *more in uses:
         if step == "wait":
@@ -279,7 +270,7 @@ def test_debt_is_at_most_one_request(uses, per_minute):
 
 
 def test_every_answer_takes_a_slot():
-    meter, who = Meter(Clock()), tenant(max_concurrent=4)
+    meter, who = Meter(ManualClock(12_345)), tenant(max_concurrent=4)
     never = holding(meter, who, answers=5)
     assert isinstance(never, BodyError)
     failure = failure_of(never)
@@ -295,7 +286,7 @@ def test_every_answer_takes_a_slot():
 
 
 def test_tenant_leaves_queue_slots_for_others():
-    meter, greedy, other, third = Meter(Clock(), places=12), tenant("a"), tenant("b"), tenant("c")
+    meter, greedy, other, third = Meter(ManualClock(12_345), places=12), tenant("a"), tenant("b"), tenant("c")
     never = holding(meter, greedy, answers=7)
     assert isinstance(never, BodyError)
     assert failure_of(never).status == 400
@@ -310,7 +301,7 @@ def test_tenant_leaves_queue_slots_for_others():
 
 
 def test_the_servers_state_is_shown_under_full_load():
-    meter, full = Meter(Clock()), tenant("a", requests_per_minute=2, max_concurrent=1)
+    meter, full = Meter(ManualClock(12_345)), tenant("a", requests_per_minute=2, max_concurrent=1)
     running = holding(meter, full)
     assert not isinstance(running, BodyError)
     refusal(meter, full)
@@ -322,7 +313,7 @@ def test_the_servers_state_is_shown_under_full_load():
 
 
 def test_rejected_request_uses_no_quota():
-    clock = Clock()
+    clock = ManualClock(12_345)
     meter, who = Meter(clock), tenant(requests_per_minute=2, max_concurrent=1)
     begun = begin(meter, who)
     assert not isinstance(begun, BodyError)
@@ -333,7 +324,7 @@ def test_rejected_request_uses_no_quota():
 
 
 def test_failed_request_releases_its_slot():
-    meter, who = Meter(Clock()), tenant(max_concurrent=1)
+    meter, who = Meter(ManualClock(12_345)), tenant(max_concurrent=1)
 
     async def fail() -> None:
         async with meter.request(who):
@@ -345,7 +336,7 @@ def test_failed_request_releases_its_slot():
 
 
 def test_changed_limits_apply_from_the_next_request():
-    clock = Clock()
+    clock = ManualClock(12_345)
     meter, who = Meter(clock), tenant(requests_per_minute=100)
     admitted(meter, who)
     less = replace(who, limits=Limits(requests_per_minute=2))
@@ -361,14 +352,14 @@ def test_changed_limits_apply_from_the_next_request():
 
 
 def test_tenants_are_charged_separately():
-    meter, limits = Meter(Clock()), {"requests_per_minute": 1, "max_concurrent": 1}
+    meter, limits = Meter(ManualClock(12_345)), {"requests_per_minute": 1, "max_concurrent": 1}
     admitted(meter, tenant("a", **limits))
     admitted(meter, tenant("b", **limits))
     refusal(meter, tenant("a", **limits))
 
 
 def test_headers_are_openais():
-    clock = Clock()
+    clock = ManualClock(12_345)
     meter, who = Meter(clock), tenant(requests_per_minute=60, tokens_per_minute=60_000)
     one = admitted(meter, who)
     one.tokens(59_500)
@@ -386,7 +377,7 @@ def test_headers_are_openais():
 
 
 def test_body_is_not_read_if_the_limit_is_used_up():
-    meter, who, app = Meter(Clock()), tenant(requests_per_minute=1), Echo()
+    meter, who, app = Meter(ManualClock(12_345)), tenant(requests_per_minute=1), Echo()
     chunked = {"transfer-encoding": "chunked"}
     assert send(RateLimitMiddleware(app, meter), [b"x"], headers=chunked, state={"tenant": who}).status == 200
     admitted(meter, who)
@@ -401,7 +392,7 @@ def test_body_is_not_read_if_the_limit_is_used_up():
 
 
 def test_body_without_token_cost_is_read_despite_token_debt():
-    meter, who, length = Meter(Clock()), tenant(tokens_per_minute=10), {"content-length": "1"}
+    meter, who, length = Meter(ManualClock(12_345)), tenant(tokens_per_minute=10), {"content-length": "1"}
     admitted(meter, who).tokens(50)
     for path, status in (("/tokenize", 200), ("/detokenize", 200), ("/v1/completions", 429)):
         found = send(RateLimitMiddleware(Echo(), meter), [b"x"], path=path, headers=length, state={"tenant": who})

@@ -9,22 +9,16 @@ from typing import Any
 
 from inlay.api.call import StoredAnswer
 from inlay.server.stored_answers import Bounds, StoredAnswers
+from tests.clock import ManualClock
 
 
 def answer(size: int = 0) -> StoredAnswer:
     return StoredAnswer({"output": "x" * size}, ())
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def stored_answers(clock: Clock | None = None, **bounds: float) -> StoredAnswers:
+def stored_answers(clock: ManualClock | None = None, **bounds: float) -> StoredAnswers:
     wide: dict[str, Any] = {"answers": 100, "tenant_bytes": 2**20, "total_bytes": 2**20, "lifetime_s": 100.0}
-    return StoredAnswers(Bounds(**{**wide, **bounds}), clock=clock or Clock())
+    return StoredAnswers(Bounds(**{**wide, **bounds}), clock=clock or ManualClock())
 
 
 def test_an_answer_belongs_to_its_tenant() -> None:
@@ -70,7 +64,7 @@ def test_memory_is_as_large_as_the_counted_bytes() -> None:
 
 
 def test_answers_expire() -> None:
-    clock = Clock()
+    clock = ManualClock()
     stored = stored_answers(clock, lifetime_s=10)
     stored.keep("ann", "a", answer())
     clock.now = 9
@@ -89,7 +83,7 @@ def test_answer_stored_twice_counts_once() -> None:
 
 def test_random_operations_equal_a_plain_list() -> None:
     """Compared with a list of all answers, oldest first."""
-    draw, clock = random.Random(0), Clock()
+    draw, clock = random.Random(0), ManualClock()
     stored = stored_answers(clock, answers=3, tenant_bytes=200, total_bytes=330, lifetime_s=9.0)
     expected: list[tuple[str, str, int, float]] = []
     for _ in range(3_000):

@@ -13,15 +13,8 @@ from inlay.api.failures import BodyError, failure_of
 from inlay.server.limits import EVERYBODY, Limits
 from inlay.server.routes import ROUTES
 from inlay.server.tenants import AuthMiddleware, Tenants, editing
+from tests.clock import ManualClock
 from tests.server.server.asgi import Echo, send
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -136,7 +129,7 @@ def test_probes_need_no_key(path: Path, key: str, path_asked: str):
 
 
 def test_keys_can_be_added_and_removed_at_run_time(path: Path, key: str):
-    clock = Clock()
+    clock = ManualClock(100.0)
     tenants = Tenants.from_file(path, clock=clock)
     second = add(path, "late")
     revoke(path, key)
@@ -148,7 +141,7 @@ def test_keys_can_be_added_and_removed_at_run_time(path: Path, key: str):
 
 def test_key_file_is_checked_once_a_second_and_read_on_change(path: Path, key: str, monkeypatch):
     looks, opens, real_stat, real_open = [], [], os.stat, os.open
-    clock = Clock()
+    clock = ManualClock(100.0)
     tenants = Tenants.from_file(path, clock=clock)
 
     def stat(name, *rest, **more):
@@ -171,7 +164,7 @@ def test_key_file_is_checked_once_a_second_and_read_on_change(path: Path, key: s
 
 @pytest.mark.parametrize("how", ["damaged", "unsafe", "gone"])
 def test_broken_file_keeps_the_old_keys_and_is_logged_once(path: Path, key: str, how: str, caplog):
-    clock = Clock()
+    clock = ManualClock(100.0)
     tenants = Tenants.from_file(path, clock=clock)
     good = path.read_bytes()
     breaks = {"damaged": lambda: path.write_text("{"), "unsafe": lambda: path.chmod(0o644), "gone": path.unlink}

@@ -23,7 +23,6 @@ import pytest
 from inlay.api.failures import BodyError
 from inlay.api.openai import OpenAI
 from inlay.server import body as guard
-from inlay.server import threads
 from inlay.server.threads import BodyWorkers, MemoryTrimmer
 from inlay.workpool import Pacer
 from tests.model.engine.background.test_pacing import burn
@@ -77,7 +76,7 @@ def test_small_bodies_use_no_thread():
     assert large.startswith("inlay-large-bodies")
 
 
-def test_memory_is_trimmed_twice_after_large_bodies(monkeypatch):
+def test_memory_is_trimmed_twice_after_large_bodies():
     """The second time is for the parsed objects, which may live long after the body."""
     given: list[str] = []
     twice = threading.Event()
@@ -87,12 +86,8 @@ def test_memory_is_trimmed_twice_after_large_bodies(monkeypatch):
         if len(given) == 2:
             twice.set()
 
-    monkeypatch.setattr(threads, "give_memory_back", give_back)
-    monkeypatch.setattr(threads, "TRIM_AFTER_S", 0.01)
-    monkeypatch.setattr(threads, "TRIM_AGAIN_S", 0.02)
-
     async def run() -> None:
-        workers = BodyWorkers()
+        workers = BodyWorkers(trimmer=MemoryTrimmer(after_s=0.01, again_s=0.02, give_back=give_back))
         await workers.run(lambda: None, tenant="a", size=LARGE // 2)
         await workers.run(lambda: None, tenant="a", size=LARGE // 2)
         assert await asyncio.to_thread(twice.wait, S)
@@ -103,28 +98,26 @@ def test_memory_is_trimmed_twice_after_large_bodies(monkeypatch):
     assert all(name.startswith("inlay-trim") for name in given)
 
 
-def test_memory_is_trimmed_after_small_bodies(monkeypatch):
+def test_memory_is_trimmed_after_small_bodies():
     """A grammar takes hundreds of times the bytes of its text."""
     given = threading.Event()
-    monkeypatch.setattr(threads, "give_memory_back", given.set)
-    monkeypatch.setattr(threads, "TRIM_AGAIN_S", 0.01)
 
     async def run() -> None:
-        await BodyWorkers().run(lambda: None, tenant="a", size=2**17)
+        await BodyWorkers(trimmer=MemoryTrimmer(again_s=0.01, give_back=given.set)).run(
+            lambda: None, tenant="a", size=2**17
+        )
         assert await asyncio.to_thread(given.wait, S)
 
     asyncio.run(run())
 
 
-def test_memory_is_trimmed_under_steady_traffic(monkeypatch):
+def test_memory_is_trimmed_under_steady_traffic():
     """Each would put it off a little more: after hours of steady traffic a tenth of all memory was free, and kept."""
     given: list[float] = []
-    monkeypatch.setattr(threads, "give_memory_back", lambda: given.append(time.monotonic()))
-    monkeypatch.setattr(threads, "TRIM_AGAIN_S", 10.0)
-    monkeypatch.setattr(threads, "TRIM_LATEST_S", 0.2)
 
     async def run() -> None:
-        trimmer, began = MemoryTrimmer(), time.monotonic()
+        trimmer = MemoryTrimmer(again_s=10.0, latest_s=0.2, give_back=lambda: given.append(time.monotonic()))
+        began = time.monotonic()
         while len(given) < 2 and time.monotonic() < began + S:
             trimmer.ended(100)
             await asyncio.sleep(0.01)
@@ -138,8 +131,7 @@ def test_memory_is_trimmed_under_steady_traffic(monkeypatch):
 def test_memory_is_trimmed_after_large_answers_to_small_bodies(monkeypatch, site: Site, leaves: bool):
     """Twenty alternatives a token take a kilobyte each, also when the client has left."""
     given = threading.Event()
-    monkeypatch.setattr(threads, "give_memory_back", given.set)
-    monkeypatch.setattr(threads, "TRIM_AGAIN_S", 0.01)
+    monkeypatch.setattr(site.service, "trimmer", MemoryTrimmer(again_s=0.01, give_back=given.set))
     body = {"prompt": "The ferry", "n": 4, "max_tokens": 40, "logprobs": 20, "ignore_eos": True, "stream": leaves}
     with closing(site.open()) as connection:
         connection.request("POST", COMPLETIONS, json.dumps(body), {"Content-Type": "application/json"})

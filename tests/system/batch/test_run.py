@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from itertools import pairwise
 from pathlib import Path
@@ -13,8 +14,8 @@ from openai.types.chat import ChatCompletion
 
 from inlay import LLM, AsyncLLM, ParameterError, PMLError, Prompt, SamplingParams, Schema, batch
 from inlay.batch import run as module
-from inlay.engine.runner import Runner
 from tests.conftest import tiny
+from tests.model.hooks import each_pass
 from tests.raising import raises
 from tests.system.batch.helpers import CHAT, bodies, line, read, run, texts, write
 
@@ -215,19 +216,15 @@ def test_number_of_running_requests_is_bounded(tmp_path: Path, monkeypatch):
     assert 1 < most <= 6
 
 
-def test_failing_model_ends_the_batch_and_it_resumes(tmp_path: Path, monkeypatch):
+def test_failing_model_ends_the_batch_and_it_resumes(tmp_path: Path):
     source = write(tmp_path / "in", [line(str(n), prompt=f"Words {n}.") for n in range(20)])
-    compute, steps = Runner.run, 0
+    passes = itertools.count(1)
 
-    def fails_later(self: Runner, *arguments: Any, **more: Any):
-        nonlocal steps
-        steps += 1
-        if steps == 15:  # of which three probe whether shifts are exact
+    def fails_later(_: int) -> None:
+        if next(passes) == 15:  # the first ones are checks of the model at its load
             raise RuntimeError("out of order")
-        return compute(self, *arguments, **more)
 
-    monkeypatch.setattr(Runner, "run", fails_later)
-    with raises("batch.model_failed", names="out of order"):
+    with each_pass(tiny("llama"), before=fails_later), raises("batch.model_failed", names="out of order"):
         run(source, tmp_path / "out", llm={"max_num_seqs": 4, "speculation": "off"})
     before = texts(tmp_path / "out")
     assert 0 < len(before) < 20

@@ -8,7 +8,7 @@ import pytest
 
 from inlay.models.load import load_model
 from tests.adapters import write_adapter
-from tests.system.cli.test_cli import run
+from tests.commands import run
 
 SCHEMA = '<schema name="s"><module name="a">Some words.</module></schema>'
 

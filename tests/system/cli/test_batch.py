@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from inlay.cli import main as command_line
 from inlay.models.load import MODEL_DIRECTORY
 from inlay.models.location import public_name
+from tests import commands
 from tests.system.batch.helpers import line, read, texts, write
 
 
@@ -30,9 +30,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def run(capsys, *arguments: str) -> tuple[int, str, str]:
-    status = command_line.main(["batch", *arguments])
-    out, err = capsys.readouterr()
-    return status, out, err
+    return commands.run(capsys, "batch", *arguments)
 
 
 def test_model_name_equals_the_servers_and_retry_fixes_a_wrong_name(capsys):

@@ -11,7 +11,7 @@ import pytest
 
 from inlay.cli.cache_source import FolderCache
 from inlay.kv.offload.disk import DiskTier
-from tests.system.cli.test_cli import run
+from tests.commands import run
 from tests.unit.kv.offload.segments import KEYS, filled, read, record_of, same, slabs_of, spec_of
 
 SPECS = [spec_of(number) for number in (1, 2, 3)]

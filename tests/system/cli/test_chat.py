@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 import sys
 from pathlib import Path
@@ -10,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from inlay.cli.documents import Document, DocumentChat, read_documents
-from inlay.cli.main import main
 from inlay.models.shapes import bytes_tokenizer
 from inlay.wording import printable
+from tests.commands import pipe, run
 from tests.conftest import tiny
 from tests.raising import raises
 
@@ -22,10 +21,8 @@ MODEL = ("random:tiny", "--max-tokens", "3", "--store", "off")
 
 
 def chat(capsys, monkeypatch, *lines: str, arguments: tuple[str, ...] = MODEL) -> tuple[int, str, str]:
-    monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
-    status = main(["chat", *arguments])
-    out, err = capsys.readouterr()
-    return status, out, err
+    pipe(monkeypatch, "".join(f"{line}\n" for line in lines))
+    return run(capsys, "chat", *arguments)
 
 
 def cached(out: str) -> list[dict[str, tuple[int, int, str]]]:

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from inlay.measured import Measurements
+from tests.commands import run
 from tests.model.check.models import save
-from tests.system.cli.test_cli import run
 
 pytestmark = pytest.mark.long
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from inlay.cli.main import main
+from tests.commands import pipe, run
 
 SCHEMA = """<schema name="s">
   Always here.
@@ -28,12 +28,6 @@ def files(tmp_path, monkeypatch):
     (tmp_path / "s.xml").write_text(SCHEMA)
     (tmp_path / "p.xml").write_text(PROMPT)
     return tmp_path
-
-
-def run(capsys, *arguments: str) -> tuple[int, str, str]:
-    status = main(arguments)
-    out, err = capsys.readouterr()
-    return status, out, err
 
 
 def test_missing_package_gives_one_sentence(files, capsys, monkeypatch):
@@ -115,7 +109,7 @@ def test_run_prints_recomputed_tokens(files, capsys):
 
 
 def test_run_reads_a_prompt_from_standard_input(files, capsys, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO(PROMPT))
+    pipe(monkeypatch, PROMPT)
     status, out, _ = run(capsys, "run", "s.xml", "--prompt", "-", "--max-tokens", "2", "--json")
     assert status == 0
     assert json.loads(out)["cached_tokens"] > 0

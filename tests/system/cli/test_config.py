@@ -16,8 +16,8 @@ from inlay.config import EngineConfig, ModelSettings
 from inlay.errors import ParameterError
 from inlay.server.settings import ServerSettings
 from inlay.settings import COMMANDS, settings_of
+from tests.commands import run
 from tests.raising import raises
-from tests.system.cli.test_cli import run
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from inlay.pml import Prompt, Schema, json_form
 from inlay.pml.json_form import json_schema
-from tests.system.cli.test_cli import run
+from tests.commands import run
 
 SCHEMA = '<schema name="s">\n  Always.\n  <module name="a"/>\n</schema>\n'
 PROMPT = '<prompt schema="s">\n  <a/>\n  And now?\n</prompt>\n'

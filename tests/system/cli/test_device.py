@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from inlay.cli.options import told_device
-from tests.system.cli.test_cli import run
+from tests.commands import run
 
 RUN = ("run", "examples/docs/docs.xml", "--prompt", "examples/docs/prompt.xml", "--max-tokens", "2", "--json")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 
@@ -13,6 +12,7 @@ from tokenizers import AddedToken
 from inlay.cli.main import main
 from inlay.errors import ParameterError
 from inlay.models.load import MODEL_DIRECTORY, load_tokenizer
+from tests.commands import pipe
 
 SCHEMA = '<schema name="s"><user><module name="a">Bravel is a town. Its mayor is Rosa Tilen. </module></user></schema>'
 PROMPT = '<prompt schema="s"><a/>Who is the mayor?</prompt>'
@@ -126,7 +126,7 @@ def test_files_refused_by_the_system_are_one_sentence(files, capsys, monkeypatch
 
 
 def test_standard_input_without_utf8_is_rejected(files, capsys, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xe9"), encoding="utf-8"))
+    pipe(monkeypatch, b"\xe9")
     assert main(["run", "s.xml", "--prompt", "-"]) == 2
     assert capsys.readouterr().err == "inlay: <stdin>: is not UTF-8; send the prompt as UTF-8\n"
 

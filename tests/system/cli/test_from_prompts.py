@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import json
 import random
 from pathlib import Path
 
 import pytest
 
-from inlay.cli import main as command_line
 from inlay.pml import Prompt, Schema, resolve
+from tests import commands
+from tests.commands import pipe
 
 WORDS = (
     "harbour",
@@ -49,9 +49,7 @@ def log(tmp_path, monkeypatch):
 
 
 def run(capsys, *arguments: str) -> tuple[int, str, str]:
-    status = command_line.main(["schema", "from-prompts", *arguments])
-    out, err = capsys.readouterr()
-    return status, out, err
+    return commands.run(capsys, "schema", "from-prompts", *arguments)
 
 
 def test_the_report(log, capsys):
@@ -107,7 +105,7 @@ def test_existing_files_are_not_overwritten(log, capsys):
 
 
 def test_standard_input_and_a_name(log, capsys, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(Path("log.jsonl").read_bytes()))))
+    pipe(monkeypatch, Path("log.jsonl").read_bytes())
     status, out, _ = run(capsys, "-", "--model", "random:tiny", "--name", "trips of may", "--json")
     assert (status, json.loads(out)["schema"]) == (0, "trips of may")
 

@@ -9,7 +9,7 @@ import pytest
 
 from inlay.server.limits import Limits
 from inlay.server.tenants import Tenants, read_keys
-from tests.system.cli.test_cli import run
+from tests.commands import run
 
 
 @pytest.fixture(autouse=True)

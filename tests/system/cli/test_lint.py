@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.cli.test_cli import run
+from tests.commands import run
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SCHEMA = """<schema name="s">

@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoConfig
 
 from inlay.authoring.memory import ARCHITECTURES
-from tests.system.cli.test_cli import run
+from tests.commands import run
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from inlay.cli.main import main
 from inlay.pml import Schema
+from tests.commands import run
 
 PROGRAMS = """\
 from __future__ import annotations
@@ -68,9 +68,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def show(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    status = main(["program", "show", *arguments])
-    out, err = capsys.readouterr()
-    return status, out, err
+    return run(capsys, "program", "show", *arguments)
 
 
 def test_program_show_prints_pml(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.system.cli.test_cli import run
+from tests.commands import run
 
 SCHEMA = '<schema name="s"><module name="a">Some words.</module></schema>'
 

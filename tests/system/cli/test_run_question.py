@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
 import pytest
 
-from tests.system.cli.test_cli import PROMPT, SCHEMA, run
+from tests.commands import pipe, run
+from tests.system.cli.test_cli import PROMPT, SCHEMA
 
 DOCUMENTS = Path("examples/folder/documents").resolve()
 BRAVEL, MONAR = DOCUMENTS / "bravel.txt", DOCUMENTS / "monar.txt"
@@ -24,7 +24,7 @@ def test_answer_about_documents_is_printed_alone(capsys):
 
 @pytest.mark.parametrize("question", [("-",), ()])
 def test_question_is_read_from_standard_input(capsys, monkeypatch, question):
-    monkeypatch.setattr("sys.stdin", io.StringIO("Well?\n"))
+    pipe(monkeypatch, "Well?\n")
     status, out, _ = run(capsys, *TINY, *question, "--json")
     piped = json.loads(out)
     status, out, _ = run(capsys, *TINY, "Well?", "--json")
@@ -56,7 +56,7 @@ def test_documents_are_modules_and_can_be_compared_with_no_reuse(capsys):
 )
 def test_mistake_explains_the_first_argument(tmp_path, monkeypatch, capsys, arguments, named):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    pipe(monkeypatch, "")
     (tmp_path / "s.xml").write_text(SCHEMA)
     (tmp_path / "p.xml").write_text(PROMPT)
     status, out, err = run(capsys, *arguments.split())

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from inlay.cli.options import store_of
+from tests.commands import run
 from tests.pages import DOCS
-from tests.system.cli.test_cli import run
 
 SCHEMA, PROMPT = (str(DOCS.parent / "examples" / "records" / name) for name in ("records.xml", "prompt.xml"))
 

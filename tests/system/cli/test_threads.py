@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from inlay.cli.options import Threads
+from tests.commands import run
 from tests.pages import DOCS
-from tests.system.cli.test_cli import run
 
 EXAMPLE = (str(DOCS.parent / "examples/docs/docs.xml"), "--prompt", str(DOCS.parent / "examples/docs/prompt.xml"))
 

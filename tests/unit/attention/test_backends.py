@@ -16,6 +16,7 @@ from inlay.attention.rope import UNTURNED, Rotary
 from inlay.attention.storage import KVStorage, LayerShape, quantized
 from inlay.errors import ParameterError
 from inlay.slots import SlotRange
+from tests.counting import calls_of
 from tests.generated import examples
 from tests.raising import raises
 
@@ -128,8 +129,7 @@ def test_attention_mass_is_equal_in_blocks(monkeypatch, blocks_of):
 
 def test_attention_mass_over_many_items_takes_few_steps(monkeypatch):
     """2,000 modules of a token each, every one at a shift of its own, are turned at once."""
-    turns = []
-    monkeypatch.setattr(Rotary, "turn", lambda *said, turn=Rotary.turn: (turns.append(1), turn(*said))[1])
+    turns = calls_of(monkeypatch, Rotary, "turn")
     items = tuple(Item(SlotRange(2 * i, 1), 0, shift=i) for i in range(2000))
     part = Part.of(2000, 3, items, (SlotRange(4001, 3),))
     pool = KVStorage([LayerShape(2, 8)], torch.float32, 4100)
@@ -230,11 +230,7 @@ def test_keys_outside_the_window_are_not_read(backend):
 @pytest.mark.parametrize("window", [None, 30])
 def test_stored_keys_are_not_copied(monkeypatch, window):
     """No stored key or value is copied: the kernel gets views of the pool."""
-    seen = []
-    flash = torch_flash.flash_attention
-    monkeypatch.setattr(
-        torch_flash, "flash_attention", lambda q, k, v, **kw: seen.append((k, v)) or flash(q, k, v, **kw)
-    )
+    seen = calls_of(monkeypatch, torch_flash, "flash_attention")
     pool = make_pool(2, 8)
     plan = build_plan(
         [Part.of(40, 3, (Item(SlotRange(0, 12), 0, shift=5), Item(SlotRange(12, 16), 20)), (SlotRange(28, 3),))]
@@ -243,7 +239,7 @@ def test_stored_keys_are_not_copied(monkeypatch, window):
     options = AttentionOptions(scale=0.3, window=window, rotary=rotary(8))
     get_backend("torch").attend(query, key, value, pool, plan, 0, options)
     assert len(seen) == 3
-    for keys, values in seen:
+    for _, keys, values in seen:
         assert keys.untyped_storage().data_ptr() == pool.keys[0].untyped_storage().data_ptr()
         assert values.untyped_storage().data_ptr() == pool.values[0].untyped_storage().data_ptr()
 

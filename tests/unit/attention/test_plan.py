@@ -11,6 +11,7 @@ import pytest
 
 from inlay.attention.plan import Item, Part, advance, build_plan
 from inlay.slots import SlotRange
+from tests.counting import calls_of
 
 Stretch = tuple[int, ...]  # first slot, length, position, shift, masked
 
@@ -153,9 +154,7 @@ def test_groups_do_not_depend_on_column_order(monkeypatch, share):
 
     parts = [part(2**34 + 1000 * n) for n in range(6)]
     near = grouped(parts, share=share)
-    slow: list[Any] = []
-    lexsort = np.lexsort
-    monkeypatch.setattr(np, "lexsort", lambda keys: slow.append(1) or lexsort(keys))
+    slow = calls_of(monkeypatch, np, "lexsort")
     monkeypatch.setattr("inlay.attention.plan.MOST_BITS", 0)
     assert grouped(parts, share=share) == near
     assert slow

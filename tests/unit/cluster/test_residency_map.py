@@ -11,6 +11,7 @@ import pytest
 from inlay.cluster.affinity import ResidencyMap
 from inlay.errors import ParameterError
 from inlay.kv.changes import StoreChanges
+from tests.clock import ManualClock
 from tests.raising import raises
 
 
@@ -20,15 +21,8 @@ def update(
     return StoreChanges(epoch, first, last, array("Q", added), array("Q", removed or []), whole=whole)
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def made(*replicas: str, clock: Clock | None = None, **settings: float) -> ResidencyMap:
-    residency = ResidencyMap(clock=clock or Clock(), **settings)
+def made(*replicas: str, clock: ManualClock | None = None, **settings: float) -> ResidencyMap:
+    residency = ResidencyMap(clock=clock or ManualClock(), **settings)
     for replica in replicas:
         residency.join(replica)
     return residency
@@ -78,7 +72,7 @@ def test_lost_replica_is_forgotten_at_once():
 
 
 def test_sent_pieces_count_as_held_until_confirmed():
-    clock = Clock()
+    clock = ManualClock()
     residency = made("a", clock=clock, history_s=10)
     residency.note("a", [5])
     assert holders(residency, 5) == {"a"}

@@ -16,6 +16,7 @@ from inlay.sampling.params import SamplingParams
 from inlay.sampling.plain import exponential
 from inlay.sampling.row import Row
 from inlay.sampling.sampler import request_seed, sample
+from tests.counting import calls_of
 from tests.generated import examples
 from tests.unit.sampling.rows import choose, kept, normal, probabilities, row
 
@@ -310,19 +311,12 @@ def test_extreme_temperatures_stay_finite(temperature):
 @pytest.mark.parametrize("changes", [{"typical_p": 0.5}, {"typical_p": 0.2}], ids=str)
 def test_the_host_does_not_sort_a_large_vocabulary_for_typical_p(monkeypatch, changes):
     logits = normal(LARGE, scale=6.0)
-    sizes = []
-    stock = plain.sorted_rows
-
-    def counted(values):
-        sizes.append(values.shape[1])
-        return stock(values)
-
-    monkeypatch.setattr(plain, "sorted_rows", counted)
+    sorts = calls_of(monkeypatch, plain, "sorted_rows")
     found, weights = plain.kept(logits, row(SamplingParams(**changes)))
-    assert max(sizes) < 2000
+    assert max(values.shape[1] for (values,) in sorts) < 2000
     monkeypatch.setattr(plain, "SHORT_LIST", LARGE)
     whole, all_weights = plain.kept(logits, row(SamplingParams(**changes)))
-    assert max(sizes) == LARGE
+    assert max(values.shape[1] for (values,) in sorts) == LARGE
     assert torch.equal(found, whole)
     assert torch.equal(weights, all_weights)
 

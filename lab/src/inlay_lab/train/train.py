@@ -14,6 +14,7 @@ import random
 import signal
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -280,14 +281,14 @@ def examine(
     return {name: round(sum(hits) / len(hits), 3) for name, hits in sorted(scores.items())}
 
 
-def main() -> None:
-    """The command line."""
+def main(words: Sequence[str] | None = None) -> None:
+    """The command line. ``words`` are its arguments in place of those of the process."""
     parser = argparse.ArgumentParser(description="Train the bundled model; the same command resumes.")
     parser.add_argument("--out", type=Path, required=True, help="directory of the checkpoint, the log and the model")
     parser.add_argument("--model", type=Path, help="directory of an exported model: train it on, by the further recipe")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="of one thread each")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     if arguments.processes < 1:
         parser.error(f"--processes is {arguments.processes}; at least one is needed")
     if arguments.model is not None and not (arguments.model / "config.json").is_file():

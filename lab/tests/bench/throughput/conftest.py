@@ -25,10 +25,3 @@ def columns(llm):
         "stock": Stock(model, 4),
         "transformers": Continuous(model, 4),
     }
-
-
-@pytest.fixture
-def quick_model(monkeypatch) -> None:
-    """A tiny model in memory replaces any named model."""
-    for module in ("inlay_lab.bench.throughput.measure", "inlay_lab.bench.stock"):
-        monkeypatch.setattr(f"{module}.load_model", lambda *arguments, **keywords: tiny("llama"))

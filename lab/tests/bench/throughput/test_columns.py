@@ -24,6 +24,7 @@ from inlay_lab.bench.throughput.workload import (
 )
 from tests.conftest import tiny
 from tests.model.equivalence.oracle import PromptCacheOracle, prefill
+from tests.model.hooks import failing
 
 pytestmark = pytest.mark.long
 
@@ -175,8 +176,10 @@ def test_steps_hold_their_forward_pass(columns):
     assert sum(step.rows for step in run.steps) == 4
 
 
-def test_error_of_one_request_fails_the_column(columns, monkeypatch):
+def test_error_of_one_request_fails_the_column(columns):
     column = columns["transformers"]
-    monkeypatch.setattr(type(tiny("llama").model), "forward", lambda *arguments, **keywords: 1 / 0)
-    with pytest.raises(ModelError, match=r"transformers' continuous batching: .*division by zero"):
+    with (
+        failing(tiny("llama"), ZeroDivisionError("division by zero")),
+        pytest.raises(ModelError, match=r"transformers' continuous batching: .*division by zero"),
+    ):
         column.run(shared_prefix(262, requests=1, prefix=0, question=2, completion=1))

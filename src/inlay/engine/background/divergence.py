@@ -40,7 +40,7 @@ def divergences(reference: Tensor, other: Tensor) -> Tensor:
     """
     expected, found = reference.double(), other.double()
     weights = expected.exp()
-    terms = torch.where(weights > 0, weights * (expected - found), 0.0)
+    terms = torch.where(weights == 0, 0.0, weights * (expected - found))  # NaN stays NaN
     # Rounding may make the divergence of almost equal distributions negative.
     return terms.sum(dim=-1).clamp(min=0.0)
 

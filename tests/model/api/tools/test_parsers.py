@@ -14,6 +14,7 @@ from inlay.api.openai.respond import as_delta, as_message, finish_reason
 from inlay.api.pieces import WholeAnswer
 from inlay.api.tools import Delta, ToolUse
 from inlay.api.tools.formats import ModelTools, model_tools
+from tests.counting import calls_of
 from tests.model.api.tool_templates import tool_tokenizer
 
 NAMES: dict[str, dict[str, Any]] = {"weather": {}, "time": {}}
@@ -295,14 +296,12 @@ def test_time_grows_with_the_text_alone(monkeypatch: pytest.MonkeyPatch):
     """Text that keeps looking like a call is not scanned repeatedly."""
     from inlay.api.tools import readers
 
-    seen = []
-    real = readers.may_become_json
-    monkeypatch.setattr(readers, "may_become_json", lambda text: seen.append(len(text)) or real(text))
+    scanned = calls_of(monkeypatch, readers, "may_become_json")
     for attack in ('<tool_call>["', '<tool_call>{"a":["x",', '<tool_call>{"', "<tool_call>[", '<tool_call>"'):
-        seen.clear()
+        scanned.clear()
         text = attack * 1000
         assert parsed(use("qwen"), text) == (text, [])
-        assert sum(seen) < 12 * len(text)
+        assert sum(len(piece) for (piece,) in scanned) < 12 * len(text)
 
 
 # OpenAI's form

@@ -19,6 +19,7 @@ from inlay.attention.triton import work
 from inlay.engine.unshared_runner import UnsharedRunner
 from inlay.errors import ParameterError
 from inlay.slots import SlotRange
+from tests.counting import calls_of
 from tests.model.attention.triton.cases import backend, check, fp16, interpreted, same, variations
 from tests.model.families.unshared import tiny_unshared
 from tests.raising import raises
@@ -188,8 +189,7 @@ def test_shared_keys_and_values_are_stored_once():
 
 
 def test_growing_step_uploads_no_tables(monkeypatch):
-    uploads, upload = [], work.upload
-    monkeypatch.setattr(work, "upload", lambda *tables: uploads.append(1) or upload(*tables))
+    uploads = calls_of(monkeypatch, work, "upload")
     layer, using = with_rotary(Layer()), backend()
     parts = at_any_shift(keys=20)
     plan, pool = build_plan(parts), pool_for(layer, [one_on(one_on(part)) for part in parts])

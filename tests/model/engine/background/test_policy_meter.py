@@ -14,7 +14,7 @@ from inlay.engine.request import Request
 from inlay.measured import Measurements
 from inlay.tolerance import Measured
 from tests.conftest import tiny
-from tests.model.engine.driving import Driver
+from tests.model.engine.driving import Driver, prompt_of
 from tests.raising import raises
 
 SCHEMA = Schema.from_string(
@@ -39,10 +39,7 @@ def driver_for(**settings) -> Driver:
 
 
 def prompt(names: str, text: str):
-    built = SCHEMA.prompt()
-    for name in names:
-        built = built.use(name)
-    return built.text(text)
+    return prompt_of(SCHEMA, names, text)
 
 
 def ask(driver: Driver, names: str, text: str, **asked) -> Request:

@@ -18,9 +18,9 @@ from inlay.engine.background import idle
 from inlay.engine.background import profiler as profiler_module
 from inlay.kv.identity import SegmentSpec
 from tests.conftest import tiny
-from tests.model.engine.driving import Driver
+from tests.model.engine.driving import Driver, work_off
 from tests.model.equivalence.oracle import PromptCacheOracle
-from tests.raising import raises
+from tests.raising import Panic, raises
 
 SCHEMA = Schema.from_string(
     '<schema name="s">In front of all. <module name="a">The first module of them, say.</module>'
@@ -47,14 +47,6 @@ def profiles_of(llm):
     return {name: known[spec.key] for name, (spec, *_) in modules.items() if spec.key in known}
 
 
-def work_off(driver: Driver, tokens: int = 7) -> int:
-    """Use idle time in small steps; returns in how many."""
-    steps = 0
-    while driver.engine.profiler.step(tokens):
-        steps += 1
-    return steps
-
-
 def driver_for(**settings) -> Driver:
     driver = Driver(**settings)
     _, specs = driver.llm.schemas.add(SCHEMA, driver.llm.policy("anchored"))
@@ -67,7 +59,7 @@ def test_deviation_of_each_token_is_measured():
     """Against the stock model: the module after its context, and after a sample of others as they are stored."""
     driver = driver_for(record=False)
     driver.engine.idle_step()
-    work_off(driver)
+    work_off(driver.engine.profiler)
     found = profiles_of(driver.llm)
     assert set(found) == {"a", "b", "c"}  # nothing ever stands before the front
     oracle = PromptCacheOracle(driver.loaded)
@@ -97,7 +89,7 @@ def test_recomputation_uses_profiles_once_they_exist():
     before = driver.request(prompt(), reuse="anchored+profiled:0.3")
     driver.run(before)
     assert before.usage.linked_tokens == before.usage.recomputed_tokens > 0
-    work_off(driver)
+    work_off(driver.engine.profiler)
     after = driver.request(prompt(), reuse="anchored+profiled:0.3")
     driver.run(after)
     assert (after.usage.linked_tokens, after.usage.recomputed_tokens) == (0, before.usage.recomputed_tokens)
@@ -162,7 +154,7 @@ def test_new_request_finds_all_memory_free():
     request = driver.request(prompt(), reuse="anchored")
     driver.run(request)
     assert request.usage.computed_tokens == len("Well?")
-    assert work_off(driver) > 3
+    assert work_off(driver.engine.profiler) > 3
     assert len(profiles_of(driver.llm)) == 3
     assert driver.all_free()
 
@@ -174,7 +166,7 @@ def test_profiling_a_full_pool_evicts_the_oldest_segments():
         driver.run(driver.request(list(range(20 * number, 20 * number + 20)), 4, reuse="exact"))
     pool = driver.store.pool
     assert pool.free_chunks * pool.chunk_size < min(len(WORDS[name]) for name in "abc")
-    work_off(driver)
+    work_off(driver.engine.profiler)
     assert set(profiles_of(driver.llm)) == {"a", "b", "c"}
     assert pool.free_chunks * pool.chunk_size <= 320 // 8 + pool.chunk_size
     assert driver.all_free()
@@ -186,11 +178,11 @@ def test_module_too_long_for_profiling_does_not_block_others(monkeypatch):
     for number in range(12):
         driver.run(driver.request(list(range(20 * number, 20 * number + 20)), 4, reuse="exact"))
     for _ in range(3):  # each of them is tried
-        work_off(driver)
+        work_off(driver.engine.profiler)
     assert set(profiles_of(driver.llm)) == {"c"}, "the others are longer"
     for segment in driver.store.next_to_go(10):
         driver.store.discard([segment])
-    work_off(driver)
+    work_off(driver.engine.profiler)
     assert set(profiles_of(driver.llm)) == {"a", "b", "c"}
 
 
@@ -215,7 +207,7 @@ def test_interrupted_profiling_yields_to_other_modules():
         driver.engine.profiler.step(20)
         driver.engine.profiler.give_up()
     assert {"b", "c"} <= set(profiles_of(driver.llm))
-    work_off(driver)
+    work_off(driver.engine.profiler)
     assert set(profiles_of(driver.llm)) == {"long", "b", "c"}
     assert driver.all_free()
 
@@ -236,7 +228,7 @@ def test_modules_waiting_for_profiles_are_bounded_in_tokens(monkeypatch):
         driver.encode(specs)
         batches.append(specs)
         driver.engine.profiler.add(specs)
-    work_off(driver)
+    work_off(driver.engine.profiler)
     known = driver.engine.kv_manager.profiles
     assert [sum(spec.key in known for spec in specs) for specs in batches] == [0, 3, 3, 3]
     assert not profiles_of(driver.llm), "they had waited for longest"
@@ -254,7 +246,7 @@ def test_one_schema_may_exceed_the_profile_queue(monkeypatch):
         driver.encode(specs)
         driver.engine.profiler.add(specs)
     assert sum(len(spec.ids) for spec in specs) >= MOVABLE
-    work_off(driver)
+    work_off(driver.engine.profiler)
     assert all(spec.key in driver.engine.kv_manager.profiles for spec in specs)
 
 
@@ -272,12 +264,12 @@ def test_found_text_is_stored_with_profiles_in_idle_time(monkeypatch):
     for specs in texts[:3]:
         profiler.encode(specs, specs, "a")
     profiler.encode(texts[3], texts[3], "a")  # too much of this salt waits
-    work_off(driver)
+    work_off(driver.engine.profiler)
     for specs, stored in zip(texts, (True, True, True, False), strict=True):
         assert [driver.store.get(spec) is not None for spec in specs] == [stored] * 3
         assert [spec.key in profiler.profiles for spec in specs] == [stored] * 3
     profiler.encode(texts[3], texts[3], "a")  # the others wait no more
-    work_off(driver)
+    work_off(driver.engine.profiler)
     assert all(driver.store.get(spec) is not None for spec in texts[3])
     assert driver.all_free()
 
@@ -292,14 +284,10 @@ def test_queued_found_text_is_dropped_when_its_salt_is_evicted(monkeypatch):
     driver.engine.evict_texts("a")
     driver.engine.evict_texts("c")
     profiler.encode(texts[2], texts[2], "a")  # its queue has room again
-    work_off(driver)
+    work_off(driver.engine.profiler)
     assert [driver.store.get(specs[0]) is not None for specs in texts] == [False, True, True]
     assert not profiler.wanted
     assert driver.all_free()
-
-
-class Panic(BaseException):
-    """The exception that a panic in a Rust library raises; it does not derive from Exception."""
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, Panic])
@@ -311,7 +299,7 @@ def test_fault_ends_only_the_profile(monkeypatch, caplog, kind):
 
     monkeypatch.setattr(profiler_module, "deviation", fault)
     with caplog.at_level(logging.ERROR):
-        work_off(driver)
+        work_off(driver.engine.profiler)
     assert "a profile could not be made" in caplog.text
     assert not profiles_of(driver.llm)
     driver.run(driver.request(prompt(), reuse="anchored+profiled:0.3"))
@@ -442,7 +430,7 @@ def test_module_split_during_profiling_gets_its_profile(caplog):
         driver.store.insert(spec, slots)
         driver.store.pool.free(slots)
     assert len(list(driver.store)) > before + len(specs) - 1, "none was cut"
-    work_off(driver)
+    work_off(driver.engine.profiler)
     assert set(profiles_of(driver.llm)) == {"a", "b", "c"}
     assert "could not be made" not in caplog.text
 

@@ -20,9 +20,10 @@ from inlay.prompt.composed import CachedSpan
 from inlay.types import Scope
 from inlay_lab.eval.setting import Setting
 from tests.conftest import tiny
-from tests.model.engine.driving import Driver, check_stock, ids
+from tests.model.engine.driving import Driver, check_stock, ids, prompt_of, work_off
+from tests.model.hooks import failing
 from tests.model.prompt.test_borders import prose
-from tests.raising import raises
+from tests.raising import Panic, raises
 
 SCHEMA = Schema.from_string(
     '<schema name="s">In front of all. <module name="a">The first module of them, say.</module>'
@@ -38,10 +39,7 @@ ONE = SamplingParams(temperature=0, max_tokens=1)
 
 
 def prompt(names: str, text: str = "Well?"):
-    built = SCHEMA.prompt()
-    for name in names:
-        built = built.use(name)
-    return built.text(text)
+    return prompt_of(SCHEMA, names, text)
 
 
 def driver_for(**settings) -> Driver:
@@ -57,14 +55,6 @@ def ask(driver: Driver, names: str, text: str = "Well?", **asked) -> Request:
     return request
 
 
-def work_off(driver: Driver, tokens: int = 7) -> int:
-    """Use idle time in small steps; returns in how many."""
-    steps = 0
-    while driver.engine.promoter.step(tokens):
-        steps += 1
-    return steps
-
-
 def same(driver: Driver, one: Request, other: Request) -> None:
     """The logits agree within rounding: one driver computes in one pass the tokens that the other has stored."""
     assert torch.stack(driver.logits[one]).sub(torch.stack(driver.logits[other])).abs().max() < 1e-5
@@ -76,16 +66,16 @@ def test_repeated_combination_is_promoted_and_equals_full_prefill(model):
     modules = SECOND + THIRD if model == "gpt2" else ALL  # without shifts there is no primer, and the first is exact
     first = ask(driver, "abc")
     assert (first.usage.anchored_tokens, first.usage.promoted_tokens) == (modules, 0)
-    assert not work_off(driver), "it was asked for once"
+    assert not work_off(driver.engine.promoter), "it was asked for once"
     assert ask(driver, "abc", "And?").usage.module_tokens > 0
-    assert work_off(driver) > 2
+    assert work_off(driver.engine.promoter) > 2
     third = ask(driver, "abc", "So?")
     assert (third.usage.module_tokens, third.usage.promoted_tokens) == (0, modules)
     assert third.usage.computed_tokens == len("So?")
     check_stock(driver, third)
     assert driver.llm.stats().promoted_tokens == modules
     assert driver.llm.stats().promotion_s > 0
-    assert not work_off(driver)
+    assert not work_off(driver.engine.promoter)
     assert driver.all_free()
 
 
@@ -93,11 +83,11 @@ def test_shared_prefix_of_combinations_is_promoted_once():
     driver = driver_for()
     ask(driver, "abc")
     ask(driver, "abd")
-    work_off(driver)
+    work_off(driver.engine.promoter)
     assert driver.llm.stats().promoted_tokens == FIRST + SECOND
     third = ask(driver, "abc")
     assert (third.usage.promoted_tokens, third.usage.anchored_tokens) == (FIRST + SECOND, THIRD)
-    work_off(driver)
+    work_off(driver.engine.promoter)
     assert driver.llm.stats().promoted_tokens == ALL
     fourth = ask(driver, "abc")
     assert fourth.usage.module_tokens == 0
@@ -111,7 +101,7 @@ def test_other_policies_read_their_own_form(reuse):
     before = [ask(driver, "abc", reuse=reuse) for _ in range(2)][-1]
     for _ in range(3):
         ask(driver, "abc", "And?")
-        work_off(driver)
+        work_off(driver.engine.promoter)
     after = ask(driver, "abc", reuse=reuse)
     form = "isolated_tokens" if reuse == "isolated" else "anchored_tokens"
     assert getattr(after.usage, form) == getattr(before.usage, form) == after.usage.module_tokens > 0
@@ -124,7 +114,7 @@ def test_requests_of_one_form_cause_no_promotion():
     for reuse in ("anchored", "modular+healing:off", "exact", "isolated"):
         for _ in range(3):
             ask(driver, "abc", reuse=reuse)
-    assert not work_off(driver)
+    assert not work_off(driver.engine.promoter)
 
 
 def test_modular_without_promotion_equals_primed():
@@ -138,7 +128,7 @@ def test_exact_request_reads_no_approximation():
     driver = driver_for()
     for _ in range(2):
         ask(driver, "abc")
-    work_off(driver)
+    work_off(driver.engine.promoter)
     ask(driver, "abc")
     exact = ask(driver, "abc", reuse="exact")
     assert (exact.usage.module_tokens, exact.usage.computed_tokens) == (0, ALL - PRIMED + len("Well?"))
@@ -151,7 +141,7 @@ def test_promotion_of_one_salt_is_invisible_to_others(whose, others):
     before = {other: ask(driver, "abc", "First?", salt=other) for other in others}
     for _ in range(2):
         ask(driver, "abc", salt=whose)
-    work_off(driver)
+    work_off(driver.engine.promoter)
     assert ask(driver, "abc", salt=whose).usage.promoted_tokens == ALL
     for other in others:
         after = ask(driver, "abc", "Other?", salt=other)
@@ -167,7 +157,7 @@ def test_salts_are_counted_separately():
     driver = driver_for()
     for salt in ("one", "two", ""):
         ask(driver, "abc", salt=salt)
-    assert not work_off(driver)
+    assert not work_off(driver.engine.promoter)
 
 
 def test_private_schema_is_promoted_for_its_salt():
@@ -177,7 +167,7 @@ def test_private_schema_is_promoted_for_its_salt():
     driver.encode(specs)
     for _ in range(2):
         ask(driver, "abc", salt="one")
-    work_off(driver)
+    work_off(driver.engine.promoter)
     third = ask(driver, "abc", salt="one")
     assert (third.usage.module_tokens, third.usage.promoted_tokens) == (0, ALL)
     check_stock(driver, third)
@@ -206,7 +196,7 @@ def test_new_request_finds_all_memory_free():
     assert driver.engine.promoter.step(3)
     assert driver.store.pool.free_chunks < used
     ask(driver, "ab", reuse="anchored")
-    assert work_off(driver) > 3
+    assert work_off(driver.engine.promoter) > 3
     assert ask(driver, "abc").usage.module_tokens == 0
     assert driver.all_free()
 
@@ -217,7 +207,7 @@ def test_promotion_stays_within_its_memory_share():
     for names in islice(permutations("abcd", 3), 9):
         for _ in range(2):
             ask(driver, "".join(names), positions="packed")
-        work_off(driver)
+        work_off(driver.engine.promoter)
         assert driver.engine.promoter.popularity.slots <= 200
     assert driver.store.tokens > stored
     last = ask(driver, "".join(names), positions="packed")
@@ -253,7 +243,7 @@ def test_many_short_modules_are_encoded_in_shared_chunks():
         for _ in range(2):
             ask_for_all(driver, schema, names)
         free = pool.free_chunks
-        assert work_off(driver, 512) <= 2
+        assert work_off(driver.engine.promoter, 512) <= 2
         assert free - pool.free_chunks <= pool.chunks_for(20 * len("10.")) + 1
         assert ask_for_all(driver, schema, names).usage.module_tokens == 0
         assert driver.engine.promoter.popularity.slots <= 200
@@ -268,11 +258,11 @@ def test_evicted_text_is_not_promoted():
     assert driver.engine.promoter.step(3)
     keys = frozenset(key for node in ask(driver, "ab").prompt.prefix.nodes for key in node.segments)
     driver.engine.promoter.forget_modules(keys)
-    assert not work_off(driver)
+    assert not work_off(driver.engine.promoter)
     assert driver.llm.stats().promoted_tokens <= 3
     for _ in range(2):  # the scope that sent it finds it again
         ask(driver, "abc")
-    work_off(driver)
+    work_off(driver.engine.promoter)
     assert ask(driver, "abc").usage.module_tokens == 0
 
 
@@ -281,7 +271,7 @@ def test_parts_promoted_together_are_forgotten_separately(tokens):
     driver = driver_for()
     for _ in range(2):
         ask(driver, "abcd")
-    work_off(driver, tokens)
+    work_off(driver.engine.promoter, tokens)
     nodes = ask(driver, "abcd").prompt.prefix.nodes
     driver.engine.promoter.forget_modules(frozenset(nodes[2].segments) - {*nodes[1].segments})  # not the schema's label
     found = [driver.store.longest(node.run).tokens for node in nodes]
@@ -295,7 +285,7 @@ def test_text_after_a_forgotten_module_is_not_counted():
     driver = driver_for()
     for _ in range(2):
         ask(driver, "abc")
-    work_off(driver)
+    work_off(driver.engine.promoter)
     promoted = driver.engine.promoter.popularity
     assert promoted.slots >= ALL
     (first, *_) = ask(driver, "abc").prompt.prefix.nodes
@@ -307,7 +297,7 @@ def test_combination_larger_than_the_share_is_not_promoted():
     driver = driver_for(kv_tokens=2000, promotion_memory=0.02)
     for _ in range(3):
         ask(driver, "abc")
-        work_off(driver)
+        work_off(driver.engine.promoter)
     assert ask(driver, "abc").usage.anchored_tokens > 0
     assert driver.llm.stats().promoted_tokens <= 40
 
@@ -316,12 +306,12 @@ def test_evicted_combination_is_promoted_again_on_request():
     driver = driver_for()
     for _ in range(2):
         ask(driver, "abc")
-    work_off(driver)
+    work_off(driver.engine.promoter)
     driver.store.clear()
     driver.schema(SCHEMA)
     for _ in range(4):
         assert ask(driver, "abc").usage.anchored_tokens == ALL
-        work_off(driver)
+        work_off(driver.engine.promoter)
     assert ask(driver, "abc").usage.module_tokens == 0
 
 
@@ -335,7 +325,7 @@ def test_combinations_that_do_not_fit_stop_replacing_each_other():
         for names in ("abc", "cab"):
             ask(driver, names, positions="packed")
             ask(driver, names, positions="packed")
-            work_off(driver)
+            work_off(driver.engine.promoter)
         spent.append(driver.llm.stats().promoted_tokens - before)
     assert spent[0] == both
     assert sum(spent[1:]) < 7 * both, "each of 39 rounds encoded them again"
@@ -345,7 +335,7 @@ def test_repeatedly_evicted_combination_is_promoted_less_often():
     driver = driver_for()
     for _ in range(40):
         ask(driver, "abc")
-        work_off(driver)
+        work_off(driver.engine.promoter)
         driver.store.clear()
         driver.schema(SCHEMA)
     assert driver.llm.stats().promoted_tokens <= 4 * ALL
@@ -356,7 +346,7 @@ def test_new_combination_replaces_an_unused_one():
     for names in ("abc", "cab", "abc"):
         for _ in range(4):
             ask(driver, names, positions="packed")
-            work_off(driver)
+            work_off(driver.engine.promoter)
         assert ask(driver, names, positions="packed").usage.module_tokens == 0
 
 
@@ -365,7 +355,7 @@ def test_clearing_the_store_forgets_all_combinations():
     for _ in range(2):
         ask(driver, "abc")
     driver.llm.reset_prefix_cache()
-    assert not work_off(driver)
+    assert not work_off(driver.engine.promoter)
 
 
 @pytest.mark.parametrize("promotion_memory", [0, 0.0])
@@ -387,7 +377,7 @@ def test_preempted_request_keeps_its_composed_prompt_for_all_answers():
     driver = driver_for(kv_tokens=400, promotion_memory=0.5, max_model_len=320)  # so the primer is short
     for _ in range(2):
         ask(driver, "abc")
-    work_off(driver)
+    work_off(driver.engine.promoter)
     late = driver.request(prompt("abc"), 60, reuse="modular", n=2, temperature=1.0, priority=1)
     driver.add(late)
     driver.step(2)
@@ -408,7 +398,7 @@ def test_only_tokens_that_are_not_exact_are_recomputed():
     for _ in range(2):
         before = ask(driver, "abc", reuse="modular+linked:5")
     assert before.usage.recomputed_tokens == 15
-    work_off(driver)
+    work_off(driver.engine.promoter)
     after = ask(driver, "abc", reuse="modular+linked:5")
     assert (after.usage.recomputed_tokens, after.usage.module_tokens) == (0, 0)
     longer = ask(driver, "abcd", reuse="modular+linked:5")
@@ -447,7 +437,7 @@ def test_parts_of_messages_are_promoted():
 
     assert asked("One?").usage.computed_tokens > 0
     assert asked("Two?").usage.anchored_tokens > 0
-    work_off(driver)
+    work_off(driver.engine.promoter)
     healed = asked("Three?")
     assert healed.usage.module_tokens == 0
     assert healed.usage.promoted_tokens >= len(texts[1])
@@ -464,7 +454,7 @@ def test_part_inside_a_stored_segment_is_promoted_once():
     driver.run(driver.request(half, reuse="exact"))
     for question in ("One?", "Two?", "Three?"):
         driver.run(driver.request(f"In front.\n\n{document}\n\n{question}", reuse="modular+content"))
-        work_off(driver)
+        work_off(driver.engine.promoter)
         driver.audit()
     assert driver.llm.stats().promoted_tokens
     promoted = driver.request(f"In front.\n\n{document}\n\nFour?", reuse="modular+content")
@@ -489,21 +479,13 @@ def test_conversation_prefers_its_history_to_a_separate_part():
     check_stock(driver, again)
 
 
-class Panic(BaseException):
-    """The exception that a panic in a Rust library raises; it does not derive from Exception."""
-
-
 @pytest.mark.parametrize("kind", [RuntimeError, Panic])
-def test_fault_ends_only_the_promotion(monkeypatch, caplog, kind):
+def test_fault_ends_only_the_promotion(caplog, kind):
     driver = driver_for()
     for _ in range(2):
         ask(driver, "abc")
 
-    def fault(*_):
-        raise kind("a fault")
-
-    with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
-        patch.setattr(driver.engine.runner, "run", fault)
+    with failing(driver.loaded, kind("a fault")), caplog.at_level(logging.ERROR):
         assert driver.engine.idle_step()
         assert not driver.engine.idle_step()
     assert "could not be encoded" in caplog.text
@@ -511,22 +493,18 @@ def test_fault_ends_only_the_promotion(monkeypatch, caplog, kind):
     assert driver.all_free()
 
 
-def test_fault_keeps_earlier_promotions(monkeypatch):
-    def fault(*_):
-        raise MemoryError
-
+def test_fault_keeps_earlier_promotions():
     driver = driver_for()
     for _ in range(2):
         ask(driver, "abc")
-    work_off(driver)
+    work_off(driver.engine.promoter)
     before = driver.engine.promoter.popularity.slots
     for _ in range(2):
         ask(driver, "dca")
-    with monkeypatch.context() as patch:
-        patch.setattr(driver.engine.runner, "run", fault)
+    with failing(driver.loaded, MemoryError()):
         assert driver.engine.promoter.step(3)
     assert driver.engine.promoter.popularity.slots == before > 0
-    assert not work_off(driver)
+    assert not work_off(driver.engine.promoter)
     assert ask(driver, "abc").usage.module_tokens == 0
     assert driver.all_free()
 
@@ -573,7 +551,7 @@ def test_eviction_for_promotion_spares_shared_tokens():
     driver = driver_for()
     for _ in range(2):
         ask(driver, "abc")
-    work_off(driver)
+    work_off(driver.engine.promoter)
     promoted = ask(driver, "abc")
     assert promoted.usage.module_tokens == 0
     (second, *_) = [node.run for node in promoted.prompt.prefix.nodes]
@@ -646,7 +624,7 @@ def test_one_salt_cannot_fill_the_tables(monkeypatch):
         for _ in range(2):
             ask(driver, "".join(names), f"{number}?", salt="two", positions="packed")
     ask(driver, "ab", salt="one")
-    work_off(driver)
+    work_off(driver.engine.promoter)
     assert ask(driver, "ab", salt="one").usage.promoted_tokens == FIRST + SECOND
 
 
@@ -655,7 +633,7 @@ def test_one_time_salts_do_not_displace_promotions(monkeypatch):
     driver = driver_for()
     for _ in range(2):
         ask(driver, "ab", salt="one")
-    work_off(driver)
+    work_off(driver.engine.promoter)
     for number in range(6):
         ask(driver, "ab", salt=f"once {number}")
     assert ask(driver, "ab", salt="one").usage.promoted_tokens == FIRST + SECOND

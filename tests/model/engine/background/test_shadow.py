@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from dataclasses import replace
 
@@ -12,14 +13,15 @@ import pytest
 from inlay import LLM, AsyncLLM, ParameterError, SamplingParams, Schema
 from inlay.check.run import divergence
 from inlay.engine.background import divergence as divergence_log
-from inlay.engine.background import forced_runs
 from inlay.engine.background.divergence import AnswerComparison
+from inlay.engine.background.forced_runs import MOST_WAITING
 from inlay.engine.request import Request
 from inlay.types import DROP_REASONS, ShadowStats
 from inlay_lab.eval.setting import Setting
 from tests.conftest import tiny
-from tests.model.engine.driving import Driver, ids
-from tests.raising import raises
+from tests.model.engine.driving import Driver, ids, prompt_of, work_off
+from tests.model.hooks import each_pass, failing
+from tests.raising import Panic, raises
 
 SCHEMA = Schema.from_string(
     '<schema name="s">In front of all. <module name="a">The first module of them, say.</module>'
@@ -29,10 +31,7 @@ SCHEMA = Schema.from_string(
 
 
 def prompt(names: str = "abc", text: str = "Well?"):
-    built = SCHEMA.prompt()
-    for name in names:
-        built = built.use(name)
-    return built.text(text)
+    return prompt_of(SCHEMA, names, text)
 
 
 def driver_for(model: str = "llama", **settings) -> Driver:
@@ -46,14 +45,6 @@ def ask(driver: Driver, names: str = "abc", text: str = "Well?", **asked) -> Req
     driver.run(request)
     assert request.error is None
     return request
-
-
-def work_off(driver: Driver, tokens: int = 7) -> int:
-    """Use idle time in small steps; returns in how many."""
-    steps = 0
-    while driver.engine.shadow.step(tokens):
-        steps += 1
-    return steps
 
 
 def stats(driver: Driver) -> ShadowStats:
@@ -93,7 +84,7 @@ def compared(monkeypatch) -> list[AnswerComparison]:
 def test_reported_divergence_equals_full_prefill_comparison(compared, model, reuse, positions, tokens):
     driver = driver_for(model)
     request = ask(driver, "acd", reuse=reuse, positions=positions)
-    assert work_off(driver, tokens) > 1
+    assert work_off(driver.engine.shadow, tokens) > 1
     said = [request.token_ids]
     expected, found = (
         driver.llm.distributions([prompt("acd")], said, **policy)[0]
@@ -104,14 +95,14 @@ def test_reported_divergence_equals_full_prefill_comparison(compared, model, reu
     assert one.kl > 1e-6
     assert (one.steps, one.agreeing) == (5, int((expected.argmax(-1) == found.argmax(-1)).sum()))
     assert stats(driver).samples == 1
-    assert not work_off(driver)
+    assert not work_off(driver.engine.shadow)
     assert driver.all_free()
 
 
 def test_only_the_first_tokens_of_a_long_answer_are_compared(compared):
     driver = driver_for()
     request = ask(driver, tokens=90)
-    work_off(driver)
+    work_off(driver.engine.shadow)
     said = [request.token_ids[:64]]
     expected, found = (driver.llm.distributions([prompt()], said, reuse=reuse)[0] for reuse in ("off", "anchored"))
     (one,) = compared
@@ -134,10 +125,9 @@ def test_exact_and_forced_answers_are_not_compared():
     assert stats(driver).waiting == 1
 
 
-def test_share_of_answers_is_compared(monkeypatch):
-    monkeypatch.setattr(forced_runs, "MOST_WAITING", 1000)
+def test_share_of_answers_is_compared():
     driver = driver_for(shadow=0.25, record=False)
-    for number in range(60):
+    for number in range(60):  # fewer than may wait
         ask(driver, "ab", f"{number}?", tokens=1)
     assert 5 <= stats(driver).waiting <= 25
 
@@ -178,7 +168,7 @@ def test_new_request_finds_all_memory_free(compared):
     """A new request ends the comparison, which releases its slots and gives the same result later."""
     driver = driver_for()
     ask(driver)
-    work_off(driver)
+    work_off(driver.engine.shadow)
     ask(driver)
     for steps in (1, 2, 10, 30):
         free = driver.store.pool.free_chunks
@@ -187,7 +177,7 @@ def test_new_request_finds_all_memory_free(compared):
         assert driver.store.pool.free_chunks < free
         ask(driver, "b", "Another?", reuse="exact")
         assert stats(driver).waiting == 1
-    work_off(driver)
+    work_off(driver.engine.shadow)
     first, second = compared
     assert second.kl == pytest.approx(first.kl, rel=1e-3)
     assert driver.all_free()
@@ -200,7 +190,7 @@ def test_often_interrupted_sample_is_dropped():
         driver.engine.shadow.step(5)
         ask(driver, "b", f"{number}?", reuse="exact")
     assert dropped(driver) == {"busy": 1}
-    assert not work_off(driver)
+    assert not work_off(driver.engine.shadow)
     assert driver.all_free()
 
 
@@ -209,7 +199,7 @@ def test_comparison_leaves_the_store_unchanged():
     driver = driver_for()
     ask(driver, salt="one")
     before = {(segment.place, segment.slots) for segment in driver.store}
-    work_off(driver)
+    work_off(driver.engine.shadow)
     assert {(segment.place, segment.slots) for segment in driver.store} == before
     assert not any(segment.holds for segment in driver.store)
     exact = ask(driver, salt="one", reuse="exact", text="So?")
@@ -224,7 +214,7 @@ def test_sample_of_cleared_segments_is_dropped(forget):
         driver.store.clear()
     else:
         driver.llm.reset_prefix_cache()
-    work_off(driver)
+    work_off(driver.engine.shadow)
     assert dropped(driver) == {"gone": 1}
     assert driver.all_free()
 
@@ -245,7 +235,7 @@ def test_answers_to_evicted_text_are_dropped(evict, begun):
     assert stats(driver).waiting == 1
     assert dropped(driver) == {"gone": 1}
     driver.audit()
-    work_off(driver)
+    work_off(driver.engine.shadow)
     assert driver.llm.divergence(cache_salt="one") == ()
     assert [one.samples for one in driver.llm.divergence(cache_salt="two")] == [1]
 
@@ -253,58 +243,48 @@ def test_answers_to_evicted_text_are_dropped(evict, begun):
 def test_sample_larger_than_its_pool_share_is_dropped():
     driver = driver_for(kv_tokens=400)
     ask(driver)
-    work_off(driver)
+    work_off(driver.engine.shadow)
     assert dropped(driver) == {"no room": 1}
     assert driver.all_free()
 
 
-def test_queue_is_bounded_and_fair_between_salts(monkeypatch):
-    monkeypatch.setattr(forced_runs, "MOST_WAITING", 4)
-    driver = driver_for()
+def test_queue_is_bounded_and_fair_between_salts():
+    driver = driver_for(record=False)
     ask(driver, salt="one")
-    for number in range(9):
-        ask(driver, text=f"{number}?", salt="two")
-    assert stats(driver).waiting == 4
+    for number in range(MOST_WAITING + 5):
+        ask(driver, text=f"{number}?", salt="two", tokens=1)
+    assert stats(driver).waiting == MOST_WAITING
     assert dropped(driver) == {"busy": 6}
-    work_off(driver)
+    work_off(driver.engine.shadow)
     assert [one.samples for one in driver.llm.divergence(cache_salt="one")] == [1]
-    assert [one.samples for one in driver.llm.divergence(cache_salt="two")] == [3]
+    assert [one.samples for one in driver.llm.divergence(cache_salt="two")] == [MOST_WAITING - 1]
     assert driver.llm.divergence() == ()
-
-
-class Panic(BaseException):
-    """The exception that a panic in a Rust library raises; it does not derive from Exception."""
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, Panic])
 @pytest.mark.parametrize("begun", [0, 3, 20])
-def test_fault_ends_only_one_comparison(monkeypatch, caplog, kind, begun):
+def test_fault_ends_only_one_comparison(caplog, kind, begun):
     driver = driver_for()
     for _ in range(2):
         ask(driver)
     for _ in range(begun):
         assert driver.engine.shadow.step(5)
 
-    def fault(*_):
-        raise kind("a fault")
-
-    with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
-        patch.setattr(driver.engine.runner, "run", fault)
+    with failing(driver.loaded, kind("a fault")), caplog.at_level(logging.ERROR):
         assert driver.engine.idle_step()
     assert "could not be compared" in caplog.text
     assert dropped(driver) == {"failed": 1}
     assert ask(driver, text="So?").usage.anchored_tokens > 0
-    work_off(driver)
+    work_off(driver.engine.shadow)
     assert stats(driver).samples == 2
     assert driver.all_free()
 
 
-def test_nan_logits_are_not_counted(monkeypatch, caplog):
+def test_nan_logits_are_not_counted(caplog):
     driver = driver_for()
     ask(driver)
-    monkeypatch.setattr(forced_runs, "divergences", lambda one, other: (one - other)[:, 0] * float("nan"))
-    with caplog.at_level(logging.ERROR):
-        work_off(driver)
+    with each_pass(driver.loaded, after=lambda logits: logits * math.nan), caplog.at_level(logging.ERROR):
+        work_off(driver.engine.shadow)
     assert "hold NaN or inf" in caplog.text
     assert (dropped(driver), driver.llm.divergence()) == ({"failed": 1}, ())
     assert driver.all_free()
@@ -317,7 +297,7 @@ def test_comparison_ignores_later_promotions(compared):
     ask(driver, text="And?", reuse="modular")
     driver.llm.promote()
     assert ask(driver, text="So?", reuse="modular").usage.module_tokens == 0
-    work_off(driver)
+    work_off(driver.engine.shadow)
     said = [first.token_ids]
     expected, found = (
         driver.llm.distributions([prompt()], said, reuse=reuse)[0] for reuse in ("off", "modular+healing:off")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inlay.engine import text_index
-from inlay.engine.text_index import EarlierAnswers, GrowingIndex
+from inlay.engine.text_index import MOST_OF_ANSWER, MOST_OF_SALT, MOST_TOKENS, EarlierAnswers, GrowingIndex
 
 NONE: frozenset[bytes] = frozenset()
 
@@ -32,32 +31,37 @@ def test_the_last_answer_counts():
     assert found(answers, "", [1, 2, 3]) == [5]
 
 
-def test_oldest_answers_of_a_salt_are_evicted_first(monkeypatch):
-    monkeypatch.setattr(text_index, "MOST_OF_SALT", 12)
+def fill(answers: EarlierAnswers, salt: str, first: int = 0) -> None:
+    """As many answers as a salt may have, each of other tokens than the last."""
+    for number in range(first, first + MOST_OF_SALT, MOST_OF_ANSWER):
+        answers.add(salt, range(number, number + MOST_OF_ANSWER), NONE)
+
+
+def test_oldest_answers_of_a_salt_are_evicted_first():
     answers = EarlierAnswers()
-    for number in range(10):
-        answers.add("", [10 * number + token for token in range(5)], NONE)
-    assert answers.tokens == 10
-    assert found(answers, "", [70, 71, 72]) is None
-    assert found(answers, "", [80, 81, 82]) == [83, 84]
+    fill(answers, "")
+    answers.add("", range(100_000, 100_000 + MOST_OF_ANSWER), NONE)
+    assert answers.tokens == MOST_OF_SALT
+    assert found(answers, "", [0, 1, 2]) is None
+    second = MOST_OF_ANSWER
+    assert found(answers, "", [second, second + 1, second + 2])[0] == second + 3
 
 
-def test_salts_without_a_new_answer_are_evicted_first(monkeypatch):
-    monkeypatch.setattr(text_index, "MOST_TOKENS", 12)
+def test_salts_without_a_new_answer_are_evicted_first():
+    answers, salts = EarlierAnswers(), [str(number) for number in range(MOST_TOKENS // MOST_OF_SALT)]
+    for salt in (*salts, salts[0], "new"):
+        fill(answers, salt)
+    assert answers.tokens == MOST_TOKENS
+    kept = {salt: found(answers, salt, [0, 1, 2]) is not None for salt in (*salts, "new")}
+    assert kept == dict.fromkeys((*salts, "new"), True) | {salts[1]: False}
+
+
+def test_a_long_answer_is_kept_at_its_end():
     answers = EarlierAnswers()
-    for salt in ("a", "b", "a", "c"):
-        answers.add(salt, [1, 2, 3, 4], NONE)
-    assert answers.tokens == 12
-    assert [found(answers, salt, [1, 2, 3]) for salt in "abc"] == [[4], None, [4]]
-
-
-def test_a_long_answer_is_kept_at_its_end(monkeypatch):
-    monkeypatch.setattr(text_index, "MOST_OF_ANSWER", 5)
-    answers = EarlierAnswers()
-    answers.add("", list(range(100)), NONE)
-    assert answers.tokens == 5
-    assert found(answers, "", [95, 96, 97]) == [98, 99]
-    assert found(answers, "", [93, 94, 95]) is None
+    answers.add("", range(100 + MOST_OF_ANSWER), NONE)
+    assert answers.tokens == MOST_OF_ANSWER
+    assert found(answers, "", [100, 101, 102])[0] == 103
+    assert found(answers, "", [99, 100, 101]) is None
 
 
 @pytest.mark.parametrize("how", ["salt", "modules", "all"])
@@ -85,14 +89,12 @@ def test_a_salt_without_answers_takes_no_memory():
     assert (answers.salts, answers.tokens) == (0, 0)
 
 
-def test_an_answer_has_the_lifetime_of_its_prompt(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(text_index.time, "monotonic", lambda: now[0])
+def test_an_answer_has_the_lifetime_of_its_prompt(clock):
     answers = EarlierAnswers()
     answers.add("", [1, 2, 3, 4], NONE, 60.0)
     answers.add("", [5, 6, 7, 8], NONE)
     assert found(answers, "", [1, 2, 3]) == [4]
-    now[0] += 61
+    clock.advance(61)
     assert found(answers, "", [1, 2, 3]) is None
     assert found(answers, "", [5, 6, 7]) == [8]
     answers.add("", [9, 9, 9, 9], NONE)
@@ -100,8 +102,7 @@ def test_an_answer_has_the_lifetime_of_its_prompt(monkeypatch):
 
 
 @pytest.mark.parametrize("drop", ["forget", "forget_modules", "clear", "displace"])
-def test_dropped_answer_is_marked_as_gone(drop, monkeypatch):
-    monkeypatch.setattr(text_index, "MOST_OF_SALT", 6)
+def test_dropped_answer_is_marked_as_gone(drop):
     answers = EarlierAnswers()
     answers.add("", [1, 2, 3, 4], frozenset({b"key"}))
     match = answers.find("", GrowingIndex([1, 2, 3]))
@@ -111,7 +112,7 @@ def test_dropped_answer_is_marked_as_gone(drop, monkeypatch):
         "forget": lambda: answers.forget_salt(""),
         "forget_modules": lambda: answers.forget_modules(frozenset({b"key"})),
         "clear": answers.clear,
-        "displace": lambda: answers.add("", [5, 6, 7, 8], NONE),
+        "displace": lambda: fill(answers, "", first=10),
     }
     match_of[drop]()
     assert match[0].gone

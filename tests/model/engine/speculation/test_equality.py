@@ -16,11 +16,11 @@ import pytest
 
 from inlay import LLM, SamplingParams, Schema
 from inlay.engine import forward
-from inlay.engine.speculator import AcceptanceRates, Speculator
+from inlay.engine.speculator import Speculator
 from inlay.types import RequestOutput
 from tests.adapters import write_adapter
 from tests.conftest import CONFIGS, tiny
-from tests.model.engine.speculation.planted import FREE, Name, Planted
+from tests.model.engine.speculation.planted import FREE, Hopeful, Name, Planted
 
 SCHEMA = Schema.from_string(
     '<schema name="s">Front. <module name="a">The first of them, say, the first.</module>'
@@ -141,7 +141,8 @@ def compare(family: str, settings: dict[str, Any], seed: int, count: int, folder
         for one in output.outputs
     }
     llm = LLM(loaded, speculation="lookup", **common)
-    llm.local.engine.speculator = Planted(known, loaded.spec.vocab_size, seed) if planted else Speculator(FREE)
+    drafts = Planted(known, loaded.spec.vocab_size, seed) if planted else Speculator(FREE, Hopeful)
+    llm.local.engine.speculator = drafts
     found = answers(llm, asked)
     drafted, accepted = (dict(counts) for counts in (llm.stats().drafted_tokens, llm.stats().accepted_tokens))
     assert sum(drafted.values()) > sum(accepted.values()) >= planted
@@ -179,15 +180,13 @@ def test_answers_are_equal(tmp_path):
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_answers_with_drafts_from_texts_are_equal(monkeypatch, tmp_path, family):
-    monkeypatch.setattr(AcceptanceRates, "rate", lambda *_: 0.9)  # drafts are tried, however often they are wrong
+def test_answers_with_drafts_from_texts_are_equal(tmp_path, family):
     assert compare(family, SETTINGS[0], 11, 30, tmp_path, planted=False) >= 30
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("family", list(CONFIGS))
-def test_many_answers_are_equal(monkeypatch, tmp_path, family):
-    monkeypatch.setattr(AcceptanceRates, "rate", lambda *_: 0.9)
+def test_many_answers_are_equal(tmp_path, family):
     count = 0
     for seed in range(5):
         count += compare(family, SETTINGS[seed], 100 + seed, 40, tmp_path, planted=seed % 2 == 0)

@@ -12,12 +12,11 @@ import pytest
 
 from inlay import LLM, SamplingParams, Schema
 from inlay.engine.request import Request
-from inlay.engine.speculator import MOST_ANSWERS, AcceptanceRates, Draft, Speculator
+from inlay.engine.speculator import MOST_ANSWERS, Draft, Speculator
 from inlay.errors import ParameterError
-from inlay.sampling import sampler
 from tests.conftest import tiny
-from tests.model.engine.driving import Driver, ids
-from tests.model.engine.speculation.planted import FREE
+from tests.model.engine.driving import Driver, ids, sample_on_device
+from tests.model.engine.speculation.planted import FREE, Hopeful
 from tests.model.families.configs import RECURRENT
 from tests.model.families.configs import tiny as tiny_family
 from tests.raising import raises
@@ -30,7 +29,7 @@ class Noted(Speculator):
     """Keeps the drafts that it makes."""
 
     def __init__(self) -> None:
-        super().__init__(FREE)
+        super().__init__(FREE, Hopeful)
         self.made: list[Draft] = []
 
     def drafts(self, requests: Sequence[Request], rows: int, most: int) -> dict[Request, Draft]:
@@ -40,8 +39,7 @@ class Noted(Speculator):
 
 
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
-    monkeypatch.setattr(AcceptanceRates, "rate", lambda *_: 0.9)  # drafts are tried, however often they are wrong
+def driver() -> Driver:
     made = Driver(speculation="lookup", record=False, chunk_size=16)
     assert made.engine.speculator is not None
     speculator = Noted()
@@ -231,7 +229,7 @@ def test_answers_on_a_device_are_equal(monkeypatch):
         return [output.outputs[0].token_ids for _ in range(2) for output in llm.generate(prompts, params)], llm
 
     expected, _ = answers("off")
-    monkeypatch.setattr(sampler, "on_device", lambda logits: True)
+    sample_on_device(monkeypatch)
     found, llm = answers("lookup")
     assert found == expected
     assert sum(dict(llm.stats().accepted_tokens).values()) > 0

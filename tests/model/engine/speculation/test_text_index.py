@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.engine import text_index
-from inlay.engine.text_index import MOST_MATCH, DraftIndex, GrowingIndex
+from inlay.engine.text_index import MOST_INDEXED, MOST_MATCH, DraftIndex, GrowingIndex
 
 TOKENS = st.lists(st.sampled_from([1, 2, 3, 2**21 + 1, 2**22 - 1]), max_size=60)
 
@@ -52,10 +51,8 @@ def test_match_at_the_end_of_a_text_is_not_used():
     assert GrowingIndex([1, 2, 3]).find() is None
 
 
-def test_a_long_text_is_indexed_at_its_end(monkeypatch):
-    monkeypatch.setattr(text_index, "MOST_INDEXED", 10)
-    ids = list(range(100))
-    index = DraftIndex(ids)
+def test_a_long_text_is_indexed_at_its_end():
+    index = DraftIndex(range(90 + MOST_INDEXED))
     assert index.find(GrowingIndex([91, 92, 93])) == (94, 3)
-    assert index.find(GrowingIndex([90, 91, 92, 93])) == (94, 4)
-    assert index.find(GrowingIndex([50, 51, 52])) is None
+    assert index.find(GrowingIndex([89, 90, 91, 92, 93])) == (94, 5)
+    assert index.find(GrowingIndex([89, 90, 91])) is None

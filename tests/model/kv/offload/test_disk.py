@@ -14,17 +14,17 @@ import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from inlay.errors import ParameterError
 from inlay.kv.identity import labels_of
 from inlay.kv.offload import disk, disk_index
-from inlay.kv.offload.disk import DiskTier
+from inlay.kv.offload.disk import LOOK_S, MOST_USES, DiskTier
 from inlay.kv.offload.disk_index import DiskIndex
 from inlay.kv.offload.tier import Miss, TierEntry, TierMissError
 from inlay.kv.policies import POLICIES
+from tests.counting import calls_of
 from tests.raising import raises
 from tests.unit.kv.offload.segments import filled, read, record_of, same, slabs_of, spec_of
 
@@ -129,7 +129,7 @@ def test_segments_are_found_by_their_labels_after_a_restart(tmp_path, index):
     assert held(again) == [0, 1]
 
 
-def test_two_tiers_on_one_folder_see_each_others_changes(tmp_path, monkeypatch):
+def test_two_tiers_on_one_folder_see_each_others_changes(tmp_path, clock):
     one, other = filled(tmp_path, *SPECS[:2]), DiskTier(tmp_path, 1 << 30)
     assert one.put(record_of(SPECS[2]), slabs_of(SPECS[2]))
     assert held(other) == [0, 1]
@@ -137,43 +137,45 @@ def test_two_tiers_on_one_folder_see_each_others_changes(tmp_path, monkeypatch):
     with pytest.raises(TierMissError) as miss:
         read(other, record_of(SPECS[0]))
     assert miss.value.reason is Miss.ABSENT
-    monkeypatch.setattr("inlay.kv.offload.disk.LOOK_S", 0.0)
+    clock.advance(LOOK_S)
     other.refresh()
     assert held(other) == [1, 2]
     assert same(read(other, record_of(SPECS[2])), slabs_of(SPECS[2]))
 
 
 @pytest.mark.parametrize("most", [disk_index.MOST_CHANGES, 1])
-def test_only_new_changes_of_other_processes_are_read(tmp_path, monkeypatch, most):
+def test_only_new_changes_of_other_processes_are_read(tmp_path, monkeypatch, clock, most):
     """Also where so many were missed that all rows have to be read; uses are no change."""
-    monkeypatch.setattr(disk, "LOOK_S", 0.0)
+
+    def refresh(tier: DiskTier) -> None:
+        clock.advance(LOOK_S)
+        tier.refresh()
+
     one, other = filled(tmp_path, *SPECS), DiskTier(tmp_path, 1 << 30)
-    one.refresh()
+    refresh(one)
     monkeypatch.setattr(disk_index, "MOST_CHANGES", most)
-    rows, entry = [], disk_index.entry_of
-    monkeypatch.setattr(disk_index, "entry_of", lambda row: rows.append(row) or entry(row))
+    rows = calls_of(monkeypatch, disk_index, "entry_of")
     for _ in range(3):
         read(other, record_of(SPECS[0]))
-        other.refresh()
-        one.refresh()
+        refresh(other)
+        refresh(one)
     assert rows == [], "others' uses are looked up when something is to go"
     new = [spec_of(number) for number in (21, 22)]
     for spec in new:
         other.put(record_of(spec), slabs_of(spec))
     other.pin(SPECS[1].key, True)
     other.delete(SPECS[2].key)
-    one.refresh()
+    refresh(one)
     assert len(rows) == (3 if most > 1 else len(SPECS) + 1)
     assert all(one.holds(spec.key) for spec in new)
     assert not one.holds(SPECS[2].key)
     rows.clear()
-    one.refresh()
+    refresh(one)
     assert rows == []
 
 
-def test_write_during_a_refresh_is_found(tmp_path, monkeypatch):
+def test_write_during_a_refresh_is_found(tmp_path, monkeypatch, clock):
     one = filled(tmp_path, spec_of(1))
-    monkeypatch.setattr(disk, "LOOK_S", 0.0)
     other = DiskTier(tmp_path, 1 << 30)
     other.put(record_of(spec_of(2)), slabs_of(spec_of(2)))
     changed, written = DiskIndex.changed_since, threading.Event()
@@ -188,6 +190,7 @@ def test_write_during_a_refresh_is_found(tmp_path, monkeypatch):
         written.wait(0.5)
         return found
 
+    clock.advance(LOOK_S)
     with monkeypatch.context() as patch:
         patch.setattr(DiskIndex, "changed_since", meanwhile)
         one.refresh()
@@ -195,13 +198,12 @@ def test_write_during_a_refresh_is_found(tmp_path, monkeypatch):
     assert all(one.holds(spec_of(number).key) for number in (1, 2, 3))
 
 
-def test_uses_are_saved_without_a_refresh(tmp_path, monkeypatch):
-    monkeypatch.setattr(disk, "MOST_USES", 4)
+def test_uses_are_saved_without_a_refresh(tmp_path):
     tier = filled(tmp_path, spec_of(1))
-    for _ in range(6):
+    for _ in range(MOST_USES + 2):
         read(tier, record_of(spec_of(1)))
     (entry,) = DiskTier(tmp_path, 1 << 30).iterate()
-    assert entry.uses == 4
+    assert entry.uses == MOST_USES
 
 
 def test_eviction_policy_decides_which_segment_is_evicted(tmp_path):
@@ -231,9 +233,8 @@ def test_old_eviction_scores_fade_on_disk(tmp_path):
 
 
 @pytest.mark.parametrize("policy", ["lru", "lfu"])
-def test_eviction_cost_does_not_grow_with_the_folder(tmp_path, monkeypatch, policy):
+def test_eviction_cost_does_not_grow_with_the_folder(tmp_path, monkeypatch, clock, policy):
     """Work is steps of SQLite's machine and ranks; twenty writes evict twenty of many that another process wrote."""
-    monkeypatch.setattr("inlay.kv.offload.disk.LOOK_S", 0.0)
     connect, connections = sqlite3.connect, []
 
     def connected(*about, **options):
@@ -255,6 +256,7 @@ def test_eviction_cost_does_not_grow_with_the_folder(tmp_path, monkeypatch, poli
         entry = TierEntry.of(record_of(SPECS[0]), size, 0.0)
         keys = [number.to_bytes(32, "big") for number in range(1, rows + 1)]
         others.add(replace(entry, key=key, used=float(number)) for number, key in enumerate(keys))
+        clock.advance(LOOK_S)
         tier.refresh()
         assert tier.stats().segments == rows
         ranks.clear()
@@ -286,9 +288,7 @@ def test_pins_reads_and_removals_of_others_count_before_eviction(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["evicted", "damaged", "deleted by hand"])
-def test_rewriting_a_segment_keeps_its_lifetime(tmp_path, monkeypatch, how):
-    now = [1e9]
-    monkeypatch.setattr("inlay.kv.offload.disk.time", SimpleNamespace(time=lambda: now[0], monotonic=time.monotonic))
+def test_rewriting_a_segment_keeps_its_lifetime(tmp_path, clock, how):
     tier = filled(tmp_path / "s", SPECS[0], quota=size_of(tmp_path))
     tier.expire(SPECS[0].key, 300)
     path = tier.path(SPECS[0].key)
@@ -302,11 +302,11 @@ def test_rewriting_a_segment_keeps_its_lifetime(tmp_path, monkeypatch, how):
         path.unlink()
         tier.reconcile()
     assert not path.exists()
-    now[0] += 200
+    clock.advance(200)
     assert tier.put(record_of(SPECS[0]), slabs_of(SPECS[0]))
-    assert tier.left_s(SPECS[0].key) == 100
+    assert tier.left_s(SPECS[0].key) == pytest.approx(100)
     tier.close()
-    now[0] += 101
+    clock.advance(101)
     assert held(DiskTier(tmp_path / "s", 1 << 30)) == []
 
 
@@ -322,9 +322,7 @@ def test_deletion_ends_a_lifetime_and_pending_lifetimes_are_bounded(tmp_path, mo
     assert tier.left_s(SPECS[0].key) is None
 
 
-def test_lifetimes_survive_restarts_and_clock_jumps(tmp_path, monkeypatch):
-    now = [1e9]
-    monkeypatch.setattr("inlay.kv.offload.disk.time", SimpleNamespace(time=lambda: now[0], monotonic=time.monotonic))
+def test_lifetimes_survive_restarts_and_clock_jumps(tmp_path, clock):
     one = DiskTier(tmp_path, 1 << 30)
     one.expire(SPECS[0].key, 300)  # before it is written
     one.expire(SPECS[1].key, 300)
@@ -334,31 +332,29 @@ def test_lifetimes_survive_restarts_and_clock_jumps(tmp_path, monkeypatch):
     for spec in SPECS[:3]:
         assert one.put(record_of(spec), slabs_of(spec))
     one.close()
-    now[0] += 299
+    clock.advance(299)
     assert held(DiskTier(tmp_path, 1 << 30)) == [0, 1, 2]
-    now[0] += 2
+    clock.advance(2)
     assert held(DiskTier(tmp_path, 1 << 30)) == [1, 2]
-    now[0] -= 1e6  # a clock that went back does not extend a lifetime
+    clock.jump(-1e6)  # a clock that went back does not extend a lifetime
     assert held(DiskTier(tmp_path, 1 << 30)) == [1, 2]
-    now[0] += 3601
+    clock.advance(3601)
     assert held(DiskTier(tmp_path, 1 << 30)) == [2]
-    now[0] += 1e9
+    clock.advance(1e9)
     assert held(DiskTier(tmp_path, 1 << 30)) == [2]
 
 
-def test_age_of_evicted_segments_is_reported(tmp_path, monkeypatch):
-    now = [1e9]
-    monkeypatch.setattr("inlay.kv.offload.disk.time", SimpleNamespace(time=lambda: now[0], monotonic=time.monotonic))
+def test_age_of_evicted_segments_is_reported(tmp_path, clock):
     tier = filled(tmp_path / "s", SPECS[0], quota=size_of(tmp_path))
-    now[0] += 70
+    clock.advance(70)
     assert tier.put(record_of(SPECS[1]), slabs_of(SPECS[1]))
-    assert (tier.stats().evictions, tier.stats().evicted_age_s) == (1, 70)
+    assert (tier.stats().evictions, tier.stats().evicted_age_s) == (1, pytest.approx(70))
 
 
 def test_only_one_process_evicts_at_a_time(tmp_path, monkeypatch):
     size = size_of(tmp_path)
     one, other = filled(tmp_path / "s", SPECS[0], quota=size), DiskTier(tmp_path / "s", size)
-    monkeypatch.setattr("inlay.kv.offload.disk.LOCK_S", 0.05)
+    monkeypatch.setattr(disk, "LOCK_S", 0.05)  # two real seconds
     with one.evicting() as mine:
         assert mine
         assert not other.put(record_of(SPECS[1]), slabs_of(SPECS[1])), "it waits no longer than that"
@@ -389,14 +385,13 @@ def test_unusable_folder_is_an_error(tmp_path):
         DiskTier(tmp_path / "file", 1 << 30)
 
 
-def test_times_in_the_future_and_the_past_are_accepted(tmp_path, monkeypatch):
+def test_times_in_the_future_and_the_past_are_accepted(tmp_path, clock):
     """A clock that jumps changes the order of eviction, and nothing else."""
     size = size_of(tmp_path)
     tier = DiskTier(tmp_path / "s", 3 * size)
     for number, at in enumerate((2e9, 0.0, -5.0, 4e9)):
-        monkeypatch.setattr(time, "time", lambda at=at: at)
+        clock.jump(at - time.time())
         assert tier.put(record_of(SPECS[number]), slabs_of(SPECS[number]))
-    monkeypatch.undo()
     assert held(tier) == [0, 1, 3]
     assert all(same(read(tier, record_of(SPECS[number])), slabs_of(SPECS[number])) for number in held(tier))
 

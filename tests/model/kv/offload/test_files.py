@@ -17,6 +17,7 @@ from safetensors import safe_open
 from inlay.kv.offload import codecs, form
 from inlay.kv.offload.disk import DiskTier
 from inlay.kv.offload.tier import Miss, TierMissError
+from tests.counting import calls_of
 from tests.unit.kv.offload.segments import (
     KEYS,
     LAYERS,
@@ -51,18 +52,19 @@ def put_in_place(folder: Path, data: bytes) -> DiskTier:
 
 def test_whole_file_is_read_with_one_large_request(tmp_path, monkeypatch):
     """A file of which the header alone is wanted is read no further."""
-    tier, asked, preadv = filled(tmp_path, SPEC), [], os.preadv
+    tier = filled(tmp_path, SPEC)
     size = tier.path(SPEC.key).stat().st_size
-    monkeypatch.setattr(os, "preadv", lambda file, to, at: (asked.append((at, len(to[0]))), preadv(file, to, at))[1])
+    reads = calls_of(monkeypatch, os, "preadv")  # of a file into buffers, at an offset
     for first in (2 * size, size // 2):
         monkeypatch.setattr(form, "FIRST_BYTES", first)
-        asked.clear()
+        reads.clear()
         assert same(read(tier, record_of(SPEC)), slabs_of(SPEC))
-        assert asked[0] == (0, min(first, size))
-        assert (len(asked) == 1) is (first > size), "what has been read is not read again"
-    asked.clear()
+        _, (buffer,), at = reads[0]
+        assert (at, len(buffer)) == (0, min(first, size))
+        assert (len(reads) == 1) is (first > size), "what has been read is not read again"
+    reads.clear()
     assert tier.record(SPEC.key).ids == SPEC.ids
-    assert max(at + length for at, length in asked) < size
+    assert max(at + len(buffer) for _, (buffer,), at in reads) < size
 
 
 def test_safetensors_reads_them(whole):

@@ -16,6 +16,7 @@ from inlay.kv.offload import shared
 from inlay.kv.offload.disk import DiskTier
 from inlay.kv.offload.shared import SharedTier
 from inlay.kv.offload.tier import Miss, TierMissError
+from tests.counting import calls_of
 from tests.unit.kv.accounting import audit
 from tests.unit.kv.offload.segments import KEYS, alike, expected, read, record_of, same, slabs_of, spec_of
 from tests.unit.kv.offload.site import Site
@@ -420,9 +421,7 @@ def test_pending_deletions_are_bounded_and_batched(fake, monkeypatch, caplog):
     for key in keys:
         tier.delete(key)
     assert sum("are to be removed from the shared store" in record.message for record in caplog.records) == 1
-    calls = []
-    call = shared.Link.call
-    monkeypatch.setattr(shared.Link, "call", lambda self, *asked: (calls.append(asked), call(self, *asked))[1])
+    calls = calls_of(monkeypatch, shared.Link, "call")
     fake.come_back()
     wait_for(lambda: len(fake.values) <= 2000)
     assert sorted(fake.values) == sorted(f"inlay:v1:{key.hex()}".encode() for key in keys[:2000])

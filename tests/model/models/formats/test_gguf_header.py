@@ -12,6 +12,7 @@ from inlay import ModelError
 from inlay.models.formats import gguf_file
 from inlay.models.formats.gguf_header import read_header
 from inlay.models.load import load_model
+from tests.counting import calls_of
 
 gguf = pytest.importorskip("gguf", reason="gguf is not installed")
 
@@ -30,13 +31,12 @@ def header(*, version=3, tensors=0, count=1, rest=b"") -> bytes:
 def test_a_file_is_read_once(tmp_path, monkeypatch):
     """And by this reader alone: transformers' and ``gguf``'s make objects of every item."""
     path = write_gguf(tmp_path / "model.gguf", random_model("llama"), "llama", "Q8_0")
-    read = []
-    monkeypatch.setattr(gguf_file, "read_header", lambda path: (read.append(path), read_header(path))[1])
+    reads = calls_of(monkeypatch, gguf_file, "read_header")
     monkeypatch.setattr(gguf.GGUFReader, "__init__", lambda *_: pytest.fail("gguf reads the file"))
     for name in ("modeling_gguf_pytorch_utils.load_gguf_checkpoint", "integrations.gguf.reader.read_gguf_metadata"):
         monkeypatch.setattr(f"transformers.{name}", lambda *_, **__: pytest.fail("transformers reads the file"))
     load_model(path)
-    assert read == [path]
+    assert reads == [(path,)]
 
 
 def test_header_equals_the_gguf_reader(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import os
 import threading
@@ -12,6 +11,7 @@ import pytest
 
 from inlay.authoring.extract import LogError, LoggedTurn, LogReader
 from inlay.authoring.extract import log as module
+from tests.commands import pipe
 from tests.raising import raises
 
 HELLO = (LoggedTurn(None, "Hello"),)
@@ -115,7 +115,7 @@ def test_blank_lines_a_byte_order_mark_crlf_and_no_last_line_break(log):
 
 
 def test_standard_input(monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(b'"Hello"\n7\n'))))
+    pipe(monkeypatch, '"Hello"\n7\n')
     with raises("prompt.invalid_log_line", LogError, names="<stdin>:2"):
         turns("-")
 

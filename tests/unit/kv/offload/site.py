@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from inlay.attention.storage import DeviceStorage, KVStorage, LayerShape, bytes_per_token
+from inlay.attention.storage import LayerShape, bytes_per_token
 from inlay.errors import CapacityError
 from inlay.kv.identity import SegmentSpec
 from inlay.kv.offload.host import HostTier
@@ -17,6 +17,7 @@ from inlay.kv.pool import KVPool
 from inlay.kv.store import SegmentStore
 from inlay.slots import SlotRange, cut
 from tests.unit.kv.offload.segments import KEYS, LAYERS, alike, expected, slabs_of
+from tests.unit.kv.offload.watched_storage import WatchedDevice, WatchedStorage
 
 
 class Site:
@@ -32,9 +33,9 @@ class Site:
         size = bytes_per_token(shapes, torch.float32)
         self.pool = KVPool(tokens * size, size, 16)
         device = torch.device("cpu")
-        self.storage = KVStorage(shapes, torch.float32, self.pool.slots)
+        self.storage: WatchedStorage | WatchedDevice = WatchedStorage(shapes, torch.float32, self.pool.slots)
         if host is not None:
-            self.storage = DeviceStorage(shapes, torch.float32, self.pool.slots, device)
+            self.storage = WatchedDevice(shapes, torch.float32, self.pool.slots, device)
         self.store = SegmentStore(self.pool, KEYS)
         self.residency = Residency(self.store, self.storage, tiers, host=host, model="a model", timeout_s=timeout_s)
 

@@ -16,6 +16,7 @@ from inlay.kv.pool import PrefixMatch
 from tests.unit.kv.accounting import audit
 from tests.unit.kv.offload.segments import KEYS, spec_of
 from tests.unit.kv.offload.site import Site
+from tests.unit.kv.offload.watched_storage import Held, nothing
 
 ONE, TWO, THREE, FOUR = (spec_of(number, tokens) for number, tokens in ((1, 60), (2, 50), (3, 64), (4, 40)))
 ALL = (ONE, TWO, THREE, FOUR)
@@ -38,18 +39,10 @@ def in_need(site: Site, spec: SegmentSpec) -> bool:
     return True
 
 
-class Slowly:
-    """Copies from a storage that block until they are released."""
-
-    def __init__(self, site: Site, monkeypatch) -> None:
-        self.reading, self.go_on = threading.Event(), threading.Event()
-        self._read = site.storage.read_slab
-        monkeypatch.setattr(site.storage, "read_slab", self)
-
-    def __call__(self, layer, slots):
-        self.reading.set()
-        assert self.go_on.wait(30)
-        return self._read(layer, slots)
+def hold_copies(site: Site) -> Held:
+    """Hold back the copies from the pool, until they are released."""
+    site.storage.before_read = held = Held()
+    return held
 
 
 def test_working_set_of_twice_the_pool_is_computed_once(host):
@@ -107,7 +100,7 @@ def test_segments_copied_ahead_are_evicted_at_once(host):
     site.close()
 
 
-def test_urgent_allocation_evicts_copied_segments_first(host, monkeypatch):
+def test_urgent_allocation_evicts_copied_segments_first(host):
     site = Site([], tokens=128, host=host)
     site.compute(ONE)
     site.compute(TWO)
@@ -119,21 +112,21 @@ def test_urgent_allocation_evicts_copied_segments_first(host, monkeypatch):
     assert site.store.get(TWO) is not None
     assert site.store.get(ONE) is None
     assert site.store.demotion.not_copied == 0
-    Slowly(site, monkeypatch).go_on.set()
+    hold_copies(site).go_on.set()
     site.pool.free(site.store.allocate(128, urgent=True))
     assert site.store.demotion.not_copied == 1, "it is lost, and nobody has waited"
     assert not site.residency.moving
     site.close()
 
 
-def test_segment_is_kept_while_it_is_copied(host, monkeypatch):
+def test_segment_is_kept_while_it_is_copied(host):
     site = Site([], tokens=128, host=host)
     site.compute(ONE)
     site.compute(TWO)
-    slow = Slowly(site, monkeypatch)
+    slow = hold_copies(site)
     with pytest.raises(CapacityError):
         site.store.allocate(32)
-    assert slow.reading.wait(10)
+    assert slow.reached.wait(10)
     assert site.residency.moving, "whoever needs the room is told to wait"
     held = site.store.longest(ONE).slots
     taken = site.store.allocate(64, urgent=True)  # urgent: TWO is evicted
@@ -148,14 +141,14 @@ def test_segment_is_kept_while_it_is_copied(host, monkeypatch):
     site.close()
 
 
-def test_urgent_allocation_evicts_a_segment_in_copy_last(host, monkeypatch):
+def test_urgent_allocation_evicts_a_segment_in_copy_last(host):
     """An urgent allocation takes the slots, and the interrupted copy is dropped."""
     site = Site([], tokens=64, host=host)
     site.compute(ONE)
-    slow = Slowly(site, monkeypatch)
+    slow = hold_copies(site)
     with pytest.raises(CapacityError):
         site.store.allocate(16)
-    assert slow.reading.wait(10)
+    assert slow.reached.wait(10)
     runs = site.store.allocate(64, urgent=True)
     for layer in range(2):
         site.storage.keys[layer].fill_(9.0)
@@ -169,11 +162,11 @@ def test_urgent_allocation_evicts_a_segment_in_copy_last(host, monkeypatch):
     site.close()
 
 
-def test_late_copy_keeps_its_slots(host, monkeypatch):
+def test_late_copy_keeps_its_slots(host):
     site = Site([], tokens=128, host=host, timeout_s=1e-9)
     site.compute(ONE)
     site.compute(TWO)
-    slow = Slowly(site, monkeypatch)
+    slow = hold_copies(site)
     site.pool.free(site.store.allocate(32))
     (held,) = (segment for segment in site.store if segment.held)
     assert held.specs.keys() == {ONE.key}
@@ -184,11 +177,11 @@ def test_late_copy_keeps_its_slots(host, monkeypatch):
     site.close()
 
 
-def test_hanging_copy_has_the_timeout_of_a_read(host, monkeypatch):
+def test_hanging_copy_has_the_timeout_of_a_read(host):
     site = Site([], tokens=128, host=host, timeout_s=0.05)
     site.compute(ONE)
     site.compute(TWO)
-    slow = Slowly(site, monkeypatch)
+    slow = hold_copies(site)
     runs = site.allocate(32)
     assert not slow.go_on.is_set()
     assert site.store.get(TWO) is None or site.store.get(ONE) is None
@@ -206,13 +199,7 @@ def test_eviction_works_with_very_slow_copies(monkeypatch):
     site = Site([], tokens=512, host=host)
     for number in range(8):
         site.compute(spec_of(number + 1, 64))
-    read = site.storage.read_slab
-
-    def slowly(layer, slots):
-        time.sleep(0.05)
-        return read(layer, slots)
-
-    monkeypatch.setattr(site.storage, "read_slab", slowly)
+    site.storage.before_read = lambda layer, slots: time.sleep(0.05)
     asked = 0
     while True:
         try:
@@ -230,7 +217,7 @@ def test_eviction_works_with_very_slow_copies(monkeypatch):
     site.close()
 
 
-def test_cancelled_copies_evict_nothing_further(monkeypatch):
+def test_cancelled_copies_evict_nothing_further():
     host = HostTier(2 * PAGE)
     site = Site([], tokens=2048, host=host)
     specs = [spec_of(number, tokens) for number, tokens in enumerate((20, 20, 20, 60), 1)]
@@ -242,9 +229,9 @@ def test_cancelled_copies_evict_nothing_further(monkeypatch):
     site.store.clear()
     for spec in specs[2:]:
         site.compute(spec)
-    slow = Slowly(site, monkeypatch)
+    slow = hold_copies(site)
     site.store.demotion.begin(list(site.store))
-    assert slow.reading.wait(10)
+    assert slow.reached.wait(10)
     site.store.demotion.give_up()
     slow.go_on.set()
     site.settled()
@@ -266,16 +253,16 @@ def test_evicted_segments_leave_no_specs_in_a_shared_prefix(host):
     site.close()
 
 
-def test_failed_copy_is_a_miss(host, monkeypatch, caplog):
+def test_failed_copy_is_a_miss(host, caplog):
     site = Site([], tokens=64, host=host)
     site.compute(ONE)
 
     def fail(layer, slots):
         raise RuntimeError("the device is gone")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(site.storage, "read_slab", fail)
-        site.compute(TWO)
+    site.storage.before_read = fail
+    site.compute(TWO)
+    site.storage.before_read = nothing
     assert "could not be copied" in caplog.text
     assert site.lies_right(TWO)
     assert not site.residency.below(ONE.key)
@@ -320,13 +307,13 @@ def test_copies_of_pooled_segments_are_evicted_first():
     site.close()
 
 
-def test_segment_forgotten_while_copied_is_not_kept(host, monkeypatch):
+def test_segment_forgotten_while_copied_is_not_kept(host):
     site = Site([], tokens=64, host=host)
     site.compute(ONE)
-    slow = Slowly(site, monkeypatch)
+    slow = hold_copies(site)
     with pytest.raises(CapacityError):
         site.store.allocate(32)
-    assert slow.reading.wait(10)
+    assert slow.reached.wait(10)
     site.residency.forget(ONE.key)
     site.store.discard(list(site.store))
     assert len(site.store) == 0, "nothing holds it any more"
@@ -337,7 +324,7 @@ def test_segment_forgotten_while_copied_is_not_kept(host, monkeypatch):
     assert not site.residency.below(ONE.key)
     site.compute(ONE)
     site.compute(TWO)
-    assert host.holds(ONE.key), "computed anew, it is copied anew"
+    assert host.holds(ONE.key), "computed again, it is copied again"
     site.close()
 
 
@@ -368,13 +355,12 @@ def test_forgotten_and_cleared_segments_leave_lower_tiers(host):
     site.close()
 
 
-def test_clearing_a_tier_cancels_its_load(host, monkeypatch):
+def test_clearing_a_tier_cancels_its_load(host):
     """A load in progress when its tier is cleared does not arrive."""
     site = Site([], tokens=64, host=host)
-    go_on, put = threading.Event(), type(site.storage).put_slab
     for spec in (ONE, TWO, THREE):
         site.compute(spec)
-    monkeypatch.setattr(type(site.storage), "put_slab", lambda *asked: (go_on.wait(30), put(*asked))[1])
+    site.storage.before_put = held = Held()
     while not site.residency.bringing([ONE.key]):
         site.residency.bring_up([(ONE, site.store.longest(ONE))])
         site.residency.wait(0.05)
@@ -385,7 +371,7 @@ def test_clearing_a_tier_cancels_its_load(host, monkeypatch):
     assert not site.residency.below(ONE.key), "nobody waits for it"
     assert site.residency.why_missing(ONE) != "late"
     assert site.residency.bringing([ONE.key]), "its slots are taken until the reader is done"
-    go_on.set()
+    held.go_on.set()
     while site.residency.bringing([ONE.key]):
         site.residency.wait(10)
         site.residency.poll()

@@ -10,10 +10,12 @@ import pytest
 from inlay.kv.offload.disk import DiskTier
 from inlay.kv.offload.loader import Coming
 from inlay.slots import cut
+from tests.raising import Panic
 from tests.unit.kv.accounting import audit
 from tests.unit.kv.offload.memory import MemoryTier
 from tests.unit.kv.offload.segments import filled, spec_of
 from tests.unit.kv.offload.site import Site
+from tests.unit.kv.offload.watched_storage import Held
 
 ONE, TWO, THREE = (spec_of(number, tokens) for number, tokens in ((1, 50), (2, 30), (3, 100)))
 
@@ -121,7 +123,7 @@ def test_damaged_file_is_a_miss_and_not_retried(disk):
     site.written()
     site.store.clear()
     site.bring_up(ONE)
-    assert site.lies_right(ONE), "it was written anew"
+    assert site.lies_right(ONE), "it was written again"
     site.close()
 
 
@@ -148,23 +150,16 @@ def test_late_load_is_not_waited_for_and_keeps_its_slots(disk, tmp_path):
     site.close()
 
 
-def test_slots_are_kept_until_their_copy_ends(disk, monkeypatch):
+def test_slots_are_kept_until_their_copy_ends(disk):
     """A copy to a tier is not overtaken by the next computation in the same slots."""
     site = Site([disk], tokens=64)
-    read, copying, go_on = site.storage.read_slab, threading.Event(), threading.Event()
-
-    def slowly(layer, slots):
-        copying.set()
-        assert go_on.wait(30)
-        return read(layer, slots)
-
-    monkeypatch.setattr(site.storage, "read_slab", slowly)
+    site.storage.before_read = held = Held()
     site.compute(ONE)
-    assert copying.wait(30)
+    assert held.reached.wait(30)
     site.store.clear()
     assert site.store.get(ONE) is not None
     assert site.pool.allocate(64) is None
-    go_on.set()
+    held.go_on.set()
     site.written()
     site.store.clear()
     assert len(site.store) == 0
@@ -173,14 +168,13 @@ def test_slots_are_kept_until_their_copy_ends(disk, monkeypatch):
     site.close()
 
 
-def test_segment_evicted_before_its_write_is_not_written(disk, monkeypatch):
+def test_segment_evicted_before_its_write_is_not_written(disk):
     site = Site([disk])
-    read, go_on = site.storage.read_slab, threading.Event()
-    monkeypatch.setattr(site.storage, "read_slab", lambda *asked: (go_on.wait(30), read(*asked))[1])
+    site.storage.before_read = held = Held()
     site.compute(ONE)
     site.compute(TWO)
     site.store.clear()  # the first is held, the second only waits
-    go_on.set()
+    held.go_on.set()
     site.written()
     assert disk.holds(ONE.key)
     assert not disk.holds(TWO.key)
@@ -188,19 +182,18 @@ def test_segment_evicted_before_its_write_is_not_written(disk, monkeypatch):
     site.close()
 
 
-def test_forgotten_segment_is_removed_from_every_tier(disk, monkeypatch):
+def test_forgotten_segment_is_removed_from_every_tier(disk):
     site = Site([disk])
     site.compute(ONE)
     site.written()
-    read, go_on = site.storage.read_slab, threading.Event()
-    monkeypatch.setattr(site.storage, "read_slab", lambda *asked: (go_on.wait(30), read(*asked))[1])
+    site.storage.before_read = held = Held()
     site.compute(TWO)
     site.compute(THREE)
     for spec in (ONE, TWO, THREE):
         site.residency.forget(spec.key)
     site.store.clear()
     assert len(site.store) == 0, "nothing of it is held any more"
-    go_on.set()
+    held.go_on.set()
     site.written()
     site.close()
     assert not list(disk.folder.glob("*.safetensors"))
@@ -244,10 +237,6 @@ def test_fault_at_a_loaded_segment_leaks_no_memory(disk, monkeypatch):
     assert site.pool.free_chunks == site.pool.chunks
     assert not site.residency.bringing([ONE.key])
     site.close()
-
-
-class Panic(BaseException):
-    """The exception that a panic in a Rust library raises; it does not derive from Exception."""
 
 
 def test_fault_of_any_kind_ends_only_one_read(disk, caplog):

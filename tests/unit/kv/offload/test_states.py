@@ -28,6 +28,7 @@ from inlay.kv.offload.shared import SharedTier
 from tests.unit.kv.accounting import audit
 from tests.unit.kv.offload.segments import spec_of
 from tests.unit.kv.offload.site import Site
+from tests.unit.kv.offload.watched_storage import nothing
 
 pytest.importorskip("redis", reason="redis-py is not installed")
 from tests.unit.kv.offload.fake_server import FakeServer
@@ -72,7 +73,6 @@ class Tiers(RuleBasedStateMachine):
         self.disk = DiskTier(self.folder, 1 << 20, self.codec)
         self.host = HostTier(self.pages * PAGE) if self.pages else None
         self.site = Site([self.disk, SharedTier(self.server.address, self.codec)], tokens=160, host=self.host)
-        self.read_slab = self.site.storage.read_slab
 
     @rule(spec=specs)
     def compute(self, spec):
@@ -158,12 +158,11 @@ class Tiers(RuleBasedStateMachine):
     @precondition(lambda self: self.pages)
     @rule(fails=st.booleans())
     def copies_fail(self, fails):
-        def read_slab(layer, slots):
+        def fail(layer, slots):
             if layer:
                 raise RuntimeError("the device is gone")
-            return self.read_slab(layer, slots)
 
-        self.site.storage.read_slab = read_slab if fails else self.read_slab
+        self.site.storage.before_read = fail if fails else nothing
 
     @rule(where=st.floats(0, 1), which=places)
     def flip_a_byte_on_disk(self, where, which):
@@ -234,12 +233,12 @@ class Tiers(RuleBasedStateMachine):
             audit(self.site.store)
             if self.host is not None:
                 assert self.host.memory.free_bytes == self.host.quota - self.host.stats().bytes
-        broken, self.site.storage.read_slab = self.site.storage.read_slab, self.read_slab
+        fails, self.site.storage.before_read = self.site.storage.before_read, nothing
         for spec in SPECS:
             for codec in ("none", "int8", "fp8"):
                 form = spec.through(codec, self.site.store.keys)
                 assert self.site.store.get(form) is None or self.site.lies_right(form)
-        self.site.storage.read_slab = broken
+        self.site.storage.before_read = fails
 
     def teardown(self):
         try:

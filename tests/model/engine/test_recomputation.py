@@ -10,7 +10,7 @@ from inlay.engine.background.profiler import KnownProfiles
 from inlay.policy import ReusePolicy
 from inlay.prompt.composed import RecomputedSpan
 from inlay.types import Scope
-from tests.model.engine.driving import Driver, check_stock
+from tests.model.engine.driving import Driver, check_stock, prompt_of
 
 SCHEMA = Schema.from_string(
     '<schema name="s">In front of all. <module name="a">The first module of them, say.</module>'
@@ -20,10 +20,7 @@ LINKED, PROFILED = "anchored+linked:5", "anchored+profiled:0.4"
 
 
 def prompt(names: str, text: str = "Well?"):
-    built = SCHEMA.prompt()
-    for name in names:
-        built = built.use(name)
-    return built.text(text)
+    return prompt_of(SCHEMA, names, text)
 
 
 def driver_for(**settings) -> Driver:

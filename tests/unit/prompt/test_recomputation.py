@@ -85,9 +85,9 @@ def test_nothing_is_recomputed_if_zero_or_all_exact():
 def described(composed):
     """Each part as (kind, first position, tokens)."""
     return [
-        ("repaired", each.positions[0], len(each.ids))
+        ("recomputed", each.positions[0], len(each.ids))
         if isinstance(each, RecomputedSpan)
-        else ("fresh", each.start, len(each.ids))
+        else ("new", each.start, len(each.ids))
         if isinstance(each, NewSpan)
         else ("cached", each.start, each.length - len(each.left_out))
         for each in composed
@@ -98,12 +98,12 @@ def test_recomputed_prefix_is_a_new_span():
     recomputed = compose_parts(PARTS, recomputed_offsets={2: (0, 1), 10: (0, 1, 4)})
     assert described(recomputed) == [
         ("cached", 0, 2),
-        ("fresh", 2, 2),
+        ("new", 2, 2),
         ("cached", 4, 6),
-        ("fresh", 10, 2),
+        ("new", 10, 2),
         ("cached", 12, 5),
-        ("repaired", 14, 1),
-        ("fresh", 18, 2),
+        ("recomputed", 14, 1),
+        ("new", 18, 2),
     ]
 
 
@@ -119,7 +119,7 @@ def test_module_at_the_end_keeps_its_last_token_new():
     offsets = choose_tokens(Recompute("profiled", 1), open_end(compose_parts(ends)), profiles(b=[1] * 8)).offsets
     assert offsets[10] == tuple(range(7))
     composed_prompt = open_end(compose_parts(ends, recomputed_offsets={10: (2, 3)}))
-    assert described(composed_prompt)[-3:] == [("cached", 10, 5), ("repaired", 12, 2), ("fresh", 17, 1)]
+    assert described(composed_prompt)[-3:] == [("cached", 10, 5), ("recomputed", 12, 2), ("new", 17, 1)]
 
 
 choices = st.fixed_dictionaries({2: st.sets(st.integers(0, 7)), 10: st.sets(st.integers(0, 7))})

@@ -16,7 +16,7 @@ from tests.generated import in_pairs
 from tests.model.equivalence.oracle import PromptCacheOracle, forward, keys_and_values, mask_for, prefill
 from tests.model.equivalence.recorder import Recorder, close
 from tests.model.equivalence.test_modules import PROMPTS, SCHEMA, oracle_logits
-from tests.model.equivalence.test_repair import recorder_for, set_profiles
+from tests.model.equivalence.test_recomputation import recorder_for, set_profiles
 
 KINDS = ["query", "profiled*query", "blend"]
 NESTED = "nested, short and full arguments"

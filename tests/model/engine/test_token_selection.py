@@ -13,7 +13,7 @@ from inlay.engine.scheduler import Step
 from inlay.errors import DeadlineError
 from inlay.types import Scope
 from tests.model.engine.driving import Driver, check_stock
-from tests.model.engine.test_repair import SCHEMA, driver_for, prompt
+from tests.model.engine.test_recomputation import SCHEMA, driver_for, prompt
 
 KINDS = ["query", "profiled*query", "blend"]
 REUSES = [f"anchored+{kind}:0.3" for kind in KINDS]

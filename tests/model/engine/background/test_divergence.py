@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from inlay import LLM, Schema
-from inlay.engine.background import divergence
-from inlay.engine.background.divergence import LOOK, AnswerComparison, DivergenceLog, Subject, divergences
+from inlay.engine.background.divergence import LOOK, MOST_KNOWN, AnswerComparison, DivergenceLog, Subject, divergences
 from inlay.policy import ReusePolicy
 from inlay.types import DIVERGENCE_BOUNDS
 from tests.conftest import tiny
@@ -141,16 +140,15 @@ def test_divergence_is_reported_per_salt_and_in_total():
     assert log.totals()[0].fallbacks == 1
 
 
-def test_divergence_log_is_bounded_and_keeps_other_salts_fallbacks(monkeypatch):
-    monkeypatch.setattr(divergence, "MOST_KNOWN", 6)
+def test_divergence_log_is_bounded_and_keeps_other_salts_fallbacks():
     log = DivergenceLog(0.1, profiles=True)
     count(log, 5.0, LOOK)
-    for number in range(500):
+    for number in range(2 * MOST_KNOWN):
         log.add(subject(salt="two", schema=f"s{number}"), AnswerComparison(0.1, 1, 1))
     assert taken(log) == RECOMPUTED
-    assert len(log.of("two")) == 5
+    assert len(log.of("two")) == MOST_KNOWN - 1
     assert len(log.totals()) <= 258
-    assert sum(total.samples for total in log.totals()) == 500 + LOOK
+    assert sum(total.samples for total in log.totals()) == 2 * MOST_KNOWN + LOOK
 
 
 def test_chance_rarely_replaces_a_policy():
@@ -169,6 +167,10 @@ def test_divergences_are_of_each_token():
     expected = torch.nn.functional.kl_div(other, one, log_target=True, reduction="none").sum(-1)
     assert torch.allclose(divergences(one, other).float(), expected, atol=1e-5)
     assert divergences(one, one).tolist() == [0, 0, 0]
+    never = torch.full((1, 50), -torch.inf).index_fill(1, torch.tensor([7]), 0.0)  # one token is certain
+    assert divergences(never, one[:1]).item() == pytest.approx(-float(one[0, 7]))
+    for damaged in (torch.full_like(one, torch.nan), one), (one, torch.full_like(one, torch.nan)):
+        assert divergences(*damaged).isnan().all()
 
 
 SCHEMA = '<schema name="s">Always. <module name="a">A module{more}.</module><module name="b">Another.</module></schema>'

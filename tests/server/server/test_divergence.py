@@ -10,7 +10,7 @@ import pytest
 from inlay.engine.background import divergence
 from tests.model.server.site import CHAT, COMPLETIONS, SCHEMAS, Site, refused, serving, with_keys
 
-DRIFT = "/v1/divergence"
+DIVERGENCE = "/v1/divergence"
 PML = (
     '<schema name="trip">Plan. <module name="sea">By the sea.</module><module name="hill">In the hills.</module>'
     "</schema>"
@@ -44,7 +44,7 @@ def ask(site: Site, key: str, path: str = COMPLETIONS, **fields):
 
 
 def known(site: Site, key: str):
-    status, _, answer = site.call("GET", DRIFT, key=key)
+    status, _, answer = site.call("GET", DIVERGENCE, key=key)
     assert (status, answer["shadow"], answer["threshold"]) == (200, 1.0, 1e-7)
     return answer["data"]
 
@@ -64,12 +64,14 @@ def test_a_tenants_requests_fall_back_and_are_lifted(site: Site):
     assert 'inlay:drift_fallbacks{engine="0",model_name="demo",policy="anchored",schema="trip"} 1.0' in metrics
     assert 'inlay:prompts_fell_back_total{engine="0",model_name="demo"} 2.0' in metrics
 
-    lifted = site.call("DELETE", f"{DRIFT}?schema=other", key="ann")[2]
+    lifted = site.call("DELETE", f"{DIVERGENCE}?schema=other", key="ann")[2]
     assert lifted == {"object": "divergence.deleted", "schema": "other", "lifted": 0}
-    assert site.call("GET", "/v1/drift", key="ann")[2] == site.call("GET", DRIFT, key="ann")[2], "its deprecated name"
+    assert site.call("GET", "/v1/drift", key="ann")[2] == site.call("GET", DIVERGENCE, key="ann")[2], (
+        "its deprecated name"
+    )
     assert site.call("DELETE", "/v1/drift?schema=other", key="ann")[2]["object"] == "drift.deleted"
-    assert site.call("DELETE", DRIFT, key="bob")[2]["lifted"] == 0
-    assert site.call("DELETE", f"{DRIFT}?schema=trip", key="ann")[2]["lifted"] == 1
+    assert site.call("DELETE", DIVERGENCE, key="bob")[2]["lifted"] == 0
+    assert site.call("DELETE", f"{DIVERGENCE}?schema=trip", key="ann")[2]["lifted"] == 1
     assert known(site, "ann") == []
     assert ask(site, "ann") is None
 
@@ -92,17 +94,17 @@ def test_new_schema_version_starts_without_fallback(site: Site):
 
 
 def test_invalid_requests_are_rejected(site: Site):
-    assert "it may hold schema" in refused(site.call("DELETE", f"{DRIFT}?name=trip"), 400, "invalid_value")
-    refused(site.call("GET", f"{DRIFT}?schema=trip"), 400, "invalid_value")
-    refused(site.call("GET", DRIFT, key=None), 401, "invalid_api_key")
+    assert "it may hold schema" in refused(site.call("DELETE", f"{DIVERGENCE}?name=trip"), 400, "invalid_value")
+    refused(site.call("GET", f"{DIVERGENCE}?schema=trip"), 400, "invalid_value")
+    refused(site.call("GET", DIVERGENCE, key=None), 401, "invalid_api_key")
 
 
 def test_without_shadow_the_list_is_empty():
     for site in serving({}):
-        assert site.call("GET", DRIFT, key=None)[2] == {
+        assert site.call("GET", DIVERGENCE, key=None)[2] == {
             "object": "list",
             "shadow": 0.0,
             "threshold": 0.1,
             "data": [],
         }
-        assert site.call("DELETE", DRIFT, key=None)[2]["lifted"] == 0
+        assert site.call("DELETE", DIVERGENCE, key=None)[2]["lifted"] == 0
