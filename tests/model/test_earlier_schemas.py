@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from inlay import LLM, Schema
+from inlay import LLM, ParameterError, Schema
 from tests.model.families.configs import tiny
 from tests.model.test_store import GREEDY, files
+from tests.raising import raises
 
 CONFIDENTIAL = "Miami has beaches, and a report that nobody may read any more. "
 EARLIER = Schema.from_string(
@@ -103,3 +104,50 @@ def test_public_and_private_schemas_of_one_name_are_evicted_separately():
     assert sum(stored for _, stored in llm.stored("s", cache_salt="mine").values()) == 0
     assert all(tokens == stored > 0 for tokens, stored in llm.stored("s").values())
     llm.shutdown()
+
+
+@pytest.mark.parametrize(("model", "reuse"), MODELS)
+@pytest.mark.parametrize("salt", [None, "mine"])
+def test_text_of_a_removed_schema_is_evicted_by_its_name(tmp_path, model, reuse, salt):
+    llm = make(tmp_path, model)
+    for schema in (EARLIER, OTHER):
+        llm.add_schema(schema, encode=False, cache_salt=salt)
+    for _ in range(2):
+        cached(llm, BOTH, reuse, cache_salt=salt)
+        others = cached(llm, OF_OTHER, reuse, cache_salt=salt)
+    llm.remove_schema("s", cache_salt=salt)
+    with raises("schema.unknown", ParameterError):
+        llm.evict("s", cache_salt="another")
+    assert llm.evict("s", cache_salt=salt) > 100
+    with raises("schema.unknown", ParameterError):
+        llm.evict("s", cache_salt=salt)
+    llm.add_schema(EARLIER, encode=False, cache_salt=salt)
+    assert cached(llm, BOTH, reuse, cache_salt=salt) == 0
+    assert cached(llm, OF_OTHER, reuse, cache_salt=salt) == others > 10, "another schema stays"
+    llm.shutdown()
+
+
+def test_module_of_a_removed_schema_is_evicted_by_its_name():
+    llm = make("off", "llama")
+    llm.add_schema(EARLIER)
+    llm.remove_schema("s")
+    assert llm.evict("s", modules=["a"]) > 0
+    llm.add_schema(EARLIER, encode=False)
+    stored = llm.stored("s")
+    assert stored["a"][1] == 0
+    assert stored["b"][1] == stored["b"][0] > 0
+    llm.shutdown()
+
+
+@pytest.mark.parametrize(("model", "reuse"), MODELS[1:])
+def test_files_of_an_earlier_process_are_evicted_by_the_name_of_their_schema(tmp_path, model, reuse):
+    llm = make(tmp_path, model)
+    llm.add_schema(EARLIER, encode=False)
+    for _ in range(2):
+        cached(llm, BOTH, reuse)
+    llm.shutdown()
+    assert files(tmp_path)
+    llm = make(tmp_path, model)
+    assert llm.evict("s") > 100
+    llm.shutdown()
+    assert files(tmp_path) == []

@@ -141,7 +141,6 @@ class Retention:
 
         Returns:
             The number of tokens removed, of segments and text in the pool, and of segments that were below it alone.
-            Segments of earlier processes that have one of the labels do not count.
         """
         specs = self._with_labelled(specs, labels)
         below = (form for spec in specs for form in self._residency.forms(spec) if self._residency.holders(form.key))
@@ -159,7 +158,7 @@ class Retention:
         for form in forms:
             self._residency.misses.failed(form, EVICTED)
             self._residency.forget(form.key)
-        self._residency.forget_labelled(labels)
+        tokens += self._residency.forget_labelled(labels)
         self._residency.forget_prefixes(in_place)
         return tokens
 

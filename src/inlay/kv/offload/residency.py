@@ -232,12 +232,16 @@ class Residency:
         """
         return self._stack.known()
 
-    def forget_labelled(self, labels: frozenset[bytes]) -> None:
+    def forget_labelled(self, labels: frozenset[bytes]) -> int:
         """Forget the segments with any of these labels, in the tiers or still to be written to them.
 
         Those of earlier processes are included. A shared tier keeps those that this process has neither written nor
         read.
+
+        Returns:
+            The number of tokens that were in a tier and not forgotten before.
         """
+        tokens = 0
         for spec in self._saver.unwritten():
             if not labels.isdisjoint(spec.labels):
                 for form in self.forms(spec):
@@ -245,7 +249,9 @@ class Residency:
         for tier in self.tiers if labels else ():
             for entry in tier.labelled(labels):
                 if entry.fingerprint == self._store.keys.fingerprint:
+                    tokens += 0 if self._saver.forgets(entry.key) else entry.tokens
                     self.forget(entry.key)
+        return tokens
 
     def forget_prefixes(self, labels: frozenset[bytes]) -> None:
         """Forget the text of prompts in the tiers that has any of these labels. See ``forget_labelled``.
