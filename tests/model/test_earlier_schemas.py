@@ -151,3 +151,38 @@ def test_files_of_an_earlier_process_are_evicted_by_the_name_of_their_schema(tmp
     assert llm.evict("s") > 100
     llm.shutdown()
     assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("first", ["schema", "message", "schema, then a new process"])
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize("salt", [None, "mine"])
+def test_text_that_was_stored_by_another_name_first_is_evicted(tmp_path, salt, ends, first):
+    """Equal text is one segment. It belongs to each schema that has it, also after a restart."""
+    other = Schema.from_string(f'<schema name="t"><module name="c">{CONFIDENTIAL * 2}</module></schema>')
+    mine = Schema.from_string(f'<schema name="s"><module name="a">{CONFIDENTIAL * 2}</module></schema>')
+    options = {"reuse": "isolated", "cache_salt": salt}
+
+    def process() -> LLM:
+        return LLM(tiny("llama"), store=tmp_path, store_private=True, kv_memory="16MiB", chunk_size=8, seed=0)
+
+    llm = process()
+    if first == "message":
+        part = {"type": "text", "text": CONFIDENTIAL * 2, "cache_control": {"type": "ephemeral"}}
+        messages = [{"role": "user", "content": [part, {"type": "text", "text": "Well?"}]}]
+        assert [cached(llm, [messages], **options) > 100 for _ in range(2)] == [False, True]
+    else:
+        llm.add_schema(other, **options)
+        llm.remove_schema("t", cache_salt=salt)
+    if "process" in first:
+        llm.shutdown()
+        llm = process()
+    llm.add_schema(mine, **options)
+    assert cached(llm, mine.prompt().use("a").text("Well?"), **options) > 100, "it was stored already"
+    if ends:
+        llm.shutdown()
+        llm = process()
+    llm.add_schema(LATER, replace=True, encode=False, **options)
+    assert llm.evict("s", **options) > 100
+    llm.add_schema(mine, replace=True, encode=False, **options)
+    assert cached(llm, mine.prompt().use("a").text("Well?"), **options) < 10
+    llm.shutdown()

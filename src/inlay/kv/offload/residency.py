@@ -217,6 +217,15 @@ class Residency:
         """Write a stored segment to the tiers in the background."""
         self._saver.save(spec)
 
+    def add_labels(self, spec: SegmentSpec) -> None:
+        """Add the labels of a segment that is read, here and in the tiers that have it. See TierStack.add_labels."""
+        if self._stack.add_labels(spec):
+            self._saver.add_labels(spec)
+
+    def labels(self, spec: SegmentSpec) -> tuple[bytes, ...]:
+        """Return the labels of a segment, see TierStack.labels."""
+        return self._stack.labels(spec)
+
     def forget(self, key: bytes) -> None:
         """Stop the segment's copies, loads and writes, and remove it from the tiers. Its forms are other segments."""
         if self._demoter is not None:
@@ -243,7 +252,7 @@ class Residency:
         """
         tokens = 0
         for spec in self._saver.unwritten():
-            if not labels.isdisjoint(spec.labels):
+            if not labels.isdisjoint(self.labels(spec)):
                 for form in self.forms(spec):
                     self.forget(form.key)
         for tier in self.tiers if labels else ():
