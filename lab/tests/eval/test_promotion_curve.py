@@ -9,7 +9,7 @@ import pytest
 
 from inlay import LLM, ParameterError
 from inlay.cli.main import main
-from inlay_lab.eval.healing import measure_healing
+from inlay_lab.eval.repeated import measure_repeated
 from inlay_lab.eval.modular_qa import measure_modular_qa
 from inlay_lab.eval.report import write_report
 from inlay_lab.eval.setting import Setting
@@ -28,7 +28,7 @@ def _short_answers(monkeypatch):
 def test_repeated_prompts_reach_full_prefill():
     llm = LLM(small_model(), kv_memory="128MiB", profile="off")
     told: list[tuple[int, int]] = []
-    rows = measure_healing(llm, Setting(reuse=("modular",), healing=3, **SMALL), lambda *done: told.append(done))
+    rows = measure_repeated(llm, Setting(reuse=("modular",), repeat=3, **SMALL), lambda *done: told.append(done))
     assert [(row["documents"], row["repetition"], row["questions"]) for row in rows] == [(3, n, 5) for n in (1, 2, 3)]
     assert rows[0]["kl"] > 1e-3
     assert rows[0]["approximate"] > 0.3
@@ -43,7 +43,7 @@ def test_repeated_prompts_reach_full_prefill():
 def test_combinations_without_memory_are_not_promoted_repeatedly():
     """A tenth of this pool holds four of the five combinations."""
     llm = LLM(small_model(), kv_memory="64MiB", profile="off")
-    rows = measure_healing(llm, Setting(reuse=("modular",), healing=8, **SMALL))
+    rows = measure_repeated(llm, Setting(reuse=("modular",), repeat=8, **SMALL))
     assert sum(row["promoted_tokens"] > 0 for row in rows[1:]) <= 3
     assert all(row["approximate"] < rows[0]["approximate"] / 10 for row in rows[1:])
 
@@ -73,22 +73,22 @@ def test_profiled_policy_is_scored_with_profiles(monkeypatch):
 
 def test_the_report_has_a_table_and_a_drawing(tmp_path: Path):
     llm = LLM(small_model(), kv_memory="64MiB", profile="off")
-    setting = Setting(reuse=("off",), healing=2, **SMALL)
-    result = measure_modular_qa(llm, setting) | {"healing": measure_healing(llm, setting)}
+    setting = Setting(reuse=("off",), repeat=2, **SMALL)
+    result = measure_modular_qa(llm, setting) | {"repeated": measure_repeated(llm, setting)}
     write_report(result, tmp_path)
-    assert (tmp_path / "healing.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "repeated.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "report.md").read_text()
-    assert "](healing.png)" in page
-    first, second = result["healing"]
+    assert "](repeated.png)" in page
+    first, second = result["repeated"]
     assert f"| 3 | 1 | 5 | {first['exact_match']:.3f} | {first['reference']:.3f} | {first['kl']:.3g} |" in page
     assert f"| {second['most_kl']:.3g} | {second['approximate']:.1%} | " in page
 
 
 def test_promotion_curve_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     model = str(save(tmp_path / "model"))
-    arguments = ["--documents", "2", "--spare", "0", "--questions", "1", "--reuse", "modular", "--healing", "2"]
+    arguments = ["--documents", "2", "--spare", "0", "--questions", "1", "--reuse", "modular", "--repeat", "2"]
     assert main(["eval", "modular-qa", "--model", model, *arguments, "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["healing"]
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["repeated"]
     assert main(["eval", "modular-qa", "--model", model, *arguments]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [row["repetition"] for row in rows] == [1, 2]
@@ -106,8 +106,13 @@ def test_promotion_curve_on_the_command_line(tmp_path: Path, capsys: pytest.Capt
         "promoted",
     ]
     assert [line.split()[:2] for line in lines[at + 2 : at + 4]] == [["2", "1"], ["2", "2"]]
+    arguments[arguments.index("--repeat")] = "--healing"
+    assert main(["eval", "modular-qa", "--model", model, *arguments, "--json"]) == 0
+    printed = capsys.readouterr()
+    assert "--repeat 2" in printed.err
+    assert len(json.loads(printed.out.splitlines()[-1])["repeated"]) == 2
 
 
 def test_negative_repetitions_are_rejected():
-    with pytest.raises(ParameterError, match="healing is -1; it must be at least 0"):
-        Setting(healing=-1)
+    with pytest.raises(ParameterError, match="repeat is -1; it must be at least 0"):
+        Setting(repeat=-1)

@@ -25,7 +25,7 @@ EVALS = [line for line in LINES if line.startswith("inlay eval modular-qa")]
 FILES = [shlex.split(line)[1] for line in LINES if line.startswith("python ")]
 READING = [line for line in LINES if line.startswith("inlay eval reading")]
 TTFT = [line for line in LINES if line.startswith("inlay bench ttft") and "profiled" in line]
-HEALING = "--healing"
+REPEAT = "--repeat"
 
 
 def run_small(command: str) -> int:
@@ -43,7 +43,7 @@ def test_commands_run(
     assert bool(list(tmp_path.glob("*/report.md"))) == ("--report" in command)
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert {row["scaffold"] for row in result["rows"]} == ({False, True} if "--scaffold" in command else {False})
-    assert (HEALING in command) == ("healing" in result)
+    assert (REPEAT in command) == ("repeated" in result)
 
 
 @pytest.mark.parametrize("command", READING)

@@ -73,6 +73,8 @@ class PooledBody(RequestForm):
 class EmbeddingsBody(PooledBody):
     """The body of /v1/embeddings. ``normalize`` is inlay's own: false returns the hidden states as they are."""
 
+    example: ClassVar[str] = '{"input": "…"}'
+
     input: Annotated[_Inputs, PlainValidator(_inputs, json_schema_input_type=_Inputs)] = Field(
         description=f"a text, token ids, or a list of at most {MAX_INPUTS:,} of either"
     )
@@ -91,6 +93,7 @@ class RerankBody(PooledBody):
     """The body of /v1/rerank and /v2/rerank."""
 
     inside: ClassVar[PartForms] = {}
+    example: ClassVar[str] = '{"query": "…", "documents": […]}'
 
     query: str = Field(description=A_TEXT)
     documents: Annotated[list[str | RankedDocument], Field(fail_fast=True, max_length=MAX_INPUTS)] = Field(

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from inlay.errors import (
     AbortedError,
@@ -25,7 +26,7 @@ from inlay.errors import (
     Problem,
     QueueFullError,
 )
-from inlay.wording import clip, printable
+from inlay.wording import clip, printable, shown
 
 MAX_PROBLEMS = 20  # in one error
 
@@ -77,6 +78,17 @@ class BodyError(ParameterError):
         self.code = code
         self.status = status
         self.retry_after_s = retry_after_s
+
+
+def not_an_object(body: Any, example: str) -> BodyError:
+    """Return the refusal of a body that is no JSON object.
+
+    Args:
+        example: the form of a body.
+    """
+    if body is None:
+        return BodyError(f"the body is missing or null; send a JSON object, like {example}")
+    return BodyError(f"the body is {shown(body)}; it must be an object, like {example}")
 
 
 @contextmanager

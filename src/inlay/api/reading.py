@@ -22,7 +22,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
 from pydantic.json_schema import models_json_schema
 
-from inlay.api.failures import MAX_NAME, MAX_PROBLEMS, NO_TEXT, BodyError
+from inlay.api.failures import MAX_NAME, MAX_PROBLEMS, NO_TEXT, BodyError, not_an_object
 from inlay.policy import KEY, POSITIONS, WORDS, PolicyFields
 from inlay.wording import clip, lone_surrogate, shown
 
@@ -91,7 +91,9 @@ def _numbers(value: Any) -> Any:
 
 
 class RequestForm(StrictForm):
-    """The base of all bodies."""
+    """The base of all bodies. ``example`` is a body for messages."""
+
+    example: ClassVar[str] = '{"model": "…"}'
 
     _ignored: tuple[str, ...] = PrivateAttr(())
 
@@ -316,7 +318,7 @@ def read_fields(raw: Any, endpoint: str, rules: BodyRules) -> tuple[RequestForm 
         BodyError: the body is no object, or too large to look for all problems.
     """
     if not isinstance(raw, Mapping):
-        raise BodyError(f"the body is {shown(raw)}; it must be an object")
+        raise not_an_object(raw, rules.forms[endpoint].example)
     if len(raw) > MAX_FIELDS:
         raise BodyError(f"the body has {len(raw):,} fields; it may have at most {MAX_FIELDS}, so leave out the others")
     form = rules.forms[endpoint]

@@ -31,7 +31,8 @@ class _Report:
     deviations: dict[str, float] | None = None
 
     def as_json(self) -> dict[str, Any]:
-        depends = {} if self.deviations is None else {"sensitivity": self.deviations}
+        # "sensitivity" is the former name, kept for one release
+        depends = {} if self.deviations is None else dict.fromkeys(("deviation", "sensitivity"), self.deviations)
         return {
             "file": str(self.file),
             "schema": self.schema,

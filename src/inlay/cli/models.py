@@ -34,7 +34,7 @@ def models(context: typer.Context, as_json: AsJson = False) -> None:
         return
     _print_table(rows)
     print(f"\nServed by their text models, without images and sound: {', '.join(MULTIMODAL)}.")
-    for what, each in (("Served without reuse, as", WHY), ("Not served, as", REASONS)):
+    for what, each in (("Served with reuse='off' alone, because", WHY), ("Not served, because", REASONS)):
         print(f"\n{what}")
         for reason, kinds in each.items():
             print(f"- {reason}: {', '.join(sorted(kinds))}.")

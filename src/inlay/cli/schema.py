@@ -163,7 +163,7 @@ def show(
 
 def _add_deviations(node: Node, found: dict[str, float]) -> None:
     if node["kind"] == "module" and node["name"] in found:
-        node["sensitivity"] = round(found[node["name"]], 3)
+        node["deviation"] = node["sensitivity"] = round(found[node["name"]], 3)  # the second name for one release
     for child in node["children"]:
         _add_deviations(child, found)
 
@@ -244,7 +244,7 @@ def _draw(node: Node) -> Tree:
     name = f'"{node["name"]}"' if node["kind"] == "text" else node["name"]
     where = f"{node['start']}…{node['end'] - 1}" if node["end"] > node["start"] else "empty"
     label = f"[bold]{node['kind']}[/bold] {escape(name)}".rstrip()
-    depends = f", depends on others by {node['sensitivity']:.2f}" if "sensitivity" in node else ""
+    depends = f", depends on others by {node['deviation']:.2f}" if "deviation" in node else ""
     tree = Tree(f"{label}  [dim]{node['tokens']:,} tokens, positions {where}{depends}[/dim]")
     for child in node["children"]:
         tree.children.append(_draw(child))

@@ -325,14 +325,14 @@ class LLM(PlanCalls):
         """Evict a schema's segments from the pool and the store, with the text stored behind them. The schema stays.
 
         Covers all policies, pinned modules, and earlier schemas of this name and owner: replaced ones, those with an
-        earlier date, and files of earlier processes. Segments in use go when their requests end. Arguments as in
-        ``pin``.
+        earlier date, and files of earlier processes. A removed schema can be evicted by its name. Segments in use go
+        when their requests end. Arguments as in ``pin``.
 
         Returns:
             The number of evicted tokens.
 
         Raises:
-            ParameterError: for an unknown schema or module.
+            ParameterError: for an unknown schema of which nothing is stored, or an unknown module.
         """
         return finish(self._evict(name, modules, **options))
 

@@ -13,7 +13,7 @@ from inlay.client.base import Base, Progress
 from inlay.client.engine import EncodeListener
 from inlay.client.options import OwnerOptions, scope_of
 from inlay.client.schemas import removed
-from inlay.errors import AbortedError, InlayError
+from inlay.errors import AbortedError, InlayError, ParameterError
 from inlay.events import EncodeEvent
 from inlay.pml import Schema
 from inlay.policy import PolicyFields, ReusePolicy
@@ -110,6 +110,14 @@ class SchemaCalls(Base):
         **owner: Unpack[OwnerOptions],
     ) -> int:
         scope = scope_of(**owner)
+        if self.processor.schemas.find(name, scope.cache_salt) is None:
+            tokens = await self._waiting.result(self.schemas.evict_removed(name, scope, modules))
+            if not tokens:
+                raise ParameterError(
+                    f"schema '{name}' is not known, and none of its text is stored; check the name and the cache_salt",
+                    code="schema.unknown",
+                )
+            return tokens
         policy = self._schema_policy(name, reuse, positions, scope)
         specs = await self._laid_out(lambda: self.processor.schemas.every_spec(name, policy, scope, modules), scope)
         segments = self.processor.encoding(f"schema '{name}'", specs, scope)

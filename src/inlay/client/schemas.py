@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from inlay.client.engine import Engine
 from inlay.client.local import InProcessClient
@@ -14,7 +14,7 @@ from inlay.errors import AbortedError, InlayError, ParameterError
 from inlay.kv.identity import SegmentSpec
 from inlay.pml import Schema
 from inlay.policy import ReusePolicy
-from inlay.prompt.contexts import PUBLIC
+from inlay.prompt.contexts import PUBLIC, labels_of_schema
 from inlay.prompt.layout import SchemaLayout
 from inlay.prompt.model_info import check_lengths
 from inlay.prompt.processor import PromptProcessor
@@ -144,6 +144,11 @@ class SchemaManager:
                 if not pinned.keys:
                     del self._pins[pin]
         return future
+
+    def evict_removed(self, name: str, scope: Scope = EVERYONE, modules: Sequence[str] = ()) -> Future[int]:
+        """Evict the text that a removed schema of this salt has left, or that of some of its modules."""
+        labels = labels_of_schema(scope.cache_salt, name, modules)
+        return self.evict(replace(self._processor.encoding(f"schema '{name}'", (), scope), labels=labels))
 
     def has_pinned(self, name: str, scope: Scope = EVERYONE) -> bool:
         """True if a scope has pinned its own schema or modules of it, and none of these was evicted since."""

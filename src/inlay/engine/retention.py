@@ -75,6 +75,7 @@ class Retention:
             prefix: the schema's text at its start that the tiers below the pool may hold.
         """
         now = time.monotonic()
+        self._add_labels(spec for part in request.prompt.request.parts for spec in part.candidates)
         limits = [part.ttl_s for part in request.prompt.request.parts if part.copies and part.ttl_s is not None]
         if prefix is not None and limits and self._lifetimes.claim(prefix, min(limits), now, _owner(request, prefix)):
             self._residency.expire_at([prefix.key], min(limits))
@@ -85,7 +86,8 @@ class Retention:
         self._claim_text(request, now)
 
     def claim_encoded(self, encoding: Encoding) -> None:
-        """Start the lifetimes of the segments that an encoding has found or stored so far."""
+        """Start the lifetimes of the segments that an encoding has found or stored so far, and add its labels."""
+        self._add_labels(encoding.specs)
         if encoding.ttl_s is None:
             return
         done = [spec for spec in encoding.specs if spec.key not in encoding.left and spec.key not in encoding.claimed]
@@ -141,7 +143,6 @@ class Retention:
 
         Returns:
             The number of tokens removed, of segments and text in the pool, and of segments that were below it alone.
-            Segments of earlier processes that have one of the labels do not count.
         """
         specs = self._with_labelled(specs, labels)
         below = (form for spec in specs for form in self._residency.forms(spec) if self._residency.holders(form.key))
@@ -159,7 +160,7 @@ class Retention:
         for form in forms:
             self._residency.misses.failed(form, EVICTED)
             self._residency.forget(form.key)
-        self._residency.forget_labelled(labels)
+        tokens += self._residency.forget_labelled(labels)
         self._residency.forget_prefixes(in_place)
         return tokens
 
@@ -168,7 +169,7 @@ class Retention:
         found = {spec.key: spec for spec in specs}
         if labels:
             for spec in (*self._store.modules().values(), *self._residency.known(), *self.pins.specs()):
-                if not labels.isdisjoint(spec.labels):
+                if not labels.isdisjoint(self._residency.labels(spec)):
                     found.setdefault(spec.lossless.key, spec.lossless)
         return list(found.values())
 
@@ -270,6 +271,11 @@ class Retention:
     def _forget_derived(self, keys: frozenset[bytes]) -> None:
         for each in self._derived:
             each.forget_modules(keys)
+
+    def _add_labels(self, specs: Iterable[SegmentSpec]) -> None:
+        for spec in specs:
+            if spec.labels:
+                self._residency.add_labels(spec)
 
     def _claim(self, task: Request | Encoding, specs: Iterable[SegmentSpec], ttl_s: float, now: float) -> None:
         longer = [spec for spec in specs if self._lifetimes.claim(spec, ttl_s, now, _owner(task, spec))]

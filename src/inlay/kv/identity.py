@@ -368,6 +368,10 @@ LABEL_BYTES = 16
 TEXT_LABEL = b"text of a prompt"
 
 
+#: In place of a schema's name in the label of all marked parts of an owner. No schema has this name.
+PARTS = ""
+
+
 def labels_of(owner: bytes, schema: str, module: str = "") -> tuple[bytes, bytes]:
     """Return the labels of a schema's segments: that of the schema, and that of the module.
 
@@ -405,6 +409,7 @@ def specify(
     salt: bytes = b"",
     adapter: bytes = b"",
     labels: tuple[bytes, ...] = (),
+    group: bytes = b"",
 ) -> SegmentSpec:
     """The spec of these tokens at ``start``, attending to ``context``.
 
@@ -413,12 +418,15 @@ def specify(
         salt: the cache salt; b"" for public.
         adapter: the adapter, used only without ``context``, which includes it otherwise.
         labels: see SegmentSpec.
+        group: in place of ``labels``, a label that it shares with others. Its own label is made of its key.
     """
     parent = context[-1] if context else None
     before = (Context.under(adapter) if parent is None else parent.record).keep_private(salt)
     digest = before.digest(start)
     record = before.extend(ids, start, digest, continues=True)
     key = keys.key(digest, ids, start)
+    if group:
+        labels = group, key[:LABEL_BYTES]
     return SegmentSpec(ids, start, before, parent=parent, key=key, record=record, labels=labels)
 
 

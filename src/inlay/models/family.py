@@ -131,7 +131,8 @@ class Family(ABC):
     def allows(self, config: PretrainedConfig) -> Allows:
         """Return the features that a model of this configuration supports. ``check`` must accept it."""
         shifts = shifts_of(self.layer_positions(config))
-        reason = self.fixed or (None if shifts else "positions are learned, which no turn of the query can move")
+        learned = "positions are learned, so a module is read only where it was encoded"
+        reason = self.fixed or (None if shifts else learned)
         return Allows(
             exact=True,
             modular=True,

@@ -88,7 +88,7 @@ class ModelSpec:
     def why_fixed(self) -> str | None:
         """The reason why keys cannot be read at a shift, as far as it is known before the probe. None: no reason."""
         if self.fixed is None and any(layer.rotary is None for layer in self.layers):
-            return f"{self.family} has learned positions, which no turn of the query can move"
+            return f"{self.family} has learned positions, so a segment is read only where it was encoded"
         return self.fixed
 
 

@@ -21,19 +21,20 @@ from inlay.models.spec import LayerSpec, ModelSpec
 
 #: Reasons against reuse, with the model types that they are known for.
 WHY: dict[str, tuple[str, ...]] = {
-    "they fold the text into states of fixed size, in all or some of their layers, so that nothing of it can be kept, "
-    "shared or read apart from the rest": (
+    "they have recurrent layers that inlay cannot run itself, so their states are not stored or shared": (
         *("bailing_hybrid", "inkling2_text", "inkling_text", "minimax", "qwen4_exp", "qwen4_exp_text", "rwkv"),
         *("xlstm", "zamba", "zaya"),
     ),
-    "their attention chooses, mixes or shares keys in a way of its own, beside transformers' AttentionInterface": (
+    "their attention bypasses transformers' AttentionInterface, so their keys and values are not stored or shared": (
         *("axk2", "codegen", "deepseek_v32", "deepseek_v4", "diffllama", "doge", "glm_moe_dsa", "hy_v4"),
         *("minimax_m3_vl_text", "dots3_note", "dots3_note_text", "longcat_flash"),
         *("gpt_neox_japanese", "xglm", "gptj", "jetmoe", "hrm_text"),
     ),
-    "their keys and values differ in width, which no backend stores yet": ("mimo_v2_flash",),
+    "their keys and values differ in width, and no attention backend stores such pairs, so they are not shared": (
+        "mimo_v2_flash",
+    ),
 }
-_UNVERIFIED = "inlay has not verified their attention and positions"
+_UNVERIFIED = "inlay has not verified their attention and positions, so their keys and values are not stored or shared"
 
 _REASONS: dict[str, str] = {kind: why for why, kinds in WHY.items() for kind in kinds}
 
@@ -109,18 +110,18 @@ def check_unquantized(spec: ModelSpec, quantization: str | None) -> None:
 
 #: Reason → model types.
 REASONS: dict[str, tuple[str, ...]] = {
-    "they are encoders or decoders of encoder-decoders, whose attention or positions are not those of a text alone": (
+    "they are encoders, or decoders of encoder-decoders, and inlay serves decoder-only models": (
         *("bart", "bert", "bert-generation", "big_bird", "bigbird_pegasus", "blenderbot", "blenderbot-small"),
         *("camembert", "data2vec-text", "electra", "ernie", "marian", "mbart", "megatron-bert", "mvp", "pegasus"),
         *("plbart", "prophetnet", "reformer", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer"),
         *("trocr", "whisper", "xlm", "xlm-roberta", "xlm-roberta-xl", "xlnet", "xmod"),
     ),
-    "they take images, sound or several streams beside the text, of which a text's states would not tell": (
+    "they read images, sound or several streams beside text, and inlay reads text alone": (
         *("blt", "emu3", "fuyu", "gemma4_assistant", "gemma4_unified_assistant", "git"),
         *("got_ocr2", "mllama", "moshi", "moss_transcribe_diarize", "musicgen", "musicgen_melody"),
         "phi4_multimodal",
     ),
-    "they keep what they have read inside their modules, or nothing, so that requests cannot run side by side": (
+    "they have no cache, or keep it inside the model, so requests cannot run side by side": (
         *("cpmant", "openai-gpt", "recurrent_gemma"),
     ),
 }

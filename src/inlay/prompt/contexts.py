@@ -516,11 +516,9 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
         return list(found.values())
 
     def labels(self, name: str, scope: Scope = EVERYONE, modules: Sequence[str] = ()) -> frozenset[bytes]:
-        """Return the labels of a schema, or of some of its modules. Raises ParameterError for an unknown schema."""
-        owner = self._named(name, scope).owner.encode()
-        if not modules:
-            return frozenset(labels_of(owner, name)[:1])
-        return frozenset(labels_of(owner, name, module)[1] for module in modules)
+        """Return the labels of a schema, or of some of its modules. A removed schema keeps its labels."""
+        known = self.find(name, scope.cache_salt)
+        return labels_of_schema(scope.cache_salt if known is None else known.owner, name, modules)
 
     def all_specs(self, layout: SchemaLayout, policy: ReusePolicy, scope: Scope = EVERYONE) -> list[SegmentSpec]:
         """Return all segments of a schema that is, or just was, registered for a salt."""
@@ -611,6 +609,13 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
             longest=self._model.max_positions,
         )
         return known.specs.setdefault((policy, adapter), made)
+
+
+def labels_of_schema(owner: str, name: str, modules: Sequence[str] = ()) -> frozenset[bytes]:
+    """Return the labels of an owner's schema, registered or not, or those of some of its modules."""
+    if not modules:
+        return frozenset(labels_of(owner.encode(), name)[:1])
+    return frozenset(labels_of(owner.encode(), name, module)[1] for module in modules)
 
 
 def check_modules(layout: SchemaLayout, modules: Iterable[str]) -> None:

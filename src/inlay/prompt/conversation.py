@@ -17,7 +17,7 @@ from itertools import chain
 from typing import Any
 
 from inlay.errors import ModelError, ParameterError
-from inlay.kv.identity import KeyMaker, SegmentSpec, specify
+from inlay.kv.identity import PARTS, KeyMaker, SegmentSpec, labels_of, specify
 from inlay.pml.nodes import MAX_SET
 from inlay.prompt.anchors import Anchor
 from inlay.prompt.chat import ChatTemplate, Cut, Tools, Trim, Turn
@@ -605,6 +605,7 @@ class ContentSpecs:
         self._movable = movable
         self._keys = keys
         self._salt = salt
+        (self._group, _) = labels_of(salt, PARTS)
         self._adapters = adapters
         self._primer = primer if movable else ()
         self._longest = longest
@@ -636,12 +637,13 @@ class ContentSpecs:
     def _primer_behind(self, context: tuple[SegmentSpec, ...], adapter: bytes) -> SegmentSpec | None:
         if not self._primer:
             return None
-        return specify(self._primer, _end(context), context, self._keys, self._salt, adapter)
+        return specify(self._primer, _end(context), context, self._keys, self._salt, adapter, group=self._group)
 
     def _chain(self, parts: Sequence[_AnchorPart], adapter: bytes) -> tuple[SegmentSpec, ...]:
         specs: list[SegmentSpec] = []
+        made_with = self._keys, self._salt, adapter
         for part in parts:
-            specs.append(specify(part.ids, _end(specs), specs[-1:], self._keys, self._salt, adapter))
+            specs.append(specify(part.ids, _end(specs), specs[-1:], *made_with, group=self._group))
         return tuple(specs)
 
     def _of_anchor(self, number: int) -> PromptPart:
@@ -726,7 +728,7 @@ class ContentSpecs:
             start = _end(context)
         elif start < _end(context):
             context = ()  # here it stands in front of the anchor
-        return specify(ids, start, context, self._keys, self._salt, adapter)
+        return specify(ids, start, context, self._keys, self._salt, adapter, group=self._group)
 
 
 def _is_document(part: Placed) -> bool:

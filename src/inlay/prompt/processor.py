@@ -378,7 +378,7 @@ class PromptProcessor:
             if isinstance(origin, ContentPart):
                 ttl_s = origin.ttl_s
             elif known is not None and isinstance(origin, TextRun | Hole):
-                ttl_s = known.ttl_s if self.model.recurrent else None
+                ttl_s = known.ttl_s
                 copies = self.schemas.copies(known, origin)
             owned = origin is None or not layout.public
             return PromptPart(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import APIRouter, Query, Request
 from starlette.responses import FileResponse, Response
 
-from inlay.api.failures import BodyError
+from inlay.api.failures import BodyError, not_an_object
 from inlay.api.openai import Endpoint
 from inlay.client.warm_plan import MOST_TEXTS
 from inlay.errors import PinError
@@ -139,7 +139,7 @@ def _score_request(body: Any) -> tuple[list[str], list[str], list[Any], dict[str
         BodyError: for a wrong body.
     """
     if not isinstance(body, Mapping):
-        raise BodyError(f"the body is {shown(body)}; it must be an object")
+        raise not_an_object(body, '{"texts": […]} or {"hashes": […]}')
     for name in body:
         if name not in SCORE_FIELDS:
             message = f"/v1/cache/score takes no field {shown(name)}; it takes {', '.join(SCORE_FIELDS)}"

@@ -23,17 +23,18 @@ from inlay.api.failures import BodyError
 from inlay.client.async_llm import AsyncLLM
 from inlay.client.local import InProcessClient
 from inlay.errors import ParameterError
-from inlay.kv.identity import SegmentSpec, made_under
+from inlay.kv.identity import PARTS, SegmentSpec, made_under
 from inlay.kv.lifetimes import BY_KEY
 from inlay.kv.offload.disk import DiskTier
 from inlay.kv.offload.form import new_draft, write_all
 from inlay.kv.offload.record import SegmentRecord
 from inlay.kv.offload.tier import TierMissError
 from inlay.models.location import public_name
+from inlay.prompt.contexts import PUBLIC
 from inlay.prompt.request import EncodeRequest
 from inlay.server.limits import Tenant
 from inlay.server.schema_catalog import SchemaCatalog
-from inlay.types import SegmentState
+from inlay.types import Scope, SegmentState
 
 PER_TURN = 200  # segments that are looked up between two steps of the engine
 _MOST_ROUNDS = 3  # rounds in which an eviction of everything looks for segments
@@ -176,6 +177,8 @@ class CacheView:
             if tenant.admin or tenant.salt is None or not record.public:
                 with suppress(ParameterError):  # it was deleted meanwhile
                     texts += await self._schemas.evict(record)
+        # Marked parts that earlier processes have stored, which no list shows.
+        texts += await asyncio.wrap_future(self._llm.schemas.evict_removed(PARTS, Scope(tenant.salt or PUBLIC)))
         self._llm.processor.forget_texts(tenant.salt or "")
         texts += await asyncio.wrap_future(self._llm.local.evict_texts(tenant.salt or ""))
         return Evicted(segments, tokens + texts, size + texts * self._llm.client.model.bytes_per_token, left)

@@ -116,11 +116,14 @@ class SchemaCatalog:
             tenant: the caller.
             public: True for the public schema only, False for the tenant's own only.
         """
-        owner = PUBLIC if public else _owner(tenant.salt)
-        record = self._records.find(name, owner) if public is None else self._records.get(name, owner)
+        record = self._named(name, tenant, public)
         if record is None:
             raise _unknown(name)
         return record
+
+    def _named(self, name: str, tenant: Tenant, public: bool | None) -> SchemaRecord | None:
+        owner = PUBLIC if public else _owner(tenant.salt)
+        return self._records.find(name, owner) if public is None else self._records.get(name, owner)
 
     def own(self, name: str, tenant: Tenant, *, public: bool | None = None) -> SchemaRecord:
         """Return the schema of this name if the tenant may change it. Raises BodyError."""
@@ -326,6 +329,23 @@ class SchemaCatalog:
         """Evict the encoded segments of a schema. See LLM.evict."""
         evict = self._llm.evict
         return await evict(record.name, reuse=record.reuse, positions=record.positions, cache_salt=record.salt)
+
+    async def evict_named(self, name: str, tenant: Tenant, *, public: bool | None = None) -> tuple[bool, int]:
+        """Evict the stored text of a schema, or of a removed schema of this name. See LLM.evict. Raises BodyError.
+
+        Returns:
+            True if the schema is public, and the number of evicted tokens.
+        """
+        if self._named(name, tenant, public) is not None:
+            record = self.own(name, tenant, public=public)
+            return record.public, await self.evict(record)
+        owner = PUBLIC if public else _owner(tenant.salt)
+        if owner == PUBLIC and not tenant.admin:
+            raise _unknown(name)
+        tokens = await asyncio.wrap_future(self._llm.schemas.evict_removed(name, Scope(owner)))
+        if not tokens:
+            raise _unknown(name)
+        return owner == PUBLIC, tokens
 
     @property
     def bytes_per_token(self) -> int:

@@ -20,7 +20,7 @@ from typing import Any, Literal, NoReturn, Protocol
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from inlay.api.dialect import Dialect
-from inlay.api.failures import INTERNAL_ERROR, MAX_PROBLEMS, BodyError, Failure, failure_of
+from inlay.api.failures import INTERNAL_ERROR, MAX_PROBLEMS, BodyError, Failure, failure_of, not_an_object
 from inlay.api.reading import MAX_FIELDS, walk
 from inlay.client.async_llm import AsyncLLM
 from inlay.errors import AbortedError, InlayError, PolicyError
@@ -172,7 +172,7 @@ def read_body(body: Any, query: Mapping[str, str]) -> SchemaBody:
             raise BodyError("the query and the body both hold a schema; leave it out of the query", param="query")
         return _validated({"pml": body, **{name: words.get(value, value) for name, value in query.items()}})
     if not isinstance(body, Mapping):
-        raise BodyError(f'the body is {shown(body)}; it must be an object {{"pml": "…"}} or {{"schema": {{…}}}}')
+        raise not_an_object(body, '{"pml": "…"} or {"schema": {…}}')
     if query:
         raise BodyError(
             f"the query holds {shown(next(iter(query)))}; with a body of JSON, options stand in the body", param="query"

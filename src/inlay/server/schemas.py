@@ -208,9 +208,8 @@ async def unpin(request: Request, name: str, public: Public = None) -> Response:
 async def evict(request: Request, name: str, public: Public = None) -> Response:
     service, tenant = asking(request, only=("public",))
     async with service.meter.request(tenant, tokens=False):
-        record = service.schemas.own(name, tenant, public=public)
-        tokens = await service.schemas.evict(record)
-    return JSONBytes({"object": "schema.evicted", "name": name, "public": record.public, "evicted_tokens": tokens})
+        is_public, tokens = await service.schemas.evict_named(name, tenant, public=public)
+    return JSONBytes({"object": "schema.evicted", "name": name, "public": is_public, "evicted_tokens": tokens})
 
 
 def _check_ttl(options: SchemaOptions) -> None:

@@ -282,8 +282,12 @@ class Tenants:
         own = {PUBLIC} if self._operator or self._path is None else set()
         return frozenset(own | set(self._keys.tenants))
 
-    def of(self, authorization: str | None) -> Tenant:
-        """Return the tenant for an Authorization header, or for None without one. Raises BodyError with status 401."""
+    def of(self, authorization: str | None, *, from_api_key: bool = False) -> Tenant:
+        """Return the tenant for an Authorization header, or for None without one. Raises BodyError with status 401.
+
+        Args:
+            from_api_key: True if the header was made of an ``x-api-key`` header, which errors then name.
+        """
         if self._path is None and not self._operator:
             return EVERYBODY
         if self._path is not None:
@@ -291,6 +295,8 @@ class Tenants:
         if authorization is None:
             raise _stranger(f"there is no API key; {_SEND}")
         scheme, _, key = authorization.strip().partition(" ")
+        if from_api_key and not key.strip():
+            raise _stranger("the x-api-key header is empty; send the header 'x-api-key: KEY'")
         if scheme.lower() != "bearer" or not key.strip():
             raise _stranger(f"the Authorization header is not of the form 'Bearer KEY'; {_SEND}")
         if self._is_operators(key.strip()):
@@ -334,7 +340,9 @@ class AuthMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and route_of(scope["path"]).needs_key:
             try:
-                scope.setdefault("state", {})["tenant"] = self._tenants.of(_authorization(scope))
+                authorization, from_api_key = _authorization(scope)
+                tenant = self._tenants.of(authorization, from_api_key=from_api_key)
+                scope.setdefault("state", {})["tenant"] = tenant
             except BodyError as error:
                 await refuse(error, scope, receive, send)
                 return
@@ -429,18 +437,19 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
 
 
-def _authorization(scope: Scope) -> str | None:
-    """Return the Authorization header, or one made of Anthropic's ``x-api-key``.
+def _authorization(scope: Scope) -> tuple[str | None, bool]:
+    """Return the Authorization header, or one made of Anthropic's ``x-api-key``, and True in the second case.
 
     Raises BodyError for several keys, because a proxy may have checked another one.
     """
     values = [value for name, value in scope["headers"] if name == b"authorization"]
     if len(values) > 1:
         raise _stranger("there are several Authorization headers; send one")
+    from_api_key = not values
     values += [b"Bearer " + value.strip() for name, value in scope["headers"] if name == b"x-api-key"]
     if len(set(values)) > 1:
         raise _stranger("there are several keys, in Authorization and x-api-key headers; send one")
-    return values[0].decode("latin-1") if values else None
+    return (values[0].decode("latin-1"), from_api_key) if values else (None, False)
 
 
 def _stamp(path: Path) -> Stamp | None:

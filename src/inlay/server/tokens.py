@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from inlay.api.anthropic import Endpoint as Anthropic
 from inlay.api.call import Call
-from inlay.api.failures import BodyError
+from inlay.api.failures import BodyError, not_an_object
 from inlay.api.openai import Endpoint
 from inlay.client.async_llm import AsyncLLM
 from inlay.policy import FIELDS as POLICY_FIELDS
@@ -42,7 +42,7 @@ async def tokenize(request: Request) -> Response:
     service: Service = request.app.state.service
     tenant: Tenant = request.state.tenant
     async with service.meter.request(tenant, tokens=False):
-        body = _object(request.state.body, "/tokenize", FIELDS)
+        body = _object(request.state.body, "/tokenize", FIELDS, '{"prompt": "…"}')
         special, strings = _switch(body, "add_special_tokens", True), _switch(body, "return_token_strs", False)
         prompt = {name: value for name, value in body.items() if name not in _OWN}
         call = await _call(prompt, service, tenant, request.state.body_bytes)
@@ -61,7 +61,7 @@ async def detokenize(request: Request) -> Response:
     """The text of token ids, special tokens included."""
     service: Service = request.app.state.service
     async with service.meter.request(request.state.tenant, tokens=False):
-        body = _object(request.state.body, "/detokenize", ("model", "tokens"))
+        body = _object(request.state.body, "/detokenize", ("model", "tokens"), '{"tokens": […]}')
         check_name(_text(body, "model"), service)
         given = body.get("tokens")
         if not isinstance(given, list) or not given:
@@ -92,9 +92,9 @@ def _text_of(llm: AsyncLLM, ids: list[Any]) -> str:
     return str(llm.tokenizer.decode(check_ids(ids, llm.vocab_size, what="tokens"), clean_up_tokenization_spaces=False))
 
 
-def _object(body: Any, path: str, fields: tuple[str, ...]) -> Mapping[str, Any]:
+def _object(body: Any, path: str, fields: tuple[str, ...], example: str) -> Mapping[str, Any]:
     if not isinstance(body, Mapping):
-        raise BodyError(f"the body is {shown(body)}; it must be an object")
+        raise not_an_object(body, example)
     for name in body:
         if name not in fields:
             message = f"{path} takes no field {shown(name)}; it takes {', '.join(sorted(fields))}"

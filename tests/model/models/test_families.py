@@ -44,8 +44,9 @@ def test_model_type_has_only_one_family():
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (AutoConfig.for_model("gpt2", reorder_and_upcast_attn=True), "GPT-2 with reorder_and_upcast_attn or add_cross"),
-        (AutoConfig.for_model("gpt2", add_cross_attention=True), "GPT-2 with reorder_and_upcast_attn or add_cross_at"),
+        (AutoConfig.for_model("gpt2", reorder_and_upcast_attn=True), r"reorder_and_upcast_attn .*; set it to false"),
+        (AutoConfig.for_model("gpt2", add_cross_attention=True), r"add_cross_attention .*; give a GPT-2 without it"),
+        (AutoConfig.for_model("mpt", attn_config={"alibi": False}), r"without ALiBi .*; give an MPT with attn_config"),
         (
             AutoConfig.for_model("xlnet"),
             "models of type 'xlnet' are not supported: they are encoders",

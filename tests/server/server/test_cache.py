@@ -371,6 +371,34 @@ def test_all_of_a_tenant_includes_text_with_states_that_an_earlier_server_has_wr
     assert written() == both - ann
 
 
+def test_all_of_a_tenant_includes_marked_parts_that_an_earlier_server_has_written(tmp_path):
+    path = tmp_path / "keys.json"
+    with editing(path) as file:
+        keys = {name: file.add(name)[0] for name in ("ann", "bob")}
+    part = {"type": "text", "text": "A document of some length. " * 4, "cache_control": {"type": "ephemeral"}}
+    body = {"messages": [{"role": "user", "content": [part, {"type": "text", "text": "What?"}]}], "max_tokens": 1}
+
+    def written() -> set[Path]:
+        return set((tmp_path / "store" / "v1").glob("*.safetensors"))
+
+    before: list[set[Path]] = []
+    for ends in (False, True):
+        llm = AsyncLLM(tiny("llama"), kv_memory="4MiB", chunk_size=8, store=tmp_path / "store", store_private=True)
+        with serving_app(build_app(llm, ServerSettings(keys_file=path)), keys) as site:
+            for key in () if ends else keys:
+                for _ in range(2):
+                    assert site.call("POST", CHAT, body, key=key)[0] == 200
+                llm.local.residency.flush(10)
+                before.append(written())
+            if ends:
+                answer = site.call("DELETE", SEGMENTS, key="ann")[2]
+                assert answer["evicted_tokens"] > 100
+        llm.shutdown()
+    ann, both = before
+    assert ann
+    assert written() == both - ann
+
+
 def test_segments_of_other_models_are_counted_separately(tmp_path, capsys):
     """Two models share a folder by default; one server is asked what it holds."""
     for model in ("qwen2", "llama"):

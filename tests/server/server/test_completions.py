@@ -6,7 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
@@ -146,7 +146,7 @@ def test_prompts_of_schemas(site: Site):
         (COMPLETIONS, {"prompt": "x", "reuse": "some"}, 400, "policy.unknown", "reuse='some' is not a reuse policy"),
         (COMPLETIONS, {"prompt": "x", "temperature": -1}, 400, "invalid_value", "temperature is -1.0; it must be"),
         (CHAT, [], 400, "invalid_value", "the body is an empty list; it must be an object"),
-        (CHAT, None, 400, "invalid_value", "the body is null; it must be an object"),
+        (CHAT, None, 400, "invalid_value", "the body is missing or null; send a JSON object"),
         (CHAT, {"messages": []}, 400, "invalid_value", "there is no prompt; give messages"),
     ],
 )
@@ -157,6 +157,32 @@ def test_invalid_requests_get_one_sentence_and_a_status(site: Site, path, body, 
     found, error = site.refusal(path, body)
     assert (found, error["code"]) == (status, code)
     assert error["message"].startswith(sentence)
+
+
+@pytest.mark.parametrize("body", [b"", b"null"])
+@pytest.mark.parametrize(
+    ("path", "example"),
+    [
+        (CHAT, '{"messages": […]}'),
+        (COMPLETIONS, '{"prompt": "…"}'),
+        ("/v1/responses", '{"input": "…"}'),
+        ("/v1/messages", '{"max_tokens": 100, "messages": […]}'),
+        ("/v1/messages/count_tokens", '{"messages": […]}'),
+        ("/v1/embeddings", '{"input": "…"}'),
+        ("/v1/rerank", '{"query": "…", "documents": […]}'),
+        ("/tokenize", '{"prompt": "…"}'),
+        ("/detokenize", '{"tokens": […]}'),
+        ("/v1/cache/score", '{"texts": […]} or {"hashes": […]}'),
+        ("/v1/schemas", '{"pml": "…"} or {"schema": {…}}'),
+    ],
+)
+def test_refusal_of_an_absent_body_shows_a_right_one(site: Site, path: str, example: str, body: bytes):
+    with closing(site.open()) as connection:
+        connection.request("POST", path, body or None, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        error = json.loads(response.read())["error"]
+    assert (response.status, error["type"]) == (400, "invalid_request_error")
+    assert error["message"] == f"the body is missing or null; send a JSON object, like {example}"
 
 
 def test_unknown_paths_and_methods(site: Site):

@@ -67,6 +67,17 @@ def test_every_file_that_a_file_names_is_served_with_the_same_headers(site: Site
         assert heads["content-type"].startswith(kind)
 
 
+def test_page_needs_no_recent_browser():
+    """Newer methods would leave an older browser with an empty page, and newer colours with none at all."""
+    newer = re.compile(r"\b(groupBy|toReversed|toSorted|toSpliced|withResolvers|fromAsync)\b")
+    assert [(file.name, found[0]) for file in OURS if (found := newer.search(file.read_text()))] == []
+    style = (FOLDER / "style.css").read_text()
+    pairs = dict(re.findall(r"(--[a-z-]+): light-dark\((#\w+), #\w+\);", style))
+    (without,) = re.findall(r"@supports not \(color: light-dark\(#000, #fff\)\) \{(.*?)\n\}", style, re.DOTALL)
+    assert dict(re.findall(r"(--[a-z-]+): (#\w+);", without)) == pairs
+    assert style.count("light-dark(#") == len(pairs) + 1, "every pair is a variable"
+
+
 def test_browser_revalidates_without_a_second_download(site: Site):
     _, heads, _ = site.call("GET", "/page/app.mjs")
     assert heads["cache-control"] == "no-cache"

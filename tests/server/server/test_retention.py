@@ -81,6 +81,37 @@ def test_public_schema_is_evicted_only_by_admins(client):
     assert client.delete("/v1/schemas/trip/stored", **as_("root")).json()["evicted_tokens"] > 0
 
 
+def test_text_of_a_removed_schema_is_evicted_by_its_owner_alone(client):
+    encoded = made(client, TRIP)["encoded"]
+    client.delete("/v1/schemas/trip", **as_("ann"))
+    for tenant in ("bob", "root"):
+        refused(client.delete("/v1/schemas/trip/stored", **as_(tenant)), 404, "not_found")
+    answer = client.delete("/v1/schemas/trip/stored", **as_("ann")).json()
+    assert answer["public"] is False
+    assert answer["evicted_tokens"] >= encoded["tokens"] > 0
+    refused(client.delete("/v1/schemas/trip/stored", **as_("ann")), 404, "not_found")
+    assert made(client, {"pml": TRIP, "encode": False})["encoded"]["tokens"] == 0
+
+
+def test_text_of_a_removed_public_schema_is_evicted_by_admins_alone(client):
+    made(client, {"pml": TRIP, "public": True}, tenant="root")
+    client.delete("/v1/schemas/trip", **as_("root"))
+    for query in ("", "?public=true"):
+        refused(client.delete(f"/v1/schemas/trip/stored{query}", **as_("ann")), 404, "not_found")
+    answer = client.delete("/v1/schemas/trip/stored?public=true", **as_("root")).json()
+    assert answer["public"] is True
+    assert answer["evicted_tokens"] > 0
+
+
+def test_own_removed_schema_is_evicted_beside_a_public_one_of_its_name(client):
+    encoded = made(client, {"pml": TRIP, "public": True}, tenant="root")["encoded"]["tokens"]
+    made(client, TRIP)
+    client.delete("/v1/schemas/trip?public=false", **as_("ann"))
+    answer = client.delete("/v1/schemas/trip/stored?public=false", **as_("ann")).json()
+    assert answer["evicted_tokens"] > 0
+    assert client.get("/v1/schemas/trip", **as_("ann")).json()["encoded"]["tokens"] == encoded
+
+
 def test_only_the_changed_module_is_encoded(client):
     """Siblings after the same text stay as they are encoded."""
     before = made(client, TRIP)

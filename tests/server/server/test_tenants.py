@@ -94,6 +94,17 @@ def test_missing_or_wrong_key_gets_401(path: Path, key: str, header: str | None,
     assert "connection" not in found.headers  # nothing follows on it
 
 
+@pytest.mark.parametrize("value", ["", "  "])
+def test_empty_api_key_header_is_named(path: Path, key: str, value: str):
+    app = Echo()
+    found = send(AuthMiddleware(app, Tenants.from_file(path)), headers=[("x-api-key", value)])
+    assert not app.states
+    assert (found.status, found.error["code"]) == (401, "invalid_api_key")
+    assert "x-api-key" in found.error["message"]
+    assert "Authorization" not in found.error["message"]
+    assert send(AuthMiddleware(app, Tenants.open()), headers=[("x-api-key", value)]).status == 200
+
+
 def test_two_headers_are_refused(path: Path, key: str):
     headers = [("authorization", f"Bearer {key}"), ("authorization", "Bearer other")]
     found = send(AuthMiddleware(Echo(), Tenants.from_file(path)), headers=headers)

@@ -38,7 +38,7 @@ class Keys:
     def __init__(self, tenants: Mapping[str, Tenant]) -> None:
         self._tenants = tenants
 
-    def of(self, authorization: str | None) -> Tenant:
+    def of(self, authorization: str | None, *, from_api_key: bool = False) -> Tenant:
         if not self._tenants:
             return EVERYBODY
         if authorization not in self._tenants:

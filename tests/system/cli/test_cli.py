@@ -268,7 +268,7 @@ def test_schema_show_prints_deviations_of_modules(files, capsys):
     status, out, _ = run(capsys, "schema", "show", "s.xml", "--model", "random:tiny", "--profile", "--json")
     assert status == 0
     modules = [node for node in json.loads(out)["children"] if node["kind"] == "module"]
-    assert [set(node) >= {"sensitivity"} for node in modules] == [True] * len(modules)
+    assert [set(node) >= {"deviation", "sensitivity"} for node in modules] == [True] * len(modules)
     assert modules
     _, out, _ = run(capsys, "schema", "show", "s.xml", "--model", "random:tiny", "--profile")
     assert "depends on others by 0." in " ".join(out.split())

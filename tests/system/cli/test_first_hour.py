@@ -309,7 +309,7 @@ def test_nested_modules_are_shown_by_their_paths(files, capsys, monkeypatch):
     ]
     assert main(["schema", "show", "n.xml", "--model", "random:tiny", "--profile", "--json"]) == 0
     age = json.loads(capsys.readouterr().out)["children"][0]["children"][0]["children"]
-    assert [(module["name"], module["sensitivity"] >= 0) for module in age] == [
+    assert [(module["name"], module["deviation"] >= 0) for module in age] == [
         ("age/default", True),
         ("age/old", True),
     ]

@@ -22,14 +22,14 @@ def test_all_families_as_json(capsys):
     assert rows["smollm3"]["shifts"] == "turned query, no positions"
     assert (rows["opt"]["shifts"], rows["opt"]["reason"]) == (
         None,
-        "positions are learned, which no turn of the query can move",
+        "positions are learned, so a module is read only where it was encoded",
     )
     assert rows["gemma2"]["windows"] == [4096]
     assert rows["gpt_oss"]["sinks"]
     assert rows["deepseek_v3"]["latent"]
     assert "gemma3" in printed["by_their_text_models"]
     assert (rows["mamba"]["exact"], rows["mamba"]["modular"]) == (True, False)
-    assert "states of fixed size" in printed["without_reuse"]["rwkv"]
+    assert "recurrent layers that inlay cannot run itself" in printed["without_reuse"]["rwkv"]
     assert "encoders" in printed["refused"]["bert"]
 
 
@@ -38,7 +38,7 @@ def test_all_families_as_a_table(capsys):
     printed = capsys.readouterr().out
     assert "deepseek_v3" in printed
     assert "by their text models, without images and sound: gemma3, " in printed
-    assert "they fold the text into states of fixed size" in printed
+    assert "they have recurrent layers that inlay cannot run itself" in printed
 
 
 def test_one_model_from_its_configuration(capsys, tmp_path):
@@ -70,7 +70,8 @@ def test_unsupported_model_is_rejected_with_a_reason(capsys, tmp_path, config, r
 def test_model_without_reuse_is_described(capsys, tmp_path):
     AutoConfig.for_model("rwkv").save_pretrained(tmp_path)
     assert main(["models", "show", str(tmp_path)]) == 0
-    assert "reuse exact, and modules: no; they fold the text into states of fixed size" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "reuse exact, and modules: no; they have recurrent layers that inlay cannot run itself" in printed
     assert main(["models", "show", str(tmp_path), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert (printed["family"], printed["exact"], printed["modular"]) == ("rwkv", False, False)

@@ -76,13 +76,14 @@ def modular_qa(
         bool,
         typer.Option("--scaffold", help="Also run isolated and anchored with each prompt's documents in a scaffold."),
     ] = False,
-    healing: Annotated[
+    repeat: Annotated[
         int,
         typer.Option(
-            help="Also ask each question so often under modular, with idle time in between, in which what is asked for "
-            "again is encoded exactly."
+            help="Also ask each question this many times under modular. Idle time in between encodes repeated "
+            "combinations exactly."
         ),
     ] = 0,
+    healing: Annotated[int, typer.Option(hidden=True, help="The former name of --repeat.")] = 0,
     seed: Annotated[int, typer.Option(help="Of documents and questions, and of random weights.")] = 0,
     threads: Threads = None,
     dtype: DType = "auto",
@@ -111,6 +112,9 @@ def modular_qa(
         from inlay_lab.eval.modular_qa import measure_modular_qa
         from inlay_lab.eval.setting import Setting
 
+    if healing:
+        print(f"inlay: --healing is deprecated; write --repeat {healing}", file=sys.stderr)
+        repeat = repeat or healing
     setting = Setting(
         reuse=words(reuse),
         positions=None if positions is None else words(positions),
@@ -118,7 +122,7 @@ def modular_qa(
         questions=questions,
         spare=spare,
         scaffold=scaffold,
-        healing=healing,
+        repeat=repeat,
         seed=seed,
         tasks=ALL_TASKS if tasks == "all" else words(tasks),
         order=order,
@@ -128,7 +132,7 @@ def modular_qa(
         report_folder(report)
         check_plot(report / "recomputed.png")
     # No promotion between questions, except for the promotion curve.
-    idle: dict[str, Any] = {} if healing else {"promotion_memory": 0}
+    idle: dict[str, Any] = {} if repeat else {"promotion_memory": 0}
     with told_loading(f"the model {clip(model)}"):
         llm = LLM(
             model,
@@ -152,11 +156,11 @@ def modular_qa(
         )
     for name, taken in result.get("auto", {}).items():
         print(f"inlay: {name} is {taken} on this model", file=sys.stderr)
-    if healing:
-        from inlay_lab.eval.healing import measure_healing
+    if repeat:
+        from inlay_lab.eval.repeated import measure_repeated
 
         with token_progress("asking again") as progress:
-            result["healing"] = measure_healing(llm, setting, progress)
+            result["repeated"] = measure_repeated(llm, setting, progress)
     if report is not None:
         from inlay_lab.eval.report import write_report
 
@@ -179,12 +183,12 @@ def _print_tables(result: dict[str, Any]) -> None:
         rows = list(group)
         console.print(f"\n{_title(rows[-1], several)}", style="bold", highlight=False)
         console.print(_table(rows))
-    if "healing" in result:
+    if "repeated" in result:
         console.print("\nmodular, asked again and again, with idle time in between", style="bold", highlight=False)
-        console.print(_healing_table(result["healing"]))
+        console.print(_repeated_table(result["repeated"]))
 
 
-def _healing_table(rows: list[dict[str, Any]]) -> Table:
+def _repeated_table(rows: list[dict[str, Any]]) -> Table:
     """A line for each number of documents and repetition."""
     from rich.table import Table
 

@@ -36,8 +36,8 @@ def draw_curves(result: dict[str, Any], directory: Path) -> list[str]:
         figures["tasks.png"] = _tasks(result)
     if len({point.documents for point in found}) > 1:
         figures["documents.png"] = _documents(found)
-    if "healing" in result:
-        figures["healing.png"] = _healing(result["healing"])
+    if "repeated" in result:
+        figures["repeated.png"] = _repeated(result["repeated"])
     for name, figure in figures.items():
         save(figure, directory / name, option="--report")
     return list(figures)
@@ -117,7 +117,7 @@ def _documents(found: Sequence[Point]) -> Figure:
     return figure
 
 
-def _healing(rows: Sequence[dict[str, Any]]) -> Figure:
+def _repeated(rows: Sequence[dict[str, Any]]) -> Figure:
     """Exact match and divergence over the repetitions of the questions. A line for each number of documents."""
     figure, panels = _figure(1, 2)
     counts = list(dict.fromkeys(row["documents"] for row in rows))

@@ -35,19 +35,19 @@ def _markdown(result: Row, drawings: Iterable[str]) -> str:
     sections += [f"![{name.partition('.')[0]}]({name})" for name in drawings]
     for documents in dict.fromkeys(row["documents"] for row in result["rows"]):
         sections += _section(result, documents)
-    if "healing" in result:
-        sections += ["## Asked again and again under `modular`", _HEALING, _healing(result["healing"])]
+    if "repeated" in result:
+        sections += ["## Asked again and again under `modular`", _REPEATED, _repeated(result["repeated"])]
     return "\n\n".join(sections)
 
 
-_HEALING = (
-    "Each time every question was asked, and then there was idle time, in which what had been asked for again was "
-    "encoded as full prefill has it. Approximate: the share of the prompts' tokens that were read as modules encoded "
-    "in another context. Promoted: tokens computed in that idle time, a question."
+_REPEATED = (
+    "Idle time follows each repetition. It encodes repeated combinations of modules as full prefill has them. "
+    "Approximate: the share of the prompts' tokens that were read as modules encoded in another context. Promoted: "
+    "tokens computed in that idle time, for each question."
 )
 
 
-def _healing(rows: Sequence[Row]) -> str:
+def _repeated(rows: Sequence[Row]) -> str:
     names = ["documents", "time", "questions", "exact match", "full prefill", "KL (nats)", "largest KL", "approximate"]
     lines = [
         [

@@ -30,7 +30,7 @@ class Setting:
         questions: Over all tasks, for each number of documents. Rounded up to equal numbers for each task.
         spare: Further documents in the schema; None for as many as in a prompt.
         scaffold: Also run each modular policy with the documents of every prompt in a scaffold.
-        healing: Repetitions of each prompt under ``modular`` for the curve of healing.py; 0 for no curve.
+        repeat: Repetitions of each prompt under ``modular`` for the promotion curve; 0 for no curve.
         seed: Of documents and questions.
         tasks: From ALL_TASKS.
         order: Of documents in a prompt, from ORDERS: the schema's, or random.
@@ -42,7 +42,7 @@ class Setting:
     questions: int = 200
     spare: int | None = None
     scaffold: bool = False
-    healing: int = 0
+    repeat: int = 0
     seed: int = 0
     tasks: Sequence[str] = TASKS
     order: str = "schema"
@@ -58,7 +58,7 @@ class Setting:
         for documents in self.counts:
             self._check_documents(documents)
         _require("questions", self.questions, 1, "or there is nothing to measure")
-        _require("healing", self.healing, 0, "it counts how often each prompt is asked again")
+        _require("repeat", self.repeat, 0, "it counts how often each prompt is asked again")
         _require("seed", self.seed, 0, "it numbers what is drawn")
         if self.scaffold and not any(ReusePolicy.parse(served(name)).modular for name in self.reuse):
             told = f"scaffold changes nothing under {', '.join(self.reuse)}"

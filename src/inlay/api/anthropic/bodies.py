@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Unpack
+from typing import Annotated, Any, ClassVar, Literal, Unpack
 
 from pydantic import Field
 
@@ -149,6 +149,8 @@ _Stop = Annotated[str, Field(max_length=MAX_STOP)]
 class CountBody(CommonBody):
     """The body of /v1/messages/count_tokens."""
 
+    example: ClassVar[str] = '{"messages": […]}'
+
     # Anthropic's own field of this name is an object, which has no effect here.
     diagnostics: bool | dict[str, Any] | None = Field(  # type: ignore[assignment]
         None, description=f"{SWITCH}; if true, the answer says why tokens were computed"
@@ -183,6 +185,8 @@ class CountBody(CommonBody):
 
 class MessagesBody(CountBody):
     """The body of /v1/messages."""
+
+    example: ClassVar[str] = '{"max_tokens": 100, "messages": […]}'
 
     max_tokens: int = Field(description=POSITIVE, ge=1)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Unpack, cast
+from typing import Annotated, Any, ClassVar, Literal, Unpack, cast
 
 from pydantic import Field, PlainValidator
 
@@ -251,6 +251,8 @@ class Body(CommonBody):
 class ChatBody(Body):
     """The body of /v1/chat/completions: messages, or a prompt of a schema."""
 
+    example: ClassVar[str] = '{"messages": […]}'
+
     messages: Annotated[list[PastAnswer | Message], Field(max_length=MAX_MESSAGES)] | None = Field(
         None, description=f'a list of messages {{"role": "user", "content": "…"}}, at most {MAX_MESSAGES:,}'
     )
@@ -285,6 +287,8 @@ class ChatBody(Body):
 
 class CompletionBody(Body):
     """The body of /v1/completions."""
+
+    example: ClassVar[str] = '{"prompt": "…"}'
 
     prompt: Annotated[Prompts, PlainValidator(_prompt_of_one_kind, json_schema_input_type=Prompts)] | None = Field(
         None,

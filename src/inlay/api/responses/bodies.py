@@ -194,6 +194,8 @@ _ITEM = '{"role": "user", "content": "…"}'
 class ResponsesBody(CommonBody):
     """The body of /v1/responses."""
 
+    example: ClassVar[str] = '{"input": "…"}'
+
     input: str | Annotated[list[Any], Field(max_length=MAX_MESSAGES)] | None = Field(
         None, description=f"a text, or a list of at most {MAX_MESSAGES:,} items {_ITEM}"
     )

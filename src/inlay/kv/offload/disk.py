@@ -164,8 +164,10 @@ class DiskTier(Tier):
         try:
             self._path(key).unlink()
             known = True
-        except OSError:
+        except FileNotFoundError:
             pass
+        except OSError as error:
+            logger.warning("%s cannot be removed (%s); remove it yourself", self._path(key), error.strerror)
         self._index.remove([key])
         return known
 
@@ -245,6 +247,14 @@ class DiskTier(Tier):
     def labelled(self, labels: Iterable[bytes]) -> list[TierEntry]:
         with self._lock:
             return self._entries.labelled(labels)
+
+    def add_labels(self, key: bytes, labels: Iterable[bytes]) -> None:
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None or entry.labels == (added := tuple(dict.fromkeys((*entry.labels, *labels)))):
+                return
+            self._entries.note(replace(entry, labels=added))
+        self._index.label(key, added)
 
     def stats(self) -> TierStats:
         with self._lock:

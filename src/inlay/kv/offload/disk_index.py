@@ -1,7 +1,7 @@
 """The index of a disk tier in SQLite: sizes, uses, pins and lifetimes, shared by all processes that use the folder.
 
-If the index is lost or damaged, all but uses, pins and lifetimes is read from the files again. A wrong row never causes
-a wrong answer: every file is checked on its own.
+If the index is lost or damaged, all but uses, pins, lifetimes and added labels is read from the files again. A wrong
+row never causes a wrong answer: every file is checked on its own.
 """
 
 from __future__ import annotations
@@ -135,6 +135,10 @@ class DiskIndex:
             "SET ends = excluded.ends, said = excluded.said WHERE excluded.ends > ends",
             [(key, now + ttl_s, now)],
         )
+
+    def label(self, key: bytes, labels: Iterable[bytes]) -> None:
+        """Set the labels of a segment. Other processes see them, because a pin counts as a change of its row."""
+        self._tell("UPDATE segments SET labels = ?, pinned = pinned WHERE key = ?", [(b"".join(labels), key)])
 
     def ends(self, key: bytes) -> float | None:
         """The end of a segment's lifetime in seconds since 1970. None if it has none."""

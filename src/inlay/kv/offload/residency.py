@@ -217,6 +217,15 @@ class Residency:
         """Write a stored segment to the tiers in the background."""
         self._saver.save(spec)
 
+    def add_labels(self, spec: SegmentSpec) -> None:
+        """Add the labels of a segment that is read, here and in the tiers that have it. See TierStack.add_labels."""
+        if self._stack.add_labels(spec):
+            self._saver.add_labels(spec)
+
+    def labels(self, spec: SegmentSpec) -> tuple[bytes, ...]:
+        """Return the labels of a segment, see TierStack.labels."""
+        return self._stack.labels(spec)
+
     def forget(self, key: bytes) -> None:
         """Stop the segment's copies, loads and writes, and remove it from the tiers. Its forms are other segments."""
         if self._demoter is not None:
@@ -232,20 +241,26 @@ class Residency:
         """
         return self._stack.known()
 
-    def forget_labelled(self, labels: frozenset[bytes]) -> None:
+    def forget_labelled(self, labels: frozenset[bytes]) -> int:
         """Forget the segments with any of these labels, in the tiers or still to be written to them.
 
         Those of earlier processes are included. A shared tier keeps those that this process has neither written nor
         read.
+
+        Returns:
+            The number of tokens that were in a tier and not forgotten before.
         """
+        tokens = 0
         for spec in self._saver.unwritten():
-            if not labels.isdisjoint(spec.labels):
+            if not labels.isdisjoint(self.labels(spec)):
                 for form in self.forms(spec):
                     self.forget(form.key)
         for tier in self.tiers if labels else ():
             for entry in tier.labelled(labels):
                 if entry.fingerprint == self._store.keys.fingerprint:
+                    tokens += 0 if self._saver.forgets(entry.key) else entry.tokens
                     self.forget(entry.key)
+        return tokens
 
     def forget_prefixes(self, labels: frozenset[bytes]) -> None:
         """Forget the text of prompts in the tiers that has any of these labels. See ``forget_labelled``.

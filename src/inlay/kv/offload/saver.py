@@ -363,6 +363,14 @@ class Saver:
         """See Residency.expire_at."""
         self._writer.post(lambda: self._expire_at(keys, ttl_s))
 
+    def add_labels(self, spec: SegmentSpec) -> None:
+        """See Residency.add_labels. A segment that is still to be written gets them with its record."""
+        coming = any(each.lossless.key == spec.lossless.key for each in self.unwritten())
+        for tier in self._stack.written:
+            for form in self._stack.forms(spec.lossless):
+                if coming or tier.holds(form.key):
+                    self._writer.post(partial(tier.add_labels, form.key, spec.labels))
+
     def add_profile(self, spec: SegmentSpec, deviations: bytes) -> None:
         """See Residency.add_profile."""
         disks = [tier for tier in self._stack.written if isinstance(tier, DiskTier)]

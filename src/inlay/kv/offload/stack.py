@@ -22,6 +22,7 @@ from inlay.workpool import WorkPool
 
 NEVER_SEEN, EVICTED, LATE, EXPIRED = "never seen", "evicted", "late", "expired"
 _MOST = 4096  # remembered segments, 0.4 KiB each
+_MOST_LABELLED = 65_536  # segments whose labels are remembered, 0.3 KiB each
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +177,7 @@ class TierStack:
         self._model = model
         self._known: OrderedDict[bytes, SegmentSpec] = OrderedDict()  # written or read below, latest last
         self._known_tokens = 0
+        self._labels: OrderedDict[bytes, tuple[bytes, ...]] = OrderedDict()  # by lossless key, latest last
         self._knowing = threading.Lock()
 
     @property
@@ -206,7 +208,29 @@ class TierStack:
         """Return the record of a segment for the tiers. ``known`` lists the segment from now on."""
         self._know(spec.lossless)
         state = () if self.states is None else self.states.layout
-        return SegmentRecord.of(spec, self.store.keys, self.memory.layers, self._model, state)
+        record = SegmentRecord.of(spec, self.store.keys, self.memory.layers, self._model, state)
+        return replace(record, labels=self.labels(spec))
+
+    def labels(self, spec: SegmentSpec) -> tuple[bytes, ...]:
+        """Return the labels of a segment: its own, and those of equal segments that this process has read."""
+        with self._knowing:
+            return tuple(dict.fromkeys((*spec.labels, *self._labels.get(spec.lossless.key, ()))))
+
+    def add_labels(self, spec: SegmentSpec) -> bool:
+        """Add the labels of a segment that is read. Returns True if any of them is new to this process.
+
+        Equal text of several schemas is one segment. It has the labels of them all, so that each can evict it.
+        """
+        key = spec.lossless.key
+        with self._knowing:
+            known = self._labels.get(key, ())
+            if all(label in known for label in spec.labels):
+                return False
+            self._labels[key] = tuple(dict.fromkeys((*known, *spec.labels)))
+            self._labels.move_to_end(key)
+            if len(self._labels) > _MOST_LABELLED:
+                self._labels.popitem(last=False)
+            return True
 
     def known(self) -> list[SegmentSpec]:
         """The segments that this process has written to the tiers or read from them; some may have left since."""

@@ -90,7 +90,8 @@ class Tier(Protocol):
     ``get``, ``put``, ``delete``, ``left_s``, ``find`` and ``refresh`` may block and run on background threads. All else
     never blocks. All methods are thread-safe.
 
-    Where a method has a body, it is that of a tier that is always sure, keeps no lifetimes and has no other writers.
+    Where a method has a body, it is that of a tier that is always sure, keeps no lifetimes, has no other writers and
+    keeps the labels of its records.
 
     Attributes:
         codec: the codec for segments from the pool. Segments from another tier keep their form.
@@ -154,6 +155,10 @@ class Tier(Protocol):
     def labelled(self, labels: Iterable[bytes]) -> list[TierEntry]:
         """The entries with any of these labels, as far as this process knows. The cost grows with their number."""
         ...
+
+    def add_labels(self, key: bytes, labels: Iterable[bytes]) -> None:
+        """Add labels to a segment, if it is there. May block."""
+        return
 
     def stats(self) -> TierStats: ...
 

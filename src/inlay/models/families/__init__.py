@@ -44,7 +44,8 @@ def family_of(config: PretrainedConfig) -> Family:
     unshared = unshared_of(config) if reason is None else None
     if unshared is None:
         raise ModelError(
-            f"models of type '{kind}' are not supported: {reason or _UNKNOWN}; `inlay models` lists those that are",
+            f"models of type '{kind}' are not supported: {reason or _UNKNOWN}; "
+            "`inlay models` lists the supported types",
             code="model.unknown_architecture",
         )
     return unshared

@@ -22,9 +22,15 @@ class GPT2(Family):
 
     def check(self, config: PretrainedConfig) -> None:
         """See Family.check. Rejects options that bypass the AttentionInterface."""
-        if getattr(config, "reorder_and_upcast_attn", False) or getattr(config, "add_cross_attention", False):
+        if getattr(config, "reorder_and_upcast_attn", False):
             raise ModelError(
-                "GPT-2 with reorder_and_upcast_attn or add_cross_attention is not supported",
+                "GPT-2 with reorder_and_upcast_attn is not supported; set it to false in config.json",
+                code="model.unsupported_setting",
+            )
+        if getattr(config, "add_cross_attention", False):
+            raise ModelError(
+                "GPT-2 with add_cross_attention is not supported, because it also attends to the text of an encoder; "
+                "give a GPT-2 without it",
                 code="model.unsupported_setting",
             )
         super().check(config)

@@ -60,7 +60,8 @@ class Mpt(Standard):
         """See Family.check. Stock code always uses ALiBi and ignores most of ``attn_config``."""
         if not config.attn_config.alibi:
             raise ModelError(
-                "MPT without ALiBi is not supported: transformers computes it with ALiBi all the same",
+                "MPT without ALiBi is not supported, because transformers computes it with ALiBi; give an MPT with "
+                "attn_config.alibi",
                 code="model.unsupported_setting",
             )
         super().check(config)

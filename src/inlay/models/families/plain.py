@@ -85,7 +85,7 @@ class Hunyuan(Standard):
     """Hunyuan. Keys have a norm with weights after the rotation. The router is one module deeper than elsewhere."""
 
     model_types = ("hunyuan_v1_dense", "hunyuan_v1_moe")
-    fixed = "keys are normed after their rotation, so no turn of the query can move them"
+    fixed = "keys are normed after their rotation, so a module is read only where it was encoded"
     unpacked = (*ROUTERS, "wg")
 
 
@@ -124,7 +124,7 @@ class Ministral3(Standard):
     """Ministral 3. Queries beyond the first training length are scaled; the probe's small positions do not show it."""
 
     model_types = ("ministral3",)
-    fixed = "queries are scaled by their position, so a score depends on more than the distance"
+    fixed = "queries are scaled by their position, so a module is read only where it was encoded"
 
 
 class NanoChat(Standard):

@@ -17,6 +17,16 @@ const title = (row) => (row.schema == null ? `part ${row.key.slice(0, 6)}` : row
 const group = (row) => row.schema ?? "Messages";
 const form = (row) => (row.context_tokens ? `behind ${count(row.context_tokens)} tokens` : "isolated");
 
+/** Rows by group, in the order of their first rows. The method of Map for this would need Chrome 117. */
+function grouped(rows) {
+  const groups = new Map();
+  for (const row of rows) {
+    if (!groups.has(group(row))) groups.set(group(row), []);
+    groups.get(group(row)).push(row);
+  }
+  return groups;
+}
+
 /** Columns and rows of a tile in the grid. */
 const spans = (tokens) => (tokens < 48 ? "s" : tokens < 192 ? "m" : tokens < 768 ? "l" : "xl");
 
@@ -39,7 +49,7 @@ export function Cache() {
     const found = (segments.data?.rows ?? []).filter((row) => `${group(row)} ${title(row)} ${row.key}`.toLowerCase().includes(wanted));
     return found.sort(ORDERS[order][1]);
   }, [segments.data, filter, order]);
-  const groups = order === "group" ? Map.groupBy(rows, group) : new Map([["", rows]]);
+  const groups = order === "group" ? grouped(rows) : new Map([["", rows]]);
   const clustered = segments.error?.code === "cluster.not_available";
   const selected = rows.find((row) => row.key === chosen);
   return html`

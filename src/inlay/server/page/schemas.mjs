@@ -100,7 +100,7 @@ function Versions({ schema }) {
   return html`<div class="scroll"><table>
       <thead><tr><th>Version</th><th>Created</th><th>sha256</th><th></th></tr></thead>
       <tbody>
-        ${schema.versions.toReversed().map(
+        ${[...schema.versions].reverse().map(
           (one) => html`<tr key=${one.version}>
             <td>${one.version}</td>
             <td>${when(one.created)}</td>

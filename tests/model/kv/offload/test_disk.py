@@ -129,6 +129,33 @@ def test_segments_are_found_by_their_labels_after_a_restart(tmp_path, index):
     assert held(again) == [0, 1]
 
 
+def test_added_labels_are_seen_by_other_processes_and_after_a_restart(tmp_path, monkeypatch):
+    monkeypatch.setattr(disk, "LOOK_S", 0.0)
+    spec, (added, _) = spec_of(1), labels_of(b"", "another")
+    with closing(DiskTier(tmp_path, 1 << 20)) as one, closing(DiskTier(tmp_path, 1 << 20)) as other:
+        one.add_labels(spec.key, [added])
+        assert one.labelled([added]) == [], "it is not there yet"
+        assert one.put(record_of(spec), slabs_of(spec))
+        one.add_labels(spec.key, [added])
+        other.refresh()
+        for tier in (one, other):
+            assert [entry.key for entry in tier.labelled([added])] == [spec.key]
+    with closing(DiskTier(tmp_path, 1 << 20)) as later:
+        assert [entry.key for entry in later.labelled([added])] == [spec.key]
+
+
+def test_file_that_cannot_be_removed_is_reported(tmp_path, caplog):
+    spec = spec_of(1)
+    with closing(DiskTier(tmp_path, 1 << 20)) as tier:
+        assert tier.put(record_of(spec), slabs_of(spec))
+        tier.path(spec.key).unlink()
+        assert tier.delete(spec.key)
+        assert caplog.text == "", "somebody else has removed it"
+        tier.path(spec.key).mkdir()
+        tier.delete(spec.key)
+        assert f"{tier.path(spec.key)} cannot be removed" in caplog.text
+
+
 def test_two_tiers_on_one_folder_see_each_others_changes(tmp_path, clock):
     one, other = filled(tmp_path, *SPECS[:2]), DiskTier(tmp_path, 1 << 30)
     assert one.put(record_of(SPECS[2]), slabs_of(SPECS[2]))

@@ -20,8 +20,8 @@ from inlay_lab.eval.setting import REFERENCE, Setting
 Row = dict[str, Any]
 
 
-def measure_healing(llm: LLM, setting: Setting, progress: Callable[[int, int], None] | None = None) -> list[Row]:
-    """Ask every question ``setting.healing`` times; returns a row for each number of documents and repetition.
+def measure_repeated(llm: LLM, setting: Setting, progress: Callable[[int, int], None] | None = None) -> list[Row]:
+    """Ask every question ``setting.repeat`` times; returns a row for each number of documents and repetition.
 
     A repetition sends each prompt twice: for the answer, and for the distributions at the tokens of full prefill's
     answer.
@@ -31,10 +31,10 @@ def measure_healing(llm: LLM, setting: Setting, progress: Callable[[int, int], N
         progress: As in ``measure_modular_qa``.
     """
     rounds = [(documents, each) for documents in setting.counts for each in setting.rounds(documents)]
-    total, done = setting.healing * sum(len(each.cases) for _, each in rounds), 0
+    total, done = setting.repeat * sum(len(each.cases) for _, each in rounds), 0
     found: dict[tuple[int, int], list[Row]] = {}
     for documents, each in rounds:
-        for repetition, figures in enumerate(_repeat(llm, each, setting.healing), 1):
+        for repetition, figures in enumerate(_repeat(llm, each, setting.repeat), 1):
             found.setdefault((documents, repetition), []).extend(figures)
             done += len(figures)
             if progress is not None:
