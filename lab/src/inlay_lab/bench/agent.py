@@ -19,8 +19,8 @@ from typing import Any
 from inlay import LLM, SamplingParams
 from inlay.errors import ContextError, ParameterError
 from inlay.models.spec import dtype_name
-from inlay_lab.bench.decode.llama import why_not
-from inlay_lab.bench.llama_server import LlamaServer, find_server, llama_server
+from inlay_lab.bench.engines.gguf_file import why_not
+from inlay_lab.bench.engines.llama_server import LlamaServer, find_server, llama_server
 from inlay_lab.bench.machine import Progress, describe_machine
 
 #: The structure of Qwen's template: the system text, then each tool on a line of its own.

@@ -178,9 +178,9 @@ def decode(
 ) -> None:
     """One answer, token by token: inlay, stock transformers and llama.cpp; and what a step of ours is made of."""
     with told_loading("the libraries"):
-        from inlay_lab.bench.decode.measure import DecodeSetting, measure_decode
+        from inlay_lab.bench.decode import DecodeSetting, measure_decode
     from inlay.cli.output import token_progress
-    from inlay_lab.bench.decode.measure import DecodeSetting, measure_decode
+    from inlay_lab.bench.decode import DecodeSetting, measure_decode
 
     setting = DecodeSetting(
         model=model,

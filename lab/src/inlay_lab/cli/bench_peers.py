@@ -45,7 +45,7 @@ def peers(
 ) -> None:
     """Time first tokens, one answer, and many answers behind a shared prefix, in inlay and in other engines."""
     from inlay.cli.output import stdout_console, token_progress
-    from inlay_lab.bench.peers.measure import PeersSetting, measure_peers
+    from inlay_lab.bench.peers import PeersSetting, measure_peers
 
     setting = PeersSetting(
         model=model,

@@ -32,7 +32,8 @@ from inlay.models.spec import dtype_name
 from inlay.sampling.params import SamplingParams
 from inlay.sampling.sampler import PendingTokens
 from inlay.settings import check_choice
-from inlay_lab.bench.decode.llama import bytes_read, llama_answers, why_not
+from inlay_lab.bench.engines.gguf_file import bytes_read, why_not
+from inlay_lab.bench.engines.peer import llama_cpp
 from inlay_lab.bench.floor import Floor, Rates
 from inlay_lab.bench.machine import GB, Ceilings, Meter, Progress, Timing, describe_machine, in_turns, measure_ceilings
 from inlay_lab.bench.stock import another_fits, bytes_read_per_token, load_stock
@@ -72,6 +73,23 @@ def stock_loop(model: PreTrainedModel, prompt: list[int], tokens: int) -> tuple[
             last = model(last, use_cache=True, **cache).logits.argmax(-1)
             answer.append(int(last))
         return time.perf_counter() - started, tuple(answer)
+
+
+@contextmanager
+def llama_answers(
+    config: PretrainedConfig, prompt: list[int], tokens: int, quantization: str | None
+) -> Iterator[Meter]:
+    """A meter of llama.cpp on a random model of the same shape. Raises ModelError."""
+    longest, remedy = len(prompt) + 1 + tokens, "leave it out with --baselines transformers"
+    with llama_cpp(config, longest, remedy, quantization=quantization) as peer:
+
+        def meter() -> float:
+            served = peer.serve([prompt], 1 + tokens, at=[0.0])
+            assert served is not None, "it has no time limit"
+            seconds = served["seconds"][0]
+            return seconds[-1] - seconds[0]
+
+        yield meter
 
 
 SHARES = ("plan", "attention", "linear", "sampling", "rest")
@@ -285,7 +303,7 @@ def _baselines(
         if reason := why_not(config, dtype, setting.quantization):
             left_out["llama.cpp"] = {"ms_per_token": None, "skipped": reason}
         else:
-            openers["llama.cpp"] = partial(llama_answers, config, setting.context, setting.tokens, setting.quantization)
+            openers["llama.cpp"] = partial(llama_answers, config, prompt, setting.tokens, setting.quantization)
     return openers, left_out
 
 
