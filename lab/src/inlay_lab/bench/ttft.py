@@ -54,6 +54,7 @@ from inlay_lab.bench.machine import (
 )
 from inlay_lab.bench.stock import another_fits, check_another_fits, exact_text, fit, load_stock, prefill
 from inlay_lab.bench.throughput.steps import Cost
+from inlay_lab.drawing import add_legend, figure_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -289,29 +290,24 @@ _CURVES = (
     ("ttft_ms", "inlay, modules cached", "#0072B2", "o"),
     ("bound_ms", "the new tokens alone, nothing cached", "#999999", "x"),
 )
-_FONT = 9.0
 
 
+@figure_style()
 def draw_ttft(result: dict[str, Any], path: Path) -> None:
     """Draw points and fits, linear on the left and logarithmic on the right. Raises ParameterError."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9.5, 4.0), layout="constrained")
+    figure = Figure(figsize=(9.5, 4.0))
     left, right = figure.subplots(1, 2)
     for axes in (left, right):
         _draw(axes, result)
-        axes.set_xlabel("prompt tokens", fontsize=_FONT)
-        axes.tick_params(labelsize=_FONT - 1)
-        axes.grid(color="#DDDDDD", linewidth=0.6)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
-    left.set_ylabel("time to first token, s", fontsize=_FONT)
+        axes.set_xlabel("prompt tokens")
+    left.set_ylabel("time to first token, s")
     left.set_ylim(bottom=0)
     right.set_xscale("log", base=2)
     right.set_yscale("log")
-    figure.suptitle(f"{result['model']}, {result['dtype']}, {result['machine']['threads']} threads", fontsize=_FONT + 1)
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=_FONT)
+    figure.suptitle(f"{result['model']}, {result['dtype']}, {result['machine']['threads']} threads")
+    add_legend(figure, 3)
     save(figure, path)
 
 
