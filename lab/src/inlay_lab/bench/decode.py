@@ -24,7 +24,7 @@ from inlay.client.llm import LLM
 from inlay.engine import core as engine
 from inlay.engine import forward
 from inlay.engine.unshared_runner import with_cache
-from inlay.errors import ContextError, ParameterError
+from inlay.errors import ContextError
 from inlay.models.few_rows import FewRows
 from inlay.models.interface import attention_implementation
 from inlay.models.linear import FrozenLinear
@@ -38,6 +38,7 @@ from inlay_lab.bench.floor import Floor, Rates
 from inlay_lab.bench.machine import GB, Ceilings, Meter, Progress, Timing, describe_machine, in_turns, measure_ceilings
 from inlay_lab.bench.stock import another_fits, bytes_read_per_token, load_stock
 from inlay_lab.bench.throughput.steps import Cost
+from inlay_lab.options import check_least
 
 _WARM_UP = 2  # tokens; a large model's first run may be its only timed one
 
@@ -201,9 +202,7 @@ class DecodeSetting:
     quick: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("context", "tokens", "runs"):
-            if getattr(self, name) < 1:
-                raise ParameterError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        check_least(1, context=self.context, tokens=self.tokens, runs=self.runs)
         for word in self.baselines:
             check_choice("baseline", word, BASELINES)
 

@@ -22,6 +22,7 @@ from inlay_lab.bench.engines.engine_process import ENGINES, Settings
 from inlay_lab.bench.engines.gguf_file import ARCHITECTURES, random_gguf
 from inlay_lab.bench.engines.peer import Peer
 from inlay_lab.bench.machine import Meter, Progress, describe_machine, in_turns
+from inlay_lab.options import check_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +53,7 @@ class PeersSetting:
     runs: int = 3
 
     def __post_init__(self) -> None:
-        for name in ("new", "tokens", "batch", "runs"):
-            if getattr(self, name) < 1:
-                raise ParameterError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if not self.cached or min(self.cached) < 1:
-            raise ParameterError("cached needs numbers of 1 or more")
+        check_least(1, cached=self.cached, new=self.new, tokens=self.tokens, batch=self.batch, runs=self.runs)
         for engine, python in self.engines.items():
             if engine not in ENGINES:
                 raise ParameterError(f"engine is '{engine}'; use one of {', '.join(ENGINES)}")

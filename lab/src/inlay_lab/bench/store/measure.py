@@ -19,7 +19,6 @@ from typing import Any
 
 from inlay.client.llm import LLM
 from inlay.client.local import InProcessClient
-from inlay.errors import ParameterError
 from inlay.kv.offload.disk import DiskTier
 from inlay.models.spec import dtype_name
 from inlay.pml import Prompt, Schema
@@ -30,6 +29,7 @@ from inlay_lab.bench.engines.gguf_file import why_not
 from inlay_lab.bench.engines.peer import Peer, llama_cpp
 from inlay_lab.bench.machine import Meter, clocked, describe_machine, in_turns
 from inlay_lab.bench.store.files import LikePool, drop_pages, read_through
+from inlay_lab.options import check_least
 
 BASELINES = ("disk", "safetensors", "llama.cpp")
 
@@ -59,8 +59,7 @@ class StoreSetting:
     baselines: tuple[str, ...] = BASELINES
 
     def __post_init__(self) -> None:
-        if self.tokens < 1 or self.runs < 1:
-            raise ParameterError(f"tokens is {self.tokens} and runs is {self.runs}; both must be at least 1")
+        check_least(1, tokens=self.tokens, runs=self.runs)
         for word in self.baselines:
             check_choice("baseline", word, BASELINES)
 

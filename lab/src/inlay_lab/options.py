@@ -1,0 +1,18 @@
+"""Checks of options that many commands have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from inlay.errors import ParameterError
+
+
+def check_least(least: int, /, **options: int | Sequence[int] | None) -> None:
+    """Raise ParameterError if an option is too small, or one number of a list. None is not checked."""
+    for name, value in options.items():
+        numbers = [value] if isinstance(value, int) else value
+        if numbers is not None and not numbers:
+            raise ParameterError(f"{name} is empty; give at least one number")
+        for number in numbers or ():
+            if number < least:
+                raise ParameterError(f"{name} is {number}; it must be at least {least}")
