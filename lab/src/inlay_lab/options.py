@@ -1,10 +1,18 @@
-"""Checks of options that many commands have."""
+"""Options that many commands have: numbers in a text, and the least value."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from inlay.errors import ParameterError
+
+
+def floats(option: str, text: str, example: str) -> tuple[float, ...]:
+    """The numbers in a text, separated by commas. Raises ParameterError."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ParameterError(f"{option} is '{text}'; write a number, or several with commas: {example}") from None
 
 
 def check_least(least: int, /, **options: int | Sequence[int] | None) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from inlay.cli.options import AsJson, DType, KVMemory, Model, Quantization, Threads, Weights, words
-from inlay.cli.output import told_loading
+from inlay.cli.output import report_folder, token_progress, told_loading
 from inlay.errors import ParameterError
 from inlay.wording import clip
 
@@ -73,7 +73,6 @@ def reading(
     as_json: AsJson = False,
 ) -> None:
     """Compare answers to questions about real passages under reuse policies with those of full prefill."""
-    from inlay.cli.output import report_folder, token_progress
 
     with told_loading("the libraries"):
         from inlay.client.llm import LLM
