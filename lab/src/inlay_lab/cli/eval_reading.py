@@ -12,6 +12,7 @@ from inlay.cli.options import AsJson, DType, KVMemory, Model, Quantization, Thre
 from inlay.cli.output import report_folder, token_progress, told_loading
 from inlay.errors import ParameterError
 from inlay.wording import clip
+from inlay_lab.reports import write_texts
 
 
 def reading(
@@ -102,8 +103,7 @@ def reading(
 
     def write(result: dict[str, Any]) -> None:
         if report is not None:
-            (report / "reading.json").write_text(json.dumps(result) + "\n", encoding="utf-8")
-            (report / "reading.md").write_text(table(result) + "\n", encoding="utf-8")
+            write_texts(report, {"reading.json": json.dumps(result), "reading.md": table(result)})
 
     with token_progress("questions") as progress:
         result = measure_reading(
