@@ -115,7 +115,7 @@ def test_llama_cpp_serves_in_batches_with_one_copy_of_the_prefix(
             assert seconds == sorted(seconds)
             assert seconds[0] > arrived
         assert served["peak_batch"] == 4 or rate is not None
-        assert llama.engine.serve(prompts, at, 4, 0.0) is None, "it is late"
+    assert llama.engine.serve(prompts, at, 4, 0.0) is None, "it is late"
 
 
 def test_llama_cpp_that_cannot_load_its_file_is_one_sentence(stand_ins: None, monkeypatch: pytest.MonkeyPatch) -> None:
