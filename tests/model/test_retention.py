@@ -98,9 +98,8 @@ def test_invalid_lifetime_is_rejected_before_the_schema_is_added():
 
 
 @pytest.mark.parametrize("salt", [None, "mine"])
-def test_schema_that_is_read_in_place_expires_with_its_text(monkeypatch, salt):
+def test_schema_that_is_read_in_place_expires_with_its_text(clock, salt):
     """Under exact, each request restarts the lifetime of the schema's text, and no text of another schema ends."""
-    clock = Clock(monkeypatch)
     llm = make("off")
     llm.add_schema(SCHEMA, encode=False, cache_salt=salt, ttl="5m")
     lasting = Schema.from_string('<schema name="t">Of other text. <module name="c">It has no end.</module></schema>')
@@ -113,11 +112,11 @@ def test_schema_that_is_read_in_place_expires_with_its_text(monkeypatch, salt):
     for _ in range(2):
         whole, others = cached(), cached(other)
     assert min(whole, others) > 30
-    clock.now += 299
+    clock.advance(299)
     assert cached() == whole
-    clock.now += 299
+    clock.advance(299)
     assert cached() == whole, "it began anew with the prompt that read it"
-    clock.now += 301
+    clock.advance(301)
     answer(llm, "Something else, since lifetimes are looked at when requests come.")
     assert cached(other) == others, "that schema has no lifetime"
     assert cached() == 0

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -158,7 +158,7 @@ def others(asked: Any, device: Any, name: str, column: str, found: list[Asked]) 
     """Open another engine's column: a function from batch size to column. Raises ModelError."""
     from inlay_lab.bench.stock import load_stock
     from inlay_lab.bench.throughput.columns import Continuous
-    from inlay_lab.bench.throughput.vllm import Vllm
+    from inlay_lab.bench.throughput.engine_column import vllm_column
 
     on_device = column == "transformers"
     model = load_stock(name, dtype_of(asked), str(device) if on_device else "cpu")
@@ -166,7 +166,7 @@ def others(asked: Any, device: Any, name: str, column: str, found: list[Asked]) 
         yield lambda batch: Continuous(model, batch)
         return
     longest = max(one.workload.longest for one in found)
-    with closing(Vllm(model, most=max(asked.batch), longest=longest)) as vllm:
+    with vllm_column(model, most=max(asked.batch), longest=longest) as vllm:
         yield lambda batch: vllm
 
 

@@ -17,16 +17,14 @@ from inlay.attention.registry import get_backend
 from inlay.client.llm import LLM
 from inlay.engine import core as engine
 from inlay.engine import forward
-from inlay.errors import CapacityError, ContextError, ModelError, ParameterError
+from inlay.errors import CapacityError, ContextError, ParameterError
 from inlay.models.load import load_model
 from inlay.models.shapes import SHAPES
 from inlay_lab.bench import stock, ttft
-from inlay_lab.bench.decode import llama
-from inlay_lab.bench.decode.llama import ARCHITECTURES, write_gguf
-from inlay_lab.bench.decode.measure import SHARES, DecodeSetting, measure_decode, step_shares, stock_loop, stream
+from inlay_lab.bench.decode import SHARES, DecodeSetting, measure_decode, step_shares, stock_loop, stream
 from inlay_lab.bench.encode import EncodeSetting, compute, encode, measure_encode, module_ids
+from inlay_lab.bench.engines.gguf_file import ARCHITECTURES, bytes_read, why_not, write_gguf
 from inlay_lab.bench.ttft import Setting, TTFTSetting, draw_ttft, measure_ttft
-from inlay_lab.bench.ttft_llama import llama_first_tokens
 from tests.conftest import CONFIGS, tiny
 
 pytestmark = pytest.mark.long
@@ -78,7 +76,7 @@ def test_weights_are_counted_without_loading_them(shape):
         assert read == pytest.approx(decoder * of_ours + table, rel=0.02)
         if shape != "tiny":
             expected = decoder * of_llama + table * 34 / 32
-            assert llama.bytes_read(config, quantization) == pytest.approx(expected, rel=0.01)
+            assert bytes_read(config, quantization) == pytest.approx(expected, rel=0.01)
 
 
 def test_too_little_memory_for_the_stock_model_is_one_sentence(monkeypatch):
@@ -116,7 +114,7 @@ def test_decode_json():
 
 @pytest.mark.usefixtures("quick_model")
 def test_models_too_large_together_run_one_after_another(monkeypatch):
-    monkeypatch.setattr("inlay_lab.bench.decode.measure.another_fits", lambda *arguments: False)
+    monkeypatch.setattr("inlay_lab.bench.decode.another_fits", lambda *arguments: False)
     setting = DecodeSetting(model=TINY, context=8, tokens=2, baselines=("transformers",), runs=1, quick=True)
     result = measure_decode(setting)
     assert result["in_turns"] is False
@@ -153,14 +151,14 @@ def test_reason_for_skipping_llama_cpp(monkeypatch):
     config = tiny("llama").model.config
     gpt2 = tiny("gpt2").model.config
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert llama.why_not(config, "bfloat16") == "not installed; run: pip install llama-cpp-python gguf"
+    assert why_not(config, "bfloat16") == "not installed; run: pip install llama-cpp-python gguf"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    assert llama.why_not(config, "bfloat16") is None
-    assert llama.why_not(config, "float32") == "its file is bf16, and the model is float32"
-    assert llama.why_not(gpt2, "bfloat16") == "this benchmark writes no GGUF of type 'gpt2'"
+    assert why_not(config, "bfloat16") is None
+    assert why_not(config, "float32") == "its file is bf16, and the model is float32"
+    assert why_not(gpt2, "bfloat16") == "this benchmark writes no GGUF of type 'gpt2'"
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=10))
-    assert "and " in str(llama.why_not(config, "bfloat16"))
-    assert "GB free" in str(llama.why_not(config, "bfloat16"))
+    assert "and " in str(why_not(config, "bfloat16"))
+    assert "GB free" in str(why_not(config, "bfloat16"))
 
 
 @pytest.mark.usefixtures("quick_model")
@@ -174,38 +172,37 @@ def test_skipped_column_has_a_reason(monkeypatch):
     assert cell["skipped"].startswith(reason)
 
 
-@pytest.mark.skipif(not HAS_LLAMA, reason="llama-cpp-python and gguf are not installed")
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
-def test_llama_cpp_runs_the_same_shape(name, tmp_path):
-    from gguf import GGUFReader
-
+def test_random_file_for_llama_cpp_has_the_models_shape(name, tmp_path):
+    gguf = pytest.importorskip("gguf")
     settings = dict(CONFIGS[name][1]) | {"hidden_size": 128, "intermediate_size": 96}  # heads of 32
     config = AutoConfig.for_model(CONFIGS[name][0], **settings)
     assert config.model_type in ARCHITECTURES
     file = tmp_path / "random.gguf"
     write_gguf(config, file)
-    counted = sum(int(tensor.n_elements) for tensor in GGUFReader(file).tensors)
+    counted = sum(int(tensor.n_elements) for tensor in gguf.GGUFReader(file).tensors)
     assert 2 * counted == stock.weight_bytes(config, torch.bfloat16)
     write_gguf(config, file, "int4")
-    kinds = {tensor.name: tensor.tensor_type.name for tensor in GGUFReader(file).tensors}
+    kinds = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(file).tensors}
     assert kinds["token_embd.weight" if config.tie_word_embeddings else "output.weight"] == "Q8_0"
     assert kinds["blk.0.ffn_up.weight"] == "Q4_0"
-    with llama.llama_answers(config, context=6, tokens=3, quantization="int4") as meter:
-        assert meter() > 0
-    with llama.llama_answers(config, context=6, tokens=3) as meter:
-        assert meter() > 0
-        assert meter() > 0
 
 
-@pytest.mark.skipif(not HAS_LLAMA, reason="llama-cpp-python and gguf are not installed")
-def test_llama_cpp_gives_first_tokens_of_whole_and_held_prompts():
-    settings = dict(CONFIGS["llama"][1]) | {"hidden_size": 128, "intermediate_size": 96}
-    config = AutoConfig.for_model("llama", **settings)
-    with llama_first_tokens(config, 40, "int8") as first_tokens:
-        for cached, new in ((16, 4), (30, 8), (16, 4)):
-            meters = first_tokens.meters(cached, new)
-            assert list(meters) == ["llama_ms", "llama_held_ms"]
-            assert all(meter() > 0 for meter in (*meters.values(), *meters.values()))
+def test_llama_cpp_is_a_column_of_decode(stand_ins):
+    pytest.importorskip("gguf")
+    setting = DecodeSetting(model=TINY, dtype="bfloat16", context=8, tokens=4, baselines=("llama.cpp",), quick=True)
+    result = measure_decode(setting)
+    assert set(result["columns"]) == {"inlay", "llama.cpp"}
+    assert result["columns"]["llama.cpp"]["ms_per_token"] > 0
+
+
+def test_llama_cpp_gives_first_tokens_of_whole_and_held_prompts(stand_ins):
+    pytest.importorskip("gguf")
+    rows = (Setting(16, 8), Setting(32, 8))
+    setting = TTFTSetting(model=TINY, dtype="bfloat16", rows=rows, runs=1, baselines=("llama.cpp",), quick=True)
+    result = measure_ttft(setting)
+    assert result["left_out"] == {}
+    assert all(row[name] > 0 for row in result["rows"] for name in ("llama_ms", "llama_held_ms"))
 
 
 def test_ttft_gives_the_reason_for_skipping_llama_cpp(monkeypatch):
@@ -214,14 +211,6 @@ def test_ttft_gives_the_reason_for_skipping_llama_cpp(monkeypatch):
     result = measure_ttft(setting)
     assert result["left_out"] == {"llama.cpp": "not here"}
     assert "llama_ms" not in result["rows"][0]
-
-
-@pytest.mark.skipif(not HAS_LLAMA, reason="llama-cpp-python and gguf are not installed")
-def test_unreadable_llama_cpp_file_is_one_sentence(monkeypatch):
-    monkeypatch.setattr(llama, "write_gguf", lambda config, path, quantization: path.write_bytes(b"no model"))
-    sentence = r"llama\.cpp cannot load the model; leave it out with --baselines transformers"
-    with pytest.raises(ModelError, match=sentence), llama.llama_answers(tiny("llama").model.config, 4, 4):
-        pass
 
 
 def test_encoding_stores_the_stock_models_values(fp32):

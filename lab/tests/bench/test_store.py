@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -11,17 +10,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import AutoConfig
 
 from inlay.errors import ModelError, ParameterError
+from inlay_lab.bench.engines.peer import llama_cpp
 from inlay_lab.bench.store.files import LikePool, cached_share, drop_pages, read_through
-from inlay_lab.bench.store.llama import llama_slot
-from inlay_lab.bench.store.measure import StoreSetting, measure_store
+from inlay_lab.bench.store.measure import LlamaSlot, StoreSetting, measure_store
 from tests.commands import run_file
-from tests.conftest import CONFIGS
+from tests.conftest import tiny
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "store.py"
-HAS_LLAMA = all(importlib.util.find_spec(package) for package in ("llama_cpp", "gguf"))
 IN_MEMORY = Path("/dev/shm")
 OURS = ["encoded", "store, cold", "store", "in the pool"]
 OTHERS = ["disk, cold", "disk", "load_file and copy, cold", "load_file and copy"]
@@ -100,19 +97,24 @@ def test_unavailable_measurements_are_left_out(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not HAS_LLAMA, reason="llama-cpp-python and gguf are not installed")
-def test_llama_cpp_slot_is_restored(tmp_path: Path):
-    settings = dict(CONFIGS["llama"][1]) | {"hidden_size": 128, "intermediate_size": 96}
-    config = AutoConfig.for_model("llama", **settings)
-    with llama_slot(config, tmp_path / "slot", tokens=30, new=4) as slot:
-        assert slot.bytes == slot.file.stat().st_size
-        assert slot.held() > 0  # after the saved sequence
-        answer = slot.token
+def test_llama_cpp_has_rows(on_disk: Path, stand_ins: None, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("gguf")
+    monkeypatch.setattr("inlay_lab.bench.store.measure.why_not", lambda *arguments: None)  # its file is never fp32
+    rows = {row["name"]: row for row in measured(on_disk, baselines=("llama.cpp",))["rows"]}
+    slots = ["llama.cpp, slot, cold", "llama.cpp, slot"]
+    assert list(rows) == [*OURS, "llama.cpp, computed", *slots, "llama.cpp, held"]
+    for name in slots:
+        assert 0 < rows[name]["reading_ms"] < rows[name]["first_token_ms"]
+
+
+def test_llama_cpp_slot_that_is_broken_is_one_sentence(tmp_path: Path, stand_ins: None):
+    pytest.importorskip("gguf")
+    with llama_cpp(tiny("llama").model.config, 40, "leave it out") as peer:
+        slot = LlamaSlot(peer, tmp_path / "slot", list(range(34)), 30)
         whole, reading = slot.loaded()
-        assert (slot.token, 0 < reading < whole) == (answer, True)
-        assert slot.computed() > 0
+        assert 0 < reading < whole
         slot.file.write_bytes(b"no slot")
-        with pytest.raises(ModelError, match=r"llama\.cpp cannot read .*slot; leave it out with --baselines"):
+        with pytest.raises(ModelError, match=r"llama\.cpp: .*cannot read .*slot; leave it out"):
             slot.loaded()
 
 
@@ -131,7 +133,7 @@ def test_the_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ({"tokens": 0}, "tokens is 0 and runs is 9; both must be at least 1"),
+        ({"tokens": 0}, "tokens is 0; it must be at least 1"),
         ({"baselines": ("tape",)}, "baseline is 'tape'; use one of disk, safetensors, llama.cpp"),
     ],
 )

@@ -152,7 +152,7 @@ def test_eviction_policies_side_by_side(capsys):
         ("--policy best", "there is no policy 'best'; use some of lru,"),
         ("--trace mine", "there is no trace 'mine'; use some of zipf,"),
         ("--capacity 0", "each must be above 0 and at most 100"),
-        ("--capacity few", "write percents with commas: 1,5,20"),
+        ("--capacity few", "--capacity is 'few'; write a number, or several with commas: 1,5,20"),
         ("--accesses 0", "it must be at least 1"),
         ("--token-ms -1", "they must be 0 or more"),
     ],

@@ -35,6 +35,12 @@ def test_answers_are_found_by_mode_and_case(path: Path):
         assert log.find(OTHER, ["a"]) is None
 
 
+def test_log_without_a_file_stores_nothing():
+    with AnswerLog(None, OF) as log:
+        log.add(MODE, ["a"], [{"said": "one a"}])
+        assert log.find(MODE, ["a"]) is None
+
+
 def test_truncated_line_is_dropped(path: Path):
     keep(path, "one")
     whole = path.read_bytes()

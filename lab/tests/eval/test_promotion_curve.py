@@ -9,8 +9,8 @@ import pytest
 
 from inlay import LLM, ParameterError
 from inlay.cli.main import main
-from inlay_lab.eval.repeated import measure_repeated
 from inlay_lab.eval.modular_qa import measure_modular_qa
+from inlay_lab.eval.repeated import measure_repeated
 from inlay_lab.eval.report import write_report
 from inlay_lab.eval.setting import Setting
 from tests.model.check.models import save, small_model

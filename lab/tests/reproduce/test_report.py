@@ -59,10 +59,10 @@ def test_failing_plot_loses_only_the_plot(tmp_path, caplog):
 
 def test_unwritable_report_is_one_sentence(tmp_path):
     (tmp_path / "report.md").mkdir()
-    with pytest.raises(ParameterError, match=r"--out: .*report.md cannot be written"):
+    with pytest.raises(ParameterError, match=r"--out .*report.md cannot be written"):
         write_report([entry()], Scale.QUICK, MACHINE, tmp_path)
     (tmp_path / "images").touch()
-    with pytest.raises(ParameterError, match=r"--out: .*one.png cannot be written"):
+    with pytest.raises(ParameterError, match=r"--out .*one.png cannot be written"):
         write_report([entry(draw=drawing)], Scale.QUICK, MACHINE, tmp_path)
 
 

@@ -21,7 +21,7 @@ def test_learned_positions_allow_no_shift():
     llm = LLM(tiny("gpt2"), kv_memory="16MiB")
     assert llm.positions_for("anchored") == "schema"
     assert llm.positions_for("exact") == llm.positions_for("off") == "packed"
-    with pytest.raises(ParameterError, match="gpt2 has learned positions, so a .* where it was encoded; use"):
+    with pytest.raises(ParameterError, match=r"gpt2 has learned positions, so a .* where it was encoded; use"):
         llm.positions_for("isolated", "packed")
 
 

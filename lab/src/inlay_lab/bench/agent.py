@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from inlay import LLM, SamplingParams
-from inlay.errors import ContextError, ParameterError
+from inlay.errors import ContextError
 from inlay.models.spec import dtype_name
-from inlay_lab.bench.decode.llama import why_not
-from inlay_lab.bench.llama_server import LlamaServer, find_server, llama_server
+from inlay_lab.bench.engines.gguf_file import why_not
+from inlay_lab.bench.engines.llama_server import LlamaServer, find_server, llama_server
 from inlay_lab.bench.machine import Progress, describe_machine
+from inlay_lab.options import check_least
 
 #: The structure of Qwen's template: the system text, then each tool on a line of its own.
 TEMPLATE = """\
@@ -71,9 +72,10 @@ class AgentSetting:
     llama_server: Path | None = None
 
     def __post_init__(self) -> None:
-        for name, least in {"turns": 1, "tools": 1, "tokens": 100 * self.tools, "new": 16, "thinking": 0}.items():
-            if getattr(self, name) < least:
-                raise ParameterError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        check_least(1, turns=self.turns, tools=self.tools)
+        check_least(100 * self.tools, tokens=self.tokens)
+        check_least(16, new=self.new)
+        check_least(0, thinking=self.thinking)
 
 
 @dataclass(frozen=True, slots=True)

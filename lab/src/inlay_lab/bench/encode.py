@@ -28,6 +28,7 @@ from inlay.models.spec import dtype_name
 from inlay.pml import Schema
 from inlay_lab.bench.machine import Progress, clocked, describe_machine, in_turns, measure_ceilings
 from inlay_lab.bench.stock import check_another_fits, exact_text, load_stock
+from inlay_lab.options import check_least
 
 _TRIAL = 16  # modules in each trial of a batch size, or one batch if that is more
 
@@ -54,10 +55,7 @@ class EncodeSetting:
     quick: bool = False
 
     def __post_init__(self) -> None:
-        sizes = {"modules": self.modules, "tokens": self.tokens, "batch": min(self.batches), "runs": self.runs}
-        for name, least in sizes.items():
-            if least < 1:
-                raise ParameterError(f"{name} is {least}; it must be at least 1")
+        check_least(1, modules=self.modules, tokens=self.tokens, batch=self.batches, runs=self.runs)
 
 
 def measure_encode(setting: EncodeSetting, progress: Progress | None = None) -> dict[str, Any]:

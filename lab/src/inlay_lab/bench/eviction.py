@@ -15,6 +15,7 @@ from typing import Any
 
 from inlay.errors import ParameterError
 from inlay.kv.policies import POLICIES, EvictionQueue, PassCost, Use
+from inlay_lab.options import check_least
 
 #: Called with the number of accesses done and their total.
 Progress = Callable[[int, int], None]
@@ -63,8 +64,7 @@ class EvictionSetting:
             for name in named:
                 if name not in known:
                     raise ParameterError(f"there is no {what} '{name}'; use some of {', '.join(known)}")
-        if self.accesses < 1:
-            raise ParameterError(f"--accesses is {self.accesses}; it must be at least 1")
+        check_least(1, accesses=self.accesses)
         if not all(0 < capacity <= 100 for capacity in self.capacities):
             raise ParameterError("--capacity has percents of the trace's tokens; each must be above 0 and at most 100")
 

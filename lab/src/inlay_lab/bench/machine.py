@@ -168,6 +168,19 @@ def most_operations(dtype: str) -> float:
     return _MOST_S * 2 * _PROBE**3 / seconds
 
 
+@cache
+def fast_dtype() -> str:
+    """Return "bfloat16" or "float32", by the time of a small square product in PyTorch.
+
+    Without bf16 instructions, PyTorch's bf16 products are some ten times slower than its fp32 products. Stock models in
+    bf16 would flatter inlay there, because its own kernels widen bf16.
+    """
+    squares = {name: torch.randn(_PROBE, _PROBE).to(dtype) for name, dtype in DTYPES.items()}
+    with torch.inference_mode():
+        timed = in_turns({name: clocked(partial(torch.mm, each, each)) for name, each in squares.items()}, 5)
+    return min(timed, key=lambda name: timed[name].fastest)
+
+
 class CacheFlush:
     """Evicts everything else from the processor's caches, by reading a tensor larger than they are.
 

@@ -30,7 +30,6 @@ from typing import Any
 
 from inlay.client.llm import LLM
 from inlay.config import SPECULATIONS
-from inlay.errors import ParameterError
 from inlay.models.spec import dtype_name
 from inlay.sampling.params import SamplingParams
 from inlay.settings import check_choice
@@ -39,6 +38,7 @@ from inlay_lab.bench.machine import Meter, Progress, describe_machine, in_turns
 from inlay_lab.eval.documents import write_documents
 from inlay_lab.eval.reading_data import read_data
 from inlay_lab.eval.words import Split, Words
+from inlay_lab.options import check_least
 
 TASKS = ("quotes", "code", "agent", "story")
 
@@ -74,8 +74,8 @@ class SpeculationSetting:
     def __post_init__(self) -> None:
         for task in self.tasks:
             check_choice("task", task, TASKS)
-        if min(self.runs, self.prompts, *self.batches) < 1 or self.tokens < 2:
-            raise ParameterError("bench speculation needs runs, prompts and batches ≥ 1, and at least 2 tokens")
+        check_least(1, runs=self.runs, prompts=self.prompts, batch=self.batches)
+        check_least(2, tokens=self.tokens)
 
 
 @dataclass(frozen=True)

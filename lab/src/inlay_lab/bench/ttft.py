@@ -39,7 +39,8 @@ from inlay.policy import ReusePolicy
 from inlay.sampling.params import SamplingParams
 from inlay.settings import check_choice
 from inlay.types import RequestOutput
-from inlay_lab.bench.decode.llama import why_not
+from inlay_lab.bench.engines.gguf_file import why_not
+from inlay_lab.bench.engines.peer import Peer, llama_cpp
 from inlay_lab.bench.floor import Rates
 from inlay_lab.bench.machine import (
     Meter,
@@ -53,7 +54,7 @@ from inlay_lab.bench.machine import (
 )
 from inlay_lab.bench.stock import another_fits, check_another_fits, exact_text, fit, load_stock, prefill
 from inlay_lab.bench.throughput.steps import Cost
-from inlay_lab.bench.ttft_llama import LlamaFirstTokens, llama_first_tokens
+from inlay_lab.drawing import add_legend, figure_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -183,9 +184,10 @@ def _why_no_llama(setting: TTFTSetting, llm: LLM, dtype: str) -> str | None:
     return None if another_fits(config, llm.loaded.model.dtype) else "there is no memory for one more model"
 
 
-def _llama(setting: TTFTSetting, llm: LLM) -> AbstractContextManager[LlamaFirstTokens]:
+def _llama(setting: TTFTSetting, llm: LLM) -> AbstractContextManager[Peer]:
     longest = max(row.cached + row.new for row in setting.rows if _timed(row, setting))
-    return llama_first_tokens(llm.loaded.model.config, longest, setting.quantization)
+    remedy = "leave it out with --baselines transformers"
+    return llama_cpp(llm.loaded.model.config, longest + 1, remedy, quantization=setting.quantization)
 
 
 def _timed(row: Setting, setting: TTFTSetting) -> bool:
@@ -194,7 +196,7 @@ def _timed(row: Setting, setting: TTFTSetting) -> bool:
 
 
 def _measure(
-    llm: LLM, stock: PreTrainedModel | None, llama: LlamaFirstTokens | None, row: Setting, setting: TTFTSetting
+    llm: LLM, stock: PreTrainedModel | None, llama: Peer | None, row: Setting, setting: TTFTSetting
 ) -> dict[str, Any]:
     schema, prompt = workload(llm, f"bench-{row.cached}-{row.new}", row)
     llm.reset_prefix_cache()
@@ -216,7 +218,9 @@ def _measure(
     if stock is not None and _timed(row, setting):
         meters["full_prefill_ms"] = clocked(partial(prefill, stock, torch.tensor([warm.prompt_token_ids])))
     if llama is not None and _timed(row, setting):
-        meters |= llama.meters(cached, new)
+        ids = list(warm.prompt_token_ids)
+        meters["llama_ms"] = partial(llama.first_token, ids)
+        meters["llama_held_ms"] = partial(llama.first_token, ids, cached)
     counts = {"cached": cached, "new": new} | ({"repaired": recomputed} if recomputed else {})
     return counts | _cells(in_turns(meters, setting.runs))
 
@@ -286,29 +290,24 @@ _CURVES = (
     ("ttft_ms", "inlay, modules cached", "#0072B2", "o"),
     ("bound_ms", "the new tokens alone, nothing cached", "#999999", "x"),
 )
-_FONT = 9.0
 
 
+@figure_style()
 def draw_ttft(result: dict[str, Any], path: Path) -> None:
     """Draw points and fits, linear on the left and logarithmic on the right. Raises ParameterError."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9.5, 4.0), layout="constrained")
+    figure = Figure(figsize=(9.5, 4.0))
     left, right = figure.subplots(1, 2)
     for axes in (left, right):
         _draw(axes, result)
-        axes.set_xlabel("prompt tokens", fontsize=_FONT)
-        axes.tick_params(labelsize=_FONT - 1)
-        axes.grid(color="#DDDDDD", linewidth=0.6)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
-    left.set_ylabel("time to first token, s", fontsize=_FONT)
+        axes.set_xlabel("prompt tokens")
+    left.set_ylabel("time to first token, s")
     left.set_ylim(bottom=0)
     right.set_xscale("log", base=2)
     right.set_yscale("log")
-    figure.suptitle(f"{result['model']}, {result['dtype']}, {result['machine']['threads']} threads", fontsize=_FONT + 1)
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=_FONT)
+    figure.suptitle(f"{result['model']}, {result['dtype']}, {result['machine']['threads']} threads")
+    add_legend(figure, 3)
     save(figure, path)
 
 

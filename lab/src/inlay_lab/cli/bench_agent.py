@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from inlay.cli.options import AsJson, DType, Model, Quantization, Quick, Threads
-from inlay_lab.cli.bench_tables import make_table
+from inlay.cli.output import token_progress
+from inlay_lab.cli.bench_tables import make_table, show
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,7 +36,6 @@ def agent(
     as_json: AsJson = False,
 ) -> None:
     """Play an agent with scripted answers, under exact and modular reuse, and on llama.cpp's server if there is one."""
-    from inlay.cli.output import stdout_console, token_progress
     from inlay_lab.bench.agent import AgentSetting, measure_agent
 
     sizes = {"turns": turns, "tools": tools, "tokens": tokens, "added_at": added_at, "moved_at": moved_at, "new": new}
@@ -47,15 +46,9 @@ def agent(
     )
     with token_progress("turns") as progress:
         result = measure_agent(setting, progress) | {"quick": quick}
-    if as_json:
-        print(json.dumps(result))
-        return
-    console = stdout_console()
-    for name, columns in result["runs"].items():
-        console.print(f"\n[bold]{_TITLES[name]}[/bold]", highlight=False)
-        console.print(_table(result["prompt_tokens"][name], columns))
-    if result["without_llama"]:
-        console.print(f"\nllama-server: {result['without_llama']}", highlight=False, soft_wrap=True)
+    tables = ((_TITLES[name], _table(result["prompt_tokens"][name], each)) for name, each in result["runs"].items())
+    notes = [f"\nllama-server: {result['without_llama']}"] if result["without_llama"] else []
+    show(result, tables, as_json, notes)
 
 
 def _table(lengths: list[int], columns: dict[str, Any]) -> Table:

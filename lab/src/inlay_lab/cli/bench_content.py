@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from inlay.cli.options import AsJson, DType, KVMemory, Model, Quantization, Quick, Threads, Weights
-from inlay_lab.cli.bench_tables import make_table
+from inlay.cli.output import token_progress
+from inlay_lab.cli.bench_tables import make_table, show
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -38,7 +38,6 @@ def content(
     as_json: AsJson = False,
 ) -> None:
     """Ask prompts with repeated text under exact reuse, with marks, and without marks under find="content"."""
-    from inlay.cli.output import stdout_console, token_progress
     from inlay.settings import parse_bytes
     from inlay_lab.bench.content import ContentSetting, measure_content
     from inlay_lab.bench.content_prompts import Sizes
@@ -57,15 +56,10 @@ def content(
     )
     with token_progress("prompts") as progress:
         result = measure_content(setting, progress) | {"quick": quick}
-    if as_json:
-        print(json.dumps(result))
-        return
-    console = stdout_console()
-    console.print(_table(result["rows"]))
     shares = {"of the tokens that marks read": "of_marks", "of those beyond exact prefixes": "of_marks_beyond_exact"}
-    for words, name in shares.items():
-        if result[name] is not None:
-            console.print(f"content reads {result[name]:.0%} {words}", highlight=False)
+    given = {words: result[name] for words, name in shares.items() if result[name] is not None}
+    notes = [f"content reads {share:.0%} {words}" for words, share in given.items()]
+    show(result, [(f"{prompts:,} prompts of {workload}", _table(result["rows"]))], as_json, notes)
 
 
 def _table(rows: dict[str, dict[str, Any]]) -> Table:

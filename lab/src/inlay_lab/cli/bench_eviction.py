@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from inlay.cli.options import AsJson, Quick, words
+from inlay.cli.output import token_progress
 from inlay.errors import ParameterError
 from inlay.kv.policies import POLICIES, PassCost
-from inlay_lab.cli.bench_tables import make_table
+from inlay_lab.cli.bench_tables import make_table, show
+from inlay_lab.options import floats
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -30,14 +31,13 @@ def eviction(
     as_json: AsJson = False,
 ) -> None:
     """Eviction policies on traces of prompts: the share of tokens found in the pool, and the prefill that saves."""
-    from inlay.cli.output import stdout_console, token_progress
     from inlay_lab.bench.eviction import EvictionSetting, measure_eviction
 
     if min(token_ms, pair_ns) < 0:
         raise ParameterError("--token-ms and --pair-ns are times; they must be 0 or more")
     setting = EvictionSetting(
         accesses=min(accesses, 2000) if quick else accesses,
-        capacities=_percents(capacity),
+        capacities=floats("--capacity", capacity, "1,5,20"),
         policies=words(policy),
         traces=words(trace),
         cost=PassCost(token_ms / 1e3, pair_ns / 1e9),
@@ -45,15 +45,8 @@ def eviction(
     )
     with token_progress("evicting") as progress:
         result = measure_eviction(setting, progress) | {"quick": quick}
-    if as_json:
-        print(json.dumps(result))
-        return
-
-    console = stdout_console()
-    console.print(
-        f"{setting.accesses:,} prompts: tokens found, and seconds of prefill that they saved", highlight=False
-    )
-    console.print(_table(result, setting.policies))
+    title = f"{setting.accesses:,} prompts: tokens found, and seconds of prefill that they saved"
+    show(result, [(title, _table(result, setting.policies))], as_json)
 
 
 def _table(result: dict[str, Any], policies: tuple[str, ...]) -> Table:
@@ -63,10 +56,3 @@ def _table(result: dict[str, Any], policies: tuple[str, ...]) -> Table:
         found = (f"{cell['hit_ratio']:.1%} {cell['saved_s']:,.0f} s" for cell in cells)
         table.add_row(row["trace"], f"{row['capacity']:g}%", *found)
     return table
-
-
-def _percents(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise ParameterError(f"--capacity is '{text}'; write percents with commas: 1,5,20") from None

@@ -24,7 +24,7 @@ from inlay.cli.options import (
     counts,
     words,
 )
-from inlay.cli.output import told_loading
+from inlay.cli.output import token_progress, told_loading
 from inlay.errors import ParameterError
 from inlay_lab.cli.bench_tables import make_table, number, show
 
@@ -68,8 +68,6 @@ def attention(
         raise ParameterError("--plot draws table3, figure3 and figure4; add one of them to --part, or drop --plot")
     with told_loading("the libraries"):
         from inlay_lab.bench.attention.measure import AttentionSetting, measure_attention
-    from inlay.cli.output import token_progress
-    from inlay_lab.bench.attention.measure import AttentionSetting, measure_attention
 
     base = AttentionSetting(parts=words(part), dtypes=words(dtype), columns=words(columns), backend=backend, runs=runs)
     setting = base.small() if quick else base
@@ -178,9 +176,7 @@ def decode(
 ) -> None:
     """One answer, token by token: inlay, stock transformers and llama.cpp; and what a step of ours is made of."""
     with told_loading("the libraries"):
-        from inlay_lab.bench.decode.measure import DecodeSetting, measure_decode
-    from inlay.cli.output import token_progress
-    from inlay_lab.bench.decode.measure import DecodeSetting, measure_decode
+        from inlay_lab.bench.decode import DecodeSetting, measure_decode
 
     setting = DecodeSetting(
         model=model,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inlay.cli.options import AsJson, Model, Runs, Threads, counts
+from inlay.cli.output import token_progress
 from inlay.errors import ParameterError
-from inlay_lab.cli.bench_tables import make_table, number
+from inlay_lab.cli.bench_tables import make_table, number, show
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -44,8 +44,7 @@ def peers(
     as_json: AsJson = False,
 ) -> None:
     """Time first tokens, one answer, and many answers behind a shared prefix, in inlay and in other engines."""
-    from inlay.cli.output import stdout_console, token_progress
-    from inlay_lab.bench.peers.measure import PeersSetting, measure_peers
+    from inlay_lab.bench.peers import PeersSetting, measure_peers
 
     setting = PeersSetting(
         model=model,
@@ -61,14 +60,9 @@ def peers(
     )
     with token_progress("rounds") as progress:
         result = measure_peers(setting, progress)
-    if as_json:
-        print(json.dumps(result))
-        return
-    console = stdout_console()
-    console.print(_table(result["columns"]))
-    for name, column in result["columns"].items():
-        if "skipped" in column:
-            console.print(f"{name} is left out: {column['skipped']}", highlight=False, soft_wrap=True, markup=False)
+    skipped = {name: column["skipped"] for name, column in result["columns"].items() if "skipped" in column}
+    notes = [f"{name} is left out: {reason}" for name, reason in skipped.items()]
+    show(result, [(f"{model}, {dtype}", _table(result["columns"]))], as_json, notes)
 
 
 def _parsed(text: str) -> tuple[str, Path]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from inlay.cli.options import AsJson, DType, Model, Quantization, Quick, Runs, Threads, Weights, counts, words
-from inlay.cli.output import told_loading
-from inlay_lab.cli.bench_tables import make_table, number
+from inlay.cli.output import token_progress, told_loading
+from inlay_lab.cli.bench_tables import make_table, number, show
 
 _NAMES = ("off_tokens_s", "lookup_tokens_s", "ratio", "accepted_share", "equal_answers", "answers")
 
@@ -39,8 +38,6 @@ def speculation(
     batches = counts("--batch", batch)
     with told_loading("the libraries"):
         from inlay_lab.bench.speculation import SpeculationSetting, measure_speculation
-    from inlay.cli.output import stdout_console, token_progress
-    from inlay_lab.bench.speculation import SpeculationSetting, measure_speculation
 
     setting = SpeculationSetting(
         model=model,
@@ -57,14 +54,9 @@ def speculation(
     )
     with token_progress("measuring") as progress:
         result = measure_speculation(setting, progress)
-    if as_json:
-        print(json.dumps(result))
-        return
     table = make_table(("task", "batch", *_NAMES))
     for row in result["rows"]:
         table.add_row(row["task"], number(row["batch"]), *(number(row[name]) for name in _NAMES))
-    console = stdout_console()
     machine = result["machine"]
     title = f"{result['model']}, {result['dtype']}, {machine['threads']} threads of {machine['cpu']}"
-    console.print(f"\n[bold]{title}[/bold]", highlight=False, soft_wrap=True)
-    console.print(table)
+    show(result, [(title, table)], as_json)

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-def show(result: dict[str, Any], tables: Iterable[tuple[str, Table]], as_json: bool) -> None:
-    """Print titled tables and the machine's peak rates, or with ``as_json`` only JSON."""
+def show(result: dict[str, Any], tables: Iterable[tuple[str, Table]], as_json: bool, notes: Iterable[str] = ()) -> None:
+    """Print titled tables, notes, and the machine's peak rates if they are known, or with ``as_json`` only JSON."""
     from inlay.cli.output import stdout_console
 
     if as_json:
@@ -23,7 +23,8 @@ def show(result: dict[str, Any], tables: Iterable[tuple[str, Table]], as_json: b
     for title, table in tables:
         console.print(f"\n[bold]{escape(title)}[/bold]", highlight=False, soft_wrap=True)
         console.print(table)
-    console.print(_ceilings(result), highlight=False, soft_wrap=True)
+    for note in (*notes, *([_ceilings(result)] if "ceilings" in result else [])):
+        console.print(note, highlight=False, soft_wrap=True, markup=False)
 
 
 def make_table(headings: Sequence[str]) -> Table:

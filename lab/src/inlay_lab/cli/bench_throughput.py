@@ -28,6 +28,7 @@ from inlay.cli.options import (
 from inlay.cli.output import told_loading
 from inlay.errors import ParameterError
 from inlay_lab.cli.bench_tables import make_table, number, show
+from inlay_lab.options import floats
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -109,7 +110,7 @@ def throughput(
     sizes |= {"clients": clients, "budget_s": budget_s}
     for name, text in (("prefixes", prefixes), ("documents", documents)):
         sizes[name] = None if text is None else counts(f"--{name}", text)
-    sizes["rates"] = None if rates is None else _numbers("--rates", rates, "0.5,1,2")
+    sizes["rates"] = None if rates is None else floats("--rates", rates, "0.5,1,2")
     sizes["hit_rates"] = None if hit_rates is None else _shares(hit_rates)
     with told_loading("the libraries"):
         from inlay_lab.bench.throughput.measure import measure_throughput
@@ -155,15 +156,8 @@ def _check_uses(given: Mapping[str, Any], parts: tuple[str, ...]) -> None:
         raise ParameterError(f"--against {', '.join(sorted(others))}: workloads are compared with off alone; drop it")
 
 
-def _numbers(option: str, text: str, example: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise ParameterError(f"{option} is '{text}'; write a number, or several with commas: {example}") from None
-
-
 def _shares(text: str) -> tuple[float, ...]:
-    return tuple(percent / 100 for percent in _numbers("--hit-rates", text, "0,50,90"))
+    return tuple(percent / 100 for percent in floats("--hit-rates", text, "0,50,90"))
 
 
 def _tell(news: News) -> None:

@@ -22,7 +22,7 @@ from inlay.cli.options import (
     counts,
     words,
 )
-from inlay.cli.output import told_loading
+from inlay.cli.output import token_progress, told_loading
 from inlay.errors import ParameterError
 from inlay_lab.cli.bench_tables import make_table, number, show
 
@@ -69,8 +69,6 @@ def ttft(
     check_plot(plot)
     with told_loading("the libraries"):
         from inlay_lab.bench.ttft import QUICK_SWEEP, SWEEP, Setting, TTFTSetting, measure_ttft
-    from inlay.cli.output import token_progress
-    from inlay_lab.bench.ttft import QUICK_SWEEP, SWEEP, Setting, TTFTSetting, measure_ttft
 
     if lengths is None and sweep:
         lengths = QUICK_SWEEP if quick else SWEEP
@@ -142,8 +140,6 @@ def encode(
     sizes = counts("--batches", batches)
     with told_loading("the libraries"):
         from inlay_lab.bench.encode import EncodeSetting, measure_encode
-    from inlay.cli.output import token_progress
-    from inlay_lab.bench.encode import EncodeSetting, measure_encode
 
     setting = EncodeSetting(
         model=model,

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from inlay.cli.options import AsJson, DType, KVCacheDType, KVMemory, Model, Quantization, Threads, Weights, words
-from inlay.cli.output import told_loading
+from inlay.cli.output import report_folder, token_progress, told_loading
 from inlay.wording import clip
 
 
@@ -55,7 +55,6 @@ def longbench(
     as_json: AsJson = False,
 ) -> None:
     """LongBench: scores with full prefill and with documents as modules, compared question by question."""
-    from inlay.cli.output import report_folder, token_progress
 
     with told_loading("the libraries"):
         from inlay.client.llm import LLM

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from inlay.cli.options import AsJson, DType, KVMemory, Model, Quantization, Threads, Weights, words
-from inlay.cli.output import told_loading
+from inlay.cli.output import report_folder, token_progress, told_loading
 from inlay.errors import ParameterError
 from inlay.wording import clip
+from inlay_lab.reports import write_texts
 
 
 def reading(
@@ -73,7 +74,6 @@ def reading(
     as_json: AsJson = False,
 ) -> None:
     """Compare answers to questions about real passages under reuse policies with those of full prefill."""
-    from inlay.cli.output import report_folder, token_progress
 
     with told_loading("the libraries"):
         from inlay.client.llm import LLM
@@ -103,8 +103,7 @@ def reading(
 
     def write(result: dict[str, Any]) -> None:
         if report is not None:
-            (report / "reading.json").write_text(json.dumps(result) + "\n", encoding="utf-8")
-            (report / "reading.md").write_text(table(result) + "\n", encoding="utf-8")
+            write_texts(report, {"reading.json": json.dumps(result), "reading.md": table(result)})
 
     with token_progress("questions") as progress:
         result = measure_reading(

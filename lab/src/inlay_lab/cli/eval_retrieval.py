@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inlay.cli.options import AsJson, DType, Model, Threads, Weights, check_plot, words
-from inlay.cli.output import told_loading
+from inlay.cli.options import AsJson, DType, Model, Threads, Weights, check_plot
+from inlay.cli.output import token_progress, told_loading
 from inlay.errors import ParameterError
 from inlay.wording import clip
+from inlay_lab.options import floats
 
 if TYPE_CHECKING:
     from inlay.client.llm import LLM
@@ -45,15 +46,11 @@ def retrieval(
     as_json: AsJson = False,
 ) -> None:
     """Retrieve among documents of nearly equal relevance those that are stored: time, hits, recall and answers."""
-    from inlay.cli.output import token_progress
 
     check_plot(plot)
     if data is not None and documents is not None:
         raise ParameterError("--documents counts generated ones; leave it out with --data", code="parameter.conflict")
-    try:
-        epsilons = tuple(float(word) for word in words(epsilon))
-    except ValueError:
-        raise ParameterError(f"--epsilon is {epsilon!r}; give numbers with commas, such as 0,0.02") from None
+    epsilons = floats("--epsilon", epsilon, "0,0.02")
     with told_loading("the libraries"):
         from inlay.client.llm import LLM
         from inlay_lab.eval.reading_data import read_data

@@ -26,7 +26,7 @@ from inlay.cli.options import (
     counts,
     words,
 )
-from inlay.cli.output import check_outputs, output_file, report_folder, stdout_console, told_loading
+from inlay.cli.output import check_outputs, output_file, report_folder, stdout_console, token_progress, told_loading
 from inlay.wording import clip
 from inlay_lab.cli.eval_longbench import longbench
 from inlay_lab.cli.eval_reading import reading
@@ -104,7 +104,6 @@ def modular_qa(
     as_json: AsJson = False,
 ) -> None:
     """Questions over imported documents: right answers and divergence from full prefill, mode by mode."""
-    from inlay.cli.output import token_progress
 
     with told_loading("the libraries"):
         from inlay.client.llm import LLM

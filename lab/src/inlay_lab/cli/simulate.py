@@ -15,6 +15,7 @@ import typer
 from inlay.cli.options import AsJson, Model, Plot, Threads, check_plot, words
 from inlay.cli.output import check_outputs, output_file, stdout_console
 from inlay.errors import ParameterError
+from inlay_lab.options import floats
 
 if TYPE_CHECKING:
     from inlay_lab.simulate.costs import Costs
@@ -181,13 +182,10 @@ def _routers(text: str) -> tuple[str, ...]:
     return names
 
 
-def _numbers(option: str, text: str) -> list[float]:
-    try:
-        numbers = [float(word) for word in words(text)]
-    except ValueError:
-        numbers = []
-    if not numbers or not all(0 <= one < float("inf") for one in numbers):
-        raise ParameterError(f"{option} is '{text}'; write a number, or several with commas: 0.7,1.0")
+def _numbers(option: str, text: str) -> tuple[float, ...]:
+    numbers = floats(option, text, "0.7,1.0")
+    if not all(0 <= one < float("inf") for one in numbers):
+        raise ParameterError(f"{option} is '{text}'; give numbers of 0 or more")
     if option == "--load" and not all(numbers):
         raise ParameterError("--load is 0; give per cents above 0, such as 30,60,90")
     return numbers

@@ -186,15 +186,13 @@ _ASK: dict[str, Callable[[Asker], Question | None]] = {
 }
 
 
-def write_paired(
-    words: Words, count: int, task: str, facts: tuple[int, ...] = FACTS
-) -> tuple[list[Document], list[Pair]]:
+def write_paired(words: Words, count: int, task: str) -> tuple[list[Document], list[Pair]]:
     """Documents for ``conflict`` or ``shared``, at least 2, with the numbers of their pairs.
 
     For ``conflict``, the first pair contradicts itself with a chance of one half; other pairs never do.
     """
     rng = words.rng
-    written = write_documents(words, count, facts)
+    written = write_documents(words, count)
     numbers = rng.sample(range(count), k=2 * max(1, count // 4))
     pairs = list(zip(numbers[::2], numbers[1::2], strict=True))
     for index, (first, second) in enumerate(pairs):
@@ -202,7 +200,7 @@ def write_paired(
             written[second] = write_again(words, written[first], contradicting=index == 0 and rng.random() < 0.5)
         else:
             taken = {document.name for document in written}
-            written[second] = write_sharing(words, written[first], taken, facts)
+            written[second] = write_sharing(words, written[first], taken)
     return written, pairs
 
 
@@ -279,7 +277,7 @@ def write_again(words: Words, document: Document, *, contradicting: bool) -> Doc
     return _shuffled(words, document, document.name, facts)
 
 
-def write_sharing(words: Words, document: Document, taken: set[str], numbers: tuple[int, ...] = FACTS) -> Document:
+def write_sharing(words: Words, document: Document, taken: set[str]) -> Document:
     """A document on another thing of the kind, with one common value that is unlikely to repeat by chance."""
     rng, kind = words.rng, document.kind
     name = words.name(kind.names)
@@ -287,7 +285,7 @@ def write_sharing(words: Words, document: Document, taken: set[str], numbers: tu
         name = words.name(kind.names)
     own = [attribute for attribute in kind.attributes if attribute.count is None]
     common = [attribute for attribute in own if attribute.key in document.facts]
-    stated = rng.sample(kind.attributes, k=min(rng.choice(numbers), len(kind.attributes) - 1))
+    stated = rng.sample(kind.attributes, k=min(rng.choice(FACTS), len(kind.attributes) - 1))
     facts = {attribute.key: words.value(attribute.value) for attribute in stated}
     if common:  # the only fact of a document may be from a short list
         attribute = rng.choice(common)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from inlay.errors import ParameterError
 from inlay_lab.eval.modular_cases import Round
@@ -31,16 +31,19 @@ class AnswerLog:
     """Answers in a file of JSON lines, by mode and case. The first line describes the run.
 
     Args:
-        path: Created if it does not exist.
+        path: Created if it does not exist. None stores nothing.
         of: Everything else that answers depend on: the model and its form.
 
     Raises:
         ParameterError: The file is from another run, damaged, or cannot be written.
     """
 
-    def __init__(self, path: Path, of: Mapping[str, Any]) -> None:
-        self._path = path
+    def __init__(self, path: Path | None, of: Mapping[str, Any]) -> None:
         self._found: dict[tuple[str, str], Row] = {}
+        self._file: TextIO | None = None
+        if path is None:
+            return
+        self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             whole = self._read(dict(of)) if path.exists() else 0
@@ -55,7 +58,8 @@ class AnswerLog:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
     def find(self, mode: Mapping[str, Any], keys: Sequence[str]) -> list[Row] | None:
         """The answers of a mode to some cases, or None if any is missing."""
@@ -70,8 +74,9 @@ class AnswerLog:
             raise self._refused(error) from None
 
     def _write(self, lines: Sequence[Row]) -> None:
-        self._file.write("".join(json.dumps(line) + "\n" for line in lines))
-        self._file.flush()
+        if self._file is not None:
+            self._file.write("".join(json.dumps(line) + "\n" for line in lines))
+            self._file.flush()
 
     def _read(self, of: Row) -> int:
         """Read the answers; returns the bytes of whole lines."""

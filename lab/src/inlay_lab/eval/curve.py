@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inlay.authoring.plot import save
+from inlay_lab.drawing import add_legend, figure_style
 from inlay_lab.eval.points import NOTICED, Point, counting, points
 
 if TYPE_CHECKING:
@@ -21,12 +22,12 @@ _MARKERS = ("o", "s", "^", "v", "D", "P", "X", "*")
 _MARGIN = 0.02  # of the axis of a share, so that points at 0 and 1 are fully visible
 _SMALLEST_KL = 1e-4  # the axis is linear below it, so that zero has a place
 _EXACT_KL = 1e-8  # the same for promotion, where the divergence falls to rounding
-_FONT = 8.0
 
 _Style = dict[str, Any]
 _X = Callable[[Point], float | None]
 
 
+@figure_style(font=8.0)
 def draw_curves(result: dict[str, Any], directory: Path) -> list[str]:
     """Draw a result of ``measure_modular_qa`` into PNG files; returns their names. Raises ParameterError."""
     found = points(result)
@@ -64,16 +65,16 @@ def _against(found: Sequence[Point], x: _X, name: str) -> Figure:
             _line(below, line, x, lambda point: point.kl, styles[family])
         _reference(above, here[0])
         _divergences(below)
-        above.set_title(f"{documents} documents, {here[0].questions:,} questions", fontsize=_FONT)
+        above.set_title(f"{documents} documents, {here[0].questions:,} questions")
         _matches(above)
-        below.set_xlabel(name, fontsize=_FONT)
+        below.set_xlabel(name)
         if x is _milliseconds:
             for axes in (above, below):
                 _logarithmic(axes)
         else:
             for axes in (above, below):
                 _shares(axes)
-    _legend(figure, panels)
+    add_legend(figure, 3, "outside upper center")
     return figure
 
 
@@ -91,11 +92,11 @@ def _tasks(result: dict[str, Any]) -> Figure:
             _reference(axes, here[0])
             _shares(axes)
             counted = "" if task in counting(result, documents) else " (does not count)"
-            axes.set_title(f"{task}, {documents} documents{counted}", fontsize=_FONT)
+            axes.set_title(f"{task}, {documents} documents{counted}")
             _matches(axes)
     for axes in panels[-1]:
-        axes.set_xlabel("module tokens computed anew (%)", fontsize=_FONT)
-    _legend(figure, panels)
+        axes.set_xlabel("module tokens computed anew (%)")
+    add_legend(figure, 3, "outside upper center")
     return figure
 
 
@@ -109,11 +110,11 @@ def _documents(found: Sequence[Point]) -> Figure:
         _line(panels[0][1], line, _count, lambda point: point.kl, style | {"label": label})
     for axes, name in zip(panels[0], ("exact match", "KL (nats a token)"), strict=True):
         axes.set_xticks(sorted({point.documents for point in found}))
-        axes.set_xlabel("documents", fontsize=_FONT)
-        axes.set_ylabel(name, fontsize=_FONT)
+        axes.set_xlabel("documents")
+        axes.set_ylabel(name)
     _matches(panels[0][0])
     _divergences(panels[0][1])
-    _legend(figure, panels)
+    add_legend(figure, 3, "outside upper center")
     return figure
 
 
@@ -129,13 +130,13 @@ def _repeated(rows: Sequence[dict[str, Any]]) -> Figure:
         panels[0][0].axhline(line[0]["reference"], color=style["color"], linestyle="--", linewidth=0.8)
     for axes, name in zip(panels[0], ("exact match (dashed: full prefill)", "KL (nats a token)"), strict=True):
         axes.set_xticks(sorted({row["repetition"] for row in rows}))
-        axes.set_xlabel("times that each question was asked", fontsize=_FONT)
-        axes.set_ylabel(name, fontsize=_FONT)
+        axes.set_xlabel("times that each question was asked")
+        axes.set_ylabel(name)
     bottom, top = panels[0][0].get_ylim()
     panels[0][0].set_ylim(max(bottom, -_MARGIN), min(top, 1 + _MARGIN))
     panels[0][1].set_yscale("symlog", linthresh=_EXACT_KL)
     panels[0][1].set_ylim(bottom=-_EXACT_KL / 4)
-    _legend(figure, panels)
+    add_legend(figure, 3, "outside upper center")
     return figure
 
 
@@ -196,7 +197,7 @@ def _matches(axes: Axes) -> None:
     """No further than a share goes."""
     bottom, top = axes.get_ylim()
     axes.set_ylim(max(bottom, -_MARGIN), min(top, 1 + _MARGIN))
-    axes.set_ylabel("exact match", fontsize=_FONT)
+    axes.set_ylabel("exact match")
 
 
 def _shares(axes: Axes) -> None:
@@ -217,7 +218,7 @@ def _logarithmic(axes: Axes) -> None:
 def _divergences(axes: Axes) -> None:
     axes.set_yscale("symlog", linthresh=_SMALLEST_KL)
     axes.set_ylim(-_SMALLEST_KL / 4, 2 * max(_SMALLEST_KL, axes.get_ylim()[1]))
-    axes.set_ylabel("KL (nats a token)", fontsize=_FONT)
+    axes.set_ylabel("KL (nats a token)")
 
 
 def _styles(names: Sequence[str]) -> dict[str, _Style]:
@@ -233,18 +234,5 @@ def _styles(names: Sequence[str]) -> dict[str, _Style]:
 def _figure(rows: int, columns: int) -> tuple[Figure, Any]:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(max(5.0, 4.2 * columns), 0.8 + 2.5 * rows), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False)
-    for axes in panels.flat:
-        axes.grid(color="0.92", linewidth=0.6)
-        axes.tick_params(labelsize=_FONT)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
-    return figure, panels
-
-
-def _legend(figure: Figure, panels: Any) -> None:
-    named: dict[str, Any] = {}
-    for axes in panels.flat:
-        named |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    figure.legend(named.values(), named.keys(), loc="outside upper center", ncols=3, frameon=False, fontsize=_FONT)
+    figure = Figure(figsize=(max(5.0, 4.2 * columns), 0.8 + 2.5 * rows))
+    return figure, figure.subplots(rows, columns, squeeze=False)

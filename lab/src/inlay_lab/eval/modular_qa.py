@@ -18,8 +18,6 @@ from inlay.check.run import divergence
 from inlay.check.statistics import difference_interval, mcnemar, mean_bound, wilson_interval
 from inlay.client.llm import LLM
 from inlay.errors import ModelError
-from inlay.kv.choices import ROUNDED
-from inlay.models.spec import dtype_name
 from inlay.pml.schema import Prompt
 from inlay.policy import ReusePolicy
 from inlay.prompt.chat import ChatTemplate
@@ -28,7 +26,7 @@ from inlay.types import RequestOutput
 from inlay_lab.eval.answers import AnswerLog, case_keys
 from inlay_lab.eval.modular_cases import Case, Round
 from inlay_lab.eval.oracle import is_oracle, served, true_profiles
-from inlay_lab.eval.setting import REFERENCE, Mode, Setting, modes_of, taken_of
+from inlay_lab.eval.setting import REFERENCE, Mode, Setting, autos, describe_model, modes_of
 
 MAX_TOKENS = 128  # of an answer: somewhat above the longest right one, which sorts three documents
 Row = dict[str, Any]
@@ -91,34 +89,16 @@ def measure_modular_qa(
     run = _Run(
         llm, modes, [(count, each) for count in setting.counts for each in setting.rounds(count)], progress, tell
     )
-    if log is None:
-        run.answer(None)
-    else:
-        with AnswerLog(log, {**_model(llm), "fingerprint": llm.loaded.fingerprint.hex()}) as kept:
-            run.answer(kept)
+    with AnswerLog(log, describe_model(llm) | {"fingerprint": llm.loaded.fingerprint.hex()}) as kept:
+        run.answer(kept)
     return {
         "rows": [row for count in setting.counts for mode in modes for row in run.rows(setting, count, mode)],
-        **_model(llm),
+        **describe_model(llm),
         "seed": setting.seed,
         "order": setting.order,
         "tasks": list(setting.tasks),
         **autos(llm, setting.reuse),
     }
-
-
-def autos(llm: LLM, reuse: Sequence[str]) -> Row:
-    """The policy of ``auto`` on this model, under the key "auto", if these policies include it."""
-    taken = {name: policy for name, policy in taken_of(llm, reuse).items() if name != policy}
-    return {"auto": taken} if taken else {}
-
-
-def _model(llm: LLM) -> Row:
-    kept = llm.client.model.keys.kv_dtype
-    return {
-        "model": llm.model_name,
-        "dtype": dtype_name(llm.loaded.model.dtype),
-        "quantization": llm.loaded.form.quantization,
-    } | ({"kv_cache_dtype": kept} if kept in ROUNDED else {})
 
 
 class _Run:
@@ -138,7 +118,7 @@ class _Run:
         self._outcomes: dict[tuple[int, Mode], list[Outcome]] = {}
         self._done = 0
 
-    def answer(self, log: AnswerLog | None) -> None:
+    def answer(self, log: AnswerLog) -> None:
         """Answer every case in every mode, except for those in the log."""
         for documents, each in self._rounds:
             for mode, outcomes in self._round(each, log):
@@ -159,11 +139,11 @@ class _Run:
             for task in (*setting.tasks, "all")
         ]
 
-    def _round(self, each: Round, log: AnswerLog | None) -> Iterator[tuple[Mode, list[Outcome]]]:
+    def _round(self, each: Round, log: AnswerLog) -> Iterator[tuple[Mode, list[Outcome]]]:
         keys = case_keys(each)
         found: dict[Mode, list[Row]] = {}
         for mode in self._modes:
-            rows = None if log is None else log.find(asdict(mode), keys)
+            rows = log.find(asdict(mode), keys)
             if rows is not None:
                 found[mode] = rows
                 yield mode, [Outcome(case, **row) for case, row in zip(each.cases, rows, strict=True)]
@@ -171,8 +151,7 @@ class _Run:
         if missing:  # the other modes are compared on the reference's answers, so ask it again
             for mode, outcomes in ask(self._llm, each, list(dict.fromkeys((REFERENCE, *missing)))):
                 if mode in missing:
-                    if log is not None:
-                        log.add(asdict(mode), keys, [outcome.kept() for outcome in outcomes])
+                    log.add(asdict(mode), keys, [outcome.kept() for outcome in outcomes])
                     yield mode, outcomes
 
     def _told(self, mode: Mode, each: Round, outcomes: Sequence[Outcome]) -> None:

@@ -6,10 +6,11 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from inlay.errors import ParameterError
 from inlay.wording import markdown_table
 from inlay_lab.eval.curve import draw_curves
 from inlay_lab.eval.points import COUNTS, NOTICED, Point, Row, counting, points
+from inlay_lab.eval.setting import model_words
+from inlay_lab.reports import write_texts
 
 
 def write_report(result: Row, directory: Path) -> None:
@@ -20,17 +21,11 @@ def write_report(result: Row, directory: Path) -> None:
         directory: An existing directory.
     """
     drawings = draw_curves(result, directory)
-    for name, text in (("report.json", json.dumps(result, indent=1)), ("report.md", _markdown(result, drawings))):
-        try:
-            (directory / name).write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            raise ParameterError(f"--report {directory / name} cannot be written: {error.strerror}") from None
+    write_texts(directory, {"report.json": json.dumps(result, indent=1), "report.md": _markdown(result, drawings)})
 
 
 def _markdown(result: Row, drawings: Iterable[str]) -> str:
-    form = f", {result['quantization']}" if result["quantization"] else ""
-    form += f", {result['kv_cache_dtype']} KV" if "kv_cache_dtype" in result else ""
-    head = f"{result['model']}, {result['dtype']}{form}, seed {result['seed']}, order of documents: {result['order']}"
+    head = f"{model_words(result)}, seed {result['seed']}, order of documents: {result['order']}"
     sections = ["# modular-qa", head + "."]
     sections += [f"![{name.partition('.')[0]}]({name})" for name in drawings]
     for documents in dict.fromkeys(row["documents"] for row in result["rows"]):

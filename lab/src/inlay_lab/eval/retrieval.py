@@ -25,6 +25,7 @@ from inlay.errors import ParameterError
 from inlay.retrieval.rerank import choose_cached, marked_parts
 from inlay.sampling.params import SamplingParams
 from inlay.types import CachedText
+from inlay_lab.drawing import figure_style
 from inlay_lab.eval.collection import Ask, Collection, Retriever, generated, popularity
 from inlay_lab.eval.longbench.metrics import f1
 from inlay_lab.eval.reading_data import SYSTEM as SYSTEM_OF_DATA
@@ -232,6 +233,7 @@ def retrieval_table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+@figure_style()
 def draw_retrieval(result: dict[str, Any], path: Path) -> None:
     """Draw the share of found tokens, the time to the first token, and the right answers over epsilon."""
     from matplotlib.figure import Figure
@@ -240,25 +242,22 @@ def draw_retrieval(result: dict[str, Any], path: Path) -> None:
 
     rows = result["rows"]
     x = [row["epsilon"] for row in rows]
-    figure = Figure(figsize=(9.5, 3.2), layout="constrained")
+    figure = Figure(figsize=(9.5, 3.2))
     left, middle, right = figure.subplots(1, 3)
     left.plot(x, [row["hit_share"] for row in rows], "o-", color="#0072B2")
-    left.set_title("document tokens found", fontsize=10)
+    left.set_title("document tokens found")
     middle.plot(x, [row["ttft_p50_ms"] for row in rows], "o-", color="#0072B2", label="median")
     middle.plot(x, [row["ttft_p99_ms"] for row in rows], "s-", color="#D55E00", label="99th percentile")
-    middle.set_title("time to the first token, ms", fontsize=10)
-    middle.legend(frameon=False, fontsize=9)
+    middle.set_title("time to the first token, ms")
+    middle.legend()
     bounds = [[row["right"] - row["right_95"][0] for row in rows], [row["right_95"][1] - row["right"] for row in rows]]
     right.errorbar(x, [row["right"] for row in rows], yerr=bounds, fmt="o-", color="#0072B2", label="right answers")
     right.plot(x, [row["recall"] for row in rows], "s-", color="#009E73", label="recall")
-    right.set_title("answers and recall", fontsize=10)
-    right.legend(frameon=False, fontsize=9)
+    right.set_title("answers and recall")
+    right.legend()
     for axes in (left, right):
         axes.set_ylim(0, 1.02)
     middle.set_ylim(bottom=0)
     for axes in (left, middle, right):
-        axes.set_xlabel("epsilon", fontsize=9)
-        axes.grid(color="#DDDDDD", linewidth=0.6)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
+        axes.set_xlabel("epsilon")
     save(figure, path)

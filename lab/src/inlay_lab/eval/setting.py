@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from inlay.client.llm import LLM
 from inlay.errors import ParameterError
+from inlay.kv.choices import ROUNDED
+from inlay.models.spec import dtype_name
 from inlay.policy import POSITIONS, ReusePolicy
 from inlay.settings import check_choice
 from inlay_lab.eval.across import ALL_TASKS
@@ -138,6 +141,29 @@ def modes_of(llm: LLM, setting: Setting) -> list[Mode]:
 def taken_of(llm: LLM, reuse: Sequence[str]) -> dict[str, str]:
     """The requested policies, each with its policy on this model. Only ``auto`` changes."""
     return {name: str(llm.policy(name)) if ReusePolicy.parse(served(name)).auto else name for name in reuse}
+
+
+def autos(llm: LLM, reuse: Sequence[str]) -> dict[str, Any]:
+    """The policy of ``auto`` on this model, under the key "auto", if these policies include it."""
+    taken = {name: policy for name, policy in taken_of(llm, reuse).items() if name != policy}
+    return {"auto": taken} if taken else {}
+
+
+def describe_model(llm: LLM) -> dict[str, Any]:
+    """The model of a result."""
+    kept = llm.client.model.keys.kv_dtype
+    return {
+        "model": llm.model_name,
+        "dtype": dtype_name(llm.loaded.model.dtype),
+        "quantization": llm.loaded.form.quantization,
+    } | ({"kv_cache_dtype": kept} if kept in ROUNDED else {})
+
+
+def model_words(result: Mapping[str, Any]) -> str:
+    """The model of a result as text, from ``describe_model``."""
+    words = [result["model"], result["dtype"], result["quantization"]]
+    kept = result.get("kv_cache_dtype")
+    return ", ".join([*filter(None, words), *([f"{kept} KV"] if kept else [])])
 
 
 def _require(name: str, value: int, least: int, reason: str) -> None:

@@ -13,11 +13,10 @@ from inlay.client.llm import LLM
 from inlay.models.spec import dtype_name
 from inlay.pml import Prompt, Schema
 from inlay.wording import counted
-from inlay_lab.bench.machine import clocked, in_turns
+from inlay_lab.bench.machine import clocked, fast_dtype, in_turns
 from inlay_lab.bench.stock import check_another_fits, exact_text, load_stock, prefill
 from inlay_lab.bench.ttft import first_token
 from inlay_lab.reproduce import published
-from inlay_lab.reproduce.dtypes import fast_dtype
 from inlay_lab.reproduce.experiment import Data, Outcome, Row, Settings, Table
 from inlay_lab.reproduce.plots import draw_pairs
 

@@ -9,11 +9,10 @@ from typing import Any
 from inlay.client.llm import LLM
 from inlay.sampling.params import SamplingParams
 from inlay.wording import counted
-from inlay_lab.bench.machine import new_sender
+from inlay_lab.bench.machine import fast_dtype, new_sender
 from inlay_lab.bench.ttft import Setting, TTFTSetting, draw_ttft, measure_ttft, workload
 from inlay_lab.eval.longbench.datasets import DATASETS
 from inlay_lab.reproduce import published
-from inlay_lab.reproduce.dtypes import fast_dtype
 from inlay_lab.reproduce.experiment import Data, Outcome, Row, Settings, Table
 from inlay_lab.reproduce.plots import draw_pairs
 

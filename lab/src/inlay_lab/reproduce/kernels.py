@@ -16,9 +16,8 @@ from inlay.models.load import DTYPES
 from inlay_lab.bench.attention.cases import Case, Content
 from inlay_lab.bench.attention.measure import AttentionSetting, measure_attention, step, store
 from inlay_lab.bench.attention.plot import draw_attention
-from inlay_lab.bench.machine import CacheFlush, clocked, in_turns
+from inlay_lab.bench.machine import CacheFlush, clocked, fast_dtype, in_turns
 from inlay_lab.reproduce import published
-from inlay_lab.reproduce.dtypes import fast_dtype
 from inlay_lab.reproduce.experiment import Data, Outcome, Published, Row, Settings, Table
 
 _WIDTH, _INNER, _HEADS, _HEAD_DIM, _CONTEXT = 4096, 11008, 32, 128, 2048  # Llama-2 7B, as in table 1

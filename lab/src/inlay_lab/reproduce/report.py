@@ -10,6 +10,7 @@ from pathlib import Path
 from inlay import __version__
 from inlay.errors import ParameterError
 from inlay.wording import markdown_table
+from inlay_lab.reports import write_texts
 from inlay_lab.reproduce.experiment import Data, Published, Row, Scale
 from inlay_lab.reproduce.run import Entry, Status, summary
 
@@ -29,11 +30,7 @@ def write_report(entries: Sequence[Entry], scale: Scale, machine: Data, folder: 
         "report.md": markdown(entries, scale, machine, drawn),
         "report.json": json.dumps(summary(entries, scale, machine), indent=1, ensure_ascii=False),
     }
-    for name, text in texts.items():
-        try:
-            (folder / name).write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            raise ParameterError(f"--out: {folder / name} cannot be written: {error.strerror}") from None
+    write_texts(folder, texts, "--out")
 
 
 def _draw(entries: Sequence[Entry], folder: Path) -> dict[str, str]:
@@ -49,7 +46,7 @@ def _draw(entries: Sequence[Entry], folder: Path) -> dict[str, str]:
             draw(outcome.data, folder / name)
             drawn[entry.experiment.name] = name
         except OSError as error:
-            raise ParameterError(f"--out: {folder / name} cannot be written: {error.strerror}") from None
+            raise ParameterError(f"--out {folder / name} cannot be written: {error.strerror}") from None
         except Exception:  # the tables still have the figures
             logger.warning("%s could not be drawn", entry.experiment.name, exc_info=True)
     return drawn

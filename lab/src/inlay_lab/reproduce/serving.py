@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from inlay_lab.bench.machine import fast_dtype
 from inlay_lab.bench.throughput.measure import measure_throughput
 from inlay_lab.bench.throughput.plot import draw_hit_rates
 from inlay_lab.bench.throughput.setting import ThroughputSetting
 from inlay_lab.bench.throughput.workload import Sizes
 from inlay_lab.reproduce import published
-from inlay_lab.reproduce.dtypes import fast_dtype
 from inlay_lab.reproduce.experiment import Data, Outcome, Row, Settings, Table
 from inlay_lab.reproduce.plots import draw_lines
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from inlay.cluster.pieces import Wanted, WantedPiece
 from inlay.errors import ParameterError
+from inlay_lab.options import check_least
 
 _MOST_LINES = 5_000_000
 _MS = 1e-3
@@ -56,9 +57,8 @@ class ZipfTraffic:
     def __post_init__(self) -> None:
         if not 0 <= self.exponent <= 4:
             raise ParameterError(f"--zipf is {self.exponent}; give exponents from 0 (all alike) to 4")
-        for name in ("modules", "module_tokens", "new_tokens", "answer_tokens"):
-            if getattr(self, name) < 1:
-                raise ParameterError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        check_least(1, modules=self.modules, module_tokens=self.module_tokens)
+        check_least(1, new_tokens=self.new_tokens, answer_tokens=self.answer_tokens)
         if not 0 <= self.each <= self.modules:
             raise ParameterError(f"each prompt takes {self.each} of {self.modules} modules; take 0 to all of them")
 

@@ -153,7 +153,7 @@ def test_unavailable_column_has_a_reason(monkeypatch, capsys):
     ("wrong", "error", "sentence"),
     [
         ({"requests": 0}, ParameterError, "requests is 0; it must be at least 1"),
-        ({"prefixes": (-1,)}, ParameterError, "prefixes holds -1; it must be at least 0"),
+        ({"prefixes": (-1,)}, ParameterError, "prefixes is -1; it must be at least 0"),
         ({"rates": (1.0, 0.0)}, ParameterError, "rate is 0.0; it must be a number of requests a second above 0"),
         ({"rates": (float("nan"),)}, ParameterError, "rate is nan; it must be a number of requests a second above 0"),
         ({"columns": ("vllm",)}, ParameterError, "column is 'vllm'; use one of inlay, off, stock, transformers"),
@@ -161,7 +161,7 @@ def test_unavailable_column_has_a_reason(monkeypatch, capsys):
         ({"workloads": ("x",)}, ParameterError, "workload is 'x'; use one of documents, passages, summaries"),
         ({"hit_rates": (0.5, 1.01)}, ParameterError, "hit rate is 101 %; it must be from 0 to 100"),
         ({"hit_rates": (float("nan"),)}, ParameterError, "hit rate is nan %; it must be from 0 to 100"),
-        ({"documents": (-3,)}, ParameterError, "documents holds -3; it must be at least 0"),
+        ({"documents": (-3,)}, ParameterError, "documents is -3; it must be at least 0"),
         ({"clients": 0}, ParameterError, "clients is 0; it must be at least 1"),
         ({"budget_s": float("inf")}, ParameterError, "budget_s is inf; it must be a number of seconds above 0"),
         ({"budget_s": 0.0}, ParameterError, "budget_s is 0; it must be a number of seconds above 0"),

@@ -129,14 +129,14 @@ def test_segments_are_found_by_their_labels_after_a_restart(tmp_path, index):
     assert held(again) == [0, 1]
 
 
-def test_added_labels_are_seen_by_other_processes_and_after_a_restart(tmp_path, monkeypatch):
-    monkeypatch.setattr(disk, "LOOK_S", 0.0)
+def test_added_labels_are_seen_by_other_processes_and_after_a_restart(tmp_path, clock):
     spec, (added, _) = spec_of(1), labels_of(b"", "another")
     with closing(DiskTier(tmp_path, 1 << 20)) as one, closing(DiskTier(tmp_path, 1 << 20)) as other:
         one.add_labels(spec.key, [added])
         assert one.labelled([added]) == [], "it is not there yet"
         assert one.put(record_of(spec), slabs_of(spec))
         one.add_labels(spec.key, [added])
+        clock.advance(LOOK_S)
         other.refresh()
         for tier in (one, other):
             assert [entry.key for entry in tier.labelled([added])] == [spec.key]

@@ -41,6 +41,7 @@ from inlay_lab.bench.machine import (
     in_turns,
     measure_ceilings,
 )
+from inlay_lab.options import check_least
 
 #: One decode step: (batch, heads, head_dim).
 Step = Callable[[], Tensor]
@@ -175,12 +176,9 @@ class AttentionSetting:
         for heads, kv_heads in self.heads:
             if min(heads, kv_heads) < 1 or heads % kv_heads:
                 raise ParameterError(f"heads are {heads}/{kv_heads}; query heads must be a multiple of KV heads: 32/8")
-        sizes = {"prompt": self.prompts, "batch": (self.batch, *self.batches), "figure_prompt": (self.figure_prompt,)}
-        for name, values in (sizes | {"chunk": (self.chunk,), "runs": (self.runs,)}).items():
-            if min(values) < 1:
-                raise ParameterError(f"{name} is {min(values)}; it must be at least 1")
-        if min(self.completions) < 0:
-            raise ParameterError(f"completion is {min(self.completions)}; it must be at least 0")
+        check_least(1, prompt=self.prompts, batch=(self.batch, *self.batches), figure_prompt=self.figure_prompt)
+        check_least(1, chunk=self.chunk, runs=self.runs)
+        check_least(0, completion=self.completions)
 
     def small(self) -> AttentionSetting:
         """The same parts at sizes that take seconds. Such figures say little."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inlay.authoring.plot import save
+from inlay_lab.drawing import add_legend, figure_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,9 +25,9 @@ _TITLES = {
     "figure3": "figure 3: sequences diverge",
     "figure4": "figure 4: all share everything",
 }
-_FONT = 8.0
 
 
+@figure_style(font=8.0)
 def draw_attention(result: dict[str, Any], path: Path) -> None:
     """Draw the table as bars and both figures as lines into a PNG, SVG or PDF file.
 
@@ -40,7 +41,7 @@ def draw_attention(result: dict[str, Any], path: Path) -> None:
 
     parts = [part for part in _TITLES if result.get(part)]
     kinds = list(dict.fromkeys((row["dtype"], row["heads"], row["kv_heads"]) for row in result[parts[0]]))
-    figure = Figure(figsize=(1.5 + 4.8 * len(parts), 0.6 + 2.9 * len(kinds)), layout="constrained")
+    figure = Figure(figsize=(1.5 + 4.8 * len(parts), 0.6 + 2.9 * len(kinds)))
     panels = figure.subplots(len(kinds), len(parts), squeeze=False)
     for line, (dtype, heads, kv_heads) in zip(panels, kinds, strict=True):
         for axes, part in zip(line, parts, strict=True):
@@ -48,11 +49,8 @@ def draw_attention(result: dict[str, Any], path: Path) -> None:
                 row for row in result[part] if (row["dtype"], row["heads"], row["kv_heads"]) == (dtype, heads, kv_heads)
             ]
             (_bars if part == "table3" else _lines)(axes, rows, part)
-            axes.set_title(f"{_TITLES[part]} — {dtype}, {heads}/{kv_heads} heads", fontsize=_FONT)
-    named: dict[str, Any] = {}
-    for axes in panels.flat:
-        named |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    figure.legend(named.values(), named.keys(), loc="outside upper center", ncols=6, frameon=False, fontsize=_FONT)
+            axes.set_title(f"{_TITLES[part]} — {dtype}, {heads}/{kv_heads} heads")
+    add_legend(figure, 6, "outside upper center")
     save(figure, path)
 
 
@@ -68,7 +66,7 @@ def _bars(axes: Axes, rows: list[dict[str, Any]], part: str) -> None:
             places = [place + (number - (len(columns) - 1) / 2) * width for place, _ in known]
             axes.bar(places, [ms for _, ms in known], width, color=_STYLES[column][0], label=column)
     axes.set_yscale("log")
-    axes.set_xticks(range(len(rows)), [f"{row['context']}\n{row['shared']}" for row in rows], fontsize=_FONT - 1.5)
+    axes.set_xticks(range(len(rows)), [f"{row['context']}\n{row['shared']}" for row in rows])
     _finish(axes, "context tokens, and how many are shared", "ms")
 
 
@@ -95,10 +93,6 @@ def _lines(axes: Axes, rows: list[dict[str, Any]], part: str) -> None:
 
 
 def _finish(axes: Axes, x: str, y: str) -> None:
-    axes.set_xlabel(x, fontsize=_FONT)
-    axes.set_ylabel(y, fontsize=_FONT)
-    axes.tick_params(labelsize=_FONT - 1)
-    axes.grid(axis="y", color="#DDDDDD", linewidth=0.6)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(visible=False, axis="x")

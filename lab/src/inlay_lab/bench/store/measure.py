@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,17 +19,17 @@ from typing import Any
 
 from inlay.client.llm import LLM
 from inlay.client.local import InProcessClient
-from inlay.errors import ParameterError
 from inlay.kv.offload.disk import DiskTier
 from inlay.models.spec import dtype_name
 from inlay.pml import Prompt, Schema
 from inlay.sampling.params import SamplingParams
 from inlay.settings import check_choice
 from inlay.types import RequestOutput
-from inlay_lab.bench.decode.llama import why_not
+from inlay_lab.bench.engines.gguf_file import why_not
+from inlay_lab.bench.engines.peer import Peer, llama_cpp
 from inlay_lab.bench.machine import Meter, clocked, describe_machine, in_turns
 from inlay_lab.bench.store.files import LikePool, drop_pages, read_through
-from inlay_lab.bench.store.llama import llama_slot
+from inlay_lab.options import check_least
 
 BASELINES = ("disk", "safetensors", "llama.cpp")
 
@@ -59,8 +59,7 @@ class StoreSetting:
     baselines: tuple[str, ...] = BASELINES
 
     def __post_init__(self) -> None:
-        if self.tokens < 1 or self.runs < 1:
-            raise ParameterError(f"tokens is {self.tokens} and runs is {self.runs}; both must be at least 1")
+        check_least(1, tokens=self.tokens, runs=self.runs)
         for word in self.baselines:
             check_choice("baseline", word, BASELINES)
 
@@ -202,6 +201,21 @@ def _first_token(output: RequestOutput) -> float:
     return output.metrics.ttft_s
 
 
+class LlamaSlot:
+    """The file of a slot, as llama.cpp's server saves it: the first ``tokens`` tokens of a prompt."""
+
+    def __init__(self, peer: Peer, file: Path, prompt: Sequence[int], tokens: int) -> None:
+        self._peer, self.file, self._prompt, self._tokens = peer, file, prompt, tokens
+        peer.answer([prompt[:tokens]], 1)
+        peer.call("save", file=str(file))
+
+    def loaded(self) -> tuple[float, float]:
+        """Seconds to the first token with the slot only in the file, and of reading it."""
+        self._peer.call("forget")
+        reading, _ = self._peer.call("load", file=str(self.file), tokens=self._tokens)
+        return reading + self._peer.answer([self._prompt], 1), reading
+
+
 def measure_store(setting: StoreSetting) -> dict[str, Any]:
     """Measure every row; returns ``{"rows": […], "left_out": {name: why}, …}``. Raises InlayError."""
     stored, meters = Stored(setting), Meters()
@@ -232,10 +246,13 @@ def measure_store(setting: StoreSetting) -> dict[str, Any]:
             if (why := why_not(config, dtype)) is not None:
                 meters.left_out["llama.cpp"] = why
             else:
-                slot = stack.enter_context(llama_slot(config, setting.folder / "slot", setting.tokens, stored.new))
-                meters.timed["llama.cpp, computed"] = slot.computed
+                prompt = [token % config.vocab_size for token in range(setting.tokens + stored.new)]
+                remedy = "leave it out with --baselines disk,safetensors"
+                peer = stack.enter_context(llama_cpp(config, len(prompt) + 1, remedy))
+                slot = LlamaSlot(peer, setting.folder / "slot", prompt, setting.tokens)
+                meters.timed["llama.cpp, computed"] = partial(peer.first_token, prompt)
                 meters.add_file("llama.cpp, slot", slot.loaded, slot.file)
-                meters.timed["llama.cpp, held"] = slot.held
+                meters.timed["llama.cpp, held"] = partial(peer.first_token, prompt, setting.tokens)
         rows = meters.rows(setting.runs)
     stored.llm.shutdown()
     return {

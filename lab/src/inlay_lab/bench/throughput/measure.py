@@ -24,8 +24,8 @@ from inlay_lab.bench.floor import Rates
 from inlay_lab.bench.machine import GB, describe_machine, measure_ceilings
 from inlay_lab.bench.stock import check_another_fits, load_stock
 from inlay_lab.bench.throughput.columns import Continuous, Ours, Stock
+from inlay_lab.bench.throughput.engine_column import EngineColumn, llama_column
 from inlay_lab.bench.throughput.ledger import Cell, Ledger
-from inlay_lab.bench.throughput.llama import LlamaCpp
 from inlay_lab.bench.throughput.memory import ResidentDocuments
 from inlay_lab.bench.throughput.runs import Bounds, Column, Pace, Run, figures, in_turns, pace_of
 from inlay_lab.bench.throughput.setting import CHUNK, Case, Group, ThroughputSetting, groups
@@ -189,7 +189,7 @@ class _Subject:
     def _part(self, part: str) -> Iterator[dict[str, Any]]:
         with ExitStack() as stack:
             llm = stack.enter_context(_engine(self._setting, part, self._loaded))
-            self._llama = stack.enter_context(closing(self._llama_cpp(part)))
+            self._llama = stack.enter_context(closing(self._llama_cpp()))
             if part == "memory":
                 yield from self._memory(llm)
             for group in groups(self._setting, part):
@@ -238,13 +238,13 @@ class _Subject:
             return (Stock if name == "stock" else Continuous)(self._stock, self._setting.batch)
         return self._llama if name == "llama.cpp" else Ours(llm, reuse=name == "inlay")
 
-    def _llama_cpp(self, part: str) -> LlamaCpp:
-        """A column for one part, with a cache of the size that it needs. Its process starts with its first run."""
+    def _llama_cpp(self) -> EngineColumn:
+        """A column with a cache of the size that a part needs."""
         setting, model = self._setting, self._loaded.model
         size = token_bytes(self._loaded.spec, 2)  # llama.cpp keeps keys and values in 16 bits
         shared = max(setting.prefixes)
         longest = shared + setting.question + setting.completion
-        return LlamaCpp(
+        return llama_column(
             model.config, self._about["dtype"], most=setting.batch, longest=longest, shared=shared, token_bytes=size
         )
 

@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inlay.authoring.plot import save
+from inlay_lab.drawing import add_legend, figure_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # Okabe and Ito's colours.
 _OURS, _OFF = "#0072B2", "#D55E00"
-_FONT = 9.0
 
 
+@figure_style()
 def draw_hit_rates(result: dict[str, Any], path: Path) -> None:
     """Draw a panel for every workload and a row of panels for every model.
 
@@ -28,17 +29,14 @@ def draw_hit_rates(result: dict[str, Any], path: Path) -> None:
 
     rows = [row for row in result["rows"] if row["part"] == "workloads"]
     models, kinds = (list(dict.fromkeys(row[name] for row in rows)) for name in ("model", "workload"))
-    figure = Figure(figsize=(0.8 + 3.2 * len(kinds), 0.8 + 2.8 * len(models)), layout="constrained")
+    figure = Figure(figsize=(0.8 + 3.2 * len(kinds), 0.8 + 2.8 * len(models)))
     panels = figure.subplots(len(models), len(kinds), squeeze=False)
     for line, model in zip(panels, models, strict=True):
         for axes, kind in zip(line, kinds, strict=True):
             draw_times(axes, [row for row in rows if (row["model"], row["workload"]) == (model, kind)])
-            axes.set_title(f"{kind}\n{model}", fontsize=_FONT)
-        line[0].set_ylabel("time to the first token, s", fontsize=_FONT)
-    named: dict[str, Any] = {}
-    for axes in panels.flat:
-        named |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=3, frameon=False, fontsize=_FONT)
+            axes.set_title(f"{kind}\n{model}")
+        line[0].set_ylabel("time to the first token, s")
+    add_legend(figure, 3)
     save(figure, path)
 
 
@@ -52,10 +50,6 @@ def draw_times(axes: Axes, rows: list[dict[str, Any]]) -> None:
     off = rows[0]["columns"].get("off", {})
     if "ttft_ms" in off:
         axes.axhline(off["ttft_ms"]["p50"] / 1000, color=_OFF, linewidth=1, label="nothing shared, p50")
-    axes.set_xlabel("tokens of prompts that were stored, %", fontsize=_FONT)
+    axes.set_xlabel("tokens of prompts that were stored, %")
     axes.set_xlim(0, 100)
     axes.set_ylim(bottom=0)
-    axes.tick_params(labelsize=_FONT - 1)
-    axes.grid(color="#DDDDDD", linewidth=0.6)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)

@@ -23,6 +23,7 @@ from inlay_lab.bench.throughput.workload import (
     shared_prefix,
     user_workload,
 )
+from inlay_lab.options import check_least
 
 PARTS = ("prefix", "modules", "workloads", "memory")
 COLUMNS = ("inlay", "off", "stock", "transformers", "llama.cpp")
@@ -93,13 +94,9 @@ class ThroughputSetting:
         for name, allowed in words.items():
             for word in getattr(self, name):
                 check_choice(name if name == "arrivals" else name.removesuffix("s"), word, allowed)
-        for name in ("requests", "batch", "question", "completion", "module_tokens", "clients", "runs"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ParameterError(f"{name} is {value}; it must be at least 1")
-        for name in ("prefixes", "documents"):
-            if min(getattr(self, name)) < 0:
-                raise ParameterError(f"{name} holds {min(getattr(self, name))}; it must be at least 0")
+        check_least(1, requests=self.requests, batch=self.batch, question=self.question, completion=self.completion)
+        check_least(1, module_tokens=self.module_tokens, clients=self.clients, runs=self.runs)
+        check_least(0, prefixes=self.prefixes, documents=self.documents)
         for rate in self.rates:
             if not (rate > 0 and math.isfinite(rate)):
                 raise ParameterError(f"rate is {rate}; it must be a number of requests a second above 0")

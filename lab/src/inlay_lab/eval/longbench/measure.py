@@ -11,8 +11,6 @@ from typing import Any
 from inlay.check.statistics import mean_interval, permutation_test
 from inlay.client.llm import LLM
 from inlay.errors import ParameterError
-from inlay.kv.choices import ROUNDED
-from inlay.models.spec import dtype_name
 from inlay.policy import ReusePolicy
 from inlay.sampling.params import SamplingParams
 from inlay_lab.eval.answers import AnswerLog
@@ -20,8 +18,7 @@ from inlay_lab.eval.longbench.data import Sample, Suite
 from inlay_lab.eval.longbench.datasets import Dataset
 from inlay_lab.eval.longbench.metrics import METRICS, check_packages, score
 from inlay_lab.eval.longbench.prompts import Case, fitted, has_turns
-from inlay_lab.eval.modular_qa import autos
-from inlay_lab.eval.setting import REFERENCE, Mode, taken_of
+from inlay_lab.eval.setting import REFERENCE, Mode, autos, describe_model, taken_of
 
 Row = dict[str, Any]
 _LEAST_LENGTH = 64  # tokens of a prompt, if a limit is given
@@ -103,15 +100,11 @@ def measure_longbench(
     """
     check_packages(suite.datasets)
     run = _Run(llm, suite, setting, progress)
-    of = {**_model(llm), "fingerprint": llm.loaded.fingerprint.hex()}
-    if log is None:
-        run.answer(None)
-    else:
-        with AnswerLog(log, of) as kept:
-            run.answer(kept)
+    with AnswerLog(log, describe_model(llm) | {"fingerprint": llm.loaded.fingerprint.hex()}) as kept:
+        run.answer(kept)
     return {
         "rows": run.rows(),
-        **_model(llm),
+        **describe_model(llm),
         "limit": setting.limit,
         "max_length": setting.longest,
         "max_model_len": llm.processor.model.max_positions,
@@ -121,15 +114,6 @@ def measure_longbench(
         "absent": list(suite.absent),
         **autos(llm, setting.reuse),
     }
-
-
-def _model(llm: LLM) -> Row:
-    kept = llm.client.model.keys.kv_dtype
-    return {
-        "model": llm.model_name,
-        "dtype": dtype_name(llm.loaded.model.dtype),
-        "quantization": llm.loaded.form.quantization,
-    } | ({"kv_cache_dtype": kept} if kept in ROUNDED else {})
 
 
 class _Run:
@@ -147,7 +131,7 @@ class _Run:
         self._outcomes: dict[tuple[str, Mode], list[Outcome]] = {}
         self._done = 0
 
-    def answer(self, log: AnswerLog | None) -> None:
+    def answer(self, log: AnswerLog) -> None:
         """Ask every row in every mode, except for those in the log. A row runs in all modes before the next one."""
         for dataset in self._suite.datasets:
             for sample in self._samples(dataset):
@@ -180,15 +164,14 @@ class _Run:
         template, most = self._suite.templates[dataset.name], self._suite.limits[dataset.name]
         return fitted(self._llm, dataset, template, sample, most, chat=self.chat, longest=self._setting.longest)
 
-    def _one(self, dataset: Dataset, case: Case, mode: Mode, log: AnswerLog | None) -> Outcome:
+    def _one(self, dataset: Dataset, case: Case, mode: Mode, log: AnswerLog) -> Outcome:
         most = self._suite.limits[dataset.name]
         key = [f"{dataset.name} {case.sample.name} {case.key(most)}"]
-        found = None if log is None else log.find(asdict(mode), key)
+        found = log.find(asdict(mode), key)
         if found is not None:
             return Outcome(**found[0])
         outcome = ask(self._llm, dataset, case, mode, most)
-        if log is not None:
-            log.add(asdict(mode), key, [asdict(outcome)])
+        log.add(asdict(mode), key, [asdict(outcome)])
         return outcome
 
 

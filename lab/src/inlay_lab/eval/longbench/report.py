@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from inlay.errors import ParameterError
 from inlay.wording import markdown_table
 from inlay_lab.eval.longbench.datasets import DATASETS
 from inlay_lab.eval.longbench.paper import MODELS, OUTLIER, PUBLISHED
+from inlay_lab.eval.setting import model_words
+from inlay_lab.reports import write_texts
 
 Row = dict[str, Any]
 BASELINE = "Baseline"
@@ -23,20 +24,14 @@ def write_report(result: Row, directory: Path) -> None:
         result: The return value of ``measure_longbench``.
         directory: An existing directory.
     """
-    for name, text in (("report.json", json.dumps(result, indent=1)), ("report.md", markdown(result))):
-        try:
-            (directory / name).write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            raise ParameterError(f"--report {directory / name} cannot be written: {error.strerror}") from None
+    write_texts(directory, {"report.json": json.dumps(result, indent=1), "report.md": markdown(result)})
 
 
 def markdown(result: Row) -> str:
     """The report as Markdown."""
-    form = f", {result['quantization']}" if result["quantization"] else ""
-    form += f", {result['kv_cache_dtype']} KV" if "kv_cache_dtype" in result else ""
     sections = [
         "# LongBench",
-        f"{result['model']}, {result['dtype']}{form}.",
+        f"{model_words(result)}.",
         "\n".join(f"- {note}" for note in notes(result)),
         "## Accuracy",
         markdown_table(*scores(result)),

@@ -6,7 +6,6 @@ import json
 import shutil
 import socket
 import subprocess
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -20,7 +19,7 @@ import torch
 from transformers import PretrainedConfig
 
 from inlay.errors import ModelError, ParameterError
-from inlay_lab.bench.decode.llama import write_gguf
+from inlay_lab.bench.engines.gguf_file import random_gguf
 
 _START_S = 300.0
 _ANSWER_S = 3600.0
@@ -81,15 +80,13 @@ def llama_server(
         longest: Tokens of the longest prompt.
         quantization: Of the random model, as ours. None for bf16.
     """
-    with tempfile.TemporaryDirectory(prefix="inlay-bench-") as folder:
-        file = Path(folder) / "random.gguf"
-        write_gguf(config, file, quantization, words=True)
+    with random_gguf(config, quantization) as file:
         with socket.socket() as bound:
             bound.bind(("127.0.0.1", 0))
             port = bound.getsockname()[1]
         command = [program, "-m", file, "-c", longest + 64, "-np", 1, "-t", torch.get_num_threads()]
         command += ["--host", "127.0.0.1", "--port", port]
-        log = Path(folder) / "log"
+        log = file.with_name("log")
         with log.open("wb") as errors:
             process = subprocess.Popen([*map(str, command)], stdout=errors, stderr=errors)
         try:

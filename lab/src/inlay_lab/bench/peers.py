@@ -1,14 +1,12 @@
-"""Times inlay and other engines in turns, each in a process of its own (engine_process.py)."""
+"""Times inlay and other engines in turns, each in a process of its own."""
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,14 +18,11 @@ from transformers import AutoConfig, PretrainedConfig
 from inlay.errors import ModelError, ParameterError
 from inlay.models.load import check_model, load_tokenizer
 from inlay.models.shapes import shape_settings
-from inlay_lab.bench.decode.llama import ARCHITECTURES, write_gguf
+from inlay_lab.bench.engines.engine_process import ENGINES, Settings
+from inlay_lab.bench.engines.gguf_file import ARCHITECTURES, random_gguf
+from inlay_lab.bench.engines.peer import Peer
 from inlay_lab.bench.machine import Meter, Progress, describe_machine, in_turns
-from inlay_lab.bench.peers.engine_process import ENGINES, Settings
-from inlay_lab.bench.worker import Worker
-
-PROGRAM = Path(__file__).with_name("engine_process.py")
-_LONGEST_ANSWER = 192  # tokens of the longest answer with the new tokens before it
-_REMEDY = "leave this engine out"
+from inlay_lab.options import check_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +53,7 @@ class PeersSetting:
     runs: int = 3
 
     def __post_init__(self) -> None:
-        for name in ("new", "tokens", "batch", "runs"):
-            if getattr(self, name) < 1:
-                raise ParameterError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if not self.cached or min(self.cached) < 1:
-            raise ParameterError("cached needs numbers of 1 or more")
-        if self.new + self.tokens > _LONGEST_ANSWER:
-            raise ParameterError(f"new and tokens are more than {_LONGEST_ANSWER} together; use fewer")
+        check_least(1, cached=self.cached, new=self.new, tokens=self.tokens, batch=self.batch, runs=self.runs)
         for engine, python in self.engines.items():
             if engine not in ENGINES:
                 raise ParameterError(f"engine is '{engine}'; use one of {', '.join(ENGINES)}")
@@ -100,16 +89,15 @@ class Words:
         return [self.ids[each] for each in chosen], "".join(self.texts[each] for each in chosen) if self.texts else ""
 
 
-class Peer:
-    """A running engine with the meters of its rows. ``load_s`` are the seconds until it was ready."""
+class Rows:
+    """The meters of an engine's rows. They return seconds: of a first token, of one token, or of a batch."""
 
-    def __init__(self, worker: Worker, setting: PeersSetting, words: Words, load_s: float) -> None:
-        self.worker, self.load_s = worker, load_s
-        self._setting, self._words = setting, words
+    def __init__(self, peer: Peer, setting: PeersSetting, words: Words) -> None:
+        self.peer, self._setting, self._words = peer, setting, words
         self._shared = {count: words.draw(count) for count in setting.cached}
 
     def meters(self) -> dict[str, Meter]:
-        """A meter for each row. They return seconds: of a first token, of one token, or of a batch."""
+        """A meter for each row."""
         first = self._setting.cached[0]
         return {
             f"cold {first}": partial(self._cold, first),
@@ -141,11 +129,7 @@ class Peer:
         return ids + more, text + end
 
     def _ask(self, prompts: Sequence[tuple[list[int], str]], tokens: int) -> float:
-        asked = {"prompts": [ids for ids, _ in prompts], "texts": [text for _, text in prompts], "tokens": tokens}
-        answer = self.worker.ask(json.dumps(asked))
-        if answer["tokens"] != tokens:
-            raise ModelError(f"an answer has {answer['tokens']} tokens in place of {tokens}; {_REMEDY}")
-        return float(answer["seconds"])
+        return self.peer.answer([ids for ids, _ in prompts], tokens, [text for _, text in prompts])
 
 
 def measure_peers(setting: PeersSetting, progress: Progress | None = None) -> dict[str, Any]:
@@ -155,25 +139,25 @@ def measure_peers(setting: PeersSetting, progress: Progress | None = None) -> di
     columns: dict[str, dict[str, Any]] = {}
     meters: dict[str, Meter] = {}
     with ExitStack() as stack:
-        forms = stack.enter_context(_forms(setting, config))
-        peers: dict[str, Peer] = {}
+        settings = _settings(setting, config, stack)
+        running: dict[str, Rows] = {}
         for engine in setting.engines:
             try:
-                peers[engine] = _started(engine, setting, forms, words, stack)
-                peers[engine].worker.ask(json.dumps({"prompts": [[words.ids[0]]], "texts": [" the"], "tokens": 1}))
+                peer = _started(engine, setting, settings, words)
+                stack.callback(peer.close)
+                peer.answer([[words.ids[0]]], 1, [" the"])
             except ModelError as error:
                 columns[engine] = {"skipped": str(error)}
-                peers.pop(engine, None)
             else:
-                meters |= {f"{engine}/{row}": meter for row, meter in peers[engine].meters().items()}
+                running[engine] = rows = Rows(peer, setting, words)
+                meters |= {f"{engine}/{row}": meter for row, meter in rows.meters().items()}
         timed = in_turns(meters, setting.runs, progress) if meters else {}
-        for engine, peer in peers.items():
-            rows = {row: timed[f"{engine}/{row}"].seconds for row in peer.meters()}
+        for engine, rows in running.items():
             columns[engine] = {
-                "version": peer.worker.first["version"],
-                "load_s": round(peer.load_s, 2),
-                **_rounded(rows, setting),
-                "peak_gib": round(peer.worker.peak_bytes() / 2**30, 2),
+                "version": rows.peer.version,
+                "load_s": round(rows.peer.load_s, 2),
+                **_rounded({row: timed[f"{engine}/{row}"].seconds for row in rows.meters()}, setting),
+                "peak_gib": round(rows.peer.peak_bytes() / 2**30, 2),
             }
     return {
         "setting": asdict(setting)
@@ -204,45 +188,36 @@ def _rounded(rows: Mapping[str, float], setting: PeersSetting) -> dict[str, floa
     return values
 
 
-def _started(engine: str, setting: PeersSetting, forms: Settings, words: Words, stack: ExitStack) -> Peer:
+def _started(engine: str, setting: PeersSetting, settings: Settings, words: Words) -> Peer:
     """Start an engine. Raises ModelError if it does not start or reads no form of the model."""
     kind = ENGINES[engine]
-    given: Any = forms
-    if given[kind.needs] is None:
+    if not getattr(settings, kind.needs):
         option = {"folder": "--folder with a checkpoint of it", "gguf": "--gguf with a GGUF file of it"}[kind.needs]
         raise ModelError(f"it cannot read {setting.model}; give {option}")
     if kind.takes_text and words.texts is None:
         raise ModelError("it takes text, and the tokens of a random model have none")
-    command = [setting.engines[engine], PROGRAM, engine, json.dumps(forms)]
-    started = time.perf_counter()
-    worker = Worker(engine, command, _REMEDY)
-    stack.callback(worker.close)
-    return Peer(worker, setting, words, time.perf_counter() - started)
+    return Peer(engine, settings, "leave this engine out", setting.engines[engine])
 
 
-@contextmanager
-def _forms(setting: PeersSetting, config: PretrainedConfig) -> Iterator[Settings]:
-    """The forms of the model that engines read. Those of a random model are written."""
+def _settings(setting: PeersSetting, config: PretrainedConfig, stack: ExitStack) -> Settings:
+    """The settings of all engines, with the forms of the model that they read. Those of a random model are written."""
     model = Path(setting.model)
     folder = setting.folder or (model if model.is_dir() else None)
     gguf = setting.gguf or (model if model.suffix == ".gguf" else None)
-    with tempfile.TemporaryDirectory(prefix="inlay-bench-") as written:
-        if setting.model.startswith("random:"):
-            folder = Path(written) / "checkpoint"  # without weights: an engine draws its own
-            config.architectures = [f"{config.model_type.capitalize()}ForCausalLM"]
-            config.save_pretrained(folder)
-            if (
-                any(ENGINES[engine].needs == "gguf" for engine in setting.engines)
-                and config.model_type in ARCHITECTURES
-            ):
-                gguf = Path(written) / "random.gguf"
-                write_gguf(config, gguf, words=True)
-        yield Settings(
-            model=setting.model,
-            folder=None if folder is None else str(folder),
-            gguf=None if gguf is None else str(gguf),
-            dtype=setting.dtype,
-            threads=torch.get_num_threads(),
-            longest=max(setting.cached) + _LONGEST_ANSWER,
-            most=setting.batch,
-        )
+    if setting.model.startswith("random:"):
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="inlay-bench-")))
+        config.architectures = [f"{config.model_type.capitalize()}ForCausalLM"]
+        config.save_pretrained(folder)  # without weights: an engine draws its own
+        if any(ENGINES[engine].needs == "gguf" for engine in setting.engines) and config.model_type in ARCHITECTURES:
+            gguf = stack.enter_context(random_gguf(config))
+    own = setting.new + 1 + setting.tokens
+    return Settings(
+        threads=torch.get_num_threads(),
+        longest=max(setting.cached) + own,
+        own=own,
+        most=setting.batch,
+        model=setting.model,
+        folder=None if folder is None else str(folder),
+        gguf=None if gguf is None else str(gguf),
+        dtype=setting.dtype,
+    )

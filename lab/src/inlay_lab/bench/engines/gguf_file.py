@@ -1,8 +1,4 @@
-"""llama.cpp as a column of the decode benchmark, where ``llama-cpp-python`` and ``gguf`` are installed.
-
-The model is a GGUF file of our model's shape with random weights, in bf16 or quantized to as many bits as ours.
-This module writes the file.
-"""
+"""Writes GGUF files of a model's shape with random weights, in bf16 or quantized to as many bits as ours."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ import math
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +15,6 @@ import numpy as np
 import torch
 from transformers import PretrainedConfig
 
-from inlay_lab.bench import worker
-from inlay_lab.bench.machine import Meter
 from inlay_lab.bench.stock import weight_bytes
 
 #: model_type → llama.cpp's name of the architecture.
@@ -31,22 +25,18 @@ FORMATS = {None: "BF16", "int8": "Q8_0", "int4": "Q4_0"}
 _BLOCK = 32  # numbers that share one scale in these formats
 
 
-def write_gguf(config: PretrainedConfig, path: Path, quantization: str | None = None, words: bool = False) -> None:
+def write_gguf(config: PretrainedConfig, path: Path, quantization: str | None = None) -> None:
     """Write the file. The output head has 8 bits in both quantizations, as ours; llama.cpp's own files use 6 or 8.
 
     Args:
         config: Its model type is in ARCHITECTURES.
         quantization: Of the matrices; a key of FORMATS.
-        words: Give each token a text. llama.cpp's server needs one.
     """
     import gguf
 
     writer = gguf.GGUFWriter(path, ARCHITECTURES[config.model_type])
     _describe(writer, config)
-    if words:
-        _add_words(writer, config.vocab_size)
-    else:
-        writer.add_tokenizer_model("no_vocab")  # token ids in, token ids out
+    _add_words(writer, config.vocab_size)
     shapes = dict(_tensors(config))
     fp32 = gguf.GGMLQuantizationType.F32
     kinds = {name: gguf.GGMLQuantizationType[_format(config, name, quantization)] for name in shapes}
@@ -203,47 +193,21 @@ def why_not(
         return f"its file is bf16, and the model is {dtype}"
     if quantization is not None and any(len(shape) > 1 and shape[1] % _BLOCK for _, shape in _tensors(config)):
         return f"its quantized rows come in blocks of {_BLOCK}, and this model has others"
-    needed, free = weight_bytes(config, torch.bfloat16), shutil.disk_usage(tempfile.gettempdir()).free
+    return why_no_room(weight_bytes(config, torch.bfloat16))
+
+
+def why_no_room(needed: int) -> str | None:
+    """The reason that a temporary file of this many bytes cannot be written, or None."""
+    free = shutil.disk_usage(tempfile.gettempdir()).free
     if needed > free:
         return f"its file takes {needed / 1e9:.1f} GB, and {tempfile.gettempdir()} has {free / 1e9:.1f} GB free"
     return None
 
 
-class Worker(worker.Worker):
-    """llama.cpp in a separate process.
-
-    Args:
-        module: The program of the process. Its arguments are the GGUF file and ``words``.
-
-    Raises:
-        ModelError: The process does not start.
-    """
-
-    def __init__(
-        self,
-        config: PretrainedConfig,
-        module: str,
-        words: Sequence[object],
-        remedy: str,
-        quantization: str | None = None,
-    ) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="inlay-bench-")
-        file = Path(self._folder.name) / "random.gguf"
-        write_gguf(config, file, quantization)
-        super().__init__("llama.cpp", worker.module_command(module, (file, *words)), remedy)
-
-    def close(self) -> None:
-        """End the process and delete its file."""
-        super().close()
-        self._folder.cleanup()
-
-
 @contextmanager
-def llama_answers(
-    config: PretrainedConfig, context: int, tokens: int, quantization: str | None = None
-) -> Iterator[Meter]:
-    """A meter of llama.cpp on a random model of the same shape, in bf16 or quantized. Raises ModelError."""
-    words = (context, tokens, torch.get_num_threads())
-    remedy = "leave it out with --baselines transformers"
-    with closing(Worker(config, "inlay_lab.bench.decode.llama_worker", words, remedy, quantization)) as worker:
-        yield lambda: float(worker.ask("run")["seconds"])
+def random_gguf(config: PretrainedConfig, quantization: str | None = None) -> Iterator[Path]:
+    """A file of ``write_gguf`` within a block."""
+    with tempfile.TemporaryDirectory(prefix="inlay-bench-") as folder:
+        file = Path(folder) / "random.gguf"
+        write_gguf(config, file, quantization)
+        yield file

@@ -24,7 +24,7 @@ from inlay.client.llm import LLM
 from inlay.engine import core as engine
 from inlay.engine import forward
 from inlay.engine.unshared_runner import with_cache
-from inlay.errors import ContextError, ParameterError
+from inlay.errors import ContextError
 from inlay.models.few_rows import FewRows
 from inlay.models.interface import attention_implementation
 from inlay.models.linear import FrozenLinear
@@ -32,11 +32,13 @@ from inlay.models.spec import dtype_name
 from inlay.sampling.params import SamplingParams
 from inlay.sampling.sampler import PendingTokens
 from inlay.settings import check_choice
-from inlay_lab.bench.decode.llama import bytes_read, llama_answers, why_not
+from inlay_lab.bench.engines.gguf_file import bytes_read, why_not
+from inlay_lab.bench.engines.peer import llama_cpp
 from inlay_lab.bench.floor import Floor, Rates
 from inlay_lab.bench.machine import GB, Ceilings, Meter, Progress, Timing, describe_machine, in_turns, measure_ceilings
 from inlay_lab.bench.stock import another_fits, bytes_read_per_token, load_stock
 from inlay_lab.bench.throughput.steps import Cost
+from inlay_lab.options import check_least
 
 _WARM_UP = 2  # tokens; a large model's first run may be its only timed one
 
@@ -72,6 +74,23 @@ def stock_loop(model: PreTrainedModel, prompt: list[int], tokens: int) -> tuple[
             last = model(last, use_cache=True, **cache).logits.argmax(-1)
             answer.append(int(last))
         return time.perf_counter() - started, tuple(answer)
+
+
+@contextmanager
+def llama_answers(
+    config: PretrainedConfig, prompt: list[int], tokens: int, quantization: str | None
+) -> Iterator[Meter]:
+    """A meter of llama.cpp on a random model of the same shape. Raises ModelError."""
+    longest, remedy = len(prompt) + 1 + tokens, "leave it out with --baselines transformers"
+    with llama_cpp(config, longest, remedy, quantization=quantization) as peer:
+
+        def meter() -> float:
+            served = peer.serve([prompt], 1 + tokens, at=[0.0])
+            assert served is not None, "it has no time limit"
+            seconds = served["seconds"][0]
+            return seconds[-1] - seconds[0]
+
+        yield meter
 
 
 SHARES = ("plan", "attention", "linear", "sampling", "rest")
@@ -183,9 +202,7 @@ class DecodeSetting:
     quick: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("context", "tokens", "runs"):
-            if getattr(self, name) < 1:
-                raise ParameterError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        check_least(1, context=self.context, tokens=self.tokens, runs=self.runs)
         for word in self.baselines:
             check_choice("baseline", word, BASELINES)
 
@@ -285,7 +302,7 @@ def _baselines(
         if reason := why_not(config, dtype, setting.quantization):
             left_out["llama.cpp"] = {"ms_per_token": None, "skipped": reason}
         else:
-            openers["llama.cpp"] = partial(llama_answers, config, setting.context, setting.tokens, setting.quantization)
+            openers["llama.cpp"] = partial(llama_answers, config, prompt, setting.tokens, setting.quantization)
     return openers, left_out
 
 
