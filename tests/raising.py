@@ -11,8 +11,8 @@ import pytest
 from inlay.errors import InlayError
 
 
-class Panic(BaseException):
-    """The exception that a panic in a Rust library raises; it does not derive from Exception."""
+class PanicException(BaseException):
+    """The exception that a panic in a Rust library raises: no Exception, and known by its name."""
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from inlay.output import RequestState
 from inlay.types import RequestOutput
 from tests.conftest import tiny
 from tests.model.hooks import each_pass
-from tests.raising import Panic, raises
+from tests.raising import PanicException, raises
 
 SCHEMA = Schema.from_string('<schema name="s"><module name="m">A module of some length.</module></schema>')
 PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -92,7 +92,7 @@ def with_words(_: Any, request: Any) -> bool:
 # Faults
 
 
-@pytest.mark.parametrize("kind", [Panic, SystemExit, RuntimeError])
+@pytest.mark.parametrize("kind", [PanicException, SystemExit, RuntimeError])
 def test_fault_in_a_pass_ends_its_requests_and_not_the_thread(monkeypatch, kind):
     async def ask() -> None:
         llm = engine(max_num_seqs=1)
@@ -120,7 +120,7 @@ def test_fault_at_admission_ends_only_that_request(monkeypatch):
     run(ask())
 
 
-@pytest.mark.parametrize("kind", [RuntimeError, Panic])
+@pytest.mark.parametrize("kind", [RuntimeError, PanicException])
 def test_fault_while_queueing_ends_only_that_request(monkeypatch, kind):
     async def ask() -> None:
         llm = engine()
@@ -135,7 +135,7 @@ def test_fault_while_queueing_ends_only_that_request(monkeypatch, kind):
     run(ask())
 
 
-@pytest.mark.parametrize("kind", [RuntimeError, Panic])
+@pytest.mark.parametrize("kind", [RuntimeError, PanicException])
 def test_fault_outside_any_request_ends_all_and_not_the_thread(monkeypatch, kind):
     async def ask() -> None:
         llm = engine(max_num_seqs=1)
@@ -172,7 +172,7 @@ def test_tokens_of_a_failed_pass_are_not_stored(monkeypatch):
     run(ask())
 
 
-@pytest.mark.parametrize("kind", [RuntimeError, Panic])
+@pytest.mark.parametrize("kind", [RuntimeError, PanicException])
 def test_failed_output_ends_its_request(monkeypatch, kind):
     async def ask() -> None:
         llm = engine()

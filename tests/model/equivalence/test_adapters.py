@@ -100,7 +100,9 @@ def test_adapters_work_on_quantized_checkpoints(kind, folders, tmp_path):
     made, prompt = folders(loaded), ids(33)
     rounded, kept = (load_model(path, dtype="float32") for _ in range(2))
     ((_, logits),) = Recorder(kept, adapters=made).greedy([prompt], tokens=1, adapter="all")
-    close(logits, prefill(merged(linear_layers_of(rounded, loaded), made["all"]), prompt)[-1:])
+    expected = prefill(merged(linear_layers_of(rounded, loaded), made["all"]), prompt)[-1:]
+    # the inputs of a layer are rounded, and a difference of the last bit may change a rounding
+    torch.testing.assert_close(logits, expected, atol=5e-4, rtol=0)
 
 
 def linear_layers_of(rounded, loaded):

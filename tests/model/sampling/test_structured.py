@@ -23,7 +23,7 @@ from inlay.sampling import structured
 from inlay.sampling.grammar_forms import too_large
 from inlay.sampling.structured import Grammars, Guide, allowed_bits
 from tests.conftest import tiny
-from tests.raising import Panic, raises
+from tests.raising import PanicException, raises
 from tests.tokenizers_for_tests import family
 
 PERSON = {
@@ -427,7 +427,7 @@ def test_grammars_are_cached_per_salt(monkeypatch):
 
 
 def _panics(*_: object, **__: object) -> None:
-    raise Panic("called `Option::unwrap()` on a `None` value at /home/who/src/lib.rs:1")
+    raise PanicException("called `Option::unwrap()` on a `None` value at /home/who/src/lib.rs:1")
 
 
 def test_compiler_panic_is_reported_for_its_grammar(monkeypatch):

@@ -35,7 +35,7 @@ from inlay.engine.request import Request
 from inlay.output import AnswerState, RequestState
 from tests.conftest import tiny
 from tests.model.engine.driving import placed_requests
-from tests.raising import Panic
+from tests.raising import PanicException
 from tests.unit.kv.accounting import audit
 
 LONG_S = float(os.environ.get("INLAY_SOAK_S", "3600"))
@@ -143,7 +143,7 @@ class Soak:
 
     def ended(self, error: BaseException) -> None:
         """With its error: its deadline's, the engine's, or one that was thrown."""
-        told = isinstance(error, InlayError | InjectedError) or "Panic" in str(error)
+        told = isinstance(error, InlayError | InjectedError) or "PanicException" in str(error)
         assert told, repr(error)
         self.seen[type(error).__name__] += 1
 
@@ -200,7 +200,7 @@ class AsyncSoak(Soak):
                     await act()
             except TimeoutError as error:
                 raise AssertionError(f"{act.__name__} did not end ({patience.expired()}): {dict(self.seen)}") from error
-            except (Exception, Panic) as error:
+            except (Exception, PanicException) as error:
                 if isinstance(error, AssertionError):
                     raise
                 self.ended(error)
@@ -311,7 +311,7 @@ def soak_async(seconds: float, patch: pytest.MonkeyPatch, seed: int) -> Soak:
     keep_no_log(patch)
     loaded = tiny("llama")
     llm = AsyncLLM(loaded, seed=0, **engine_settings(loaded))
-    soak = AsyncSoak(llm, Faults(patch, random.Random(seed), (InjectedError, Panic)), seed)
+    soak = AsyncSoak(llm, Faults(patch, random.Random(seed), (InjectedError, PanicException)), seed)
     everywhere(llm, soak.faults)
     asyncio.run(soak.run(seconds))
     llm.shutdown()

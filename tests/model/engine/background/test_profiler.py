@@ -20,7 +20,7 @@ from inlay.kv.identity import SegmentSpec
 from tests.conftest import tiny
 from tests.model.engine.driving import Driver, work_off
 from tests.model.equivalence.oracle import PromptCacheOracle
-from tests.raising import Panic, raises
+from tests.raising import PanicException, raises
 
 SCHEMA = Schema.from_string(
     '<schema name="s">In front of all. <module name="a">The first module of them, say.</module>'
@@ -290,7 +290,7 @@ def test_queued_found_text_is_dropped_when_its_salt_is_evicted(monkeypatch):
     assert driver.all_free()
 
 
-@pytest.mark.parametrize("kind", [RuntimeError, Panic])
+@pytest.mark.parametrize("kind", [RuntimeError, PanicException])
 def test_fault_ends_only_the_profile(monkeypatch, caplog, kind):
     driver = driver_for()
 

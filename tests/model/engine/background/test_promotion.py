@@ -23,7 +23,7 @@ from tests.conftest import tiny
 from tests.model.engine.driving import Driver, check_stock, ids, prompt_of, work_off
 from tests.model.hooks import failing
 from tests.model.prompt.test_borders import prose
-from tests.raising import Panic, raises
+from tests.raising import PanicException, raises
 
 SCHEMA = Schema.from_string(
     '<schema name="s">In front of all. <module name="a">The first module of them, say.</module>'
@@ -479,7 +479,7 @@ def test_conversation_prefers_its_history_to_a_separate_part():
     check_stock(driver, again)
 
 
-@pytest.mark.parametrize("kind", [RuntimeError, Panic])
+@pytest.mark.parametrize("kind", [RuntimeError, PanicException])
 def test_fault_ends_only_the_promotion(caplog, kind):
     driver = driver_for()
     for _ in range(2):

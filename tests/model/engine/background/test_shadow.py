@@ -21,7 +21,7 @@ from inlay_lab.eval.setting import Setting
 from tests.conftest import tiny
 from tests.model.engine.driving import Driver, ids, prompt_of, work_off
 from tests.model.hooks import each_pass, failing
-from tests.raising import Panic, raises
+from tests.raising import PanicException, raises
 
 SCHEMA = Schema.from_string(
     '<schema name="s">In front of all. <module name="a">The first module of them, say.</module>'
@@ -261,7 +261,7 @@ def test_queue_is_bounded_and_fair_between_salts():
     assert driver.llm.divergence() == ()
 
 
-@pytest.mark.parametrize("kind", [RuntimeError, Panic])
+@pytest.mark.parametrize("kind", [RuntimeError, PanicException])
 @pytest.mark.parametrize("begun", [0, 3, 20])
 def test_fault_ends_only_one_comparison(caplog, kind, begun):
     driver = driver_for()

@@ -10,7 +10,7 @@ import pytest
 from inlay.kv.offload.disk import DiskTier
 from inlay.kv.offload.loader import Coming
 from inlay.slots import cut
-from tests.raising import Panic
+from tests.raising import PanicException
 from tests.unit.kv.accounting import audit
 from tests.unit.kv.offload.memory import MemoryTier
 from tests.unit.kv.offload.segments import filled, spec_of
@@ -245,7 +245,7 @@ def test_fault_of_any_kind_ends_only_one_read(disk, caplog):
         site.compute(spec)
     site.written()
     site.store.clear()
-    get, faults = disk.get, [Panic("it panics")]
+    get, faults = disk.get, [PanicException("it panics")]
 
     def panic(*asked):
         if faults:
