@@ -264,6 +264,7 @@ def _load(setting: DecodeSetting) -> LLM:
         weights=setting.weights,
         quantization=setting.quantization,
         kv_cache_dtype=setting.kv_cache_dtype,
+        speculation="off",  # drafts give several tokens a step
         seed=0,
         device="cpu",
     )
