@@ -299,7 +299,7 @@ class EngineCore:
             self._idle_time.use_share()
             began = time.perf_counter()
         self.kv_manager.short_of_room = False
-        lone = self.scheduler.lone
+        lone = step is None and self.scheduler.lone  # a step without scheduling computes no prompt
         step = step or self.scheduler.step(began, self._most_prefill(lone))
         self.kv_manager.prefetcher.look_ahead(self.scheduler.waiting)
         self.residency.demote()

@@ -365,9 +365,11 @@ class Saver:
 
     def add_labels(self, spec: SegmentSpec) -> None:
         """See Residency.add_labels. A segment that is still to be written gets them with its record."""
-        coming = any(each.lossless.key == spec.lossless.key for each in self.unwritten())
+        forms = list(self._stack.forms(spec.lossless))
+        saving = None if self._saving is None else self._saving.spec.key
+        coming = any(form.key in self._waiting or form.key == saving for form in forms)
         for tier in self._stack.written:
-            for form in self._stack.forms(spec.lossless):
+            for form in forms:
                 if coming or tier.holds(form.key):
                     self._writer.post(partial(tier.add_labels, form.key, spec.labels))
 
