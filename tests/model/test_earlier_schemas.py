@@ -97,11 +97,19 @@ def test_running_request_on_a_replaced_schema_leaves_nothing(reuse):
 
 
 def test_public_and_private_schemas_of_one_name_are_evicted_separately():
+    """A salt never means the public schema, not even after its own schema has been removed."""
     llm = make("off", "llama")
     for salt in (None, "mine"):
         llm.add_schema(EARLIER, cache_salt=salt)
     llm.evict("s", cache_salt="mine")
     assert sum(stored for _, stored in llm.stored("s", cache_salt="mine").values()) == 0
+    llm.add_schema(EARLIER, cache_salt="mine")
+    llm.remove_schema("s", cache_salt="mine")
+    assert llm.evict("s", modules=["a"], cache_salt="mine") > 0
+    assert llm.evict("s", cache_salt="mine") > 0
+    for salt in ("mine", "another"):
+        with raises("schema.unknown", ParameterError):
+            llm.evict("s", cache_salt=salt)
     assert all(tokens == stored > 0 for tokens, stored in llm.stored("s").values())
     llm.shutdown()
 

@@ -325,8 +325,9 @@ class LLM(PlanCalls):
         """Evict a schema's segments from the pool and the store, with the text stored behind them. The schema stays.
 
         Covers all policies, pinned modules, and earlier schemas of this name and owner: replaced ones, those with an
-        earlier date, and files of earlier processes. A removed schema can be evicted by its name. Segments in use go
-        when their requests end. Arguments as in ``pin``.
+        earlier date, and files of earlier processes. A removed schema can be evicted by its name. With a
+        ``cache_salt``, a public schema is never evicted. Segments in use go when their requests end. Arguments as in
+        ``pin``.
 
         Returns:
             The number of evicted tokens.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, Unpack
 
@@ -15,6 +14,7 @@ from inlay.client.options import OwnerOptions, scope_of
 from inlay.client.schemas import removed
 from inlay.errors import AbortedError, InlayError, ParameterError
 from inlay.events import EncodeEvent
+from inlay.kv.identity import SegmentSpec
 from inlay.pml import Schema
 from inlay.policy import PolicyFields, ReusePolicy
 from inlay.prompt.inputs import parse_ttl
@@ -109,20 +109,19 @@ class SchemaCalls(Base):
         positions: str | None = None,
         **owner: Unpack[OwnerOptions],
     ) -> int:
-        scope = scope_of(**owner)
-        if self.processor.schemas.find(name, scope.cache_salt) is None:
-            tokens = await self._waiting.result(self.schemas.evict_removed(name, scope, modules))
-            if not tokens:
-                raise ParameterError(
-                    f"schema '{name}' is not known, and none of its text is stored; check the name and the cache_salt",
-                    code="schema.unknown",
-                )
-            return tokens
-        policy = self._schema_policy(name, reuse, positions, scope)
-        specs = await self._laid_out(lambda: self.processor.schemas.every_spec(name, policy, scope, modules), scope)
-        segments = self.processor.encoding(f"schema '{name}'", specs, scope)
-        labels = self.processor.schemas.labels(name, scope, modules)
-        return await self._waiting.result(self.schemas.evict(replace(segments, labels=labels)))
+        scope, specs = scope_of(**owner), list[SegmentSpec]()
+        known = self.processor.schemas.get(name, scope.cache_salt)  # a salt never means the public schema here
+        if known is not None:
+            policy, every = self._schema_policy(name, reuse, positions, scope), self.processor.schemas.every_spec
+            specs = await self._laid_out(lambda: every(known, policy, scope.adapter, modules), scope)
+        tokens = await self._waiting.result(self.schemas.evict_named(name, scope, modules, specs))
+        if known is None and not tokens:
+            raise ParameterError(
+                f"schema '{name}' is not known under this cache_salt, and none of its text is stored; check the name "
+                "and the cache_salt, and leave cache_salt out for a public schema",
+                code="schema.unknown",
+            )
+        return tokens
 
     async def _stored(
         self,

@@ -145,10 +145,15 @@ class SchemaManager:
                     del self._pins[pin]
         return future
 
-    def evict_removed(self, name: str, scope: Scope = EVERYONE, modules: Sequence[str] = ()) -> Future[int]:
-        """Evict the text that a removed schema of this salt has left, or that of some of its modules."""
+    def evict_named(
+        self, name: str, scope: Scope = EVERYONE, modules: Sequence[str] = (), specs: Sequence[SegmentSpec] = ()
+    ) -> Future[int]:
+        """Evict segments, and the text that a schema of this salt has stored, or some of its modules.
+
+        The schema may have been removed.
+        """
         labels = labels_of_schema(scope.cache_salt, name, modules)
-        return self.evict(replace(self._processor.encoding(f"schema '{name}'", (), scope), labels=labels))
+        return self.evict(replace(self._processor.encoding(f"schema '{name}'", specs, scope), labels=labels))
 
     def has_pinned(self, name: str, scope: Scope = EVERYONE) -> bool:
         """True if a scope has pinned its own schema or modules of it, and none of these was evicted since."""

@@ -488,19 +488,18 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
         return self._encoded(known, policy, self._model.adapter(scope.adapter)).by_module() if policy.modular else {}
 
     def every_spec(
-        self, name: str, policy: ReusePolicy, scope: Scope = EVERYONE, modules: Sequence[str] = ()
+        self, known: KnownSchema, policy: ReusePolicy, adapter: str | None = None, modules: Sequence[str] = ()
     ) -> list[SegmentSpec]:
         """Return the segments of some modules of a schema, or of all, under this policy and all policies used so far.
 
         With the text outside modules, named "", come the primers that modules are encoded behind. A policy without
         modules gives the segments whose keys its text has (``copies``).
 
-        Raises ParameterError for an unknown schema or module.
+        Raises ParameterError for an unknown adapter or module.
         """
-        known = self._named(name, scope)
         check_modules(known.layout, modules)
         if policy.modular:
-            self._encoded(known, policy, self._model.adapter(scope.adapter))
+            self._encoded(known, policy, self._model.adapter(adapter))
         else:
             self._copied(known)
         used = list(known.specs.values())
@@ -514,11 +513,6 @@ class KnownSchemas(SchemaRegistry[KnownSchema]):
         if not modules or "" in modules:
             found |= {spec.key: spec for specs in used for spec in specs.primers()}
         return list(found.values())
-
-    def labels(self, name: str, scope: Scope = EVERYONE, modules: Sequence[str] = ()) -> frozenset[bytes]:
-        """Return the labels of a schema, or of some of its modules. A removed schema keeps its labels."""
-        known = self.find(name, scope.cache_salt)
-        return labels_of_schema(scope.cache_salt if known is None else known.owner, name, modules)
 
     def all_specs(self, layout: SchemaLayout, policy: ReusePolicy, scope: Scope = EVERYONE) -> list[SegmentSpec]:
         """Return all segments of a schema that is, or just was, registered for a salt."""

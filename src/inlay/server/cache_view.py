@@ -178,7 +178,7 @@ class CacheView:
                 with suppress(ParameterError):  # it was deleted meanwhile
                     texts += await self._schemas.evict(record)
         # Marked parts that earlier processes have stored, which no list shows.
-        texts += await asyncio.wrap_future(self._llm.schemas.evict_removed(PARTS, Scope(tenant.salt or PUBLIC)))
+        texts += await asyncio.wrap_future(self._llm.schemas.evict_named(PARTS, Scope(tenant.salt or PUBLIC)))
         self._llm.processor.forget_texts(tenant.salt or "")
         texts += await asyncio.wrap_future(self._llm.local.evict_texts(tenant.salt or ""))
         return Evicted(segments, tokens + texts, size + texts * self._llm.client.model.bytes_per_token, left)

@@ -336,16 +336,17 @@ class SchemaCatalog:
         Returns:
             True if the schema is public, and the number of evicted tokens.
         """
-        if self._named(name, tenant, public) is not None:
+        record = self._named(name, tenant, public)
+        if record is not None:
             record = self.own(name, tenant, public=public)
             return record.public, await self.evict(record)
         owner = PUBLIC if public else _owner(tenant.salt)
         if owner == PUBLIC and not tenant.admin:
             raise _unknown(name)
-        tokens = await asyncio.wrap_future(self._llm.schemas.evict_removed(name, Scope(owner)))
-        if not tokens:
-            raise _unknown(name)
-        return owner == PUBLIC, tokens
+        try:
+            return owner == PUBLIC, await self._llm.evict(name, cache_salt=owner or None)
+        except ParameterError:
+            raise _unknown(name) from None
 
     @property
     def bytes_per_token(self) -> int:

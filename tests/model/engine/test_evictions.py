@@ -45,8 +45,8 @@ def ask(driver: Driver, *args: Any, **asks: Any) -> Any:
 
 def specs_of(driver: Driver, names: str = "", reuse: str = "modular") -> list[SegmentSpec]:
     """All forms of some modules that prompts may be read from. Without names, also the primers."""
-    policy = driver.llm.policy(reuse)
-    return driver.llm.processor.schemas.every_spec("s", policy, modules=tuple(names))
+    schemas, policy = driver.llm.processor.schemas, driver.llm.policy(reuse)
+    return schemas.every_spec(schemas.get("s"), policy, modules=tuple(names))
 
 
 def listed(driver: Driver) -> set[bytes]:

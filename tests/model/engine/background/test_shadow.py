@@ -231,7 +231,7 @@ def test_answers_to_evicted_text_are_dropped(evict, begun):
         driver.engine.evict_texts("one")
     else:
         schemas = driver.llm.processor.schemas
-        driver.engine.evict(schemas.every_spec("s", driver.llm.policy("anchored"), modules=("a",)))
+        driver.engine.evict(schemas.every_spec(schemas.get("s"), driver.llm.policy("anchored"), modules=("a",)))
     assert stats(driver).waiting == 1
     assert dropped(driver) == {"gone": 1}
     driver.audit()
