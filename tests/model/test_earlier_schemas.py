@@ -147,6 +147,15 @@ def test_module_of_a_removed_schema_is_evicted_by_its_name():
     llm.shutdown()
 
 
+def test_empty_name_evicts_nothing():
+    llm = make("off", "llama")
+    llm.add_schema(EARLIER)
+    with raises("schema.unknown", ParameterError):
+        llm.evict("")
+    assert all(tokens == stored > 0 for tokens, stored in llm.stored("s").values())
+    llm.shutdown()
+
+
 @pytest.mark.parametrize(("model", "reuse"), MODELS[1:])
 def test_files_of_an_earlier_process_are_evicted_by_the_name_of_their_schema(tmp_path, model, reuse):
     llm = make(tmp_path, model)

@@ -114,7 +114,9 @@ class SchemaCalls(Base):
         if known is not None:
             policy, every = self._schema_policy(name, reuse, positions, scope), self.processor.schemas.every_spec
             specs = await self._laid_out(lambda: every(known, policy, scope.adapter, modules), scope)
-        tokens = await self._waiting.result(self.schemas.evict_named(name, scope, modules, specs))
+        tokens = 0
+        if name:  # the label of an empty name is that of all segments of its owner
+            tokens = await self._waiting.result(self.schemas.evict_named(name, scope, modules, specs))
         if known is None and not tokens:
             raise ParameterError(
                 f"schema '{name}' is not known under this cache_salt, and none of its text is stored; check the name "

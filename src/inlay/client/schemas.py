@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from inlay.client.engine import Engine
 from inlay.client.local import InProcessClient
 from inlay.errors import AbortedError, InlayError, ParameterError
-from inlay.kv.identity import SegmentSpec
+from inlay.kv.identity import SegmentSpec, owner_label
 from inlay.pml import Schema
 from inlay.policy import ReusePolicy
 from inlay.prompt.contexts import PUBLIC, labels_of_schema
@@ -154,6 +154,11 @@ class SchemaManager:
         """
         labels = labels_of_schema(scope.cache_salt, name, modules)
         return self.evict(replace(self._processor.encoding(f"schema '{name}'", specs, scope), labels=labels))
+
+    def evict_owner(self, salt: str) -> Future[int]:
+        """Evict the text of all schemas of a salt, removed ones included, and all its marked parts. "" is public."""
+        labels = frozenset([owner_label(salt.encode())])
+        return self.evict(replace(self._processor.encoding("segments", ()), labels=labels))
 
     def has_pinned(self, name: str, scope: Scope = EVERYONE) -> bool:
         """True if a scope has pinned its own schema or modules of it, and none of these was evicted since."""

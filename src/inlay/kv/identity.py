@@ -368,10 +368,6 @@ LABEL_BYTES = 16
 TEXT_LABEL = b"text of a prompt"
 
 
-#: In place of a schema's name in the label of all marked parts of an owner. No schema has this name.
-PARTS = ""
-
-
 def labels_of(owner: bytes, schema: str, module: str = "") -> tuple[bytes, bytes]:
     """Return the labels of a schema's segments: that of the schema, and that of the module.
 
@@ -383,6 +379,11 @@ def labels_of(owner: bytes, schema: str, module: str = "") -> tuple[bytes, bytes
     """
     named = _hash(_LABEL, hashlib.sha256(owner).digest(), schema.encode("utf-8", "surrogatepass"))
     return named[:LABEL_BYTES], _hash(_LABEL, named, module.encode("utf-8", "surrogatepass"))[:LABEL_BYTES]
+
+
+def owner_label(owner: bytes) -> bytes:
+    """Return the label of all segments of an owner: of its schemas, and of marked parts of its messages."""
+    return labels_of(owner, "")[0]  # no schema has this name
 
 
 def detached_spec(run: TokenRun, keys: KeyMaker) -> SegmentSpec:

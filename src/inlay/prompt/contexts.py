@@ -29,7 +29,7 @@ from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from inlay.errors import ModelError, ParameterError
-from inlay.kv.identity import KeyMaker, SegmentSpec, labels_of, specify
+from inlay.kv.identity import KeyMaker, SegmentSpec, labels_of, owner_label, specify
 from inlay.pml import Prompt, PromptBuilder, Schema
 from inlay.pml.nodes import Module, Turn, Union
 from inlay.pml.rules import names_of, path_of
@@ -129,7 +129,7 @@ class SchemaSpecs:
     _chains: dict[tuple[_View, int], _Chain] = field(default_factory=dict)  # the entry of that index is the last
     _defaults: dict[tuple[_View, int], SegmentSpec] = field(default_factory=dict)
     _primers: dict[bytes, SegmentSpec] = field(default_factory=dict)  # by key
-    _labels: dict[Owner, tuple[bytes, bytes]] = field(default_factory=dict)
+    _labels: dict[Owner, tuple[bytes, ...]] = field(default_factory=dict)
     _active: tuple[frozenset[str], dict[str, int]] = (frozenset(), {})  # of the latest prompt
 
     def by_module(self) -> dict[str, list[SegmentSpec]]:
@@ -296,7 +296,8 @@ class SchemaSpecs:
     def _specify(self, ids: tuple[int, ...], entry: TextRun | Hole, before: _Chain) -> SegmentSpec:
         labels = self._labels.get(entry.owner)
         if labels is None:
-            labels = self._labels[entry.owner] = labels_of(self.salt, self.layout.schema.name, path_of(entry.owner))
+            named = labels_of(self.salt, self.layout.schema.name, path_of(entry.owner))
+            labels = self._labels[entry.owner] = owner_label(self.salt), *named
         start, context = self._start(entry, before), _as_context(before)
         return specify(ids, start, context, self.keys, self.salt, self.adapter, labels)
 

@@ -17,7 +17,7 @@ from itertools import chain
 from typing import Any
 
 from inlay.errors import ModelError, ParameterError
-from inlay.kv.identity import PARTS, KeyMaker, SegmentSpec, labels_of, specify
+from inlay.kv.identity import KeyMaker, SegmentSpec, owner_label, specify
 from inlay.pml.nodes import MAX_SET
 from inlay.prompt.anchors import Anchor
 from inlay.prompt.chat import ChatTemplate, Cut, Tools, Trim, Turn
@@ -605,7 +605,7 @@ class ContentSpecs:
         self._movable = movable
         self._keys = keys
         self._salt = salt
-        (self._group, _) = labels_of(salt, PARTS)
+        self._group = owner_label(salt)
         self._adapters = adapters
         self._primer = primer if movable else ()
         self._longest = longest

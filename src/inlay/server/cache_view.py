@@ -23,7 +23,7 @@ from inlay.api.failures import BodyError
 from inlay.client.async_llm import AsyncLLM
 from inlay.client.local import InProcessClient
 from inlay.errors import ParameterError
-from inlay.kv.identity import PARTS, SegmentSpec, made_under
+from inlay.kv.identity import SegmentSpec, made_under
 from inlay.kv.lifetimes import BY_KEY
 from inlay.kv.offload.disk import DiskTier
 from inlay.kv.offload.form import new_draft, write_all
@@ -34,7 +34,7 @@ from inlay.prompt.contexts import PUBLIC
 from inlay.prompt.request import EncodeRequest
 from inlay.server.limits import Tenant
 from inlay.server.schema_catalog import SchemaCatalog
-from inlay.types import Scope, SegmentState
+from inlay.types import SegmentState
 
 PER_TURN = 200  # segments that are looked up between two steps of the engine
 _MOST_ROUNDS = 3  # rounds in which an eviction of everything looks for segments
@@ -173,12 +173,13 @@ class CacheView:
                 tokens += await asyncio.wrap_future(self._llm.schemas.evict(self._request(specs.values())))
                 size += sum(one.state.tokens for one in some) * self._llm.client.model.bytes_per_token
                 segments += len(some)
-        for record in self._schemas.visible(tenant):  # their names reach files of earlier processes, too
+        for record in self._schemas.visible(tenant):  # their names reach files of earlier versions, too
             if tenant.admin or tenant.salt is None or not record.public:
                 with suppress(ParameterError):  # it was deleted meanwhile
                     texts += await self._schemas.evict(record)
-        # Marked parts that earlier processes have stored, which no list shows.
-        texts += await asyncio.wrap_future(self._llm.schemas.evict_named(PARTS, Scope(tenant.salt or PUBLIC)))
+        # No list shows what earlier processes have stored.
+        for owner in {tenant.salt or PUBLIC, *((PUBLIC,) if tenant.admin else ())}:
+            texts += await asyncio.wrap_future(self._llm.schemas.evict_owner(owner))
         self._llm.processor.forget_texts(tenant.salt or "")
         texts += await asyncio.wrap_future(self._llm.local.evict_texts(tenant.salt or ""))
         return Evicted(segments, tokens + texts, size + texts * self._llm.client.model.bytes_per_token, left)

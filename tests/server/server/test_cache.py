@@ -399,6 +399,30 @@ def test_all_of_a_tenant_includes_marked_parts_that_an_earlier_server_has_writte
     assert written() == both - ann
 
 
+@pytest.mark.parametrize("caller", ["ann", "root"])
+def test_all_of_a_tenant_includes_schemas_that_only_an_earlier_server_had(tmp_path, caller):
+    """An admin's call includes public schemas. No other tenant's text is removed."""
+    path = tmp_path / "keys.json"
+    with editing(path) as file:
+        keys = {name: file.add(name, admin=name == "root")[0] for name in ("ann", "bob", "root")}
+    bodies = {"ann": {"pml": TRIP}, "bob": {"pml": TRIP}, "root": {"pml": OPEN, "public": True}}
+    owned: dict[str, set[Path]] = {}
+    folder = tmp_path / "store" / "v1"
+    for ends in (False, True):
+        llm = AsyncLLM(tiny("llama"), kv_memory="4MiB", chunk_size=8, store=tmp_path / "store", store_private=True)
+        with serving_app(build_app(llm, ServerSettings(keys_file=path)), keys) as site:
+            for key, body in bodies.items() if not ends else ():
+                assert site.call("POST", SCHEMAS, body | {"reuse": "anchored"}, key=key)[0] == 201
+                llm.local.residency.flush(10)
+                owned[key] = set(folder.glob("*.safetensors")).difference(*owned.values())
+            if ends:
+                assert site.call("DELETE", SEGMENTS, key=caller)[2]["evicted_tokens"] > 0
+        llm.shutdown()
+    assert all(owned.values())
+    left = set(folder.glob("*.safetensors"))
+    assert left == set().union(*(files for owner, files in owned.items() if owner != caller))
+
+
 def test_segments_of_other_models_are_counted_separately(tmp_path, capsys):
     """Two models share a folder by default; one server is asked what it holds."""
     for model in ("qwen2", "llama"):
