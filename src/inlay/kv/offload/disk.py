@@ -17,16 +17,18 @@ from pathlib import Path
 from inlay.errors import ParameterError
 from inlay.kv.identity import LOSSLESS
 from inlay.kv.offload.codecs import Slab
-from inlay.kv.offload.disk_index import DiskIndex
+from inlay.kv.offload.disk_index import DiskIndex, split_labels
 from inlay.kv.offload.form import (
     FORM,
     FileSource,
     UnknownFormError,
+    new_draft,
     read_header,
     read_segment,
     read_slabs,
     remove_drafts,
     size_of,
+    write_all,
     write_file,
 )
 from inlay.kv.offload.record import SegmentRecord
@@ -39,6 +41,7 @@ from inlay.wording import fault_in_words
 logger = logging.getLogger(__name__)
 
 _SUFFIX = ".safetensors"
+_LABELS = ".labels"  # of a file beside a segment's: the labels that were added to it, which outlive the index
 LOOK_S = 1.0  # between two looks for other processes' changes
 _RETRY_S = 30.0  # no writes after the system has refused one
 LOCK_S = 2.0  # the longest wait for another process that evicts
@@ -116,7 +119,7 @@ class DiskTier(Tier):
             self._no_writes_until = time.monotonic() + _RETRY_S
             logger.warning("segments are not written to %s for a while: %s", self.folder, error)
             return False
-        entry = TierEntry.of(record, written, time.time())
+        entry = self._entry(record, written, time.time())
         self._index.add([entry])
         with self._lock:
             self._entries.note(entry)
@@ -168,6 +171,8 @@ class DiskTier(Tier):
             pass
         except OSError as error:
             logger.warning("%s cannot be removed (%s); remove it yourself", self._path(key), error.strerror)
+        with suppress(OSError):
+            self._labels_path(key).unlink()
         self._index.remove([key])
         return known
 
@@ -230,7 +235,7 @@ class DiskTier(Tier):
             raise TierMissError(Miss.FAILED, f"there is no room for its {size} bytes beside what is pinned")
         os.rename(draft, self._path(record.key))
         sync_folder(self.folder)
-        entry = TierEntry.of(record, size, time.time())
+        entry = self._entry(record, size, time.time())
         self._index.add([entry])
         with self._lock:
             self._entries.note(entry)
@@ -254,6 +259,12 @@ class DiskTier(Tier):
             if entry is None or entry.labels == (added := tuple(dict.fromkeys((*entry.labels, *labels)))):
                 return
             self._entries.note(replace(entry, labels=added))
+        try:
+            with new_draft(self.folder) as (draft, file):
+                write_all(file, memoryview(b"".join(added)))
+                os.rename(draft, self._labels_path(key))
+        except OSError as error:
+            logger.warning("%s cannot be written (%s)", self._labels_path(key), error.strerror)
         self._index.label(key, added)
 
     def stats(self) -> TierStats:
@@ -280,6 +291,9 @@ class DiskTier(Tier):
         sizes = self._files()
         with suppress(OSError):
             remove_drafts(self.folder)
+            for path in self.folder.glob(f"*{_LABELS}"):
+                if not path.with_suffix(_SUFFIX).exists():
+                    path.unlink(missing_ok=True)
         self._index.forget_changes()
         self._last_change = self._index.last_change()
         rows = {entry.key: entry for entry in self._index.entries()}
@@ -294,7 +308,7 @@ class DiskTier(Tier):
                 self._discard(key, error)
                 rows.pop(key, None)
                 continue
-            found.append(TierEntry.of(record, size, changed))
+            found.append(self._entry(record, size, changed))
         self._index.add(found)
         entries = {key: rows[key] for key in sizes if key in rows} | {entry.key: entry for entry in found}
         with self._lock:
@@ -337,6 +351,17 @@ class DiskTier(Tier):
 
     def _path(self, key: bytes) -> Path:
         return self.folder / f"{key.hex()}{_SUFFIX}"
+
+    def _labels_path(self, key: bytes) -> Path:
+        return self.folder / f"{key.hex()}{_LABELS}"
+
+    def _entry(self, record: SegmentRecord, size: int, at: float) -> TierEntry:
+        """The entry of a segment's file, with the labels that were added to it."""
+        entry = TierEntry.of(record, size, at)
+        with suppress(OSError):
+            added = split_labels(self._labels_path(record.key).read_bytes())
+            entry = replace(entry, labels=tuple(dict.fromkeys((*entry.labels, *added))))
+        return entry
 
     @contextmanager
     def _opened(self, key: bytes, *, whole: bool = False) -> Iterator[FileSource]:

@@ -1,7 +1,7 @@
 """The index of a disk tier in SQLite: sizes, uses, pins and lifetimes, shared by all processes that use the folder.
 
-If the index is lost or damaged, all but uses, pins, lifetimes and added labels is read from the files again. A wrong
-row never causes a wrong answer: every file is checked on its own.
+If the index is lost or damaged, all but uses, pins and lifetimes is read from the files again. A wrong row never causes
+a wrong answer: every file is checked on its own.
 """
 
 from __future__ import annotations
@@ -293,9 +293,13 @@ class DiskIndex:
 
 
 def entry_of(row: sqlite3.Row) -> TierEntry:
-    joined = row["labels"]
-    labels = tuple(joined[at : at + LABEL_BYTES] for at in range(0, len(joined), LABEL_BYTES))
+    labels = split_labels(row["labels"])
     return TierEntry(**{**dict(row), **{name: bool(row[name]) for name in _FLAGS}, "labels": labels})
+
+
+def split_labels(joined: bytes) -> tuple[bytes, ...]:
+    """The labels in their joined form."""
+    return tuple(joined[at : at + LABEL_BYTES] for at in range(0, len(joined), LABEL_BYTES))
 
 
 def _column(entry: TierEntry, name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import math
 import os
 import random
@@ -142,6 +143,23 @@ def test_added_labels_are_seen_by_other_processes_and_after_a_restart(tmp_path, 
             assert [entry.key for entry in tier.labelled([added])] == [spec.key]
     with closing(DiskTier(tmp_path, 1 << 20)) as later:
         assert [entry.key for entry in later.labelled([added])] == [spec.key]
+
+
+def test_added_labels_outlive_the_index_and_end_with_the_segment(tmp_path):
+    added = [label for name in ("one", "two") for label in labels_of(b"", name)]
+    with closing(filled(tmp_path, *SPECS[:2])) as tier:
+        for spec, label in itertools.product(SPECS[:2], added):
+            tier.add_labels(spec.key, [label])
+        beside = tier.path(SPECS[0].key).with_suffix(".labels")
+        tier.path(SPECS[1].key).unlink()
+    for path in tier.folder.glob("index.sqlite*"):
+        path.unlink()
+    with closing(DiskTier(tmp_path, 1 << 30)) as again:
+        keys = [[entry.key for entry in again.labelled([label])] for label in added]
+        assert keys == [[SPECS[0].key]] * 4
+        assert list(tier.folder.glob("*.labels")) == [beside]
+        again.delete(SPECS[0].key)
+        assert not beside.exists()
 
 
 def test_file_that_cannot_be_removed_is_reported(tmp_path, caplog):
