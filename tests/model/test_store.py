@@ -86,6 +86,15 @@ def test_added_schema_is_read_from_disk_and_not_encoded(store):
     llm.shutdown()
 
 
+def test_files_of_an_earlier_process_count_as_stored_until_they_are_evicted(store):
+    llm = make(store)
+    llm.add_schema(SCHEMA, encode=False)
+    assert all(tokens == stored > 0 for tokens, stored in llm.stored("s").values())
+    llm.evict("s")
+    assert all(stored == 0 for _, stored in llm.stored("s").values())
+    llm.shutdown()
+
+
 def test_only_the_missing_module_is_encoded(store, expected):
     """A segment's context needs to be in the pool only if the segment is recomputed."""
     largest = max(files(store), key=lambda path: path.stat().st_size)

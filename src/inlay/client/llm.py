@@ -341,7 +341,8 @@ class LLM(PlanCalls):
     def stored(self, name: str, **options: Unpack[ModuleOptions]) -> dict[str, tuple[int, int]]:
         """Return by module the number of its tokens and of its stored tokens. "" stands for text outside modules.
 
-        Empty under a policy without modules. Raises ParameterError for an unknown schema.
+        Tokens in any tier count, in a shared one as far as this process knows it. Empty under a policy without modules.
+        Raises ParameterError for an unknown schema.
         """
         return finish(self._stored(name, **options))
 

@@ -236,8 +236,8 @@ class KVCacheManager:
         return answer
 
     def stored(self, specs: Iterable[SegmentSpec]) -> frozenset[bytes]:
-        """Return the keys of the segments in ``specs`` that are stored in any form."""
-        return frozenset(spec.key for spec in specs if self._lower.is_whole(spec))
+        """Return the keys of the segments in ``specs`` that are in the pool or a lower tier, in any form."""
+        return frozenset(spec.key for spec in specs if self._lower.is_at_hand(spec))
 
     def check(self, encoding: Encoding) -> None:
         """Raise CapacityError if the pool can never hold all modules of an encoding. Nothing is encoded then."""

@@ -60,7 +60,7 @@ class LowerTiers:
             return False
         unsure = [spec for spec in specs if self._residency.unsure(spec.key)]
         wanted = [spec for spec in unsure if task.may_be_kept(spec, self._kept)]
-        missing = [spec for spec in wanted if not self._is_at_hand(spec.lossless)]
+        missing = [spec for spec in wanted if not self.is_at_hand(spec.lossless)]
         return bool(missing) and self._residency.seek(missing)
 
     def bring_up(self, wanted: Sequence[SegmentSpec], lookup: Lookup) -> Admission | None:
@@ -165,7 +165,7 @@ class LowerTiers:
             if own and whole and _uses(found) == 2 and request.may_be_kept(spec, self._kept):
                 self._residency.save(spec)
 
-    def _is_at_hand(self, spec: SegmentSpec) -> bool:
+    def is_at_hand(self, spec: SegmentSpec) -> bool:
         """True if a segment need not be computed, because the pool or a lower tier has it in some form."""
         return self.is_whole(spec) or any(self._residency.below(form.key) for form in self._residency.forms(spec))
 
