@@ -75,7 +75,7 @@ class Retention:
             prefix: the schema's text at its start that the tiers below the pool may hold.
         """
         now = time.monotonic()
-        self._add_labels(spec for part in request.prompt.request.parts for spec in part.candidates)
+        self._residency.add_labels(spec for part in request.prompt.request.parts for spec in part.candidates)
         limits = [part.ttl_s for part in request.prompt.request.parts if part.copies and part.ttl_s is not None]
         if prefix is not None and limits and self._lifetimes.claim(prefix, min(limits), now, _owner(request, prefix)):
             self._residency.expire_at([prefix.key], min(limits))
@@ -87,7 +87,7 @@ class Retention:
 
     def claim_encoded(self, encoding: Encoding) -> None:
         """Start the lifetimes of the segments that an encoding has found or stored so far, and add its labels."""
-        self._add_labels(encoding.specs)
+        self._residency.add_labels(encoding.specs)
         if encoding.ttl_s is None:
             return
         done = [spec for spec in encoding.specs if spec.key not in encoding.left and spec.key not in encoding.claimed]
@@ -271,11 +271,6 @@ class Retention:
     def _forget_derived(self, keys: frozenset[bytes]) -> None:
         for each in self._derived:
             each.forget_modules(keys)
-
-    def _add_labels(self, specs: Iterable[SegmentSpec]) -> None:
-        for spec in specs:
-            if spec.labels:
-                self._residency.add_labels(spec)
 
     def _claim(self, task: Request | Encoding, specs: Iterable[SegmentSpec], ttl_s: float, now: float) -> None:
         longer = [spec for spec in specs if self._lifetimes.claim(spec, ttl_s, now, _owner(task, spec))]

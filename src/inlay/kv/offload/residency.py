@@ -217,9 +217,9 @@ class Residency:
         """Write a stored segment to the tiers in the background."""
         self._saver.save(spec)
 
-    def add_labels(self, spec: SegmentSpec) -> None:
-        """Add the labels of a segment that is read, here and in the tiers that have it. See TierStack.add_labels."""
-        if self._stack.add_labels(spec):
+    def add_labels(self, specs: Iterable[SegmentSpec]) -> None:
+        """Add the labels of segments that are read, here and in the tiers that have them. See TierStack.add_labels."""
+        for spec in self._stack.add_labels(specs):
             self._saver.add_labels(spec)
 
     def labels(self, spec: SegmentSpec) -> tuple[bytes, ...]:

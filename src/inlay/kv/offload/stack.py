@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from inlay.kv.identity import LOSSLESS, KeyMaker, SegmentSpec
@@ -216,21 +216,24 @@ class TierStack:
         with self._knowing:
             return tuple(dict.fromkeys((*spec.labels, *self._labels.get(spec.lossless.key, ()))))
 
-    def add_labels(self, spec: SegmentSpec) -> bool:
-        """Add the labels of a segment that is read. Returns True if any of them is new to this process.
+    def add_labels(self, specs: Iterable[SegmentSpec]) -> list[SegmentSpec]:
+        """Add the labels of segments that are read. Returns those with a label that is new to this process.
 
         Equal text of several schemas is one segment. It has the labels of them all, so that each can evict it.
         """
-        key = spec.lossless.key
+        changed = []
         with self._knowing:
-            known = self._labels.get(key, ())
-            if all(label in known for label in spec.labels):
-                return False
-            self._labels[key] = tuple(dict.fromkeys((*known, *spec.labels)))
-            self._labels.move_to_end(key)
-            if len(self._labels) > _MOST_LABELLED:
-                self._labels.popitem(last=False)
-            return True
+            for spec in specs:
+                key = spec.lossless.key
+                known = self._labels.get(key, ())
+                if all(label in known for label in spec.labels):
+                    continue
+                self._labels[key] = tuple(dict.fromkeys((*known, *spec.labels)))
+                self._labels.move_to_end(key)
+                changed.append(spec)
+                if len(self._labels) > _MOST_LABELLED:
+                    self._labels.popitem(last=False)
+        return changed
 
     def known(self) -> list[SegmentSpec]:
         """The segments that this process has written to the tiers or read from them; some may have left since."""
