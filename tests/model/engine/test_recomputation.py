@@ -17,6 +17,8 @@ SCHEMA = Schema.from_string(
     '<module name="b">The second one, which is longer.</module><module name="c">A third, at last.</module></schema>'
 )
 LINKED, PROFILED = "anchored+linked:5", "anchored+profiled:0.4"
+KINDS = ["query", "profiled*query", "blend"]  # a selection pass chooses the tokens
+SELECTED = [f"anchored+{kind}:0.3" for kind in KINDS]
 
 
 def prompt(names: str, text: str = "Well?"):
@@ -83,7 +85,7 @@ def test_other_token_selection_is_not_reused():
     assert other.usage.computed_tokens > len("Well?") + other.usage.recomputed_tokens - 20
 
 
-@pytest.mark.parametrize("reuse", [LINKED, PROFILED])
+@pytest.mark.parametrize("reuse", [LINKED, PROFILED, *SELECTED])
 def test_several_answers_share_recomputed_tokens(reuse):
     driver = driver_for()
     request = driver.request(prompt("abc"), 6, reuse=reuse, n=3, temperature=1.0, seed=1)
@@ -94,20 +96,23 @@ def test_several_answers_share_recomputed_tokens(reuse):
     assert request.token_ids == one.token_ids
     assert {len(member.token_ids) for member in request.family} == {6}
     assert all(member.usage.computed_tokens == 1 for member in request.followers)
+    assert [member.usage.selecting_tokens > 0 for member in request.family] == [reuse in SELECTED, False, False]
     assert driver.all_free()
 
 
-def test_a_tiny_pool_gives_the_same_answers_as_a_large_one():
+@pytest.mark.parametrize(
+    ("reuses", "kv_tokens"), [([LINKED, PROFILED, "anchored", PROFILED], 210), (["anchored", *SELECTED], 240)]
+)
+def test_a_tiny_pool_gives_the_same_answers_as_a_large_one(reuses, kv_tokens):
     """Preempted requests recompute their selected tokens again, or find them."""
     texts = ["Well?", "And then?", "Why, so?", "Who?"]
-    kinds = [LINKED, PROFILED, "anchored", PROFILED]
 
     def made(driver):
-        return [driver.request(prompt("abc", text), 25, reuse=reuse) for text, reuse in zip(texts, kinds, strict=True)]
+        return [driver.request(prompt("abc", text), 25, reuse=reuse) for text, reuse in zip(texts, reuses, strict=True)]
 
     large = driver_for()
     expected = large.run(*made(large))
-    small = driver_for(kv_tokens=210)
+    small = driver_for(kv_tokens=kv_tokens)
     requests = made(small)
     assert small.run(*requests) == expected
     assert sum(request.preemptions for request in requests)
@@ -153,7 +158,7 @@ def test_scattered_tokens_of_a_module_form_one_span():
     driver.finish()
 
 
-@pytest.mark.parametrize("reuse", [LINKED, PROFILED])
+@pytest.mark.parametrize("reuse", [LINKED, PROFILED, *SELECTED])
 def test_recomputed_tokens_are_kept_apart_by_salt(reuse):
     """This holds for public schemas, so that timing does not reveal other tenants' combinations."""
     driver = driver_for()

@@ -11,22 +11,18 @@ from inlay.engine import kv_manager
 from inlay.engine.prompt_state import PromptState
 from inlay.engine.scheduler import Step
 from inlay.errors import DeadlineError
-from inlay.types import Scope
 from tests.model.engine.driving import Driver, check_stock
-from tests.model.engine.test_recomputation import SCHEMA, driver_for, prompt
-
-KINDS = ["query", "profiled*query", "blend"]
-REUSES = [f"anchored+{kind}:0.3" for kind in KINDS]
+from tests.model.engine.test_recomputation import KINDS, SCHEMA, SELECTED, driver_for, prompt
 
 
-@pytest.mark.parametrize("reuse", REUSES)
+@pytest.mark.parametrize("reuse", SELECTED)
 def test_answer_depends_only_on_the_token_selection(reuse):
     """In passes of few tokens, beside others, given up on the way: the choice and the answer are the same."""
     alone = driver_for()
     first = alone.request(prompt("abc"), 8, reuse=reuse)
     alone.run(first)
     driver = driver_for(max_num_batched_tokens=8)
-    others = [driver.request(prompt("cab", "Why?"), 8, reuse=other) for other in ("off", "anchored", *REUSES)]
+    others = [driver.request(prompt("cab", "Why?"), 8, reuse=other) for other in ("off", "anchored", *SELECTED)]
     again = driver.request(prompt("abc"), 8, reuse=reuse)
     driver.run(*others, again)
     assert again.prompt.recomputed == first.prompt.recomputed
@@ -34,19 +30,7 @@ def test_answer_depends_only_on_the_token_selection(reuse):
     assert driver.all_free()
 
 
-@pytest.mark.parametrize("reuse", REUSES)
-def test_selection_for_new_text_is_kept_apart_by_salt(reuse):
-    driver, counts = driver_for(), []
-    for salt in ("one", "two", "one"):
-        policy = driver.llm.policy(reuse)
-        prepared = driver.llm.processor.process(prompt("abc"), SamplingParams(max_tokens=1), policy, Scope(salt))
-        request = driver.llm.local.prepare(prepared)
-        driver.run(request)
-        counts.append(request.usage.computed_tokens)
-    assert counts == [counts[0], counts[0], 1]
-
-
-@pytest.mark.parametrize("reuse", REUSES)
+@pytest.mark.parametrize("reuse", SELECTED)
 def test_other_requests_find_only_tokens_read_without_recomputation(reuse):
     """Invariant 3: the layers that the selection pass computed stay private."""
     driver = driver_for()
@@ -60,7 +44,7 @@ def test_other_requests_find_only_tokens_read_without_recomputation(reuse):
     assert apart.run(apart.request(prompt("abc"), 8, reuse="anchored")) == [tuple(plain.token_ids)]
 
 
-@pytest.mark.parametrize("reuse", REUSES)
+@pytest.mark.parametrize("reuse", SELECTED)
 def test_modules_computed_by_the_selection_pass_were_not_stored(reuse):
     driver = Driver()
     driver.schema(SCHEMA, encode=False)
@@ -73,20 +57,7 @@ def test_modules_computed_by_the_selection_pass_were_not_stored(reuse):
     assert warm.usage.recomputed_tokens == cold.usage.recomputed_tokens > 0
 
 
-@pytest.mark.parametrize("reuse", REUSES)
-def test_one_selection_pass_serves_several_answers(reuse):
-    driver = driver_for()
-    request = driver.request(prompt("abc"), 6, reuse=reuse, n=3, temperature=1.0, seed=1)
-    driver.run(request)
-    alone = driver_for()
-    one = alone.request(prompt("abc"), 6, reuse=reuse, n=1, temperature=1.0, seed=1)
-    alone.run(one)
-    assert request.token_ids == one.token_ids
-    assert [member.usage.selecting_tokens > 0 for member in request.family] == [True, False, False]
-    assert driver.all_free()
-
-
-@pytest.mark.parametrize("reuse", REUSES)
+@pytest.mark.parametrize("reuse", SELECTED)
 def test_released_selection_pass_leaves_nothing(reuse):
     driver, sampled = driver_for(max_num_batched_tokens=3), {"temperature": 1.0, "seed": 1, "n": 2}
     request = driver.request(prompt("abc"), 4, reuse=reuse, **sampled)
@@ -102,7 +73,7 @@ def test_released_selection_pass_leaves_nothing(reuse):
     assert driver.all_free()
 
 
-@pytest.mark.parametrize("reuse", REUSES)
+@pytest.mark.parametrize("reuse", SELECTED)
 def test_queue_time_ends_before_the_selection_pass(reuse, monkeypatch):
     """The time to read again after the wait, however long, does not count as time in the queue."""
     laid, real = [], kv_manager.allocation_of
@@ -119,7 +90,7 @@ def test_queue_time_ends_before_the_selection_pass(reuse, monkeypatch):
     assert output.metrics.queue_s >= 0
 
 
-@pytest.mark.parametrize("reuse", REUSES)
+@pytest.mark.parametrize("reuse", SELECTED)
 def test_preempted_selection_pass_restarts(reuse):
     driver = driver_for(max_num_batched_tokens=3)
     request = driver.request(prompt("abc"), 4, reuse=reuse)
@@ -133,7 +104,7 @@ def test_preempted_selection_pass_restarts(reuse):
     assert driver.all_free()
 
 
-@pytest.mark.parametrize("reuse", REUSES)
+@pytest.mark.parametrize("reuse", SELECTED)
 def test_selection_pass_ends_at_its_deadline(reuse):
     driver = driver_for(max_num_batched_tokens=3)
     request = driver.request(prompt("abc"), 4, reuse=reuse, deadline=time.perf_counter() + 0.2)
@@ -145,23 +116,7 @@ def test_selection_pass_ends_at_its_deadline(reuse):
     assert driver.all_free()
 
 
-def test_a_tiny_pool_gives_the_same_answers_as_a_large_one():
-    texts = ["Well?", "And then?", "Why, so?", "Who?"]
-
-    def made(driver):
-        reuses = ["anchored", *REUSES]
-        return [driver.request(prompt("abc", text), 25, reuse=reuse) for text, reuse in zip(texts, reuses, strict=True)]
-
-    large = driver_for()
-    expected = large.run(*made(large))
-    small = driver_for(kv_tokens=240)
-    requests = made(small)
-    assert small.run(*requests) == expected
-    assert sum(request.preemptions for request in requests)
-    assert small.all_free()
-
-
-@pytest.mark.parametrize("reuse", REUSES)
+@pytest.mark.parametrize("reuse", SELECTED)
 def test_parts_of_messages_and_found_text_are_recomputed(reuse):
     texts = ["The first document of all, which is here.", "Another one that follows the first, of course."]
     driver = Driver()

@@ -15,6 +15,7 @@ from tests.model.equivalence.oracle import prefill
 from tests.model.equivalence.recorder import Recorder, close
 from tests.model.equivalence.test_modules import PROMPTS, SCHEMA, oracle_logits
 
+KINDS = ["query", "profiled*query", "blend"]  # a selection pass chooses the tokens
 SETTINGS = [(r, p) for r in ("isolated", "anchored") for p in ("schema", "packed")]
 
 
@@ -86,15 +87,15 @@ def test_ratio_of_one_equals_full_prefill(name, recompute):
     close(logits, prefill(loaded, ids, [*output.prompt_positions, *range(end, end + len(answer) - 1)])[-len(answer) :])
 
 
-@pytest.mark.parametrize("recompute", ["profiled:0", "linked:0"])
-def test_ratio_of_zero_recomputes_nothing(recompute):
+@pytest.mark.parametrize("kind", ["linked", "profiled", *KINDS])
+def test_ratio_of_zero_recomputes_nothing(kind):
     schema = Schema.from_string(SCHEMA)
     recorder = recorder_for(tiny("llama"), schema)
     prompt = PROMPTS["order and gaps"](schema.prompt())
     ((plain, expected),) = recorder.greedy([prompt], reuse="anchored")
-    ((output, logits),) = recorder.greedy([prompt], reuse=f"anchored+{recompute}")
+    ((output, logits),) = recorder.greedy([prompt], reuse=f"anchored+{kind}:0")
     close(logits, expected)
-    assert (output.usage.recomputed_tokens, output.usage.computed_tokens) == (0, 1)
+    assert (output.usage.recomputed_tokens, output.usage.selecting_tokens, output.usage.computed_tokens) == (0, 0, 1)
     assert plain.usage.prompt_tokens == output.usage.prompt_tokens
 
 

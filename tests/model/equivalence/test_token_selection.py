@@ -16,9 +16,8 @@ from tests.generated import in_pairs
 from tests.model.equivalence.oracle import PromptCacheOracle, forward, keys_and_values, mask_for, prefill
 from tests.model.equivalence.recorder import Recorder, close
 from tests.model.equivalence.test_modules import PROMPTS, SCHEMA, oracle_logits
-from tests.model.equivalence.test_recomputation import recorder_for, set_profiles
+from tests.model.equivalence.test_recomputation import KINDS, recorder_for, set_profiles
 
-KINDS = ["query", "profiled*query", "blend"]
 NESTED = "nested, short and full arguments"
 
 
@@ -122,17 +121,6 @@ def test_ratio_of_one_equals_full_prefill(name, kind):
     ids = [*output.prompt_token_ids, *answer[:-1]]
     close(logits, prefill(loaded, ids, [*output.prompt_positions, *range(end, end + len(answer) - 1)])[-len(answer) :])
     assert output.usage.selecting_tokens == 0
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_ratio_of_zero_recomputes_nothing(kind):
-    schema = Schema.from_string(SCHEMA)
-    recorder = recorder_for(tiny("llama"), schema)
-    prompt = PROMPTS["order and gaps"](schema.prompt())
-    ((_, expected),) = recorder.greedy([prompt], reuse="anchored")
-    ((output, logits),) = recorder.greedy([prompt], reuse=f"anchored+{kind}:0")
-    close(logits, expected)
-    assert (output.usage.recomputed_tokens, output.usage.selecting_tokens, output.usage.computed_tokens) == (0, 0, 1)
 
 
 @pytest.mark.sampled(2)
